@@ -1,0 +1,1 @@
+"""One attack a file; the registry finds them by scanning this folder."""

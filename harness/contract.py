@@ -1,0 +1,443 @@
+"""The nouns: what a model, a defence, an adversary and an attack are, and what passes between them.
+
+A defence is two halves with bytes between them. What an adversary knows is a value, `Observation`, built in one place
+(`harness.observe`) from one table, `SEES`. An attack is a function of an observation and a key; the truth never enters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from harness.rng import Key
+from harness.vec import Layout, Vector, weighted_mean
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+S = TypeVar("S")
+M = TypeVar("M")
+
+
+class Task(Protocol):
+    """A model and its loss; the parameters are one flat [d] float32 vector in the order of `layout`."""
+
+    @property
+    def layout(self) -> Layout:
+        """Names and shapes of the tensors in the flat vector."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input, without the batch axis."""
+
+    @property
+    def classes(self) -> int:
+        """Number of label classes."""
+
+    @property
+    def softmax(self) -> bool:
+        """Whether the loss is softmax cross-entropy (False for hinge and squared loss)."""
+
+    def init(self, key: Key) -> Vector:
+        """Fresh parameters."""
+
+    def outputs(self, params: Vector, x: Tensor) -> Tensor:
+        """[b, classes] scores of the inputs x [b, *input_shape], with dropout off."""
+
+    def loss(self, params: Vector, x: Tensor, y: Tensor) -> Tensor:
+        """Mean loss (a scalar) over x [b, *input_shape] and labels y: [b] int64, or [b, classes] probabilities."""
+
+
+class Examples(NamedTuple):
+    """x: [n, *input_shape] float32 in [0, 1] for images; y: [n] int64."""
+
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is public about a federation, before it starts.
+
+    Attributes:
+        layout: the tensors in the flat vector; `layout.dim` is d.
+        clients, participants, rounds: K, U, T.
+        sends: `gradient` (FedSGD) or `update` (FedAvg: local parameters minus global ones).
+        steps: local SGD steps behind a message (1 for a gradient).
+        lr: learning rate at round 0.
+        batch: images behind one step; 0 means all of the client's.
+    """
+
+    layout: Layout
+    clients: int
+    participants: int
+    rounds: int
+    sends: str
+    steps: int
+    lr: float
+    batch: int
+
+    @property
+    def dim(self) -> int:
+        """d, the length of an update."""
+        return self.layout.dim
+
+
+class Unit(enum.Enum):
+    """What one epsilon covers. Epsilons of different units are never merged."""
+
+    COORDINATE = "coordinate"
+    SUBVECTOR = "sub-vector"
+    MESSAGE = "message"
+    RECORD = "record"
+    CLIENT = "client"
+
+
+class Relation(enum.Enum):
+    """Which pairs of inputs are neighbours."""
+
+    REPLACE = "replace"
+    ADD_REMOVE = "add-remove"
+    ANY_TWO = "any-two-inputs"
+
+
+class Horizon(enum.Enum):
+    """How much of the run one epsilon covers."""
+
+    ONE_ROUND = "one round"
+    WHOLE_RUN = "whole run"
+
+
+class Threat(enum.Enum):
+    """Who looks. `SEES` says at what."""
+
+    SERVER = "server"
+    COLLUDING_SERVER = "colluding-server"
+    EAVESDROPPER = "eavesdropper"
+    PARTICIPANT = "participant"
+    PUBLIC = "public"
+
+
+_PUBLIC = frozenset({"task", "setting", "defense", "auxiliary", "candidates"})
+"""Known to everybody: the model's architecture, the federation's settings, the defence with its parameters and state
+(Kerckhoffs), data of the same kind that belongs to no victim, and the records whose membership is asked about."""
+
+SEES: dict[Threat, frozenset[str]] = {
+    # the messages, the shared keys (it must decode), every model
+    Threat.SERVER: _PUBLIC | {"messages", "shared", "models", "final"},
+    # that, and the data of all clients but the victim
+    Threat.COLLUDING_SERVER: _PUBLIC | {"messages", "shared", "models", "final", "others"},
+    # up-link and broadcast, but no shared key
+    Threat.EAVESDROPPER: _PUBLIC | {"messages", "models", "final"},
+    # the models round by round, never a message
+    Threat.PARTICIPANT: _PUBLIC | {"models", "final"},
+    # the final model
+    Threat.PUBLIC: _PUBLIC | {"final"},
+}
+"""The whole table of threat models."""
+
+GRANTS = frozenset({"labels"})
+"""Side knowledge that no adversary has by itself; a study grants it by name, as in `server+labels`."""
+
+
+class ThreatMismatch(ValueError):
+    """An attack needs something that its adversary does not see."""
+
+
+@dataclass(frozen=True)
+class View:
+    """An adversary: a threat model and the side knowledge that the study grants it; written `server+labels`."""
+
+    threat: Threat
+    grants: frozenset[str] = frozenset()
+
+    @classmethod
+    def parse(cls, text: str) -> View:
+        """The view that `text` names.
+
+        Raises:
+            ValueError: an unknown threat or grant; the message lists the known ones.
+        """
+        name, *grants = text.split("+")
+        known = [threat.value for threat in Threat]
+        if name not in known:
+            raise ValueError(f"no threat {name!r}; known: {', '.join(known)}")
+        for grant in grants:
+            if grant not in GRANTS:
+                raise ValueError(f"no grant {grant!r} in {text!r}; known: {', '.join(sorted(GRANTS))}")
+        return cls(Threat(name), frozenset(grants))
+
+    @property
+    def sees(self) -> frozenset[str]:
+        """Names of what this adversary sees."""
+        return SEES[self.threat] | self.grants
+
+    @property
+    def name(self) -> str:
+        """The text that `parse` reads."""
+        return "+".join([self.threat.value, *sorted(self.grants)])
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is promised, to whom, for what unit.
+
+    Attributes:
+        event: the law of the mechanism for this horizon; None: nothing promised, epsilon is infinite.
+        delta: at which the claim is made (0 for a pure claim).
+        reason: one sentence, why the epsilon is what it is.
+    """
+
+    event: DpEvent | None
+    delta: float
+    unit: Unit
+    relation: Relation
+    horizon: Horizon
+    against: frozenset[Threat]
+    source: str
+    assumes: tuple[str, ...]
+    reason: str
+
+
+class Likelihood(Protocol):
+    """-log p(received | update) up to a constant, differentiable in the update."""
+
+    def __call__(self, update: Tensor) -> Tensor:
+        """update: [n, d], one candidate for each of n received messages; returns [n]."""
+
+
+class Feedback(NamedTuple):
+    """What everybody knows after a round: its number and the test loss of the new model (None: not evaluated)."""
+
+    round: int
+    loss: float | None
+
+
+class MessageError(ValueError):
+    """A message that this defence did not make: wrong length, wrong round, not finite."""
+
+
+@dataclass(frozen=True)
+class Defense(ABC, Generic[S, M]):
+    """A frozen dataclass whose fields are its hyper-parameters; concrete classes are final.
+
+    S is its public state (known to all), M what one client remembers and never sends.
+    """
+
+    randomized: ClassVar[bool] = True
+    """Whether two encodings of one update differ."""
+
+    def init(self, setting: Setting) -> S:
+        """The public state before round 0."""
+        return None  # type: ignore[return-value]  # a stateless defence has S = None
+
+    def remember(self, setting: Setting) -> M:
+        """What a client remembers before its first message."""
+        return None  # type: ignore[return-value]  # a forgetful defence has M = None
+
+    @abstractmethod
+    def encode(self, state: S, memory: M, update: Vector, *, private: Key, shared: Key) -> tuple[bytes, M]:
+        """Client: the bytes that cross the wire, all that leaves the client, and what it remembers.
+
+        Args:
+            update: [d] float32, not modified.
+            private: known to this client only, for this round only.
+            shared: known to client and server, for this round only.
+
+        Raises:
+            ValueError: update is not finite.
+        """
+
+    def transmit(self, state: S, wires: Sequence[bytes], *, channel: Key) -> Sequence[bytes]:
+        """What arrives of what was sent; an over-the-air channel returns the one superposition."""
+        return wires
+
+    @abstractmethod
+    def estimate(self, state: S, received: bytes, *, shared: Key | None, setting: Setting) -> Vector:
+        """The update [d] that one received message tells of; shared=None is an outsider who lacks the shared key.
+
+        Raises:
+            MessageError: these bytes are not a message of this defence.
+        """
+
+    def decode(
+        self,
+        state: S,
+        received: Sequence[bytes],
+        *,
+        shared: Sequence[Key],
+        weights: Sequence[float],
+        setting: Setting,
+    ) -> Vector:
+        """Server: the weighted mean update [d]; weights are the clients' numbers of samples."""
+        pairs = zip(received, shared, strict=True)
+        return weighted_mean([self.estimate(state, wire, shared=key, setting=setting) for wire, key in pairs], weights)
+
+    def advance(self, state: S, feedback: Feedback) -> S:
+        """The public state of the next round."""
+        return state
+
+    @abstractmethod
+    def likelihood(
+        self, state: S, received: Sequence[bytes], *, shared: Sequence[Key] | None, setting: Setting
+    ) -> Likelihood:
+        """How an attacker who knows this defence scores candidate updates, for n messages at once."""
+
+    @abstractmethod
+    def claim(self, history: Sequence[S], setting: Setting) -> Claim:
+        """The claim over the rounds whose states are in `history`: one state is one round."""
+
+    def parameters(self) -> dict[str, Any]:
+        """The hyper-parameters, defaults included."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+class Snapshot(NamedTuple):
+    """The model of a round: what everybody trains from in it, and the defence's public state then."""
+
+    round: int
+    params: Vector
+    state: Any
+
+
+class Message(NamedTuple):
+    """One message as it crossed the wire. `shared` is None for an adversary who does not hold the key."""
+
+    round: int
+    sender: int
+    wire: bytes
+    shared: Key | None
+    images: int
+
+
+@dataclass(frozen=True)
+class Observation:
+    """All that one adversary sees. None: this adversary does not see it.
+
+    Attributes:
+        messages: the victims' messages of one round.
+        model: of that round.
+        models: round by round, as far as they were kept.
+        final: after the last round.
+        auxiliary: data of the same kind that belongs to no victim and to no candidate.
+        candidates: records whose membership is asked about, in random order.
+        labels: [n] labels of each victim's images, sorted; only where granted.
+        lr: learning rate of the round.
+    """
+
+    view: View
+    setting: Setting
+    task: Task
+    defense: Defense[Any, Any]
+    lr: float
+    messages: tuple[Message, ...] | None = None
+    model: Snapshot | None = None
+    models: tuple[Snapshot, ...] | None = None
+    final: Vector | None = None
+    auxiliary: Examples | None = None
+    candidates: Examples | None = None
+    labels: tuple[Tensor, ...] | None = None
+
+
+class Guess(NamedTuple):
+    """What an attack says of one victim. `failure` is empty, or says why there is no usable reconstruction.
+
+    x: [b, *input_shape], y: [b] int64; objective: of the attacker, the one that chose among the restarts.
+    """
+
+    x: Tensor
+    y: Tensor
+    objective: float
+    evaluations: int
+    failure: str = ""
+
+
+class Reconstruction(NamedTuple):
+    """One guess a victim, in the order of the messages."""
+
+    guesses: tuple[Guess, ...]
+
+
+class Membership(NamedTuple):
+    """[n] scores, one a candidate; higher means a member."""
+
+    scores: Tensor
+
+
+@dataclass(frozen=True)
+class Attack(ABC):
+    """A frozen dataclass whose fields are its parameters; concrete classes are final."""
+
+    kind: ClassVar[str]
+    """`reconstruction` or `membership`."""
+
+    aware: ClassVar[bool] = False
+    """Whether it uses what it knows of the defence."""
+
+    floor: ClassVar[bool] = False
+    """Whether it looks at nothing that the defence protects: a control, not an attack."""
+
+    @property
+    @abstractmethod
+    def needs(self) -> frozenset[str]:
+        """Names (keys of `SEES`, or grants) that the adversary must see."""
+
+    @abstractmethod
+    def run(self, seen: Observation, key: Key) -> Reconstruction | Membership:
+        """Attack what was seen. A victim on whom it diverged is a guess with a `failure`, never an exception."""
+
+    def parameters(self) -> dict[str, Any]:
+        """The parameters, defaults included."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+def require(attack: Attack, name: str, view: View) -> None:
+    """Check that the adversary sees what the attack needs.
+
+    Raises:
+        ThreatMismatch: something is missing; the message says what, and what is seen.
+    """
+    missing = sorted(attack.needs - view.sees)
+    if missing:
+        hint = f"; grant it with threat {view.name}+{missing[0]!s}" if missing[0] in GRANTS else ""
+        raise ThreatMismatch(
+            f"attack {name!r} needs {', '.join(map(repr, missing))}, which {view.name!r} does not see; "
+            f"it sees: {', '.join(sorted(view.sees))}{hint}"
+        )
+
+
+def check_update(update: Tensor) -> None:
+    """Refuse an update that no defence can carry.
+
+    Raises:
+        ValueError: not one-dimensional, or not finite; the message says which and where.
+    """
+    if update.ndim != 1:
+        raise ValueError(f"expected a flat update [d], got shape {tuple(update.shape)}")
+    finite = torch.isfinite(update)
+    if not bool(finite.all()):
+        bad = int((~finite).nonzero()[0])
+        raise ValueError(
+            f"expected a finite update, got {float(update[bad])} at coordinate {bad} "
+            f"and {int((~finite).sum())} non-finite of {update.numel()} in all"
+        )
+
+
+def positive(**values: float) -> None:
+    """Check that each named value is a finite number above zero.
+
+    Raises:
+        ValueError: the first that is not, with its name.
+    """
+    for name, value in values.items():
+        if not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"expected {name} > 0, got {name}={value}")
+

@@ -1,0 +1,1 @@
+"""Tables and HTML pages from stored results; never imports torch."""

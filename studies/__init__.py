@@ -1,0 +1,1 @@
+"""Studies that ship with leakgauge, as TOML files."""
