@@ -440,4 +440,3 @@ def positive(**values: float) -> None:
     for name, value in values.items():
         if not (value > 0 and math.isfinite(value)):
             raise ValueError(f"expected {name} > 0, got {name}={value}")
-

@@ -43,7 +43,7 @@ class Layout:
         if vector.shape[-1] != self.dim:
             raise ValueError(f"expected a last axis of {self.dim} entries, got {tuple(vector.shape)}")
         lead = vector.shape[:-1]
-        parts = vector.split(self.sizes, dim=-1)
+        parts = torch.split(vector, list(self.sizes), dim=-1)
         return [part.reshape(*lead, *shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def join(self, tensors: Sequence[Tensor]) -> Tensor:
