@@ -232,6 +232,7 @@ class Defense(ABC, Generic[S, M]):
     S is its public state (known to all), M what one client remembers and never sends.
     """
 
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     randomized: ClassVar[bool] = True
     """Whether two encodings of one update differ."""
 
@@ -309,13 +310,17 @@ class Snapshot(NamedTuple):
 
 
 class Message(NamedTuple):
-    """One message as it crossed the wire. `shared` is None for an adversary who does not hold the key."""
+    """One message as it crossed the wire. `shared` is None for an adversary who does not hold the key.
+
+    images: distinct images behind it, steps: SGD steps behind it; both public, as the clients' sizes are.
+    """
 
     round: int
     sender: int
     wire: bytes
     shared: Key | None
     images: int
+    steps: int = 1
 
 
 @dataclass(frozen=True)
@@ -324,12 +329,12 @@ class Observation:
 
     Attributes:
         messages: the victims' messages of one round.
-        model: of that round.
+        model: of that round; needs `models`.
         models: round by round, as far as they were kept.
         final: after the last round.
         auxiliary: data of the same kind that belongs to no victim and to no candidate.
         candidates: records whose membership is asked about, in random order.
-        labels: [n] labels of each victim's images, sorted; only where granted.
+        labels: the labels of each victim's images, sorted; only where granted.
         lr: learning rate of the round.
     """
 
@@ -376,6 +381,7 @@ class Membership(NamedTuple):
 class Attack(ABC):
     """A frozen dataclass whose fields are its parameters; concrete classes are final."""
 
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     kind: ClassVar[str]
     """`reconstruction` or `membership`."""
 

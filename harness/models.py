@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.nn.functional import conv2d, linear, max_pool2d, relu
 
+from harness._layers import apply_dense_stack, conv, dense, dense_stack, drop, stack
+from harness.resnet import apply_resnet, resnet_tensors
 from harness.vec import Layout
 
 Apply = Callable[[Sequence[Tensor], Tensor, Sequence[Tensor] | None], Tensor]
@@ -27,6 +33,7 @@ class Model:
         widths: (inputs, hidden..., classes) of a dense ReLU stack with biases in the order W0, b0, W1, b1, ...
             (W [out, in]), else None; batched products are derived from it.
         dropout: (shape without the batch axis, rate) of each dropout.
+        l2: the loss has the additional term l2/2 ||parameters||^2.
     """
 
     name: str
@@ -38,3 +45,221 @@ class Model:
     loss: Literal["cross-entropy", "hinge", "squared"] = "cross-entropy"
     widths: tuple[int, ...] | None = None
     dropout: tuple[tuple[tuple[int, ...], float], ...] = ()
+    l2: float = 0.0
+
+
+class _Architecture(NamedTuple):
+    """build: (input_shape, classes) -> the model."""
+
+    build: Callable[[tuple[int, ...], int], Model]
+    summary: str
+
+
+def build(name: str, input_shape: tuple[int, ...], classes: int) -> Model:
+    """The architecture `name` for inputs of one shape.
+
+    Args:
+        input_shape: of one input, without the batch axis; (channels, height, width) for convolutions.
+        classes: number of label classes. `linear-regression` has one output whatever it is.
+
+    Raises:
+        LookupError: no such architecture; the message lists the known ones and the nearest.
+        ValueError: it cannot take this input shape, or this number of classes.
+    """
+    if name not in _ARCHITECTURES:
+        (nearest,) = difflib.get_close_matches(name, _ARCHITECTURES, n=1, cutoff=0.0)
+        raise LookupError(f"no model {name!r}; known: {', '.join(sorted(_ARCHITECTURES))}; nearest: {nearest!r}")
+    if not input_shape or min(input_shape) < 1:
+        raise ValueError(f"model {name!r} expects a shape of positive lengths, got input_shape={input_shape}")
+    least = 1 if name == "linear-regression" else 2
+    if classes < least:
+        raise ValueError(f"model {name!r} expects classes >= {least}, got classes={classes}")
+    return _ARCHITECTURES[name].build(input_shape, classes)
+
+
+def names() -> tuple[tuple[str, str], ...]:
+    """(name, one-line summary) of every architecture."""
+    return tuple((name, architecture.summary) for name, architecture in _ARCHITECTURES.items())
+
+
+def _image(name: str, input_shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
+    """(channels, height, width), or a ValueError where the image is none or too small."""
+    if len(input_shape) != 3 or min(input_shape[1:]) < least:
+        raise ValueError(
+            f"model {name!r} expects (channels, height, width) of at least {least} x {least} pixels, "
+            f"got input_shape={input_shape}"
+        )
+    return input_shape
+
+
+def _apply_dense(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
+    """Flatten, then dense layers with ReLU between them."""
+    return apply_dense_stack(tensors, x)
+
+
+def _dense_model(name: str, hidden: tuple[int, ...], input_shape: tuple[int, ...], classes: int) -> Model:
+    """Dense layers with biases and ReLU between them."""
+    widths = (math.prod(input_shape), *hidden, classes)
+    return Model(name, *stack(dense_stack(widths)), input_shape, classes, _apply_dense, widths=widths)
+
+
+def _linear(input_shape: tuple[int, ...], classes: int) -> Model:
+    """Logistic regression."""
+    return _dense_model("linear", (), input_shape, classes)
+
+
+def _mlp_small(input_shape: tuple[int, ...], classes: int) -> Model:
+    """The MLP of JoPEQ and CEPAM."""
+    return _dense_model("mlp-small", (32, 16), input_shape, classes)
+
+
+def _mlp(input_shape: tuple[int, ...], classes: int) -> Model:
+    """The MLP of UDP."""
+    return _dense_model("mlp", (256,), input_shape, classes)
+
+
+def _apply_cnn2(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
+    """Two convolutions, each with ReLU and max-pooling, then two dense layers."""
+    w1, b1, w2, b2, *head = tensors
+    h = max_pool2d(relu(conv2d(x, w1, b1)), 2)
+    h = max_pool2d(relu(conv2d(h, w2, b2)), 2)
+    return apply_dense_stack(head, h)
+
+
+def _cnn2(input_shape: tuple[int, ...], classes: int) -> Model:
+    """The CNN of JoPEQ and CEPAM on MNIST."""
+    channels, *sides = _image("cnn2", input_shape, 16)
+    flat = 6 * math.prod(((side - 4) // 2 - 4) // 2 for side in sides)
+    tensors = stack(conv("conv1", channels, 6, 5), conv("conv2", 6, 6, 5), dense_stack((flat, 50, classes)))
+    return Model("cnn2", *tensors, input_shape, classes, _apply_cnn2)
+
+
+def _apply_cnn3(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
+    """Three convolutions, each with ReLU, max-pooling and dropout, then four dense layers."""
+    h = x
+    for number in range(3):
+        h = max_pool2d(relu(conv2d(h, tensors[2 * number], tensors[2 * number + 1])), 2)
+        h = drop(h, keep, number)
+    return apply_dense_stack(tensors[6:], h)
+
+
+def _cnn3(input_shape: tuple[int, ...], classes: int) -> Model:
+    """The CNN of JoPEQ on CIFAR-10; without padding, so that 128 * 2 * 2 entries are left of 32 x 32 pixels."""
+    channels, *sides = _image("cnn3", input_shape, 22)
+    shapes: list[tuple[int, ...]] = []
+    for width in (32, 64, 128):
+        sides = [(side - 2) // 2 for side in sides]
+        shapes.append((width, *sides))
+    convolutions = (conv("conv1", channels, 32, 3), conv("conv2", 32, 64, 3), conv("conv3", 64, 128, 3))
+    tensors = stack(*convolutions, dense_stack((math.prod(shapes[-1]), 128, 64, 32, classes)))
+    dropout = tuple((shape, 0.2) for shape in shapes)
+    return Model("cnn3", *tensors, input_shape, classes, _apply_cnn3, dropout=dropout)
+
+
+def _apply_lenet_dlg(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
+    """Three convolutions with sigmoid, then a dense layer."""
+    w1, b1, w2, b2, w3, b3, *head = tensors
+    h = torch.sigmoid(conv2d(x, w1, b1, stride=2, padding=2))
+    h = torch.sigmoid(conv2d(h, w2, b2, stride=2, padding=2))
+    h = torch.sigmoid(conv2d(h, w3, b3, padding=2))
+    return apply_dense_stack(head, h)
+
+
+def _lenet_dlg(input_shape: tuple[int, ...], classes: int) -> Model:
+    """The LeNet of Zhu et al. 2019; smooth, because the attack differentiates it twice."""
+    channels, *sides = _image("lenet-dlg", input_shape, 1)
+    flat = 12 * math.prod(-(-side // 4) for side in sides)
+    convolutions = (conv("conv1", channels, 12, 5), conv("conv2", 12, 12, 5), conv("conv3", 12, 12, 5))
+    tensors = stack(*convolutions, dense_stack((flat, classes)))
+    return Model("lenet-dlg", *tensors, input_shape, classes, _apply_lenet_dlg)
+
+
+def _apply_lenet5(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
+    """Two convolutions, each with ReLU and max-pooling, then three dense layers."""
+    w1, b1, w2, b2, *head = tensors
+    h = max_pool2d(relu(conv2d(x, w1, b1, padding=2)), 2)
+    h = max_pool2d(relu(conv2d(h, w2, b2)), 2)
+    return apply_dense_stack(head, h)
+
+
+def _lenet5(input_shape: tuple[int, ...], classes: int) -> Model:
+    """LeNet-5 with its 28 x 28 digits padded to 32 x 32, as LeCun et al. 1998 had it; ReLU and max-pooling are newer.
+
+    61,706 parameters on MNIST. sqSGD reports 119,850 for its LeNet-5, and no architecture that would give them.
+    """
+    channels, *sides = _image("lenet5", input_shape, 12)
+    flat = 16 * math.prod((side // 2 - 4) // 2 for side in sides)
+    tensors = stack(conv("conv1", channels, 6, 5), conv("conv2", 6, 16, 5), dense_stack((flat, 120, 84, classes)))
+    return Model("lenet5", *tensors, input_shape, classes, _apply_lenet5)
+
+
+def _apply_cnn_udp(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
+    """One convolution with ReLU, then a dense layer."""
+    weight, bias, *head = tensors
+    return apply_dense_stack(head, relu(conv2d(x, weight, bias, padding=4)))
+
+
+def _cnn_udp(input_shape: tuple[int, ...], classes: int) -> Model:
+    """The CNN of UDP on CIFAR-10."""
+    channels, *sides = _image("cnn-udp", input_shape, 1)
+    width = 16  # the paper gives none; with 16 it is as large as the paper's MLP, within 3 %
+    flat = width * math.prod(side + 4 for side in sides)
+    tensors = stack(conv("conv1", channels, width, 5), dense_stack((flat, classes)))
+    return Model("cnn-udp", *tensors, input_shape, classes, _apply_cnn_udp)
+
+
+def _resnet20(input_shape: tuple[int, ...], classes: int) -> Model:
+    """ResNet-20 with group norm."""
+    channels, _, _ = _image("resnet20", input_shape, 1)
+    return Model("resnet20", *resnet_tensors(channels, classes, 20), input_shape, classes, apply_resnet)
+
+
+def _resnet110(input_shape: tuple[int, ...], classes: int) -> Model:
+    """ResNet-110 with group norm; 1,727,674 parameters on FMNIST, sqSGD reports 1,722,224 for its own (0.3 % fewer)."""
+    channels, _, _ = _image("resnet110", input_shape, 1)
+    return Model("resnet110", *resnet_tensors(channels, classes, 110), input_shape, classes, apply_resnet)
+
+
+def _apply_scores(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
+    """W x, without a bias."""
+    return linear(x.flatten(1), tensors[0])
+
+
+def _apply_margin(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
+    """(-w.x / 2, w.x / 2): the second score is ahead of the first by w.x."""
+    half = linear(x.flatten(1), tensors[0]) / 2
+    return torch.cat([-half, half], 1)
+
+
+def _svm(input_shape: tuple[int, ...], classes: int) -> Model:
+    """A linear support vector machine without bias; one weight vector for two classes, else one a class.
+
+    With two classes, classes 0 and 1 being y = -1 and y = 1, the hinge loss is max(0, 1 - y w.x), as UDP (32) is meant.
+    """
+    columns = 1 if classes == 2 else classes
+    tensors = stack(dense("fc", math.prod(input_shape), columns, bias=False))
+    apply = _apply_margin if classes == 2 else _apply_scores
+    # l2: kappa, which UDP does not give
+    return Model("svm", *tensors, input_shape, classes, apply, loss="hinge", l2=0.01)
+
+
+def _linear_regression(input_shape: tuple[int, ...], classes: int) -> Model:
+    """w.x as the estimate of a number; the loss is (w.x - y)^2 + lambda/2 ||w||^2 with the lambda of the OTA paper."""
+    tensors = stack(dense("fc", math.prod(input_shape), 1, bias=False))
+    return Model("linear-regression", *tensors, input_shape, 1, _apply_scores, loss="squared", l2=1e-3)
+
+
+_ARCHITECTURES = {
+    "linear": _Architecture(_linear, "softmax regression: one dense layer"),
+    "mlp-small": _Architecture(_mlp_small, "dense 32-16, the MLP of JoPEQ and CEPAM"),
+    "mlp": _Architecture(_mlp, "dense 256, the MLP of UDP"),
+    "cnn2": _Architecture(_cnn2, "two 5x5 convolutions of 6 channels, the CNN of JoPEQ and CEPAM for MNIST"),
+    "cnn3": _Architecture(_cnn3, "three 3x3 convolutions with dropout 0.2, the CNN of JoPEQ for CIFAR-10"),
+    "lenet-dlg": _Architecture(_lenet_dlg, "three 5x5 convolutions of 12 channels with sigmoid, the LeNet of DLG"),
+    "lenet5": _Architecture(_lenet5, "LeNet-5 with ReLU and max-pooling, padded input (61,706 parameters on MNIST)"),
+    "cnn-udp": _Architecture(_cnn_udp, "one padded 5x5 convolution, the CNN of UDP; 16 channels are our choice"),
+    "resnet20": _Architecture(_resnet20, "ResNet-20 with group norm and shortcuts without parameters"),
+    "resnet110": _Architecture(_resnet110, "ResNet-110 with group norm and shortcuts without parameters"),
+    "svm": _Architecture(_svm, "linear support vector machine: hinge loss, kappa = 0.01, no bias"),
+    "linear-regression": _Architecture(_linear_regression, "squared loss with lambda = 0.001, no bias"),
+}

@@ -1,0 +1,62 @@
+"""No defence: the ceiling that every other defence is read against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.codec import pack_float32, unpack_float32
+from harness.contract import Claim, Defense, Horizon, Likelihood, Relation, Setting, Unit, check_update
+from harness.rng import Key
+from harness.vec import Vector
+
+
+@dataclass(frozen=True)
+class NoDefense(Defense[None, None]):
+    """No defence: the update as float32, nothing added, nothing promised.
+
+    Guarantees:
+        decode(encode(u)) equals u, bit for bit.
+        4 * d bytes.
+
+    Source: McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data".
+    """
+
+    randomized = False
+
+    def encode(self, state: None, memory: None, update: Vector, *, private: Key, shared: Key) -> tuple[bytes, None]:
+        """The update's float32 bytes. Uses neither key."""
+        check_update(update)
+        return pack_float32(update), None
+
+    def estimate(self, state: None, received: bytes, *, shared: Key | None, setting: Setting) -> Vector:
+        """The update, exactly."""
+        return unpack_float32(received, setting.dim)
+
+    def likelihood(
+        self, state: None, received: Sequence[bytes], *, shared: Sequence[Key] | None, setting: Setting
+    ) -> Likelihood:
+        """Half the squared distance: without noise there is no scale, only the order of the candidates counts."""
+        sent = torch.stack([unpack_float32(wire, setting.dim) for wire in received])
+
+        def score(update: Tensor) -> Tensor:
+            return 0.5 * (update - sent).square().sum(-1)
+
+        return score
+
+    def claim(self, history: Sequence[None], setting: Setting) -> Claim:
+        """Nothing is promised."""
+        return Claim(
+            event=None,
+            delta=0.0,
+            unit=Unit.MESSAGE,
+            relation=Relation.ANY_TWO,
+            horizon=Horizon.ONE_ROUND if len(history) == 1 else Horizon.WHOLE_RUN,
+            against=frozenset(),
+            source="",
+            assumes=(),
+            reason="The update is sent as it is.",
+        )

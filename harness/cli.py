@@ -1,0 +1,225 @@
+"""The command `leakgauge`. Heavy imports happen inside the commands: `--help` answers at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from harness.result import Run
+    from harness.study import Study
+
+app = typer.Typer(
+    name="leakgauge",
+    help="Measures how much a federated-learning defence really leaks.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+USAGE, INCOMPLETE, INTERRUPTED = 2, 5, 130
+"""Exit codes: the study or the call is wrong; a cell failed or is missing; stopped by the user."""
+
+StudyArgument = Annotated[str, typer.Argument(help="A TOML file, or the name of a shipped study.")]
+FolderArgument = Annotated[Path, typer.Argument(help="Folder of results that 'leakgauge run' made.")]
+DataOption = Annotated[
+    Path | None, typer.Option("--data", help="Folder of the data sets; default LEAKGAUGE_DATA or ~/.cache/leakgauge.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class Listed(StrEnum):
+    """What `leakgauge list` lists."""
+
+    defenses = "defenses"
+    attacks = "attacks"
+    tasks = "tasks"
+    studies = "studies"
+
+
+class Images(StrEnum):
+    """Whose images the report shows."""
+
+    public = "public"
+    redact = "redact"
+    none = "none"
+
+
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    """Turn a user's mistake into lines on standard error and exit code 2."""
+    from harness.registry import UnknownNameError
+    from harness.store import StoreError
+    from harness.study import StudyError
+
+    try:
+        yield
+    except (StudyError, UnknownNameError, StoreError) as error:
+        for line in str(error).splitlines():
+            typer.echo(f"leakgauge: {line}", err=True)
+        raise typer.Exit(USAGE) from error
+
+
+@app.command()
+def run(
+    study: StudyArgument,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for the results; the same command resumes.")],
+    data: DataOption = None,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Processes; default one a core; 0 works in this process.")
+    ] = None,
+    images: Annotated[Images, typer.Option(help="Whose images the report shows.")] = Images.public,
+) -> None:
+    """Run a study, print its table, and write the report. The same command again resumes."""
+    from harness.progress import listener
+    from harness.run import Interrupted, run_study
+    from harness.study import load_study
+
+    with _usage_errors():
+        loaded = load_study(study)
+        try:
+            with listener(loaded) as listen:
+                finished = run_study(loaded, out, data=data, workers=workers, listen=listen)
+        except Interrupted as error:
+            typer.echo("leakgauge: stopped; what was finished is kept, the same command does the rest", err=True)
+            raise typer.Exit(INTERRUPTED) from error
+        _print_summary(finished)
+        page = _write_report(finished, out, images)
+    typer.echo(f"report: {page}")
+    _exit_if_incomplete(finished)
+
+
+@app.command()
+def report(
+    folder: FolderArgument,
+    images: Annotated[Images, typer.Option(help="Whose images the page shows.")] = Images.public,
+) -> None:
+    """Write the HTML report of a folder of results anew, and print its table."""
+    from harness.store import load_run
+
+    with _usage_errors():
+        finished = load_run(folder)
+        _print_summary(finished)
+        page = _write_report(finished, folder, images)
+    typer.echo(f"report: {page}")
+    _exit_if_incomplete(finished)
+
+
+@app.command("list")
+def list_(what: Annotated[Listed, typer.Argument(help="What to list.")], as_json: JsonOption = False) -> None:
+    """List what there is, with a line on each."""
+    from harness import study
+
+    rows: list[dict[str, Any]]
+    if what is Listed.studies:
+        rows = [{"name": name, "summary": title} for name, title in study.shipped().items()]
+    elif what is Listed.tasks:
+        rows = _task_rows()
+    else:
+        from harness import registry
+
+        kind: Any = "defense" if what is Listed.defenses else "attack"
+        rows = [
+            {"name": name, "summary": registry.info(kind, name).summary, "parameters": registry.defaults(kind, name)}
+            for name in registry.classes(kind)
+        ]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    width = max(len(row["name"]) for row in rows)
+    for row in rows:
+        kind = f"[{row['kind']}] " if "kind" in row else ""
+        typer.echo(f"{row['name']:<{width}}  {kind}{row['summary']}")
+        if row.get("parameters"):
+            inside = ", ".join(f"{key}={value!r}" for key, value in row["parameters"].items())
+            typer.echo(f"{'':<{width}}  {inside}")
+
+
+def _task_rows() -> list[dict[str, Any]]:
+    """Data sets and models: a task is one of each."""
+    from harness import data, models
+
+    return [
+        {"name": name, "summary": summary, "kind": kind}
+        for kind, known in (("data", data.names()), ("model", models.names()))
+        for name, summary in known
+    ]
+
+
+@app.command()
+def show(study: StudyArgument, as_json: JsonOption = False) -> None:
+    """Show what a study resolves to: its cells, and about how long they take."""
+    from harness.result import to_data
+    from harness.study import load_study
+
+    with _usage_errors():
+        loaded = load_study(study)
+    if as_json:
+        cells = [{"id": cell.id, **to_data(cell)} for cell in loaded.cells]
+        said = {"name": loaded.name, "title": loaded.title, "hash": loaded.hash, "cells": cells}
+        typer.echo(json.dumps(said, indent=1))
+        return
+    _print_study(loaded)
+
+
+def _print_study(study: Study) -> None:
+    """Trainings with their cells, and the estimated cost."""
+    from harness.cost import estimate
+
+    typer.echo(f"{study.name}: {len(study.cells)} cells on {len(study.trainings)} trainings, hash {study.hash}")
+    for training in study.trainings:
+        where = training.federation
+        typer.echo(
+            f"\ntraining {training.id}  {training.task.data} {training.task.model}  {training.defense.label}  "
+            f"seed {training.seed}  {where.algorithm}, {where.rounds} rounds, "
+            f"{where.participants or where.clients} of {where.clients} clients"
+        )
+        for cell in study.cells:
+            if cell.training.id == training.id:
+                at = "" if cell.target.round is None else f" at round {cell.target.round}"
+                size = f"{cell.target.count} x {cell.target.batch}"
+                typer.echo(f"  {cell.id}  {cell.attack.label}  {cell.target.kind}{at}, {size}, by {cell.threat}")
+    typer.echo(f"\n{estimate(study)}")
+
+
+def _print_summary(finished: Run) -> None:
+    """The table of the results."""
+    from rich.console import Console
+
+    from reports.tables import summary
+
+    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", "140"))
+    Console(width=width).print(summary(finished))
+
+
+def _write_report(finished: Run, folder: Path, images: Images) -> Path:
+    """Write DIR/report.html."""
+    from harness.store import write_atomically
+    from reports.html import render
+
+    page = folder / "report.html"
+    write_atomically(page, render(finished, images=images.value).encode())
+    return page
+
+
+def _exit_if_incomplete(finished: Run) -> None:
+    """Say what has no result, and exit with the code for it."""
+    for failure in finished.failures.values():
+        typer.echo(f"leakgauge: failed: {failure.cell.label}: {failure.message}", err=True)
+    if finished.missing:
+        typer.echo(f"leakgauge: {len(finished.missing)} cells have no result yet", err=True)
+    if finished.failures or finished.missing:
+        raise typer.Exit(INCOMPLETE)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

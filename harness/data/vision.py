@@ -1,0 +1,263 @@
+"""The benchmark image sets that torchvision names, read as their files lie on disk.
+
+torchvision's own readers want the files unpacked, complete and writable, and unpickle without restriction. These read
+the packed `.gz` files or the unpacked ones, whatever batches are there, and let a pickle build arrays and nothing else.
+Both layouts are found: torchvision's (`ROOT/MNIST/raw`) and one folder a set (`ROOT/mnist/MNIST/raw`).
+"""
+
+from __future__ import annotations
+
+import codecs
+import functools
+import gzip
+import json
+import pickle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from harness.contract import Examples
+from harness.data import DataMissing, DataSet, DataUnreadable, Source, find, reading
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Idx(NamedTuple):
+    """An image set kept in idx files.
+
+    Attributes:
+        name: in this package.
+        title: of torchvision's class, also the name of its folder.
+        summary: one line for lists.
+        starts: how the file names of the training and of the test split begin.
+        classes: names, in the order of the labels.
+        is_transposed: whether the files hold the images with rows and columns exchanged.
+        arguments: of torchvision's class, for the command that downloads it.
+    """
+
+    name: str
+    title: str
+    summary: str
+    starts: tuple[str, str] = ("train", "t10k")
+    classes: tuple[str, ...] = tuple("0123456789")
+    is_transposed: bool = False
+    arguments: str = ""
+
+
+class Cifar(NamedTuple):
+    """An image set kept in pickled batches.
+
+    Attributes:
+        name: in this package.
+        title: of torchvision's class.
+        summary: one line for lists.
+        folder: that the files lie in.
+        train, test, meta: file names: training batches, test batch, class names.
+        labels, label_names: the keys of the labels in a batch, and of their names in `meta`.
+    """
+
+    name: str
+    title: str
+    summary: str
+    folder: str
+    train: tuple[str, ...]
+    test: str
+    meta: str
+    labels: str
+    label_names: str
+
+
+def read_idx_set(kind: Idx, root: Path) -> DataSet:
+    """[n, 1, height, width] images from four idx files, packed or not.
+
+    Raises:
+        DataMissing, DataUnreadable: see `harness.data.load`.
+    """
+    hint = _download(kind.title, root, kind.arguments)
+    folders = [root / kind.name / kind.title / "raw", root / kind.title / "raw"]
+    what = f"{kind.title} file"
+    splits = []
+    for start in kind.starts:
+        images_path = find(what, folders, [f"{start}-images-idx3-ubyte", f"{start}-images-idx3-ubyte.gz"], hint)
+        folders = [images_path.parent]  # the other files must lie beside the first
+        labels_path = find(what, folders, [f"{start}-labels-idx1-ubyte", f"{start}-labels-idx1-ubyte.gz"], hint)
+        images, labels = read_idx(images_path, axes=3), read_idx(labels_path, axes=1)
+        splits.append(_examples(images.transpose(0, 2, 1) if kind.is_transposed else images, labels))
+    train, test = (Examples(x.unsqueeze(1), y) for x, y in splits)
+    with reading(folders[0]):
+        return DataSet(kind.name, train, test, kind.classes, is_image=True, public=True)
+
+
+def read_idx(path: Path, axes: int) -> Bytes:
+    """The bytes in an idx file, in the shape that its header states.
+
+    Raises:
+        DataUnreadable: the magic number is not that of unsigned bytes with this many axes, or the length is not the
+            header's.
+    """
+    with reading(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        data = file.read()
+    magic = int.from_bytes(data[:4], "big")
+    # idx: two zero bytes, 8 for unsigned bytes, the number of axes; then one big-endian int32 an axis
+    if len(data) < 4 * (1 + axes) or magic != 0x0800 + axes:
+        raise DataUnreadable(f"cannot read {path}: expected the idx magic number {0x0800 + axes}, got {magic}")
+    shape = tuple(int(size) for size in np.frombuffer(data, ">i4", axes, offset=4))
+    content = np.frombuffer(data, np.uint8, offset=4 * (1 + axes))
+    if content.size != np.prod(shape, dtype=np.int64):
+        raise DataUnreadable(f"cannot read {path}: expected {shape} bytes after the header, got {content.size}")
+    return content.reshape(shape)
+
+
+def read_cifar_set(kind: Cifar, root: Path) -> DataSet:
+    """[n, 3, 32, 32] images from the pickled batches that are there: all, or some of the training ones.
+
+    Images that `jpeg_filled.json` beside the folder lists are left out: no lossless copy of them was found.
+
+    Raises:
+        DataMissing, DataUnreadable: see `harness.data.load`.
+    """
+    hint = _download(kind.title, root)
+    folders = [root / kind.name / kind.folder, root / kind.folder]
+    folder = find(f"{kind.title} test batch", folders, [kind.test], hint).parent
+    with reading(folder):
+        found = [batch for batch in kind.train if (folder / batch).exists()]
+    if not found:
+        raise DataMissing(f"no {kind.title} training batch: looked for {' or '.join(kind.train)} in {folder}; {hint}")
+    meta = unpickle(find(f"{kind.title} class names", [folder], [kind.meta], hint))
+    parts = [_read_batch(kind, folder / batch) for batch in found]
+    train = Examples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+    test = _read_batch(kind, folder / kind.test)
+    notes = []
+    if len(found) < len(kind.train):
+        notes.append(f"{len(found)} of {len(kind.train)} training batches ({', '.join(found)})")
+    filled = sum(len(indices) for name, indices in _jpeg_filled(folder).items() if name in (*found, kind.test))
+    if filled:
+        notes.append(f"{filled} images left out, of which only JPEG copies are there")
+    with reading(folder / kind.meta):
+        classes = tuple(str(name) for name in meta[kind.label_names])
+        return DataSet(kind.name, train, test, classes, is_image=True, public=True, note="; ".join(notes))
+
+
+def unpickle(path: Path) -> dict[str, Any]:
+    """The dictionary pickled in a file, by Python 2 or 3.
+
+    Raises:
+        DataUnreadable: it is no pickle, no dictionary, or asks for anything but arrays and plain data.
+    """
+    with reading(path), path.open("rb") as file:
+        data = _ArraysOnly(file, encoding="latin1").load()
+        if not isinstance(data, dict):
+            raise DataUnreadable(f"cannot read {path}: expected a pickled dictionary, got {type(data).__name__}")
+        return data
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Knows the names that a pickled array consists of, and no others: loading a file must not run it."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ARRAY_NAMES:
+            raise pickle.UnpicklingError(f"expected arrays and plain data only, got {module}.{name}")
+        return _ARRAY_NAMES[module, name]
+
+
+def _dtype(name: str, *flags: object) -> np.dtype[Any]:
+    """np.dtype(name); old pickles give its flags as integers, which numpy 2.4 warns of."""
+    return np.dtype(name)
+
+
+_ARRAY_NAMES = {
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): _dtype,
+    ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
+    ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
+    ("_codecs", "encode"): codecs.encode,
+}
+
+
+def _read_batch(kind: Cifar, path: Path) -> Examples:
+    """One batch without the images that are JPEG copies."""
+    entry = unpickle(path)
+    with reading(path):
+        images = np.asarray(entry["data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
+        labels = np.asarray(entry[kind.labels], dtype=np.int64)
+        if len(images) != len(labels):
+            raise ValueError(f"expected one label an image, got {len(images)} images and {len(labels)} labels")
+        keep = np.ones(len(images), dtype=bool)
+        keep[_jpeg_filled(path.parent).get(path.name, [])] = False
+        return _examples(images[keep], labels[keep])
+
+
+def _jpeg_filled(folder: Path) -> dict[str, list[int]]:
+    """By batch: indices of images that are JPEG copies, from the file beside the folder; none where there is none."""
+    path = folder.parent / "jpeg_filled.json"
+    with reading(path):
+        if not path.exists():
+            return {}
+        listed = json.loads(path.read_text(encoding="utf-8"))
+        return {batch: [int(index) for index in entry["indices_filled_from_jpeg"]] for batch, entry in listed.items()}
+
+
+def _examples(images: Bytes, labels: npt.NDArray[Any]) -> Examples:
+    """Bytes as float32 in [0, 1], labels as int64."""
+    x = torch.from_numpy(images.astype(np.float32, order="C")).div_(255)
+    return Examples(x, torch.from_numpy(labels.astype(np.int64)))
+
+
+def _download(title: str, root: Path, arguments: str = "") -> str:
+    """The command that lets torchvision download a set to `root`."""
+    call = f"torchvision().datasets.{title}({str(root)!r}, {arguments}download=True)"
+    return f'get it: python -c "from harness.data.torchvision_shim import torchvision; {call}"'
+
+
+FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+
+IDX = (
+    Idx("mnist", "MNIST", "MNIST: 60,000 + 10,000 handwritten digits, 28x28 grey"),
+    Idx(
+        "fashion_mnist",
+        "FashionMNIST",
+        "Fashion-MNIST: 60,000 + 10,000 pieces of clothing, 28x28 grey",
+        classes=FASHION,
+    ),
+    # of EMNIST's splits, the one of MNIST's size and classes (Cohen et al. 2017, arXiv:1702.05373)
+    Idx(
+        "emnist",
+        "EMNIST",
+        "EMNIST, split `mnist`: 60,000 + 10,000 handwritten digits, 28x28 grey, turned upright",
+        starts=("emnist-mnist-train", "emnist-mnist-test"),
+        is_transposed=True,
+        arguments="split='mnist', ",
+    ),
+)
+
+CIFAR = (
+    Cifar(
+        "cifar10",
+        "CIFAR10",
+        "CIFAR-10: 50,000 + 10,000 photographs in 10 classes, 32x32 colour; the batches that are there",
+        folder="cifar-10-batches-py",
+        train=("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5"),
+        test="test_batch",
+        meta="batches.meta",
+        labels="labels",
+        label_names="label_names",
+    ),
+    Cifar(
+        "cifar100",
+        "CIFAR100",
+        "CIFAR-100: 50,000 + 10,000 photographs in 100 classes, 32x32 colour",
+        folder="cifar-100-python",
+        train=("train",),
+        test="test",
+        meta="meta",
+        labels="fine_labels",
+        label_names="fine_label_names",
+    ),
+)
+
+SETS = {kind.name: Source(kind.summary, functools.partial(read_idx_set, kind)) for kind in IDX} | {
+    kind.name: Source(kind.summary, functools.partial(read_cifar_set, kind)) for kind in CIFAR
+}

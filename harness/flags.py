@@ -1,0 +1,50 @@
+"""What a reader of one cell's numbers must know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.contract import Attack, Defense, Membership, Reconstruction
+from harness.observe import Truth
+from harness.result import Estimate, Flag, Target, TrainingRecord
+
+_FEW = 8
+"""Below so many images no regression of a mean can be told from noise (REPORT_AND_GATE.md, section 3)."""
+
+
+def cell_flags(
+    attack: Attack,
+    defense: Defense[Any, Any],
+    target: Target,
+    found: Reconstruction | Membership,
+    truth: Truth,
+    estimates: Sequence[Estimate],
+) -> tuple[Flag, ...]:
+    """The flags of one attack cell, most serious first."""
+    flags = []
+    if isinstance(found, Reconstruction):
+        failed = [guess.failure for guess in found.guesses if guess.failure]
+        if failed:
+            reasons = "; ".join(sorted(set(failed)))
+            flags.append(Flag("failed-victims", f"{len(failed)} of {len(found.guesses)} victims failed: {reasons}"))
+        if target.count * target.batch < _FEW:
+            flags.append(Flag("few-images", f"{target.count * target.batch} images; a comparison wants {_FEW} or more"))
+    if target.kind == "probe" and not attack.floor:
+        flags.append(
+            Flag("probe", "the victim's images were sent through the encode path alone, not mixed with others", "note")
+        )
+    if defense.parameters() and not attack.aware and not attack.floor:
+        flags.append(Flag("naive", "this attack ignores what it knows of the defence: a lower bound", "note"))
+    if truth.note:
+        flags.append(Flag("candidates", truth.note, "warning" if "test set" in truth.note else "note"))
+    flags += [Flag("not-available", f"{e.name}: {e.note}", "note") for e in estimates if e.value is None and e.note]
+    return tuple(flags)
+
+
+def training_flags(record: TrainingRecord, classes: int) -> tuple[Flag, ...]:
+    """The flags of one training."""
+    last = record.evaluations[-1]
+    if last.accuracy is not None and last.accuracy <= 1.5 / classes:
+        return (Flag("no-learning", f"final accuracy {last.accuracy:.3f} is near chance (1 of {classes})"),)
+    return ()

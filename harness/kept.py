@@ -1,0 +1,84 @@
+"""What is kept of a training, as arrays: models and messages for the attacks that come after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from harness.contract import Feedback, Message, Setting
+from harness.loop import Keep, Training, client_key
+from harness.result import TrainingRecord
+from harness.rng import Key
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def to_arrays(training: Training, keep: Keep) -> Arrays:
+    """The arrays of a training. Shared keys are not among them: they follow from the seed."""
+    arrays: Arrays = {
+        # a round whose messages never arrive one by one was asked for, and yet has none
+        "asked": np.array(sorted(keep.messages), np.int64),
+        "final": training.final.numpy(),
+        "learning_rates": np.array(training.learning_rates),
+        # NaN: not evaluated after that round
+        "losses": np.array([np.nan if item.loss is None else item.loss for item in training.feedback]),
+    }
+    for number, params in training.models.items():
+        arrays[f"model {number}"] = params.numpy()
+    for number, messages in training.messages.items():
+        arrays[f"wires {number}"] = np.frombuffer(b"".join(message.wire for message in messages), np.uint8)
+        arrays[f"senders {number}"] = np.array([(m.sender, len(m.wire), m.images, m.steps) for m in messages])
+        for sender, samples in training.truth[number].items():
+            arrays[f"truth {number} {sender}"] = samples
+    return arrays
+
+
+def holds(arrays: Mapping[str, npt.NDArray[Any]], keep: Keep) -> bool:
+    """Whether what was kept suffices for what the attacks ask for."""
+    asked = set(arrays["asked"].tolist())
+    return keep.messages <= asked and all(f"model {number}" in arrays for number in keep.models)
+
+
+def from_arrays(arrays: Mapping[str, npt.NDArray[Any]], setting: Setting, record: TrainingRecord, key: Key) -> Training:
+    """The training that `to_arrays` wrote; `key` is the training's."""
+    training = Training(
+        setting,
+        torch.from_numpy(arrays["final"]),
+        evaluations=list(record.evaluations),
+        learning_rates=[float(lr) for lr in arrays["learning_rates"]],
+        feedback=[
+            Feedback(number, None if np.isnan(loss) else float(loss)) for number, loss in enumerate(arrays["losses"])
+        ],
+        message_bytes=list(record.message_bytes),
+        snr_db=list(record.snr_db),
+    )
+    for name, array in arrays.items():
+        kind, _, rest = name.partition(" ")
+        if kind == "model":
+            training.models[int(rest)] = torch.from_numpy(array)
+        elif kind == "truth":
+            number, sender = map(int, rest.split())
+            training.truth.setdefault(number, {})[sender] = array
+        elif kind == "senders":
+            training.messages[int(rest)] = _messages(int(rest), array, arrays[f"wires {rest}"].tobytes(), key)
+    return training
+
+
+def _messages(number: int, senders: npt.NDArray[Any], wires: bytes, key: Key) -> tuple[Message, ...]:
+    """The messages of one round, cut out of their joined bytes."""
+    ends = np.cumsum(senders[:, 1])
+    return tuple(
+        Message(
+            number,
+            int(sender),
+            wires[end - length : end],
+            client_key(key, number, int(sender)).child("shared"),
+            int(images),
+            int(steps),
+        )
+        for (sender, length, images, steps), end in zip(senders, ends, strict=True)
+    )

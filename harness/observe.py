@@ -1,0 +1,196 @@
+"""Builds what one adversary sees, and beside it the truth that only the scoring sees."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness import rng
+from harness.batch import Engine, Work, train_clients
+from harness.contract import Defense, Examples, Message, Observation, Snapshot, View
+from harness.loop import Training, make_plan, replay_state
+from harness.result import FederationSpec, Target
+from harness.rng import Key
+from harness.tasks import ModelTask
+
+_Sent = tuple[tuple[Message, ...], tuple[Examples, ...]]
+"""The victims' messages, and the truth behind each."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A finished training with its data: everything, before anybody's view of it is cut out.
+
+    Attributes:
+        clients: indices into `train` by client number.
+        key: of the study's seed, without the training's part: what is drawn from it is the same for every defence.
+    """
+
+    task: ModelTask
+    spec: FederationSpec
+    defense: Defense[Any, Any]
+    training: Training
+    train: Examples
+    test: Examples
+    clients: Mapping[int, Any]
+    engine: Engine
+    key: Key
+
+    def rows(self, index: Any) -> Examples:
+        """Training samples by index."""
+        chosen = torch.as_tensor(index)
+        return Examples(self.train.x[chosen], self.train.y[chosen])
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What really was behind the messages, or who really took part. Only `harness.score` sees it.
+
+    Attributes:
+        victims: each victim's images and labels; empty for membership.
+        is_member: [n] bool, one a candidate; None for reconstruction.
+        note: what a reader must know about how it was chosen.
+    """
+
+    victims: tuple[Examples, ...] = ()
+    is_member: Tensor | None = None
+    note: str = ""
+
+
+def observe(scene: Scene, view: View, target: Target) -> tuple[Observation, Truth]:
+    """What the adversary `view` sees of the scene at `target`, and the truth.
+
+    The one place where an observation is built: a field that `view.sees` does not name stays None.
+
+    Raises:
+        ValueError: the scene does not hold what the target asks for; the message says what.
+    """
+    sees = view.sees
+    training = scene.training
+    messages: tuple[Message, ...] | None = None
+    victims: tuple[Examples, ...] = ()
+    candidates, outsiders, members, model = None, None, None, None
+    lr, note = scene.spec.lr, ""
+    if target.kind == "members":
+        candidates, members, outsiders, note = _candidates(scene, target)
+    else:
+        assert target.round is not None  # Target's own check
+        model = _snapshot(scene, target.round)
+        lr = training.learning_rates[target.round]
+        make = _probe if target.kind == "probe" else _real_messages
+        messages, victims = make(scene, target, model, lr)
+        if "shared" not in sees:
+            messages = tuple(message._replace(shared=None) for message in messages)
+    labels = tuple(victim.y.sort().values for victim in victims)
+    seen = Observation(
+        view=view,
+        setting=training.setting,
+        task=scene.task,
+        defense=scene.defense,
+        lr=lr,
+        messages=messages if "messages" in sees else None,
+        model=model if "models" in sees else None,
+        models=tuple(_snapshot(scene, t) for t in sorted(training.models)) if "models" in sees else None,
+        final=training.final if "final" in sees else None,
+        auxiliary=_auxiliary(scene, outsiders) if "auxiliary" in sees else None,
+        candidates=candidates if "candidates" in sees else None,
+        labels=labels if "labels" in sees and messages is not None else None,
+    )
+    return seen, Truth(victims, members, note)
+
+
+def _snapshot(scene: Scene, number: int) -> Snapshot:
+    """The model before round `number` and the defence's state then."""
+    if number not in scene.training.models:
+        raise ValueError(f"the model of round {number} was not kept; kept: {sorted(scene.training.models)}")
+    state = replay_state(scene.defense, scene.training.setting, scene.training.feedback[:number])
+    return Snapshot(number, scene.training.models[number], state)
+
+
+def _probe(scene: Scene, target: Target, model: Snapshot, lr: float) -> _Sent:
+    """`count` victims, each with `batch` images of its own and a fresh memory, through the real encode path.
+
+    The images are those of the federation's clients, chosen by the study's seed alone: the same for every defence.
+    """
+    used = np.sort(np.concatenate(list(scene.clients.values())))
+    needed = target.count * target.batch
+    if needed > len(used):
+        raise ValueError(f"expected at most {len(used)} images, got {target.count} victims x {target.batch}")
+    order = rng.permutation(scene.key.child("victims"), len(used))[:needed]
+    victims = tuple(scene.rows(used[part]) for part in order.reshape(target.count, target.batch))
+    setting = scene.training.setting
+    plan = make_plan(scene.spec, lr)
+    if plan.gradient:
+        plan = dataclasses.replace(plan, batch=0)
+    messages = []
+    for number, victim in enumerate(victims):
+        key = scene.key.child("probe", model.round, number)
+        trained = train_clients(scene.task, model.params, [Work(victim, key.child("train"))], plan, scene.engine)
+        wire, _ = scene.defense.encode(
+            model.state,
+            scene.defense.remember(setting),
+            trained.updates[0],
+            private=key.child("private"),
+            shared=key.child("shared"),
+        )
+        (received,) = scene.defense.transmit(model.state, [wire], channel=key.child("channel"))
+        steps = len(trained.batches[0])
+        messages.append(Message(model.round, number, received, key.child("shared"), target.batch, steps))
+    return tuple(messages), victims
+
+
+def _real_messages(scene: Scene, target: Target, model: Snapshot, lr: float) -> _Sent:
+    """The first `count` messages of the real round, with the samples behind each."""
+    if model.round not in scene.training.messages:
+        raise ValueError(f"no single client's message of round {model.round} reached the receiver, or it was not kept")
+    messages = scene.training.messages[model.round][: target.count]
+    if len(messages) < target.count:
+        raise ValueError(f"expected at most {len(messages)} messages in round {model.round}, got count={target.count}")
+    truth = scene.training.truth[model.round]
+    victims = tuple(scene.rows(np.asarray(scene.clients[m.sender])[truth[m.sender]]) for m in messages)
+    return messages, victims
+
+
+def _candidates(scene: Scene, target: Target) -> tuple[Examples, Tensor, Tensor | None, str]:
+    """Candidates in random order, who is a member, the test rows among them, and a note.
+
+    Non-members are training samples that no client holds, where there are enough; else test samples.
+    """
+    used = np.sort(np.concatenate(list(scene.clients.values())))
+    idle = np.setdiff1d(np.arange(len(scene.train.y)), used)
+    key = scene.key.child("candidates")
+    if target.count > len(used):
+        raise ValueError(f"expected at most {len(used)} members, got count={target.count}")
+    inside = scene.rows(used[rng.subset(key.child("members"), len(used), target.count)])
+    outsiders: Tensor | None = None
+    note = "non-members are training samples that no client holds"
+    if len(idle) >= target.count:
+        outside = scene.rows(idle[rng.subset(key.child("others"), len(idle), target.count)])
+    elif target.count < len(scene.test.y):
+        note = "non-members come from the test set: part of the difference may be between the two sets"
+        outsiders = torch.from_numpy(rng.subset(key.child("others"), len(scene.test.y), target.count))
+        outside = Examples(scene.test.x[outsiders], scene.test.y[outsiders])
+    else:
+        raise ValueError(
+            f"expected count below {len(scene.test.y)} (no idle training samples, and the attacker's own data come "
+            f"from the test set too), got count={target.count}"
+        )
+    order = torch.from_numpy(rng.permutation(key.child("order"), 2 * target.count))
+    members = torch.arange(2 * target.count) < target.count
+    x, y = torch.cat([inside.x, outside.x])[order], torch.cat([inside.y, outside.y])[order]
+    return Examples(x, y), members[order], outsiders, note
+
+
+def _auxiliary(scene: Scene, taken: Tensor | None) -> Examples:
+    """Data of the same kind that belongs to no victim and no candidate: the test set without what was taken."""
+    if taken is None:
+        return scene.test
+    free = torch.ones(len(scene.test.y), dtype=torch.bool)
+    free[taken] = False
+    return Examples(scene.test.x[free], scene.test.y[free])

@@ -1,0 +1,90 @@
+"""All results as CSV that a spreadsheet opens without running anything."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+
+from harness.result import Cell, ClaimRecord, Scalar
+from reports.pool import last_accuracy
+from reports.select import Analysis
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_CELL = ("cell", "status", "data", "model", "algorithm", "clients", "rounds", "defense", "attack", "threat")
+_TARGET = ("target", "target_round", "target_count", "target_batch", "seed", "accuracy", "seconds", "flags", "reason")
+_CLAIM = ("epsilon", "delta", "unit", "relation")
+
+
+def harmless(value: Scalar) -> str:
+    """A value as a field that no spreadsheet takes for a formula: text that begins like one gets a quote in front.
+
+    Numbers stay numbers: -0.5 is a value of ours, "-0.5" is a text of somebody's.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, (bool, int, float)):
+        return repr(value)
+    return "'" + value if value.startswith(_FORMULA) else value
+
+
+def _claim(claim: ClaimRecord | None) -> list[Scalar]:
+    """The fields of one claim; infinity is written `inf`."""
+    if claim is None:
+        return [None] * len(_CLAIM)
+    return ["inf" if claim.epsilon is None else claim.epsilon, claim.delta, claim.unit, claim.relation]
+
+
+def _fields(analysis: Analysis, cell: Cell, metrics: list[str]) -> list[Scalar]:
+    """One line."""
+    run, cell_id = analysis.run, cell.id
+    result, failure = run.results.get(cell_id), run.failures.get(cell_id)
+    spec, target = cell.training, cell.target
+    training = run.trainings.get(spec.id)
+    line: list[Scalar] = [
+        cell_id,
+        "done" if result is not None else "failed" if failure is not None else "missing",
+        spec.task.data,
+        spec.task.model,
+        spec.federation.algorithm,
+        spec.federation.clients,
+        spec.federation.rounds,
+        spec.defense.label,
+        cell.attack.label,
+        cell.threat,
+        target.kind,
+        target.round,
+        target.count,
+        target.batch,
+        spec.seed,
+        None if training is None else last_accuracy(training),
+        run.seconds.get(cell_id),
+        " ".join(flag.code for flag in result.flags) if result is not None else "",
+        f"{failure.kind}: {failure.message}" if failure is not None and result is None else "",
+        *_claim(None if training is None else training.one_round),
+        *_claim(None if training is None else training.whole_run),
+    ]
+    estimates = {estimate.name: estimate for estimate in result.estimates} if result is not None else {}
+    for name in metrics:
+        e = estimates.get(name)
+        line += [None, None, None, None] if e is None else [e.value, e.low, e.high, e.n]
+    return line
+
+
+def to_csv(analysis: Analysis) -> str:
+    """One line a cell, all its estimates in columns; RFC 4180 with a header."""
+    run = analysis.run
+    metrics = list(dict.fromkeys(e.name for result in run.results.values() for e in result.estimates))
+    claims = [f"{horizon}_{name}" for horizon in ("one_round", "whole_run") for name in _CLAIM]
+    numbers = [column for name in metrics for column in (name, f"{name}_low", f"{name}_high", f"{name}_n")]
+    buffer = io.StringIO()
+    writer = csv.writer(buffer)
+    writer.writerow(map(harmless, [*_CELL, *_TARGET, *claims, *numbers]))
+    for cell in run.cells:
+        writer.writerow(map(harmless, _fields(analysis, cell, metrics)))
+    return buffer.getvalue()
+
+
+def data_uri(text: str) -> str:
+    """A CSV as a data URI: the download works without a script and without a network."""
+    return "data:text/csv;charset=utf-8;base64," + base64.b64encode(text.encode()).decode()

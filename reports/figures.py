@@ -1,0 +1,216 @@
+"""Charts as SVG that follows the page's theme: lines with markers, dashes and error bars."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from reports.notation import short
+from reports.svg import embed
+
+MOST_SERIES = 6
+MARKERS = ("o", "s", "D", "^", "v", "P")
+DASHES = ("", "6 2", "6 2 1.5 2", "1.5 1.5", "9 2 1.5 2 1.5 2", "3 1.5")
+"""As in SVG: lengths of strokes and gaps, in points; one a series, so that colour is never the only sign."""
+
+_SHAPES = (
+    "M13 6a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
+    "M13.5 2.5h7v7h-7z",
+    "M17 1.2L21.8 6L17 10.8L12.2 6z",
+    "M17 1.8L21.4 10H12.6z",
+    "M17 10.2L12.6 2H21.4z",
+    "M15.4 1.8h3.2v2.6h2.6v3.2h-2.6v2.6h-3.2v-2.6h-2.6v-3.2h2.6z",
+)
+"""The markers again, as paths around (17, 6), for the legend."""
+
+_OPEN_DASH = "2 2"
+_OPEN_SHAPE = "M14.2 2L17 4.8L19.8 2L21 3.2L18.2 6L21 8.8L19.8 10L17 7.2L14.2 10L13 8.8L15.8 6L13 3.2z"
+"""Of the undefended line."""
+
+LEAK_BETTER = "Lower is better for the clients: higher means the attacker learns more."
+ACCURACY_BETTER = "Higher is better: the model is more useful."
+
+_SENTINELS = {f"#0000a{index + 1}": f"s{index + 1}" for index in range(MOST_SERIES)}
+_INK, _MUTED, _GRID, _SURFACE = "#0000b1", "#0000b2", "#0000b3", "#0000b4"
+_COLOURS = _SENTINELS | {_INK: "ink", _MUTED: "muted", _GRID: "grid", _SURFACE: "surface"}
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "leakgauge",
+    "font.family": "DejaVu Sans",
+    "font.size": 9.0,
+    "text.color": _INK,
+    "text.parse_math": False,
+    "axes.unicode_minus": True,
+    "axes.edgecolor": _MUTED,
+    "axes.labelcolor": _MUTED,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": _MUTED,
+    "ytick.color": _MUTED,
+    "grid.color": _GRID,
+    "grid.linewidth": 0.7,
+}
+
+
+class Point(NamedTuple):
+    """A value over x with the ends of its error bar, None where there is none."""
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line. `look` picks colour, marker and dash; -1 is the undefended one's, grey."""
+
+    label: str
+    points: tuple[Point, ...]
+    look: int = 0
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart with all that stands around it.
+
+    Attributes:
+        name: its id on the page: letters, digits and dashes.
+        better: which direction is better, for whom.
+        lines: horizontal reference lines: height and name.
+        header, rows: its data table.
+        joined: whether the points of a series are joined.
+    """
+
+    name: str
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    better: str
+    caption: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    lines: tuple[tuple[float, str], ...] = ()
+    log_x: bool = False
+    whole_x: bool = False
+    joined: bool = True
+
+    @property
+    def points(self) -> int:
+        """How many different points it has."""
+        return len({(series.label, point.x, point.y) for series in self.series for point in series.points})
+
+
+def slug(text: str) -> str:
+    """Letters, digits and dashes, for an id."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def capped(series: Sequence[Series]) -> tuple[tuple[Series, ...], str]:
+    """As many series as there are looks, no defence besides, and a sentence on the rest."""
+    open_ = [one for one in series if one.look < 0]
+    others = [one for one in series if one.look >= 0]
+    if len(others) <= MOST_SERIES:
+        return (*open_, *others), ""
+    rest = f"{MOST_SERIES} of {len(others)} defences are drawn, the first ones; the data table has all."
+    return (*open_, *others[:MOST_SERIES]), rest
+
+
+def key(series: Series, *, joined: bool = True) -> str:
+    """The legend's sample of a series: a piece of its line with its marker."""
+    index = series.look % MOST_SERIES
+    name = f"s{index + 1}" if series.look >= 0 else "muted"
+    dash = DASHES[index] if series.look >= 0 else _OPEN_DASH
+    line = f'<path class="k-{name}" d="M1 6H33" stroke-width="1.8" fill="none" stroke-dasharray="{dash or "none"}"/>'
+    marker = _SHAPES[index] if series.look >= 0 else _OPEN_SHAPE
+    return (
+        f'<svg class="key" viewBox="0 0 34 12" width="34" height="12" aria-hidden="true">{line if joined else ""}'
+        f'<path class="f-{name}" d="{marker}"/></svg>'
+    )
+
+
+def _dash(look: int) -> tuple[float, tuple[float, ...]] | str:
+    """matplotlib's line style of a look."""
+    pattern = DASHES[look % MOST_SERIES] if look >= 0 else _OPEN_DASH
+    return (0.0, tuple(float(length) for length in pattern.split())) if pattern else "-"
+
+
+def _draw(axes: Axes, chart: Chart, series: Series, index: int) -> None:
+    """One series: error bars below, then the line with its markers."""
+    colour = list(_SENTINELS)[series.look % MOST_SERIES] if series.look >= 0 else _MUTED
+    x, y = [point.x for point in series.points], [point.y for point in series.points]
+    bars = [p for p in series.points if p.low is not None and p.high is not None]
+    if bars:
+        below = [max(0.0, p.y - (p.low if p.low is not None else p.y)) for p in bars]
+        above = [max(0.0, (p.high if p.high is not None else p.y) - p.y) for p in bars]
+        axes.errorbar(
+            [p.x for p in bars], [p.y for p in bars], yerr=[below, above], fmt="none", ecolor=colour, elinewidth=1.1,
+            capsize=2.5, alpha=0.75,
+        )  # fmt: skip
+    axes.plot(
+        x, y, color=colour, linestyle=_dash(series.look) if chart.joined else "none", linewidth=1.6,
+        marker=MARKERS[series.look % MOST_SERIES] if series.look >= 0 else "X",
+        markersize=6.0 if len(x) <= 25 else 3.0, markeredgecolor=_SURFACE, markeredgewidth=0.8, gid=f"series{index}",
+    )  # fmt: skip
+
+
+def _scale(axes: Axes, chart: Chart) -> None:
+    """Axes: log with plain numbers, or a few round ticks."""
+    if chart.log_x:
+        axes.set_xscale("log")
+        values = [point.x for series in chart.series for point in series.points]
+        few = max(values) / min(values) < 1000
+        axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=12))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(float(value))))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        if max(values) == min(values):
+            axes.set_xlim(values[0] / 2, values[0] * 2)
+    elif chart.whole_x:
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    axes.margins(x=0.06, y=0.12)
+    axes.set_xlabel(chart.x_label)
+    axes.set_ylabel(chart.y_label)
+    axes.grid(True)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=3)
+
+
+def svg(chart: Chart, *, prefix: str) -> str:
+    """The drawing, as an `<svg>` element whose ids begin with `prefix`.
+
+    Guarantees:
+        Same chart, same text.
+    """
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # text stays text: the reader's fonts draw it
+        figure = Figure(figsize=(6.4, 3.7), layout="constrained")
+        axes = figure.add_subplot()
+        for height, name in chart.lines:
+            axes.axhline(height, color=_MUTED, linewidth=1.0, linestyle=(0, (1.5, 2.0)))
+            axes.annotate(
+                name, (0.995, height), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points",
+                ha="right", fontsize=8.0, color=_MUTED,
+            )  # fmt: skip
+        for index, series in enumerate(chart.series):
+            _draw(axes, chart, series, index)
+        _scale(axes, chart)
+        buffer = io.StringIO()
+        empty = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(buffer, format="svg", transparent=True, metadata=empty)
+    titles = {
+        f"series{index}": [f"{s.label}: {chart.x_label} {short(p.x)}, {chart.y_label} {short(p.y)}" for p in s.points]
+        for index, s in enumerate(chart.series)
+    }
+    label = f"{chart.title}. {chart.caption} {chart.better} The numbers are in the data table below."
+    return embed(buffer.getvalue(), prefix=prefix, colours=_COLOURS, titles=titles, label=label)

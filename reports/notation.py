@@ -1,0 +1,133 @@
+"""How numbers, intervals, targets and epsilons are written; every page and table says them the same way."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from harness.result import ClaimRecord, Estimate, Target
+
+NO_VALUE = "n/a"
+NO_PROMISE = "∞ (nothing promised)"
+METRICS = {
+    "ssim": "mean SSIM",
+    "mse": "MSE",
+    "psnr": "PSNR",
+    "label_accuracy": "labels right",
+    "recognised": "recognised",
+    "success": "success",
+    "failed": "failed",
+    "auc": "AUC",
+    "tpr@1%": "TPR at 1 % FPR",
+    "tpr@0.1%": "TPR at 0.1 % FPR",
+    "balanced_accuracy": "balanced accuracy",
+}
+_EXPONENT = re.compile(r"e([+-])0*(\d+)$")
+
+
+def _sign(text: str) -> str:
+    """A real minus sign, and no minus zero."""
+    if text.startswith("-") and not text.strip("-0."):
+        text = text[1:]
+    return text.replace("-", "−")
+
+
+def fixed(value: float | None, digits: int = 3) -> str:
+    """A number with so many decimals; `n/a` for None."""
+    return NO_VALUE if value is None else _sign(f"{value:.{digits}f}")
+
+
+def short(value: float | None) -> str:
+    """A number with four significant digits; `n/a` for None."""
+    return NO_VALUE if value is None else _sign(_EXPONENT.sub(r"e\1\2", f"{value:.4g}").replace("e+", "e"))
+
+
+def measured(estimate: Estimate) -> str:
+    """The value of an estimate with its unit: three decimals where these say something, else significant digits."""
+    value = estimate.value
+    if value is None:
+        return NO_VALUE
+    text = fixed(value) if value == 0 or 0.01 <= abs(value) < 1000 or is_bounded(estimate.name) else short(value)
+    return f"{text} {estimate.unit}".strip()
+
+
+def is_bounded(name: str) -> bool:
+    """Whether a metric lies between -1 and 1, so that three decimals always say enough."""
+    return name in METRICS and name not in ("mse", "psnr")
+
+
+def interval(estimate: Estimate) -> str:
+    """`0.180 to 0.246`, or nothing where there is no interval."""
+    if estimate.value is None or estimate.low is None or estimate.high is None:
+        return ""
+    write = fixed if is_bounded(estimate.name) or abs(estimate.value) >= 0.01 else short
+    return f"{write(estimate.low)} to {write(estimate.high)}"
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share of one as a percentage."""
+    return NO_VALUE if share is None else f"{_sign(f'{100 * share:.{digits}f}')} %"
+
+
+def points(share: float) -> str:
+    """A difference of two shares, in percentage points with its sign."""
+    return f"+{100 * share:.1f}" if share > 0 else _sign(f"{100 * share:.1f}")
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 cell`, `2 cells`, `4 batches`."""
+    ending = "es" if noun.endswith(("ch", "x", "s")) else "s"
+    return f"{count:,} {noun}".replace(",", " ") + ("" if count == 1 else ending)
+
+
+def listing(words: Iterable[str]) -> str:
+    """`a, b and c`."""
+    *head, last = list(words) or [""]
+    return f"{', '.join(head)} and {last}" if head else last
+
+
+def first_line(text: str) -> str:
+    """The first line of a message."""
+    return (text.splitlines() or [""])[0]
+
+
+def size(count: float) -> str:
+    """Bytes for people: `512 B`, `3.9 kB`, `1.2 MB`."""
+    for unit, scale in (("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds for people: `0.4 s`, `3 min`, `2.1 h`."""
+    if seconds is None:
+        return NO_VALUE
+    if seconds < 90:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def metric(name: str) -> str:
+    """The name of a metric for people."""
+    return METRICS.get(name, name)
+
+
+def where(target: Target) -> str:
+    """What an attack is aimed at: `probe, round 0`, `members`."""
+    batch = f", batch {target.batch}" if target.batch != 1 else ""
+    return target.kind if target.round is None else f"{target.kind}, round {target.round}{batch}"
+
+
+def epsilon(claims: Sequence[ClaimRecord]) -> str:
+    """The epsilon of one defence's trainings: a number, a range over the seeds, or that nothing is promised."""
+    finite = [claim.epsilon for claim in claims if claim.epsilon is not None]
+    if len(finite) < len(claims) or not claims:
+        return NO_PROMISE if claims else NO_VALUE
+    low, high = short(min(finite)), short(max(finite))
+    return low if low == high else f"{low} to {high} over the seeds"
+
+
+def scope(claim: ClaimRecord) -> str:
+    """What an epsilon covers, in words: unit, horizon and delta."""
+    return f"per {claim.unit}, {claim.horizon}, δ = {short(claim.delta)}"

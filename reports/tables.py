@@ -1,0 +1,85 @@
+"""The table in the terminal at the end of a run."""
+
+from __future__ import annotations
+
+import io
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harness.result import Run
+from reports.claims import brief
+from reports.notation import NO_VALUE, fixed, interval, metric, percent, plural, where
+from reports.pool import accuracy
+from reports.select import Analysis, Group
+
+_STYLES = {"High": "bold red", "Moderate": "yellow", "Low": "green", "not rated": "dim"}
+_CAPTION = "Higher means the attacker learns more. ε is claimed, not measured; ε of different units do not compare."
+
+
+def _measured(group: Group) -> str:
+    """The headline number with its interval, or why there is none."""
+    if group.estimate is not None and group.value is not None:
+        ends = interval(group.estimate).replace(" to ", "-" if "−" not in interval(group.estimate) else "..")
+        return f"{fixed(group.value)} [{ends}]" if ends else fixed(group.value)
+    if group.failures:
+        return "failed"
+    return NO_VALUE if group.results else "missing"
+
+
+def _row(analysis: Analysis, group: Group) -> list[Text]:
+    """One row; `Text`, so that no name is taken for markup."""
+    rating = analysis.rating(group)
+    ceiling, trainings = analysis.ceiling(group), analysis.of(group)
+    reached = accuracy(trainings)
+    word = "ceiling" if group.undefended else rating.word
+    setting = [analysis.settings[group.setting]] if len(analysis.settings) > 1 else []
+    claim = brief([t.one_round for t in trainings])
+    return [
+        Text("\n".join([analysis.defenses[group.defense.label].text, *setting])),
+        Text(analysis.attacks[group.column.attack.label].text),
+        Text(f"{group.column.threat}\n{where(group.column.target)}"),
+        Text(f"{metric(group.metric)}\n{_measured(group)}"),
+        Text(word, style=_STYLES.get(word, "")),
+        Text(fixed(analysis.floor_value(group))),
+        Text(fixed(ceiling.value if ceiling is not None else None)),
+        Text(percent(reached.value if reached is not None else None)),
+        Text(claim),
+    ]
+
+
+def _title(run: Run) -> str:
+    """The study and what became of its cells."""
+    counts = [(len(run.failures), "failed"), (len(run.missing), "missing")]
+    lacking = "".join(f", {count} {word}" for count, word in counts if count)
+    return f"{run.name}: {len(run.results)} of {plural(len(run.cells), 'cell')}{lacking}"
+
+
+def summary(run: Run) -> Table:
+    """One row a defence, attack, adversary and target; the controls stand in the columns floor and ceiling."""
+    analysis = Analysis(run)
+    table = Table(
+        title=Text(_title(run)), caption=Text(_CAPTION), box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    for name in ("Defence", "Attack", "Adversary, target", "Metric [95 %]", "Leakage"):
+        table.add_column(name, overflow="fold")
+    for name in ("Floor", "Ceiling", "Accuracy"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("ε claimed", overflow="fold")
+    previous = None
+    for group in sorted(analysis.attacked, key=lambda g: list(analysis.settings).index(g.setting)):
+        if previous is not None and (previous.setting, previous.defense) != (group.setting, group.defense):
+            table.add_section()
+        table.add_row(*_row(analysis, group))
+        previous = group
+    return table
+
+
+def plain(run: Run, *, width: int = 100) -> str:
+    """The same table as plain text, no line longer than `width`."""
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=width, color_system=None, force_terminal=False, legacy_windows=False)
+    console.print(summary(run))
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"

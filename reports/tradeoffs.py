@@ -1,0 +1,22 @@
+"""Which charts a run has, in the order of the page."""
+
+from __future__ import annotations
+
+from reports.epsilon_charts import accuracy_charts, leakage_charts
+from reports.figures import Chart
+from reports.messages import fidelity_charts
+from reports.round_charts import attack_charts, training_charts
+from reports.select import Analysis
+
+
+def charts(analysis: Analysis, setting: str) -> tuple[Chart, ...]:
+    """All charts of one setting that have at least two points."""
+    found = [
+        *leakage_charts(analysis, setting, "reconstruction", "ssim"),
+        *leakage_charts(analysis, setting, "membership", "auc"),
+        *accuracy_charts(analysis, setting),
+        *attack_charts(analysis, setting),
+        *training_charts(analysis, setting),
+        *fidelity_charts(analysis, setting),
+    ]
+    return tuple(chart for chart in found if chart.points >= 2)

@@ -1,0 +1,19 @@
+"""Shared by all tests: one thread, and where the real data lie."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    folder = Path(__file__).parents[2] / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("real data not beside the checkout")
+    return folder

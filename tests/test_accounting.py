@@ -1,0 +1,344 @@
+"""Epsilon and delta against closed forms, printed tables and an independent accountant."""
+
+from __future__ import annotations
+
+import math
+
+import dp_accounting as dp
+import mpmath
+import pytest
+from dp_accounting.pld import PLDAccountant
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.accounting import delta, epsilon, gaussian_delta, gaussian_epsilon, gaussian_mu, repeat
+
+# Computed once with two independent programs, ten printed decimals.
+ANALYTIC = [
+    (0.5, 1e-5, 9.9972561464),
+    (1.0, 1e-5, 4.3771780957),
+    (1.0, 1e-6, 4.8865541175),
+    (2.0, 1e-5, 1.9930914044),
+    (2.0, 1e-6, 2.2540846502),
+    (3.0, 1e-5, 1.2710877669),
+    (5.0, 1e-5, 0.7255217509),
+    (10.0, 1e-5, 0.3406693647),
+]
+MU_AT_1E5 = [(0.5, 0.1422105587), (1, 0.2680511232), (2, 0.5015516892), (4, 0.9249308977), (8, 1.6660305978)]
+
+# UDP (Wei et al. 2021), q = 1, delta = 1e-3: claimed epsilon -> true epsilon, half a unit of the last printed digit.
+UDP = [
+    (1, 0.646, 5e-4),
+    (4, 3.438, 5e-4),
+    (6, 5.738, 5e-4),
+    (7, 7.007, 5e-4),
+    (8, 8.353, 5e-4),
+    (10, 11.27, 5e-3),
+    (12, 14.49, 5e-3),
+    (16, 21.82, 5e-3),
+    (20, 30.32, 5e-3),
+    (50, 131.1, 0.05),
+    (60, 179.3, 0.05),
+    (80, 297.2, 0.05),
+    (100, 444.1, 0.05),
+]
+UDP_DELTA = [(1, 1.1e-5, 5e-7), (4, 1.7e-4, 5e-6), (6, 5.8e-4, 5e-6), (7, 1.01e-3, 5e-6), (8, 1.69e-3, 5e-6)]
+UDP_DELTA += [(10, 4.3e-3, 5e-5), (12, 9.8e-3, 5e-5), (16, 0.039, 5e-4), (20, 0.116, 5e-4), (50, 0.998, 5e-4)]
+UDP_MU = [(1, 0.3884), (4, 1.2150), (8, 2.0833), (12, 2.8165), (16, 3.4649), (20, 4.0531), (50, 7.4558), (100, 11.4465)]
+
+# Over-the-air aggregation (Seif et al. 2020), delta = 1e-4: claim of one round -> true epsilon.
+OTA = [
+    (0.5, 0.323, 5e-4),
+    (1.0, 0.705, 5e-4),
+    (1.2, 0.866, 5e-4),
+    (2.0, 1.545, 5e-4),
+    (4.0, 3.451, 5e-4),
+    (6.0, 5.610, 5e-4),
+    (8.0, 8.002, 5e-4),
+    (10.0, 10.62, 5e-3),
+    (15.0, 18.13, 5e-3),
+    (20.0, 26.99, 5e-3),
+]
+# T rounds of the claim (1.2, 1e-4): epsilon at T 1e-4 + 1e-4, at 1e-4 and at 1e-5. Our notes print 41.28 for 41.27:
+# the root is 41.274884 in 60 digits.
+OTA_ROUNDS = [
+    (1, 0.810, 0.866, 1.034, 5e-4),
+    (10, 2.631, 3.243, 3.746, 5e-4),
+    (100, 9.514, 13.461, 14.997, 5e-4),
+    (500, 28.35, 41.27, 44.67, 5e-3),
+    (1000, 48.42, 69.82, 74.61, 5e-3),
+]
+
+
+def udp_mu(claimed: float, at: float = 1e-3) -> float:
+    """mu of the noise that UDP eq. (10) adds over all rounds."""
+    return claimed / math.sqrt(2 * math.log(1 / at))
+
+
+def ota_mu(claimed: float, at: float = 1e-4) -> float:
+    """mu of the classical Gaussian mechanism."""
+    return claimed / math.sqrt(2 * math.log(1.25 / at))
+
+
+def exact_delta(mu: float, eps: float) -> mpmath.mpf:
+    """Balle, Wang 2018, Thm 8, as printed, in 400 digits."""
+    with mpmath.workdps(400):
+        m, e = mpmath.mpf(mu), mpmath.mpf(eps)
+        return mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
+
+
+@pytest.mark.parametrize(("sigma", "at", "expected"), ANALYTIC)
+def test_analytic_gaussian_epsilon_has_the_golden_value(sigma, at, expected):
+    assert gaussian_epsilon(1 / sigma, at) == pytest.approx(expected, abs=5.1e-11)
+
+
+@pytest.mark.parametrize(("eps", "expected"), MU_AT_1E5)
+def test_analytic_gaussian_mu_has_the_golden_value(eps, expected):
+    assert gaussian_mu(eps, 1e-5) == pytest.approx(expected, abs=5.1e-11)
+
+
+@pytest.mark.parametrize(
+    ("mu", "expected"),
+    [(2.4600553687, 12.9407371437), (0.8321840937, 3.5430974175), (1.8067584216, 8.8271625554)],
+)
+def test_epsilon_of_an_audited_mu_has_the_golden_value(mu, expected):
+    # mu is printed to 5e-11, and d epsilon / d mu is at most 6.5 here
+    assert gaussian_epsilon(mu, 1e-5) == pytest.approx(expected, abs=4e-10)
+
+
+@pytest.mark.parametrize(("claimed", "expected", "digit"), UDP)
+def test_true_epsilon_behind_a_udp_claim_has_the_printed_value(claimed, expected, digit):
+    assert gaussian_epsilon(udp_mu(claimed), 1e-3) == pytest.approx(expected, abs=1.02 * digit)
+
+
+@pytest.mark.parametrize(("claimed", "expected", "digit"), UDP_DELTA)
+def test_true_delta_at_a_udp_claim_has_the_printed_value(claimed, expected, digit):
+    assert gaussian_delta(udp_mu(claimed), claimed) == pytest.approx(expected, abs=1.02 * digit)
+
+
+@pytest.mark.parametrize(("eps", "expected"), UDP_MU)
+def test_mu_that_udp_should_have_used_has_the_printed_value(eps, expected):
+    assert gaussian_mu(eps, 1e-3) == pytest.approx(expected, abs=5.1e-5)
+
+
+@pytest.mark.parametrize(("at", "crossover"), [(1e-2, 6.25), (1e-3, 6.98), (1e-4, 7.53), (1e-5, 7.97), (1e-6, 8.34)])
+def test_udp_claim_turns_unsound_at_the_printed_epsilon(at, crossover):
+    assert gaussian_epsilon(udp_mu(crossover - 0.006, at), at) < crossover - 0.006
+    assert gaussian_epsilon(udp_mu(crossover + 0.006, at), at) > crossover + 0.006
+
+
+@pytest.mark.parametrize(("claimed", "expected", "digit"), OTA)
+def test_true_epsilon_behind_an_ota_claim_has_the_printed_value(claimed, expected, digit):
+    assert gaussian_epsilon(ota_mu(claimed), 1e-4) == pytest.approx(expected, abs=1.02 * digit)
+
+
+@pytest.mark.parametrize(("rounds", "same", "at_1e4", "at_1e5", "digit"), OTA_ROUNDS)
+def test_composed_ota_epsilon_has_the_printed_value(rounds, same, at_1e4, at_1e5, digit):
+    event = repeat(dp.GaussianDpEvent(1 / ota_mu(1.2)), rounds)
+    assert epsilon(event, rounds * 1e-4 + 1e-4) == pytest.approx(same, abs=1.02 * digit)
+    assert epsilon(event, 1e-4) == pytest.approx(at_1e4, abs=1.02 * digit)
+    assert epsilon(event, 1e-5) == pytest.approx(at_1e5, abs=1.02 * digit)
+
+
+@pytest.mark.parametrize("mu", [1e-12, 1e-7, 1e-4, 9.9e-3, 1.01e-2, 0.3, 1.0, 1.99, 2.01, 5.0, 30.0, 100.0])
+@pytest.mark.parametrize("spread", [0.0, 0.01, 0.4, 0.6, 1.0, 3.0, 12.0, 37.0])
+def test_gaussian_delta_keeps_eleven_digits_from_1e_12_to_100(mu, spread):
+    eps = mu * (mu / 2 + spread) if spread else 0.0
+    assert gaussian_delta(mu, eps) == pytest.approx(float(exact_delta(mu, eps)), rel=1e-11, abs=0)
+
+
+def test_a_null_audit_near_mu_1e_7_does_not_underflow():
+    # log(Phi(mu/2) - Phi(-mu/2)) taken as a difference of logs raised here in another tool
+    assert gaussian_delta(1e-7, 0.0) == pytest.approx(1e-7 / math.sqrt(2 * math.pi), rel=1e-12)
+    assert gaussian_epsilon(1e-7, 1e-5) == 0.0
+    assert 0 < gaussian_epsilon(1e-7, 1e-9) < 1e-6
+    assert gaussian_epsilon(5e-324, 1e-5) == 0.0
+
+
+@given(st.floats(1e-6, 500), st.floats(1e-30, 0.9))
+def test_gaussian_mu_inverts_gaussian_epsilon(eps, at):
+    assert gaussian_epsilon(gaussian_mu(eps, at), at) == pytest.approx(eps, rel=1e-7)
+
+
+@given(st.floats(1e-6, 50), st.floats(0, 1e3))
+def test_gaussian_delta_is_a_probability_and_falls_with_epsilon(mu, eps):
+    assert 0 <= gaussian_delta(mu, eps + 0.01) <= gaussian_delta(mu, eps) <= 1
+
+
+@pytest.mark.parametrize(
+    ("got", "expected"),
+    [
+        (gaussian_delta(0, 1), 0),
+        (gaussian_delta(math.inf, 1), 1),
+        (gaussian_delta(3, math.inf), 0),
+        (gaussian_delta(math.inf, math.inf), 0),
+        (gaussian_epsilon(0, 0), 0),
+        (gaussian_epsilon(1, 0), math.inf),
+        (gaussian_epsilon(math.inf, 0.1), math.inf),
+        (gaussian_epsilon(1, 0.39), 0),  # 2 Phi(1/2) - 1 = 0.3829
+        (gaussian_mu(1, 0), 0),
+        (gaussian_mu(math.inf, 1e-5), math.inf),
+        (gaussian_mu(0, 0), 0),
+    ],
+)
+def test_gaussian_edge_cases(got, expected):
+    assert got == expected
+
+
+def test_gaussian_mu_at_epsilon_zero_is_the_total_variation():
+    assert gaussian_delta(gaussian_mu(0, 0.3), 0) == pytest.approx(0.3, rel=1e-14)
+
+
+def test_a_user_with_all_records_changed_has_no_protection():
+    # UDP: n = 800 records, claimed epsilon 8 at 1e-3: mu = 1722; the bound mu^2/2 < eps < mu^2/2 + 3.1 mu
+    mu = 800 * udp_mu(8)
+    assert mu == pytest.approx(1722, abs=0.5)
+    assert mu**2 / 2 < gaussian_epsilon(mu, 1e-3) < mu**2 / 2 + 3.1 * mu
+
+
+@pytest.mark.parametrize("at", [0.0, 1e-5])
+def test_nothing_promised_is_an_infinite_epsilon(at):
+    for event in [None, dp.NonPrivateDpEvent(), dp.GaussianDpEvent(0.0), dp.LaplaceDpEvent(0.0)]:
+        assert epsilon(event, at) == math.inf
+        assert delta(event, 3.0) == 1.0
+        assert delta(event, math.inf) == 0.0
+
+
+def test_one_open_event_opens_the_whole_composition():
+    event = dp.ComposedDpEvent([dp.GaussianDpEvent(5.0), dp.NonPrivateDpEvent()])
+    assert epsilon(event, 1e-5) == math.inf
+    assert delta(event, 1.0) == 1.0
+
+
+@pytest.mark.parametrize("event", [dp.NoOpDpEvent(), dp.GaussianDpEvent(math.inf), repeat(dp.GaussianDpEvent(1.0), 0)])
+def test_no_release_costs_nothing(event):
+    assert epsilon(event, 0.0) == 0.0
+    assert delta(event, 0.0) == 0.0
+
+
+def test_gaussians_compose_as_the_root_of_the_sum_of_squares():
+    # 3^-2 + 2 * 4^-2 + 5 * 2^-2, nested
+    inner = dp.ComposedDpEvent([dp.GaussianDpEvent(3.0), dp.SelfComposedDpEvent(dp.GaussianDpEvent(4.0), 2)])
+    event = dp.ComposedDpEvent([inner, repeat(dp.GaussianDpEvent(2.0), 5), dp.NoOpDpEvent()])
+    mu = math.sqrt(1 / 9 + 2 / 16 + 5 / 4)
+    assert epsilon(event, 1e-5) == pytest.approx(gaussian_epsilon(mu, 1e-5), rel=1e-13)
+    assert delta(event, 2.0) == pytest.approx(gaussian_delta(mu, 2.0), rel=1e-13)
+    assert epsilon(event, 0.0) == math.inf
+
+
+def test_repeated_gaussian_has_the_golden_value():
+    # sigma = 10, T = 200, delta = 1e-5: 6.57297007
+    assert epsilon(repeat(dp.GaussianDpEvent(10.0), 200), 1e-5) == pytest.approx(6.57297007, abs=5.1e-9)
+
+
+def test_laplace_is_pure():
+    assert epsilon(dp.LaplaceDpEvent(4.0), 0.0) == 0.25
+    assert epsilon(repeat(dp.LaplaceDpEvent(4.0), 10), 0.0) == 2.5
+    assert delta(dp.LaplaceDpEvent(4.0), 0.25) == 0.0
+    assert delta(repeat(dp.LaplaceDpEvent(4.0), 10), 2.5) == 0.0
+
+
+def test_one_laplace_at_a_positive_delta_has_the_closed_form():
+    # delta = 1 - exp((eps - 1/b) / 2): the mass where the loss is 1/b, less e^eps times that of the other
+    at = 1e-5
+    assert epsilon(dp.LaplaceDpEvent(1.0), at) == pytest.approx(1 + 2 * math.log1p(-at), rel=1e-15)
+    assert epsilon(dp.LaplaceDpEvent(1.0), at) == pytest.approx(0.99998, abs=5.1e-6)
+    assert delta(dp.LaplaceDpEvent(1.0), epsilon(dp.LaplaceDpEvent(1.0), at)) == pytest.approx(at, rel=1e-9)
+    assert epsilon(dp.LaplaceDpEvent(1.0), 0.5) == 0.0
+
+
+def test_repeated_laplace_has_the_golden_value_below_the_pure_one():
+    event = repeat(dp.LaplaceDpEvent(10.0), 100)
+    assert epsilon(event, 1e-5) == pytest.approx(4.22034735, abs=5.1e-9)
+    assert epsilon(event, 0.0) == pytest.approx(10.0, rel=1e-12)
+    assert delta(event, 4.22034735) == pytest.approx(1e-5, rel=1e-6)
+
+
+def test_a_discretised_epsilon_never_exceeds_the_pure_one():
+    event = repeat(dp.LaplaceDpEvent(1.0), 2)
+    assert epsilon(event, 1e-12) <= 2.0
+
+
+def test_poisson_sampled_gaussian_has_the_golden_value():
+    # Poisson sampling .6, T = 200, z = 10, delta = 1e-5: 3.647043 by the same accountant, six printed digits
+    event = repeat(dp.PoissonSampledDpEvent(0.6, dp.GaussianDpEvent(10.0)), 200)
+    assert epsilon(event, 1e-5) == pytest.approx(3.647043, abs=5.1e-7)
+
+
+@pytest.mark.parametrize("z", [0.5, 1.0, 5.0])
+def test_closed_form_agrees_with_the_discretised_accountant(z):
+    # grid 1e-4, rounded up: never below the truth, and above it by less than one step
+    numerical = PLDAccountant().compose(dp.GaussianDpEvent(z))
+    exact = epsilon(dp.GaussianDpEvent(z), 1e-5)
+    assert exact - 1e-9 <= numerical.get_epsilon(1e-5) <= exact + 1e-4
+    assert delta(dp.GaussianDpEvent(z), 2.0) == pytest.approx(numerical.get_delta(2.0), rel=1e-4)
+
+
+def test_one_laplace_agrees_with_the_discretised_accountant():
+    numerical = PLDAccountant().compose(dp.LaplaceDpEvent(0.5))
+    assert epsilon(dp.LaplaceDpEvent(0.5), 1e-3) <= numerical.get_epsilon(1e-3) + 1e-9
+    assert epsilon(dp.LaplaceDpEvent(0.5), 1e-3) == pytest.approx(numerical.get_epsilon(1e-3), abs=1e-4)
+
+
+def test_randomized_response_has_the_golden_values():
+    # p = .3 of 4 buckets at delta = 1e-5: 2.33538709; two buckets with ratio 3 are ln 3
+    assert epsilon(dp.RandomizedResponseDpEvent(0.3, 4), 1e-5) == pytest.approx(2.33538709, abs=1e-4)
+    assert epsilon(dp.RandomizedResponseDpEvent(0.5, 2), 0.0) == pytest.approx(math.log(3), rel=1e-15)
+
+
+def test_a_repeated_randomized_response_is_not_counted_once():
+    # PLDAccountant of dp_accounting 0.6.0 gives the epsilon of one response for any number of them
+    event = dp.RandomizedResponseDpEvent(0.5, 2)
+    assert epsilon(repeat(event, 10), 0.0) == pytest.approx(10 * math.log(3), rel=1e-14)
+    # two: losses +-2 ln 3, 0 with 9/16, 1/16, 6/16; at eps = ln 3: 9/16 (1 - 3/9) = 6/16
+    assert delta(repeat(event, 2), math.log(3)) == pytest.approx(6 / 16, rel=1e-14)
+    assert epsilon(repeat(event, 2), 6 / 16) == pytest.approx(math.log(3), rel=1e-12)
+    assert epsilon(repeat(event, 2), 0.9) == 0.0
+
+
+def test_a_randomized_response_of_a_huge_epsilon_is_finite():
+    # sqSGD at epsilon 400 in each of 9,400 rounds
+    event = repeat(dp.RandomizedResponseDpEvent(2 / (1 + math.exp(400)), 2), 9400)
+    assert epsilon(event, 0.0) == pytest.approx(9400 * 400, rel=1e-12)
+    assert epsilon(event, 1e-5) == pytest.approx(9400 * 400, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        dp.UnsupportedDpEvent(),
+        dp.ZCDpEvent(1.0),
+        dp.ComposedDpEvent([dp.GaussianDpEvent(1.0), dp.UnsupportedDpEvent()]),
+        dp.PoissonSampledDpEvent(0.1, dp.UnsupportedDpEvent()),
+        dp.ComposedDpEvent([dp.GaussianDpEvent(1.0), dp.RandomizedResponseDpEvent(0.5, 2)]),
+    ],
+)
+def test_an_event_without_a_known_law_is_refused_by_name(event):
+    with pytest.raises(ValueError, match=r"no law is known for (Unsupp|ZCDp|Poisson|Randomized)\w*Event"):
+        epsilon(event, 1e-5)
+    with pytest.raises(ValueError, match="no law is known"):
+        delta(event, 1.0)
+
+
+def test_an_event_without_a_pure_epsilon_is_refused_at_delta_zero():
+    with pytest.raises(ValueError, match="no epsilon is known at delta = 0 for ZCDpEvent"):
+        epsilon(dp.ZCDpEvent(1.0), 0.0)
+
+
+@pytest.mark.parametrize("at", [-1e-9, 1.0, math.nan])
+def test_a_delta_outside_zero_to_one_is_refused(at):
+    for ask in (lambda: epsilon(None, at), lambda: gaussian_epsilon(1, at), lambda: gaussian_mu(1, at)):
+        with pytest.raises(ValueError, match="expected 0 <= delta < 1"):
+            ask()
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan])
+def test_a_negative_number_is_refused_by_name(bad):
+    with pytest.raises(ValueError, match="expected mu >= 0"):
+        gaussian_delta(bad, 1)
+    with pytest.raises(ValueError, match="expected epsilon >= 0"):
+        delta(None, bad)
+    with pytest.raises(ValueError, match="expected noise_multiplier >= 0"):
+        epsilon(dp.GaussianDpEvent(bad), 1e-5)
+    with pytest.raises(ValueError, match="expected rounds >= 0"):
+        repeat(dp.GaussianDpEvent(1.0), -1)

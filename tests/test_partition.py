@@ -1,0 +1,154 @@
+"""Who holds which training samples."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2, norm
+
+from harness import rng
+from harness.partition import partition
+from harness.result import FederationSpec
+from harness.rng import Key
+
+KEY = Key(0, ("partition",))
+KINDS = ("iid", "shards", "dirichlet", "unbalanced")
+TEN = torch.arange(1000) % 10
+
+
+@st.composite
+def cases(draw):
+    """A specification that can be met, with labels."""
+    clients, shards = draw(st.integers(1, 12)), draw(st.integers(1, 3))
+    n = draw(st.integers(clients * shards, 150))
+    spec = FederationSpec(
+        clients=clients,
+        partition=draw(st.sampled_from(KINDS)),
+        alpha=draw(st.sampled_from([1e-8, 1e-2, 0.5, 1.0, 100.0])),
+        shards=shards,
+        imbalance=draw(st.sampled_from([0.0, 0.5, 5.0, 100.0])),
+        samples=draw(st.none() | st.integers(clients * shards, n)),
+    )
+    labels = rng.integers(Key(draw(st.integers(0, 99))), n, draw(st.integers(1, 11)))
+    return spec, torch.from_numpy(labels)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(cases(), st.integers(0, 99))
+def test_every_used_sample_belongs_to_one_client_and_no_client_is_empty(case, seed):
+    spec, labels = case
+    parts = partition(spec, labels, Key(seed))
+    held = np.concatenate(parts)
+    assert len(parts) == spec.clients
+    assert len(held) == (spec.samples or len(labels)) == len(np.unique(held))
+    assert held.min() >= 0
+    assert held.max() < len(labels)
+    for part in parts:
+        assert part.dtype == np.int64
+        assert len(part) >= 1
+        assert (np.diff(part) > 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_key_alone_decides(kind):
+    spec = FederationSpec(partition=kind, samples=500)
+    first, again, other = (partition(spec, TEN, key) for key in (KEY, KEY, KEY.child("other")))
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_the_used_subset_is_the_same_for_every_kind():
+    used = [np.sort(np.concatenate(partition(FederationSpec(partition=k, samples=300), TEN, KEY))) for k in KINDS]
+    assert all(np.array_equal(used[0], other) for other in used[1:])
+
+
+def test_iid_clients_differ_in_size_by_one_at_most():
+    sizes = [len(part) for part in partition(FederationSpec(clients=7), TEN, KEY)]
+    assert sorted(sizes) == [142] * 1 + [143] * 6
+
+
+def test_two_shards_a_client_are_two_classes_at_most():  # McMahan et al. 2017, section 3: 200 shards of 300
+    labels = torch.arange(60_000) % 10
+    parts = partition(FederationSpec(clients=100, partition="shards", shards=2), labels, KEY)
+    assert {len(part) for part in parts} == {600}
+    assert max(len(labels[part].unique()) for part in parts) == 2
+
+
+def test_a_huge_alpha_gives_every_client_the_classes_of_all():
+    # q has a standard deviation under 1e-6 then, a thousandth of one sample
+    parts = partition(FederationSpec(partition="dirichlet", alpha=1e12), TEN, KEY)
+    counts = np.stack([np.bincount(TEN[part], minlength=10) for part in parts])
+    assert (counts == 10).all()
+
+
+def test_a_tiny_alpha_gives_every_class_to_clients_that_hold_little_else():
+    # alpha -> 0: each client has one class; classes that no client drew go to one client each
+    parts = partition(FederationSpec(clients=5, partition="dirichlet", alpha=1e-8), TEN, KEY)
+    holders = np.stack([np.bincount(TEN[part], minlength=10) > 0 for part in parts])
+    assert holders.sum() <= 5 + 10
+    assert holders.any(axis=0).all()
+
+
+def test_smaller_alpha_is_further_from_the_classes_of_all():
+    def distance(alpha):
+        parts = partition(FederationSpec(clients=20, partition="dirichlet", alpha=alpha), TEN, KEY)
+        shares = np.stack([np.bincount(TEN[part], minlength=10) / len(part) for part in parts])
+        return np.abs(shares - 0.1).sum(axis=1).mean()
+
+    assert distance(0.1) > distance(1.0) > distance(10.0) > distance(1000.0)
+
+
+def test_a_client_that_ends_empty_takes_one_sample_of_the_largest():
+    labels = torch.zeros(100, dtype=torch.int64)
+    # one class: every client has q = 1 and a hundredth of it; three samples more than clients
+    sizes = [len(p) for p in partition(FederationSpec(clients=97, partition="dirichlet"), labels, KEY)]
+    assert min(sizes) == 1
+    assert sum(sizes) == 100
+
+
+def test_no_imbalance_means_equal_sizes():
+    sizes = [len(p) for p in partition(FederationSpec(clients=7, partition="unbalanced", imbalance=0.0), TEN, KEY)]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def log_size_spread(imbalance, clients):
+    """The sample variance of the log of the sizes, times clients - 1."""
+    labels = torch.zeros(200 * clients, dtype=torch.int64)
+    spec = FederationSpec(clients=clients, partition="unbalanced", imbalance=imbalance)
+    logs = np.log([len(part) - 1 for part in partition(spec, labels, KEY)])
+    return ((logs - logs.mean()) ** 2).sum()
+
+
+def test_log_sizes_have_the_declared_spread():
+    # alpha = beta = 1e-6, effect: a spread off by 10 %; the estimate's relative error is 1/sqrt(2 clients)
+    miss = norm.isf(1e-6 / 2) + norm.isf(1e-6) * 1.1
+    clients = 5700
+    assert clients >= (miss / 0.1) ** 2 / 2
+    low, high = chi2.ppf([0.5e-6, 1 - 0.5e-6], clients - 1) * 0.5**2
+    assert low < log_size_spread(0.5, clients) < high
+    assert not low < log_size_spread(0.55, clients) < high  # the twin: 10 % off is seen
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (FederationSpec(clients=10, samples=9), "9 samples and 10 clients"),
+        (FederationSpec(clients=10, samples=1001), "samples <= 1000 training samples, got samples=1001"),
+        (FederationSpec(clients=1001), "1000 samples and 1001 clients"),
+        (
+            FederationSpec(clients=10, partition="shards", shards=3, samples=29),
+            "29 samples and 30 shards (3 for each of 10 clients)",
+        ),
+    ],
+)
+def test_what_cannot_be_dealt_is_refused_with_the_numbers(spec, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        partition(spec, TEN, KEY)
+
+
+def test_labels_with_two_axes_are_refused():
+    with pytest.raises(ValueError, match=r"one axis, got shape \(10, 2\)"):
+        partition(FederationSpec(), torch.zeros(10, 2, dtype=torch.int64), KEY)

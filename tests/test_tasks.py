@@ -1,0 +1,291 @@
+"""Initialisation, losses and gradients of the models."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from harness import rng
+from harness.models import build
+from harness.rng import Key
+from harness.tasks import ModelTask
+
+KEY = Key(0)
+
+SMALL = {
+    "linear": ((5,), 3),
+    "mlp-small": ((5,), 3),
+    "mlp": ((5,), 3),
+    "cnn2": ((1, 16, 16), 3),
+    "cnn3": ((1, 22, 22), 3),
+    "lenet-dlg": ((3, 8, 8), 3),
+    "lenet5": ((1, 12, 12), 3),
+    "cnn-udp": ((1, 6, 6), 3),
+    "resnet20": ((3, 8, 8), 3),
+    "svm": ((5,), 3),
+    "linear-regression": ((5,), 1),
+}
+
+
+def _task(name: str) -> ModelTask:
+    return ModelTask(build(name, *SMALL[name]))
+
+
+def _data(task: ModelTask, n: int = 4) -> tuple[Tensor, Tensor, Tensor]:
+    """Parameters, inputs and labels; float64, so that equality is of the formulas."""
+    params = task.init(KEY.child("params")).double()
+    x = rng.uniform(KEY.child("x"), (n, *task.input_shape), dtype=torch.float64)
+    return params, x, torch.from_numpy(rng.integers(KEY.child("y"), n, task.classes))
+
+
+def _simplex(b: int, classes: int) -> Tensor:
+    """[b, classes] probabilities."""
+    return torch.softmax(rng.normal(KEY.child("soft"), (b, classes), torch.float64), 1)
+
+
+# ---- initialisation
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(20, 1000), nn.Conv2d(3, 1000, 5)])
+def test_torch_itself_draws_weights_and_biases_within_one_over_root_fan_in(layer):
+    bound = layer.weight[0].numel() ** -0.5
+    for tensor in layer.parameters():
+        assert 0.8 * bound < tensor.abs().max() <= bound  # 1000 entries below 0.8: probability 1e-97
+
+
+@pytest.mark.parametrize("name", ["mlp-small", "lenet-dlg", "resnet20"])
+def test_default_initialisation_is_one_draw_scaled_by_the_fan_in(name):
+    task = _task(name)
+    draw = task.layout.split(rng.uniform(KEY, (task.layout.dim,), -1, 1))
+    parts = task.layout.split(task.init(KEY))
+    for part, unit, name_of, fan_in in zip(parts, draw, task.layout.names, task.model.fan_in, strict=True):
+        if "norm" in name_of:
+            assert torch.equal(part, torch.full_like(part, float(name_of.endswith("scale"))))
+        else:
+            torch.testing.assert_close(part, unit / math.sqrt(fan_in))
+            assert part.abs().max() <= 1 / math.sqrt(fan_in)
+
+
+@pytest.mark.parametrize("name", ["lenet-dlg", "resnet20"])
+def test_dlg_initialisation_is_uniform_within_a_half_but_for_the_scales(name):
+    task = ModelTask(build(name, *SMALL[name]), initialisation="dlg")
+    draw = task.layout.split(rng.uniform(KEY, (task.layout.dim,), -1, 1))
+    for part, unit, name_of in zip(task.layout.split(task.init(KEY)), draw, task.layout.names, strict=True):
+        assert torch.equal(part, torch.ones_like(part) if name_of.endswith("scale") else unit / 2)
+
+
+def test_a_key_fixes_the_initialisation():
+    task = _task("mlp")
+    assert torch.equal(task.init(KEY), task.init(KEY))
+    assert not torch.equal(task.init(KEY), task.init(KEY.child("other")))
+    assert task.init(KEY).dtype == torch.float32
+
+
+def test_an_unknown_initialisation_is_refused():
+    with pytest.raises(ValueError, match="no initialisation 'he'; known: default, dlg"):
+        ModelTask(build("linear", (5,), 3), initialisation="he")
+
+
+# ---- losses
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_loss_is_the_mean_of_the_losses_plus_the_penalty(name):
+    task = _task(name)
+    params, x, y = _data(task)
+    losses = task.losses(params, x, y)
+    assert losses.shape == (4,)
+    torch.testing.assert_close(task.loss(params, x, y), losses.mean() + task.penalty(params))
+    assert task.softmax == (name not in ("svm", "linear-regression"))
+
+
+@pytest.mark.parametrize("name", ["mlp", "svm"])
+def test_soft_labels_give_the_expected_loss(name):
+    task = _task(name)
+    params, x, _ = _data(task)
+    soft = _simplex(4, 3)
+    each = torch.stack([task.losses(params, x, torch.full((4,), label)) for label in range(3)], 1)
+    torch.testing.assert_close(task.losses(params, x, soft), (soft * each).sum(1))
+
+
+def test_cross_entropy_is_minus_the_log_of_the_labels_probability():
+    task = _task("linear")
+    params, x, y = _data(task)
+    wanted = -torch.softmax(task.outputs(params, x), 1).log()[torch.arange(4), y]
+    torch.testing.assert_close(task.losses(params, x, y), wanted)
+
+
+def test_two_class_hinge_is_the_formula_of_udp():  # UDP (32) with its sign corrected
+    task = ModelTask(build("svm", (5,), 2))
+    params, x, y = rng.normal(KEY, (5,)), rng.normal(KEY.child("x"), (9, 5)), torch.tensor([0, 1] * 4 + [0])
+    wanted = torch.clamp(1 - (2 * y - 1) * (x @ params), min=0)
+    torch.testing.assert_close(task.losses(params, x, y), wanted)
+    assert 0 < (wanted == 0).sum() < 9  # both branches are seen
+    torch.testing.assert_close(task.loss(params, x, y), wanted.mean() + 0.01 / 2 * params.square().sum())
+
+
+def test_multi_class_hinge_compares_with_the_best_other_score():  # Crammer and Singer 2001
+    task = ModelTask(build("svm", (3,), 3))
+    params = torch.eye(3).flatten()  # the scores are the inputs
+    x = torch.tensor([[3.0, 1.0, 0.0], [0.0, 0.5, 2.0], [1.0, 1.0, 1.0]])
+    assert task.losses(params, x, torch.tensor([0, 1, 2])).tolist() == [0.0, 2.5, 1.0]
+
+
+def test_squared_loss_is_the_formula_of_ota():  # OTA: mean (w.u - v)^2 + lambda/2 ||w||^2, lambda = 1e-3
+    task = ModelTask(build("linear-regression", (30,), 1))
+    w, u, v = rng.normal(KEY, (30,)), rng.normal(KEY.child("u"), (20, 30)), rng.normal(KEY.child("v"), (20,))
+    wanted = (u @ w - v).square().mean() + 1e-3 / 2 * w.square().sum()
+    torch.testing.assert_close(task.loss(w, u, v), wanted)
+
+
+def test_a_diverged_model_without_penalty_keeps_a_finite_penalty():
+    task = _task("linear")
+    assert task.penalty(torch.full((task.layout.dim,), torch.inf)) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("mlp", (3,)), ("mlp", (4, 2)), ("svm", (1,)), ("linear-regression", (4, 1))]
+)
+def test_labels_of_another_shape_are_refused(name, shape):
+    task = _task(name)
+    params, x, _ = _data(task)
+    with pytest.raises(ValueError, match=r"expected labels of shape \(4,\)"):
+        task.losses(params, x, torch.zeros(shape, dtype=torch.int64))
+
+
+def test_correct_counts_the_highest_scores():
+    task = ModelTask(build("svm", (3,), 3))
+    x = torch.tensor([[3.0, 1.0, 0.0], [0.0, 0.5, 2.0], [1.0, 2.0, 1.0]])
+    assert task.correct(torch.eye(3).flatten(), x, torch.tensor([0, 1, 1])) == 2
+
+
+def test_correct_is_refused_where_the_label_is_a_number_or_a_distribution():
+    regression, mlp = _task("linear-regression"), _task("mlp")
+    params, x, y = _data(regression)
+    with pytest.raises(ValueError, match="expected a classifier"):
+        regression.correct(params, x, y)
+    params, x, _ = _data(mlp)
+    with pytest.raises(ValueError, match=r"expected labels of shape \(4,\), got \(4, 3\)"):
+        mlp.correct(params, x, _simplex(4, 3))
+
+
+# ---- gradients
+
+
+def _twin(name: str) -> nn.Sequential:
+    """The torch module of `SMALL[name]`."""
+    if name == "lenet-dlg":
+        layers = [nn.Conv2d(3, 12, 5, 2, 2), nn.Sigmoid(), nn.Conv2d(12, 12, 5, 2, 2), nn.Sigmoid()]
+        return nn.Sequential(*layers, nn.Conv2d(12, 12, 5, 1, 2), nn.Sigmoid(), nn.Flatten(), nn.Linear(48, 3))
+    layers = [nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 6, 5), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(6, 50), nn.ReLU(), nn.Linear(50, 3))
+
+
+@pytest.mark.parametrize("name", ["lenet-dlg", "cnn2"])
+def test_the_gradient_is_that_of_the_torch_module(name):
+    task = _task(name)
+    params, x, y = _data(task)
+    twin = _twin(name).double()
+    vector_to_parameters(params, twin.parameters())
+    nn.CrossEntropyLoss()(twin(x), y).backward()
+    (gradient,) = torch.autograd.grad(task.loss(params.requires_grad_(), x, y), params)
+    torch.testing.assert_close(gradient, parameters_to_vector(tensor.grad for tensor in twin.parameters()))
+
+
+def _squared_norm(task: ModelTask, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """||gradient of the loss||^2, differentiable in x."""
+    (gradient,) = torch.autograd.grad(task.loss(params, x, y), params, create_graph=True)
+    return gradient.square().sum()
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("name", ["lenet-dlg", "mlp"])
+def test_the_gradient_can_be_differentiated_by_the_input_and_by_soft_labels(name, soft):
+    task = _task(name)
+    params, x, y = _data(task, 2)
+    params.requires_grad_()
+    x.requires_grad_()
+    labels = _simplex(2, 3).requires_grad_() if soft else y
+    inputs = (x, labels) if soft else (x,)
+    assert torch.autograd.gradcheck(lambda x, labels=labels: _squared_norm(task, params, x, labels), inputs)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_vmap_gives_each_examples_gradient(name):
+    task = _task(name)
+    params, x, y = _data(task)
+    together = vmap(grad(task.loss), in_dims=(None, 0, 0))(params, x[:, None], y[:, None])
+    alone = torch.stack([grad(task.loss)(params, x[i : i + 1], y[i : i + 1]) for i in range(4)])
+    torch.testing.assert_close(together, alone)
+    assert together.abs().amax(1).min() > 0
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_vmap_runs_several_models_at_once(name):
+    task = _task(name)
+    _, x, y = _data(task)
+    many = torch.stack([task.init(KEY.child(i)).double() for i in range(3)])
+    together = vmap(grad(task.loss), in_dims=(0, None, None))(many, x, y)
+    torch.testing.assert_close(together, torch.stack([grad(task.loss)(params, x, y) for params in many]))
+
+
+@pytest.mark.parametrize("name", ["lenet-dlg", "mlp", "cnn2", "resnet20"])
+def test_vmap_goes_through_the_second_derivative(name):
+    task = _task(name)
+    params, x, y = _data(task, 2)
+
+    def norm(x: Tensor, y: Tensor) -> Tensor:
+        return grad(task.loss)(params, x, y).square().sum()
+
+    together = vmap(grad(norm))(x[:, None], y[:, None])
+    torch.testing.assert_close(together, torch.stack([grad(norm)(x[i : i + 1], y[i : i + 1]) for i in range(2)]))
+
+
+# ---- dropout
+
+
+def _dropped(task: ModelTask) -> tuple[int, int]:
+    """(entries, zeros) of the masks of four examples."""
+    masks = task.dropout_masks(KEY, 4)
+    return sum(mask.numel() for mask in masks), sum(int((mask == 0).sum()) for mask in masks)
+
+
+def _agrees(entries: int, zeros: int, rate: float) -> bool:
+    """Two-sided test of a proportion; alpha = 1e-6: 4.892 standard deviations."""
+    return abs(zeros / entries - rate) <= 4.892 * math.sqrt(rate * (1 - rate) / entries)
+
+
+def test_masks_are_zero_or_scaled_in_the_shapes_of_the_model():
+    task = ModelTask(build("cnn3", (3, 32, 32), 10))
+    masks = task.dropout_masks(KEY, 4)
+    assert [tuple(mask.shape) for mask in masks] == [(4, *shape) for shape, _ in task.model.dropout]
+    for mask in masks:
+        assert mask.dtype == torch.float32
+        assert set(mask.unique().tolist()) == {0.0, 1.25}
+
+
+def test_masks_drop_at_the_declared_rate():
+    # alpha = beta = 1e-6 and a rate off by 0.02: ((4.892 * 0.4 + 4.753 * 0.4142) / 0.02)^2 = 38,530 entries
+    task = ModelTask(build("cnn3", (3, 32, 32), 10))
+    entries, zeros = _dropped(task)
+    assert entries >= 38_530
+    assert _agrees(entries, zeros, 0.2)
+    off = dataclasses.replace(task.model, dropout=tuple((shape, 0.225) for shape, _ in task.model.dropout))
+    assert not _agrees(*_dropped(ModelTask(off)), 0.2)
+
+
+def test_masks_change_the_loss_and_leave_the_outputs():
+    task = _task("cnn3")
+    params, x, y = _data(task)
+    masks = task.dropout_masks(KEY, 4)
+    assert task.loss(params, x, y, masks) != task.loss(params, x, y)
+    ones = [torch.ones_like(mask) for mask in masks]
+    torch.testing.assert_close(task.losses(params, x, y, ones), task.losses(params, x, y))
+
+
+def test_a_model_without_dropout_has_no_masks():
+    assert _task("mlp").dropout_masks(KEY, 4) is None

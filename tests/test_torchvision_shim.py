@@ -1,0 +1,59 @@
+"""The import of torchvision beside a CPU-only torch."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from harness.data import torchvision_shim
+from harness.data.torchvision_shim import torchvision
+
+
+def test_the_module_comes_with_its_readers():
+    module = torchvision()
+    assert module.__name__ == "torchvision"
+    assert module is sys.modules["torchvision"]
+    assert issubclass(module.datasets.MNIST, torch.utils.data.Dataset)
+
+
+def test_a_second_call_returns_the_same_module():
+    assert torchvision() is torchvision()
+
+
+@pytest.mark.parametrize("name", ["nms", "qnms"])
+def test_the_operators_have_the_schema_of_torchvision(name):
+    torchvision()
+    schema = str(getattr(torch.ops.torchvision, name).default._schema)
+    assert schema == f"torchvision::{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+
+
+def test_a_plain_import_works_after_the_shim():
+    torchvision()
+    import torchvision.transforms.functional as functional
+
+    assert functional.hflip(torch.tensor([[[0.0, 1.0]]])).tolist() == [[[1.0, 0.0]]]
+
+
+def test_where_a_plain_import_works_nothing_is_declared():
+    torchvision()
+    if not torchvision_shim._declared:
+        pytest.skip("torchvision's own operators are here, and nothing was declared")
+    code = """
+import torch
+theirs = torch.library.Library("torchvision", "FRAGMENT")
+for name in ("nms", "qnms"):
+    theirs.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+from harness.data import torchvision_shim
+print(torchvision_shim.torchvision().__name__, torchvision_shim._declared)
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "torchvision []\n", done.stderr
+
+
+def test_a_declared_operator_has_a_schema_and_no_kernel():
+    torchvision()
+    if not torchvision_shim._declared:
+        pytest.skip("torchvision's own operators are here, with kernels")
+    with pytest.raises(NotImplementedError, match="nms"):
+        torch.ops.torchvision.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)
