@@ -1,7 +1,7 @@
 """L-BFGS on many independent problems at once, each with its own history, step length and end.
 
-Nobody waits: at every turn each live problem has one trial point evaluated; those that accept theirs get a new
-direction, the others halve their step, and those that are done leave the batch.
+Nobody waits for another: at every turn each live problem has one trial point evaluated; those that accept theirs get a
+new direction, the others halve their step, and those that are done leave the batch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from torch import Tensor
 from harness.matching import Function
 
 _ARMIJO = 1e-4
+"""Share of the decrease promised by the slope that a step must bring (Nocedal & Wright 2006, sec. 3.1)."""
+
 _CURVATURE = 1e-8
 """A pair with s.y below this times |s||y| would make the next direction mostly rounding."""
+
 _SHORTEST = 2.0**-20
-"""A shorter step changes a float32 point by no more than its rounding."""
+"""A shorter step changes a float32 point by little more than its rounding."""
 
 
 class Status(enum.Enum):
-    """Why a problem ended; in the order in which they are asked, so that the first that holds is told."""
+    """Why a problem ended; in the order in which they are asked: the first that holds is told."""
 
     FAILED = "failed"
     CONVERGED = "converged"
@@ -32,10 +35,27 @@ class Status(enum.Enum):
     SPENT = "spent"
 
 
-class Minima(NamedTuple):
-    """Of n problems: the best x [n, D] and value [n], evaluations [n] int64, and why each ended.
+@dataclass(frozen=True, eq=False)
+class Stop:
+    """When a problem ends.
 
-    A problem that failed keeps its start and has an infinite value.
+    Attributes:
+        evaluations: of one problem, at most.
+        tolerance: [n], converged at this value or below.
+        window, decrease: stalled where `window` evaluations lowered the value by less than `decrease` times its size,
+            where no step along the gradient lowers it, or where the gradient is zero.
+    """
+
+    evaluations: int
+    tolerance: Tensor
+    window: int = 200
+    decrease: float = 1e-2
+
+
+class Minima(NamedTuple):
+    """Of n problems: the best x [n, D] and its value [n], evaluations [n] int64, and why each ended.
+
+    A problem whose start has no finite value and gradient failed: it keeps its start, and its value is infinite.
     """
 
     x: Tensor
@@ -44,91 +64,46 @@ class Minima(NamedTuple):
     status: tuple[Status, ...]
 
 
-@dataclass
-class _Memory:
-    """The last m accepted pairs of each problem in rings, and their inner products.
+def minimize(function: Function, start: Tensor, stop: Stop, *, history: int = 100) -> Minima:
+    """Minimise n functions of D variables each.
 
-    steps, changes: [n, m, D], s = x' - x and y = g' - g. cross: [n, m, m], s_i.y_j. gram: y_i.y_j. count: [n] pairs
-    ever stored; the next goes to slot count % m.
+    Args:
+        function: values and gradients of any of the n functions. A value or gradient that is not finite is a step too
+            long.
+        start: [n, D], not modified. Its dtype is the one in which all is computed, but for inner products.
+        history: accepted pairs remembered; gradient matching needs 50 or more (measured).
+
+    Guarantees:
+        A value is never above that of the start; x is where it was taken.
+        Same arguments, same numbers; a problem that fails changes nothing for the others but rounding.
+        A problem that has ended is not evaluated again.
+
+    Source: Liu and Nocedal 1989 (L-BFGS). Differs: steps are halved until they satisfy Armijo's condition only; a pair
+        without positive curvature is not stored.
     """
-
-    steps: Tensor
-    changes: Tensor
-    cross: Tensor
-    gram: Tensor
-    count: Tensor
-
-    @classmethod
-    def empty(cls, like: Tensor, size: int) -> _Memory:
-        """No pairs yet, for problems like [n, D]."""
-        rings = like.new_zeros(2, len(like), size, like.shape[1])
-        # float64: the triangular solve amplifies the rounding of nearly parallel steps
-        squares = like.new_zeros(2, len(like), size, size, dtype=torch.float64)
-        return cls(*rings, *squares, torch.zeros(len(like), dtype=torch.int64, device=like.device))
-
-    def take(self, rows: Tensor) -> _Memory:
-        """The memory of some of the problems."""
-        return _Memory(*(getattr(self, field.name)[rows] for field in dataclasses.fields(self)))
-
-    def forget(self, rows: Tensor) -> None:
-        """Drop the pairs of some of the problems."""
-        for field in dataclasses.fields(self):
-            getattr(self, field.name)[rows] = 0
-
-    def store(self, rows: Tensor, step: Tensor, change: Tensor) -> None:
-        """Add a pair [k, D] to each of the k problems `rows` whose curvature is positive enough."""
-        curved = (step * change).sum(1) > _CURVATURE * step.norm(dim=1) * change.norm(dim=1)
-        rows, step, change = rows[curved], step[curved], change[curved]
-        slot = self.count[rows] % self.steps.shape[1]
-        self.steps[rows, slot], self.changes[rows, slot] = step, change
-        self.count[rows] += 1
-
-    def directions(self, gradient: Tensor) -> Tensor:
-        """-H g [n, D] for every problem; refreshes the inner products with the newest pair on the way.
-
-        Source: Byrd, Nocedal and Schnabel 1994, eq. (3.13)-(3.14): the two-loop recursion as matrix products.
-        """
-        n, size = self.steps.shape[:2]
-        every = torch.arange(n, device=gradient.device)
-        newest = (self.count - 1) % size
-        pair = torch.stack([self.changes[every, newest], gradient], dim=1)
-        # rows times the transposed ring: several times faster than the ring times columns
-        on_steps, on_changes = (torch.bmm(pair, ring.mT).double() for ring in (self.steps, self.changes))
-        self.cross[every, :, newest] = on_steps[:, 0]
-        self.gram[every, :, newest] = self.gram[every, newest] = on_changes[:, 0]
-
-        # oldest to newest; slots that were never used are zero and come first
-        order = (self.count[:, None] + torch.arange(size, device=gradient.device)) % size
-        back = order.argsort(dim=1)
-        upper = _permute(self.cross, order).triu_()
-        diagonal = upper.diagonal(dim1=1, dim2=2)
-        curvature = diagonal.gather(1, back)
-        scale = (diagonal[:, -1] / self.gram[every, newest, newest])[:, None]
-        diagonal[diagonal == 0] = 1.0
-        p = on_steps[:, 1].gather(1, order)[..., None]
-        u = torch.linalg.solve_triangular(upper, p, upper=True)[..., 0].gather(1, back)
-        inner = curvature * u + scale * (torch.bmm(u[:, None], self.gram)[:, 0] - on_changes[:, 1])
-        inner = inner.gather(1, order)[..., None]
-        w = torch.linalg.solve_triangular(upper.mT, inner, upper=False)[..., 0].gather(1, back)
-        weights = torch.stack([w, -scale * u], dim=1).to(gradient.dtype)
-        return -(
-            scale.to(gradient.dtype) * gradient
-            + torch.bmm(weights[:, :1], self.steps)[:, 0]
-            + torch.bmm(weights[:, 1:], self.changes)[:, 0]
-        )
-
-
-def _permute(square: Tensor, order: Tensor) -> Tensor:
-    """Rows and columns of [n, m, m] in the given order [n, m]."""
-    every = torch.arange(len(order), device=order.device)[:, None, None]
-    return square[every, order[:, :, None], order[:, None, :]]
+    n = len(start)
+    ends = start.new_zeros(n, dtype=torch.int64)
+    found = Minima(start.clone(), start.new_full((n,), torch.inf), ends.clone(), ())
+    search, memory = _Search.begin(start), _Memory.empty(start, history)
+    while len(search.instance):
+        stuck = _turn(search, memory, function)
+        reasons = _reasons(search, stuck, stop)
+        done = reasons.any(dim=0)
+        if bool(done.any()):
+            at = search.instance[done]
+            found.x[at], found.value[at], found.evaluations[at] = search.x[done], search.value[done], search.used[done]
+            ends[at] = reasons[:, done].int().argmax(dim=0)
+            search, memory = search.take(~done), memory.take(~done)
+    statuses = tuple(Status)
+    return found._replace(status=tuple(statuses[end] for end in ends.tolist()))
 
 
 @dataclass
 class _Search:
-    """The live problems: where each stands, where it looks next, and its counters.
+    """Where each live problem stands and looks: all [n] or [n, D].
 
-    value is infinite before the first evaluation. slope: g.d. mark: value and evaluations when stalling was last asked.
+    value: infinite before the first evaluation. slope: of the value along `direction`. used: evaluations. mark_value,
+    mark_used: when stalling was last asked.
     """
 
     instance: Tensor
@@ -141,75 +116,145 @@ class _Search:
     used: Tensor
     mark_value: Tensor
     mark_used: Tensor
-    stuck: Tensor
+
+    def take(self, rows: Tensor) -> _Search:
+        """The problems `rows` [n] bool."""
+        return _Search(*(getattr(self, field.name)[rows] for field in dataclasses.fields(self)))
 
     @classmethod
     def begin(cls, start: Tensor) -> _Search:
-        """At the start, with a direction of zero: the first trial is the start itself."""
+        """At the start and standing still: the first trial point is the start itself."""
         n = len(start)
-        zero, count = start.new_zeros(n), torch.zeros(n, dtype=torch.int64)
-        nothing = torch.zeros_like(start)
+        infinite = start.new_full((n,), torch.inf)
         return cls(
-            instance=torch.arange(n), x=start.clone(), value=zero + torch.inf, gradient=nothing,
-            direction=nothing.clone(), slope=zero, step=zero + 1, used=count, mark_value=zero + torch.inf,
-            mark_used=count.clone(), stuck=count.bool(),
+            instance=torch.arange(n, device=start.device),
+            x=start.clone(),
+            value=infinite,
+            gradient=torch.zeros_like(start),
+            direction=torch.zeros_like(start),
+            slope=start.new_zeros(n),
+            step=start.new_ones(n),
+            used=start.new_zeros(n, dtype=torch.int64),
+            mark_value=infinite.clone(),
+            mark_used=start.new_zeros(n, dtype=torch.int64),
         )
 
-    def take(self, rows: Tensor) -> _Search:
-        return _Search(*(getattr(self, field.name)[rows] for field in dataclasses.fields(self)))
 
-    def turn(self, function: Function, memory: _Memory) -> None:
-        trial = torch.addcmul(self.x, self.step[:, None], self.direction)
-        value, gradient = function(trial, self.instance)
-        self.used += 1
-        bound = self.value + _ARMIJO * self.step * self.slope
-        better = (value <= bound) & value.isfinite() & gradient.isfinite().all(dim=1)
-        moved = better.nonzero()[:, 0]
-        memory.store(moved, trial[moved] - self.x[moved], gradient[moved] - self.gradient[moved])
-        self.x[moved], self.value[moved], self.gradient[moved] = trial[moved], value[moved], gradient[moved]
-        self.step = torch.where(better, 1.0, self.step / 2)
-        lost = self.step < _SHORTEST
-        fresh = memory.count == 0
-        self.stuck = lost & fresh
-        retry = lost & ~fresh
-        memory.forget(retry.nonzero()[:, 0])
-        if len(moved) or bool(retry.any()):
-            self._aim(memory, better | retry)
+@dataclass
+class _Memory:
+    """The last m accepted pairs of each problem in rings, and their inner products.
 
-    def _aim(self, memory, rows):
-        steepest = -self.gradient / self.gradient.norm(dim=1, keepdim=True).clamp(min=1)
-        direction = torch.where((memory.count > 0)[:, None], memory.directions(self.gradient), steepest)
-        slope = (direction * self.gradient).sum(1)
-        uphill = ~(slope < 0) & rows
-        if bool(uphill.any()):
-            memory.forget(uphill.nonzero()[:, 0])
-            direction = torch.where(uphill[:, None], steepest, direction)
-            slope = (direction*self.gradient).sum(1)
-        self.direction = torch.where(rows[:, None], direction, self.direction)
-        self.slope = torch.where(rows, slope, self.slope)
-        self.step = torch.where(rows, 1.0, self.step)
+    steps, changes: [n, m, D], s = x' - x and y = g' - g. cross, gram: [n, m, m], s_i.y_j and y_i.y_j. count: [n] pairs
+    ever stored; the next goes to slot count % m.
+    """
+
+    steps: Tensor
+    changes: Tensor
+    cross: Tensor
+    gram: Tensor
+    count: Tensor
+
+    @classmethod
+    def empty(cls, start: Tensor, size: int) -> _Memory:
+        """No pairs yet."""
+        n, width = start.shape
+        # float64: the triangular solves amplify the rounding of nearly parallel steps
+        cross, gram = start.new_zeros(2, n, size, size, dtype=torch.float64)
+        steps, changes = start.new_zeros(2, n, size, width)
+        return cls(steps, changes, cross, gram, start.new_zeros(n, dtype=torch.int64))
+
+    def take(self, rows: Tensor) -> _Memory:
+        """The problems `rows` [n] bool."""
+        return _Memory(*(getattr(self, field.name)[rows] for field in dataclasses.fields(self)))
+
+    def forget(self, rows: Tensor) -> None:
+        """Drop the pairs of the problems `rows` [n] bool."""
+        for field in dataclasses.fields(self):
+            getattr(self, field.name)[rows] = 0
+
+    def store(self, rows: Tensor, step: Tensor, change: Tensor) -> None:
+        """Add a pair, [k, D] each, to the k problems `rows` [k] int64 where its curvature is positive enough."""
+        curved = (step * change).sum(dim=1) > _CURVATURE * step.norm(dim=1) * change.norm(dim=1)
+        rows = rows[curved]
+        slot = self.count[rows] % self.steps.shape[1]
+        self.steps[rows, slot], self.changes[rows, slot] = step[curved], change[curved]
+        self.count[rows] += 1
+
+    def directions(self, gradient: Tensor) -> Tensor:
+        """-H g [n, D] of every problem; NaN where nothing is stored. Refreshes the inner products of the newest pair.
+
+        Source: Byrd, Nocedal and Schnabel 1994, Thm 2.2: the two-loop recursion as four matrix products.
+        """
+        size = self.steps.shape[1]
+        every, newest = torch.arange(len(gradient), device=gradient.device), (self.count - 1) % size
+        pair = torch.stack([self.changes[every, newest], gradient], dim=1)
+        # rows times the transposed ring: several times faster than the ring times columns
+        on_steps, on_changes = (torch.bmm(pair, ring.mT).double() for ring in (self.steps, self.changes))
+        self.cross[every, :, newest] = on_steps[:, 0]
+        self.gram[every, :, newest] = self.gram[every, newest] = on_changes[:, 0]
+
+        # oldest to newest; slots that were never used are zero and come first
+        order = (self.count[:, None] + torch.arange(size, device=gradient.device)) % size
+        back = order.argsort(dim=1)
+        upper = self.cross[every[:, None, None], order[:, :, None], order[:, None, :]].triu_()
+        diagonal = upper.diagonal(dim1=1, dim2=2)
+        curvature = diagonal.gather(1, back)
+        scale = (diagonal[:, -1] / self.gram[every, newest, newest])[:, None]
+        diagonal[diagonal == 0] = 1.0
+        u = torch.linalg.solve_triangular(upper, on_steps[:, 1].gather(1, order)[..., None], upper=True)
+        u = u[..., 0].gather(1, back)
+        inner = curvature * u + scale * (torch.bmm(u[:, None], self.gram)[:, 0] - on_changes[:, 1])
+        w = torch.linalg.solve_triangular(upper.mT, inner.gather(1, order)[..., None], upper=False)
+        w = w[..., 0].gather(1, back)
+        weights = torch.stack([w, -scale * u], dim=1).to(gradient.dtype)
+        hessian_gradient = scale.to(gradient.dtype) * gradient
+        hessian_gradient += torch.bmm(weights[:, :1], self.steps)[:, 0]
+        hessian_gradient += torch.bmm(weights[:, 1:], self.changes)[:, 0]
+        return hessian_gradient.neg_()
 
 
-def minimize(function: Function, start: Tensor, *, evaluations: int, tolerance: float = 0.0, history: int = 100,
-             window: int = 200, decrease: float = 1e-3) -> Minima:
-    n = len(start)
-    best = Minima(start.clone(), start.new_full((n,), torch.inf), torch.zeros(n, dtype=torch.int64), ())
-    status = [Status.SPENT] * n
-    search, memory = _Search.begin(start), _Memory.empty(start, history)
-    while len(search.instance):
-        search.turn(function, memory)
-        due = search.used - search.mark_used >= window
-        still = due & ~(search.value < search.mark_value * (1 - decrease))
-        search.mark_value = torch.where(due, search.value, search.mark_value)
-        search.mark_used = torch.where(due, search.used, search.mark_used)
-        reasons = torch.stack([search.value.isinf(), search.value <= tolerance, search.stuck | still, search.used >= evaluations])
-        done = reasons.any(0)
-        if bool(done.any()):
-            rows = done.nonzero()[:, 0]
-            ids = search.instance[rows]
-            best.x[ids], best.value[ids], best.evaluations[ids] = search.x[rows], search.value[rows], search.used[rows]
-            for i, r in zip(ids.tolist(), reasons[:, rows].int().argmax(0).tolist()):
-                status[i] = list(Status)[r]
-            keep = (~done).nonzero()[:, 0]
-            search, memory = search.take(keep), memory.take(keep)
-    return best._replace(status=tuple(status))
+def _turn(search: _Search, memory: _Memory, function: Function) -> Tensor:
+    """Evaluate one trial point of every problem and aim the next; [n] bool: no step can lower the value further."""
+    trial = torch.addcmul(search.x, search.step[:, None], search.direction)
+    value, gradient = function(trial, search.instance)
+    search.used += 1
+    bound = search.value + _ARMIJO * search.step * search.slope
+    better = (value <= bound) & value.isfinite() & gradient.isfinite().all(dim=1)
+    rows = better.nonzero()[:, 0]
+    memory.store(rows, trial[rows] - search.x[rows], gradient[rows] - search.gradient[rows])
+    search.x[rows], search.value[rows], search.gradient[rows] = trial[rows], value[rows], gradient[rows]
+
+    search.step = torch.where(better, 1.0, search.step / 2)
+    short = search.step < _SHORTEST
+    stuck = short & (memory.count == 0)
+    memory.forget(short)
+    return stuck | _aim(search, memory, better | short)
+
+
+def _aim(search: _Search, memory: _Memory, rows: Tensor) -> Tensor:
+    """New directions for the problems `rows` [n] bool; returns those [n] bool that have none to go."""
+    if not bool(rows.any()):
+        return rows
+    # a first step of at most length 1: the scale of the problem is not known yet
+    steepest = -search.gradient / search.gradient.norm(dim=1, keepdim=True).clamp(min=1)
+    direction = memory.directions(search.gradient)
+    slope = (direction * search.gradient).sum(dim=1)
+    bad = rows & ~(slope < 0)
+    memory.forget(bad)
+    direction = torch.where(bad[:, None], steepest, direction)
+    slope = torch.where(bad, (steepest * search.gradient).sum(dim=1), slope)
+    search.direction = torch.where(rows[:, None], direction, search.direction)
+    search.slope = torch.where(rows, slope, search.slope)
+    search.step = torch.where(rows, 1.0, search.step)
+    return rows & ~(slope < 0)
+
+
+def _reasons(search: _Search, stuck: Tensor, stop: Stop) -> Tensor:
+    """[4, n] bool, one row a `Status`: which reasons to end hold; marks the value where stalling was asked."""
+    due = search.used - search.mark_used >= stop.window
+    gained = search.mark_value - search.value
+    still = due & ~(gained >= stop.decrease * search.value.abs())
+    search.mark_value = torch.where(due, search.value, search.mark_value)
+    search.mark_used = torch.where(due, search.used, search.mark_used)
+    converged = search.value <= stop.tolerance[search.instance]
+    return torch.stack([search.value.isinf(), converged, stuck | still, search.used >= stop.evaluations])

@@ -11,7 +11,7 @@ def clip_l2(update: Tensor, bound: float) -> Tensor:
 
     Differentiable away from zero. The norm is taken in float64, so that the bound holds to float32 rounding.
     """
-    norm = torch.linalg.vector_norm(update.double(), dim=-1, keepdim=True)
+    norm: Tensor = torch.linalg.vector_norm(update.double(), dim=-1, keepdim=True)
     # clamp at the bound: a zero update has no direction to clip, and none is needed
     return update * (bound / norm.clamp(min=bound)).to(update.dtype)
 

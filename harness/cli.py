@@ -56,7 +56,7 @@ class Images(StrEnum):
 @contextmanager
 def _usage_errors() -> Iterator[None]:
     """Turn a user's mistake into lines on standard error and exit code 2."""
-    from harness.registry import UnknownNameError
+    from harness.names import UnknownNameError
     from harness.store import StoreError
     from harness.study import StudyError
 
@@ -182,11 +182,10 @@ def _print_study(study: Study) -> None:
             f"seed {training.seed}  {where.algorithm}, {where.rounds} rounds, "
             f"{where.participants or where.clients} of {where.clients} clients"
         )
-        for cell in study.cells:
-            if cell.training.id == training.id:
-                at = "" if cell.target.round is None else f" at round {cell.target.round}"
-                size = f"{cell.target.count} x {cell.target.batch}"
-                typer.echo(f"  {cell.id}  {cell.attack.label}  {cell.target.kind}{at}, {size}, by {cell.threat}")
+        for cell in study.cells_of[training.id]:
+            at = "" if cell.target.round is None else f" at round {cell.target.round}"
+            size = f"{cell.target.count} x {cell.target.batch}"
+            typer.echo(f"  {cell.id}  {cell.attack.label}  {cell.target.kind}{at}, {size}, by {cell.threat}")
     typer.echo(f"\n{estimate(study)}")
 
 

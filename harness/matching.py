@@ -1,4 +1,4 @@
-"""What a dummy batch would have sent, against what was received: value and gradient for many instances at once.
+"""What attackers ask of a model, for many instances at once: losses, and how well a dummy explains what was received.
 
 All victims of a round trained from the same parameters. The first gradient is therefore mapped over the instances with
 the parameters shared, and one backward pass through it gives every dummy its own gradient.
@@ -65,6 +65,14 @@ def gradients(task: Task, params: Vector, x: Tensor, y: Tensor) -> Tensor:
     return mapped
 
 
+def losses(task: Task, params: Vector, x: Tensor, y: Tensor, *, chunk: int = 256) -> Tensor:
+    """[n] losses of single examples x [n, *input_shape] and y [n], `chunk` of them at once."""
+    each = vmap(task.loss, in_dims=(None, 0, 0))
+    parts = zip(torch.split(x[:, None], chunk), torch.split(y[:, None], chunk), strict=True)
+    with torch.no_grad():
+        return torch.cat([each(params, *part) for part in parts])
+
+
 def evaluator(
     task: Task, params: Vector, misfit: Misfit, *, images: int, labels: Tensor | None = None, chunk: int = 8
 ) -> Function:
@@ -106,7 +114,7 @@ class _Evaluator:
     chunk: int
 
     def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
-        parts = zip(candidates.split(self.chunk), instances.split(self.chunk), strict=True)
+        parts = zip(torch.split(candidates, self.chunk), torch.split(instances, self.chunk), strict=True)
         values, slopes = zip(*(self._evaluate(part, rows) for part, rows in parts), strict=True)
         return Evaluation(torch.cat(values), torch.cat(slopes))
 

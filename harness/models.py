@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, linear, max_pool2d, relu
 
 from harness._layers import apply_dense_stack, conv, dense, dense_stack, drop, stack
+from harness.names import unknown
 from harness.resnet import apply_resnet, resnet_tensors
 from harness.vec import Layout
 
@@ -63,12 +63,11 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> Model:
         classes: number of label classes. `linear-regression` has one output whatever it is.
 
     Raises:
-        LookupError: no such architecture; the message lists the known ones and the nearest.
+        UnknownNameError: no such architecture; the message lists the known ones and the nearest.
         ValueError: it cannot take this input shape, or this number of classes.
     """
     if name not in _ARCHITECTURES:
-        (nearest,) = difflib.get_close_matches(name, _ARCHITECTURES, n=1, cutoff=0.0)
-        raise LookupError(f"no model {name!r}; known: {', '.join(sorted(_ARCHITECTURES))}; nearest: {nearest!r}")
+        raise unknown("model", name, sorted(_ARCHITECTURES))
     if not input_shape or min(input_shape) < 1:
         raise ValueError(f"model {name!r} expects a shape of positive lengths, got input_shape={input_shape}")
     least = 1 if name == "linear-regression" else 2

@@ -6,7 +6,6 @@ module that imports the two packages.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import importlib.metadata
@@ -18,6 +17,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from harness.contract import Attack, Defense
+from harness.names import UnknownNameError, unknown
 from harness.result import PartInfo, PartSpec, Scalar
 
 Kind = Literal["defense", "attack"]
@@ -25,21 +25,6 @@ P = TypeVar("P")
 
 _PACKAGE = {"defense": "defenses", "attack": "attacks"}
 _BASE: dict[str, type] = {"defense": Defense, "attack": Attack}
-
-
-class UnknownNameError(LookupError):
-    """No such defence, attack or study; the message names the known ones and the nearest."""
-
-    def __str__(self) -> str:
-        """The message itself: a LookupError's would be quoted."""
-        return str(self.args[0])
-
-
-def unknown(kind: str, name: str, known: list[str]) -> UnknownNameError:
-    """The error for a name that is not among the known ones."""
-    near = difflib.get_close_matches(name, known, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return UnknownNameError(f"no {kind} {name!r}{hint} Known: {', '.join(sorted(known))}")
 
 
 @functools.cache
@@ -88,7 +73,7 @@ def lookup(kind: Kind, name: str) -> type:
     if name in known:
         return known[name]
     if ":" not in name:
-        raise unknown(kind, name, list(known))
+        raise unknown(kind, name, known)
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
@@ -128,7 +113,15 @@ def construct(kind: type[P], table: dict[str, Any]) -> P:
         pydantic.ValidationError: everything that is wrong, at once.
     """
     # through JSON, where strict mode takes a table for a dataclass and an integer for a float
-    return TypeAdapter(kind).validate_json(json.dumps(table, default=str), strict=True)
+    adapter: Any = _adapter(kind)  # type: ignore[arg-type]  # a type is hashable, which a type variable does not say
+    found: P = adapter.validate_json(json.dumps(table, default=str), strict=True)
+    return found
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """The reader of a type, built once."""
+    return TypeAdapter(kind)
 
 
 def explain(item: Any) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -173,7 +174,7 @@ class TrainingSpec:
     defense: PartSpec
     seed: int
 
-    @property
+    @functools.cached_property
     def id(self) -> str:
         """Sixteen hex digits of SHA-256 of the canonical JSON."""
         return fingerprint(dataclasses.asdict(self))
@@ -188,7 +189,7 @@ class Cell:
     target: Target
     threat: str
 
-    @property
+    @functools.cached_property
     def id(self) -> str:
         """Sixteen hex digits of SHA-256 of the canonical JSON."""
         return fingerprint(dataclasses.asdict(self))

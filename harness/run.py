@@ -11,9 +11,12 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import threading
+import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -141,7 +144,7 @@ def check_data(study: Study, root: Path) -> tuple[dict[str, str], set[str]]:
             loaded = load_data(task.data, root)
             make_task(task, loaded)
         except (LookupError, ValueError, OSError) as error:
-            problems.append(str(error.args[0]) if isinstance(error, LookupError) and error.args else str(error))
+            problems.append(str(error))
             continue
         hashes[task.data] = loaded.digest
         if loaded.public:
@@ -157,7 +160,7 @@ def plan(study: Study, store: Store) -> tuple[list[Job], list[Job], int]:
 
     trainings, ready, skipped = [], [], 0
     for training in study.trainings:
-        mine = [cell for cell in study.cells if cell.training.id == training.id]
+        mine = study.cells_of[training.id]
         open_cells = [cell for cell in mine if store.read_result(cell.id) is None]
         skipped += len(mine) - len(open_cells)
         has_record = store.read_training(training.id) is not None
@@ -201,8 +204,6 @@ def _worker(pipe: Any, folder: Path, root: Path) -> None:
 
 def _guarded(job: Job, folder: Path, root: Path) -> Outcome:
     """Do one piece of work; an exception becomes an outcome and a stored failure of its cells."""
-    import time
-
     start = time.perf_counter()
     try:
         headline = perform(job, folder, root)
@@ -223,6 +224,24 @@ def _store_failures(store: Store, job: Job, kind: str, message: str, trace: str)
     except StoreError as error:
         return message if kind == "StoreError" else f"{message} (and {error})"
     return message
+
+
+_POLL = 0.2
+"""Seconds between looks at whether the user wants to stop."""
+
+
+@contextmanager
+def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C sets a flag instead of raising wherever the supervisor happens to be, in the middle of a write say."""
+    flag = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag.is_set  # only the main thread may have a signal handler
+        return
+    before = signal.signal(signal.SIGINT, lambda number, frame: flag.set())
+    try:
+        yield flag.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _Hand(NamedTuple):
@@ -248,18 +267,20 @@ class _Supervisor:
         self.attacks.extend(attacks)
         self.listen(self.progress, None)
         if workers == 0:
-            while job := self._next():
-                self._start(job)
-                self._finish(_guarded(job, self.store.folder, self.root))
+            try:
+                while job := self._next():
+                    self._start(job)
+                    self._finish(_guarded(job, self.store.folder, self.root))
+            except KeyboardInterrupt as error:
+                raise Interrupted from error
             return
         hands: dict[Any, tuple[_Hand, Job | None]] = {}
         try:
-            for _ in range(workers):
-                hand = self._hire()
-                hands[hand.pipe] = (hand, None)
-            self._supervise(hands)
-        except KeyboardInterrupt as error:
-            raise Interrupted from error
+            with _deferred_interrupt() as interrupted:
+                for _ in range(workers):
+                    hand = self._hire()
+                    hands[hand.pipe] = (hand, None)
+                self._supervise(hands, interrupted)
         finally:
             for hand, job in hands.values():
                 if job is not None:
@@ -268,9 +289,11 @@ class _Supervisor:
             for hand, _ in hands.values():
                 hand.process.join()
 
-    def _supervise(self, hands: dict[Any, tuple[_Hand, Job | None]]) -> None:
-        """Keep every hand busy."""
+    def _supervise(self, hands: dict[Any, tuple[_Hand, Job | None]], interrupted: Callable[[], bool]) -> None:
+        """Keep every hand busy until all is done."""
         while True:
+            if interrupted():
+                raise Interrupted
             for pipe, (hand, held) in list(hands.items()):
                 if held is None and (job := self._next()):
                     hands[pipe] = (hand, job)
@@ -279,7 +302,7 @@ class _Supervisor:
             busy = [pipe for pipe, (_, job) in hands.items() if job is not None]
             if not busy:
                 return
-            for pipe in list[Any](multiprocessing.connection.wait(busy)):
+            for pipe in list[Any](multiprocessing.connection.wait(busy, timeout=_POLL)):
                 hand, job = hands.pop(pipe)
                 assert job is not None  # only busy pipes are waited for
                 try:

@@ -13,6 +13,7 @@ done. A file that cannot be read counts as not there; its cell runs again.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
@@ -119,9 +120,10 @@ class Store:
     def cells(self) -> tuple[Cell, ...]:
         """The planned cells, in the study's order."""
         try:
-            return TypeAdapter(tuple[Cell, ...]).validate_python(self.read_study()["cells"])
+            cells: tuple[Cell, ...] = _adapter(tuple[Cell, ...]).validate_python(self.read_study()["cells"])
         except (KeyError, ValidationError) as error:
             raise StoreError(f"cannot read {self.folder / 'study.json'}: {str(error).splitlines()[0]}") from error
+        return cells
 
     def write_result(self, result: Result, arrays: Arrays, seconds: float) -> None:
         """Write a finished cell; an earlier failure of it goes."""
@@ -158,7 +160,8 @@ class Store:
     def read_arrays(self, path: Path) -> dict[str, npt.NDArray[Any]] | None:
         """The arrays of an npz; None where it cannot be read."""
         try:
-            with np.load(path, allow_pickle=False) as file:
+            # through memory: numpy leaves a cut file open
+            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
                 return {name: file[name] for name in file.files}
         except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
             return None
@@ -224,6 +227,18 @@ def load_run(folder: str | Path) -> Run:
 def _read(path: Path, kind: type[T]) -> T | None:
     """A dataclass from its JSON; None where the file is missing, cut or of another version."""
     try:
-        return TypeAdapter(kind).validate_json(path.read_bytes())
-    except (OSError, ValidationError, ValueError):
+        content = path.read_bytes()
+    except OSError:
         return None
+    adapter: Any = _adapter(kind)  # type: ignore[arg-type]  # a type is hashable, which a type variable does not say
+    try:
+        found: T = adapter.validate_json(content)
+    except ValidationError:
+        return None
+    return found
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """The reader of a type: building one takes milliseconds, and a study has thousands of cells."""
+    return TypeAdapter(kind)

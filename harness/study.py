@@ -6,7 +6,7 @@ value that came and what was expected.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import itertools
 import tomllib
 from collections.abc import Callable, Iterator
@@ -19,7 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness import registry
 from harness.contract import ThreatMismatch, View, require
-from harness.registry import ParameterError, UnknownNameError, explain
+from harness.names import unknown
+from harness.registry import ParameterError, explain
 from harness.result import Cell, FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec, fingerprint
 
 T = TypeVar("T")
@@ -61,10 +62,18 @@ class Study:
         """Fingerprint of the cells: two studies with one hash ask the same questions."""
         return fingerprint([cell.id for cell in self.cells])
 
+    @functools.cached_property
+    def cells_of(self) -> dict[str, tuple[Cell, ...]]:
+        """The cells on each training, by its id, in the order of their first cell."""
+        found: dict[str, list[Cell]] = {}
+        for cell in self.cells:
+            found.setdefault(cell.training.id, []).append(cell)
+        return {name: tuple(cells) for name, cells in found.items()}
+
     @property
     def trainings(self) -> tuple[TrainingSpec, ...]:
         """The distinct trainings, in the order of their first cell."""
-        return tuple({cell.training.id: cell.training for cell in self.cells}.values())
+        return tuple(cells[0].training for cells in self.cells_of.values())
 
 
 def shipped() -> dict[str, str]:
@@ -92,7 +101,7 @@ def load_study(source: str | Path) -> Study:
     elif str(source) in (known := shipped()):
         text = resources.files("studies").joinpath(f"{source}.toml").read_text("utf-8")
     else:
-        raise registry.unknown("study", str(source), list(known))
+        raise unknown("study", str(source), known)
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -161,7 +170,7 @@ def _all(key: str, tables: list[Table], build: Callable[[Table], T], problems: l
                 problems.extend(_line(_at(key, number, path), text) for path, text in map(explain, error.errors()))
             except ParameterError as error:
                 problems.extend(_line(_at(key, number, path), text) for path, text in error.problems)
-            except (UnknownNameError, ThreatMismatch, ValueError) as error:
+            except (LookupError, ThreatMismatch, ValueError) as error:
                 problems.append(f"{key}[{number}]: {error}")
 
 
@@ -196,7 +205,11 @@ def _attack(table: Table, threats: list[str]) -> tuple[PartSpec, Target, tuple[s
     built = registry.build(
         "attack", name, {key: value for key, value in table.items() if key not in ("name", "target", "threat")}
     )
-    target = _spec(Target)(table.get("target", {"kind": "members"} if built.kind == "membership" else {}))
+    try:
+        target = _spec(Target)(table.get("target", {"kind": "members"} if built.kind == "membership" else {}))
+    except ValidationError as error:
+        found = map(explain, error.errors())
+        raise ParameterError(name, [(f"target.{path}" if path else "target", text) for path, text in found]) from error
     if (target.kind == "members") != (built.kind == "membership"):
         raise ValueError(f"target.kind: got {target.kind!r}, which does not go with a {built.kind} attack")
     views = []
@@ -205,15 +218,3 @@ def _attack(table: Table, threats: list[str]) -> tuple[PartSpec, Target, tuple[s
         require(built, name, view)
         views.append(view.name)
     return PartSpec(name, built.parameters()), target, tuple(views)
-
-
-def parameters_of(spec: Any) -> dict[str, Any]:
-    """The fields of a specification that differ from its defaults, for people."""
-    defaults = {
-        field.name: field.default for field in dataclasses.fields(spec) if field.default is not dataclasses.MISSING
-    }
-    return {
-        name: value
-        for name, value in dataclasses.asdict(spec).items()
-        if name not in defaults or value != defaults[name]
-    }

@@ -92,12 +92,12 @@ def claims(analysis: Analysis) -> Claims:
     return Claims(tuple(rows), len(analysis.settings) > 1, tuple(units))
 
 
-def brief(trainings_claims: Sequence[ClaimRecord]) -> str:
-    """A claim in a few words for narrow tables: `8 per record, one round, δ = 1e-5`."""
-    if not trainings_claims:
+def brief(claims_of_seeds: Sequence[ClaimRecord]) -> str:
+    """One defence's claim on two lines, for a terminal; the largest epsilon of the seeds."""
+    if not claims_of_seeds:
         return NO_VALUE
-    first = trainings_claims[0]
-    if any(claim.epsilon is None for claim in trainings_claims):
-        return "∞ (nothing promised)"
-    high = max(claim.epsilon or 0.0 for claim in trainings_claims)
-    return f"{short(high)} {scope(first)}"
+    first = claims_of_seeds[0]
+    if any(claim.epsilon is None for claim in claims_of_seeds):
+        return "∞: nothing\npromised"
+    high = max(claim.epsilon or 0.0 for claim in claims_of_seeds)
+    return f"{short(high)} per {first.unit}\n{first.horizon}, δ {short(first.delta)}"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from harness.result import ClaimRecord, Estimate, PartSpec, Scalar
 from reports.figures import ACCURACY_BETTER, LEAK_BETTER, Chart, Point, Series, capped, slug
 from reports.labels import UNDEFENDED, varying_parameters
-from reports.notation import fixed, interval, short
+from reports.notation import fixed, listing, percent, short
 from reports.pool import accuracy
 from reports.select import Analysis, Group
 
@@ -27,11 +27,33 @@ class Axis(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One defence at one epsilon: the claim, what was measured, and its place in the tables."""
+    """One defence at one epsilon: the claim and what was measured."""
 
     defense: PartSpec
     claim: ClaimRecord
     estimate: Estimate
+
+
+class Measure(NamedTuple):
+    """What stands over epsilon: its title, its axis with the scale of the numbers, how these are written, its floor."""
+
+    name: str
+    title: str
+    y_label: str
+    better: str
+    scale: float = 1.0
+    floor: tuple[float, str] | None = None
+
+    def write(self, value: float | None) -> str:
+        """A value in the data table."""
+        return percent(value) if self.scale == 100.0 else fixed(value)
+
+
+ACCURACY = Measure("accuracy", "Accuracy against claimed epsilon", "test accuracy, %", ACCURACY_BETTER, 100.0)
+SSIM = Measure("ssim", "Leakage against claimed epsilon", "mean SSIM, strongest attack", LEAK_BETTER)
+AUC = Measure(
+    "auc", "Membership against claimed epsilon", "AUC, strongest attack", LEAK_BETTER, floor=(0.5, "chance 0.500")
+)
 
 
 def _weakest(claims: Iterable[ClaimRecord]) -> ClaimRecord | None:
@@ -43,7 +65,8 @@ def _weakest(claims: Iterable[ClaimRecord]) -> ClaimRecord | None:
 
 
 def _families(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
-    """Samples that differ in one parameter only, by the name of their line."""
+    """Samples that differ in one parameter only, by the name of their line; claims with another delta stand apart."""
+    adversaries = len({sample.claim.against for sample in samples}) > 1
     lines: dict[str, list[Sample]] = {}
     for name in dict.fromkeys(sample.defense.name for sample in samples):
         mine = [sample for sample in samples if sample.defense.name == name]
@@ -51,8 +74,9 @@ def _families(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
         swept = max(varying, key=lambda p: _distinct(mine, p), default="")
         for sample in mine:
             rest = ", ".join(f"{p}={sample.defense.parameters.get(p)}" for p in varying if p != swept)
-            delta = f"δ = {short(sample.claim.delta)}"
-            lines.setdefault(", ".join(filter(None, (f"{name} {rest}".strip(), delta))), []).append(sample)
+            against = f"against {listing(sample.claim.against)}" if adversaries else ""
+            pieces = f"{name} {rest}".strip(), f"δ = {short(sample.claim.delta)}", against
+            lines.setdefault(", ".join(filter(None, pieces)), []).append(sample)
     return lines
 
 
@@ -62,68 +86,56 @@ def _distinct(samples: Sequence[Sample], parameter: str) -> int:
     return len(values)
 
 
-def _against_epsilon(analysis: Analysis, what: str, samples: Sequence[Sample], open_: Estimate | None) -> list[Chart]:
-    """One chart an axis of at least two points; `what` is `accuracy`, `ssim` or `auc`."""
+def _charts(analysis: Analysis, measure: Measure, samples: Sequence[Sample], open_: Estimate | None) -> list[Chart]:
+    """One chart for each axis on which there are at least two samples."""
     axes: dict[Axis, list[Sample]] = {}
     for sample in samples:
         if sample.claim.epsilon is not None and sample.claim.epsilon > 0 and sample.estimate.value is not None:
             axes.setdefault(Axis(sample.claim.unit, sample.claim.relation, sample.claim.horizon), []).append(sample)
-    charts = []
-    for axis, found in axes.items():
-        if len(found) < 2:
-            continue
-        series = []
-        for look, (label, members) in enumerate(_families(found).items()):
-            ordered = sorted(members, key=lambda s: s.claim.epsilon or 0.0)
-            series.append(Series(label, tuple(_point(sample) for sample in ordered), look))
-        shown, rest = capped(series)
-        rows = tuple(_sample_row(analysis, sample) for sample in found)
-        charts.append(_epsilon_chart(what, axis, shown, rows, open_, rest))
-    return charts
+    return [_chart(analysis, measure, axis, found, open_) for axis, found in axes.items() if len(found) > 1]
 
 
-def _point(sample: Sample) -> Point:
+def _point(sample: Sample, scale: float) -> Point:
     """A sample on its chart."""
-    estimate = sample.estimate
-    return Point(sample.claim.epsilon or 0.0, estimate.value or 0.0, estimate.low, estimate.high)
+    e = sample.estimate
+    low, high = None if e.low is None else scale * e.low, None if e.high is None else scale * e.high
+    return Point(sample.claim.epsilon or 0.0, scale * (e.value or 0.0), low, high)
 
 
-def _sample_row(analysis: Analysis, sample: Sample) -> tuple[str, ...]:
+def _row(analysis: Analysis, measure: Measure, sample: Sample) -> tuple[str, ...]:
     """A sample in the data table."""
-    label = analysis.defenses[sample.defense.label].text
     claim, e = sample.claim, sample.estimate
-    return label, short(claim.epsilon), short(claim.delta), ", ".join(claim.against), fixed(e.value), interval(e)
+    ends = "" if e.low is None or e.high is None else f"{measure.write(e.low)} to {measure.write(e.high)}"
+    name = analysis.defenses[sample.defense.label].text
+    return name, short(claim.epsilon), short(claim.delta), listing(claim.against), measure.write(e.value), ends
 
 
-def _epsilon_chart(
-    what: str,
-    axis: Axis,
-    series: tuple[Series, ...],
-    rows: tuple[tuple[str, ...], ...],
-    open_: Estimate | None,
-    rest: str,
+def _chart(
+    analysis: Analysis, measure: Measure, axis: Axis, samples: Sequence[Sample], open_: Estimate | None
 ) -> Chart:
     """A chart against one kind of epsilon."""
-    title, y_label, better = {
-        "accuracy": ("Accuracy against claimed epsilon", "test accuracy", ACCURACY_BETTER),
-        "ssim": ("Leakage against claimed epsilon", "mean SSIM, strongest attack", LEAK_BETTER),
-        "auc": ("Membership against claimed epsilon", "AUC, strongest attack", LEAK_BETTER),
-    }[what]
-    lines = [] if open_ is None or open_.value is None else [(open_.value, f"no defence {fixed(open_.value)}")]
-    if what == "auc":
-        lines.append((0.5, "chance 0.500"))
+    series = []
+    for look, (label, members) in enumerate(_families(samples).items()):
+        ordered = sorted(members, key=lambda sample: sample.claim.epsilon or 0.0)
+        series.append(Series(label, tuple(_point(sample, measure.scale) for sample in ordered), look))
+    shown, rest = capped(series)
+    against = {listing(sample.claim.against) or "nobody" for sample in samples}
+    scope = f"Epsilon as claimed, per {axis.unit}, {axis.horizon}, neighbours: {axis.relation}"
+    scope += f", against {against.pop()}." if len(against) == 1 else "."
     bars = "Bars: 95 % intervals." if any(p.low is not None for s in series for p in s.points) else ""
-    scope = f"Epsilon as claimed, per {axis.unit}, {axis.horizon}, neighbours: {axis.relation}."
+    lines = [] if measure.floor is None else [measure.floor]
+    if open_ is not None and open_.value is not None:
+        lines.append((measure.scale * open_.value, f"no defence {measure.write(open_.value)}"))
     return Chart(
-        name=slug(f"{what} {axis.unit} {axis.relation} {axis.horizon}"),
-        title=title,
+        name=slug(f"{measure.name} {axis.unit} {axis.relation} {axis.horizon}"),
+        title=measure.title,
         x_label=axis.label,
-        y_label=y_label,
-        series=series,
-        better=better,
+        y_label=measure.y_label,
+        series=shown,
+        better=measure.better,
         caption=" ".join(filter(None, (scope, bars, rest))),
-        header=("Defence", "ε claimed", "δ", "Against", y_label.capitalize(), "95 % interval"),
-        rows=rows,
+        header=("Defence", "ε claimed", "δ", "Against", measure.y_label.capitalize(), "95 % interval"),
+        rows=tuple(_row(analysis, measure, sample) for sample in samples),
         lines=tuple(lines),
         log_x=True,
     )
@@ -139,13 +151,13 @@ def accuracy_charts(analysis: Analysis, setting: str) -> list[Chart]:
             value = accuracy(trainings)
             if place == setting and claim is not None and value is not None:
                 samples.append(Sample(trainings[0].spec.defense, claim, value))
-        charts = _against_epsilon(analysis, "accuracy", samples, open_)
+        charts = _charts(analysis, ACCURACY, samples, open_)
         if charts:
             return charts
     return []
 
 
-def leakage_charts(analysis: Analysis, setting: str, kind: str, what: str) -> list[Chart]:
+def leakage_charts(analysis: Analysis, setting: str, kind: str, measure: Measure) -> list[Chart]:
     """The strongest attack against epsilon: of one round for messages, of the whole run for the final model."""
     best = _strongest(analysis, setting, kind)
     open_ = next((group.estimate for group in best if group.undefended), None)
@@ -154,7 +166,7 @@ def leakage_charts(analysis: Analysis, setting: str, kind: str, what: str) -> li
         claim = _weakest(t.one_round if kind == "reconstruction" else t.whole_run for t in analysis.of(group))
         if claim is not None and group.estimate is not None:
             samples.append(Sample(group.defense, claim, group.estimate))
-    return _against_epsilon(analysis, what, samples, open_)
+    return _charts(analysis, measure, samples, open_)
 
 
 def _strongest(analysis: Analysis, setting: str, kind: str) -> list[Group]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Sequence
@@ -17,9 +18,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from reports.notation import short
 from reports.svg import embed
 
-MOST_SERIES = 6
-MARKERS = ("o", "s", "D", "^", "v", "P")
-DASHES = ("", "6 2", "6 2 1.5 2", "1.5 1.5", "9 2 1.5 2 1.5 2", "3 1.5")
+MOST_SERIES = 5
+MARKERS = ("o", "s", "D", "^", "v")
+DASHES = ("", "6 2", "6 2 1.5 2", "1.5 1.5", "9 2 1.5 2 1.5 2")
 """As in SVG: lengths of strokes and gaps, in points; one a series, so that colour is never the only sign."""
 
 _SHAPES = (
@@ -28,11 +29,10 @@ _SHAPES = (
     "M17 1.2L21.8 6L17 10.8L12.2 6z",
     "M17 1.8L21.4 10H12.6z",
     "M17 10.2L12.6 2H21.4z",
-    "M15.4 1.8h3.2v2.6h2.6v3.2h-2.6v2.6h-3.2v-2.6h-2.6v-3.2h2.6z",
 )
 """The markers again, as paths around (17, 6), for the legend."""
 
-_OPEN_DASH = "2 2"
+_OPEN_DASH = "3 1.5"
 _OPEN_SHAPE = "M14.2 2L17 4.8L19.8 2L21 3.2L18.2 6L21 8.8L19.8 10L17 7.2L14.2 10L13 8.8L15.8 6L13 3.2z"
 """Of the undefended line."""
 
@@ -40,13 +40,14 @@ LEAK_BETTER = "Lower is better for the clients: higher means the attacker learns
 ACCURACY_BETTER = "Higher is better: the model is more useful."
 
 _SENTINELS = {f"#0000a{index + 1}": f"s{index + 1}" for index in range(MOST_SERIES)}
+_OPEN = "#0000a6"
 _INK, _MUTED, _GRID, _SURFACE = "#0000b1", "#0000b2", "#0000b3", "#0000b4"
-_COLOURS = _SENTINELS | {_INK: "ink", _MUTED: "muted", _GRID: "grid", _SURFACE: "surface"}
+_COLOURS = _SENTINELS | {_OPEN: "s6", _INK: "ink", _MUTED: "muted", _GRID: "grid", _SURFACE: "surface"}
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "leakgauge",
     "font.family": "DejaVu Sans",
-    "font.size": 9.0,
+    "font.size": 9.5,
     "text.color": _INK,
     "text.parse_math": False,
     "axes.unicode_minus": True,
@@ -130,7 +131,7 @@ def capped(series: Sequence[Series]) -> tuple[tuple[Series, ...], str]:
 def key(series: Series, *, joined: bool = True) -> str:
     """The legend's sample of a series: a piece of its line with its marker."""
     index = series.look % MOST_SERIES
-    name = f"s{index + 1}" if series.look >= 0 else "muted"
+    name = f"s{index + 1}" if series.look >= 0 else "s6"
     dash = DASHES[index] if series.look >= 0 else _OPEN_DASH
     line = f'<path class="k-{name}" d="M1 6H33" stroke-width="1.8" fill="none" stroke-dasharray="{dash or "none"}"/>'
     marker = _SHAPES[index] if series.look >= 0 else _OPEN_SHAPE
@@ -148,21 +149,26 @@ def _dash(look: int) -> tuple[float, tuple[float, ...]] | str:
 
 def _draw(axes: Axes, chart: Chart, series: Series, index: int) -> None:
     """One series: error bars below, then the line with its markers."""
-    colour = list(_SENTINELS)[series.look % MOST_SERIES] if series.look >= 0 else _MUTED
+    colour = list(_SENTINELS)[series.look % MOST_SERIES] if series.look >= 0 else _OPEN
     x, y = [point.x for point in series.points], [point.y for point in series.points]
     bars = [p for p in series.points if p.low is not None and p.high is not None]
     if bars:
         below = [max(0.0, p.y - (p.low if p.low is not None else p.y)) for p in bars]
         above = [max(0.0, (p.high if p.high is not None else p.y) - p.y) for p in bars]
-        axes.errorbar(
-            [p.x for p in bars], [p.y for p in bars], yerr=[below, above], fmt="none", ecolor=colour, elinewidth=1.1,
-            capsize=2.5, alpha=0.75,
-        )  # fmt: skip
+        places = [p.x for p in bars], [p.y for p in bars]
+        axes.errorbar(*places, yerr=[below, above], fmt="none", ecolor=colour, elinewidth=1.1, capsize=2.5, alpha=0.75)
     axes.plot(
-        x, y, color=colour, linestyle=_dash(series.look) if chart.joined else "none", linewidth=1.6,
+        x,
+        y,
+        color=colour,
+        linestyle=_dash(series.look) if chart.joined else "none",
+        linewidth=1.6,
         marker=MARKERS[series.look % MOST_SERIES] if series.look >= 0 else "X",
-        markersize=6.0 if len(x) <= 25 else 3.0, markeredgecolor=_SURFACE, markeredgewidth=0.8, gid=f"series{index}",
-    )  # fmt: skip
+        markersize=6.0 if len(x) <= 25 else 3.0,
+        markeredgecolor=_SURFACE,
+        markeredgewidth=0.8 if series.look >= 0 else 0.0,
+        gid=f"series{index}",
+    )
 
 
 def _scale(axes: Axes, chart: Chart) -> None:
@@ -170,8 +176,9 @@ def _scale(axes: Axes, chart: Chart) -> None:
     if chart.log_x:
         axes.set_xscale("log")
         values = [point.x for series in chart.series for point in series.points]
-        few = max(values) / min(values) < 1000
-        axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=12))
+        decades = math.log10(max(values) / min(values))
+        subs = (1.0, 2.0, 5.0) if decades < 3 else (1.0,)
+        axes.xaxis.set_major_locator(LogLocator(10, subs=subs, numticks=12) if decades > 0.8 else MaxNLocator(5))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(float(value))))
         axes.xaxis.set_minor_formatter(NullFormatter())
         if max(values) == min(values):
@@ -194,14 +201,20 @@ def svg(chart: Chart, *, prefix: str) -> str:
     """
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # text stays text: the reader's fonts draw it
-        figure = Figure(figsize=(6.4, 3.7), layout="constrained")
+        figure = Figure(figsize=(5.9, 3.5), layout="constrained")
         axes = figure.add_subplot()
         for height, name in chart.lines:
             axes.axhline(height, color=_MUTED, linewidth=1.0, linestyle=(0, (1.5, 2.0)))
             axes.annotate(
-                name, (0.995, height), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points",
-                ha="right", fontsize=8.0, color=_MUTED,
-            )  # fmt: skip
+                name,
+                (0.995, height),
+                xycoords=("axes fraction", "data"),
+                xytext=(0, 3),
+                textcoords="offset points",
+                ha="right",
+                fontsize=8.8,
+                color=_MUTED,
+            )
         for index, series in enumerate(chart.series):
             _draw(axes, chart, series, index)
         _scale(axes, chart)

@@ -127,7 +127,9 @@ def _section(environment: Environment, part: Part, analysis: Analysis, images: I
         body = environment.get_template(f"{part.id}.html").render(data=content, title=part.title)
     except Exception as error:
         last = traceback.format_exception_only(error)[-1].strip()
-        body = environment.get_template("broken.html").render(title=part.title, error=last, first=part.id == "verdict")
+        body = environment.get_template("broken.html").render(
+            title=part.title, error=last, id=part.id, first=part.id == "verdict"
+        )
     return Section(part.id, part.title, part.short, Markup(body))
 
 

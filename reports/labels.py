@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from harness.result import Cell, FederationSpec, PartSpec, Scalar, TaskSpec, canonical
 from reports.notation import plural
 
+_EXPONENT = re.compile(r"e([+-])0*(\d+)$")
 UNDEFENDED = "none"
 """The name of the defence that does nothing."""
 
@@ -33,8 +35,8 @@ class Label(NamedTuple):
 
 
 def _value(value: Scalar) -> str:
-    """One parameter's value; floats without a needless `.0`."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    """One parameter's value as a study would spell it: `1`, `0.05`, `1e-5`."""
+    return _EXPONENT.sub(r"e\1\2", f"{value:g}") if isinstance(value, float) else str(value)
 
 
 def _written(parameters: dict[str, Scalar], names: Iterable[str]) -> str:

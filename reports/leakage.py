@@ -21,7 +21,7 @@ class Head(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One value of the matrix. `tone` picks the tint; the word says the same."""
+    """One value of the matrix. `tone` picks the tint; the word says the same, and is empty for the ceiling."""
 
     value: str
     interval: str
@@ -64,7 +64,7 @@ def _notes(analysis: Analysis, group: Group) -> tuple[str, ...]:
     notes = []
     found = group.recognised
     if found is not None and found.hits:
-        notes.append(f"{found.hits} of {found.of} recognisable")
+        notes.append(f"{found.hits}/{found.of} recognisable")
     if group.failures:
         notes.append(f"{plural(len(group.failures), 'seed')} failed")
     if group.missing:
@@ -94,7 +94,7 @@ def _entry(analysis: Analysis, group: Group, strongest: bool) -> Entry:
     if group.estimate is None or group.value is None:
         return _lacking(group)
     rating = analysis.rating(group)
-    word = "ceiling" if group.undefended else rating.word
+    word = "" if group.undefended else rating.word
     tone = "none" if group.undefended else TONES[rating.word]
     return Entry(fixed(group.value), interval(group.estimate), word, tone, strongest, _notes(analysis, group))
 
@@ -165,6 +165,4 @@ def methods(analysis: Analysis) -> tuple[str, ...]:
     estimates: list[Estimate] = [
         g.estimate for g in analysis.attacked if g.estimate is not None and g.estimate.low is not None
     ]
-    return tuple(
-        dict.fromkeys(f"{estimate.method} ({estimate.level:.0%})".replace("%", " %") for estimate in estimates)
-    )
+    return tuple(dict.fromkeys(f"{e.method} ({100 * e.level:g} %)" for e in estimates))

@@ -25,7 +25,8 @@ def _attacks(analysis: Analysis) -> list[str]:
         )
     else:
         rest = f"; {listing(blind)} {'ignores' if len(blind) == 1 else 'ignore'} it" if blind else ""
-        found.append(f"More than these adapted attacks: {listing(aware)} uses what is known of the defence{rest}.")
+        uses = "uses" if len(aware) == 1 else "use"
+        found.append(f"Better adapted attacks: {listing(aware)} {uses} what is known of the defence{rest}.")
     kinds = {group.kind for group in analysis.attacked}
     missing = [word for kind, word in (("reconstruction", "Reconstruction of images"), ("membership", "Membership"))
                if kind not in kinds]  # fmt: skip
@@ -37,7 +38,7 @@ def _adversaries(analysis: Analysis) -> list[str]:
     threats = dict.fromkeys(group.column.threat for group in analysis.attacked)
     found = []
     if threats:
-        found.append(f"Other adversaries than {listing(threats)}, and nobody who deviates from the protocol.")
+        found.append(f"Other adversaries than {listing(threats)}, or any who deviates from the protocol.")
     kinds = {group.column.target.kind for group in analysis.attacked}
     if "probe" in kinds:
         found.append(
@@ -109,7 +110,7 @@ def _gaps(analysis: Analysis) -> list[str]:
     run = analysis.run
     gaps = [(len(run.failures), "failed"), (len(run.missing), "not run")]
     lacking = [f"{plural(count, 'cell')} {word}" for count, word in gaps if count]
-    return [f"{listing(lacking)}; all results lists them, the same command runs them again."] if lacking else []
+    return [f"The cells without a result: {listing(lacking)}. The same command runs them again."] if lacking else []
 
 
 def limits(analysis: Analysis) -> tuple[str, ...]:

@@ -37,9 +37,9 @@ def fixed(value: float | None, digits: int = 3) -> str:
     return NO_VALUE if value is None else _sign(f"{value:.{digits}f}")
 
 
-def short(value: float | None) -> str:
-    """A number with four significant digits; `n/a` for None."""
-    return NO_VALUE if value is None else _sign(_EXPONENT.sub(r"e\1\2", f"{value:.4g}").replace("e+", "e"))
+def short(value: float | None, digits: int = 4) -> str:
+    """A number with so many significant digits; `n/a` for None."""
+    return NO_VALUE if value is None else _sign(_EXPONENT.sub(r"e\1\2", f"{value:.{digits}g}").replace("e+", "e"))
 
 
 def measured(estimate: Estimate) -> str:
@@ -47,7 +47,7 @@ def measured(estimate: Estimate) -> str:
     value = estimate.value
     if value is None:
         return NO_VALUE
-    text = fixed(value) if value == 0 or 0.01 <= abs(value) < 1000 or is_bounded(estimate.name) else short(value)
+    text = fixed(value) if value == 0 or 0.01 <= abs(value) < 1000 or is_bounded(estimate.name) else short(value, 3)
     return f"{text} {estimate.unit}".strip()
 
 

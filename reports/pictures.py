@@ -150,7 +150,7 @@ def _rows(
 ) -> Iterator[tuple[str, tuple[Tile, ...]]]:
     """The rows of a grid, as many as the budget of bytes allows."""
     for at, original in enumerate(originals[:MOST_IMAGES]):
-        first = Tile("" if withheld else data_uri(original), f"original of image {at + 1}", "", "original", False)
+        first = Tile("" if withheld else data_uri(original), f"original of image {at + 1}", "", "", False)
         first = first._replace(word="withheld" if withheld else "")
         names = [analysis.defenses[shown.group.defense.label].text for shown in columns]
         tiles = [_tile(shown, at, original, name, withheld) for shown, name in zip(columns, names, strict=True)]

@@ -44,7 +44,7 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
     notes = [f"no value in {lost} of {len(estimates)} seeds"] if lost else []
     notes += list(dict.fromkeys(estimate.note for estimate in known if estimate.note))
     pooled = _pooled(first, known, values)
-    method = f"{pooled.method} over {pooled.n} {'items' if pooled.values else 'seeds'}, {len(known)} seeds pooled"
+    method = pooled.method if pooled.values else f"{pooled.method} over the seeds"
     n = pooled.n if pooled.values else sum(estimate.n for estimate in known)
     return dataclasses.replace(pooled, n=n, method=method, unit=first.unit, values=values, note="; ".join(notes))
 

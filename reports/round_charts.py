@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
-from reports.figures import ACCURACY_BETTER, LEAK_BETTER, Chart, Point, Series, capped, slug
+from reports.figures import ACCURACY_BETTER, LEAK_BETTER, MOST_SERIES, Chart, Point, Series, slug
 from reports.labels import UNDEFENDED
-from reports.notation import fixed, interval
+from reports.notation import fixed, interval, percent
 from reports.pool import curve
 from reports.select import RECOGNISABLE, Analysis, Group
 
@@ -43,7 +44,7 @@ def _rounds_chart(analysis: Analysis, kind: str, lines: list[tuple[str, list[tup
         for at, group, e in estimates:
             attack = analysis.attacks[group.column.attack.label].text
             rows.append((analysis.defenses[defense].text, str(at), attack, fixed(e.value), interval(e)))
-    shown, rest = capped(_looks(analysis, series))
+    shown, rest = _looks(analysis, series)
     return Chart(
         name=slug(f"rounds {kind}"),
         title=f"Leakage over the round attacked ({kind})",
@@ -61,44 +62,55 @@ def _rounds_chart(analysis: Analysis, kind: str, lines: list[tuple[str, list[tup
     )
 
 
-def _looks(analysis: Analysis, lines: Sequence[tuple[str, tuple[Point, ...]]]) -> list[Series]:
-    """Series with the same look for the same defence; no defence first and grey."""
-    defended = [defense for defense in analysis.defenses if defense != UNDEFENDED]
-    ordered = sorted(lines, key=lambda line: line[0] != UNDEFENDED)
-    return [
-        Series(analysis.defenses[defense].text, points, -1 if defense == UNDEFENDED else defended.index(defense))
-        for defense, points in ordered
-    ]
+def _drawn(analysis: Analysis) -> list[str]:
+    """The defences that are drawn, in the study's order: one of each name, then more, as many as there are looks."""
+    names: dict[str, list[str]] = {}
+    for defense, label in analysis.defenses.items():
+        if defense != UNDEFENDED:
+            names.setdefault(label.name, []).append(defense)
+    turns = [d for turn in itertools.zip_longest(*names.values()) for d in turn if d is not None][:MOST_SERIES]
+    return [defense for defense in analysis.defenses if defense in turns]
+
+
+def _looks(analysis: Analysis, lines: Sequence[tuple[str, tuple[Point, ...]]]) -> tuple[tuple[Series, ...], str]:
+    """Series with one look a defence on all charts, no defence first and grey; and a sentence on what is not drawn."""
+    drawn = [UNDEFENDED, *_drawn(analysis)]
+    found = sorted(((drawn.index(defense) - 1, points) for defense, points in lines if defense in drawn))
+    series = tuple(Series(analysis.defenses[drawn[look + 1]].text, points, look) for look, points in found)
+    rest = f"{len(found)} of {len(lines)} lines are drawn; the data table has all." if len(found) < len(lines) else ""
+    return series, rest
+
+
+def _training_chart(analysis: Analysis, setting: str, what: str) -> Chart | None:
+    """Accuracy or loss over the rounds; None if it was evaluated less than twice."""
+    scale, write = (100.0, percent) if what == "accuracy" else (1.0, fixed)
+    lines: list[tuple[str, tuple[Point, ...]]] = []
+    rows = []
+    for defense, label in analysis.defenses.items():
+        found = curve(analysis.trainings.get((setting, defense), ()), what)
+        if len(found) > 1:
+            lines.append((defense, tuple(Point(float(at), scale * mean) for at, mean, _, _ in found)))
+            rows += [
+                (label.text, str(at), write(mean), f"{write(low)} to {write(high)}") for at, mean, low, high in found
+            ]
+    if not lines:
+        return None
+    series, rest = _looks(analysis, lines)
+    return Chart(
+        name=what,
+        title=f"Test {what} over the rounds",
+        x_label="rounds trained",
+        y_label="test accuracy, %" if what == "accuracy" else "test loss",
+        series=series,
+        better=ACCURACY_BETTER if what == "accuracy" else "Lower is better: the model fits the test data.",
+        caption=" ".join(filter(None, ("Mean over the seeds.", rest))),
+        header=("Defence", "Round", f"Test {what}", "Lowest to highest seed"),
+        rows=tuple(rows),
+        whole_x=True,
+    )
 
 
 def training_charts(analysis: Analysis, setting: str) -> list[Chart]:
     """Accuracy and loss over the rounds."""
-    charts = []
-    for what, better in (("accuracy", ACCURACY_BETTER), ("loss", "Lower is better: the model fits the test data.")):
-        lines, rows = [], []
-        for defense in analysis.defenses:
-            found = curve(analysis.trainings.get((setting, defense), ()), what)
-            if len(found) > 1:
-                lines.append((defense, tuple(Point(float(at), mean) for at, mean, _, _ in found)))
-                name = analysis.defenses[defense].text
-                rows += [
-                    (name, str(at), fixed(mean), f"{fixed(low)} to {fixed(high)}") for at, mean, low, high in found
-                ]
-        if not lines:
-            continue
-        shown, rest = capped(_looks(analysis, lines))
-        charts.append(
-            Chart(
-                name=what,
-                title=f"Test {what} over the rounds",
-                x_label="rounds trained",
-                y_label=f"test {what}",
-                series=shown,
-                better=better,
-                caption=" ".join(filter(None, ("Mean over the seeds.", rest))),
-                header=("Defence", "Round", f"Test {what}", "Lowest to highest seed"),
-                rows=tuple(rows),
-                whole_x=True,
-            )
-        )
-    return charts
+    found = [_training_chart(analysis, setting, what) for what in ("accuracy", "loss")]
+    return [chart for chart in found if chart is not None]

@@ -16,14 +16,17 @@ from reports.pool import accuracy
 from reports.select import Analysis, Group
 
 _STYLES = {"High": "bold red", "Moderate": "yellow", "Low": "green", "not rated": "dim"}
+_BOX = box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n", ascii=False)
+"""A line under the header and one space between columns: nine columns in a hundred characters."""
+
 _CAPTION = "Higher means the attacker learns more. ε is claimed, not measured; ε of different units do not compare."
 
 
 def _measured(group: Group) -> str:
-    """The headline number with its interval, or why there is none."""
+    """The headline number, its interval below it; or why there is none."""
     if group.estimate is not None and group.value is not None:
-        ends = interval(group.estimate).replace(" to ", "-" if "−" not in interval(group.estimate) else "..")
-        return f"{fixed(group.value)} [{ends}]" if ends else fixed(group.value)
+        name = metric(group.metric).removeprefix("mean ")
+        return f"{name} {fixed(group.value)}\n{interval(group.estimate)}".rstrip()
     if group.failures:
         return "failed"
     return NO_VALUE if group.results else "missing"
@@ -31,22 +34,21 @@ def _measured(group: Group) -> str:
 
 def _row(analysis: Analysis, group: Group) -> list[Text]:
     """One row; `Text`, so that no name is taken for markup."""
-    rating = analysis.rating(group)
     ceiling, trainings = analysis.ceiling(group), analysis.of(group)
     reached = accuracy(trainings)
-    word = "ceiling" if group.undefended else rating.word
+    word = "ceiling" if group.undefended else analysis.rating(group).word
+    label = analysis.defenses[group.defense.label]
     setting = [analysis.settings[group.setting]] if len(analysis.settings) > 1 else []
-    claim = brief([t.one_round for t in trainings])
+    floor, top = fixed(analysis.floor_value(group)), fixed(ceiling.value if ceiling is not None else None)
     return [
-        Text("\n".join([analysis.defenses[group.defense.label].text, *setting])),
+        Text("\n".join(filter(None, [label.name, label.varying, *setting]))),
         Text(analysis.attacks[group.column.attack.label].text),
         Text(f"{group.column.threat}\n{where(group.column.target)}"),
-        Text(f"{metric(group.metric)}\n{_measured(group)}"),
+        Text(_measured(group)),
         Text(word, style=_STYLES.get(word, "")),
-        Text(fixed(analysis.floor_value(group))),
-        Text(fixed(ceiling.value if ceiling is not None else None)),
+        Text(f"{floor}\n{top}"),
         Text(percent(reached.value if reached is not None else None)),
-        Text(claim),
+        Text(brief([training.one_round for training in trainings])),
     ]
 
 
@@ -60,13 +62,11 @@ def _title(run: Run) -> str:
 def summary(run: Run) -> Table:
     """One row a defence, attack, adversary and target; the controls stand in the columns floor and ceiling."""
     analysis = Analysis(run)
-    table = Table(
-        title=Text(_title(run)), caption=Text(_CAPTION), box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
-    )
-    for name in ("Defence", "Attack", "Adversary, target", "Metric [95 %]", "Leakage"):
+    table = Table(title=Text(_title(run)), caption=Text(_CAPTION), box=_BOX, padding=0)
+    for name in ("Defence", "Attack", "Adversary\nTarget", "Measured\n95 %", "Leakage"):
         table.add_column(name, overflow="fold")
-    for name in ("Floor", "Ceiling", "Accuracy"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("Floor\nCeiling", justify="right")
+    table.add_column("Final\naccuracy", justify="right")
     table.add_column("ε claimed", overflow="fold")
     previous = None
     for group in sorted(analysis.attacked, key=lambda g: list(analysis.settings).index(g.setting)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reports.epsilon_charts import accuracy_charts, leakage_charts
+from reports.epsilon_charts import AUC, SSIM, accuracy_charts, leakage_charts
 from reports.figures import Chart
 from reports.messages import fidelity_charts
 from reports.round_charts import attack_charts, training_charts
@@ -12,8 +12,8 @@ from reports.select import Analysis
 def charts(analysis: Analysis, setting: str) -> tuple[Chart, ...]:
     """All charts of one setting that have at least two points."""
     found = [
-        *leakage_charts(analysis, setting, "reconstruction", "ssim"),
-        *leakage_charts(analysis, setting, "membership", "auc"),
+        *leakage_charts(analysis, setting, "reconstruction", SSIM),
+        *leakage_charts(analysis, setting, "membership", AUC),
         *accuracy_charts(analysis, setting),
         *attack_charts(analysis, setting),
         *training_charts(analysis, setting),

@@ -80,9 +80,9 @@ def rule() -> str:
     """When the badge says what."""
     return (
         f"“Leaks”: some defended case is High, which means at least {100 * HIGH:.0f} % of the way from the floor to "
-        f"the ceiling, or more recognisable images (SSIM ≥ {RECOGNISABLE}) than the floor has. “Leaks in part”: none is "
-        f"High, one is at least {100 * LOW:.0f} % of the way. “Nothing recognisable” and “Close to the floor”: all are "
-        "below that. Each word holds for the attacks and adversaries of this report only."
+        f"the ceiling, or more recognisable images (SSIM ≥ {RECOGNISABLE}) than the floor has. “Leaks in part”: none "
+        f"is High, one is at least {100 * LOW:.0f} % of the way. “Nothing recognisable” and “Close to the floor”: all "
+        "are below that. Each word holds for the attacks and adversaries of this report only."
     )
 
 

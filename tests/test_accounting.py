@@ -8,7 +8,7 @@ import dp_accounting as dp
 import mpmath
 import pytest
 from dp_accounting.pld import PLDAccountant
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.accounting import delta, epsilon, gaussian_delta, gaussian_epsilon, gaussian_mu, repeat
@@ -155,11 +155,13 @@ def test_a_null_audit_near_mu_1e_7_does_not_underflow():
     assert gaussian_epsilon(5e-324, 1e-5) == 0.0
 
 
+@settings(deadline=None)
 @given(st.floats(1e-6, 500), st.floats(1e-30, 0.9))
 def test_gaussian_mu_inverts_gaussian_epsilon(eps, at):
     assert gaussian_epsilon(gaussian_mu(eps, at), at) == pytest.approx(eps, rel=1e-7)
 
 
+@settings(deadline=None)
 @given(st.floats(1e-6, 50), st.floats(0, 1e3))
 def test_gaussian_delta_is_a_probability_and_falls_with_epsilon(mu, eps):
     assert 0 <= gaussian_delta(mu, eps + 0.01) <= gaussian_delta(mu, eps) <= 1

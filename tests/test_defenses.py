@@ -106,8 +106,8 @@ def test_a_message_of_another_length_is_refused(name):
 
 @every_defense
 def test_the_likelihood_prefers_the_truth_and_can_be_differentiated(name):
-    # 100 messages of an update of norm 0.9 against its negative: for the Gaussian default (sigma 1.2) the mean log ratio
-    # is 1.1 with standard deviation 1.5 a message, so a miss has probability under 1e-12
+    # 100 messages of an update of norm 0.9 against its negative: for the Gaussian default (sigma 1.2) the mean log
+    # ratio is 1.1 with standard deviation 1.5 a message, so a miss has probability under 1e-12
     defense = build(name)
     update = 0.9 * UPDATE / UPDATE.norm()
     wires = [encode(defense, update, PRIVATE.child(i), SHARED.child(i)) for i in range(100)]

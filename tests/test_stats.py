@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
 from harness import stats
 from harness.result import Estimate
-from harness.rng import Key, integers, normal, uniform
+from harness.rng import Key, normal
 
 ROOT = Key(20240607, ("test_stats",))
 ALPHA = BETA = 1e-6
@@ -190,6 +190,7 @@ def test_ties_are_one_step_of_the_curve():
 scores = st.lists(st.integers(0, 6).map(float), min_size=1, max_size=12).map(np.array)
 
 
+@settings(deadline=None)
 @given(scores, scores)
 def test_auc_is_the_area_under_the_curve_and_the_share_of_ordered_pairs(members, nonmembers):
     value = stats.auc(members, nonmembers).value
@@ -199,6 +200,7 @@ def test_auc_is_the_area_under_the_curve_and_the_share_of_ordered_pairs(members,
     assert value == pytest.approx(np.trapezoid(tpr, fpr), abs=1e-12)
 
 
+@settings(deadline=None)
 @given(scores, scores)
 def test_an_attack_turned_round_has_one_minus_the_auc(members, nonmembers):
     straight, turned = stats.auc(members, nonmembers), stats.auc(-members, -nonmembers)
@@ -207,6 +209,7 @@ def test_an_attack_turned_round_has_one_minus_the_auc(members, nonmembers):
     assert 0 <= straight.low <= straight.value <= straight.high <= 1
 
 
+@settings(deadline=None)
 @given(scores, scores, st.floats(0, 0.99))
 def test_tpr_is_read_off_the_curve_and_its_threshold_respects_the_fpr(members, nonmembers, fpr):
     found = stats.tpr_at_fpr(members, nonmembers, fpr)
@@ -218,7 +221,6 @@ def test_tpr_is_read_off_the_curve_and_its_threshold_respects_the_fpr(members, n
 
 
 def test_delong_interval_has_the_closed_form():
-    # placements of the golden example: members 1, 1, .8, .6, .4; non-members .6, .6, .8, .8, 1... by hand:
     members = [1.0, 1.0, 0.8, 0.6, 0.4]  # share of the non-members below each
     nonmembers = [0.4, 0.6, 0.8, 1.0, 1.0]  # share of the members above each
     half = 1.959964 * math.sqrt((np.var(members, ddof=1) + np.var(nonmembers, ddof=1)) / 5) / (0.76 * 0.24)
@@ -286,23 +288,24 @@ def test_tpr_has_the_clopper_pearson_interval_of_the_members_and_is_named_in_per
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0])
-def test_balanced_accuracy_interval_covers_the_best_of_the_population(shift):
+@pytest.mark.parametrize("level", [0.8, 0.95])
+def test_balanced_accuracy_interval_covers_the_best_of_the_population(shift, level):
     members, others = draws("members", 50, 500) + shift, draws("others", 50, 500)
     true = scipy_stats.norm.cdf(shift / 2)
-    found = hits(true, lambda case: ends(stats.balanced_accuracy(members[case], others[case])), 500)
-    assert found >= fewest(0.95, 500)
+    found = hits(true, lambda case: ends(stats.balanced_accuracy(members[case], others[case], level=level)), 500)
+    assert found >= fewest(level, 500)
 
 
 def test_twin_a_binomial_interval_around_the_best_threshold_is_found_out():
-    # at chance the best of all thresholds is well above 0.5; 500 cases tell .95 from .80 with miss 1e-6
-    assert scipy_stats.binom.sf(fewest(0.95, 500) - 1, 500, 0.80) <= BETA
+    # at chance the best of all thresholds is well above 0.5; 500 cases tell a coverage of .6 from .8
+    assert scipy_stats.binom.sf(fewest(0.8, 500) - 1, 500, 0.6) <= BETA
     members, others = draws("members", 50, 500), draws("others", 50, 500)
 
     def wrong(case: int) -> tuple[float | None, float | None]:
         value = stats.balanced_accuracy(members[case], others[case]).value
-        return stats.clopper_pearson(round(value * 100), 100)
+        return stats.clopper_pearson(round(value * 100), 100, 0.8)
 
-    assert hits(0.5, wrong, 500) < fewest(0.95, 500)
+    assert hits(0.5, wrong, 500) < fewest(0.8, 500)
 
 
 def test_balanced_accuracy_is_never_below_chance():
@@ -310,20 +313,17 @@ def test_balanced_accuracy_is_never_below_chance():
     assert "optimistic" in stats.balanced_accuracy(MEMBERS, NONMEMBERS).note
 
 
-def test_membership_at_chance_has_an_auc_on_both_sides_of_a_half():
-    # a hidden absolute value would lift all of them to 0.5 or more: chance of that is 2^-40
-    draws = [
-        (uniform(ROOT.child("null", i, "in"), (30,)).numpy(), integers(ROOT.child("null", i, "out"), 2, 30) * 1.0)
-        for i in range(40)
-    ]
-    values = [stats.auc(members, others).value for members, others in draws]
+def test_an_attack_at_chance_has_an_auc_on_both_sides_of_a_half():
+    # a hidden absolute value would lift every one to 0.5 or more; by chance 40 do so with probability 2^-40
+    members, others = draws("null-members", 30, 40), draws("null-others", 30, 40)
+    values = [stats.auc(m, n).value for m, n in zip(members, others, strict=True)]
     assert min(values) < 0.5 < max(values)
 
 
 @pytest.mark.parametrize("members", [np.array([]), np.array([math.nan])])
 def test_scores_of_one_side_or_not_finite_are_refused(members):
     for statistic in (stats.auc, stats.balanced_accuracy, stats.roc, lambda m, n: stats.tpr_at_fpr(m, n, 0.5)):
-        with pytest.raises(ValueError, match="0 members and 5 non-members|1 not finite"):
+        with pytest.raises(ValueError, match=r"0 members and 5 non-members|1 not finite"):
             statistic(members, NONMEMBERS)
 
 

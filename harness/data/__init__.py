@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import hashlib
 import os
@@ -18,6 +17,7 @@ from typing import NamedTuple
 import torch
 
 from harness.contract import Examples
+from harness.names import unknown
 
 _BROKEN = (
     *(OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile, pickle.UnpicklingError),
@@ -102,7 +102,7 @@ def load(name: str, root: Path) -> DataSet:
         Same files, same tensors, in the same order.
 
     Raises:
-        LookupError: the name is not known.
+        UnknownNameError: the name is not known.
         ValueError: a form that needs a path has none.
         DataMissing: a file is not there.
         DataUnreadable: a file cannot be opened, is cut, or does not hold what it should.
@@ -117,9 +117,7 @@ def load(name: str, root: Path) -> DataSet:
     known = _sources()
     if name in known:
         return known[name].read(root)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-    listed = ", ".join(listed for listed, _ in names())
-    raise LookupError(f"no data set {name!r}; did you mean {near!r}? known: {listed}")
+    raise unknown("data set", name, (listed for listed, _ in names()))
 
 
 def names() -> tuple[tuple[str, str], ...]:

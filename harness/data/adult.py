@@ -71,6 +71,8 @@ def _rows(root: Path, name: str) -> tuple[Columns, torch.Tensor]:
         for number, row in enumerate(rows, start=1):
             if len(row) != len(NUMERIC) + 1:
                 raise ValueError(f"expected {len(NUMERIC) + 1} columns, got {len(row)} in row {number}")
+        if not rows:
+            raise ValueError("expected rows, got none")
         table = np.array(rows).T
         income = np.char.rstrip(table[-1], ".")  # adult.test writes `>50K.`
         if not np.isin(income, CLASSES).all():
@@ -80,10 +82,9 @@ def _rows(root: Path, name: str) -> tuple[Columns, torch.Tensor]:
 
 def _numbers(name: str, values: Columns, train: Columns) -> npt.NDArray[np.float64]:
     """[n, 1] in [0, 1]: scaled by the range of the training values; 0 if they are all the same."""
-    low, high = train.astype(np.float64).min(), train.astype(np.float64).max()
-    if low == high:
-        return np.zeros((len(values), 1))
-    return np.asarray(np.clip((values.astype(np.float64)[:, None] - low) / (high - low), 0, 1))
+    numbers, known = values.astype(np.float64)[:, None], train.astype(np.float64)
+    low, high = known.min(), known.max()
+    return np.zeros_like(numbers) if low == high else np.asarray(np.clip((numbers - low) / (high - low), 0, 1))
 
 
 def _categories(name: str, values: Columns, train: Columns) -> npt.NDArray[np.float64]:

@@ -17,6 +17,7 @@ SIDE = 32
 STRIDE = 8
 FLAT = 0.05
 CAPS = {"train": 400, "test": 100}
+"""Crops a class at most. Without a cap, classes differ in size by up to three in training and ten in testing."""
 
 FACTORS = {
     "astronaut": 2,

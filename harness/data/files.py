@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from harness.data import DataSet, DataUnreadable, Source, find, reading, split_b
 from harness.data.torchvision_shim import torchvision
 
 _CHANNELS = (1, 3)
+_MAX_LABEL = 99_999  # more are identifiers, not classes
 
 
 def folder(path: Path) -> DataSet:
@@ -61,7 +63,7 @@ def npz(path: Path) -> DataSet:
             train, test = split_by_class(*train)
         else:
             raise ValueError(f"expected one label an example, got {len(train.x)} x and {len(train.y)} y")
-        classes = tuple(str(label) for label in range(1 + int(max(train.y.max(), test.y.max()))))
+        classes = tuple(str(label) for label in range(1 + max(torch.cat([train.y, test.y]).tolist(), default=-1)))
         return DataSet(f"npz:{path}", train, test, classes, is_image=train.x.ndim == 4, public=False)
 
 
@@ -90,7 +92,7 @@ def _image(path: Path) -> npt.NDArray[np.uint8]:
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
-def _inputs(name: str, x: npt.NDArray[np.generic]) -> Tensor:
+def _inputs(name: str, x: npt.NDArray[Any]) -> Tensor:
     """Features or images as float32, channels second."""
     if x.ndim == 3:
         x = x[:, None]
@@ -108,10 +110,12 @@ def _inputs(name: str, x: npt.NDArray[np.generic]) -> Tensor:
     return torch.from_numpy(x.astype(np.float32, order="C"))
 
 
-def _labels(name: str, y: npt.NDArray[np.generic]) -> Tensor:
+def _labels(name: str, y: npt.NDArray[Any]) -> Tensor:
     """Labels as int64."""
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise ValueError(f"expected {name} with one axis of integers, got shape {y.shape} of {y.dtype}")
+    if y.size and y.max() > _MAX_LABEL:
+        raise ValueError(f"expected {name} up to {_MAX_LABEL}, got {y.max()}")
     return torch.from_numpy(y.astype(np.int64))
 
 

@@ -1,0 +1,77 @@
+"""Improved deep leakage from gradients: labels first, then inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from attacks._labels import restore
+from attacks._matching import Objective, Search, Start, match, received_gradients
+from harness.contract import Attack, Observation, Reconstruction
+from harness.rng import Key
+
+
+@dataclass(frozen=True)
+class IDLG(Attack):
+    """Labels read off the last layer's gradient, then gradient matching for the inputs, by L-BFGS.
+
+    Must know: one message of each victim and the model it trained from, with a dense last layer. So for a server or an
+    eavesdropper; without the shared key, the estimate is an outsider's. It ignores the defence, but for how a message
+    is read, unless `objective` is `likelihood`.
+
+    Cannot: use what images look like. Against noise it explains the noise too, and the picture drowns. Labels that it
+    infers wrongly are never corrected. Of an update it takes the mean step for the gradient.
+
+    Args:
+        restarts: from other random starts; the one with the lowest objective is told.
+        evaluations: of the objective and its gradient, for one victim and restart, at most.
+        objective: `l2`: squared distance of the gradients; `likelihood`: by the defence's own likelihood.
+        labels: `inferred`, or `given`: the true ones, which a study must grant.
+        start: law of the first dummy inputs: `normal` (standard) or `uniform` (in [0, 1]).
+
+    Raises:
+        ValueError: a parameter out of range; in `run`, a loss that is not softmax cross-entropy, or, to infer labels, a
+            last layer that is not dense with one row a class.
+
+    Source: Zhao, Mopuri and Bilen 2020, "iDLG: improved deep leakage from gradients", Algorithm 1. Differs: labels of
+        several images (`attacks._labels`), backtracking and a stop rule.
+    """
+
+    kind: ClassVar[str] = "reconstruction"
+
+    restarts: int = 2
+    evaluations: int = 6000
+    objective: Objective = "l2"
+    labels: Literal["inferred", "given"] = "inferred"
+    start: Start = "normal"
+
+    def __post_init__(self) -> None:
+        self._search()
+        if self.labels not in ("inferred", "given"):
+            raise ValueError(f"expected labels 'inferred' or 'given', got {self.labels!r}")
+
+    def _search(self) -> Search:
+        """The checked parameters."""
+        return Search(self.restarts, self.evaluations, self.objective, self.start)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Messages and the round's model; the labels where they are given."""
+        return frozenset({"messages", "models"} | ({"labels"} if self.labels == "given" else set()))
+
+    def run(self, seen: Observation, key: Key) -> Reconstruction:
+        """Raw inputs, not clipped, and the labels."""
+        targets = received_gradients(seen)
+        return Reconstruction(match(seen, targets, self._labels(seen, targets, key), self._search(), key))
+
+    def _labels(self, seen: Observation, targets: Tensor, key: Key) -> tuple[Tensor, ...]:
+        """[b] of each victim."""
+        if self.labels == "given":
+            assert seen.labels is not None
+            return seen.labels
+        assert seen.model is not None
+        assert seen.messages is not None
+        images = [message.images for message in seen.messages]
+        return restore(seen.task, seen.model.params, targets, images, key.child("dummies"))

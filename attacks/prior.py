@@ -1,0 +1,66 @@
+"""The floor: what is guessed without looking."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from harness import rng
+from harness.contract import Attack, Guess, Observation, Reconstruction
+from harness.rng import Key
+
+
+@dataclass(frozen=True)
+class Prior(Attack):
+    """A control: the same guess whatever was sent, from data of the same kind that everybody has.
+
+    Must know: how many messages there are and of how many images, but not what they say. An attack that scores no
+    better has learned nothing from a message.
+
+    Args:
+        guess: `mean`: the flat image of the auxiliary data's mean in each channel (of vectors, the mean vector), which
+            has the least expected error of all flat ones; `other`: auxiliary inputs at random, which look real.
+
+    Raises:
+        ValueError: an unknown guess; in `run`, fewer auxiliary inputs than one victim has.
+    """
+
+    kind: ClassVar[str] = "reconstruction"
+    floor: ClassVar[bool] = True
+
+    guess: Literal["mean", "other"] = "mean"
+
+    def __post_init__(self) -> None:
+        if self.guess not in ("mean", "other"):
+            raise ValueError(f"expected guess 'mean' or 'other', got {self.guess!r}")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Messages, to be counted, and auxiliary data."""
+        return frozenset({"messages", "auxiliary"})
+
+    def run(self, seen: Observation, key: Key) -> Reconstruction:
+        """The inputs of its choice, all with the most frequent auxiliary label."""
+        assert seen.messages is not None
+        assert seen.auxiliary is not None
+        x, y = seen.auxiliary
+        most = max((message.images for message in seen.messages), default=0)
+        if len(x) < max(most, 1):
+            raise ValueError(f"expected at least {max(most, 1)} auxiliary inputs, got {len(x)}")
+        label = y.mode().values.to(torch.int64)
+        guesses = []
+        for message in seen.messages:
+            inputs = self._inputs(x, message.images, key.child(message.sender))
+            guesses.append(Guess(inputs, label.repeat(message.images), 0.0, 0))
+        return Reconstruction(tuple(guesses))
+
+    def _inputs(self, x: Tensor, count: int, key: Key) -> Tensor:
+        """`count` guesses from auxiliary inputs x."""
+        if self.guess == "other":
+            return x[torch.from_numpy(rng.subset(key, len(x), count))]
+        # over the pixels of an image too, so that nothing of an auxiliary image's layout shows
+        mean = x.double().mean(dim=(0, *range(2, x.ndim)), keepdim=True).to(x.dtype)
+        return mean.expand(count, *x.shape[1:]).clone()

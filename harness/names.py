@@ -1,0 +1,22 @@
+"""What is said of a name that nobody knows: the nearest, and all that are known."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UnknownNameError(LookupError):
+    """No such defence, attack, data set, model or study; one line."""
+
+    def __str__(self) -> str:
+        """The message itself: a LookupError's would be quoted."""
+        return str(self.args[0])
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
+    """The error for a name that is not among the known ones: the nearest where one is near, and all of them."""
+    listed = list(known)
+    near = difflib.get_close_matches(name, listed, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    return UnknownNameError(f"no {kind} {name!r}{hint} Known: {', '.join(listed)}")

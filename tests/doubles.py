@@ -1,0 +1,133 @@
+"""Hand-written doubles with the interfaces of the real things."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from harness.codec import pack_float32, unpack_float32
+from harness.contract import Attack, Claim, Defense, Guess, Horizon, Membership, Reconstruction, Relation, Unit
+from harness.contract import Examples as Examples
+from harness.models import build
+from harness.rng import Key, normal
+from harness.tasks import ModelTask
+from harness.vec import weighted_mean
+
+
+@dataclass(frozen=True)
+class Counting(Defense[int, int]):
+    """A defence with a state and a memory: both travel in the clear, so that a test can see them."""
+
+    randomized: ClassVar[bool] = False
+    factor: float = 1.0
+
+    def init(self, setting):
+        return 0
+
+    def remember(self, setting):
+        return 100
+
+    def encode(self, state, memory, update, *, private, shared):
+        return bytes([state, memory]) + pack_float32(self.factor * update), memory + 1
+
+    def estimate(self, state, received, *, shared, setting):
+        assert received[0] == state
+        return unpack_float32(received[2:], setting.dim)
+
+    def advance(self, state, feedback):
+        return state + 1
+
+    def likelihood(self, state, received, *, shared, setting):
+        sent = torch.stack([unpack_float32(wire[2:], setting.dim) for wire in received])
+        return lambda update: (update - sent).square().sum(-1)
+
+    def claim(self, history, setting):
+        return Claim(None, 0.0, Unit.MESSAGE, Relation.ANY_TWO, Horizon.ONE_ROUND, frozenset(), "", (), "a double")
+
+
+@dataclass(frozen=True)
+class Summing(Defense[None, None]):
+    """A channel that adds: the receiver sees one message, the sum."""
+
+    randomized: ClassVar[bool] = False
+
+    def encode(self, state, memory, update, *, private, shared):
+        return pack_float32(update), None
+
+    def transmit(self, state, wires, *, channel):
+        return [pack_float32(sum(unpack_float32(wire, len(wire) // 4) for wire in wires))]
+
+    def estimate(self, state, received, *, shared, setting):
+        return unpack_float32(received, setting.dim)
+
+    def decode(self, state, received, *, shared, weights, setting):
+        return weighted_mean([unpack_float32(received[0], setting.dim) / len(weights)], [1.0])
+
+    def likelihood(self, state, received, *, shared, setting):
+        return lambda update: update.sum(-1)
+
+    def claim(self, history, setting):
+        return Claim(None, 0.0, Unit.MESSAGE, Relation.ANY_TWO, Horizon.ONE_ROUND, frozenset(), "", (), "a double")
+
+
+@dataclass(frozen=True)
+class Echo(Attack):
+    """Guesses noise from its key; needs what it is told to need."""
+
+    kind: ClassVar[str] = "reconstruction"
+    wants: str = "messages"
+    break_with: str = ""
+
+    @property
+    def needs(self):
+        return frozenset(self.wants.split(","))
+
+    def run(self, seen, key):
+        if self.break_with == "kill":
+            import os
+            import signal
+
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.break_with:
+            raise RuntimeError(self.break_with)
+        return Reconstruction(
+            tuple(
+                Guess(
+                    normal(key.child(i), (message.images, *seen.task.input_shape)),
+                    torch.zeros(message.images, dtype=torch.int64),
+                    0.0,
+                    1,
+                )
+                for i, message in enumerate(seen.messages)
+            )
+        )
+
+
+@dataclass(frozen=True)
+class Coin(Attack):
+    """Membership by coin."""
+
+    kind: ClassVar[str] = "membership"
+
+    @property
+    def needs(self):
+        return frozenset({"candidates"})
+
+    def run(self, seen, key):
+        return Membership(normal(key, (len(seen.candidates.y),)))
+
+
+def small_task(name="mlp-small", shape=(1, 8, 8), classes=10):
+    """A task on digits-sized images."""
+    return ModelTask(build(name, shape, classes))
+
+
+def random_examples(n, shape=(1, 8, 8), classes=10, seed=0):
+    """Noise images with labels in turn."""
+    return Examples(normal(Key(seed).child("x"), (n, *shape)).sigmoid(), torch.arange(n) % classes)
+
+
+def with_fields(value, **changes):
+    """A frozen dataclass with some fields changed."""
+    return dataclasses.replace(value, **changes)

@@ -1,0 +1,249 @@
+"""A run that nobody ran: invented, plausible numbers, in the types that the reports read."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from harness.result import (
+    Cell,
+    ClaimRecord,
+    Environment,
+    Estimate,
+    Evaluation,
+    Execution,
+    Failure,
+    FederationSpec,
+    Flag,
+    PartInfo,
+    PartSpec,
+    Pictures,
+    Result,
+    Run,
+    Target,
+    TaskSpec,
+    TrainingRecord,
+    TrainingSpec,
+    fingerprint,
+    to_data,
+)
+from harness.stats import mean
+
+TASK = TaskSpec("invented", "lenet-dlg")
+FEDERATION = FederationSpec(clients=10, rounds=8, batch=1)
+PROBE = Target("probe", 0, count=6)
+ENVIRONMENT = Environment("4f0c2d7a" * 5, False, "3.11.9", {"torch": "2.13.0", "numpy": "2.4.6"}, "Linux x86_64")
+EXECUTION = Execution("cpu", 1, "batched")
+
+NONE = PartSpec("none", {})
+GAUSSIAN = [PartSpec("gaussian", {"clip": 1.0, "epsilon": e, "delta": 1e-5}) for e in (1.0, 4.0, 16.0, 64.0)]
+LAPLACE = [PartSpec("laplace", {"scale": s}) for s in (0.5, 0.05)]
+SQSGD = PartSpec("sqsgd", {"bits": 2})
+MATCHING = PartSpec("matching", {"objective": "l2", "restarts": 2})
+MAP = PartSpec("map", {"prior": "tv", "weight": 20.0})
+THRESHOLD = PartSpec("threshold", {})
+PRIOR = PartSpec("prior", {"guess": "mean"})
+
+ATTACKS = {
+    "matching": PartInfo("matching", "Gradient matching.", "reconstruction"),
+    "map": PartInfo("map", "Most likely image under the known defence.", "reconstruction", aware=True),
+    "threshold": PartInfo("threshold", "Loss threshold.", "membership"),
+    "prior": PartInfo("prior", "A guess that looks at nothing.", "reconstruction", floor=True),
+}
+DEFENSES = {name: PartInfo(name, f"The defence {name}.") for name in ("none", "gaussian", "laplace", "sqsgd")}
+
+
+def wave(*parts: object) -> float:
+    """A number in [0, 1] that depends on nothing but its arguments."""
+    return int(fingerprint([str(part) for part in parts], 8), 16) / 0xFFFFFFFF
+
+
+def leak(defense: PartSpec, attack: PartSpec) -> float:
+    """How much of an image the double lets an attack see, in [0, 1]."""
+    if attack.name == "prior":
+        return 0.0
+    noise = {"none": 0.0, "gaussian": 9.0 / float(defense.parameters.get("epsilon") or 1.0), "sqsgd": 0.35}
+    strength = noise.get(defense.name, 3.0 * float(defense.parameters.get("scale") or 0.0))
+    return math.exp(-strength / (2.5 if attack.name == "map" else 1.0))
+
+
+def ssim_values(cell: Cell) -> tuple[float, ...]:
+    """One SSIM a victim."""
+    sees = leak(cell.training.defense, cell.attack) * math.exp(-0.1 * (cell.target.round or 0))
+    jitter = [wave(cell.training.seed, "victim", at) - 0.5 for at in range(cell.target.count)]
+    return tuple(round(min(0.99, max(0.01, 0.16 + 0.78 * sees + 0.16 * x)), 4) for x in jitter)
+
+
+def scene(at: int, size: int = 24) -> np.ndarray:
+    """A small colour picture: hills, a sun, rings or stripes."""
+    y, x = np.mgrid[0:size, 0:size] / (size - 1)
+    hill = (y > 0.62 + 0.14 * np.sin(6.0 * x + at)).astype(float)
+    sun = (np.hypot(x - 0.25 - 0.08 * (at % 6), y - 0.3) < 0.16).astype(float)
+    ring = (np.abs(np.hypot(x - 0.5, y - 0.55) - 0.14 - 0.03 * (at % 4)) < 0.045).astype(float)
+    sky = np.stack([0.45 + 0.3 * y, 0.62 + 0.1 * y, 0.85 - 0.25 * y], -1)
+    image = sky * (1 - hill[..., None]) + hill[..., None] * [0.2 + 0.06 * (at % 5), 0.45 - 0.05 * (at % 3), 0.22]
+    image = image * (1 - sun[..., None]) + sun[..., None] * [0.98, 0.82, 0.35]
+    if at % 2:
+        image = image * (1 - ring[..., None]) + ring[..., None] * [0.75, 0.2, 0.25]
+    return image.astype(np.float32)
+
+
+def pictures_of(cell: Cell) -> Pictures:
+    """The scenes, and the same under as much noise as the SSIM says."""
+    originals = np.stack([scene(at + cell.training.seed) for at in range(cell.target.count)])[:, None]
+    seen = np.array(ssim_values(cell)).reshape(-1, 1, 1, 1, 1)
+    noise = np.random.default_rng(int(cell.id[:8], 16)).uniform(size=originals.shape)
+    guess = np.full_like(originals, 0.5) if cell.attack.name == "prior" else seen * originals + (1 - seen) * noise
+    return Pictures(originals, guess.astype(np.float32))
+
+
+def reconstruction_estimates(cell: Cell) -> tuple[Estimate, ...]:
+    """What the score of a reconstruction holds."""
+    values = ssim_values(cell)
+    mse = [0.12 * (1 - value) ** 2 for value in values]
+    return (
+        mean("ssim", values, higher_leaks=True),
+        mean("mse", mse, higher_leaks=False),
+        mean("psnr", [-10 * math.log10(m) for m in mse], higher_leaks=True, unit="dB"),
+        mean("label_accuracy", [1.0] * len(values), higher_leaks=True),
+    )
+
+
+def membership_estimates(cell: Cell) -> tuple[Estimate, ...]:
+    """What the score of a membership attack holds; the last has no value."""
+    value = 0.5 + 0.25 * leak(cell.training.defense, MATCHING) + 0.01 * wave(cell.training.seed)
+    rate = 0.01 + 0.2 * (value - 0.5)
+    few = "0.1 % of 200 non-members is less than one record"
+    return (
+        Estimate("auc", value, value - 0.03, value + 0.03, 400, "DeLong", higher_leaks=True),
+        Estimate("tpr@1%", rate, rate / 2, 2 * rate, 200, "Clopper-Pearson", higher_leaks=True),
+        Estimate("tpr@0.1%", None, None, None, 200, "Clopper-Pearson", higher_leaks=True, note=few),
+    )
+
+
+def result_of(cell: Cell) -> Result:
+    """A finished cell."""
+    estimates = membership_estimates(cell) if cell.attack.name == "threshold" else reconstruction_estimates(cell)
+    few = Flag("few-images", f"{cell.target.count} images; a comparison wants 8 or more")
+    flags = [few] * (cell.target.kind == "probe")
+    flags += [Flag("naive", "this attack ignores what it knows of the defence", "note")] * (cell.attack == MATCHING)
+    return Result(cell, EXECUTION, ENVIRONMENT, estimates, tuple(flags), fingerprint(cell.id))
+
+
+def claim_of(defense: PartSpec, horizon: str) -> ClaimRecord:
+    """What a defence of the double promises."""
+    against = ("server", "eavesdropper")
+    if defense.name == "gaussian":
+        epsilon = float(defense.parameters["epsilon"] or 0.0) * (1.0 if horizon == "one round" else math.sqrt(8.0))
+        assumes = ("a record is in one batch a round", "the clip bounds each record's gradient")
+        why = "analytic Gaussian mechanism"
+        return ClaimRecord(epsilon, 1e-5, "record", "replace", horizon, against, "Balle, Wang 2018", assumes, why)
+    if defense.name == "laplace":
+        epsilon = 2.0 / float(defense.parameters["scale"] or 1.0) * (1 if horizon == "one round" else 8)
+        why = "Laplace noise on each coordinate"
+        return ClaimRecord(epsilon, 0.0, "coordinate", "any-two-inputs", horizon, against, "Dwork 2006", (), why)
+    why = "no noise is added" if defense.name == "none" else "a quantiser without noise"
+    return ClaimRecord(None, 0.0, "message", "any-two-inputs", horizon, (), "", (), why)
+
+
+def training_of(spec: TrainingSpec) -> TrainingRecord:
+    """A finished training."""
+    keep = leak(spec.defense, MAP)
+    best = 0.55 + 0.35 * keep + 0.02 * (wave("accuracy", spec.seed) - 0.5)
+    rounds = range(spec.federation.rounds + 1)
+    curve = [
+        Evaluation(r, 0.1 + (best - 0.1) * (1 - math.exp(-0.5 * r)), 2.3 - 1.9 * best * r / (r + 2)) for r in rounds
+    ]
+    bits = 2.1 if spec.defense.name == "sqsgd" else 32.0
+    snr = None if spec.defense.name == "none" else 20.0 * keep - 4.0
+    return TrainingRecord(
+        spec=spec,
+        environment=ENVIRONMENT,
+        execution=EXECUTION,
+        dim=12_000,
+        evaluations=tuple(curve),
+        test_samples=500,
+        message_bytes=(12_000 * bits / 8,) * spec.federation.rounds,
+        snr_db=(snr,) * spec.federation.rounds,
+        one_round=claim_of(spec.defense, "one round"),
+        whole_run=claim_of(spec.defense, "whole run"),
+        classes=("hill", "sun"),
+        flags=(),
+        digest=fingerprint(spec.id),
+    )
+
+
+def grid(
+    defenses: Iterable[PartSpec],
+    attacks: Iterable[tuple[PartSpec, Target, str]],
+    seeds: Sequence[int] = (0, 1),
+    *,
+    task: TaskSpec = TASK,
+    federation: FederationSpec = FEDERATION,
+) -> tuple[Cell, ...]:
+    """The cells of a study in its order."""
+    asked = list(attacks)
+    return tuple(
+        Cell(TrainingSpec(task, federation, defense, seed), attack, target, threat)
+        for defense in defenses
+        for attack, target, threat in asked
+        for seed in seeds
+    )
+
+
+def full_grid() -> tuple[Cell, ...]:
+    """Every kind of attack on every kind of defence."""
+    attacks = [(attack, Target("probe", at, 6), "server+labels") for attack in (MATCHING, MAP) for at in (0, 4)]
+    attacks += [(PRIOR, Target("probe", at, 6), "server+labels") for at in (0, 4)]
+    attacks += [(MATCHING, PROBE, "eavesdropper"), (PRIOR, PROBE, "eavesdropper")]
+    attacks += [(THRESHOLD, Target("members", count=200), "public")]
+    return grid([NONE, *GAUSSIAN, *LAPLACE, SQSGD], attacks)
+
+
+def make_run(
+    cells: Sequence[Cell],
+    *,
+    failed: Callable[[Cell], bool] = lambda cell: False,
+    missing: Callable[[Cell], bool] = lambda cell: False,
+    make: Callable[[Cell], Result] = result_of,
+    pictures: Callable[[Cell], Pictures | None] = pictures_of,
+    public: Iterable[str] = ("invented",),
+    name: str = "invented-study",
+) -> Run:
+    """A folder of results as it would be read; what failed has no training either."""
+    lost = {cell.id for cell in cells if failed(cell)}
+    absent = {cell.id for cell in cells if missing(cell)} - lost
+    done = [cell for cell in cells if cell.id not in lost | absent]
+    by_id = {cell.id: cell for cell in cells}
+    specs = {cell.training.id: cell.training for cell in done}
+    return Run(
+        name=name,
+        study={"name": name, "title": "An invented study", "cells": [to_data(cell) for cell in cells[:2]]},
+        study_hash=fingerprint([cell.id for cell in cells]),
+        cells=tuple(cells),
+        trainings={key: training_of(spec) for key, spec in specs.items()},
+        results={cell.id: make(cell) for cell in done},
+        failures={i: Failure(by_id[i], "RuntimeError", "out of memory\nsecond line", "trace") for i in sorted(lost)},
+        missing=tuple(sorted(absent)),
+        pictures=lambda identity: pictures(by_id[identity]) if by_id[identity].attack.name != "threshold" else None,
+        seconds={cell.id: 1.0 + 20.0 * wave(cell.id) for cell in done},
+        public_data=frozenset(public),
+        data_hashes={"invented": fingerprint("invented")},
+        attacks=ATTACKS,
+        defenses=DEFENSES,
+    )
+
+
+def full_run() -> Run:
+    """Everything there is, with one failed and one missing cell."""
+    cells = full_grid()
+    failed = {c.id for c in cells if c.training.defense == SQSGD and c.attack == MAP and c.training.seed == 1}
+    return make_run(cells, failed=lambda c: c.id in failed, missing=lambda c: c.id == cells[20].id)
+
+
+def with_estimates(result: Result, *estimates: Estimate) -> Result:
+    """The same result with other numbers."""
+    return dataclasses.replace(result, estimates=estimates)

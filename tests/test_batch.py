@@ -1,0 +1,111 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.batch import LocalPlan, Work, choose_engine, plan_batches, train_clients
+from harness.rng import Key
+from tests.doubles import random_examples, small_task
+
+PLAN = LocalPlan(gradient=False, steps=None, epochs=2, batch=8, lr=0.1, momentum=0.9)
+
+
+def work(sizes=(20, 13, 8), shape=(1, 8, 8)):
+    return [Work(random_examples(n, shape, seed=n), Key(0).child("client", n)) for n in sizes]
+
+
+def by_hand(task, params, client, plan):
+    """The textbook loop, with torch's own optimiser."""
+    local = params.clone().requires_grad_()
+    optimiser = torch.optim.SGD([local], lr=plan.lr, momentum=plan.momentum)
+    for number, index in enumerate(plan_batches(len(client.data.y), plan, client.key)):
+        optimiser.zero_grad()
+        keep = task.dropout_masks(client.key.child("dropout", number), len(index))
+        task.loss(local, client.data.x[index], client.data.y[index], keep).backward()
+        optimiser.step()
+    return local.detach() - params
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "engine"),
+    [
+        ("mlp-small", (1, 8, 8), "loop"),
+        ("mlp-small", (1, 8, 8), "dense"),
+        ("mlp-small", (1, 8, 8), "vmap"),
+        ("linear", (1, 8, 8), "dense"),
+        ("svm", (1, 8, 8), "loop"),
+        ("svm", (1, 8, 8), "vmap"),
+        ("cnn2", (1, 16, 16), "loop"),
+        ("cnn2", (1, 16, 16), "vmap"),
+        ("cnn3", (3, 22, 22), "loop"),  # has dropout
+        ("cnn3", (3, 22, 22), "vmap"),
+    ],
+)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_every_engine_is_the_textbook_loop(model, shape, engine, momentum):
+    task, clients = small_task(model, shape), work(shape=shape)
+    params = task.init(Key(1))
+    plan = dataclasses.replace(PLAN, momentum=momentum)
+    found = train_clients(task, params, clients, plan, engine)
+    wanted = torch.stack([by_hand(task, params, client, plan) for client in clients])
+    assert wanted.abs().max() > 1e-3
+    torch.testing.assert_close(found.updates, wanted, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("engine", ["loop", "dense", "vmap"])
+def test_a_gradient_is_that_of_the_first_batch(engine):
+    task, clients = small_task(), work()
+    params = task.init(Key(1)).requires_grad_()
+    plan = LocalPlan(gradient=True, steps=None, epochs=1, batch=8, lr=0.1, momentum=0.0)
+    found = train_clients(task, params.detach(), clients, plan, engine)
+    for row, client, (index,) in zip(found.updates, clients, found.batches, strict=True):
+        wanted = torch.autograd.grad(task.loss(params, client.data.x[index], client.data.y[index]), params)[0]
+        torch.testing.assert_close(row, wanted, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("engine", ["loop", "dense"])
+def test_training_twice_gives_the_same_bits_and_leaves_the_model_alone(engine):
+    task = small_task()
+    params = task.init(Key(1))
+    before = params.clone()
+    first, second = (train_clients(task, params, work(), PLAN, engine).updates for _ in range(2))
+    assert torch.equal(first, second)
+    assert torch.equal(params, before)
+
+
+@given(
+    n=st.integers(1, 50),
+    batch=st.integers(0, 60),
+    epochs=st.integers(1, 3),
+)
+def test_an_epoch_uses_every_sample_once(n, batch, epochs):
+    batches = plan_batches(n, LocalPlan(False, None, epochs, batch, 0.1, 0.0), Key(0))
+    counts = np.bincount(np.concatenate(batches), minlength=n)
+    assert (counts == epochs).all()
+    assert max(map(len, batches)) <= (batch or n)
+
+
+def test_steps_go_on_into_the_next_pass():
+    batches = plan_batches(10, LocalPlan(False, 5, None, 4, 0.1, 0.0), Key(0))
+    assert [len(index) for index in batches] == [4, 4, 2, 4, 4]
+    assert sorted(np.concatenate(batches[:3])) == list(range(10))
+
+
+def test_the_engine_goes_with_the_model_and_the_device():
+    assert choose_engine(small_task()) == "dense"
+    assert choose_engine(small_task("cnn2", (1, 16, 16))) == "loop"
+    assert choose_engine(small_task("svm")) == "loop"
+    assert choose_engine(small_task(), "cuda") == "vmap"
+
+
+def test_what_cannot_be_trained_is_refused():
+    task = small_task("cnn2", (1, 16, 16))
+    with pytest.raises(ValueError, match="at least one client"):
+        train_clients(task, task.init(Key(0)), [], PLAN, "loop")
+    with pytest.raises(ValueError, match="at least one sample"):
+        train_clients(task, task.init(Key(0)), [Work(random_examples(0), Key(0))], PLAN, "loop")
+    with pytest.raises(ValueError, match="dense ReLU stack for engine 'dense', got 'cnn2'"):
+        train_clients(task, task.init(Key(0)), work(shape=(1, 16, 16)), PLAN, "dense")

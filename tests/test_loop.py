@@ -1,0 +1,135 @@
+import numpy as np
+import pytest
+import torch
+
+from defenses.gaussian import Gaussian
+from defenses.none import NoDefense
+from harness.contract import Feedback
+from harness.loop import Keep, make_setting, replay_state, train
+from harness.result import FederationSpec
+from harness.rng import Key
+from tests.doubles import Counting, Summing, random_examples, small_task
+
+TASK = small_task()
+CLIENTS = {k: random_examples(10 + 3 * k, seed=k) for k in range(5)}
+TEST = random_examples(40, seed=99)
+SPEC = FederationSpec(clients=5, participants=3, rounds=4, batch=4, lr=0.5, local_steps=2)
+KEEP = Keep(frozenset({0, 2}), frozenset({2}))
+
+
+def go(spec=SPEC, defense=None, clients=CLIENTS, seed=0, keep=KEEP, engine="loop"):
+    return train(TASK, spec, defense or NoDefense(), clients, TEST, Key(seed), engine=engine, keep=keep)
+
+
+def test_twice_the_same_bits():
+    first, second = go(defense=Gaussian(noise_std=0.01)), go(defense=Gaussian(noise_std=0.01))
+    assert torch.equal(first.final, second.final)
+    assert first.messages == second.messages
+    assert first.evaluations == second.evaluations
+
+
+@pytest.mark.parametrize("engine", ["loop", "dense"])
+def test_the_order_in_which_clients_are_listed_changes_no_bit(engine):
+    backwards = {k: CLIENTS[k] for k in reversed(CLIENTS)}
+    assert list(backwards) != list(CLIENTS)
+    there, back = go(engine=engine), go(clients=backwards, engine=engine)
+    assert torch.equal(there.final, back.final)
+    assert there.messages == back.messages
+
+
+def test_another_seed_is_another_run():
+    assert not torch.equal(go().final, go(seed=1).final)
+
+
+def test_two_defenses_start_from_the_same_model_with_the_same_clients():
+    plain, noisy = go(), go(defense=Gaussian(noise_std=0.1))
+    assert torch.equal(plain.models[0], noisy.models[0])
+    assert [m.sender for m in plain.messages[2]] == [m.sender for m in noisy.messages[2]]
+    assert all((plain.truth[2][k] == noisy.truth[2][k]).all() for k in plain.truth[2])
+
+
+def test_a_round_is_the_weighted_mean_of_what_was_decoded():
+    training = go(FederationSpec(clients=5, rounds=1, batch=4, lr=0.5), keep=Keep(frozenset({0}), frozenset({0})))
+    updates = [
+        NoDefense().estimate(None, m.wire, shared=m.shared, setting=training.setting) for m in training.messages[0]
+    ]
+    sizes = [len(CLIENTS[m.sender].y) for m in training.messages[0]]
+    mean = sum(n * u.double() for n, u in zip(sizes, updates, strict=True)) / sum(sizes)
+    torch.testing.assert_close(training.final, (training.models[0] + mean).float(), rtol=1e-6, atol=1e-7)
+
+
+def test_fedsgd_steps_against_the_gradient():
+    spec = FederationSpec(clients=5, rounds=1, algorithm="fedsgd", batch=0, lr=0.25)
+    training = go(spec, keep=Keep(frozenset({0}), frozenset()))
+    start = training.models[0].clone().requires_grad_()
+    total = sum(len(data.y) for data in CLIENTS.values())
+    loss = sum(len(data.y) / total * TASK.loss(start, *data) for data in CLIENTS.values())
+    (gradient,) = torch.autograd.grad(loss, start)
+    torch.testing.assert_close(training.final, (start - 0.25 * gradient).detach(), rtol=1e-5, atol=1e-6)
+    assert training.setting.sends == "gradient"
+
+
+def test_state_and_memory_travel_through_the_rounds():
+    spec = FederationSpec(clients=5, rounds=4, batch=4)
+    training = go(spec, Counting(), keep=Keep(messages=frozenset({0, 3})))
+    assert [message.wire[0] for message in training.messages[3]] == [3] * 5
+    assert [message.wire[1] for message in training.messages[0]] == [100] * 5
+    assert [message.wire[1] for message in training.messages[3]] == [103] * 5
+    assert replay_state(Counting(), training.setting, training.feedback[:2]) == 2
+
+
+def test_a_client_that_does_not_take_part_keeps_its_memory():
+    training = go(defense=Counting(), keep=Keep(messages=frozenset(range(4))))
+    seen = dict.fromkeys(CLIENTS, 0)
+    for number in range(4):
+        for message in training.messages[number]:
+            assert message.wire[1] == 100 + seen[message.sender]
+            seen[message.sender] += 1
+    assert sum(seen.values()) == 12
+
+
+def test_a_channel_that_adds_hands_over_no_single_message():
+    training = go(FederationSpec(clients=5, rounds=2, batch=4), Summing(), keep=Keep(messages=frozenset({1})))
+    assert 1 not in training.messages
+    assert training.snr_db == [None, None]
+
+
+def test_bytes_are_counted_and_only_what_was_asked_for_is_kept():
+    training = go(defense=Counting())
+    assert training.message_bytes == [2 + 4 * TASK.layout.dim] * 4
+    assert sorted(training.models) == [0, 2]
+    assert sorted(training.messages) == [2]
+    assert set(training.truth) == {2}
+
+
+def test_the_snr_is_that_of_what_the_server_decodes():
+    assert go().snr_db == [None] * 4  # exact
+    half = go(defense=Counting(factor=0.5)).snr_db  # error half the signal: 20 log10 2 dB
+    assert half == pytest.approx([20 * np.log10(2)] * 4, rel=1e-6)
+
+
+def test_evaluations_come_every_n_rounds_and_at_the_end():
+    spec = FederationSpec(clients=5, rounds=5, batch=4, evaluate_every=2)
+    training = go(spec)
+    assert [e.round for e in training.evaluations] == [0, 2, 4, 5]
+    assert [item.loss is None for item in training.feedback] == [False, True, False, True, False]
+
+
+def test_the_learning_rate_follows_its_schedule():
+    inverse = go(FederationSpec(clients=5, rounds=3, batch=4, lr=0.5, schedule="inverse", decay=1.0))
+    assert inverse.learning_rates == [0.5, 0.25, 0.5 / 3]
+    # a rate of 1e-20 changes nothing: every evaluation after the first is without improvement
+    spec = FederationSpec(clients=5, rounds=6, batch=4, lr=1e-20, schedule="plateau", decay=0.5, patience=2)
+    assert go(spec).learning_rates == [1e-20, 1e-20, 5e-21, 5e-21, 2.5e-21, 2.5e-21]
+
+
+def test_training_that_diverges_says_where():
+    with pytest.raises(ValueError, match=r"round 0, client \d: expected a finite update|training diverged"):
+        go(FederationSpec(clients=5, rounds=3, batch=4, lr=1e30))
+
+
+def test_the_setting_counts_the_steps_of_the_largest_client():
+    setting = make_setting(TASK, FederationSpec(clients=5, local_epochs=2, batch=4), CLIENTS)
+    assert setting.steps == 2 * 6  # 22 samples: six batches of four
+    assert make_setting(TASK, SPEC, CLIENTS).steps == 2
+    assert Feedback(1, None).loss is None

@@ -1,0 +1,133 @@
+import errno
+import json
+import os
+
+import numpy as np
+import pytest
+
+from harness.result import (
+    Cell,
+    Environment,
+    Estimate,
+    Execution,
+    Failure,
+    FederationSpec,
+    PartSpec,
+    Result,
+    Target,
+    TaskSpec,
+    TrainingSpec,
+    canonical,
+    fingerprint,
+)
+from harness.store import Store, StoreError, arrays_digest, write_atomically
+
+CELL = Cell(
+    TrainingSpec(TaskSpec("digits", "mlp"), FederationSpec(), PartSpec("none"), 0),
+    PartSpec("prior"),
+    Target(),
+    "server",
+)
+RESULT = Result(
+    CELL,
+    Execution("cpu", 1, "loop"),
+    Environment("abc", False, "3.11", {"torch": "2"}, "Linux"),
+    (Estimate("ssim", 0.5, None, None, 1, "mean", values=(0.5, None)),),
+    (),
+    "d",
+)
+ARRAYS = {"original": np.zeros((1, 1, 2, 2, 3), np.float32), "guess": np.ones((1, 1, 2, 2, 3), np.float32)}
+
+
+def test_a_result_comes_back_as_it_was(tmp_path):
+    store = Store(tmp_path)
+    store.write_result(RESULT, ARRAYS, 1.25)
+    assert store.read_result(CELL.id) == RESULT
+    assert (store.pictures(CELL.id).guess == 1).all()
+    assert store.seconds(store.cell(CELL.id)) == 1.25
+
+
+def test_the_same_result_is_the_same_bytes(tmp_path):
+    for name, seconds in (("a", 1.0), ("b", 2.0)):
+        Store(tmp_path / name).write_result(RESULT, ARRAYS, seconds)
+    for file in ("result.json", "arrays.npz"):
+        assert (Store(tmp_path / "a").cell(CELL.id) / file).read_bytes() == (
+            Store(tmp_path / "b").cell(CELL.id) / file
+        ).read_bytes()
+
+
+@pytest.mark.parametrize("keep", [0, 1, 100, -2])
+def test_a_result_cut_in_the_middle_counts_as_not_there(tmp_path, keep):
+    store = Store(tmp_path)
+    store.write_result(RESULT, {}, 1.0)
+    path = store.cell(CELL.id) / "result.json"
+    path.write_bytes(path.read_bytes()[:keep])
+    assert store.read_result(CELL.id) is None
+
+
+def test_arrays_cut_in_the_middle_count_as_not_there(tmp_path):
+    store = Store(tmp_path)
+    store.write_result(RESULT, ARRAYS, 1.0)
+    path = store.cell(CELL.id) / "arrays.npz"
+    path.write_bytes(path.read_bytes()[:-30])
+    assert store.pictures(CELL.id) is None
+
+
+def test_a_result_clears_the_failure_before_it(tmp_path):
+    store = Store(tmp_path)
+    store.write_failure(Failure(CELL, "ValueError", "why", "trace"))
+    assert store.read_failure(CELL.id).message == "why"
+    store.write_result(RESULT, {}, 1.0)
+    assert store.read_failure(CELL.id) is None
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_old_file_whole(tmp_path, monkeypatch):
+    path = tmp_path / "result.json"
+    write_atomically(path, b"old")
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreError, match=r"cannot write .*result\.json: No space left on device"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [item.name for item in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot write"):
+        write_atomically(tmp_path / "file" / "x" / "result.json", b"")
+
+
+def test_a_folder_without_a_study_says_what_makes_one(tmp_path):
+    with pytest.raises(StoreError, match=r"there is no study\.json; make some with 'leakgauge run'"):
+        Store(tmp_path).read_study()
+    (tmp_path / "study.json").write_text("{")
+    with pytest.raises(StoreError, match=r"cannot read .*study\.json"):
+        Store(tmp_path).read_study()
+    (tmp_path / "study.json").write_text("{}")
+    with pytest.raises(StoreError, match=r"cannot read .*study\.json"):
+        Store(tmp_path).cells()
+
+
+def test_nan_is_refused_everywhere():
+    with pytest.raises(ValueError, match="JSON compliant"):
+        canonical({"a": float("nan")})
+    with pytest.raises(ValueError, match="finite numbers in 'ssim', got nan"):
+        Estimate("ssim", float("nan"), None, None, 1, "mean")
+    with pytest.raises(ValueError, match="finite numbers"):
+        Estimate("ssim", 0.1, None, None, 1, "mean", values=(float("inf"),))
+
+
+def test_a_name_depends_on_the_meaning_only():
+    assert fingerprint({"a": 1, "b": 2}) == fingerprint(json.loads('{"b": 2, "a": 1}'))
+    assert fingerprint({"a": 1}) != fingerprint({"a": 1.5})
+    assert len({CELL.id, CELL.training.id}) == 2
+
+
+def test_a_digest_of_arrays_sees_names_types_shapes_and_values():
+    base = {"a": np.zeros(4)}
+    others = [{"b": np.zeros(4)}, {"a": np.zeros(4, np.float32)}, {"a": np.zeros((2, 2))}, {"a": np.ones(4)}]
+    assert len({arrays_digest(arrays) for arrays in [base, *others]}) == 5
