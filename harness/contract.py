@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
@@ -133,7 +133,7 @@ _PUBLIC = frozenset({"task", "setting", "defense", "auxiliary", "candidates"})
 SEES: dict[Threat, frozenset[str]] = {
     # the messages, the shared keys (it must decode), every model
     Threat.SERVER: _PUBLIC | {"messages", "shared", "models", "final"},
-    # that, and the data of all clients but the victim
+    # that, and the data of all clients but the victims that are looked at
     Threat.COLLUDING_SERVER: _PUBLIC | {"messages", "shared", "models", "final", "others"},
     # up-link and broadcast, but no shared key
     Threat.EAVESDROPPER: _PUBLIC | {"messages", "models", "final"},
@@ -334,6 +334,7 @@ class Observation:
         final: after the last round.
         auxiliary: data of the same kind that belongs to no victim and to no candidate.
         candidates: records whose membership is asked about, in random order.
+        others: data of the clients that are not looked at, by client number, without the victims' rows.
         labels: the labels of each victim's images, sorted; only where granted.
         lr: learning rate of the round.
     """
@@ -349,6 +350,7 @@ class Observation:
     final: Vector | None = None
     auxiliary: Examples | None = None
     candidates: Examples | None = None
+    others: Mapping[int, Examples] | None = None
     labels: tuple[Tensor, ...] | None = None
 
 

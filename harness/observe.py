@@ -5,22 +5,38 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from harness import rng
-from harness.batch import Engine, Work, train_clients
+from harness.batch import Engine, Indices, Work, train_clients
 from harness.contract import Defense, Examples, Message, Observation, Snapshot, View
 from harness.loop import Training, make_plan, replay_state
 from harness.result import FederationSpec, Target
 from harness.rng import Key
 from harness.tasks import ModelTask
 
-_Sent = tuple[tuple[Message, ...], tuple[Examples, ...]]
-"""The victims' messages, and the truth behind each."""
+
+class _Sent(NamedTuple):
+    """The victims' messages, the truth behind each, and the training rows and clients that are the victims'."""
+
+    messages: tuple[Message, ...]
+    victims: tuple[Examples, ...]
+    rows: Indices
+    senders: frozenset[int] = frozenset()
+
+
+class _Asked(NamedTuple):
+    """Candidates in random order, who is a member, the training and test rows among them, and a note."""
+
+    candidates: Examples
+    is_member: Tensor
+    rows: Indices
+    test_rows: Indices
+    note: str
 
 
 @dataclass(frozen=True)
@@ -38,7 +54,7 @@ class Scene:
     training: Training
     train: Examples
     test: Examples
-    clients: Mapping[int, Any]
+    clients: Mapping[int, Indices]
     engine: Engine
     key: Key
 
@@ -73,36 +89,41 @@ def observe(scene: Scene, view: View, target: Target) -> tuple[Observation, Trut
     """
     sees = view.sees
     training = scene.training
-    messages: tuple[Message, ...] | None = None
-    victims: tuple[Examples, ...] = ()
-    candidates, outsiders, members, model = None, None, None, None
-    lr, note = scene.spec.lr, ""
-    if target.kind == "members":
-        candidates, members, outsiders, note = _candidates(scene, target)
-    else:
-        assert target.round is not None  # Target's own check
-        model = _snapshot(scene, target.round)
-        lr = training.learning_rates[target.round]
-        make = _probe if target.kind == "probe" else _real_messages
-        messages, victims = make(scene, target, model, lr)
-        if "shared" not in sees:
-            messages = tuple(message._replace(shared=None) for message in messages)
-    labels = tuple(victim.y.sort().values for victim in victims)
     seen = Observation(
         view=view,
         setting=training.setting,
         task=scene.task,
         defense=scene.defense,
+        lr=scene.spec.lr,
+        models=tuple(_snapshot(scene, t) for t in sorted(training.models)) if "models" in sees else None,
+        final=training.final if "final" in sees else None,
+    )
+    if target.kind == "members":
+        asked = _candidates(scene, target)
+        seen = dataclasses.replace(
+            seen,
+            candidates=asked.candidates if "candidates" in sees else None,
+            auxiliary=_auxiliary(scene, asked.test_rows) if "auxiliary" in sees else None,
+            others=_others(scene, asked.rows, frozenset()) if "others" in sees else None,
+        )
+        return seen, Truth(is_member=asked.is_member, note=asked.note)
+    assert target.round is not None  # Target's own check
+    model = _snapshot(scene, target.round)
+    lr = training.learning_rates[target.round]
+    sent = (_probe if target.kind == "probe" else _real_messages)(scene, target, model, lr)
+    messages = sent.messages
+    if "shared" not in sees:
+        messages = tuple(message._replace(shared=None) for message in messages)
+    seen = dataclasses.replace(
+        seen,
         lr=lr,
         messages=messages if "messages" in sees else None,
         model=model if "models" in sees else None,
-        models=tuple(_snapshot(scene, t) for t in sorted(training.models)) if "models" in sees else None,
-        final=training.final if "final" in sees else None,
-        auxiliary=_auxiliary(scene, outsiders) if "auxiliary" in sees else None,
-        candidates=candidates if "candidates" in sees else None,
-        labels=labels if "labels" in sees and messages is not None else None,
+        auxiliary=scene.test if "auxiliary" in sees else None,
+        others=_others(scene, sent.rows, sent.senders) if "others" in sees else None,
+        labels=tuple(victim.y.sort().values for victim in sent.victims) if "labels" in sees else None,
     )
-    return seen, Truth(victims, members, note)
+    return seen, Truth(sent.victims)
 
 
 def _snapshot(scene: Scene, number: int) -> Snapshot:
@@ -122,8 +143,8 @@ def _probe(scene: Scene, target: Target, model: Snapshot, lr: float) -> _Sent:
     needed = target.count * target.batch
     if needed > len(used):
         raise ValueError(f"expected at most {len(used)} images, got {target.count} victims x {target.batch}")
-    order = rng.permutation(scene.key.child("victims"), len(used))[:needed]
-    victims = tuple(scene.rows(used[part]) for part in order.reshape(target.count, target.batch))
+    rows = used[rng.permutation(scene.key.child("victims"), len(used))[:needed]]
+    victims = tuple(scene.rows(part) for part in rows.reshape(target.count, target.batch))
     setting = scene.training.setting
     plan = make_plan(scene.spec, lr)
     if plan.gradient:
@@ -142,7 +163,7 @@ def _probe(scene: Scene, target: Target, model: Snapshot, lr: float) -> _Sent:
         (received,) = scene.defense.transmit(model.state, [wire], channel=key.child("channel"))
         steps = len(trained.batches[0])
         messages.append(Message(model.round, number, received, key.child("shared"), target.batch, steps))
-    return tuple(messages), victims
+    return _Sent(tuple(messages), victims, rows)
 
 
 def _real_messages(scene: Scene, target: Target, model: Snapshot, lr: float) -> _Sent:
@@ -153,12 +174,13 @@ def _real_messages(scene: Scene, target: Target, model: Snapshot, lr: float) -> 
     if len(messages) < target.count:
         raise ValueError(f"expected at most {len(messages)} messages in round {model.round}, got count={target.count}")
     truth = scene.training.truth[model.round]
-    victims = tuple(scene.rows(np.asarray(scene.clients[m.sender])[truth[m.sender]]) for m in messages)
-    return messages, victims
+    rows = [scene.clients[message.sender][truth[message.sender]] for message in messages]
+    senders = frozenset(message.sender for message in messages)
+    return _Sent(messages, tuple(scene.rows(part) for part in rows), np.concatenate(rows), senders)
 
 
-def _candidates(scene: Scene, target: Target) -> tuple[Examples, Tensor, Tensor | None, str]:
-    """Candidates in random order, who is a member, the test rows among them, and a note.
+def _candidates(scene: Scene, target: Target) -> _Asked:
+    """Whose membership is asked about.
 
     Non-members are training samples that no client holds, where there are enough; else test samples.
     """
@@ -167,15 +189,15 @@ def _candidates(scene: Scene, target: Target) -> tuple[Examples, Tensor, Tensor 
     key = scene.key.child("candidates")
     if target.count > len(used):
         raise ValueError(f"expected at most {len(used)} members, got count={target.count}")
-    inside = scene.rows(used[rng.subset(key.child("members"), len(used), target.count)])
-    outsiders: Tensor | None = None
+    rows = used[rng.subset(key.child("members"), len(used), target.count)]
+    inside, test_rows = scene.rows(rows), np.empty(0, np.int64)
     note = "non-members are training samples that no client holds"
     if len(idle) >= target.count:
         outside = scene.rows(idle[rng.subset(key.child("others"), len(idle), target.count)])
     elif target.count < len(scene.test.y):
         note = "non-members come from the test set: part of the difference may be between the two sets"
-        outsiders = torch.from_numpy(rng.subset(key.child("others"), len(scene.test.y), target.count))
-        outside = Examples(scene.test.x[outsiders], scene.test.y[outsiders])
+        test_rows = rng.subset(key.child("others"), len(scene.test.y), target.count)
+        outside = Examples(scene.test.x[test_rows], scene.test.y[test_rows])
     else:
         raise ValueError(
             f"expected count below {len(scene.test.y)} (no idle training samples, and the attacker's own data come "
@@ -184,13 +206,17 @@ def _candidates(scene: Scene, target: Target) -> tuple[Examples, Tensor, Tensor 
     order = torch.from_numpy(rng.permutation(key.child("order"), 2 * target.count))
     members = torch.arange(2 * target.count) < target.count
     x, y = torch.cat([inside.x, outside.x])[order], torch.cat([inside.y, outside.y])[order]
-    return Examples(x, y), members[order], outsiders, note
+    return _Asked(Examples(x, y), members[order], rows, test_rows, note)
 
 
-def _auxiliary(scene: Scene, taken: Tensor | None) -> Examples:
+def _auxiliary(scene: Scene, taken: Indices) -> Examples:
     """Data of the same kind that belongs to no victim and no candidate: the test set without what was taken."""
-    if taken is None:
-        return scene.test
-    free = torch.ones(len(scene.test.y), dtype=torch.bool)
-    free[taken] = False
+    free = np.setdiff1d(np.arange(len(scene.test.y)), taken)
     return Examples(scene.test.x[free], scene.test.y[free])
+
+
+def _others(scene: Scene, taken: Indices, senders: frozenset[int]) -> dict[int, Examples]:
+    """What the clients other than `senders` hold, without the rows that are the victims'."""
+    return {
+        number: scene.rows(np.setdiff1d(rows, taken)) for number, rows in scene.clients.items() if number not in senders
+    }

@@ -47,6 +47,8 @@ def measured(estimate: Estimate) -> str:
     value = estimate.value
     if value is None:
         return NO_VALUE
+    if estimate.unit == "dB":
+        return f"{fixed(value, 1)} dB"
     text = fixed(value) if value == 0 or 0.01 <= abs(value) < 1000 or is_bounded(estimate.name) else short(value, 3)
     return f"{text} {estimate.unit}".strip()
 

@@ -14,7 +14,7 @@ from PIL import Image
 from harness.result import Pictures, Result, Target
 from reports.labels import Label
 from reports.notation import fixed, plural, where
-from reports.select import Analysis, Group, is_recognisable
+from reports.select import RECOGNISABLE, Analysis, Group, is_recognisable
 
 Images = Literal["public", "redact", "none"]
 Pixels = npt.NDArray[np.float32]
@@ -60,6 +60,7 @@ class Gallery(NamedTuple):
 
     grids: tuple[Grid, ...]
     withheld: str
+    recognisable: float = RECOGNISABLE
 
 
 class _Shown(NamedTuple):
@@ -202,7 +203,9 @@ def _heads(analysis: Analysis, columns: list[_Shown]) -> tuple[Head, ...]:
 
 
 def gallery(analysis: Analysis, images: Images) -> Gallery | None:
-    """The grids; None if there is nothing to show in any case."""
+    """The grids of the first settings; None if no attack reconstructs images."""
+    if not any(group.kind == "reconstruction" for group in analysis.attacked):
+        return None
     if images == "none":
         return Gallery((), "Pictures were left out by the option --images none.")
     grids: list[Grid] = []
@@ -212,4 +215,6 @@ def gallery(analysis: Analysis, images: Images) -> Gallery | None:
         if grid is not None:
             grids.append(grid)
             budget -= sum(len(tile.source) for _, row in grid.rows for tile in row)
-    return Gallery(tuple(grids), "") if grids else None
+    if not grids:
+        return Gallery((), "No reconstruction finished, or none has pictures: there is nothing to show.")
+    return Gallery(tuple(grids), "")

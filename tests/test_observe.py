@@ -38,6 +38,7 @@ def test_an_observation_holds_what_the_table_says_and_no_more(threat, target):
     assert (seen.final is not None) == ("final" in sees)
     assert (seen.candidates is not None) == (not at_messages)
     assert seen.auxiliary is not None
+    assert (seen.others is not None) == ("others" in sees)
     assert seen.labels is None
     for message in seen.messages or ():
         assert (message.shared is not None) == ("shared" in sees)
@@ -101,6 +102,24 @@ def test_the_state_of_the_round_is_public():
 def test_labels_are_seen_only_where_granted():
     seen, truth = observe(scene(), View.parse("server+labels"), PROBE)
     assert [sorted(victim.y.tolist()) for victim in truth.victims] == [labels.tolist() for labels in seen.labels]
+
+
+@pytest.mark.parametrize(
+    ("target", "clients", "rows"),
+    [
+        (PROBE, {0, 1, 2, 3}, 34),
+        (Target(kind="messages", round=1, count=2), {2, 3}, 20),
+        (Target(kind="members", count=20), {0, 1, 2, 3}, 20),
+    ],
+)
+def test_a_colluding_server_holds_the_others_data_but_nothing_of_the_victims(target, clients, rows):
+    seen, truth = observe(scene(), View(Threat.COLLUDING_SERVER), target)
+    assert set(seen.others) == clients
+    held = torch.cat([data.x for data in seen.others.values()]).flatten(1)
+    assert len(held) == rows
+    secret = [victim.x for victim in truth.victims] or [seen.candidates.x]
+    for image in torch.cat(secret).flatten(1):
+        assert (held - image).abs().sum(1).min() > 0
 
 
 def test_members_are_held_by_clients_and_the_others_by_nobody():
