@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from attacks._lbfgs import Minima, Status, Stop, minimize
+from attacks._lbfgs import Minima, Stop, minimize
 from harness import rng
 from harness.contract import Guess, Likelihood, Message, Observation, Snapshot
 from harness.matching import Evaluation, Function, Misfit, SquaredDistance, evaluator, unpack
@@ -23,8 +23,12 @@ Objective = Literal["l2", "likelihood"]
 Start = Literal["normal", "uniform"]
 
 _TOLERANCE = 3e-9
-"""Share of the misfit of a zero gradient at which a target counts as explained: of 48 photographs behind the LeNet of
-DLG the raw MSE was then 5e-6 to 4e-4. Single precision goes on to 1e-10, for half as many evaluations again."""
+"""Share of a zero gradient's misfit at which a search ends: of 48 photographs behind the LeNet of DLG the raw MSE was
+then 5e-6 to 4e-4. Single precision goes on to about 1e-10, for half as many evaluations again."""
+
+_EXPLAINED = 3e-8
+"""Share at which a target counts as explained, so that another start would find the same inputs again. Above the
+tolerance, which soft labels often miss: they reach a corner of the simplex ever more slowly."""
 
 _LIKELIHOODS = 32
 """Likelihoods kept; one decodes the messages of a chunk, and chunks change when a victim leaves the batch."""
@@ -121,8 +125,10 @@ class _Group:
         n, task = len(self.messages), self.seen.task
         function, misfit = self._function()
         nothing = misfit(torch.zeros_like(self.targets), torch.arange(n))
-        # a likelihood below zero has no natural end
-        tolerance = torch.where(nothing > 0, _TOLERANCE * nothing, -torch.inf)
+        # a negative log-likelihood below zero has no natural end
+        tolerance, explained = (
+            torch.where(nothing > 0, share * nothing, -torch.inf) for share in (_TOLERANCE, _EXPLAINED)
+        )
         best = Minima(self._starts(key, 0), nothing.new_full((n,), torch.inf), torch.zeros(n, dtype=torch.int64), ())
         pending = torch.arange(n)
         for restart in range(self.search.restarts):
@@ -132,7 +138,7 @@ class _Group:
             rows = pending[better]
             best.x[rows], best.value[rows] = found.x[better], found.value[better]
             best.evaluations[pending] += found.evaluations
-            pending = pending[[status != Status.CONVERGED for status in found.status]]
+            pending = pending[best.value[pending] > explained[pending]]
             if not len(pending):
                 break
         x, logits = unpack(task, best.x, self.messages[0].images)

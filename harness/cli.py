@@ -56,9 +56,8 @@ class Images(StrEnum):
 @contextmanager
 def _usage_errors() -> Iterator[None]:
     """Turn a user's mistake into lines on standard error and exit code 2."""
-    from harness.names import UnknownNameError
+    from harness.errors import StudyError, UnknownNameError
     from harness.store import StoreError
-    from harness.study import StudyError
 
     try:
         yield

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, linear, max_pool2d, relu
 
 from harness._layers import apply_dense_stack, conv, dense, dense_stack, drop, stack
-from harness.names import unknown
+from harness.errors import unknown
 from harness.resnet import apply_resnet, resnet_tensors
 from harness.vec import Layout
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from harness.contract import Attack, Defense
-from harness.names import UnknownNameError, unknown
+from harness.errors import UnknownNameError, unknown
 from harness.result import PartInfo, PartSpec, Scalar
 
 Kind = Literal["defense", "attack"]

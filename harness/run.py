@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from harness import registry
+from harness.errors import StudyError
 from harness.result import Cell, Failure, Run, TrainingSpec, to_data
 from harness.store import Store, StoreError, load_run
-from harness.study import Study, StudyError
+from harness.study import Study
 
 PRELOAD = ["torch", "harness.work"]
 """Imported once by the fork server: a worker then starts in milliseconds."""

@@ -19,20 +19,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness import registry
 from harness.contract import ThreatMismatch, View, require
-from harness.names import unknown
+from harness.errors import StudyError, unknown
 from harness.registry import ParameterError, explain
 from harness.result import Cell, FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec, fingerprint
 
 T = TypeVar("T")
 Table = dict[str, Any]
-
-
-class StudyError(ValueError):
-    """Everything that is wrong with a study; `problems` holds one line each."""
-
-    def __init__(self, source: str, problems: list[str]) -> None:
-        self.problems = list(dict.fromkeys(problems))
-        super().__init__("\n".join(f"{source}: {problem}" for problem in self.problems))
 
 
 class _File(BaseModel):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from harness.result import ClaimRecord
 from reports.labels import Label
-from reports.notation import NO_VALUE, epsilon, listing, scope, short
+from reports.notation import NO_VALUE, adversaries, epsilon, listing, scope, short
 from reports.select import Analysis
 
 
@@ -57,11 +57,6 @@ def _both(first: Sequence[str], second: Sequence[str]) -> str:
     return mine if mine == theirs else f"one round: {mine}; whole run: {theirs}"
 
 
-def _against(claim: ClaimRecord) -> str:
-    """The adversaries that a claim is about."""
-    return listing(claim.against) or "nobody"
-
-
 def claims(analysis: Analysis) -> Claims:
     """One row a defence and setting, in the study's order."""
     rows = []
@@ -76,7 +71,8 @@ def claims(analysis: Analysis) -> Claims:
                 one_round=_promise(one),
                 whole_run=_promise(whole),
                 relation=_both([c.relation for c in one], [c.relation for c in whole]) or NO_VALUE,
-                against=_both([_against(c) for c in one], [_against(c) for c in whole]) or NO_VALUE,
+                against=_both([adversaries(c.against) for c in one], [adversaries(c.against) for c in whole])
+                or NO_VALUE,
                 source=_both([c.source for c in one], [c.source for c in whole]),
                 assumes=tuple(dict.fromkeys(text for claim in both for text in claim.assumes)),
                 reason=_both([c.reason for c in one], [c.reason for c in whole]),

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from harness.result import ClaimRecord, Estimate, PartSpec, Scalar
 from reports.figures import ACCURACY_BETTER, LEAK_BETTER, Chart, Point, Series, capped, slug
-from reports.labels import UNDEFENDED, varying_parameters
-from reports.notation import fixed, listing, percent, short
+from reports.labels import UNDEFENDED, varying_parameters, written
+from reports.notation import adversaries, fixed, percent, short
 from reports.pool import accuracy
 from reports.select import Analysis, Group
 
@@ -66,15 +66,15 @@ def _weakest(claims: Iterable[ClaimRecord]) -> ClaimRecord | None:
 
 def _families(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
     """Samples that differ in one parameter only, by the name of their line; claims with another delta stand apart."""
-    adversaries = len({sample.claim.against for sample in samples}) > 1
+    several = len({sample.claim.against for sample in samples}) > 1
     lines: dict[str, list[Sample]] = {}
     for name in dict.fromkeys(sample.defense.name for sample in samples):
         mine = [sample for sample in samples if sample.defense.name == name]
         varying = varying_parameters([sample.defense for sample in mine])
         swept = max(varying, key=lambda p: _distinct(mine, p), default="")
         for sample in mine:
-            rest = ", ".join(f"{p}={sample.defense.parameters.get(p)}" for p in varying if p != swept)
-            against = f"against {listing(sample.claim.against)}" if adversaries else ""
+            rest = written(sample.defense.parameters, [p for p in varying if p != swept])
+            against = f"against {adversaries(sample.claim.against)}" if several else ""
             pieces = f"{name} {rest}".strip(), f"δ = {short(sample.claim.delta)}", against
             lines.setdefault(", ".join(filter(None, pieces)), []).append(sample)
     return lines
@@ -107,7 +107,7 @@ def _row(analysis: Analysis, measure: Measure, sample: Sample) -> tuple[str, ...
     claim, e = sample.claim, sample.estimate
     ends = "" if e.low is None or e.high is None else f"{measure.write(e.low)} to {measure.write(e.high)}"
     name = analysis.defenses[sample.defense.label].text
-    return name, short(claim.epsilon), short(claim.delta), listing(claim.against), measure.write(e.value), ends
+    return name, short(claim.epsilon), short(claim.delta), adversaries(claim.against), measure.write(e.value), ends
 
 
 def _chart(
@@ -119,7 +119,7 @@ def _chart(
         ordered = sorted(members, key=lambda sample: sample.claim.epsilon or 0.0)
         series.append(Series(label, tuple(_point(sample, measure.scale) for sample in ordered), look))
     shown, rest = capped(series)
-    against = {listing(sample.claim.against) or "nobody" for sample in samples}
+    against = {adversaries(sample.claim.against) for sample in samples}
     scope = f"Epsilon as claimed, per {axis.unit}, {axis.horizon}, neighbours: {axis.relation}"
     scope += f", against {against.pop()}." if len(against) == 1 else "."
     bars = "Bars: 95 % intervals." if any(p.low is not None for s in series for p in s.points) else ""
@@ -128,7 +128,7 @@ def _chart(
         lines.append((measure.scale * open_.value, f"no defence {measure.write(open_.value)}"))
     return Chart(
         name=slug(f"{measure.name} {axis.unit} {axis.relation} {axis.horizon}"),
-        title=measure.title,
+        title=f"{measure.title} per {axis.unit}",
         x_label=axis.label,
         y_label=measure.y_label,
         series=shown,

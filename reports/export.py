@@ -59,7 +59,7 @@ def _fields(analysis: Analysis, cell: Cell, metrics: list[str]) -> list[Scalar]:
         spec.seed,
         None if training is None else last_accuracy(training),
         run.seconds.get(cell_id),
-        " ".join(flag.code for flag in result.flags) if result is not None else "",
+        " ".join(dict.fromkeys(flag.code for flag in analysis.flags_of(cell))),
         f"{failure.kind}: {failure.message}" if failure is not None and result is None else "",
         *_claim(None if training is None else training.one_round),
         *_claim(None if training is None else training.whole_run),

@@ -108,9 +108,9 @@ class Chart:
     joined: bool = True
 
     @property
-    def points(self) -> int:
-        """How many different points it has."""
-        return len({(series.label, point.x, point.y) for series in self.series for point in series.points})
+    def places(self) -> int:
+        """At how many different x there is a point."""
+        return len({point.x for series in self.series for point in series.points})
 
 
 def slug(text: str) -> str:

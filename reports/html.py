@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from harness.result import Run
 from reports import figures, leakage
@@ -107,15 +108,22 @@ PARTS = (
 )
 
 
+def _breakable(text: str) -> Markup:
+    """A parameter list that a narrow column may break after `=` and `_`, but not inside a number."""
+    return Markup(re.sub("([=_])", r"\1<wbr>", str(escape(text))))
+
+
 def _environment() -> Environment:
     """Templates that escape everything and stop at a name that they do not know."""
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("reports"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["breakable"] = _breakable
+    return environment
 
 
 def _section(environment: Environment, part: Part, analysis: Analysis, images: Images) -> Section | None:

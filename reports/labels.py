@@ -36,10 +36,10 @@ class Label(NamedTuple):
 
 def _value(value: Scalar) -> str:
     """One parameter's value as a study would spell it: `1`, `0.05`, `1e-5`."""
-    return _EXPONENT.sub(r"e\1\2", f"{value:g}") if isinstance(value, float) else str(value)
+    return _EXPONENT.sub(r"e\1\2", f"{value:g}").replace("e+", "e") if isinstance(value, float) else str(value)
 
 
-def _written(parameters: dict[str, Scalar], names: Iterable[str]) -> str:
+def written(parameters: dict[str, Scalar], names: Iterable[str]) -> str:
     """`key=value, ...` of the named parameters."""
     return ", ".join(f"{name}={_value(parameters[name])}" for name in names if parameters.get(name) is not None)
 
@@ -56,7 +56,7 @@ def label_parts(parts: Iterable[PartSpec]) -> dict[str, Label]:
     for key, part in distinct.items():
         varying = [name for name in part.parameters if len(values[part.name][name]) > 1]
         shown = "no defence" if part.name == UNDEFENDED else part.name
-        labels[key] = Label(shown, _written(part.parameters, varying), _written(part.parameters, part.parameters))
+        labels[key] = Label(shown, written(part.parameters, varying), written(part.parameters, part.parameters))
     return labels
 
 

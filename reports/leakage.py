@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """One setting."""
+    """One setting. `flags` names the columns whose attack does not beat the floor without a defence."""
 
     setting: str
     heads: tuple[Head, ...]
@@ -136,10 +136,7 @@ def _matrix(analysis: Analysis, setting: str) -> Matrix:
         heads.append(Head(label, sample.info.aware, place, metric(sample.metric), flagged))
         floors.append(_floor_entry(analysis, sample))
         if flagged:
-            flags.append(
-                f"{analysis.column_text(column)}: the attack does not beat the floor without a defence: "
-                "this column says nothing about the defences"
-            )
+            flags.append(analysis.column_text(column))
     rows = []
     for defense in sorted({d: None for s, d in analysis.pairs if s == setting}, key=lambda d: d != "none"):
         found = [at.get((defense, column.key)) for column in columns]

@@ -22,6 +22,12 @@ METRICS = {
     "tpr@0.1%": "TPR at 0.1 % FPR",
     "balanced_accuracy": "balanced accuracy",
 }
+_GROUP = "\u00a0"
+"""Between thousands: a space that does not break a line."""
+
+_ADVERSARIES = ("server", "colluding-server", "eavesdropper", "participant", "public")
+"""All threat models, as `harness.contract.Threat` names them."""
+
 _EXPONENT = re.compile(r"e([+-])0*(\d+)$")
 
 
@@ -38,8 +44,13 @@ def fixed(value: float | None, digits: int = 3) -> str:
 
 
 def short(value: float | None, digits: int = 4) -> str:
-    """A number with so many significant digits; `n/a` for None."""
-    return NO_VALUE if value is None else _sign(_EXPONENT.sub(r"e\1\2", f"{value:.{digits}g}").replace("e+", "e"))
+    """A number with so many significant digits, large ones grouped: `57 930`; `n/a` for None."""
+    if value is None:
+        return NO_VALUE
+    text = f"{value:.{digits}g}"
+    if 1e4 <= abs(value) < 1e9:
+        return _sign(f"{float(text):,.0f}".replace(",", _GROUP))
+    return _sign(_EXPONENT.sub(r"e\1\2", text).replace("e+", "e"))
 
 
 def measured(estimate: Estimate) -> str:
@@ -79,7 +90,7 @@ def points(share: float) -> str:
 def plural(count: int, noun: str) -> str:
     """`1 cell`, `2 cells`, `4 batches`."""
     ending = "es" if noun.endswith(("ch", "x", "s")) else "s"
-    return f"{count:,} {noun}".replace(",", " ") + ("" if count == 1 else ending)
+    return f"{count:,}".replace(",", _GROUP) + f" {noun}" + ("" if count == 1 else ending)
 
 
 def listing(words: Iterable[str]) -> str:
@@ -91,6 +102,14 @@ def listing(words: Iterable[str]) -> str:
 def first_line(text: str) -> str:
     """The first line of a message."""
     return (text.splitlines() or [""])[0]
+
+
+def adversaries(names: Iterable[str]) -> str:
+    """Whom a claim is about: names in a fixed order, `every adversary` or `nobody`."""
+    found = set(names)
+    if found >= set(_ADVERSARIES):
+        return "every adversary"
+    return listing(sorted(found, key=lambda name: ([*_ADVERSARIES, name].index(name), name))) or "nobody"
 
 
 def size(count: float) -> str:

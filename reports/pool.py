@@ -11,6 +11,17 @@ import numpy as np
 from harness.result import Estimate, Evaluation, TrainingRecord
 from harness.stats import clopper_pearson, mean, mean_interval, proportion
 
+RANGES = {"ssim": (-1.0, 1.0), "auc": (0.0, 1.0), "accuracy": (0.0, 1.0)}
+"""Of the headline metrics: Student's t does not know them."""
+
+
+def cut(estimate: Estimate) -> Estimate:
+    """The same estimate with the ends of its interval inside the metric's range."""
+    if estimate.name not in RANGES or estimate.low is None or estimate.high is None:
+        return estimate
+    least, most = RANGES[estimate.name]
+    return dataclasses.replace(estimate, low=max(least, estimate.low), high=min(most, estimate.high))
+
 
 def _is_mean(estimate: Estimate) -> bool:
     """Whether the value is the mean of the values that it came with."""
@@ -29,7 +40,7 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
     | means of per-item values | the mean of all items, Student's t over them; of 0 and 1 only: Clopper-Pearson |
     | other numbers (an AUC) | the mean of one value a seed, Student's t over the seeds |
 
-    `values` keeps the items of all seeds in order.
+    `values` keeps the items of all seeds in order. Intervals are cut to the metric's range.
 
     Raises:
         ValueError: there is no estimate.
@@ -38,7 +49,7 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
         raise ValueError("expected at least one estimate, got none")
     first, known = estimates[0], [estimate for estimate in estimates if estimate.value is not None]
     if len(estimates) == 1 or not known:
-        return first
+        return cut(first)
     values = tuple(value for estimate in estimates for value in estimate.values)
     lost = len(estimates) - len(known)
     notes = [f"no value in {lost} of {len(estimates)} seeds"] if lost else []
@@ -46,7 +57,7 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
     pooled = _pooled(first, known, values)
     method = pooled.method if pooled.values else f"{pooled.method} over the seeds"
     n = pooled.n if pooled.values else sum(estimate.n for estimate in known)
-    return dataclasses.replace(pooled, n=n, method=method, unit=first.unit, values=values, note="; ".join(notes))
+    return cut(dataclasses.replace(pooled, n=n, method=method, unit=first.unit, values=values, note="; ".join(notes)))
 
 
 def _pooled(first: Estimate, known: Sequence[Estimate], values: tuple[float | None, ...]) -> Estimate:
@@ -81,7 +92,7 @@ def accuracy(trainings: Sequence[TrainingRecord]) -> Estimate | None:
         ends, method = clopper_pearson(round(values[0] * n), n), f"Clopper-Pearson over {n} test images"
     else:
         ends, method = mean_interval(values), ""
-    return Estimate("accuracy", float(np.mean(values)), *ends, len(values), method)
+    return cut(Estimate("accuracy", float(np.mean(values)), *ends, len(values), method))
 
 
 def curve(trainings: Sequence[TrainingRecord], what: str) -> list[tuple[int, float, float, float]]:

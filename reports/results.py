@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from harness.result import Cell, Failure, Flag, Result
+from harness.result import Cell, Failure, Result
 from reports.export import data_uri, to_csv
 from reports.labels import Label
 from reports.notation import duration, first_line, interval, measured, metric, where
+from reports.pool import cut
 from reports.select import HEADLINE, Analysis, Group
 
 ICONS = {"done": "✓", "failed": "✕", "missing": "–"}
@@ -58,14 +59,6 @@ class Everything(NamedTuple):
     missing: int
 
 
-def flags_of(analysis: Analysis, cell: Cell) -> tuple[Flag, ...]:
-    """The flags of a cell and of its training, warnings first."""
-    result = analysis.run.results.get(cell.id)
-    training = analysis.run.trainings.get(cell.training.id)
-    found = (result.flags if result is not None else ()) + (training.flags if training is not None else ())
-    return tuple(sorted(dict.fromkeys(found), key=lambda flag: flag.severity != "warning"))
-
-
 def _finished(result: Result, kind: str) -> dict[str, str]:
     """The columns of a finished cell that come from its estimates."""
     name = HEADLINE.get(kind)
@@ -77,9 +70,9 @@ def _finished(result: Result, kind: str) -> dict[str, str]:
     if head.value is None and head.note:
         others.insert(0, head.note)
     return {
-        "metric": metric(head.name),
+        "metric": metric(head.name).removeprefix("mean "),
         "value": measured(head),
-        "interval": interval(head),
+        "interval": interval(cut(head)),
         "order": "" if head.value is None else repr(head.value),
         "n": str(head.n),
         "others": " · ".join(others),
@@ -110,7 +103,7 @@ def _row(analysis: Analysis, group: Group, cell: Cell) -> CellRow:
         setting=analysis.settings[group.setting],
         seed=cell.training.seed,
         reason=f"{failure.kind}: {first_line(failure.message)}" if failure is not None and result is None else "",
-        flags=tuple(dict.fromkeys(flag.code for flag in flags_of(analysis, cell))),
+        flags=tuple(dict.fromkeys(flag.code for flag in analysis.flags_of(cell))),
         seconds=duration(seconds) if seconds is not None else "",
         seconds_order="" if seconds is None else repr(seconds),
         **columns,
@@ -122,7 +115,7 @@ def _flag_rows(analysis: Analysis) -> tuple[FlagRow, ...]:
     found: dict[tuple[str, str], dict[str, None]] = {}
     cells: dict[tuple[str, str], int] = {}
     for cell in analysis.run.cells:
-        flags = flags_of(analysis, cell)
+        flags = analysis.flags_of(cell)
         for flag in flags:
             found.setdefault((flag.severity, flag.code), {})[flag.message] = None
         for key in {(flag.severity, flag.code) for flag in flags}:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from harness.result import Cell, Estimate, Failure, PartInfo, PartSpec, Result, Run, Target, TrainingRecord
+from harness.result import Cell, Estimate, Failure, Flag, PartInfo, PartSpec, Result, Run, Target, TrainingRecord
 from reports.labels import UNDEFENDED, Label, label_parts, label_settings, setting_key
 from reports.notation import where
 from reports.pool import pool
@@ -258,6 +258,12 @@ class Analysis:
     def pairs(self) -> tuple[tuple[str, str], ...]:
         """(setting, defence) in the study's order."""
         return tuple(dict.fromkeys((group.setting, group.defense.label) for group in self.groups))
+
+    def flags_of(self, cell: Cell) -> tuple[Flag, ...]:
+        """The flags of a cell and of its training, warnings first."""
+        result, training = self.run.results.get(cell.id), self.run.trainings.get(cell.training.id)
+        found = (result.flags if result is not None else ()) + (training.flags if training is not None else ())
+        return tuple(sorted(dict.fromkeys(found), key=lambda flag: flag.severity != "warning"))
 
     def column_text(self, column: Column) -> str:
         """A column in one line."""

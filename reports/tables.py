@@ -36,7 +36,7 @@ def _row(analysis: Analysis, group: Group) -> list[Text]:
     """One row; `Text`, so that no name is taken for markup."""
     ceiling, trainings = analysis.ceiling(group), analysis.of(group)
     reached = accuracy(trainings)
-    word = "ceiling" if group.undefended else analysis.rating(group).word
+    word = "ceiling" if group.undefended else analysis.rating(group).word if group.value is not None else ""
     label = analysis.defenses[group.defense.label]
     setting = [analysis.settings[group.setting]] if len(analysis.settings) > 1 else []
     floor, top = fixed(analysis.floor_value(group)), fixed(ceiling.value if ceiling is not None else None)

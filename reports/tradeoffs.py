@@ -10,7 +10,7 @@ from reports.select import Analysis
 
 
 def charts(analysis: Analysis, setting: str) -> tuple[Chart, ...]:
-    """All charts of one setting that have at least two points."""
+    """All charts of one setting that have points at two places or more."""
     found = [
         *leakage_charts(analysis, setting, "reconstruction", SSIM),
         *leakage_charts(analysis, setting, "membership", AUC),
@@ -19,4 +19,4 @@ def charts(analysis: Analysis, setting: str) -> tuple[Chart, ...]:
         *training_charts(analysis, setting),
         *fidelity_charts(analysis, setting),
     ]
-    return tuple(chart for chart in found if chart.points >= 2)
+    return tuple(chart for chart in found if chart.places >= 2)

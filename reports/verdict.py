@@ -125,7 +125,8 @@ def _sentence(analysis: Analysis, state: Badge, worst: Group | None) -> tuple[st
         return text, f"By SSIM ≥ {RECOGNISABLE}, with the attacks that ran. {worst_text} {frame}"
     if state is NEAR_FLOOR:
         return "Every defended case is close to the floor", f"With the attacks that ran. {worst_text} {frame}"
-    return "The numbers allow no verdict", f"No defended case has both a floor and a ceiling that differ. {worst_text}"
+    reasons = dict.fromkeys(analysis.rating(group).why for group in defended if group.value is not None)
+    return "The numbers allow no verdict", f"No defended case is rated: {'; '.join(reasons)}. {worst_text}"
 
 
 def _worst_figure(analysis: Analysis, worst: Group | None) -> Figure:
@@ -185,7 +186,8 @@ def _accuracy_figure(analysis: Analysis) -> Figure:
 def _coverage_figure(analysis: Analysis) -> Figure:
     """Cells that finished, failed and are missing, and the warnings on those that finished."""
     run = analysis.run
-    warned = sum(any(flag.severity == "warning" for flag in result.flags) for result in run.results.values())
+    done = [cell for cell in run.cells if cell.id in run.results]
+    warned = sum(any(flag.severity == "warning" for flag in analysis.flags_of(cell)) for cell in done)
     parts = [f"{len(run.failures)} failed", f"{len(run.missing)} missing", f"{warned} with a warning"]
     return Figure("Coverage", str(len(run.results)), f"of {plural(len(run.cells), 'cell')}", ", ".join(parts))
 
@@ -226,7 +228,8 @@ def verdict(analysis: Analysis) -> Verdict:
     defended = [group for group in analysis.attacked if not group.undefended]
     by_place = [(analysis.rating(group).place, group) for group in defended]
     placed = [(place, group) for place, group in by_place if place is not None]
-    worst = max(placed, key=lambda pair: pair[0])[1] if placed else analysis.best(defended)
+    images = analysis.best(analysis.defended("reconstruction"))
+    worst = max(placed, key=lambda pair: pair[0])[1] if placed else images or analysis.best(defended)
     state = badge(analysis)
     sentence, support = _sentence(analysis, state, worst)
     figures = (

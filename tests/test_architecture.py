@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 OURS = ("harness", "attacks", "defenses", "reports", "studies")
 FILES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
-LEAVES = {"harness.rng", "harness.vec", "harness.result", "harness.stats", "harness.names"}
+LEAVES = {"harness.rng", "harness.vec", "harness.result", "harness.stats", "harness.errors"}
 
 
 def name_of(path):
@@ -89,7 +89,7 @@ def test_only_a_few_modules_touch_what_is_theirs(name):
         assert "np.random.default_rng" not in text, name
     if name != "harness.data.torchvision_shim":
         assert not any(within(n, "torchvision") for n in used), name
-    if within(name, "reports") or name in ("harness.result", "harness.stats", "harness.store", "harness.names"):
+    if within(name, "reports") or name in ("harness.result", "harness.stats", "harness.store", "harness.errors"):
         assert not any(within(n, "torch") for n in used), name
 
 

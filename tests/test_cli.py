@@ -83,7 +83,7 @@ def test_a_failed_cell_is_said_with_its_reason_and_exit_code_5(study, tmp_path):
         ("rounds = 2", "ruonds = 2", "federations[0].ruonds: unknown key, got 2"),
         ('"tiny"', '"tiny"\nthreats = ["public"]', "'public' does not see"),
         ('"digits"', '"mnist"', "mnist"),
-        ('"digits"', '"npz:/nowhere/x.npz"', "/nowhere/x.npz"),
+        ('"digits"', '"npz:/nowhere/x.npz"', "looked for x.npz in /nowhere"),
     ],
 )
 def test_a_wrong_study_is_one_clear_line_and_exit_code_2(study, tmp_path, old, new, said):

@@ -11,9 +11,10 @@ import time
 
 import pytest
 
+from harness.errors import StudyError
 from harness.run import cores, run_study
 from harness.store import Store, load_run
-from harness.study import StudyError, resolve
+from harness.study import resolve
 
 ECHO, COIN = "tests.doubles:Echo", "tests.doubles:Coin"
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.names import UnknownNameError
+from harness.errors import StudyError, UnknownNameError
 from harness.result import FederationSpec, PartSpec, Target
-from harness.study import StudyError, expand, load_study, resolve, shipped
+from harness.study import expand, load_study, resolve, shipped
 
 ECHO = "tests.doubles:Echo"
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from harness.contract import Examples
-from harness.names import unknown
+from harness.errors import unknown
 
 _BROKEN = (
     *(OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile, pickle.UnpicklingError),

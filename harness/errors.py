@@ -1,4 +1,4 @@
-"""What is said of a name that nobody knows: the nearest, and all that are known."""
+"""Mistakes that a user can make, said in one line each; without torch, so that saying them is quick."""
 
 from __future__ import annotations
 
@@ -20,3 +20,11 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
     near = difflib.get_close_matches(name, listed, 1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return UnknownNameError(f"no {kind} {name!r}{hint} Known: {', '.join(listed)}")
+
+
+class StudyError(ValueError):
+    """Everything that is wrong with a study; `problems` holds one line each."""
+
+    def __init__(self, source: str, problems: list[str]) -> None:
+        self.problems = list(dict.fromkeys(problems))
+        super().__init__("\n".join(f"{source}: {problem}" for problem in self.problems))

@@ -1,0 +1,81 @@
+"""Local training of a round: every engine against the plain module-and-optimiser loop, interleaved in one process.
+
+Ten clients of 600 samples, five SGD steps of 32. Prints milliseconds a round and
+the ratio to the plain loop, the median of interleaved repeats, so that a busy machine slows all of them alike.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+
+from harness import rng
+from harness.batch import Engine, LocalPlan, Work, plan_batches, train_clients
+from harness.contract import Examples
+from harness.models import build
+from harness.rng import Key
+from harness.tasks import ModelTask
+
+CLIENTS, SAMPLES, REPEATS = 10, 600, 15
+PLAN = LocalPlan(gradient=False, steps=5, epochs=None, batch=32, lr=0.1, momentum=0.9)
+ENGINES: dict[str, tuple[Engine, ...]] = {"mlp": ("loop", "dense", "vmap"), "cnn2": ("loop", "vmap")}
+
+
+def plain(make: Callable[[], nn.Module], work: list[Work]) -> None:
+    """The textbook loop: a module, an optimiser and a batch at a time, from the same shuffled indices."""
+    for client in work:
+        net = make()
+        optimiser = torch.optim.SGD(net.parameters(), lr=PLAN.lr, momentum=PLAN.momentum)
+        for index in plan_batches(SAMPLES, PLAN, client.key):
+            rows = torch.from_numpy(index)
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(net(client.data.x[rows]), client.data.y[rows]).backward()
+            optimiser.step()
+
+
+def mlp() -> nn.Module:
+    """784-256-10."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
+
+
+def cnn2() -> nn.Module:
+    """The 6,422-weight CNN of JoPEQ."""
+    convolutions = [nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 6, 5), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(96, 50), nn.ReLU(), nn.Linear(50, 10))
+
+
+def main() -> None:
+    """Print the table."""
+    torch.set_num_threads(1)
+    print(f"{'model':6} {'engine':6} {'ms a round':>10} {'ratio to plain':>15}")
+    for name, make in (("mlp", mlp), ("cnn2", cnn2)):
+        task = ModelTask(build(name, (1, 28, 28), 10))
+        params = task.init(Key(0).child("init"))
+        work = [
+            Work(
+                Examples(rng.normal(Key(0).child(i), (SAMPLES, 1, 28, 28)), torch.arange(SAMPLES) % 10), Key(1).child(i)
+            )
+            for i in range(CLIENTS)
+        ]
+        ways: dict[str, Callable[[], object]] = {"plain": partial(plain, make, work)}
+        for engine in ENGINES[name]:
+            ways[engine] = partial(train_clients, task, params, work, PLAN, engine)
+        seconds: dict[str, list[float]] = {way: [] for way in ways}
+        for repeat in range(REPEATS + 1):
+            for way, go in ways.items():
+                start = time.perf_counter()
+                go()
+                if repeat:  # the first warms up
+                    seconds[way].append(time.perf_counter() - start)
+        for way, taken in seconds.items():
+            ratio = statistics.median(a / b for a, b in zip(taken, seconds["plain"], strict=True))
+            print(f"{name:6} {way:6} {1000 * statistics.median(taken):10.1f} {ratio:15.2f}")
+
+
+if __name__ == "__main__":
+    main()

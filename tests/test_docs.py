@@ -1,0 +1,63 @@
+"""What is documented is checked."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from harness import data, models, registry
+from harness.contract import Threat
+from harness.study import resolve, shipped
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    study, *by_hand = blocks("python")
+    assert "run_study" in study
+    names = {}
+    for block in by_hand:
+        exec(compile(block, "README.md", "exec"), names)
+    assert "4000 bytes" in capsys.readouterr().out
+
+
+def test_the_study_of_the_readme_resolves():
+    import tomllib
+
+    (table,) = blocks("toml")
+    assert len(resolve(tomllib.loads(table)).cells) == 2 * 3 * 4
+
+
+def test_every_threat_and_exit_code_is_named():
+    for threat in Threat:
+        assert f"`{threat.value}`" in README
+    for code in ("0 all done", "2 the study", "5 a cell", "130 stopped"):
+        assert code in README
+
+
+def test_every_part_is_named_in_the_catalogue():
+    catalogue = (ROOT / "docs" / "catalogue.md").read_text("utf-8")
+    names = [*registry.classes("defense"), *registry.classes("attack"), *shipped()]
+    names += [name for name, _ in data.names()] + [name for name, _ in models.names()]
+    missing = [name for name in names if f"`{name}`" not in catalogue]
+    assert not missing
+
+
+def test_no_file_names_a_path_of_the_machine_it_was_written_on():
+    forbidden = ("/" + "work/", "/" + "root/", "/" + "opt/wheels")
+    for path in ROOT.rglob("*"):
+        if path.is_file() and path.suffix in (".py", ".md", ".toml", ".txt", ".html", ".css", ".js", ""):
+            if (
+                any(part.startswith(".") and part != ".ci" for part in path.relative_to(ROOT).parts)
+                or "runs" in path.parts
+            ):
+                continue
+            text = path.read_text("utf-8", errors="ignore")
+            assert not any(word in text for word in forbidden), path

@@ -1,0 +1,197 @@
+"""The batched L-BFGS: against the textbook recursion and scipy, then who ends when and why."""
+
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+
+from attacks._lbfgs import Status, Stop, _Memory, minimize
+from harness import rng
+from harness.matching import Evaluation
+from harness.rng import Key
+
+
+class Calls:
+    """A function of each row alone, by autograd, that remembers which instances were asked about."""
+
+    def __init__(self, values):
+        self.values = values
+        self.asked = []
+
+    def __call__(self, candidates, instances):
+        self.asked.append(instances.tolist())
+        x = candidates.detach().requires_grad_()
+        value = self.values(x, instances)
+        return Evaluation(value.detach(), torch.autograd.grad(value.sum(), x)[0])
+
+
+def rosenbrock(x, instances):
+    return (100 * (x[:, 1:] - x[:, :-1].square()).square() + (1 - x[:, :-1]).square()).sum(1)
+
+
+def draw(name, *shape):
+    return rng.normal(Key(0).child(name), shape, torch.float64)
+
+
+def quadratics(n, width):
+    """n functions (x - c)' A (x - c) / 2 with eigenvalues from 1 to 100; the function and the centres."""
+    basis = torch.linalg.qr(draw("basis", n, width, width))[0]
+    matrices = basis @ torch.diag(torch.logspace(0, 2, width, dtype=torch.float64)) @ basis.mT
+    centres = draw("centres", n, width)
+
+    def values(x, instances):
+        r = x - centres[instances]
+        return 0.5 * torch.einsum("ni,nij,nj->n", r, matrices[instances], r)
+
+    return Calls(values), centres
+
+
+def until(n, evaluations=1000, tolerance=1e-20, **rest):
+    return Stop(evaluations, torch.full((n,), tolerance, dtype=torch.float64), **rest)
+
+
+@pytest.mark.parametrize(("pairs", "size"), [(1, 5), (3, 5), (5, 5), (12, 5)])
+def test_directions_are_those_of_the_two_loop_recursion(pairs, size):
+    # Nocedal & Wright 2006, Algorithm 7.4
+    n, width = 3, 20
+    steps = draw("steps", pairs, n, width)
+    changes = steps * torch.linspace(0.5, 3, width, dtype=torch.float64) + 0.05 * draw("changes", pairs, n, width)
+    memory = _Memory.empty(steps[0], size)
+    for step, change in zip(steps, changes, strict=True):
+        memory.store(torch.arange(n), step, change)
+        gradient = draw("gradient", n, width)
+        found = memory.directions(gradient)
+    for i in range(n):
+        kept = list(zip(steps[-size:, i], changes[-size:, i], strict=True))
+        q, alphas = gradient[i].clone(), []
+        for s, y in reversed(kept):
+            alphas.append(s @ q / (s @ y))
+            q -= alphas[-1] * y
+        s, y = kept[-1]
+        r = s @ y / (y @ y) * q
+        for (s, y), alpha in zip(kept, reversed(alphas), strict=True):
+            r += s * (alpha - y @ r / (s @ y))
+        assert found[i].numpy() == pytest.approx(-r.numpy(), rel=1e-9, abs=1e-12)
+
+
+def test_problems_with_unequally_many_pairs_keep_their_own_directions():
+    n, width = 3, 20
+    steps, gradient = draw("steps", 4, n, width), draw("gradient", n, width)
+    changes = steps * torch.linspace(0.5, 3, width, dtype=torch.float64)
+    together = _Memory.empty(gradient, 3)
+    for number, (step, change) in enumerate(zip(steps, changes, strict=True)):
+        rows = torch.arange(n)[number:] if number < n else torch.tensor([0])
+        together.store(rows, step[rows], change[rows])
+        found = together.directions(gradient)
+    for i in range(n):
+        alone = _Memory.empty(gradient[:1], 3)
+        for number in [number for number in range(4) if (i >= number if number < n else i == 0)]:
+            alone.store(torch.tensor([0]), steps[number, i : i + 1], changes[number, i : i + 1])
+            expected = alone.directions(gradient[i : i + 1])
+        assert torch.allclose(found[i], expected[0], rtol=1e-10, atol=1e-12)
+
+
+def test_quadratics_are_solved_and_leave_the_batch():
+    function, centres = quadratics(6, 30)
+    found = minimize(function, torch.zeros(6, 30, dtype=torch.float64), until(6))
+    assert set(found.status) == {Status.CONVERGED}
+    assert found.x.numpy() == pytest.approx(centres.numpy(), abs=1e-9)
+    asked = np.concatenate(function.asked)
+    assert np.bincount(asked).tolist() == found.evaluations.tolist()
+    assert function.asked[-1] != function.asked[0]
+    assert max(map(len, function.asked)) == 6
+
+
+def test_rosenbrock_needs_no_more_evaluations_than_scipy_by_half():
+    start = 2 * draw("start", 16, 2)  # in four dimensions there is a second minimum
+    function = Calls(rosenbrock)
+    found = minimize(function, start, until(16, tolerance=1e-12))
+    assert set(found.status) == {Status.CONVERGED}
+    theirs = 0
+    for row in start.numpy():
+        peer = scipy.optimize.minimize(
+            scipy.optimize.rosen, row, jac=scipy.optimize.rosen_der, method="L-BFGS-B", options={"maxcor": 100}
+        )
+        theirs += peer.nfev
+    assert int(found.evaluations.sum()) < 1.5 * theirs
+    assert scipy.optimize.rosen(found.x.numpy().T).max() < 1e-11
+
+
+def test_one_problem_ends_as_it_would_alone():
+    start = torch.zeros(6, 30, dtype=torch.float64)
+    function, _ = quadratics(6, 30)
+    together = minimize(function, start, until(6, tolerance=1e-8))
+    for i in range(6):
+        alone = Calls(lambda x, instances, i=i: function.values(x, instances + i))
+        found = minimize(alone, start[i : i + 1], until(1, tolerance=1e-8))
+        assert abs(int(found.evaluations[0]) - int(together.evaluations[i])) <= 1
+        assert torch.allclose(found.x[0], together.x[i], atol=1e-4)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_problem_that_is_not_finite_fails_alone(bad):
+    function, centres = quadratics(4, 10)
+    broken = Calls(lambda x, instances: torch.where(instances == 2, bad, function.values(x, instances)))
+    start = torch.ones(4, 10, dtype=torch.float64)
+    found = minimize(broken, start, until(4))
+    assert [status.value for status in found.status] == ["converged", "converged", "failed", "converged"]
+    assert found.value[2] == torch.inf
+    assert torch.equal(found.x[2], start[2])
+    assert found.evaluations[2] == 1
+    assert found.x[[0, 1, 3]].numpy() == pytest.approx(centres[[0, 1, 3]].numpy(), abs=1e-9)
+
+
+def test_a_step_into_what_is_not_finite_is_halved():
+    function = Calls(lambda x, instances: (x - x.log()).sum(1))  # NaN below zero, least at 1
+    found = minimize(function, torch.full((2, 5), 40.0, dtype=torch.float64), until(2, tolerance=5 + 1e-12))
+    assert set(found.status) == {Status.CONVERGED}
+    assert found.x.numpy() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_gradient_that_is_not_finite_is_not_accepted():
+    def function(x, instances):
+        value, gradient = x.square().sum(1), 2 * x
+        return Evaluation(value, torch.where((value < 0.5)[:, None], torch.nan, gradient))
+
+    found = minimize(function, torch.full((1, 3), 2.0, dtype=torch.float64), until(1))
+    assert found.value[0] >= 0.5
+    assert found.status == (Status.STALLED,)
+
+
+def test_same_arguments_give_the_same_numbers():
+    start = draw("start", 8, 6).float()
+    first, second = (minimize(Calls(rosenbrock), start, until(8, evaluations=120)) for _ in range(2))
+    assert torch.equal(first.x, second.x)
+    assert torch.equal(first.value, second.value)
+    assert torch.equal(first.evaluations, second.evaluations)
+    assert first.status == second.status
+
+
+def test_the_value_is_where_x_is_and_never_above_the_start():
+    start = 3 * draw("start", 8, 6)
+    for evaluations in (1, 2, 3, 10, 40):
+        found = minimize(Calls(rosenbrock), start, until(8, evaluations=evaluations))
+        assert torch.equal(found.value, rosenbrock(found.x, None))
+        assert (found.value <= rosenbrock(start, None)).all()
+        assert int(found.evaluations.max()) == evaluations
+        assert Status.SPENT in found.status
+
+
+def test_a_zero_gradient_ends_at_once():
+    found = minimize(Calls(lambda x, instances: 1 + x.square().sum(1)), torch.zeros(1, 4), until(1))
+    assert found.status == (Status.STALLED,)
+    assert found.evaluations.tolist() == [1]
+
+
+def test_a_value_that_hardly_falls_is_stalled():
+    # falls by a ten-thousandth of itself in 50 evaluations, for ever
+    function = Calls(lambda x, instances: 1 + 1e-6 * (1 + x.square()).sum(1).pow(0.1))
+    found = minimize(function, torch.full((1, 4), 1e3), until(1, evaluations=5000, window=50, decrease=1e-3))
+    assert found.status == (Status.STALLED,)
+    assert found.evaluations.tolist() == [100]  # the first window starts at an infinite value
+
+
+def test_the_start_is_not_modified():
+    start = torch.ones(3, 4)
+    minimize(Calls(rosenbrock), start, until(3, evaluations=20))
+    assert torch.equal(start, torch.ones(3, 4))

@@ -1,0 +1,127 @@
+"""The batched objective: against the usual loop over instances, and against finite differences."""
+
+import pytest
+import torch
+from torch.nn.functional import one_hot
+
+from harness import rng
+from harness.matching import SquaredDistance, evaluator, gradients, losses, unpack
+from harness.models import build
+from harness.rng import Key
+from harness.tasks import ModelTask
+
+KEY = Key(0)
+every_model = pytest.mark.parametrize("name", ["linear", "mlp-small", "lenet-dlg", "resnet20"])
+
+
+def scene(name, n=5, images=2, shape=(1, 8, 8), classes=4, dtype=torch.float32):
+    """A task, its parameters, and n instances of inputs and one-hot labels."""
+    task = ModelTask(build(name, shape, classes), "dlg" if name == "lenet-dlg" else "default")
+    x = rng.uniform(KEY.child("x"), (n, images, *shape), dtype=dtype)
+    y = one_hot(torch.arange(n * images).reshape(n, images) % classes, classes).to(dtype)
+    return task, task.init(KEY).to(dtype), x, y
+
+
+def loop_gradient(task, params, x, y):
+    """One instance in the usual way: differentiable in x and y."""
+    leaf = params.clone().requires_grad_()
+    return torch.autograd.grad(task.loss(leaf, x, y), leaf, create_graph=True)[0]
+
+
+@every_model
+def test_gradients_are_those_of_the_loop_over_instances(name):
+    task, params, x, y = scene(name)
+    expected = torch.stack([loop_gradient(task, params, *one) for one in zip(x, y, strict=True)])
+    assert torch.allclose(gradients(task, params, x, y), expected, rtol=1e-4, atol=1e-6)
+
+
+@every_model
+@pytest.mark.parametrize("joint", [False, True])
+def test_value_and_slope_are_those_of_the_double_backward_loop(name, joint):
+    task, params, x, y = scene(name, dtype=torch.float64)
+    targets = rng.normal(KEY.child("targets"), (5, task.layout.dim), torch.float64)
+    logits = rng.normal(KEY.child("logits"), (5, 2, 4), torch.float64)
+    candidates = torch.cat([x.flatten(1), logits.flatten(1)], 1) if joint else x.flatten(1)
+    function = evaluator(task, params, SquaredDistance(targets), images=2, labels=None if joint else y)
+    found = function(candidates, torch.arange(5))
+    for i in range(5):
+        z = candidates[i].clone().requires_grad_()
+        label = z[128:].reshape(2, 4).softmax(1) if joint else y[i]
+        gradient = loop_gradient(task, params, z[:128].reshape(2, 1, 8, 8), label)
+        value = (gradient - targets[i]).square().sum()
+        assert found.value[i].item() == pytest.approx(value.item(), rel=1e-10)
+        assert torch.allclose(found.gradient[i], torch.autograd.grad(value, z)[0], rtol=1e-8, atol=1e-12)
+
+
+def test_the_slope_is_that_of_finite_differences():
+    task, params, x, _ = scene("lenet-dlg", n=1, dtype=torch.float64)
+    targets = rng.normal(KEY.child("targets"), (1, task.layout.dim), torch.float64)
+    function = evaluator(task, params, SquaredDistance(targets), images=2)
+    candidate = torch.cat([x.flatten(1), rng.normal(KEY, (1, 8), torch.float64)], 1)
+    along = rng.normal(KEY.child("along"), (1, 136), torch.float64)
+    row = torch.zeros(1, dtype=torch.int64)
+    ahead, behind = (function(candidate + step * along, row).value.item() for step in (1e-5, -1e-5))
+    slope = (function(candidate, row).gradient * along).sum().item()
+    assert slope == pytest.approx((ahead - behind) / 2e-5, rel=1e-6)
+
+
+def test_candidates_are_matched_to_the_instances_they_name():
+    task, params, x, y = scene("mlp-small")
+    function = evaluator(task, params, SquaredDistance(gradients(task, params, x, y)), images=2, labels=y)
+    rows = torch.tensor([3, 0, 3])
+    assert (function(x.flatten(1)[rows], rows).value < 1e-10).all()
+    assert (function(x.flatten(1)[rows], torch.tensor([0, 3, 1])).value > 1e-4).all()
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 8])
+def test_other_candidates_change_a_value_by_rounding_only(chunk):
+    task, params, x, y = scene("lenet-dlg")
+    targets = rng.normal(KEY.child("targets"), (5, task.layout.dim))
+    whole = evaluator(task, params, SquaredDistance(targets), images=2, labels=y, chunk=5)
+    parts = evaluator(task, params, SquaredDistance(targets), images=2, labels=y, chunk=chunk)
+    for one, other in zip(whole(x.flatten(1), torch.arange(5)), parts(x.flatten(1), torch.arange(5)), strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_candidates_and_parameters_are_not_modified():
+    task, params, x, y = scene("mlp-small")
+    candidates, before = x.flatten(1), (x.flatten(1).clone(), params.clone())
+    evaluator(task, params, SquaredDistance(torch.zeros(5, task.layout.dim)), images=2, labels=y)(
+        candidates, torch.arange(5)
+    )
+    assert torch.equal(candidates, before[0])
+    assert torch.equal(params, before[1])
+    assert not candidates.requires_grad
+    assert not params.requires_grad
+
+
+def test_a_candidate_is_taken_apart_into_inputs_and_logits():
+    task, _, x, _ = scene("mlp-small")
+    logits = rng.normal(KEY, (5, 2, 4))
+    found = unpack(task, torch.cat([x.flatten(1), logits.flatten(1)], 1), 2)
+    assert torch.equal(found[0], x)
+    assert torch.equal(found[1], logits)
+    assert unpack(task, x.flatten(1), 2)[1].shape == (5, 2, 0)
+
+
+@pytest.mark.parametrize(("name", "classes"), [("mlp-small", 4), ("resnet20", 4), ("svm", 4), ("linear-regression", 1)])
+def test_losses_are_those_of_single_examples(name, classes):
+    task = ModelTask(build(name, (1, 8, 8), classes))
+    params, x = task.init(KEY), rng.uniform(KEY.child("x"), (7, 1, 8, 8))
+    y = torch.arange(7) % max(classes, 2)
+    expected = [task.loss(params, x[i : i + 1], y[i : i + 1]).item() for i in range(7)]
+    assert losses(task, params, x, y, chunk=3).numpy() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_chunk_of_none_is_refused():
+    task, params, _, y = scene("mlp-small")
+    with pytest.raises(ValueError, match="expected chunk >= 1, got chunk=0"):
+        evaluator(task, params, SquaredDistance(torch.zeros(5, 1)), images=2, labels=y, chunk=0)
+
+
+def test_the_objective_is_zero_at_the_truth_alone():
+    task, params, x, y = scene("lenet-dlg", images=1)
+    misfit = SquaredDistance(gradients(task, params, x, y))
+    function = evaluator(task, params, misfit, images=1, labels=y)
+    assert (function(x.flatten(1), torch.arange(5)).value < 1e-8).all()
+    assert (function(x.flatten(1) + 0.1, torch.arange(5)).value > 1e-6).all()
