@@ -75,6 +75,7 @@ def run(
     workers: Annotated[
         int | None, typer.Option(min=0, help="Processes; default one a core; 0 works in this process.")
     ] = None,
+    device: Annotated[str, typer.Option(help="Where clients train: cpu or cuda.")] = "cpu",
     images: Annotated[Images, typer.Option(help="Whose images the report shows.")] = Images.public,
 ) -> None:
     """Run a study, print its table, and write the report. The same command again resumes."""
@@ -86,7 +87,7 @@ def run(
         loaded = load_study(study)
         try:
             with listener(loaded) as listen:
-                finished = run_study(loaded, out, data=data, workers=workers, listen=listen)
+                finished = run_study(loaded, out, data=data, workers=workers, device=device, listen=listen)
         except Interrupted as error:
             typer.echo("leakgauge: stopped; what was finished is kept, the same command does the rest", err=True)
             raise typer.Exit(INTERRUPTED) from error

@@ -104,6 +104,7 @@ def train(
     *,
     engine: Engine,
     keep: Keep,
+    device: str = "cpu",
 ) -> Training:
     """Run the whole federation.
 
@@ -111,12 +112,14 @@ def train(
         clients: data by client number; the order in which they are listed changes nothing.
         key: of everything that is drawn. Equal for two defences, so that they start from the same model with the same
             clients, batches and test set.
+        device: where the clients train and the model is evaluated; messages are made, sent and decoded on the CPU.
 
     Raises:
         ValueError: training diverged: an update or the test loss is not finite.
     """
     setting = make_setting(task, spec, clients)
-    run = _Run(task, spec, defense, {number: clients[number] for number in sorted(clients)}, test, key, engine, setting)
+    placed = {number: _on(clients[number], device) for number in sorted(clients)}
+    run = _Run(task, spec, defense, placed, _on(test, device), key, engine, setting, device)
     params = task.init(key.child("init"))
     state = defense.init(setting)
     training = Training(setting, params)
@@ -173,13 +176,14 @@ class _Run:
     key: Key
     engine: Engine
     setting: Setting
+    device: str
 
     def __post_init__(self) -> None:
         self.memories = {number: self.defense.remember(self.setting) for number in self.clients}
 
     def evaluate(self, params: Vector, number: int, training: Training) -> float:
         """Test loss before round `number`; the evaluation is added to the training."""
-        accuracy, loss = evaluate(self.task, params, self.test)
+        accuracy, loss = evaluate(self.task, params.to(self.device), self.test)
         if not torch.isfinite(torch.tensor(loss)):
             raise ValueError(f"training diverged: the test loss before round {number} is {loss}")
         training.evaluations.append(Evaluation(number, accuracy, loss))
@@ -191,7 +195,9 @@ class _Run:
         """One round; the next parameters."""
         senders = self._participants(number)
         work = [Work(self.clients[k], client_key(self.key, number, k).child("train")) for k in senders]
-        updates, batches = train_clients(self.task, params, work, make_plan(self.spec, lr), self.engine)
+        plan = make_plan(self.spec, lr)
+        trained, batches = train_clients(self.task, params.to(self.device), work, plan, self.engine)
+        updates = trained.cpu()
         wires = []
         shared = [client_key(self.key, number, k).child("shared") for k in senders]
         for sender, update, common in zip(senders, updates, shared, strict=True):
@@ -237,6 +243,11 @@ class _Run:
             if signal > 0 and noise > 0:
                 ratios.append(10 * float(torch.log10(torch.tensor(signal / noise, dtype=torch.float64))))
         return sum(ratios) / len(ratios) if ratios else None
+
+
+def _on(data: Examples, device: str) -> Examples:
+    """Examples on a device."""
+    return Examples(data.x.to(device), data.y.to(device))
 
 
 def client_key(key: Key, number: int, client: int) -> Key:

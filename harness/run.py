@@ -46,6 +46,14 @@ class Job(NamedTuple):
         return f"training of {self.training.defense.label}, seed {self.training.seed}"
 
 
+class Place(NamedTuple):
+    """Where work happens: the folder of results, that of the data, and the device."""
+
+    folder: Path
+    root: Path
+    device: str
+
+
 class Outcome(NamedTuple):
     """How a piece of work ended: `error` is empty, or one line."""
 
@@ -79,6 +87,7 @@ def run_study(
     *,
     data: Path | None = None,
     workers: int | None = None,
+    device: str = "cpu",
     listen: Listener | None = None,
 ) -> Run:
     """Run what is not yet done of a study, and return all results.
@@ -86,16 +95,20 @@ def run_study(
     Args:
         folder: of the results; made where it is missing.
         data: folder of the data sets; default `LEAKGAUGE_DATA`, or `~/.cache/leakgauge`.
+        device: where clients train, `cpu` or `cuda`; recorded with each result, not part of its id.
         workers: processes; default one a core; 0 works in this process.
         listen: called after every change.
 
     Raises:
-        StudyError: a data set is missing or does not fit a model; one line each, before anything runs.
+        StudyError: the device is not there, a data set is missing or does not fit a model; one line each, before
+            anything runs.
         StoreError: the folder cannot be written.
         Interrupted: Ctrl-C; what was finished is kept.
     """
     from harness.data import default_root
 
+    if device != "cpu" and not _has(device):
+        raise StudyError(study.name, [f"device: got {device!r}, expected cpu, or cuda where there is one"])
     root = data if data is not None else default_root()
     store = Store(Path(folder))
     hashes, public = check_data(study, root)
@@ -119,7 +132,8 @@ def run_study(
     jobs, ready, skipped = plan(study, store)
     progress = Progress(total=len(study.cells), skipped=skipped)
     count = min(workers if workers is not None else cores(), max(1, len(jobs) + len(ready)))
-    supervisor = _Supervisor(store, root, progress, listen or (lambda progress, outcome: None))
+    place = Place(store.folder, root, device)
+    supervisor = _Supervisor(place, progress, listen or (lambda progress, outcome: None))
     supervisor.run(jobs, ready, count)
     return load_run(store.folder)
 
@@ -127,6 +141,13 @@ def run_study(
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def _has(device: str) -> bool:
+    """Whether torch can compute there."""
+    import torch
+
+    return device.split(":")[0] == "cuda" and torch.cuda.is_available()
 
 
 def check_data(study: Study, root: Path) -> tuple[dict[str, str], set[str]]:
@@ -175,21 +196,21 @@ def plan(study: Study, store: Store) -> tuple[list[Job], list[Job], int]:
     return trainings, ready, skipped
 
 
-def perform(job: Job, folder: Path, root: Path) -> str:
+def perform(job: Job, place: Place) -> str:
     """Do one piece of work in this process; the headline of what came out."""
     from harness.work import keep_for, run_attack, run_training
 
-    store = Store(folder)
+    store = Store(place.folder)
     if job.kind == "training":
-        record = run_training(job.training, keep_for(list(job.cells)), store, root)
+        record = run_training(job.training, keep_for(list(job.cells)), store, place.root, place.device)
         last = record.evaluations[-1]
         return f"loss {last.loss:.3f}" if last.accuracy is None else f"accuracy {last.accuracy:.3f}"
-    result = run_attack(job.cells[0], store, root)
+    result = run_attack(job.cells[0], store, place.root)
     first = result.estimates[0]
     return f"{first.name} {'n/a' if first.value is None else format(first.value, '.3f')}"
 
 
-def _worker(pipe: Any, folder: Path, root: Path) -> None:
+def _worker(pipe: Any, place: Place) -> None:
     """A worker process: work until the pipe closes. Ctrl-C is the supervisor's to handle."""
     import torch
 
@@ -200,18 +221,18 @@ def _worker(pipe: Any, folder: Path, root: Path) -> None:
             job: Job = pipe.recv()
         except EOFError:
             return
-        pipe.send(_guarded(job, folder, root))
+        pipe.send(_guarded(job, place))
 
 
-def _guarded(job: Job, folder: Path, root: Path) -> Outcome:
+def _guarded(job: Job, place: Place) -> Outcome:
     """Do one piece of work; an exception becomes an outcome and a stored failure of its cells."""
     start = time.perf_counter()
     try:
-        headline = perform(job, folder, root)
+        headline = perform(job, place)
     except Exception as error:
         text = str(error).split("\n")[0] or type(error).__name__
         prefix = "training failed: " if job.kind == "training" else ""
-        message = _store_failures(Store(folder), job, type(error).__name__, prefix + text, traceback.format_exc())
+        message = _store_failures(Store(place.folder), job, type(error).__name__, prefix + text, traceback.format_exc())
         return Outcome(job, time.perf_counter() - start, "", message)
     return Outcome(job, time.perf_counter() - start, headline, "")
 
@@ -255,8 +276,9 @@ class _Hand(NamedTuple):
 class _Supervisor:
     """Hands out work, and takes in outcomes."""
 
-    def __init__(self, store: Store, root: Path, progress: Progress, listen: Listener) -> None:
-        self.store, self.root, self.progress, self.listen = store, root, progress, listen
+    def __init__(self, place: Place, progress: Progress, listen: Listener) -> None:
+        self.place, self.progress, self.listen = place, progress, listen
+        self.store = Store(place.folder)
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(PRELOAD)
         self.trainings: deque[Job] = deque()
@@ -268,12 +290,7 @@ class _Supervisor:
         self.attacks.extend(attacks)
         self.listen(self.progress, None)
         if workers == 0:
-            try:
-                while job := self._next():
-                    self._start(job)
-                    self._finish(_guarded(job, self.store.folder, self.root))
-            except KeyboardInterrupt as error:
-                raise Interrupted from error
+            self._work_here()
             return
         hands: dict[Any, tuple[_Hand, Job | None]] = {}
         try:
@@ -289,6 +306,21 @@ class _Supervisor:
                 hand.pipe.close()
             for hand, _ in hands.values():
                 hand.process.join()
+
+    def _work_here(self) -> None:
+        """All work in this process, on one thread as in a worker."""
+        import torch
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            while job := self._next():
+                self._start(job)
+                self._finish(_guarded(job, self.place))
+        except KeyboardInterrupt as error:
+            raise Interrupted from error
+        finally:
+            torch.set_num_threads(before)
 
     def _supervise(self, hands: dict[Any, tuple[_Hand, Job | None]], interrupted: Callable[[], bool]) -> None:
         """Keep every hand busy until all is done."""
@@ -324,7 +356,7 @@ class _Supervisor:
     def _hire(self) -> _Hand:
         """A new worker."""
         ours, theirs = self.context.Pipe()
-        process = self.context.Process(target=_worker, args=(theirs, self.store.folder, self.root), daemon=True)
+        process = self.context.Process(target=_worker, args=(theirs, self.place), daemon=True)
         process.start()
         theirs.close()
         return _Hand(process, ours)

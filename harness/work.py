@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from harness import data, models, registry
 from harness.accounting import epsilon
 from harness.batch import choose_engine
@@ -89,11 +91,11 @@ def prepare(spec: TrainingSpec, root: Path) -> Prepared:
     return Prepared(task, loaded, test, clients, registry.build_defense(spec.defense), setting, key)
 
 
-def run_training(spec: TrainingSpec, keep: Keep, store: Store, root: Path) -> TrainingRecord:
+def run_training(spec: TrainingSpec, keep: Keep, store: Store, root: Path, device: str = "cpu") -> TrainingRecord:
     """Train once and store the record with what the attacks need of it."""
     start = time.perf_counter()
     ready = prepare(spec, root)
-    engine = choose_engine(ready.task)
+    engine = choose_engine(ready.task, device)
     training = train(
         ready.task,
         spec.federation,
@@ -103,8 +105,9 @@ def run_training(spec: TrainingSpec, keep: Keep, store: Store, root: Path) -> Tr
         ready.key.child("training"),
         engine=engine,
         keep=keep,
+        device=device,
     )
-    execution = Execution("cpu", 1, engine)
+    execution = Execution(device, torch.get_num_threads(), engine)
     one_round, whole_run = _claims(ready, training)
     record = TrainingRecord(
         spec=spec,
@@ -200,7 +203,7 @@ def run_attack(cell: Cell, store: Store, root: Path) -> Result:
     }
     result = Result(
         cell=cell,
-        execution=Execution("cpu", 1, scene.engine),
+        execution=Execution("cpu", torch.get_num_threads(), scene.engine),
         environment=environment(),
         estimates=estimates,
         flags=flags,

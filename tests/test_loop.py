@@ -128,6 +128,19 @@ def test_training_that_diverges_says_where():
         go(FederationSpec(clients=5, rounds=3, batch=4, lr=1e30))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", ["mlp-small", "cnn2"])
+def test_a_gpu_trains_to_the_same_model_within_tolerance(model):
+    task = small_task(model, (1, 16, 16))
+    clients = {k: random_examples(20, (1, 16, 16), seed=k) for k in range(4)}
+    spec = FederationSpec(clients=4, rounds=3, batch=8, lr=0.1)
+    here, there = (
+        train(task, spec, NoDefense(), clients, clients[0], Key(0), engine=engine, keep=KEEP, device=device)
+        for engine, device in (("loop", "cpu"), ("vmap", "cuda"))
+    )
+    torch.testing.assert_close(there.final, here.final, rtol=1e-3, atol=1e-4)
+
+
 def test_the_setting_counts_the_steps_of_the_largest_client():
     setting = make_setting(TASK, FederationSpec(clients=5, local_epochs=2, batch=4), CLIENTS)
     assert setting.steps == 2 * 6  # 22 samples: six batches of four

@@ -190,6 +190,11 @@ def test_data_and_models_that_do_not_fit_are_named_before_anything_runs(tmp_path
     assert not (tmp_path / "out").exists()
 
 
+def test_a_device_that_is_not_there_is_one_line(tmp_path):
+    with pytest.raises(StudyError, match="device: got 'tpu', expected cpu, or cuda where there is one"):
+        run_study(study(), tmp_path, device="tpu")
+
+
 def test_ctrl_c_keeps_what_is_done(tmp_path):
     script = tmp_path / "go.py"
     out = tmp_path / "out"
