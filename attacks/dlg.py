@@ -49,6 +49,11 @@ class DLG(Attack):
         return Search(self.restarts, self.evaluations, self.objective, self.start)
 
     @property
+    def aware(self) -> bool:
+        """Whether the defence's likelihood is asked."""
+        return self.objective == "likelihood"
+
+    @property
     def needs(self) -> frozenset[str]:
         """Messages and the round's model."""
         return frozenset({"messages", "models"})

@@ -57,6 +57,11 @@ class IDLG(Attack):
         return Search(self.restarts, self.evaluations, self.objective, self.start)
 
     @property
+    def aware(self) -> bool:
+        """Whether the defence's likelihood is asked."""
+        return self.objective == "likelihood"
+
+    @property
     def needs(self) -> frozenset[str]:
         """Messages and the round's model; the labels where they are given."""
         return frozenset({"messages", "models"} | ({"labels"} if self.labels == "given" else set()))

@@ -128,7 +128,7 @@ def list_(what: Annotated[Listed, typer.Argument(help="What to list.")], as_json
 
         kind: Any = "defense" if what is Listed.defenses else "attack"
         rows = [
-            {"name": name, "summary": registry.info(kind, name).summary, "parameters": registry.defaults(kind, name)}
+            {"name": name, "summary": registry.summary(kind, name), "parameters": registry.defaults(kind, name)}
             for name in registry.classes(kind)
         ]
     if as_json:

@@ -387,11 +387,13 @@ class Attack(ABC):
     kind: ClassVar[str]
     """`reconstruction` or `membership`."""
 
-    aware: ClassVar[bool] = False
-    """Whether it uses what it knows of the defence."""
-
     floor: ClassVar[bool] = False
     """Whether it looks at nothing that the defence protects: a control, not an attack."""
+
+    @property
+    def aware(self) -> bool:
+        """Whether it uses what it knows of the defence."""
+        return False
 
     @property
     @abstractmethod

@@ -155,10 +155,12 @@ def defaults(kind: Kind, name: str) -> dict[str, Scalar]:
     return found
 
 
-def info(kind: Kind, name: str) -> PartInfo:
-    """Name, first docstring line and nature of a defence or an attack."""
-    found = lookup(kind, name)
-    summary = (inspect.getdoc(found) or "").split("\n")[0]
-    if kind == "defense":
-        return PartInfo(name, summary)
-    return PartInfo(name, summary, kind=found.kind, aware=found.aware, floor=found.floor)  # type: ignore[attr-defined]
+def summary(kind: Kind, name: str) -> str:
+    """The first line of a defence's or an attack's docstring."""
+    return (inspect.getdoc(lookup(kind, name)) or "").split("\n")[0]
+
+
+def describe(spec: PartSpec) -> PartInfo:
+    """What an attack with these parameters is."""
+    attack = build_attack(spec)
+    return PartInfo(spec.name, summary("attack", spec.name), attack.kind, attack.aware, attack.floor)

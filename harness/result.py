@@ -379,7 +379,7 @@ class Run:
         seconds: by cell id and training id, where known.
         public_data: names of the data sets whose images may be shown by default.
         data_hashes: by data set name.
-        attacks, defenses: by name, those that the cells use.
+        attacks: by `PartSpec.label`, those that the cells use.
     """
 
     name: str
@@ -395,12 +395,11 @@ class Run:
     public_data: frozenset[str]
     data_hashes: dict[str, str]
     attacks: dict[str, PartInfo]
-    defenses: dict[str, PartInfo]
 
 
 @dataclass(frozen=True)
 class PartInfo:
-    """What a defence or an attack is, for tables: `summary` is the first line of its docstring."""
+    """What an attack is, for tables: `summary` is the first line of its docstring, `kind` as in the contract."""
 
     name: str
     summary: str

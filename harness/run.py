@@ -102,7 +102,7 @@ def run_study(
     Raises:
         StudyError: the device is not there, a data set is missing or does not fit a model; one line each, before
             anything runs.
-        StoreError: the folder cannot be written.
+        StoreError: the folder cannot be written, or holds a study.json that cannot be read.
         Interrupted: Ctrl-C; what was finished is kept.
     """
     from harness.data import default_root
@@ -112,6 +112,7 @@ def run_study(
     root = data if data is not None else default_root()
     store = Store(Path(folder))
     hashes, public = check_data(study, root)
+    _check_same_data(study, store, hashes)
     store.write_study(
         {
             "name": study.name,
@@ -120,13 +121,10 @@ def run_study(
             "cells": [to_data(cell) for cell in study.cells],
             "data": hashes,
             "public": sorted(public),
-            "attacks": [
-                to_data(registry.info("attack", name)) for name in sorted({c.attack.name for c in study.cells})
-            ],
-            "defenses": [
-                to_data(registry.info("defense", name))
-                for name in sorted({c.training.defense.name for c in study.cells})
-            ],
+            "attacks": {
+                label: to_data(registry.describe(spec))
+                for label, spec in sorted({cell.attack.label: cell.attack for cell in study.cells}.items())
+            },
         }
     )
     jobs, ready, skipped = plan(study, store)
@@ -174,6 +172,19 @@ def check_data(study: Study, root: Path) -> tuple[dict[str, str], set[str]]:
     if problems:
         raise StudyError(study.name, problems)
     return hashes, public
+
+
+def _check_same_data(study: Study, store: Store, hashes: dict[str, str]) -> None:
+    """Refuse to mix results on two versions of one data set, which have the same ids."""
+    if not (store.folder / "study.json").exists():
+        return
+    before = store.read_study().get("data", {})
+    changed = [name for name, digest in hashes.items() if before.get(name, digest) != digest]
+    if changed:
+        lines = [
+            f"data set {name!r} is not the one of the results in {store.folder}: use another folder" for name in changed
+        ]
+        raise StudyError(study.name, lines)
 
 
 def plan(study: Study, store: Store) -> tuple[list[Job], list[Job], int]:

@@ -219,8 +219,7 @@ def load_run(folder: str | Path) -> Run:
         seconds=seconds,
         public_data=frozenset(study["public"]),
         data_hashes=study["data"],
-        attacks={part["name"]: PartInfo(**part) for part in study["attacks"]},
-        defenses={part["name"]: PartInfo(**part) for part in study["defenses"]},
+        attacks={label: PartInfo(**part) for label, part in study["attacks"].items()},
     )
 
 

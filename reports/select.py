@@ -103,7 +103,7 @@ def is_recognisable(ssim: float | None) -> bool:
 
 def _kind(run: Run, cell: Cell) -> str:
     """`reconstruction` or `membership`; by the target where the attack does not say."""
-    info = run.attacks.get(cell.attack.name)
+    info = run.attacks.get(cell.attack.label)
     return (info.kind if info else "") or ("membership" if cell.target.kind == "members" else "reconstruction")
 
 
@@ -158,7 +158,7 @@ class Analysis:
             setting=setting,
             defense=first.training.defense,
             column=Column(first.attack, first.target, first.threat),
-            info=run.attacks.get(first.attack.name, PartInfo(first.attack.name, "")),
+            info=run.attacks.get(first.attack.label, PartInfo(first.attack.name, "")),
             kind=kind,
             cells=tuple(cells),
             results=results,

@@ -53,7 +53,6 @@ ATTACKS = {
     "threshold": PartInfo("threshold", "Loss threshold.", "membership"),
     "prior": PartInfo("prior", "A guess that looks at nothing.", "reconstruction", floor=True),
 }
-DEFENSES = {name: PartInfo(name, f"The defence {name}.") for name in ("none", "gaussian", "laplace", "sqsgd")}
 
 
 def wave(*parts: object) -> float:
@@ -232,8 +231,7 @@ def make_run(
         seconds={cell.id: 1.0 + 20.0 * wave(cell.id) for cell in done},
         public_data=frozenset(public),
         data_hashes={"invented": fingerprint("invented")},
-        attacks=ATTACKS,
-        defenses=DEFENSES,
+        attacks={cell.attack.label: ATTACKS[cell.attack.name] for cell in cells},
     )
 
 

@@ -46,7 +46,7 @@ def test_a_defense_is_a_frozen_dataclass_that_rebuilds_from_its_parameters(name)
     assert registry.build("defense", name, defense.parameters()) == defense
     with pytest.raises(dataclasses.FrozenInstanceError):
         defense.clip = 2.0
-    assert registry.info("defense", name).summary
+    assert registry.summary("defense", name)
 
 
 @every_defense

@@ -625,6 +625,8 @@ def test_numbers_are_written_with_a_real_minus_and_without_minus_zero() -> None:
 
 
 def test_an_attack_that_the_run_does_not_describe_is_taken_for_a_reconstruction() -> None:
-    made = dataclasses.replace(double.make_run(small()), attacks={"prior": PartInfo("prior", "", floor=True)})
+    made = dataclasses.replace(
+        double.make_run(small()), attacks={double.PRIOR.label: PartInfo("prior", "", floor=True)}
+    )
     assert [group.kind for group in Analysis(made).attacked] == ["reconstruction"] * 2
     complete(render(made))
