@@ -156,6 +156,7 @@ def check_data(study: Study, root: Path) -> tuple[dict[str, str], set[str]]:
     """
     from harness.work import load_data, make_task
 
+    load_data.cache_clear()  # a file may have changed since this process last read it
     hashes: dict[str, str] = {}
     public: set[str] = set()
     problems = []
