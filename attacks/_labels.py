@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from harness.contract import Task
+from harness.contract import Observation, Task
 from harness.rng import Key, uniform
 from harness.vec import Vector
 
@@ -28,6 +28,14 @@ class _Impact(NamedTuple):
 
     activation: Tensor
     probability: Tensor
+
+
+def infer(seen: Observation, gradients: Tensor, key: Key) -> tuple[Tensor, ...]:
+    """`restore` for the victims of an observation, whose gradients [n, d] are told by their messages."""
+    assert seen.model is not None
+    assert seen.messages is not None
+    images = [message.images for message in seen.messages]
+    return restore(seen.task, seen.model.params, gradients, images, key)
 
 
 def restore(task: Task, params: Vector, gradients: Tensor, images: Sequence[int], key: Key) -> tuple[Tensor, ...]:

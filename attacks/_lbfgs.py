@@ -169,8 +169,9 @@ class _Memory:
 
     def forget(self, rows: Tensor) -> None:
         """Drop the pairs of the problems `rows` [n] bool."""
+        at = rows.nonzero()[:, 0]  # a mask would walk through all of the memory, at every turn
         for field in dataclasses.fields(self):
-            getattr(self, field.name)[rows] = 0
+            getattr(self, field.name)[at] = 0
 
     def store(self, rows: Tensor, step: Tensor, change: Tensor) -> None:
         """Add a pair, [k, D] each, to the k problems `rows` [k] int64 where its curvature is positive enough."""
@@ -235,8 +236,8 @@ def _aim(search: _Search, memory: _Memory, rows: Tensor) -> Tensor:
     """New directions for the problems `rows` [n] bool; returns those [n] bool that have none to go."""
     if not bool(rows.any()):
         return rows
-    # a first step of at most length 1: the scale of the problem is not known yet
-    steepest = -search.gradient / search.gradient.norm(dim=1, keepdim=True).clamp(min=1)
+    # of length 1, whatever the scale of the values; 1e-30: a zero gradient has no direction
+    steepest = -search.gradient / search.gradient.norm(dim=1, keepdim=True).clamp(min=1e-30)
     direction = memory.directions(search.gradient)
     slope = (direction * search.gradient).sum(dim=1)
     bad = rows & ~(slope < 0)

@@ -37,7 +37,7 @@ class DLG(Attack):
     kind: ClassVar[str] = "reconstruction"
 
     restarts: int = 2
-    evaluations: int = 6000
+    evaluations: int = 10_000
     objective: Objective = "l2"
     start: Start = "normal"
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torch import Tensor
-
-from attacks._labels import restore
+from attacks._labels import infer
 from attacks._matching import Objective, Search, Start, match, received_gradients
 from harness.contract import Attack, Observation, Reconstruction
 from harness.rng import Key
@@ -42,7 +40,7 @@ class IDLG(Attack):
     kind: ClassVar[str] = "reconstruction"
 
     restarts: int = 2
-    evaluations: int = 6000
+    evaluations: int = 10_000
     objective: Objective = "l2"
     labels: Literal["inferred", "given"] = "inferred"
     start: Start = "normal"
@@ -69,14 +67,5 @@ class IDLG(Attack):
     def run(self, seen: Observation, key: Key) -> Reconstruction:
         """Raw inputs, not clipped, and the labels."""
         targets = received_gradients(seen)
-        return Reconstruction(match(seen, targets, self._labels(seen, targets, key), self._search(), key))
-
-    def _labels(self, seen: Observation, targets: Tensor, key: Key) -> tuple[Tensor, ...]:
-        """[b] of each victim."""
-        if self.labels == "given":
-            assert seen.labels is not None
-            return seen.labels
-        assert seen.model is not None
-        assert seen.messages is not None
-        images = [message.images for message in seen.messages]
-        return restore(seen.task, seen.model.params, targets, images, key.child("dummies"))
+        labels = seen.labels if self.labels == "given" else infer(seen, targets, key.child("dummies"))
+        return Reconstruction(match(seen, targets, labels, self._search(), key))

@@ -13,6 +13,10 @@ from harness.contract import Claim, Defense, Horizon, Likelihood, Relation, Sett
 from harness.rng import Key
 from harness.vec import Vector
 
+_ROUNDING = 1e-6
+"""Standard deviation of a coordinate between two float32 computations of one gradient, in its unit. Measured on LeNet
+with batched and single kernels: 1e-8 to 1e-6 for gradients of norm 10; the larger is the safer."""
+
 
 @dataclass(frozen=True)
 class NoDefense(Defense[None, None]):
@@ -39,11 +43,11 @@ class NoDefense(Defense[None, None]):
     def likelihood(
         self, state: None, received: Sequence[bytes], *, shared: Sequence[Key] | None, setting: Setting
     ) -> Likelihood:
-        """Half the squared distance: without noise there is no scale, only the order of the candidates counts."""
+        """Squared distance in units of `_ROUNDING`: what is left when both sides compute the same gradient."""
         sent = torch.stack([unpack_float32(wire, setting.dim) for wire in received])
 
         def score(update: Tensor) -> Tensor:
-            return 0.5 * (update - sent).square().sum(-1)
+            return 0.5 * ((update - sent) / _ROUNDING).square().sum(-1)
 
         return score
 

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
+from torch.nn.functional import softplus
 
 from harness.contract import Task
 from harness.vec import Vector
@@ -39,16 +40,17 @@ class Misfit(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class SquaredDistance:
-    """sum_i (gradient_i - target_i)^2, to one target an instance: targets is [n, d].
+    """scale * sum_i (gradient_i - target_i)^2, to one target an instance: targets is [n, d].
 
     Source: Zhu et al. 2019, Deep Leakage from Gradients, eq. (4).
     """
 
     targets: Tensor
+    scale: float = 1.0
 
     def __call__(self, gradients: Tensor, instances: Tensor) -> Tensor:
         """Implement `Misfit`."""
-        return (gradients - self.targets[instances]).square().sum(dim=1)
+        return self.scale * (gradients - self.targets[instances]).square().sum(dim=1)
 
 
 def gradients(task: Task, params: Vector, x: Tensor, y: Tensor) -> Tensor:
@@ -64,9 +66,26 @@ def gradients(task: Task, params: Vector, x: Tensor, y: Tensor) -> Tensor:
     if len(x) == 1:  # mapping over one instance costs half as much again as not mapping
         leaf = params.detach().requires_grad_()
         again = x.requires_grad or y.requires_grad
-        return torch.autograd.grad(task.loss(leaf, x[0], y[0]), leaf, create_graph=again)[0][None]
-    mapped: Tensor = vmap(grad(task.loss), in_dims=(None, 0, 0))(params, x, y)
+        return torch.autograd.grad(_loss(leaf, x[0], y[0], task), leaf, create_graph=again)[0][None]
+    mapped: Tensor = vmap(grad(_loss), in_dims=(None, 0, 0, None))(params, x, y, task)
     return mapped
+
+
+def _loss(params: Vector, x: Tensor, y: Tensor, task: Task) -> Tensor:
+    """The task's loss for probabilities y [b, classes], with more correct digits where it is softmax cross-entropy.
+
+    Its gradient in the scores is p - y. For a sure and right prediction that difference loses most digits in float32,
+    and matching then stalls long before the image is found; so the likeliest label's is taken from the others' sum.
+    """
+    if not task.softmax:
+        return task.loss(params, x, y)
+    scores = task.outputs(params, x)
+    likeliest = y.argmax(dim=1, keepdim=True)
+    gaps = scores - scores.gather(1, likeliest)
+    itself = torch.arange(task.classes) == likeliest
+    others = gaps.masked_fill(itself, -torch.inf).logsumexp(dim=1)
+    # masked although the likeliest label's gap is zero: its slopes, +1 and -1, would swallow the others
+    return (softplus(others) - (y.masked_fill(itself, 0.0) * gaps).sum(dim=1)).mean()
 
 
 def losses(task: Task, params: Vector, x: Tensor, y: Tensor, *, chunk: int = 256) -> Tensor:

@@ -38,7 +38,7 @@ from tests.doubles import small_task
 KEY = Key(0)
 SHAPE = (1, 8, 8)
 LENET = ModelTask(build("lenet-dlg", SHAPE, 10), "dlg")
-CHEAP = {"dlg": {"evaluations": 60}, "idlg": {"evaluations": 60}}
+CHEAP = {"dlg": {"evaluations": 60}, "idlg": {"evaluations": 60}, "map": {"evaluations": 60}}
 """Parameters with which the contract suite is quick."""
 
 every_attack = pytest.mark.parametrize("name", list(registry.classes("attack")))

@@ -1,0 +1,85 @@
+"""The most probable image, given what was received and what is known of the defence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from attacks._image_prior import ImagePrior
+from attacks._labels import infer
+from attacks._matching import Objective, Search, Start, match, received_gradients
+from harness.contract import Attack, Observation, Reconstruction
+from harness.rng import Key
+
+_DECREASE = 1e-5
+"""Share of the objective that 200 evaluations must win: nearly all of it is noise, and single nats still count."""
+
+
+@dataclass(frozen=True)
+class MAP(Attack):
+    """Maximum a posteriori: the defence's own likelihood of what was received, and a prior of images, by L-BFGS.
+
+    Must know: one message of each victim, the model it trained from, the defence with its parameters (as everybody
+    does), and that the inputs are images in [0, 1]. So for a server or an eavesdropper.
+
+    Cannot: see what the noise has drowned in every pixel; it then tells the smoothest image that fits. Labels that it
+    infers wrongly are never corrected. Of an update it takes the mean step for the gradient.
+
+    Args:
+        tv: weight of the total variation, in nats a unit of pixel difference. Fixed once, on 16 CIFAR-10 images with
+            normal noise of 0.003, 0.01 and 0.05 (`benchmarks/prior_weight.py`), never for an image or a defence.
+        box: weight of the squared distance of a pixel to [0, 1], in nats.
+        restarts: from other random starts; the one with the lowest objective is told.
+        evaluations: of the objective and its gradient, for one victim and restart, at most.
+        objective: `likelihood`, or `l2` for the same prior without knowledge of the defence: the squared distance of
+            the gradients in units of `naive_std`, which tells the gain of the prior from that of the knowledge.
+        naive_std: of `l2`, the noise that is assumed in each coordinate, whatever the defence.
+        labels: `inferred`, or `given`: the true ones, which a study must grant.
+        start: law of the first dummy inputs: `uniform` (in [0, 1]) or `normal` (standard).
+
+    Raises:
+        ValueError: a parameter out of range; in `run`, a loss that is not softmax cross-entropy, or, to infer labels, a
+            last layer that is not dense with one row a class.
+
+    Source: Balunovic et al. 2022, "Bayesian framework for gradient leakage"; total variation: Geiping et al. 2020.
+    """
+
+    kind: ClassVar[str] = "reconstruction"
+
+    tv: float = 5.0
+    box: float = 1000.0
+    restarts: int = 1
+    evaluations: int = 1500
+    objective: Objective = "likelihood"
+    naive_std: float = 0.01
+    labels: Literal["inferred", "given"] = "inferred"
+    start: Start = "uniform"
+
+    def __post_init__(self) -> None:
+        self._search()
+        if self.labels not in ("inferred", "given"):
+            raise ValueError(f"expected labels 'inferred' or 'given', got {self.labels!r}")
+        if not (self.naive_std > 0 and self.naive_std < float("inf")):
+            raise ValueError(f"expected naive_std > 0, got naive_std={self.naive_std}")
+
+    def _search(self) -> Search:
+        """The checked parameters."""
+        prior = ImagePrior(self.tv, self.box)
+        scale = 0.5 / self.naive_std**2 if self.objective == "l2" else 1.0
+        return Search(self.restarts, self.evaluations, self.objective, self.start, prior, scale, _DECREASE)
+
+    @property
+    def aware(self) -> bool:
+        """Whether the defence's likelihood is asked."""
+        return self.objective == "likelihood"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Messages and the round's model; the labels where they are given."""
+        return frozenset({"messages", "models"} | ({"labels"} if self.labels == "given" else set()))
+
+    def run(self, seen: Observation, key: Key) -> Reconstruction:
+        """Raw inputs, not clipped, and the labels."""
+        targets = received_gradients(seen)
+        labels = seen.labels if self.labels == "given" else infer(seen, targets, key.child("dummies"))
+        return Reconstruction(match(seen, targets, labels, self._search(), key))
