@@ -18,8 +18,8 @@ class DLG(Attack):
     the shared key, the estimate is an outsider's. It ignores the defence, but for how a message is read, unless
     `objective` is `likelihood`.
 
-    Cannot: use what images look like. Against noise it explains the noise too, and the picture drowns. With several
-    images a victim it seldom converges. Of an update it takes the mean step for the gradient.
+    Cannot: use what images look like. Against noise it explains the noise too, and the picture drowns. Several images
+    a victim need many times the evaluations. Of an update it takes the mean step for the gradient.
 
     Args:
         restarts: from other random starts; the one with the lowest objective is told.

@@ -117,6 +117,16 @@ def test_rosenbrock_needs_no_more_evaluations_than_scipy_by_half():
     assert scipy.optimize.rosen(found.x.numpy().T).max() < 1e-11
 
 
+@pytest.mark.parametrize("scale", [2.0**-60, 2.0**40])
+def test_the_scale_of_the_values_changes_nothing(scale):
+    # a gradient of 1e-5 was taken for a first step of 1e-5, which is lost in the rounding of an image
+    function, _ = quadratics(3, 30)
+    scaled = Calls(lambda x, instances: scale * function.values(x, instances))
+    start = torch.zeros(3, 30, dtype=torch.float64)
+    plain, found = (minimize(f, start, until(3, evaluations=60, tolerance=0.0)) for f in (function, scaled))
+    assert torch.equal(found.x, plain.x)
+
+
 def test_one_problem_ends_as_it_would_alone():
     start = torch.zeros(6, 30, dtype=torch.float64)
     function, _ = quadratics(6, 30)
