@@ -24,8 +24,8 @@ Objective = Literal["l2", "likelihood"]
 Start = Literal["normal", "uniform"]
 
 _TOLERANCE = 3e-9
-"""Share of a zero gradient's misfit at which a search ends: of 48 photographs behind the LeNet of DLG the raw MSE was
-then 5e-6 to 4e-4. Single precision goes on to about 1e-10, for half as many evaluations again."""
+"""Share of a zero gradient's misfit at which a search ends: of 24 photographs behind the LeNet of DLG the raw MSE was
+then 3e-6 to 5e-4. Single precision goes on to about 1e-10, for half as many evaluations again."""
 
 _EXPLAINED = 1e-7
 """Share at which a target counts as explained, so that another start would find the same inputs again. Above the

@@ -8,8 +8,8 @@ from harness.study import Study
 _STEP_MS = 2.0
 """One local step of one client on one core: the CNNs of 6,000 to 16,000 weights at batch 32 take 1.5 to 2.5 ms."""
 
-_EVALUATION_MS = 2.0
-"""One gradient-matching evaluation of one image of LeNet on one core (benchmarks/inversion.py)."""
+_EVALUATION_MS = 1.6
+"""One evaluation and L-BFGS step of one image of LeNet on one core: 0.8 (benchmarks/matching.py) and as much again."""
 
 
 def estimate(study: Study) -> str:

@@ -177,7 +177,8 @@ def _scale(axes: Axes, chart: Chart) -> None:
         axes.set_xscale("log")
         values = [point.x for series in chart.series for point in series.points]
         decades = math.log10(max(values) / min(values))
-        subs = (1.0, 2.0, 5.0) if decades < 3 else (1.0,)
+        # 1, 2 and 5 of each decade only where their labels stay apart
+        subs = (1.0, 2.0, 5.0) if decades < 3 and decades * len(short(max(values))) < 14 else (1.0,)
         axes.xaxis.set_major_locator(LogLocator(10, subs=subs, numticks=12) if decades > 0.8 else MaxNLocator(5))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(float(value))))
         axes.xaxis.set_minor_formatter(NullFormatter())

@@ -229,7 +229,11 @@ def verdict(analysis: Analysis) -> Verdict:
     by_place = [(analysis.rating(group).place, group) for group in defended]
     placed = [(place, group) for place, group in by_place if place is not None]
     images = analysis.best(analysis.defended("reconstruction"))
-    worst = max(placed, key=lambda pair: pair[0])[1] if placed else images or analysis.best(defended)
+    worst = images or analysis.best(defended)
+    if placed:
+        furthest = max(placed, key=lambda pair: pair[0])[1]
+        # of that metric the highest number, as the page shows it; places are only for choosing between metrics
+        worst = analysis.best([group for _, group in placed if group.metric == furthest.metric])
     state = badge(analysis)
     sentence, support = _sentence(analysis, state, worst)
     figures = (
