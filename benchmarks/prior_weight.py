@@ -14,12 +14,13 @@ import torch
 from attacks.map import MAP
 from defenses.gaussian import Gaussian
 from harness.batch import LocalPlan, Work, train_clients
-from harness.contract import Examples, Message, Observation, Setting, Snapshot, View
+from harness.contract import Examples, Message, Observation, Setting, Snapshot
 from harness.data import default_root, load
 from harness.models import build
 from harness.rng import Key
 from harness.score import score_reconstruction
 from harness.tasks import ModelTask
+from harness.threats import View
 
 IMAGES = range(1000, 1016)
 NOISE = (0.003, 0.01, 0.05)

@@ -12,19 +12,9 @@ from defenses._clip import clip_l2
 from harness import rng
 from harness.accounting import gaussian_mu, repeat
 from harness.codec import pack_float32, unpack_float32
-from harness.contract import (
-    Claim,
-    Defense,
-    Horizon,
-    Likelihood,
-    Relation,
-    Setting,
-    Threat,
-    Unit,
-    check_update,
-    positive,
-)
+from harness.contract import Claim, Defense, Horizon, Likelihood, Relation, Setting, Unit, check_update, positive
 from harness.rng import Key
+from harness.threats import Threat
 from harness.vec import Vector
 
 

@@ -80,8 +80,9 @@ def run(
 ) -> None:
     """Run a study, print its table, and write the report. The same command again resumes."""
     from harness.progress import listener
-    from harness.run import Interrupted, run_study
+    from harness.run import run_study
     from harness.study import load_study
+    from harness.supervisor import Interrupted
 
     with _usage_errors():
         loaded = load_study(study)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from harness.rng import Key
+from harness.threats import GRANTS, Threat, ThreatMismatch, View
 from harness.vec import Layout, Vector, weighted_mean
 
 if TYPE_CHECKING:
@@ -114,76 +115,6 @@ class Horizon(enum.Enum):
 
     ONE_ROUND = "one round"
     WHOLE_RUN = "whole run"
-
-
-class Threat(enum.Enum):
-    """Who looks. `SEES` says at what."""
-
-    SERVER = "server"
-    COLLUDING_SERVER = "colluding-server"
-    EAVESDROPPER = "eavesdropper"
-    PARTICIPANT = "participant"
-    PUBLIC = "public"
-
-
-_PUBLIC = frozenset({"task", "setting", "defense", "auxiliary", "candidates"})
-"""Known to everybody: the model's architecture, the federation's settings, the defence with its parameters and state
-(Kerckhoffs), data of the same kind that belongs to no victim, and the records whose membership is asked about."""
-
-SEES: dict[Threat, frozenset[str]] = {
-    # the messages, the shared keys (it must decode), every model
-    Threat.SERVER: _PUBLIC | {"messages", "shared", "models", "final"},
-    # that, and the data of all clients but the victims that are looked at
-    Threat.COLLUDING_SERVER: _PUBLIC | {"messages", "shared", "models", "final", "others"},
-    # up-link and broadcast, but no shared key
-    Threat.EAVESDROPPER: _PUBLIC | {"messages", "models", "final"},
-    # the models round by round, never a message
-    Threat.PARTICIPANT: _PUBLIC | {"models", "final"},
-    # the final model
-    Threat.PUBLIC: _PUBLIC | {"final"},
-}
-"""The whole table of threat models."""
-
-GRANTS = frozenset({"labels"})
-"""Side knowledge that no adversary has by itself; a study grants it by name, as in `server+labels`."""
-
-
-class ThreatMismatch(ValueError):
-    """An attack needs something that its adversary does not see."""
-
-
-@dataclass(frozen=True)
-class View:
-    """An adversary: a threat model and the side knowledge that the study grants it; written `server+labels`."""
-
-    threat: Threat
-    grants: frozenset[str] = frozenset()
-
-    @classmethod
-    def parse(cls, text: str) -> View:
-        """The view that `text` names.
-
-        Raises:
-            ValueError: an unknown threat or grant; the message lists the known ones.
-        """
-        name, *grants = text.split("+")
-        known = [threat.value for threat in Threat]
-        if name not in known:
-            raise ValueError(f"no threat {name!r}; known: {', '.join(known)}")
-        for grant in grants:
-            if grant not in GRANTS:
-                raise ValueError(f"no grant {grant!r} in {text!r}; known: {', '.join(sorted(GRANTS))}")
-        return cls(Threat(name), frozenset(grants))
-
-    @property
-    def sees(self) -> frozenset[str]:
-        """Names of what this adversary sees."""
-        return SEES[self.threat] | self.grants
-
-    @property
-    def name(self) -> str:
-        """The text that `parse` reads."""
-        return "+".join([self.threat.value, *sorted(self.grants)])
 
 
 @dataclass(frozen=True)

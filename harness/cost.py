@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.result import Cell, TrainingSpec
+from harness.cell import Cell, TrainingSpec
 from harness.study import Study
 
 _STEP_MS = 2.0

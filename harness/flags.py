@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from harness.cell import Target
 from harness.contract import Attack, Defense, Membership, Reconstruction
 from harness.observe import Truth
-from harness.result import Estimate, Flag, Target, TrainingRecord
+from harness.result import Estimate, Flag, TrainingRecord
 
 _FEW = 8
 """Below so many images no regression of a mean can be told from noise (REPORT_AND_GATE.md, section 3)."""

@@ -39,6 +39,8 @@ def to_arrays(training: Training, keep: Keep) -> Arrays:
 
 def holds(arrays: Mapping[str, npt.NDArray[Any]], keep: Keep) -> bool:
     """Whether what was kept suffices for what the attacks ask for."""
+    if "asked" not in arrays:
+        return False  # of another version
     asked = set(arrays["asked"].tolist())
     return keep.messages <= asked and all(f"model {number}" in arrays for number in keep.models)
 

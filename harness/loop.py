@@ -11,8 +11,9 @@ from torch import Tensor
 
 from harness import rng
 from harness.batch import Engine, Indices, LocalPlan, Work, train_clients
+from harness.cell import FederationSpec
 from harness.contract import Defense, Examples, Feedback, Message, Setting
-from harness.result import Evaluation, FederationSpec
+from harness.result import Evaluation
 from harness.rng import Key
 from harness.tasks import ModelTask
 from harness.vec import Vector

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from harness import rng
 from harness.batch import Engine, Indices, Work, train_clients
-from harness.contract import Defense, Examples, Message, Observation, Snapshot, View
+from harness.cell import FederationSpec, Target
+from harness.contract import Defense, Examples, Message, Observation, Snapshot
 from harness.loop import Training, make_plan, replay_state
-from harness.result import FederationSpec, Target
 from harness.rng import Key
 from harness.tasks import ModelTask
+from harness.threats import View
 
 
 class _Sent(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from harness import rng
-from harness.result import FederationSpec
+from harness.cell import FederationSpec
 from harness.rng import Key
 
 Indices = npt.NDArray[np.int64]

@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from harness.run import Listener, Outcome, Progress
 from harness.study import Study
+from harness.supervisor import Listener, Outcome, Progress
 
 _RECENT = 8
 """Finished pieces of work that the live table still shows."""

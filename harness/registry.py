@@ -16,9 +16,10 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from harness.cell import PartSpec, Scalar
 from harness.contract import Attack, Defense
 from harness.errors import UnknownNameError, unknown
-from harness.result import PartInfo, PartSpec, Scalar
+from harness.result import PartInfo
 
 Kind = Literal["defense", "attack"]
 P = TypeVar("P")

@@ -28,7 +28,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
-from harness.result import Cell, Failure, PartInfo, Pictures, Result, Run, TrainingRecord, to_data
+from harness.cell import Cell
+from harness.result import Failure, PartInfo, Pictures, Result, Run, TrainingRecord, to_data
 
 T = TypeVar("T")
 Arrays = Mapping[str, npt.NDArray[Any]]

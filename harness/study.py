@@ -18,10 +18,11 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness import registry
-from harness.contract import ThreatMismatch, View, require
+from harness.cell import Cell, FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec, fingerprint
+from harness.contract import require
 from harness.errors import StudyError, unknown
 from harness.registry import ParameterError, explain
-from harness.result import Cell, FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec, fingerprint
+from harness.threats import ThreatMismatch, View
 
 T = TypeVar("T")
 Table = dict[str, Any]

@@ -14,7 +14,8 @@ import torch
 from harness import data, models, registry
 from harness.accounting import epsilon
 from harness.batch import choose_engine
-from harness.contract import Claim, Defense, Examples, Membership, Reconstruction, Setting, View
+from harness.cell import Cell, TaskSpec, TrainingSpec, canonical, fingerprint
+from harness.contract import Claim, Defense, Examples, Membership, Reconstruction, Setting
 from harness.data import DataSet
 from harness.environment import environment
 from harness.flags import cell_flags, training_flags
@@ -22,23 +23,12 @@ from harness.kept import from_arrays, holds, to_arrays
 from harness.loop import Keep, Training, make_setting, replay_state, train
 from harness.observe import Scene, Truth, observe
 from harness.partition import partition
-from harness.result import (
-    Cell,
-    ClaimRecord,
-    Estimate,
-    Execution,
-    Result,
-    TaskSpec,
-    TrainingRecord,
-    TrainingSpec,
-    canonical,
-    fingerprint,
-    to_data,
-)
+from harness.result import ClaimRecord, Estimate, Execution, Result, TrainingRecord, to_data
 from harness.rng import Key, subset
 from harness.score import score_membership, score_reconstruction
 from harness.store import Arrays, Store, arrays_digest
 from harness.tasks import ModelTask
+from harness.threats import View
 
 
 class Prepared(NamedTuple):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from harness.result import ClaimRecord, Estimate, PartSpec, Scalar
+from harness.cell import PartSpec, Scalar
+from harness.result import ClaimRecord, Estimate
 from reports.figures import ACCURACY_BETTER, LEAK_BETTER, Chart, Point, Series, capped, slug
 from reports.labels import UNDEFENDED, varying_parameters, written
 from reports.notation import adversaries, fixed, percent, short

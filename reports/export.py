@@ -6,7 +6,8 @@ import base64
 import csv
 import io
 
-from harness.result import Cell, ClaimRecord, Scalar
+from harness.cell import Cell, Scalar
+from harness.result import ClaimRecord
 from reports.pool import last_accuracy
 from reports.select import Analysis
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from harness.result import Cell, FederationSpec, PartSpec, Scalar, TaskSpec, canonical
+from harness.cell import Cell, FederationSpec, PartSpec, Scalar, TaskSpec, canonical
 from reports.notation import plural
 
 _EXPONENT = re.compile(r"e([+-])0*(\d+)$")

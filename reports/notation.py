@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from harness.result import ClaimRecord, Estimate, Target
+from harness.cell import Target
+from harness.result import ClaimRecord, Estimate
 
 NO_VALUE = "n/a"
 NO_PROMISE = "∞ (nothing promised)"

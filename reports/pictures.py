@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from harness.result import Pictures, Result, Target
+from harness.cell import Target
+from harness.result import Pictures, Result
 from reports.labels import Label
 from reports.notation import fixed, plural, where
 from reports.select import RECOGNISABLE, Analysis, Group, is_recognisable

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from harness.result import Cell, Failure, Result
+from harness.cell import Cell
+from harness.result import Failure, Result
 from reports.export import data_uri, to_csv
 from reports.labels import Label
 from reports.notation import duration, first_line, interval, measured, metric, where

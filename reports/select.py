@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from harness.result import Cell, Estimate, Failure, Flag, PartInfo, PartSpec, Result, Run, Target, TrainingRecord
+from harness.cell import Cell, PartSpec, Target
+from harness.result import Estimate, Failure, Flag, PartInfo, Result, Run, TrainingRecord
 from reports.labels import UNDEFENDED, Label, label_parts, label_settings, setting_key
 from reports.notation import where
 from reports.pool import pool

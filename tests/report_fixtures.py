@@ -8,26 +8,20 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from harness.cell import Cell, FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec, fingerprint
 from harness.result import (
-    Cell,
     ClaimRecord,
     Environment,
     Estimate,
     Evaluation,
     Execution,
     Failure,
-    FederationSpec,
     Flag,
     PartInfo,
-    PartSpec,
     Pictures,
     Result,
     Run,
-    Target,
-    TaskSpec,
     TrainingRecord,
-    TrainingSpec,
-    fingerprint,
     to_data,
 )
 from harness.stats import mean

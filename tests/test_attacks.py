@@ -16,22 +16,12 @@ from attacks.prior import Prior
 from defenses.gaussian import Gaussian
 from defenses.none import NoDefense
 from harness import registry, rng
-from harness.contract import (
-    GRANTS,
-    SEES,
-    Defense,
-    Examples,
-    Membership,
-    Message,
-    Observation,
-    Setting,
-    Snapshot,
-    View,
-)
+from harness.contract import Defense, Examples, Membership, Message, Observation, Setting, Snapshot
 from harness.matching import gradients
 from harness.models import Model, build
 from harness.rng import Key
 from harness.tasks import ModelTask
+from harness.threats import GRANTS, SEES, View
 from harness.vec import Layout
 from tests.doubles import small_task
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from harness import data, models, registry
-from harness.contract import Threat
 from harness.study import resolve, shipped
+from harness.threats import Threat
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")

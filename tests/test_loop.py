@@ -4,9 +4,9 @@ import torch
 
 from defenses.gaussian import Gaussian
 from defenses.none import NoDefense
+from harness.cell import FederationSpec
 from harness.contract import Feedback
 from harness.loop import Keep, make_setting, replay_state, train
-from harness.result import FederationSpec
 from harness.rng import Key
 from tests.doubles import Counting, Summing, random_examples, small_task
 

@@ -8,11 +8,12 @@ from attacks.map import MAP
 from defenses.gaussian import Gaussian
 from defenses.laplace import Laplace
 from harness import rng
-from harness.contract import Message, Observation, Setting, Snapshot, View
+from harness.contract import Message, Observation, Setting, Snapshot
 from harness.matching import gradients
 from harness.models import build
 from harness.rng import Key
 from harness.tasks import ModelTask
+from harness.threats import View
 
 LENET = ModelTask(build("lenet-dlg", (1, 16, 16), 10), "dlg")
 N = 4

@@ -4,11 +4,12 @@ import torch
 
 from defenses.gaussian import Gaussian
 from defenses.none import NoDefense
-from harness.contract import SEES, Examples, Threat, ThreatMismatch, View, require
+from harness.cell import FederationSpec, Target
+from harness.contract import Examples, require
 from harness.loop import Keep, train
 from harness.observe import Scene, observe
-from harness.result import FederationSpec, Target
 from harness.rng import Key
+from harness.threats import SEES, Threat, ThreatMismatch, View
 from tests.doubles import Counting, Echo, Summing, random_examples, small_task
 
 TASK = small_task()

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy.stats import chi2, norm
 
 from harness import rng
+from harness.cell import FederationSpec
 from harness.partition import partition
-from harness.result import FederationSpec
 from harness.rng import Key
 
 KEY = Key(0, ("partition",))

@@ -16,7 +16,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from harness.result import Cell, Estimate, FederationSpec, PartInfo, PartSpec, Pictures, Result, Run, Target, TaskSpec
+from harness.cell import Cell, FederationSpec, PartSpec, Target, TaskSpec
+from harness.result import Estimate, PartInfo, Pictures, Result, Run
 from harness.stats import mean
 from reports import figures, svg
 from reports.claims import claims

@@ -14,9 +14,10 @@ import pytest
 
 from harness.errors import StudyError
 from harness.rng import Key, uniform
-from harness.run import cores, run_study
+from harness.run import run_study
 from harness.store import Store, load_run
 from harness.study import resolve
+from harness.supervisor import cores
 
 ECHO, COIN = "tests.doubles:Echo", "tests.doubles:Coin"
 
@@ -218,7 +219,8 @@ def test_ctrl_c_keeps_what_is_done(tmp_path):
     script.write_text(
         "import sys, time\n"
         "from tests.test_run import study\n"
-        "from harness.run import Interrupted, run_study\n"
+        "from harness.run import run_study\n"
+        "from harness.supervisor import Interrupted\n"
         "if __name__ == '__main__':\n"
         "    try:\n"
         f"        run_study(study(seeds=list(range(200))), {str(out)!r}, workers=1)\n"

@@ -5,21 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from harness.result import (
-    Cell,
-    Environment,
-    Estimate,
-    Execution,
-    Failure,
-    FederationSpec,
-    PartSpec,
-    Result,
-    Target,
-    TaskSpec,
-    TrainingSpec,
-    canonical,
-    fingerprint,
-)
+from harness.cell import Cell, FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec, canonical, fingerprint
+from harness.result import Environment, Estimate, Execution, Failure, Result
 from harness.store import Store, StoreError, arrays_digest, write_atomically
 
 CELL = Cell(

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.cell import FederationSpec, PartSpec, Target
 from harness.errors import StudyError, UnknownNameError
-from harness.result import FederationSpec, PartSpec, Target
 from harness.study import expand, load_study, resolve, shipped
 
 ECHO = "tests.doubles:Echo"

@@ -1,0 +1,200 @@
+"""What is asked: tasks, federations, defences, attacks and targets as plain frozen data, and their names.
+
+An id is a fingerprint of the meaning: the same question has the same id in every study.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+Scalar = str | int | float | bool | None
+_STRICT = {"extra": "forbid"}
+
+
+def canonical(data: Any) -> str:
+    """JSON with sorted keys and no spaces: one text for one value.
+
+    Raises:
+        ValueError: a number is NaN or infinite.
+    """
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def fingerprint(data: Any, digits: int = 16) -> str:
+    """The first `digits` hex digits of SHA-256 of the canonical JSON."""
+    return hashlib.sha256(canonical(data).encode()).hexdigest()[:digits]
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """Data set and model, by name.
+
+    Attributes:
+        data: `digits`, `photos`, `mnist`, ...; `folder:PATH` or `npz:PATH` for a user's own.
+        model: `mlp-small`, `lenet-dlg`, ... (see `leakgauge list tasks`).
+        init: `default`, or `dlg`: weights and biases uniform in +-0.5 (Zhu et al. 2019).
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
+    data: str
+    model: str
+    init: Literal["default", "dlg"] = "default"
+
+
+@dataclass(frozen=True)
+class FederationSpec:
+    """The federated loop: who takes part, how long, and how a client trains.
+
+    Attributes:
+        clients: K, how many hold data.
+        participants: U of them, chosen anew each round; None means all.
+        rounds: communication rounds.
+        algorithm: `fedavg` sends the update after local training, `fedsgd` the gradient of one batch.
+        partition: `iid`, `shards` (label shards), `dirichlet`, `unbalanced` (log-normal sizes).
+        alpha: concentration of `dirichlet`.
+        shards: label shards a client, for `shards`.
+        imbalance: standard deviation of the log of the sizes, for `unbalanced`.
+        samples: training samples used in all; None means all that there are.
+        local_steps: SGD steps a round; not together with local_epochs.
+        local_epochs: passes over the local data a round.
+        batch: samples a step; 0 means all of the client's.
+        lr: learning rate at round 0.
+        momentum: of the local SGD, reset each round.
+        schedule: `constant`; `inverse`: lr / (1 + decay * round); `plateau`: times `decay` after `patience` evaluations
+            without a lower test loss.
+        decay: of the schedule.
+        patience: of `plateau`.
+        evaluate_every: rounds between evaluations; the last round is always evaluated.
+        test_samples: size of the test set that is used; None means all.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
+    clients: int = 10
+    participants: int | None = None
+    rounds: int = 20
+    algorithm: Literal["fedavg", "fedsgd"] = "fedavg"
+    partition: Literal["iid", "shards", "dirichlet", "unbalanced"] = "iid"
+    alpha: float = 0.5
+    shards: int = 2
+    imbalance: float = 0.5
+    samples: int | None = None
+    local_steps: int | None = None
+    local_epochs: int | None = None
+    batch: int = 32
+    lr: float = 0.1
+    momentum: float = 0.0
+    schedule: Literal["constant", "inverse", "plateau"] = "constant"
+    decay: float = 0.1
+    patience: int = 10
+    evaluate_every: int = 1
+    test_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        positive = ["clients", "rounds", "alpha", "shards", "lr", "decay", "patience", "evaluate_every"]
+        optional = ["participants", "samples", "local_steps", "local_epochs", "test_samples"]
+        for name in positive + [name for name in optional if getattr(self, name) is not None]:
+            if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
+                raise ValueError(f"expected {name} > 0, got {name}={getattr(self, name)}")
+        if self.participants is not None and self.participants > self.clients:
+            raise ValueError(
+                f"expected participants <= clients, got participants={self.participants} and clients={self.clients}"
+            )
+        if self.local_steps is not None and self.local_epochs is not None:
+            raise ValueError("expected local_steps or local_epochs, got both")
+        if self.algorithm == "fedsgd" and (self.local_epochs is not None or (self.local_steps or 1) != 1):
+            raise ValueError("expected no local_steps and no local_epochs with fedsgd: it sends one batch's gradient")
+        if self.algorithm == "fedsgd" and self.momentum != 0:
+            raise ValueError(f"expected momentum=0 with fedsgd: a single gradient has none, got {self.momentum}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"expected 0 <= momentum < 1, got momentum={self.momentum}")
+        if self.batch < 0:
+            raise ValueError(f"expected batch >= 0 (0: all), got batch={self.batch}")
+        if not (self.imbalance >= 0 and math.isfinite(self.imbalance)):
+            raise ValueError(f"expected imbalance >= 0, got imbalance={self.imbalance}")
+
+
+@dataclass(frozen=True)
+class PartSpec:
+    """A defence or an attack: its name and all its parameters, defaults included."""
+
+    name: str
+    parameters: dict[str, Scalar] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """`name(key=value, ...)`."""
+        inside = ", ".join(f"{key}={value}" for key, value in self.parameters.items() if value is not None)
+        return f"{self.name}({inside})" if inside else self.name
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where an attack looks.
+
+    Attributes:
+        kind: `probe`: `count` victims, each with a batch of its own, sent through the encode path at `round`;
+            `messages`: the first `count` participants of the real round (by client number);
+            `members`: `count` training records against as many that took no part.
+        round: of `probe` and `messages` (default 0); `members` has none.
+        count: victims, or records a side.
+        batch: images of a victim, for `probe`.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
+    kind: Literal["probe", "messages", "members"] = "probe"
+    round: int | None = None
+    count: int = 8
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        if self.kind == "members":
+            if self.round is not None or self.batch != 1:
+                raise ValueError("expected no round and no batch with kind='members'")
+        elif self.round is None:
+            object.__setattr__(self, "round", 0)
+        elif self.round < 0:
+            raise ValueError(f"expected round >= 0, got round={self.round}")
+        if self.count < 1 or self.batch < 1:
+            raise ValueError(f"expected count >= 1 and batch >= 1, got count={self.count} and batch={self.batch}")
+
+
+@dataclass(frozen=True)
+class TrainingSpec:
+    """One federated training: shared by every attack on it."""
+
+    task: TaskSpec
+    federation: FederationSpec
+    defense: PartSpec
+    seed: int
+
+    @functools.cached_property
+    def id(self) -> str:
+        """Sixteen hex digits of SHA-256 of the canonical JSON."""
+        return fingerprint(dataclasses.asdict(self))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One question: this attack, by this adversary, on this training. Semantics only; how it runs is `Execution`."""
+
+    training: TrainingSpec
+    attack: PartSpec
+    target: Target
+    threat: str
+
+    @functools.cached_property
+    def id(self) -> str:
+        """Sixteen hex digits of SHA-256 of the canonical JSON."""
+        return fingerprint(dataclasses.asdict(self))
+
+    @property
+    def label(self) -> str:
+        """For people: defence, attack, where, adversary, seed."""
+        where = self.target.kind if self.target.round is None else f"{self.target.kind} at round {self.target.round}"
+        return f"{self.training.defense.label} x {self.attack.name}, {where}, {self.threat}, seed {self.training.seed}"
