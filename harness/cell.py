@@ -128,8 +128,8 @@ class PartSpec:
 
     @property
     def label(self) -> str:
-        """`name(key=value, ...)`."""
-        inside = ", ".join(f"{key}={value}" for key, value in self.parameters.items() if value is not None)
+        """`name(key=value, ...)`, the keys in alphabetical order: the same before and after a file of sorted JSON."""
+        inside = ", ".join(f"{key}={value}" for key, value in sorted(self.parameters.items()) if value is not None)
         return f"{self.name}({inside})" if inside else self.name
 
 

@@ -70,6 +70,13 @@ def test_every_cell_has_estimates_with_n_and_a_digest(reference):
     assert record.message_bytes == (4 * record.dim,) * 2
 
 
+def test_what_is_known_of_an_attack_is_found_again_from_the_folder(tmp_path):
+    both = [{"name": ["map", "idlg"], "evaluations": 2, "restarts": 1, "target": {"count": 1}}]
+    run = run_study(study(attacks=both), tmp_path, workers=0)
+    assert {cell.attack.label for cell in run.cells} == set(run.attacks)
+    assert all(run.attacks[cell.attack.label].aware == (cell.attack.name == "map") for cell in run.cells)
+
+
 def test_twice_the_same_bytes(reference, tmp_path):
     run_study(study(), tmp_path, workers=0)
     assert contents(tmp_path) == contents(reference)
