@@ -48,6 +48,7 @@ def run_study(
         {
             "name": study.name,
             "title": study.title,
+            "text": study.text,
             "hash": study.hash,
             "cells": [to_data(cell) for cell in study.cells],
             "data": hashes,

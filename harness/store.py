@@ -1,6 +1,6 @@
 """Results on disk: one folder a cell, `result.json` written last and atomically.
 
-    DIR/study.json                      the resolved study
+    DIR/study.json                      the resolved study; study.toml beside it as it was written
     DIR/trainings/<id>/record.json      accuracy, bytes, claim; kept.npz beside it: models and messages for the attacks
     DIR/cells/<id>/result.json          estimates with per-image values; arrays.npz beside it: pictures or scores
     DIR/cells/<id>/failure.json         why a cell has no result
@@ -98,7 +98,9 @@ class Store:
         return self.folder / "trainings" / training_id
 
     def write_study(self, data: dict[str, Any]) -> None:
-        """Write the resolved study."""
+        """Write the resolved study, and beside it the TOML that asked for it."""
+        if data["text"]:
+            write_atomically(self.folder / "study.toml", data["text"].encode())
         write_atomically(self.folder / "study.json", _json(data))
 
     def read_study(self) -> dict[str, Any]:

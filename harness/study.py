@@ -10,7 +10,7 @@ import functools
 import itertools
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,11 +44,12 @@ class _File(BaseModel):
 
 @dataclass(frozen=True)
 class Study:
-    """A resolved study: its cells, in order, with every default filled in."""
+    """A resolved study: its cells, in order, with every default filled in; `text` is the TOML that asked for them."""
 
     name: str
     title: str
     cells: tuple[Cell, ...]
+    text: str = ""
 
     @property
     def hash(self) -> str:
@@ -99,7 +100,7 @@ def load_study(source: str | Path) -> Study:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise StudyError(str(source), [f"is not TOML: {error}"]) from error
-    return resolve(table, str(source))
+    return replace(resolve(table, str(source)), text=text)
 
 
 def resolve(table: Table, source: str = "study") -> Study:

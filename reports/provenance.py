@@ -6,7 +6,7 @@ import json
 import shlex
 from typing import NamedTuple
 
-from harness.result import Environment, Execution
+from harness.result import Environment, Execution, Run
 from reports.notation import duration, plural
 from reports.select import Analysis
 from reports.verdict import environments
@@ -16,7 +16,7 @@ LONGEST_STUDY = 100_000
 
 
 class Provenance(NamedTuple):
-    """The section: facts as (name, value), package versions, digests, and the commands."""
+    """The section: facts as (name, value), package versions, digests, the commands, and the study as it was written."""
 
     facts: tuple[tuple[str, str], ...]
     packages: tuple[tuple[str, str], ...]
@@ -25,6 +25,7 @@ class Provenance(NamedTuple):
     study: str
     commands: tuple[str, ...]
     caution: str
+    text: str
 
 
 def _commits(found: tuple[Environment, ...]) -> str:
@@ -35,7 +36,8 @@ def _commits(found: tuple[Environment, ...]) -> str:
 
 
 def _study(study: dict[str, object]) -> str:
-    """The study as JSON, without its cells where these are many."""
+    """The study as JSON, without the text that it was written as, and without its cells where these are many."""
+    study = {key: value for key, value in study.items() if key != "text"}
     text = json.dumps(study, indent=2, ensure_ascii=False, allow_nan=False, default=str)
     if len(text) <= LONGEST_STUDY:
         return text
@@ -44,8 +46,9 @@ def _study(study: dict[str, object]) -> str:
     return json.dumps(kept, indent=2, ensure_ascii=False, allow_nan=False, default=str)[:LONGEST_STUDY]
 
 
-def _commands(name: str, found: tuple[Environment, ...]) -> tuple[str, ...]:
-    """Three lines that make the report again."""
+def _commands(run: Run, found: tuple[Environment, ...]) -> tuple[str, ...]:
+    """Three lines that make the report again; study.toml lies in the folder of the results, and is on this page."""
+    name = "study.toml" if run.study.get("text") else run.name
     commit = found[0].commit if found else "COMMIT"
     first = f"pip install leakgauge  # {commit}" if commit.startswith("release") else f"git checkout {commit}"
     return first, f"leakgauge run {shlex.quote(name)} -o results", "leakgauge report results"
@@ -88,4 +91,13 @@ def provenance(analysis: Analysis) -> Provenance:
     elif len(found) > 1:
         caution = "The results come from several environments: they agree within tolerances, not byte for byte."
     data = tuple(sorted(run.data_hashes.items()))
-    return Provenance(facts, _packages(found), data, trainings, _study(run.study), _commands(run.name, found), caution)
+    return Provenance(
+        facts,
+        _packages(found),
+        data,
+        trainings,
+        _study(run.study),
+        _commands(run, found),
+        caution,
+        str(run.study.get("text", "")),
+    )

@@ -54,7 +54,9 @@ def test_a_study_runs_resumes_and_is_reported(study, tmp_path):
     assert first.exit_code == 0, first.output
     assert "[6/6] done" in first.output
     assert f"report: {out / 'report.html'}" in first.output
+    assert (out / "study.toml").read_text() == STUDY
     page = (out / "report.html").read_bytes()
+    assert b"leakgauge run study.toml -o results" in page
     assert page.rstrip().endswith(b"</html>")
     again = call("run", study, "-o", out, "--workers", 0)
     assert again.exit_code == 0
