@@ -89,7 +89,7 @@ def run(
         try:
             with listener(loaded) as listen:
                 finished = run_study(loaded, out, data=data, workers=workers, device=device, listen=listen)
-        except Interrupted as error:
+        except (Interrupted, KeyboardInterrupt) as error:
             typer.echo("leakgauge: stopped; what was finished is kept, the same command does the rest", err=True)
             raise typer.Exit(INTERRUPTED) from error
         _print_summary(finished)

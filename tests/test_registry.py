@@ -1,0 +1,80 @@
+import sys
+import types
+from importlib.metadata import EntryPoint, EntryPoints
+
+import pytest
+
+from defenses.gaussian import Gaussian
+from harness import registry
+from harness.cell import PartSpec
+from harness.errors import UnknownNameError
+from harness.registry import ParameterError
+from tests.doubles import Counting, Echo
+
+
+@pytest.fixture
+def fresh():
+    """The registry scans again, in the test and after it."""
+    registry.classes.cache_clear()
+    yield
+    registry.classes.cache_clear()
+
+
+def entry(monkeypatch, name, value):
+    found = EntryPoints([EntryPoint(name, value, "leakgauge.defenses")])
+    monkeypatch.setattr(registry.importlib.metadata, "entry_points", lambda group: found.select(group=group))
+
+
+@pytest.mark.usefixtures("fresh")
+def test_another_distribution_registers_by_entry_point(monkeypatch):
+    entry(monkeypatch, "counting", "tests.doubles:Counting")
+    assert registry.lookup("defense", "counting") is Counting
+    assert "counting" not in registry.classes("attack")
+    assert list(registry.classes("defense")) == sorted(registry.classes("defense"))
+
+
+@pytest.mark.usefixtures("fresh")
+def test_two_of_one_name_are_refused(monkeypatch):
+    entry(monkeypatch, "gaussian", "tests.doubles:Counting")
+    with pytest.raises(ImportError, match="two defenses are named 'gaussian'"):
+        registry.classes("defense")
+
+
+def test_a_class_may_be_named_by_its_module():
+    assert registry.lookup("attack", "tests.doubles:Echo") is Echo
+    for name, said in (
+        ("tests.nowhere:X", "No module named 'tests.nowhere'"),
+        ("tests.doubles:Nobody", "has no attribute 'Nobody'"),
+        ("tests.doubles:Counting", "expected a subclass of Attack"),
+    ):
+        with pytest.raises(UnknownNameError, match=said):
+            registry.lookup("attack", name)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_file_holds_one_public_class(count):
+    module = types.ModuleType("defenses.odd")
+    names = {f"Odd{i}": type(f"Odd{i}", (Gaussian,), {"__module__": "defenses.odd"}) for i in range(count)}
+    vars(module).update(names)
+    assert "defenses.odd" not in sys.modules
+    with pytest.raises(ImportError, match=rf"expected one public defense class in defenses\.odd, got {count}"):
+        registry._only_class("defense", "defenses.odd", vars(module))
+
+
+def test_everything_wrong_with_the_parameters_is_said_at_once():
+    with pytest.raises(ParameterError) as caught:
+        registry.build("defense", "gaussian", {"clip": "wide", "delta": True, "sigma": 1.0})
+    assert caught.value.problems == [
+        ("clip", "got 'wide', expected: input should be a valid number"),
+        ("delta", "got True, expected: input should be a valid number"),
+        ("sigma", "unknown key, got 1.0"),
+    ]
+
+
+def test_a_specification_builds_what_it_names():
+    assert registry.build_defense(PartSpec("gaussian", {"clip": 2, "noise_std": 1.0, "epsilon": None})) == Gaussian(
+        clip=2.0, noise_std=1.0
+    )
+    assert registry.defaults("defense", "gaussian")["epsilon"] == 8.0
+    info = registry.describe(PartSpec("prior"))
+    assert (info.kind, info.floor, info.aware) == ("reconstruction", True, False)
