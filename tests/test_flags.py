@@ -1,0 +1,67 @@
+import torch
+
+from attacks.idlg import IDLG
+from attacks.map import MAP
+from attacks.prior import Prior
+from defenses.gaussian import Gaussian
+from defenses.none import NoDefense
+from harness.cell import Target
+from harness.contract import Guess, Membership, Reconstruction
+from harness.flags import cell_flags, training_flags
+from harness.observe import Truth
+from harness.result import Estimate, Evaluation, Flag
+from harness.stats import mean
+from tests.report_fixtures import full_run
+
+MANY, FEW = Target(count=8), Target(count=3, batch=2)
+FINE = Guess(torch.zeros(1, 1, 2, 2), torch.zeros(1), 0.1, 5)
+
+
+def codes(attack, defense, target, failures=(), truth=None, estimates=()):
+    guesses = tuple(FINE._replace(failure=failure) for failure in (failures or [""] * target.count))
+    return [
+        flag.code for flag in cell_flags(attack, defense, target, Reconstruction(guesses), truth or Truth(), estimates)
+    ]
+
+
+def test_an_attack_that_ignores_a_defense_is_called_naive_and_one_that_knows_it_is_not():
+    assert "naive" in codes(IDLG(), Gaussian(), MANY)
+    assert "naive" not in codes(MAP(), Gaussian(), MANY)
+    assert "naive" not in codes(IDLG(objective="likelihood"), Gaussian(), MANY)
+    assert "naive" not in codes(IDLG(), NoDefense(), MANY)
+    assert codes(Prior(), Gaussian(), MANY) == []
+
+
+def test_failed_victims_are_counted_with_their_reasons():
+    guesses = tuple(FINE._replace(failure=failure) for failure in ("the gradient is zero", "", "the gradient is zero"))
+    (flag, *_) = cell_flags(IDLG(), NoDefense(), MANY, Reconstruction(guesses), Truth(), ())
+    assert flag == Flag("failed-victims", "2 of 3 victims failed: the gradient is zero", "warning")
+
+
+def test_few_images_are_warned_of():
+    assert "few-images" in codes(IDLG(), NoDefense(), FEW)
+    assert "few-images" not in codes(IDLG(), NoDefense(), MANY)
+
+
+def test_non_members_from_the_test_set_are_a_warning_and_idle_samples_a_note():
+    members = Target(kind="members")
+    found = Membership(torch.zeros(2))
+    for note, severity in (("non-members come from the test set: ...", "warning"), ("no client holds", "note")):
+        (flag,) = cell_flags(Prior(), NoDefense(), members, found, Truth(note=note), ())
+        assert (flag.code, flag.severity) == ("candidates", severity)
+
+
+def test_a_number_that_means_nothing_says_why():
+    nothing = Estimate("tpr@0.1%", None, None, None, 10, "Clopper-Pearson", note="n/a: too few")
+    found = cell_flags(Prior(), NoDefense(), Target(kind="members"), Membership(torch.zeros(2)), Truth(), (nothing,))
+    assert [flag.message for flag in found] == ["tpr@0.1%: n/a: too few"]
+    there = mean("ssim", [0.1, 0.2], higher_leaks=True)
+    assert codes(Prior(), NoDefense(), MANY, estimates=(there,)) == []
+
+
+def test_a_model_that_learned_nothing_is_warned_of():
+    record = next(iter(full_run().trainings.values()))
+    for accuracy, wanted in ((0.14, ["no-learning"]), (0.5, []), (None, [])):
+        last = Evaluation(9, accuracy, 1.0)
+        changed = type(record)(**{**vars(record), "evaluations": (last,)})
+        assert [flag.code for flag in training_flags(changed, 10)] == wanted
