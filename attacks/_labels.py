@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from torch import Tensor
 from harness.contract import Observation, Task
 from harness.rng import Key, uniform
 from harness.vec import Vector
+
+LabelSource = Literal["inferred", "given"]
 
 _DUMMIES = 64
 """Inputs behind the mean activation: it is a direction to project on, and need not be sharp."""
@@ -30,8 +32,22 @@ class _Impact(NamedTuple):
     probability: Tensor
 
 
-def infer(seen: Observation, gradients: Tensor, key: Key) -> tuple[Tensor, ...]:
-    """`restore` for the victims of an observation, whose gradients [n, d] are told by their messages."""
+def check_source(source: str) -> None:
+    """Refuse a source of labels that there is not."""
+    if source not in get_args(LabelSource):
+        raise ValueError(f"expected labels 'inferred' or 'given', got {source!r}")
+
+
+def needs(source: LabelSource) -> frozenset[str]:
+    """What an attack on messages must see: them, the round's model, and the labels where they are given."""
+    return frozenset({"messages", "models"} | ({"labels"} if source == "given" else set()))
+
+
+def labels_of(seen: Observation, gradients: Tensor, source: LabelSource, key: Key) -> tuple[Tensor, ...]:
+    """[b] of each victim of an observation, whose gradients [n, d] are told by their messages: granted, or restored."""
+    if source == "given":
+        assert seen.labels is not None
+        return seen.labels
     assert seen.model is not None
     assert seen.messages is not None
     images = [message.images for message in seen.messages]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from attacks._labels import infer
+from attacks._labels import LabelSource, check_source, labels_of, needs
 from attacks._matching import Objective, Search, Start, match, received_gradients
 from harness.contract import Attack, Observation, Reconstruction
 from harness.rng import Key
@@ -42,13 +42,12 @@ class IDLG(Attack):
     restarts: int = 2
     evaluations: int = 10_000
     objective: Objective = "l2"
-    labels: Literal["inferred", "given"] = "inferred"
+    labels: LabelSource = "inferred"
     start: Start = "normal"
 
     def __post_init__(self) -> None:
         self._search()
-        if self.labels not in ("inferred", "given"):
-            raise ValueError(f"expected labels 'inferred' or 'given', got {self.labels!r}")
+        check_source(self.labels)
 
     def _search(self) -> Search:
         """The checked parameters."""
@@ -62,10 +61,10 @@ class IDLG(Attack):
     @property
     def needs(self) -> frozenset[str]:
         """Messages and the round's model; the labels where they are given."""
-        return frozenset({"messages", "models"} | ({"labels"} if self.labels == "given" else set()))
+        return needs(self.labels)
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
         """Raw inputs, not clipped, and the labels."""
         targets = received_gradients(seen)
-        labels = seen.labels if self.labels == "given" else infer(seen, targets, key.child("dummies"))
+        labels = labels_of(seen, targets, self.labels, key.child("dummies"))
         return Reconstruction(match(seen, targets, labels, self._search(), key))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from attacks._image_prior import ImagePrior
-from attacks._labels import infer
+from attacks._labels import LabelSource, check_source, labels_of, needs
 from attacks._matching import Objective, Search, Start, match, received_gradients
 from harness.contract import Attack, Observation, Reconstruction
 from harness.rng import Key
@@ -52,13 +52,12 @@ class MAP(Attack):
     evaluations: int = 1500
     objective: Objective = "likelihood"
     naive_std: float = 0.01
-    labels: Literal["inferred", "given"] = "inferred"
+    labels: LabelSource = "inferred"
     start: Start = "uniform"
 
     def __post_init__(self) -> None:
         self._search()
-        if self.labels not in ("inferred", "given"):
-            raise ValueError(f"expected labels 'inferred' or 'given', got {self.labels!r}")
+        check_source(self.labels)
         if not (self.naive_std > 0 and self.naive_std < float("inf")):
             raise ValueError(f"expected naive_std > 0, got naive_std={self.naive_std}")
 
@@ -76,10 +75,10 @@ class MAP(Attack):
     @property
     def needs(self) -> frozenset[str]:
         """Messages and the round's model; the labels where they are given."""
-        return frozenset({"messages", "models"} | ({"labels"} if self.labels == "given" else set()))
+        return needs(self.labels)
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
         """Raw inputs, not clipped, and the labels."""
         targets = received_gradients(seen)
-        labels = seen.labels if self.labels == "given" else infer(seen, targets, key.child("dummies"))
+        labels = labels_of(seen, targets, self.labels, key.child("dummies"))
         return Reconstruction(match(seen, targets, labels, self._search(), key))

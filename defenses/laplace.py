@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from defenses._budget import epsilon_unless
 from defenses._clip import clip_coordinates
 from harness import rng
 from harness.accounting import repeat
@@ -47,16 +48,7 @@ class Laplace(Defense[None, None]):
     noise_std: float | None = None
 
     def __post_init__(self) -> None:
-        if self.epsilon is not None and self.noise_std is not None:
-            raise ValueError(
-                f"expected epsilon or noise_std, got both: epsilon={self.epsilon} and noise_std={self.noise_std}"
-            )
-        if self.epsilon is None and self.noise_std is None:
-            object.__setattr__(self, "epsilon", 8.0)
-        if self.noise_std is not None:
-            positive(noise_std=self.noise_std)
-        if self.epsilon is not None:
-            positive(epsilon=self.epsilon)
+        object.__setattr__(self, "epsilon", epsilon_unless(self.epsilon, self.noise_std))
         positive(clip=self.clip)
 
     @property

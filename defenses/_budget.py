@@ -1,0 +1,24 @@
+"""A noise scale is named by the epsilon that it buys or by itself, never by both."""
+
+from __future__ import annotations
+
+from harness.contract import positive
+
+DEFAULT_EPSILON = 8.0
+"""Of a defence that is told neither."""
+
+
+def epsilon_unless(epsilon: float | None, noise_std: float | None) -> float | None:
+    """The epsilon that sets the noise, by default `DEFAULT_EPSILON`; None where `noise_std` sets it.
+
+    Raises:
+        ValueError: both are given, or the one that is given is not a finite number above zero.
+    """
+    if epsilon is not None and noise_std is not None:
+        raise ValueError(f"expected epsilon or noise_std, got both: epsilon={epsilon} and noise_std={noise_std}")
+    if noise_std is not None:
+        positive(noise_std=noise_std)
+        return None
+    epsilon = DEFAULT_EPSILON if epsilon is None else epsilon
+    positive(epsilon=epsilon)
+    return epsilon
