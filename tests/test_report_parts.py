@@ -1,0 +1,340 @@
+"""The parts of the report: verdict, claims, pictures, charts, results, and the table in the terminal."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import dataclasses
+import io
+import re
+
+import numpy as np
+import pytest
+
+from harness.cell import Cell, PartSpec
+from harness.result import Estimate, PartInfo, Pictures, Result, Run
+from harness.stats import mean
+from reports import figures, svg
+from reports.claims import claims
+from reports.export import harmless, to_csv
+from reports.html import render
+from reports.limits import limits
+from reports.notation import epsilon, fixed, short
+from reports.pictures import gallery
+from reports.pool import pool
+from reports.select import Analysis
+from reports.tables import plain, summary
+from reports.tradeoffs import charts
+from reports.verdict import verdict
+from tests import report_fixtures as double
+from tests.report_page import Page, complete, small, ssim_of
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return double.full_run()
+
+
+@pytest.fixture(scope="module")
+def source(run: Run) -> str:
+    return render(run)
+
+
+@pytest.fixture(scope="module")
+def page(source: str) -> Page:
+    return Page(source)
+
+
+# verdict, ratings, pooling
+
+
+@pytest.mark.parametrize(
+    ("ssim", "word", "badge"),
+    [(0.36, "High", "Leaks"), (0.355, "Moderate", "Leaks in part"), (0.24, "Moderate", "Leaks in part"),
+     (0.235, "Low", "Nothing recognisable")],
+)  # fmt: skip
+def test_the_word_follows_from_the_way_between_floor_and_ceiling(ssim: float, word: str, badge: str) -> None:
+    table = {"none": [0.505, 0.495], "gaussian": [ssim, ssim], "prior": [0.21, 0.21]}
+    analysis = Analysis(double.make_run(small(), make=ssim_of(table)))
+    group = analysis.defended("reconstruction")[0]
+    assert analysis.rating(group)._replace(place=None) == (word, None, "")
+    assert verdict(analysis).badge.words == badge
+
+
+def test_a_single_recognisable_image_is_high_although_the_mean_is_low() -> None:
+    table = {"none": [0.95] * 7 + [0.9], "gaussian": [0.1] * 7 + [0.6], "prior": [0.1] * 7 + [0.11]}
+    analysis = Analysis(double.make_run(small(), make=ssim_of(table)))
+    group = analysis.defended("reconstruction")[0]
+    assert analysis.rating(group).word == "High"
+    assert (analysis.rating(group).place or 0.0) < 0.1
+    found = verdict(analysis)
+    assert found.figures[1][1:3] == ("1", "of 8 defended")
+    assert found.sentence == "1 of 1 defence leaks to the attacks that ran"
+
+
+def test_an_attack_that_fails_without_a_defence_says_nothing_about_defences() -> None:
+    table = {"none": [0.2, 0.3, 0.25], "gaussian": [0.2, 0.2, 0.2], "prior": [0.25, 0.25, 0.25]}
+    made = double.make_run(small(), make=ssim_of(table))
+    page = complete(render(made))
+    flag = "the attack does not beat the floor without a defence: this column says nothing about the defences."
+    assert f"Warning: {flag} matching, server, probe, round 0" in page.text
+    assert "! does not beat the floor" in page.text
+    assert "? No verdict" in page.text
+    assert any("fails without a defence too" in limit for limit in limits(Analysis(made)))
+
+
+def test_the_floor_is_the_best_guess_and_the_undefended_one() -> None:
+    other = PartSpec("prior", {"guess": "other"})
+    attacks = [(a, double.PROBE, "server") for a in (double.MATCHING, double.PRIOR, other)]
+
+    def make(cell: Cell) -> Result:
+        value = 0.9 if cell.attack == double.MATCHING else 0.3 if cell.attack == other else 0.2
+        value += 0.0 if cell.training.defense == double.NONE else 0.05
+        return double.with_estimates(double.result_of(cell), mean("ssim", [value] * 3, higher_leaks=True))
+
+    analysis = Analysis(double.make_run(small(attacks=attacks), make=make))
+    assert [analysis.floor_value(group) for group in analysis.attacked] == pytest.approx([0.3, 0.3])
+
+
+def test_seeds_are_pooled_into_one_sample() -> None:
+    one, two = mean("ssim", [0.1, 0.2, None], higher_leaks=True), mean("ssim", [0.4, 0.5], higher_leaks=True)
+    pooled, direct = pool([one, two]), mean("ssim", [0.1, 0.2, 0.4, 0.5], higher_leaks=True)
+    assert (pooled.value, pooled.low, pooled.high, pooled.n) == (direct.value, direct.low, direct.high, 4)
+    assert pooled.values == (0.1, 0.2, None, 0.4, 0.5)
+
+
+def test_numbers_without_items_are_averaged_over_the_seeds() -> None:
+    aucs = [Estimate("auc", value, 0.4, 0.9, 100, "DeLong", higher_leaks=True) for value in (0.6, 0.7)]
+    pooled, direct = pool(aucs), mean("auc", [0.6, 0.7], higher_leaks=True)
+    assert (pooled.value, pooled.low, pooled.high) == (direct.value, direct.low, 1.0)
+    assert (direct.high or 0.0) > 1.0  # Student's t does not know the range
+    assert pooled.method.endswith("over the seeds")
+    lost = Estimate("auc", None, None, None, 0, "", higher_leaks=True, note="no score")
+    assert pool([aucs[0], lost]).note == "no value in 1 of 2 seeds"
+
+
+def test_the_four_figures_are_the_numbers_of_the_run(run: Run) -> None:
+    worst, images, cost, cells = verdict(Analysis(run)).figures
+    assert worst.value == "0.904"
+    assert "gaussian epsilon=64" in worst.detail
+    assert images.unit == "of 168 defended"  # 7 defences x 6 images x 2 rounds x 2 seeds
+    assert cost.value.startswith("−")
+    assert (cells.value, cells.unit) == ("141", "of 144 cells")
+    assert cells.detail.startswith("2 failed, 1 missing")
+
+
+# claims
+
+
+def test_nothing_promised_is_infinite_and_every_epsilon_has_its_scope(run: Run) -> None:
+    rows = {row.defense.text: row for row in claims(Analysis(run)).rows}
+    assert rows["no defence"].one_round.epsilon == "∞ (nothing promised)"
+    assert rows["gaussian epsilon=4"].one_round[:2] == ("4", "per record, one round, δ = 1e−5")
+    assert rows["gaussian epsilon=4"].whole_run[:2] == ("11.31", "per record, whole run, δ = 1e−5")
+    assert rows["laplace scale=0.5"].whole_run[:2] == ("32", "per coordinate, whole run, δ = 0")
+
+
+def test_an_epsilon_that_differs_between_seeds_is_a_range() -> None:
+    claim = double.claim_of(double.GAUSSIAN[0], "one round")
+    other = dataclasses.replace(claim, epsilon=1.25)
+    assert epsilon([claim, other]) == "1 to 1.25 over the seeds"
+    assert epsilon([claim, dataclasses.replace(claim, epsilon=None)]) == "∞ (nothing promised)"
+    assert epsilon([]) == "n/a"
+
+
+def test_epsilons_of_different_units_never_share_a_chart(run: Run) -> None:
+    analysis = Analysis(run)
+    found = [chart for chart in charts(analysis, next(iter(analysis.settings))) if "epsilon" in chart.title]
+    assert len({chart.title for chart in found}) == len(found) == 6
+    for chart in found:
+        assert len({series.label.split()[0] for series in chart.series}) == 1
+        assert ("per record" in chart.x_label) != ("per coordinate" in chart.x_label)
+        assert ("one round" in chart.x_label) != ("whole run" in chart.x_label)
+
+
+# pictures
+
+
+def test_pictures_of_data_not_known_to_be_public_are_withheld_with_a_word() -> None:
+    text = render(double.make_run(small(), public=()))
+    page = complete(text)
+    assert "data:image" not in text
+    assert "the data set invented is not known to be public" in page.text
+    assert "0.92 recognisable" in page.text
+    assert "data:image" not in render(double.make_run(small()), images="redact")
+    assert "by the option --images redact" in render(double.make_run(small()), images="redact")
+    assert "--images none" in render(double.make_run(small()), images="none")
+
+
+def test_the_attack_is_chosen_on_the_mean_and_not_image_by_image() -> None:
+    attacks = [(double.MATCHING, double.PROBE, "server"), (double.MAP, double.PROBE, "server")]
+
+    def make(cell: Cell) -> Result:
+        values = [0.9, 0.1, 0.1, 0.1, 0.1, 0.1] if cell.attack == double.MATCHING else [0.3] * 5 + [None]
+        return double.with_estimates(double.result_of(cell), mean("ssim", values, higher_leaks=True))
+
+    found = gallery(Analysis(double.make_run(small(attacks=attacks), make=make)), "public")
+    assert found is not None
+    (grid,) = found.grids
+    assert [head.attack for head in grid.heads] == ["map, server"] * 2
+    assert [row[1][1].caption for row in grid.rows] == ["0.30"] * 5 + ["no reconstruction"]
+    assert grid.rows[5][1][1].word == "failed"
+    assert not any(tile.recognisable for _, row in grid.rows for tile in row)
+
+
+def test_a_picture_is_at_its_own_size_and_a_column_of_failed_cells_says_so() -> None:
+    made = double.make_run(small(), failed=lambda cell: cell.training.defense != double.NONE)
+    found = gallery(Analysis(made), "public")
+    assert found is not None
+    first, undefended, defended, floor = found.grids[0].rows[0][1]
+    content = base64.b64decode(first.source.split(",", 1)[1])
+    assert content[:4] == b"\x89PNG"
+    assert (int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")) == (24, 24)
+    assert undefended.recognisable
+    assert (defended.word, defended.source) == ("failed", "")
+    assert floor.source
+
+
+def test_a_guess_that_is_not_finite_is_a_failed_one_and_grey_images_are_shown() -> None:
+    def grey(cell: Cell) -> Pictures:
+        made = double.pictures_of(cell)
+        guess = made.guess[..., :1].copy()
+        guess[0] = np.nan
+        return Pictures(made.original[..., :1], guess)
+
+    found = gallery(Analysis(double.make_run(small(), pictures=grey)), "public")
+    assert found is not None
+    rows = found.grids[0].rows
+    assert rows[0][1][1].word == "failed"
+    assert rows[1][1][1].source
+
+
+def test_large_pictures_are_left_out_before_the_page_grows_too_big() -> None:
+    def large(cell: Cell) -> Pictures:
+        images = np.random.default_rng(0).uniform(size=(6, 1, 256, 256, 3)).astype(np.float32)
+        return Pictures(images, images)
+
+    text = render(double.make_run(small(), pictures=large))
+    assert len(text) < 3_000_000
+    assert "of 6 images, in the order of the victims" in text
+
+
+# charts
+
+
+def test_charts_of_one_point_are_not_drawn() -> None:
+    cells = small(double.NONE, double.GAUSSIAN[0])
+    analysis = Analysis(double.make_run(cells))
+    titles = [chart.title for chart in charts(analysis, next(iter(analysis.settings)))]
+    assert titles == ["Test accuracy over the rounds", "Test loss over the rounds"]
+
+
+def a_chart(**changes: object) -> figures.Chart:
+    points = (figures.Point(1.0, 0.2, 0.1, 0.3), figures.Point(8.0, 0.6))
+    chart = figures.Chart("a", "A title", "x", "y", (figures.Series("one & only", points, 0),), "B.", "C.", ("h",), ())
+    return dataclasses.replace(chart, **changes)
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_a_chart_has_no_inline_style_and_a_tooltip_for_each_marker(log: bool) -> None:
+    drawn = figures.svg(a_chart(log_x=log, lines=((0.5, "limit"),)), prefix="p-")
+    assert "style" not in drawn
+    assert "http" not in drawn
+    assert drawn.count("<title>one &amp; only: ") == 2
+    assert 'class="k-s1"' in drawn
+    assert not re.findall(r'(?:fill|stroke)="#0000', drawn)
+    assert 'role="img" aria-label="A title. C. B.' in drawn
+    assert all(name.startswith("p-") for name in re.findall(r' id="([^"]+)"', drawn))
+    ids = set(re.findall(r' id="([^"]+)"', drawn))
+    assert set(re.findall(r'href="#([^"]+)"', drawn)) | set(re.findall(r"url\(#([^)]+)\)", drawn)) <= ids
+
+
+def test_names_without_a_glyph_do_not_stop_a_chart() -> None:
+    assert "数据" in figures.svg(a_chart(x_label="数据 $x_1$ 🙂"), prefix="p-")
+
+
+def test_style_declarations_become_attributes() -> None:
+    source = (
+        '<svg xmlns="http://www.w3.org/2000/svg" width="10pt" height="5pt" version="1.1"><style>*{}</style>'
+        "<text style=\"font: bold 9px 'Sans'; fill: #0000a1; text-anchor: middle\">a</text></svg>"
+    )
+    drawn = svg.embed(source, prefix="p", colours={"#0000a1": "s1"}, titles={}, label="<l>")
+    assert '<text font-size="9" font-weight="bold"' in drawn.replace('text-anchor="middle" ', "")
+    assert 'class="f-s1"' in drawn
+    assert 'viewBox="0 0 10 5"' in drawn
+    assert "&lt;l&gt;" in drawn
+
+
+# all results
+
+
+def test_a_text_that_begins_like_a_formula_is_quoted_and_numbers_are_left_alone() -> None:
+    assert [harmless(x) for x in ("=1+1", "+a", "-a", "@a", "\ta", "a=b")] == [
+        "'=1+1",
+        "'+a",
+        "'-a",
+        "'@a",
+        "'\ta",
+        "a=b",
+    ]
+    assert [harmless(x) for x in (-0.5, 3, None, True)] == ["-0.5", "3", "", "True"]
+
+
+def test_the_download_holds_every_cell_with_its_numbers(run: Run, page: Page) -> None:
+    link = next(a for a in page.all("a") if "download" in a)
+    text = base64.b64decode(link["href"].split(",", 1)[1]).decode()
+    assert text == to_csv(Analysis(run))
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [row["cell"] for row in rows] == [cell.id for cell in run.cells]
+    assert {row["status"] for row in rows} == {"done", "failed", "missing"}
+    first = run.results[run.cells[0].id].estimate("ssim")
+    assert (float(rows[0]["ssim"]), float(rows[0]["ssim_low"])) == (first.value, first.low)
+    assert rows[0]["one_round_epsilon"] == "inf"
+
+
+def test_all_cells_are_readable_without_a_script(run: Run, page: Page) -> None:
+    rows = [attributes for attributes in page.all("tr") if "data-status" in attributes]
+    assert len(rows) == len(run.cells)
+    assert not any("hidden" in attributes for attributes in rows)
+    assert "RuntimeError: out of memory" in page.text
+    assert "few-images" in page.text
+
+
+def test_limits_name_the_attacks_that_know_the_defence(run: Run) -> None:
+    said = " ".join(limits(Analysis(run)))
+    assert "map uses what is known of the defence; matching and threshold ignore it" in said
+    assert "no epsilon here is proved or audited" in said
+    naive = " ".join(limits(Analysis(double.make_run(small()))))
+    assert "matching ignores it, so each number is a lower bound" in naive
+    assert "there is one seed" in naive
+
+
+# the table in the terminal
+
+
+def test_the_terminal_table_fits_a_hundred_columns_and_holds_the_epsilon_with_its_unit(run: Run) -> None:
+    text = plain(run)
+    assert max(map(len, text.splitlines())) <= 100
+    assert "4 per record" in text
+    assert "one round, δ 1e−5" in text
+    assert "∞: nothing" in text
+    assert summary(run).row_count == len(Analysis(run).attacked)
+
+
+@pytest.mark.parametrize("cells", [(), small(), small(double.GAUSSIAN[0])], ids=["none", "two", "one"])
+def test_the_terminal_table_of_small_runs(cells: tuple[Cell, ...]) -> None:
+    assert "nan" not in plain(double.make_run(cells, failed=lambda cell: cell.training.defense != double.NONE)).lower()
+
+
+def test_numbers_are_written_with_a_real_minus_and_without_minus_zero() -> None:
+    assert [fixed(-0.0001), fixed(-0.5), fixed(None), short(1e-5), short(-2.5e-7), short(57934.2), short(1e300)] == [
+        "0.000", "−0.500", "n/a", "1e−5", "−2.5e−7", "57\u00a0930", "1e300",
+    ]  # fmt: skip
+
+
+def test_an_attack_that_the_run_does_not_describe_is_taken_for_a_reconstruction() -> None:
+    made = dataclasses.replace(
+        double.make_run(small()), attacks={double.PRIOR.label: PartInfo("prior", "", floor=True)}
+    )
+    assert [group.kind for group in Analysis(made).attacked] == ["reconstruction"] * 2
+    complete(render(made))
