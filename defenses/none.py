@@ -14,8 +14,8 @@ from harness.rng import Key
 from harness.vec import Vector
 
 _ROUNDING = 1e-6
-"""Standard deviation of a coordinate between two float32 computations of one gradient, in its unit. Measured on LeNet
-with batched and single kernels: 1e-8 to 1e-6 for gradients of norm 10; the larger is the safer."""
+"""Standard deviation that is assumed between the client's and the attacker's float32 computation of one coordinate of a
+gradient, in its unit: about the largest difference seen between two kernels for LeNet. An assumption, not a law."""
 
 
 @dataclass(frozen=True)

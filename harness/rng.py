@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -99,13 +98,3 @@ def dirichlet(key: Key, alpha: npt.NDArray[np.float64], n: int) -> npt.NDArray[n
 def lognormal(key: Key, sigma: float, n: int) -> npt.NDArray[np.float64]:
     """n draws of exp(sigma * normal)."""
     return np.exp(sigma * _generator(key).standard_normal(n))
-
-
-def key_to_json(key: Key) -> list[Any]:
-    """A key as plain data."""
-    return [key.seed, list(key.path)]
-
-
-def key_from_json(data: list[Any]) -> Key:
-    """The inverse of `key_to_json`."""
-    return Key(data[0], tuple(data[1]))

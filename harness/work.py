@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ from harness.data import DataSet
 from harness.environment import environment
 from harness.flags import cell_flags, training_flags
 from harness.kept import from_arrays, holds, to_arrays
-from harness.loop import Keep, Training, make_setting, replay_state, train
+from harness.loop import Keep, Training, make_setting, train
 from harness.observe import Scene, Truth, observe
 from harness.partition import partition
 from harness.result import ClaimRecord, Estimate, Execution, Result, TrainingRecord, to_data
@@ -216,10 +217,8 @@ def _score(found: Reconstruction | Membership, truth: Truth) -> tuple[tuple[Esti
 
 def _claims(ready: Prepared, training: Training) -> tuple[ClaimRecord, ClaimRecord]:
     """The defence's claim for its first round and for all of them."""
-    states = [
-        replay_state(ready.defense, ready.setting, training.feedback[:number])
-        for number in range(len(training.feedback))
-    ]
+    first = ready.defense.init(ready.setting)
+    states = list(itertools.accumulate(training.feedback[:-1], ready.defense.advance, initial=first))
     return (
         claim_record(ready.defense.claim(states[:1], ready.setting)),
         claim_record(ready.defense.claim(states, ready.setting)),
