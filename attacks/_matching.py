@@ -83,7 +83,9 @@ def received_gradients(seen: Observation) -> Tensor:
         raise ValueError("expected a softmax cross-entropy loss for gradient matching, got another")
     model, messages = _sent(seen)
     estimates = [
-        seen.defense.estimate(model.state, message.wire, shared=message.shared, setting=seen.setting)
+        seen.defense.estimate(
+            model.state, message.wire, sender=message.sender, shared=message.shared, setting=seen.setting
+        )
         for message in messages
     ]
     return torch.stack(estimates) / _update_per_gradient(seen, messages)[:, None]
@@ -179,7 +181,7 @@ class _Group:
         task, images = self.seen.task, self.messages[0].images
         rows = []
         for message in self.messages:
-            mine = key.child("start", message.sender, restart)
+            mine = key.child("start", message.sender.number, restart)
             x = draw(mine.child("inputs"), (images, *task.input_shape)).flatten()
             logits = rng.normal(mine.child("labels"), (images, task.classes)).flatten()
             rows.append(x if self.labels is not None else torch.cat([x, logits]))
@@ -238,6 +240,7 @@ class _Unlikelihood:
         return self.seen.defense.likelihood(
             model.state,
             [message.wire for message in messages],
+            senders=[message.sender for message in messages],
             shared=shared if len(shared) == len(messages) else None,
             setting=self.seen.setting,
         )

@@ -53,7 +53,7 @@ class Prior(Attack):
         label = y.mode().values.to(torch.int64)
         guesses = []
         for message in seen.messages:
-            inputs = self._inputs(x, message.images, key.child(message.sender))
+            inputs = self._inputs(x, message.images, key.child(message.sender.number))
             guesses.append(Guess(inputs, label.repeat(message.images), 0.0, 0))
         return Reconstruction(tuple(guesses))
 

@@ -14,7 +14,7 @@ import torch
 from attacks.map import MAP
 from defenses.gaussian import Gaussian
 from harness.batch import LocalPlan, Work, train_clients
-from harness.contract import Examples, Message, Observation, Setting, Snapshot
+from harness.contract import Examples, Message, Observation, Sender, Setting, Snapshot
 from harness.data import default_root, load
 from harness.models import build
 from harness.rng import Key
@@ -38,17 +38,19 @@ def main() -> None:
     victims = [Examples(x[i : i + 1], y[i : i + 1]) for i in IMAGES]
     work = [Work(victim, Key(0)) for victim in victims]
     gradients = train_clients(task, params, work, PLAN, "loop").updates
-    setting = Setting(task.layout, 16, 16, 1, sends="gradient", steps=1, lr=0.1, batch=0)
+    setting = Setting(task.layout, 16, 16, 1, sends="gradient", steps=1, lr=0.1, batch=0, samples=1)
     print("noise " + " ".join(f"{f'tv {weight:g}':>16}" for weight in WEIGHTS) + "   (mean SSIM, median MSE)")
     for noise in NOISE:
         defense = Gaussian(clip=1000.0, noise_std=noise)
-        wires = [
-            defense.encode(None, None, gradient, private=Key(6).child(i), shared=Key(6))[0]
-            for i, gradient in zip(IMAGES, gradients, strict=True)
-        ]
-        messages = tuple(Message(0, i, wire, None, 1) for i, wire in zip(IMAGES, wires, strict=True))
+        messages = []
+        for i, gradient in zip(IMAGES, gradients, strict=True):
+            sender, private = Sender(i, 1), Key(6).child(i)
+            wire, _ = defense.encode(
+                None, None, gradient, sender=sender, private=private, shared=Key(6), setting=setting
+            )
+            messages.append(Message(0, sender, wire, None, 1))
         seen = Observation(
-            View.parse("server"), setting, task, defense, 0.1, messages=messages, model=Snapshot(0, params, None)
+            View.parse("server"), setting, task, defense, 0.1, messages=tuple(messages), model=Snapshot(0, params, None)
         )
         cells = []
         for weight in WEIGHTS:

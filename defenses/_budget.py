@@ -22,3 +22,8 @@ def epsilon_unless(epsilon: float | None, noise_std: float | None) -> float | No
     epsilon = DEFAULT_EPSILON if epsilon is None else epsilon
     positive(epsilon=epsilon)
     return epsilon
+
+
+def every_round(rounds: int) -> tuple[str, ...]:
+    """What a claim over several rounds takes for granted."""
+    return ("the client takes part in every round",) if rounds > 1 else ()

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from defenses._budget import epsilon_unless
+from defenses._budget import epsilon_unless, every_round
 from defenses._clip import clip_l2
+from defenses._misfit import gaussian_misfit
 from harness import rng
-from harness.accounting import gaussian_mu, repeat
-from harness.codec import pack_float32, unpack_float32
-from harness.contract import Claim, Defense, Horizon, Likelihood, Relation, Setting, Unit, check_update, positive
+from harness.accounting import epsilon, gaussian_mu, repeat
+from harness.cascade import Perturbs, split_message
+from harness.claim import Claim, Horizon, Proof, Relation, Unit
+from harness.codec import pack_float32
+from harness.contract import Defense, Likelihood, Sender, Setting, check_update, positive
 from harness.rng import Key
 from harness.threats import Threat
 from harness.vec import Vector
 
 
 @dataclass(frozen=True)
-class Gaussian(Defense[None, None]):
+class Gaussian(Defense[None, None], Perturbs):
     """The Gaussian mechanism: clip the update's l2 norm to a public bound, add normal noise, send float32.
 
     Args:
@@ -61,26 +65,54 @@ class Gaussian(Defense[None, None]):
         assert self.epsilon is not None  # __post_init__ leaves one of the two
         return 2 * self.clip / gaussian_mu(self.epsilon, self.delta)
 
-    def encode(self, state: None, memory: None, update: Vector, *, private: Key, shared: Key) -> tuple[bytes, None]:
+    def encode(
+        self, state: None, memory: None, update: Vector, *, sender: Sender, private: Key, shared: Key, setting: Setting
+    ) -> tuple[bytes, None]:
         """Clip, add noise from the private key, send float32. Does not use the shared key."""
         check_update(update)
         noise = rng.normal(private, (update.numel(),), torch.float64)
         noisy = clip_l2(update, self.clip).cpu().double() + self.sigma * noise
         return pack_float32(noisy.float()), None
 
-    def estimate(self, state: None, received: bytes, *, shared: Key | None, setting: Setting) -> Vector:
+    def header_size(self, setting: Setting) -> int:
+        """The bound is public: nothing."""
+        return 0
+
+    def count(self, setting: Setting) -> int:
+        """d."""
+        return setting.dim
+
+    def unit(self, setting: Setting) -> float:
+        """3C / sqrt(d): the mean square of the clipped numbers is at most 1/9 of its square."""
+        return 3 * self.clip / math.sqrt(setting.dim)
+
+    def noise_variance(self, setting: Setting) -> float:
+        """sigma^2, in squared units."""
+        return (self.sigma / self.unit(setting)) ** 2
+
+    def estimate(self, state: None, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting) -> Vector:
         """The noisy clipped update: unbiased for the clipped one."""
-        return unpack_float32(received, setting.dim)
+        return split_message(received, 0, setting.dim)[1]
 
     def likelihood(
-        self, state: None, received: Sequence[bytes], *, shared: Sequence[Key] | None, setting: Setting
+        self,
+        state: None,
+        received: Sequence[bytes],
+        *,
+        senders: Sequence[Sender],
+        shared: Sequence[Key] | None,
+        setting: Setting,
     ) -> Likelihood:
         """|y - clip(u)|^2 / (2 sigma^2)."""
-        sent = torch.stack([unpack_float32(wire, setting.dim) for wire in received])
-        scale = 0.5 / self.sigma**2
+        return self.misfit(received, setting=setting, extra=0.0)
+
+    def misfit(self, received: Sequence[bytes], *, setting: Setting, extra: float) -> Likelihood:
+        """The likelihood with a further error of variance `extra`."""
+        sent = torch.stack([split_message(wire, 0, setting.dim)[1] for wire in received])
+        further = extra * self.unit(setting) ** 2
 
         def score(update: Tensor) -> Tensor:
-            return scale * (clip_l2(update, self.clip) - sent).square().sum(-1)
+            return gaussian_misfit(clip_l2(update, self.clip) - sent, self.sigma**2, further)
 
         return score
 
@@ -88,14 +120,20 @@ class Gaussian(Defense[None, None]):
         """(epsilon, delta) for one message; T messages of one client compose to mu sqrt(T)."""
         from dp_accounting import GaussianDpEvent
 
+        event = repeat(GaussianDpEvent(self.sigma / (2 * self.clip)), len(history))
         return Claim(
-            event=repeat(GaussianDpEvent(self.sigma / (2 * self.clip)), len(history)),
+            epsilon=epsilon(event, self.delta),
             delta=self.delta,
             unit=Unit.MESSAGE,
             relation=Relation.ANY_TWO,
-            horizon=Horizon.ONE_ROUND if len(history) == 1 else Horizon.WHOLE_RUN,
+            horizon=Horizon.of(len(history)),
             against=frozenset(Threat),
             source="Balle & Wang 2018, Thm 8",
-            assumes=("the client takes part in every round",) if len(history) > 1 else (),
-            reason="Normal noise on an update clipped to a public l2 bound; rounds compose exactly.",
+            assumes=every_round(len(history)),
+            proved=Proof(
+                event,
+                Unit.MESSAGE,
+                "analytic Gaussian",
+                "normal noise on an update clipped to a public l2 bound; rounds compose exactly.",
+            ),
         )

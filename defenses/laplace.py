@@ -8,33 +8,36 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from defenses._budget import epsilon_unless
+from defenses._budget import epsilon_unless, every_round
 from defenses._clip import clip_coordinates
+from defenses._misfit import laplace_misfit
+from defenses._scale import Mode, Scaling, unclipped
 from harness import rng
-from harness.accounting import repeat
-from harness.codec import pack_float32, unpack_float32
-from harness.contract import Claim, Defense, Horizon, Likelihood, Relation, Setting, Unit, check_update, positive
+from harness.accounting import Pure, repeat
+from harness.cascade import Perturbs, split_message
+from harness.claim import Claim, Horizon, Proof, Relation, Unit
+from harness.codec import pack_float32
+from harness.contract import Defense, Likelihood, Sender, Setting, check_update, positive
 from harness.rng import Key
 from harness.threats import Threat
 from harness.vec import Vector
 
-_SMOOTH = 0.1
-"""Width of the rounded tip of |r|/b in the likelihood, in units of b: L-BFGS needs a gradient at zero."""
-
 
 @dataclass(frozen=True)
-class Laplace(Defense[None, None]):
-    """The Laplace mechanism: clamp each coordinate to a public bound, add Laplace noise, send float32.
+class Laplace(Defense[None, None], Perturbs):
+    """The Laplace mechanism: bound each coordinate, add Laplace noise, send float32.
 
     Args:
-        clip: C, bound on the magnitude of each coordinate, in units of the update.
+        clip: C, bound on the magnitude of each coordinate, in units of the update; for `scale = "public"`.
         epsilon: of one coordinate of one message; the noise scale is 2C/epsilon. Default 8 unless `noise_std` is given.
         noise_std: standard deviation of the noise a coordinate (scale times sqrt 2); instead of `epsilon`.
+        scale: `public`: coordinates are clamped to [-C, C]. `tensor` and `vector`: the baseline of JoPEQ, which divides
+            by three times a norm of the update, sends that norm in the clear and clamps nothing; C is then 1.
 
     Guarantees:
-        4 * d bytes.
-        decode(encode(u)) - clamp(u) is Laplace with scale `scale` in each coordinate, independently, up to float32
-        rounding.
+        4 * d bytes, and for `tensor` 8 a tensor, for `vector` 4 more.
+        decode(encode(u)) - clamp(u) is Laplace with scale `noise_scale` (times the norm that was sent) in each
+        coordinate, independently, up to float32 rounding.
 
     Raises:
         ValueError: a parameter out of range, or both `epsilon` and `noise_std`.
@@ -46,40 +49,84 @@ class Laplace(Defense[None, None]):
     clip: float = 1.0
     epsilon: float | None = None
     noise_std: float | None = None
+    scale: Mode = "public"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", epsilon_unless(self.epsilon, self.noise_std))
         positive(clip=self.clip)
 
     @property
-    def scale(self) -> float:
+    def noise_scale(self) -> float:
         """b of the Laplace law: density exp(-|r|/b) / 2b."""
         if self.noise_std is not None:
             return self.noise_std / 2**0.5
         assert self.epsilon is not None  # __post_init__ leaves one of the two
-        return 2 * self.clip / self.epsilon
+        return 2 * self._bound / self.epsilon
 
-    def encode(self, state: None, memory: None, update: Vector, *, private: Key, shared: Key) -> tuple[bytes, None]:
-        """Clamp, add noise from the private key, send float32. Does not use the shared key."""
+    @property
+    def _bound(self) -> float:
+        """What the numbers of the message are bounded by."""
+        return self.clip if self.scale == "public" else 1.0
+
+    @property
+    def _scaling(self) -> Scaling:
+        """How an update becomes numbers."""
+        return Scaling(self.scale, 1, self.clip)
+
+    def header_size(self, setting: Setting) -> int:
+        """Of the means and norms."""
+        return self._scaling.header_size(setting.layout)
+
+    def count(self, setting: Setting) -> int:
+        """d."""
+        return setting.dim
+
+    def unit(self, setting: Setting) -> float:
+        """The bound."""
+        return self._bound
+
+    def noise_variance(self, setting: Setting) -> float:
+        """2 b^2, in squared bounds."""
+        return 2 * (self.noise_scale / self._bound) ** 2
+
+    def encode(
+        self, state: None, memory: None, update: Vector, *, sender: Sender, private: Key, shared: Key, setting: Setting
+    ) -> tuple[bytes, None]:
+        """Bound, add noise from the private key, send float32. Does not use the shared key."""
         check_update(update)
-        noise = rng.laplace(private, (update.numel(),), torch.float64)
-        noisy = clip_coordinates(update, self.clip).cpu().double() + self.scale * noise
-        return pack_float32(noisy.float()), None
+        header, numbers = b"", clip_coordinates(update, self.clip)
+        if self.scale != "public":
+            header, numbers = self._scaling.normalize(update, setting.layout)
+        noise = rng.laplace(private, (len(numbers),), torch.float64)
+        return header + pack_float32((numbers.cpu().double() + self.noise_scale * noise).float()), None
 
-    def estimate(self, state: None, received: bytes, *, shared: Key | None, setting: Setting) -> Vector:
-        """The noisy clamped update: unbiased for the clamped one."""
-        return unpack_float32(received, setting.dim)
+    def estimate(self, state: None, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting) -> Vector:
+        """The noisy bounded update: unbiased for the bounded one."""
+        header, numbers = split_message(received, self.header_size(setting), setting.dim)
+        return numbers if self.scale == "public" else self._scaling.undo(header, numbers, setting.layout)
 
     def likelihood(
-        self, state: None, received: Sequence[bytes], *, shared: Sequence[Key] | None, setting: Setting
+        self,
+        state: None,
+        received: Sequence[bytes],
+        *,
+        senders: Sequence[Sender],
+        shared: Sequence[Key] | None,
+        setting: Setting,
     ) -> Likelihood:
-        """sum |y - clamp(u)| / b, with the tip rounded (pseudo-Huber of width 0.1 b)."""
-        sent = torch.stack([unpack_float32(wire, setting.dim) for wire in received])
-        b = self.scale
+        """sum |y - clamp(u)| / b, with the tip rounded; and how well the norms fit that were sent."""
+        return self.misfit(received, setting=setting, extra=0.0)
+
+    def misfit(self, received: Sequence[bytes], *, setting: Setting, extra: float) -> Likelihood:
+        """The likelihood with a further error of variance `extra`, which rounds the tip more."""
+        parts = [split_message(wire, self.header_size(setting), setting.dim) for wire in received]
+        candidates = self._scaling.candidates([header for header, _ in parts], setting.layout)
+        sent = torch.stack([numbers for _, numbers in parts]) / self._bound
+        b = self.noise_scale / self._bound
 
         def score(update: Tensor) -> Tensor:
-            ratio = (clip_coordinates(update, self.clip) - sent) / b
-            return ((ratio.square() + _SMOOTH**2).sqrt() - _SMOOTH).sum(-1)
+            residual = candidates.numbers(update) - sent
+            return laplace_misfit(residual, b, extra) + candidates.penalty(update)
 
         return score
 
@@ -87,14 +134,26 @@ class Laplace(Defense[None, None]):
         """Pure epsilon for one coordinate; T rounds add up."""
         from dp_accounting import LaplaceDpEvent
 
+        pure = 2 * self._bound / self.noise_scale
+        each = repeat(LaplaceDpEvent(1 / pure), len(history))
+        whole = repeat(Pure(pure * setting.dim), len(history))
+        whole = Proof(
+            repeat(Pure(pure * setting.dim), len(history)),
+            Unit.MESSAGE,
+            "closed form",
+            f"all {setting.dim} coordinates may move across their range at once.",
+        )
+        if self.scale != "public":
+            whole = Proof(None, Unit.MESSAGE, "closed form", "a norm of the update is sent in the clear.")
         return Claim(
-            event=repeat(LaplaceDpEvent(self.scale / (2 * self.clip)), len(history)),
+            epsilon=pure * len(history),
             delta=0.0,
             unit=Unit.COORDINATE,
             relation=Relation.ANY_TWO,
-            horizon=Horizon.ONE_ROUND if len(history) == 1 else Horizon.WHOLE_RUN,
+            horizon=Horizon.of(len(history)),
             against=frozenset(Threat),
-            source="Dwork et al. 2006",
-            assumes=("the client takes part in every round",) if len(history) > 1 else (),
-            reason=f"Per coordinate; a whole message of {setting.dim} coordinates has {setting.dim} times as much.",
+            source="Dwork et al. 2006" if self.scale == "public" else "Lang et al. 2022, sec. IV",
+            assumes=(*every_round(len(history)), *unclipped(self.scale)),
+            proved=Proof(each, Unit.COORDINATE, "closed form", "noise of scale 2C/epsilon on coordinates in [-C, C]."),
+            further=(whole,),
         )

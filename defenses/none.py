@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import pack_float32, unpack_float32
-from harness.contract import Claim, Defense, Horizon, Likelihood, Relation, Setting, Unit, check_update
+from harness.contract import Defense, Likelihood, Sender, Setting, check_update
 from harness.rng import Key
 from harness.vec import Vector
 
@@ -31,17 +33,25 @@ class NoDefense(Defense[None, None]):
 
     randomized = False
 
-    def encode(self, state: None, memory: None, update: Vector, *, private: Key, shared: Key) -> tuple[bytes, None]:
+    def encode(
+        self, state: None, memory: None, update: Vector, *, sender: Sender, private: Key, shared: Key, setting: Setting
+    ) -> tuple[bytes, None]:
         """The update's float32 bytes. Uses neither key."""
         check_update(update)
         return pack_float32(update), None
 
-    def estimate(self, state: None, received: bytes, *, shared: Key | None, setting: Setting) -> Vector:
+    def estimate(self, state: None, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting) -> Vector:
         """The update, exactly."""
         return unpack_float32(received, setting.dim)
 
     def likelihood(
-        self, state: None, received: Sequence[bytes], *, shared: Sequence[Key] | None, setting: Setting
+        self,
+        state: None,
+        received: Sequence[bytes],
+        *,
+        senders: Sequence[Sender],
+        shared: Sequence[Key] | None,
+        setting: Setting,
     ) -> Likelihood:
         """Squared distance in units of `_ROUNDING`: what is left when both sides compute the same gradient."""
         sent = torch.stack([unpack_float32(wire, setting.dim) for wire in received])
@@ -54,13 +64,13 @@ class NoDefense(Defense[None, None]):
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Nothing is promised."""
         return Claim(
-            event=None,
+            epsilon=math.inf,
             delta=0.0,
             unit=Unit.MESSAGE,
             relation=Relation.ANY_TWO,
-            horizon=Horizon.ONE_ROUND if len(history) == 1 else Horizon.WHOLE_RUN,
+            horizon=Horizon.of(len(history)),
             against=frozenset(),
             source="",
             assumes=(),
-            reason="The update is sent as it is.",
+            proved=Proof(None, Unit.MESSAGE, "by definition", "The update is sent as it is."),
         )

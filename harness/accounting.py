@@ -10,6 +10,8 @@ removed.
 | Gaussians, any composition | infinite | exact |
 | one Laplace | exact | exact |
 | one randomized response, repeated or not | exact | exact |
+| `Pure`, repeated or not | exact | exact for the worst mechanism of that epsilon; the sum above 30 |
+| `Leak`, repeated or not | infinite | exact: 0 from its delta on, infinite below |
 | any other composition of these | exact | upper bound; ValueError with a randomized response in it |
 | what else `PLDAccountant` supports (add or remove) | ValueError | upper bound |
 | the rest | ValueError | ValueError |
@@ -20,94 +22,45 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize, special
+from scipy import optimize
+
+from harness.gaussian import check_delta, check_nonnegative
+from harness.gaussian import gaussian_delta as gaussian_delta
+from harness.gaussian import gaussian_epsilon as gaussian_epsilon
+from harness.gaussian import gaussian_mu as gaussian_mu
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(3)
+
+@dataclass(frozen=True)
+class Pure:
+    """`times` mechanisms, each epsilon-DP: two answers are never more than exp(epsilon) apart in probability."""
+
+    epsilon: float
+    times: int = 1
 
 
-def gaussian_delta(mu: float, epsilon: float) -> float:
-    """Smallest delta of the Gaussian mechanism at `epsilon`.
+@dataclass(frozen=True)
+class Leak:
+    """`times` mechanisms, each of which tells everything with probability `delta`, and nothing otherwise.
 
-    delta = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu), with mu = sensitivity / noise_std.
-
-    | mu | epsilon | delta |
-    |---|---|---|
-    | 0 | any | 0 |
-    | inf | finite | 1 |
-    | any | inf | 0 |
-
-    Guarantees:
-        Relative error below 1e-11 as long as delta is above the smallest float64, for mu from 1e-12 to 100.
-
-    Raises:
-        ValueError: mu or epsilon is negative or not a number.
-
-    Source: Balle, Wang 2018 (arXiv 1805.06530), Thm 8; Dong, Roth, Su 2022, Cor. 2.13.
+    Two uniform laws on overlapping intervals are one: delta is then the same at every epsilon.
     """
-    _check(mu=mu, epsilon=epsilon)
-    return math.exp(_log_delta(mu, epsilon))
+
+    delta: float
+    times: int = 1
 
 
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Smallest epsilon of the Gaussian mechanism at `delta`: the inverse of `gaussian_delta` in epsilon.
-
-    | mu | delta | epsilon |
-    |---|---|---|
-    | 0 | any | 0 |
-    | > 0 | 0 | inf |
-    | inf | any | inf |
-    | > 0 | >= 2 Phi(mu/2) - 1 | 0 |
-
-    Raises:
-        ValueError: mu is negative, or delta is outside [0, 1).
-    """
-    _check(mu=mu)
-    _check_delta(delta)
-    if mu == 0:
-        return 0.0
-    if math.isinf(mu) or delta == 0:
-        return math.inf
-    target = math.log(delta)
-    if _log_delta(mu, 0.0) <= target:
-        return 0.0
-    # delta(eps) < Phi(mu/2 - eps/mu), which is delta at mu^2/2 - mu Phi^-1(delta); 1e-12 and 1 for rounding
-    high = (mu * mu / 2 - mu * float(special.ndtri(delta))) * (1 + 1e-12) + 1.0
-    return float(optimize.brentq(lambda eps: _log_delta(mu, eps) - target, 0.0, high, xtol=1e-15 * high))
+Event: TypeAlias = "DpEvent | Pure | Leak"
 
 
-def gaussian_mu(epsilon: float, delta: float) -> float:
-    """Largest mu = sensitivity / noise_std that is (epsilon, delta)-DP: the inverse of `gaussian_delta` in mu.
-
-    0 where delta is 0, infinite where epsilon is.
-
-    Raises:
-        ValueError: epsilon is negative, or delta is outside [0, 1).
-    """
-    _check(epsilon=epsilon)
-    _check_delta(delta)
-    if delta == 0:
-        return 0.0
-    if math.isinf(epsilon):
-        return math.inf
-    if epsilon == 0:
-        return 2.0 * float(special.ndtri((1.0 + delta) / 2.0))
-    target = math.log(delta)
-    low = high = 1.0
-    while _log_delta(low, epsilon) >= target:
-        low /= 2.0
-    while _log_delta(high, epsilon) <= target:
-        high *= 2.0
-    return float(optimize.brentq(lambda mu: _log_delta(mu, epsilon) - target, low, high, xtol=1e-15 * low))
-
-
-def epsilon(event: DpEvent | None, delta: float) -> float:
+def epsilon(event: Event | None, delta: float) -> float:
     """Smallest epsilon that `event` is known to have at `delta`; infinite where nothing is promised.
 
     Args:
@@ -116,78 +69,35 @@ def epsilon(event: DpEvent | None, delta: float) -> float:
     Raises:
         ValueError: delta is outside [0, 1), or the event has no known law; the message names it.
     """
-    _check_delta(delta)
+    check_delta(delta)
     return math.inf if event is None else _law(event).epsilon(delta)
 
 
-def delta(event: DpEvent | None, epsilon: float) -> float:
+def delta(event: Event | None, epsilon: float) -> float:
     """Smallest delta that `event` is known to have at `epsilon`; 1 where nothing is promised, 0 at an infinite epsilon.
 
     Raises:
         ValueError: epsilon is negative, or the event has no known law; the message names it.
     """
-    _check(epsilon=epsilon)
+    check_nonnegative(epsilon=epsilon)
     if math.isinf(epsilon):
         return 0.0
     return 1.0 if event is None else _law(event).delta(epsilon)
 
 
-def repeat(event: DpEvent, rounds: int) -> DpEvent:
+def repeat(event: Event, rounds: int) -> Event:
     """`event`, `rounds` times, adaptively.
 
     Raises:
         ValueError: rounds is negative.
     """
-    from dp_accounting import SelfComposedDpEvent
-
     if rounds < 0:
         raise ValueError(f"expected rounds >= 0, got rounds={rounds}")
+    if isinstance(event, Pure | Leak):
+        return replace(event, times=event.times * rounds)
+    from dp_accounting import SelfComposedDpEvent
+
     return SelfComposedDpEvent(event, rounds)
-
-
-def _check(**values: float) -> None:
-    """Refuse a negative number and NaN."""
-    for name, value in values.items():
-        if not value >= 0:
-            raise ValueError(f"expected {name} >= 0, got {name}={value}")
-
-
-def _check_delta(delta: float) -> None:
-    """Refuse a delta outside [0, 1)."""
-    if not 0 <= delta < 1:
-        raise ValueError(f"expected 0 <= delta < 1, got delta={delta}")
-
-
-def _mills(x: float | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Mills ratio Phi(-x) / phi(x)."""
-    return np.asarray(math.sqrt(math.pi / 2) * special.erfcx(np.asarray(x) / math.sqrt(2)), dtype=np.float64)
-
-
-def _log_delta(mu: float, epsilon: float) -> float:
-    """log delta of the Gaussian mechanism.
-
-    With a = eps/mu - mu/2, e^eps phi(a + mu) = phi(a), hence delta = phi(a) (R(a) - R(a + mu)), R the Mills ratio.
-    """
-    if mu == 0 or math.isinf(epsilon):
-        return -math.inf
-    if math.isinf(mu):
-        return 0.0
-    a = epsilon / mu - mu / 2
-    if a > 1e150:  # a^2 overflows
-        return -math.inf
-    log_density = -a * a / 2 - math.log(2 * math.pi) / 2
-    if a < -1:  # R(a) overflows at -38; 1 - delta is small and does not cancel, as mu > 2
-        return math.log1p(-float(special.ndtr(a)) - math.exp(log_density) * float(_mills(a + mu)))
-    if mu < 0.01 * max(1.0, a):  # the difference would cancel; three nodes integrate -R' to 1e-14
-        return log_density + math.log(mu) + math.log(float(_WEIGHTS @ _descent(a + mu * (_NODES + 1) / 2)) / 2)
-    return log_density + math.log(float(_mills(a) - _mills(a + mu)))
-
-
-def _descent(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """-R'(x) = 1 - x R(x), for x >= -1."""
-    # at 200 the difference has lost 4 of 16 digits, and the series is good to 105 / x^6
-    far = np.maximum(x, 200.0)
-    return np.where(x < 200, 1 - x * _mills(x), far**-2.0 * (1 - 3 * far**-2.0 + 15 * far**-4.0))
 
 
 class _Law(Protocol):
@@ -287,8 +197,45 @@ class _Numerical(NamedTuple):
         return accountant
 
 
-def _law(event: DpEvent) -> _Law:
+class _Worst(NamedTuple):
+    """The worst that so many epsilon-DP mechanisms can be: randomized responses (Kairouz et al. 2015, Thm 3.3)."""
+
+    event: Pure
+
+    @property
+    def _response(self) -> _Response | None:
+        """The responses; None where exp(-epsilon) is lost in rounding, and the sum is the bound."""
+        one, times = self.event.epsilon, self.event.times
+        return _Response(2 / (1 + math.exp(one)), 2, times) if one <= 30 and times > 0 else None
+
+    def epsilon(self, delta: float) -> float:
+        total = self.event.epsilon * self.event.times
+        return total if delta == 0 or self._response is None else min(total, self._response.epsilon(delta))
+
+    def delta(self, epsilon: float) -> float:
+        if epsilon >= self.event.epsilon * self.event.times:
+            return 0.0
+        return 1.0 if self._response is None else self._response.delta(epsilon)
+
+
+class _Uneven(NamedTuple):
+    """Everything with probability `chance`, nothing otherwise."""
+
+    chance: float
+
+    def epsilon(self, delta: float) -> float:
+        return 0.0 if delta >= self.chance else math.inf
+
+    def delta(self, epsilon: float) -> float:
+        return self.chance
+
+
+def _law(event: Event) -> _Law:
     """The law of `event`, in closed form where there is one."""
+    if isinstance(event, Pure):
+        return _Worst(event)
+    if isinstance(event, Leak):
+        return _Uneven(-math.expm1(event.times * math.log1p(-event.delta)) if event.delta < 1 else min(event.times, 1))
     import dp_accounting as dp
 
     leaves = tuple(_leaves(event, 1))
@@ -335,7 +282,7 @@ def _pure(leaf: Any, count: int) -> float | None:
 
 def _inverse(noise_multiplier: float) -> float:
     """1 / z: how far apart two neighbours are, in units of the noise; no noise is infinitely far."""
-    _check(noise_multiplier=noise_multiplier)
+    check_nonnegative(noise_multiplier=noise_multiplier)
     return 1 / noise_multiplier if noise_multiplier > 0 else math.inf
 
 

@@ -7,8 +7,10 @@ chosen is recorded with every result, and the engines agree within a tested tole
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -17,6 +19,8 @@ import torch
 from torch import Tensor
 
 from harness import rng
+from harness._steps import Accumulate, Step, clip_factors, clipped_dense_step, dense_step, row_squares
+from harness.clipping import UnknownUse, clipped_gradient
 from harness.contract import Examples
 from harness.rng import Key
 from harness.tasks import ModelTask
@@ -28,10 +32,17 @@ Indices = npt.NDArray[np.int64]
 _CHUNK = 5
 """Clients in one batched product: more fall out of the cache (measured for 784-256-10)."""
 
+_ENTRIES = 2**26
+"""Entries of the per-record gradients that `vmap` writes out at once."""
+
 
 @dataclass(frozen=True)
 class LocalPlan:
     """How one client trains in one round.
+
+    A step of B samples goes along their mean gradient. With `clip` it is DP-SGD: each record's gradient of the loss is
+    scaled down to a norm of C before the mean. The gradient of the model's l2 penalty depends on no record; it is added
+    after the mean, neither clipped nor noised.
 
     Attributes:
         gradient: send the gradient of the first batch instead of the update (FedSGD).
@@ -39,6 +50,17 @@ class LocalPlan:
         epochs: passes over the local data, or None with `steps`.
         batch: samples a step; 0 means all of the client's.
         lr, momentum: of SGD, v <- momentum v + g, w <- w - lr v, v = 0 at the start of the round.
+        clip: C, bound on the l2 norm of one record's gradient; None: no bound.
+        noise_multiplier: z; each step's mean gradient gets normal noise of standard deviation z C / B a coordinate,
+            with B = `size`. The sum is divided by B then, also in a pass's last batch, which may be smaller: one record
+            never moves the mean by more than C / B.
+        poisson: each step takes every sample independently with probability B / n, possibly none, and divides the sum
+            by B; an epoch is ceil(n / B) steps.
+
+    Raises:
+        ValueError: a clip that is not positive and finite, a negative noise multiplier, or noise without a clip.
+
+    Source: Abadi et al. 2016 (arXiv 1607.00133), Alg. 1; for the l2 penalty they say nothing.
     """
 
     gradient: bool
@@ -47,6 +69,25 @@ class LocalPlan:
     batch: int
     lr: float
     momentum: float
+    clip: float | None = None
+    noise_multiplier: float = 0.0
+    poisson: bool = False
+
+    def __post_init__(self) -> None:
+        if self.clip is not None and not 0 < self.clip < math.inf:
+            raise ValueError(f"expected 0 < clip < inf, or None, got clip={self.clip}")
+        if not 0 <= self.noise_multiplier < math.inf:
+            raise ValueError(f"expected 0 <= noise_multiplier < inf, got noise_multiplier={self.noise_multiplier}")
+        if self.noise_multiplier and self.clip is None:
+            raise ValueError(f"noise_multiplier={self.noise_multiplier} needs a clip, to be a multiple of")
+
+    def size(self, n: int) -> int:
+        """B, the nominal number of samples a step of a client with n."""
+        return n if self.batch == 0 else min(self.batch, n)
+
+    def divisor(self, n: int, taken: int) -> int:
+        """What a step that took so many of n samples divides its sum by."""
+        return self.size(n) if self.poisson or self.noise_multiplier else taken
 
 
 class Work(NamedTuple):
@@ -74,16 +115,22 @@ def choose_engine(task: ModelTask, device: torch.device | str = "cpu") -> Engine
 def plan_batches(n: int, plan: LocalPlan, key: Key) -> tuple[Indices, ...]:
     """The samples of each step: fresh permutations of 0..n-1, cut into batches; the last of a pass may be smaller.
 
+    With `plan.poisson` a step's samples are an independent draw, in increasing order, and may be none.
+
     Raises:
         ValueError: the client has no data.
     """
     if n < 1:
         raise ValueError("expected a client with at least one sample, got none")
-    size = n if plan.batch == 0 else min(plan.batch, n)
+    size = plan.size(n)
     a_pass = -(-n // size)
     steps = 1 if plan.gradient else plan.steps
     if steps is None:
         steps = a_pass * (plan.epochs or 1)
+    if plan.poisson:
+        # float64: a draw in [0, 1) that is rounded to float32 can be 1, and B = n takes all
+        takes = rng.uniform(key.child("poisson"), (steps, n), dtype=torch.float64) < size / n
+        return tuple(np.flatnonzero(row) for row in takes.numpy())
     orders = rng.permutations(key.child("order"), -(-steps // a_pass), n)
     batches = [order[start : start + size] for order in orders for start in range(0, n, size)]
     return tuple(batches[:steps])
@@ -107,9 +154,9 @@ def train_clients(task: ModelTask, params: Vector, work: Sequence[Work], plan: L
     if engine == "dense":
         if task.model.widths is None or not task.softmax:
             raise ValueError(f"expected a dense ReLU stack for engine 'dense', got {task.model.name!r}")
-        step = _dense_step
+        step: Accumulate = dense_step if plan.clip is None else partial(clipped_dense_step, plan.clip)
     else:
-        step = _vmap_step
+        step = _vmap_step if plan.clip is None else partial(_clipped_vmap_step, plan.clip)
     chunk = _CHUNK if params.device.type == "cpu" else len(work)
     parts = [
         _train_many(task, params, work[i : i + chunk], batches[i : i + chunk], plan, step)
@@ -124,10 +171,7 @@ def _train_one(task: ModelTask, params: Vector, work: Work, batches: Sequence[In
     tensors = [part.detach().requires_grad_() for part in task.layout.split(local)]
     velocity: list[Tensor] | None = None
     for number, index in enumerate(batches):
-        rows = torch.from_numpy(index).to(params.device)
-        keep = task.dropout_masks(work.key.child("dropout", number), len(index))
-        loss = task.loss_at(tensors, work.data.x[rows], work.data.y[rows], keep)
-        gradient = list(torch.autograd.grad(loss, tensors))
+        gradient = _gradient(task, tensors, work, number, index, plan)
         if plan.gradient:
             return task.layout.join(gradient)
         if plan.momentum:
@@ -139,22 +183,37 @@ def _train_one(task: ModelTask, params: Vector, work: Work, batches: Sequence[In
     return local - params
 
 
-class _Step(NamedTuple):
-    """One step of several clients, padded to one batch size.
+def _gradient(
+    task: ModelTask, tensors: list[Tensor], work: Work, number: int, index: Indices, plan: LocalPlan
+) -> list[Tensor]:
+    """Of step `number`, on these samples, with its noise and penalty."""
+    rows = torch.from_numpy(index).to(work.data.x.device)
+    x, y = work.data.x[rows], work.data.y[rows]
+    keep = task.dropout_masks(work.key.child("dropout", number), len(index))
+    if plan.clip is None and not plan.poisson:
+        return list(torch.autograd.grad(task.loss_at(tensors, x, y, keep), tensors))
+    clip = math.inf if plan.clip is None else plan.clip
+    divisor = plan.divisor(len(work.data.y), len(index))
+    try:
+        gradient = clipped_gradient(task, tensors, x, y, keep, clip, divisor)
+    except UnknownUse:
+        flat = task.layout.join(tensors).detach()
+        weight = torch.full_like(rows, 1.0 / divisor, dtype=x.dtype)
+        alone = Step(x[None], y[None], weight[None], torch.ones(1), keep and [mask[None] for mask in keep])
+        gradient = task.layout.split(_clipped_sums(task, flat[None], alone, clip)[0])
+    with torch.no_grad():
+        if task.model.l2:
+            torch._foreach_add_(gradient, tensors, alpha=task.model.l2)
+        if plan.noise_multiplier:
+            torch._foreach_add_(gradient, task.layout.split(_noise(task, work, number, plan)))
+    return gradient
 
-    x: [c, b, *input_shape], y: [c, b]; weight: [c, b], 1/size on samples and 0 on padding; running: [c], 1 where the
-    client still trains; keep: dropout masks [c, b, *shape].
-    """
 
-    x: Tensor
-    y: Tensor
-    weight: Tensor
-    running: Tensor
-    keep: list[Tensor] | None
-
-
-_Accumulate = Callable[[ModelTask, Tensor, _Step, Tensor, float], None]
-"""(task, local, step, velocity, momentum): velocity <- momentum * velocity + gradient, in place; both [c, d]."""
+def _noise(task: ModelTask, work: Work, number: int, plan: LocalPlan) -> Vector:
+    """[d], the noise of step `number`."""
+    assert plan.clip is not None  # the plan has refused noise without
+    std = plan.noise_multiplier * plan.clip / plan.size(len(work.data.y))
+    return std * rng.normal(work.key.child("noise", number), (task.layout.dim,)).to(work.data.x.device)
 
 
 def _train_many(
@@ -163,14 +222,16 @@ def _train_many(
     work: Sequence[Work],
     batches: Sequence[Sequence[Indices]],
     plan: LocalPlan,
-    accumulate: _Accumulate,
+    accumulate: Accumulate,
 ) -> Tensor:
     """Several clients side by side; [c, d]. A client that has finished stands still."""
     local = params.repeat(len(work), 1)
     velocity = torch.zeros_like(local)
     for number in range(max(map(len, batches))):
-        step = _gather(task, work, batches, number)
+        step = _gather(task, work, batches, number, plan)
         accumulate(task, local, step, velocity, plan.momentum)
+        if plan.noise_multiplier:
+            velocity.add_(torch.stack([_noise(task, client, number, plan) for client in work]))
         if plan.gradient:
             return velocity
         everybody = bool(step.running.all())
@@ -178,48 +239,32 @@ def _train_many(
     return local.sub_(params)
 
 
-def _gather(task: ModelTask, work: Sequence[Work], batches: Sequence[Sequence[Indices]], number: int) -> _Step:
+def _gather(
+    task: ModelTask, work: Sequence[Work], batches: Sequence[Sequence[Indices]], number: int, plan: LocalPlan
+) -> Step:
     """Step `number` of all clients, padded with zero-weight copies of a sample."""
     running = [number < len(mine) for mine in batches]
     picks = [mine[number] if runs else mine[-1] for mine, runs in zip(batches, running, strict=True)]
-    size = max(map(len, picks))
+    size = max(1, *map(len, picks))
     first, device = work[0].data, work[0].data.x.device
     x = first.x.new_empty((len(work), size, *first.x.shape[1:]))
     y = first.y.new_empty((len(work), size, *first.y.shape[1:]))
     weight = torch.zeros(len(work), size)
     keeps = []
     for row, (client, pick) in enumerate(zip(work, picks, strict=True)):
-        rows = torch.from_numpy(np.concatenate([pick, np.repeat(pick[:1], size - len(pick))])).to(device)
+        filler = np.full(size - len(pick), pick[0] if len(pick) else 0)
+        rows = torch.from_numpy(np.concatenate([pick, filler])).to(device)
         torch.index_select(client.data.x, 0, rows, out=x[row])
         torch.index_select(client.data.y, 0, rows, out=y[row])
-        weight[row, : len(pick)] = 1.0 / len(pick)
+        weight[row, : len(pick)] = 1.0 / plan.divisor(len(client.data.y), len(pick))
         keep = task.dropout_masks(client.key.child("dropout", number), len(pick))
         if keep is not None:
-            keeps.append([torch.cat([mask, mask[:1].expand(size - len(pick), *mask.shape[1:])]) for mask in keep])
+            keeps.append([torch.cat([mask, mask.new_ones(len(filler), *mask.shape[1:])]) for mask in keep])
     stacked = [torch.stack(masks) for masks in zip(*keeps, strict=True)] if keeps else None
-    return _Step(x, y, weight.to(device), torch.tensor(running, dtype=torch.float32, device=device), stacked)
+    return Step(x, y, weight.to(device), torch.tensor(running, dtype=torch.float32, device=device), stacked)
 
 
-def _dense_step(task: ModelTask, local: Tensor, step: _Step, velocity: Tensor, momentum: float) -> None:
-    """A dense ReLU stack with cross-entropy, by hand: three batched products a layer."""
-    tensors, moving = task.layout.split(local), task.layout.split(velocity)
-    weights, biases = tensors[0::2], tensors[1::2]
-    inputs = [step.x.flatten(2)]
-    for weight, bias in zip(weights, biases, strict=True):
-        inputs.append(torch.baddbmm(bias[:, None], inputs[-1], weight.transpose(1, 2)))
-        if len(inputs) <= len(weights):
-            inputs[-1].relu_()
-    delta = torch.softmax(inputs.pop(), -1)
-    delta.scatter_add_(-1, step.y[..., None], torch.full_like(step.y[..., None], -1, dtype=delta.dtype))
-    delta *= step.weight[..., None]
-    for layer in range(len(weights) - 1, -1, -1):
-        moving[2 * layer].baddbmm_(delta.transpose(1, 2), inputs[layer], beta=momentum)
-        moving[2 * layer + 1].mul_(momentum).add_(delta.sum(1))
-        if layer:
-            delta = torch.bmm(delta, weights[layer]).mul_(inputs[layer] > 0)
-
-
-def _vmap_step(task: ModelTask, local: Tensor, step: _Step, velocity: Tensor, momentum: float) -> None:
+def _vmap_step(task: ModelTask, local: Tensor, step: Step, velocity: Tensor, momentum: float) -> None:
     """Any model, through `torch.func`; random draws were made outside."""
 
     def weighted_loss(params: Tensor, x: Tensor, y: Tensor, weight: Tensor, keep: list[Tensor] | None) -> Tensor:
@@ -228,3 +273,32 @@ def _vmap_step(task: ModelTask, local: Tensor, step: _Step, velocity: Tensor, mo
     in_dims = (0, 0, 0, 0, None if step.keep is None else 0)
     gradient = torch.func.vmap(torch.func.grad(weighted_loss), in_dims=in_dims)
     velocity.mul_(momentum).add_(gradient(local, step.x, step.y, step.weight, step.keep))
+
+
+def _clipped_vmap_step(
+    clip: float, task: ModelTask, local: Tensor, step: Step, velocity: Tensor, momentum: float
+) -> None:
+    """As `_vmap_step`, from gradients that are written out record by record."""
+    velocity.mul_(momentum).add_(_clipped_sums(task, local, step, clip))
+    if task.model.l2:
+        velocity.add_(local, alpha=task.model.l2)
+
+
+def _clipped_sums(task: ModelTask, local: Tensor, step: Step, clip: float) -> Tensor:
+    """[c, d], the weighted sums of the records' clipped gradients, so many records at once as fit."""
+
+    def loss_of_one(params: Tensor, x: Tensor, y: Tensor, keep: list[Tensor] | None) -> Tensor:
+        return task.losses(params, x[None], y[None], keep and [mask[None] for mask in keep])[0]
+
+    over_keep = None if step.keep is None else 0
+    of_client = torch.func.vmap(torch.func.grad(loss_of_one), in_dims=(None, 0, 0, over_keep))
+    gradients = torch.func.vmap(of_client, in_dims=(0, 0, 0, over_keep))
+    sums = torch.zeros_like(local)
+    size = max(1, _ENTRIES // local.numel())
+    for start in range(0, step.y.shape[1], size):
+        part = slice(start, start + size)
+        keep = step.keep and [mask[:, part] for mask in step.keep]
+        rows = gradients(local, step.x[:, part], step.y[:, part], keep)
+        factors = clip_factors([partial(row_squares, rows)], rows.dtype, clip) * step.weight[:, part]
+        sums += torch.bmm(factors[:, None], rows)[:, 0]
+    return sums

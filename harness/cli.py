@@ -171,6 +171,56 @@ def show(study: StudyArgument, as_json: JsonOption = False) -> None:
     _print_study(loaded)
 
 
+@app.command()
+def claim(
+    defense: Annotated[str, typer.Argument(help="Name of a defence, or of two as in laplace+sdq.")],
+    set_: Annotated[list[str] | None, typer.Option("--set", help="A parameter, as key=value; may be repeated.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds that the claim covers.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Delta at which to say what holds; default the claim's.")] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(help="Of the federation, as key=value: dim, clients, participants, samples, steps, batch, lr."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a defence claims, what provably holds, and the verdict."""
+    from harness.ask import ask, assignments
+
+    with _usage_errors():
+        found = ask(defense, assignments(set_ or [], "--set"), assignments(setting or [], "--setting"), rounds, delta)
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    _print_claim(found)
+
+
+def _print_claim(found: dict[str, Any]) -> None:
+    """Claimed, proved and the verdict, for people."""
+    claimed, proved = found["claimed"], found["proved"]
+    parameters = ", ".join(f"{key}={value}" for key, value in found["parameters"].items() if value is not None)
+    typer.echo(f"{found['defense']}({parameters})")
+    rows = [("claimed", claimed, f"{claimed['source']}, {claimed['adjacency']}" if claimed["source"] else "")]
+    rows += [("proved", proved, proved["method"])] + [("", proof, proof["method"]) for proof in found["further"]]
+    for label, row, how in rows:
+        epsilon = row["epsilon"] if row["epsilon"] == "inf" else f"{row['epsilon']:.6g}"
+        to = f", against {_adversaries(row['against'])}" if row["against"] else ""
+        note = f": {row['reason']}" if label == "" else ""
+        typer.echo(
+            f"  {label:<8} epsilon {epsilon} a {row['unit']}, delta {row['delta']:g}, {claimed['horizon']}{to}"
+            f"{f' ({how})' if how else ''}{note}"
+        )
+    for text in claimed["assumes"]:
+        typer.echo(f"  assumes  {text}")
+    typer.echo(f"  {found['verdict']}: {found['reason']}")
+
+
+def _adversaries(names: list[str]) -> str:
+    """Everybody, or the names."""
+    from harness.threats import Threat
+
+    return "everybody" if len(names) == len(Threat) else ", ".join(names)
+
+
 def _print_study(study: Study) -> None:
     """Trainings with their cells, and the estimated cost."""
     from harness.cost import estimate

@@ -7,22 +7,19 @@ A defence is two halves with bytes between them. What an adversary knows is a va
 from __future__ import annotations
 
 import dataclasses
-import enum
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from harness.claim import Claim, Horizon
 from harness.rng import Key
-from harness.threats import GRANTS, Threat, ThreatMismatch, View
+from harness.threats import GRANTS, ThreatMismatch, View
 from harness.vec import Layout, Vector, weighted_mean
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 S = TypeVar("S")
 M = TypeVar("M")
@@ -75,6 +72,7 @@ class Setting:
         steps: local SGD steps behind a message (1 for a gradient).
         lr: learning rate at round 0.
         batch: images behind one step; 0 means all of the client's.
+        samples: of the client that has fewest.
     """
 
     layout: Layout
@@ -85,6 +83,7 @@ class Setting:
     steps: int
     lr: float
     batch: int
+    samples: int
 
     @property
     def dim(self) -> int:
@@ -92,50 +91,27 @@ class Setting:
         return self.layout.dim
 
 
-class Unit(enum.Enum):
-    """What one epsilon covers. Epsilons of different units are never merged."""
+class Sender(NamedTuple):
+    """What everybody knows of the client behind a message: its number, and how many samples it trains on."""
 
-    COORDINATE = "coordinate"
-    SUBVECTOR = "sub-vector"
-    MESSAGE = "message"
-    RECORD = "record"
-    CLIENT = "client"
+    number: int
+    samples: int
 
 
-class Relation(enum.Enum):
-    """Which pairs of inputs are neighbours."""
-
-    REPLACE = "replace"
-    ADD_REMOVE = "add-remove"
-    ANY_TWO = "any-two-inputs"
-
-
-class Horizon(enum.Enum):
-    """How much of the run one epsilon covers."""
-
-    ONE_ROUND = "one round"
-    WHOLE_RUN = "whole run"
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What is promised, to whom, for what unit.
+class LocalRule(NamedTuple):
+    """What a defence asks of local training.
 
     Attributes:
-        event: the law of the mechanism for this horizon; None: nothing promised, epsilon is infinite.
-        delta: at which the claim is made (0 for a pure claim).
-        reason: one sentence, why the epsilon is what it is.
+        clip: every record's gradient is scaled to an l2 norm of at most this before a batch is averaged; None: no.
+        full_batch: one step on all of the client's samples, whatever the study says.
+        noise_multiplier: each step's mean gradient gets normal noise of this many clips over the batch size (DP-SGD).
+        poisson: each step takes every sample independently, instead of cutting a permutation.
     """
 
-    event: DpEvent | None
-    delta: float
-    unit: Unit
-    relation: Relation
-    horizon: Horizon
-    against: frozenset[Threat]
-    source: str
-    assumes: tuple[str, ...]
-    reason: str
+    clip: float | None = None
+    full_batch: bool = False
+    noise_multiplier: float = 0.0
+    poisson: bool = False
 
 
 class Likelihood(Protocol):
@@ -146,10 +122,11 @@ class Likelihood(Protocol):
 
 
 class Feedback(NamedTuple):
-    """What everybody knows after a round: its number and the test loss of the new model (None: not evaluated)."""
+    """What everybody knows after a round: test losses of the model before and after it (None: not evaluated)."""
 
     round: int
-    loss: float | None
+    before: float | None
+    after: float | None
 
 
 class MessageError(ValueError):
@@ -165,7 +142,21 @@ class Defense(ABC, Generic[S, M]):
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     randomized: ClassVar[bool] = True
-    """Whether two encodings of one update differ."""
+    """Whether two encodings of one update under one shared key differ."""
+
+    analog: ClassVar[bool] = False
+    """Whether a wire is a waveform: real numbers on channel uses, not bits."""
+
+    superposes: ClassVar[bool] = False
+    """Whether the channel adds all messages of a round up, so that none arrives by itself."""
+
+    promises: ClassVar[Horizon] = Horizon.ONE_ROUND
+    """The horizon for which the source states its epsilon."""
+
+    @property
+    def local(self) -> LocalRule:
+        """What it asks of local training; the update that `encode` gets was made so."""
+        return LocalRule()
 
     def init(self, setting: Setting) -> S:
         """The public state before round 0."""
@@ -176,11 +167,14 @@ class Defense(ABC, Generic[S, M]):
         return None  # type: ignore[return-value]  # a forgetful defence has M = None
 
     @abstractmethod
-    def encode(self, state: S, memory: M, update: Vector, *, private: Key, shared: Key) -> tuple[bytes, M]:
+    def encode(
+        self, state: S, memory: M, update: Vector, *, sender: Sender, private: Key, shared: Key, setting: Setting
+    ) -> tuple[bytes, M]:
         """Client: the bytes that cross the wire, all that leaves the client, and what it remembers.
 
         Args:
             update: [d] float32, not modified.
+            sender: this client, as everybody knows it.
             private: known to this client only, for this round only.
             shared: known to client and server, for this round only.
 
@@ -188,12 +182,14 @@ class Defense(ABC, Generic[S, M]):
             ValueError: update is not finite.
         """
 
-    def transmit(self, state: S, wires: Sequence[bytes], *, channel: Key) -> Sequence[bytes]:
+    def transmit(
+        self, state: S, wires: Sequence[bytes], *, senders: Sequence[Sender], channel: Key, setting: Setting
+    ) -> Sequence[bytes]:
         """What arrives of what was sent; an over-the-air channel returns the one superposition."""
         return wires
 
     @abstractmethod
-    def estimate(self, state: S, received: bytes, *, shared: Key | None, setting: Setting) -> Vector:
+    def estimate(self, state: S, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting) -> Vector:
         """The update [d] that one received message tells of; shared=None is an outsider who lacks the shared key.
 
         Raises:
@@ -205,21 +201,37 @@ class Defense(ABC, Generic[S, M]):
         state: S,
         received: Sequence[bytes],
         *,
+        senders: Sequence[Sender],
         shared: Sequence[Key],
-        weights: Sequence[float],
+        private: Key,
         setting: Setting,
     ) -> Vector:
-        """Server: the weighted mean update [d]; weights are the clients' numbers of samples."""
-        pairs = zip(received, shared, strict=True)
-        return weighted_mean([self.estimate(state, wire, shared=key, setting=setting) for wire, key in pairs], weights)
+        """Server: the mean update [d], weighted by the senders' numbers of samples.
+
+        Args:
+            private: known to the server only, for this round only.
+        """
+        each = zip(received, senders, shared, strict=True)
+        updates = [self.estimate(state, wire, sender=who, shared=key, setting=setting) for wire, who, key in each]
+        return weighted_mean(updates, [float(who.samples) for who in senders])
 
     def advance(self, state: S, feedback: Feedback) -> S:
         """The public state of the next round."""
         return state
 
+    def stops(self, state: S) -> bool:
+        """Whether the federation ends before the round of this state."""
+        return False
+
     @abstractmethod
     def likelihood(
-        self, state: S, received: Sequence[bytes], *, shared: Sequence[Key] | None, setting: Setting
+        self,
+        state: S,
+        received: Sequence[bytes],
+        *,
+        senders: Sequence[Sender],
+        shared: Sequence[Key] | None,
+        setting: Setting,
     ) -> Likelihood:
         """How an attacker who knows this defence scores candidate updates, for n messages at once."""
 
@@ -247,7 +259,7 @@ class Message(NamedTuple):
     """
 
     round: int
-    sender: int
+    sender: Sender
     wire: bytes
     shared: Key | None
     images: int

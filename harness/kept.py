@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from harness.contract import Feedback, Message, Setting
+from harness.contract import Feedback, Message, Sender, Setting
 from harness.loop import Keep, Training, client_key
 from harness.result import TrainingRecord
 from harness.rng import Key
@@ -22,16 +23,18 @@ def to_arrays(training: Training, keep: Keep) -> Arrays:
     arrays: Arrays = {
         # a round whose messages never arrive one by one was asked for, and yet has none
         "asked": np.array(sorted(keep.messages), np.int64),
+        # nor is there a model of a round after a defence has stopped
+        "asked models": np.array(sorted(keep.models), np.int64),
         "final": training.final.numpy(),
         "learning_rates": np.array(training.learning_rates),
-        # NaN: not evaluated after that round
-        "losses": np.array([np.nan if item.loss is None else item.loss for item in training.feedback]),
+        # before the first round and after each; NaN: not evaluated
+        "losses": np.array([np.nan if loss is None else loss for loss in _losses(training.feedback)]),
     }
     for number, params in training.models.items():
         arrays[f"model {number}"] = params.numpy()
     for number, messages in training.messages.items():
         arrays[f"wires {number}"] = np.frombuffer(b"".join(message.wire for message in messages), np.uint8)
-        arrays[f"senders {number}"] = np.array([(m.sender, len(m.wire), m.images, m.steps) for m in messages])
+        arrays[f"senders {number}"] = np.array([(*m.sender, len(m.wire), m.images, m.steps) for m in messages])
         for sender, samples in training.truth[number].items():
             arrays[f"truth {number} {sender}"] = samples
     return arrays
@@ -39,22 +42,25 @@ def to_arrays(training: Training, keep: Keep) -> Arrays:
 
 def holds(arrays: Mapping[str, npt.NDArray[Any]], keep: Keep) -> bool:
     """Whether what was kept suffices for what the attacks ask for."""
-    if "asked" not in arrays:
+    if "asked" not in arrays or "asked models" not in arrays:
         return False  # of another version
-    asked = set(arrays["asked"].tolist())
-    return keep.messages <= asked and all(f"model {number}" in arrays for number in keep.models)
+    return keep.messages <= set(arrays["asked"].tolist()) and keep.models <= set(arrays["asked models"].tolist())
+
+
+def _losses(feedback: Sequence[Feedback]) -> list[float | None]:
+    """The test loss before the first round, and after each."""
+    return [feedback[0].before, *(item.after for item in feedback)]
 
 
 def from_arrays(arrays: Mapping[str, npt.NDArray[Any]], setting: Setting, record: TrainingRecord, key: Key) -> Training:
     """The training that `to_arrays` wrote; `key` is the training's."""
+    losses = [None if np.isnan(loss) else float(loss) for loss in arrays["losses"]]
     training = Training(
         setting,
         torch.from_numpy(arrays["final"]),
         evaluations=list(record.evaluations),
         learning_rates=[float(lr) for lr in arrays["learning_rates"]],
-        feedback=[
-            Feedback(number, None if np.isnan(loss) else float(loss)) for number, loss in enumerate(arrays["losses"])
-        ],
+        feedback=[Feedback(number, *pair) for number, pair in enumerate(itertools.pairwise(losses))],
         message_bytes=list(record.message_bytes),
         snr_db=list(record.snr_db),
     )
@@ -72,15 +78,15 @@ def from_arrays(arrays: Mapping[str, npt.NDArray[Any]], setting: Setting, record
 
 def _messages(number: int, senders: npt.NDArray[Any], wires: bytes, key: Key) -> tuple[Message, ...]:
     """The messages of one round, cut out of their joined bytes."""
-    ends = np.cumsum(senders[:, 1])
+    ends = np.cumsum(senders[:, 2])
     return tuple(
         Message(
             number,
-            int(sender),
+            Sender(int(sender), int(samples)),
             wires[end - length : end],
             client_key(key, number, int(sender)).child("shared"),
             int(images),
             int(steps),
         )
-        for (sender, length, images, steps), end in zip(senders, ends, strict=True)
+        for (sender, samples, length, images, steps), end in zip(senders, ends, strict=True)
     )

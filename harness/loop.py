@@ -9,14 +9,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from harness import rng
+from harness import envelope, rng
 from harness.batch import Engine, Indices, LocalPlan, Work, train_clients
 from harness.cell import FederationSpec
-from harness.contract import Defense, Examples, Feedback, Message, Setting
+from harness.contract import Defense, Examples, Feedback, LocalRule, Message, Sender, Setting
 from harness.result import Evaluation
 from harness.rng import Key
 from harness.tasks import ModelTask
 from harness.vec import Vector
+
+_NO_RULE = LocalRule()
 
 
 class Keep(NamedTuple):
@@ -54,9 +56,11 @@ class Training:
     snr_db: list[float | None] = field(default_factory=list)
 
 
-def make_setting(task: ModelTask, spec: FederationSpec, clients: Mapping[int, Examples]) -> Setting:
-    """The public setting of a federation over these clients."""
-    plan = make_plan(spec, spec.lr)
+def make_setting(
+    task: ModelTask, spec: FederationSpec, clients: Mapping[int, Examples], rule: LocalRule = _NO_RULE
+) -> Setting:
+    """The public setting of a federation over these clients, who train by the defence's rule."""
+    plan = make_plan(spec, spec.lr, rule)
     largest = max(len(data.y) for data in clients.values())
     size = largest if plan.batch == 0 else min(plan.batch, largest)
     steps = 1 if plan.gradient else plan.steps or -(-largest // size) * (plan.epochs or 1)
@@ -68,22 +72,31 @@ def make_setting(task: ModelTask, spec: FederationSpec, clients: Mapping[int, Ex
         sends="gradient" if plan.gradient else "update",
         steps=steps,
         lr=spec.lr,
-        batch=spec.batch,
+        batch=plan.batch,
+        samples=min(len(data.y) for data in clients.values()),
     )
 
 
-def make_plan(spec: FederationSpec, lr: float) -> LocalPlan:
-    """How a client trains at this learning rate; one epoch where the study names neither steps nor epochs."""
-    epochs = spec.local_epochs
-    if spec.local_steps is None and epochs is None:
+def make_plan(spec: FederationSpec, lr: float, rule: LocalRule = _NO_RULE) -> LocalPlan:
+    """How a client trains at this learning rate; one epoch where the study names neither steps nor epochs.
+
+    A rule of one full-batch step goes before what the study says of steps, epochs, batch and momentum.
+    """
+    steps, epochs = spec.local_steps, spec.local_epochs
+    if rule.full_batch:
+        steps, epochs = 1, None
+    elif steps is None and epochs is None:
         epochs = 1
     return LocalPlan(
         gradient=spec.algorithm == "fedsgd",
-        steps=spec.local_steps,
+        steps=steps,
         epochs=epochs,
-        batch=spec.batch,
+        batch=0 if rule.full_batch else spec.batch,
         lr=lr,
-        momentum=spec.momentum,
+        momentum=0.0 if rule.full_batch else spec.momentum,
+        clip=rule.clip,
+        noise_multiplier=rule.noise_multiplier,
+        poisson=rule.poisson,
     )
 
 
@@ -116,28 +129,34 @@ def train(
         device: where the clients train and the model is evaluated; messages are made, sent and decoded on the CPU.
 
     Raises:
-        ValueError: training diverged: an update or the test loss is not finite.
+        ValueError: training diverged: an update or the test loss is not finite; or the defence allows no round.
     """
-    setting = make_setting(task, spec, clients)
+    setting = make_setting(task, spec, clients, defense.local)
     placed = {number: _on(clients[number], device) for number in sorted(clients)}
     run = _Run(task, spec, defense, placed, _on(test, device), key, engine, setting, device)
     params = task.init(key.child("init"))
     state = defense.init(setting)
     training = Training(setting, params)
     schedule = _Schedule(spec)
+    before: float | None = run.evaluate(params, 0, training)
     for number in range(spec.rounds):
+        if defense.stops(state):
+            break
         if number in keep.models:
             training.models[number] = params.clone()
-        loss = None
-        if number % spec.evaluate_every == 0:
-            loss = run.evaluate(params, number, training)
-        lr = schedule.lr(number, loss)
+        lr = schedule.lr(number, before)
         training.learning_rates.append(lr)
-        params = run.round(params, state, number, lr, training, kept=number in keep.messages, measured=loss is not None)
-        feedback = Feedback(number, None if loss is None else loss)
-        training.feedback.append(feedback)
-        state = defense.advance(state, feedback)
-    run.evaluate(params, spec.rounds, training)
+        params = run.round(
+            params, state, number, lr, training, kept=number in keep.messages, measured=before is not None
+        )
+        due = (number + 1) % spec.evaluate_every == 0 or number + 1 == spec.rounds
+        after = run.evaluate(params, number + 1, training) if due else None
+        training.feedback.append(Feedback(number, before, after))
+        state, before = defense.advance(state, training.feedback[-1]), after
+    if not training.feedback:
+        raise ValueError("the defence stops before the first round: nothing was trained")
+    if before is None:
+        run.evaluate(params, len(training.feedback), training)
     training.final = params
     return training
 
@@ -196,35 +215,52 @@ class _Run:
         """One round; the next parameters."""
         senders = self._participants(number)
         work = [Work(self.clients[k], client_key(self.key, number, k).child("train")) for k in senders]
-        plan = make_plan(self.spec, lr)
+        plan = make_plan(self.spec, lr, self.defense.local)
         trained, batches = train_clients(self.task, params.to(self.device), work, plan, self.engine)
         updates = trained.cpu()
-        wires = []
+        who = [Sender(k, len(self.clients[k].y)) for k in senders]
         shared = [client_key(self.key, number, k).child("shared") for k in senders]
-        for sender, update, common in zip(senders, updates, shared, strict=True):
-            private = client_key(self.key, number, sender).child("private")
-            try:
-                wire, self.memories[sender] = self.defense.encode(
-                    state, self.memories[sender], update, private=private, shared=common
-                )
-            except ValueError as error:
-                raise ValueError(f"round {number}, client {sender}: {error}") from error
-            wires.append(wire)
-        received = self.defense.transmit(state, wires, channel=self.key.child("round", number, "channel"))
-        weights = [float(len(self.clients[k].y)) for k in senders]
-        mean = self.defense.decode(state, received, shared=shared, weights=weights, setting=self.setting)
+        wires = [self._encode(state, *each, number) for each in zip(who, updates, shared, strict=True)]
+        if not self.defense.analog:
+            wires = [envelope.unseal(wire, number, k) for wire, k in zip(wires, senders, strict=True)]
+        channel = self.key.child("round", number, "channel")
+        received = self.defense.transmit(state, wires, senders=who, channel=channel, setting=self.setting)
+        mean = self.defense.decode(
+            state,
+            received,
+            senders=who,
+            shared=shared,
+            private=self.key.child("round", number, "server"),
+            setting=self.setting,
+        )
         training.message_bytes.append(sum(map(len, wires)) / len(wires))
         if measured:
-            training.snr_db.append(self._snr_db(state, updates, received, shared))
+            training.snr_db.append(self._snr_db(state, updates, received, who, shared))
         if kept:
             training.truth[number] = {k: _flatten(mine) for k, mine in zip(senders, batches, strict=True)}
             # only where every sender's message arrives by itself is there a message of one client to look at
-            if len(received) == len(senders):
+            if not self.defense.superposes:
                 training.messages[number] = tuple(
                     Message(number, sender, wire, common, len(_flatten(mine)), len(mine))
-                    for sender, wire, common, mine in zip(senders, received, shared, batches, strict=True)
+                    for sender, wire, common, mine in zip(who, received, shared, batches, strict=True)
                 )
         return params - lr * mean if self.setting.sends == "gradient" else params + mean
+
+    def _encode(self, state: Any, sender: Sender, update: Tensor, shared: Key, number: int) -> bytes:
+        """One client's message, in its envelope where it is digital; the client's memory moves on."""
+        try:
+            wire, self.memories[sender.number] = self.defense.encode(
+                state,
+                self.memories[sender.number],
+                update,
+                sender=sender,
+                private=client_key(self.key, number, sender.number).child("private"),
+                shared=shared,
+                setting=self.setting,
+            )
+        except ValueError as error:
+            raise ValueError(f"round {number}, client {sender.number}: {error}") from error
+        return wire if self.defense.analog else envelope.seal(wire, number, sender.number)
 
     def _participants(self, number: int) -> list[int]:
         """Client numbers of this round, in increasing order."""
@@ -232,13 +268,15 @@ class _Run:
         chosen = rng.subset(self.key.child("round", number, "participants"), len(numbers), self.setting.participants)
         return [numbers[i] for i in chosen]
 
-    def _snr_db(self, state: Any, updates: Tensor, received: Sequence[bytes], shared: Sequence[Key]) -> float | None:
+    def _snr_db(
+        self, state: Any, updates: Tensor, received: Sequence[bytes], who: Sequence[Sender], shared: Sequence[Key]
+    ) -> float | None:
         """Mean over messages of 10 log10(|u|^2 / |decoded - u|^2); None where decoding is exact or u is zero."""
-        if len(received) != len(updates):
+        if self.defense.superposes:
             return None
         ratios = []
-        for update, wire, key in zip(updates, received, shared, strict=True):
-            decoded = self.defense.estimate(state, wire, shared=key, setting=self.setting)
+        for update, wire, sender, key in zip(updates, received, who, shared, strict=True):
+            decoded = self.defense.estimate(state, wire, sender=sender, shared=key, setting=self.setting)
             signal = float(update.double().square().sum())
             noise = float((decoded.double() - update.double()).square().sum())
             if signal > 0 and noise > 0:

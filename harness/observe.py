@@ -14,7 +14,7 @@ from torch import Tensor
 from harness import rng
 from harness.batch import Engine, Indices, Work, train_clients
 from harness.cell import FederationSpec, Target
-from harness.contract import Defense, Examples, Message, Observation, Snapshot
+from harness.contract import Defense, Examples, Message, Observation, Sender, Snapshot
 from harness.loop import Training, make_plan, replay_state
 from harness.rng import Key
 from harness.tasks import ModelTask
@@ -146,25 +146,46 @@ def _probe(scene: Scene, target: Target, model: Snapshot, lr: float) -> _Sent:
         raise ValueError(f"expected at most {len(used)} images, got {target.count} victims x {target.batch}")
     rows = used[rng.permutation(scene.key.child("victims"), len(used))[:needed]]
     victims = tuple(scene.rows(part) for part in rows.reshape(target.count, target.batch))
-    setting = scene.training.setting
-    plan = make_plan(scene.spec, lr)
+    plan = make_plan(scene.spec, lr, scene.defense.local)
     if plan.gradient:
-        plan = dataclasses.replace(plan, batch=0)
+        plan = dataclasses.replace(plan, batch=0, poisson=False)
     messages = []
     for number, victim in enumerate(victims):
         key = scene.key.child("probe", model.round, number)
         trained = train_clients(scene.task, model.params, [Work(victim, key.child("train"))], plan, scene.engine)
-        wire, _ = scene.defense.encode(
-            model.state,
-            scene.defense.remember(setting),
-            trained.updates[0],
-            private=key.child("private"),
-            shared=key.child("shared"),
-        )
-        (received,) = scene.defense.transmit(model.state, [wire], channel=key.child("channel"))
+        sender = Sender(number, target.batch)
+        received = _send(scene, model, sender, trained.updates[0], key)
         steps = len(trained.batches[0])
-        messages.append(Message(model.round, number, received, key.child("shared"), target.batch, steps))
+        messages.append(Message(model.round, sender, received, key.child("shared"), target.batch, steps))
     return _Sent(tuple(messages), victims, rows)
+
+
+def _send(scene: Scene, model: Snapshot, sender: Sender, update: Tensor, key: Key) -> bytes:
+    """What arrives of one victim's update.
+
+    Where the channel adds messages up, the others send an update of zero: an adversary who knows their data can take it
+    away from the sum, but not the noise that they put in.
+    """
+    defense, setting, state = scene.defense, scene.training.setting, model.state
+    senders = [sender]
+    if defense.superposes:
+        senders += [Sender(k, setting.samples) for k in range(setting.clients) if k != sender.number % setting.clients]
+    senders = senders[: setting.participants]
+    wires = []
+    for who in senders:
+        mine = key if who == sender else key.child("other", who.number)
+        wire, _ = defense.encode(
+            state,
+            defense.remember(setting),
+            update if who == sender else torch.zeros_like(update),
+            sender=who,
+            private=mine.child("private"),
+            shared=mine.child("shared"),
+            setting=setting,
+        )
+        wires.append(wire)
+    (received,) = defense.transmit(state, wires, senders=senders, channel=key.child("channel"), setting=setting)
+    return received
 
 
 def _real_messages(scene: Scene, target: Target, model: Snapshot, lr: float) -> _Sent:
@@ -175,9 +196,9 @@ def _real_messages(scene: Scene, target: Target, model: Snapshot, lr: float) -> 
     if len(messages) < target.count:
         raise ValueError(f"expected at most {len(messages)} messages in round {model.round}, got count={target.count}")
     truth = scene.training.truth[model.round]
-    rows = [scene.clients[message.sender][truth[message.sender]] for message in messages]
-    senders = frozenset(message.sender for message in messages)
-    return _Sent(messages, tuple(scene.rows(part) for part in rows), np.concatenate(rows), senders)
+    numbers = [message.sender.number for message in messages]
+    rows = [scene.clients[number][truth[number]] for number in numbers]
+    return _Sent(messages, tuple(scene.rows(part) for part in rows), np.concatenate(rows), frozenset(numbers))
 
 
 def _candidates(scene: Scene, target: Target) -> _Asked:

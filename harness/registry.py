@@ -6,6 +6,7 @@ module that imports the two packages.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import importlib.metadata
@@ -16,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from harness.cascade import Cascade
 from harness.cell import PartSpec, Scalar
 from harness.contract import Attack, Defense
 from harness.errors import UnknownNameError, unknown
@@ -100,11 +102,53 @@ def build(kind: Kind, name: str, parameters: dict[str, Scalar]) -> Any:
         UnknownNameError: no such name.
         ParameterError: unknown keys, wrong types, values out of range: all of them at once.
     """
+    if kind == "defense" and "+" in name:
+        return _cascade(name, parameters)
     found = lookup(kind, name)
     try:
         return construct(found, {key: value for key, value in parameters.items() if value is not None})
     except ValidationError as error:
         raise ParameterError(name, [explain(item) for item in error.errors()]) from error
+
+
+def _cascade(name: str, parameters: dict[str, Scalar]) -> Cascade:
+    """The two defences that `name` joins with a plus, each with the parameters that are its own.
+
+    A parameter that both have is written `defence.parameter`.
+    """
+    names = _parts(name)
+    fields = [{field.name for field in dataclasses.fields(lookup("defense", part))} for part in names]
+    tables: list[dict[str, Scalar]] = [{}, {}]
+    problems = []
+    for key, value in parameters.items():
+        part, _, inner = key.rpartition(".")
+        owners = [i for i in (0, 1) if inner in fields[i] and part in ("", names[i])]
+        if len(owners) == 1:
+            tables[owners[0]][inner] = value
+        elif owners:
+            problems.append((key, f"both have it; write {names[0]}.{key} or {names[1]}.{key}"))
+        else:
+            problems.append((key, f"unknown key, got {value!r}"))
+    built = []
+    for part, table in zip(names, tables, strict=True):
+        try:
+            built.append(build("defense", part, table))
+        except ParameterError as error:
+            problems += error.problems
+    if problems:
+        raise ParameterError(name, problems)
+    try:
+        return Cascade(names, *built)
+    except ValueError as error:
+        raise ParameterError(name, [("", str(error))]) from error
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """The two names in the name of a cascade."""
+    first, *rest = name.split("+")
+    if len(rest) != 1:
+        raise UnknownNameError(f"expected two defences joined by one '+', got {name!r}")
+    return first, rest[0]
 
 
 def construct(kind: type[P], table: dict[str, Any]) -> P:
@@ -158,6 +202,8 @@ def defaults(kind: Kind, name: str) -> dict[str, Scalar]:
 
 def summary(kind: Kind, name: str) -> str:
     """The first line of a defence's or an attack's docstring."""
+    if kind == "defense" and "+" in name:
+        return ", then ".join(summary(kind, part).rstrip(".") for part in _parts(name)) + "."
     return (inspect.getdoc(lookup(kind, name)) or "").split("\n")[0]
 
 

@@ -88,8 +88,31 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class ProofRecord:
+    """What provably holds for one unit; `epsilon` None is infinity.
+
+    `tight`: some pair of neighbours attains it. `against`: of whom it speaks.
+    """
+
+    epsilon: float | None
+    delta: float
+    unit: str
+    method: str
+    reason: str
+    tight: bool
+    against: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class ClaimRecord:
-    """A defence's claim with its numbers; `epsilon` None means that nothing is promised (infinity)."""
+    """A defence's claim with its numbers; `epsilon` None means that nothing is promised (infinity).
+
+    Attributes:
+        proved: what holds for the claim's unit and adversaries, at the delta that was asked for.
+        further: the same for other units or adversaries.
+        verdict: HOLDS, LOOSE, BROKEN, UNPROVED or NOTHING PROMISED, at the claim's own delta.
+        reason: for the verdict, with both numbers.
+    """
 
     epsilon: float | None
     delta: float
@@ -99,6 +122,9 @@ class ClaimRecord:
     against: tuple[str, ...]
     source: str
     assumes: tuple[str, ...]
+    proved: ProofRecord
+    further: tuple[ProofRecord, ...]
+    verdict: str
     reason: str
 
 

@@ -6,18 +6,30 @@ of SHA-256(seed, path); a CPU `torch.Generator` uses only the low 32 bits of its
 would then collide with probability 0.69.
 
 One key, one draw: for two draws take two children.
+
+Where speed counts and the numbers need not be those of an older result, there is a fast twin: `uniform32` for
+`uniform`, `signed_exponential` for `laplace`. They, `gamma`, `chisquare` and `uniform_at` use arithmetic and numpy's
+rejection samplers, and no vectorized logarithm, whose last bit depends on the processor: client and server may draw
+them each for itself. `uniform_at` alone is counter-based: a number can be drawn without those before it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15
+"""2^64 over the golden ratio: the distance of two states of SplitMix64."""
+
+_BLOCK = 1 << 16
+"""Counters hashed at a time: few enough that what lies between the steps stays in the cache."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +52,16 @@ class Key:
         return Key(self.seed, (*self.path, *parts))
 
 
-def _generator(key: Key) -> np.random.Generator:
-    """The stream of `key`: Philox with a 128-bit key."""
+def _digest(key: Key) -> bytes:
+    """128 bits of SHA-256(seed, path)."""
     # JSON keeps 1 and "1" apart, and no two paths share a text.
     name = json.dumps([key.seed, list(key.path)], separators=(",", ":")).encode()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(hashlib.sha256(name).digest()[:16], "little")))
+    return hashlib.sha256(name).digest()[:16]
+
+
+def _generator(key: Key) -> np.random.Generator:
+    """The stream of `key`: Philox with a 128-bit key."""
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(_digest(key), "little")))
 
 
 def normal(key: Key, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -62,6 +79,111 @@ def uniform(
 def laplace(key: Key, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
     """Laplace draws of scale 1 (variance 2) of the given shape; drawn as float64, then cast."""
     return torch.from_numpy(_generator(key).laplace(0.0, 1.0, shape)).to(dtype)
+
+
+def uniform32(key: Key, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Tensor:
+    """Uniform float32 draws from [low, high): low + (high - low) * k / 2^24, k = 0..2^24-1; faster than `uniform`.
+
+    Exact, and below `high`, for low = 0 or -1/2 and high - low = 1; elsewhere each step rounds to float32.
+    """
+    drawn = torch.from_numpy(_generator(key).random(shape, np.float32))
+    if high - low != 1:
+        drawn *= high - low
+    return drawn if low == 0 else drawn.add_(low)
+
+
+def signed_exponential(key: Key, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Laplace draws of scale 1 (variance 2): the law of `laplace` in under half its time, other numbers.
+
+    Drawn as float64, then cast. The tail is right up to 44, beyond which 2^-64 of the law lies; the inverse of a
+    24-bit uniform would never pass 16.6.
+    """
+    stream = _generator(key)
+    drawn = stream.standard_exponential(shape)
+    coins = np.unpackbits(stream.integers(0, 256, (drawn.size + 7) // 8, np.uint8), count=drawn.size).view(np.int8)
+    drawn *= (2 * coins - 1).reshape(shape)
+    return torch.from_numpy(drawn).to(dtype)
+
+
+def gamma(key: Key, shape_parameter: float, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Gamma draws of scale 1 (mean `shape_parameter`) of the given shape; drawn as float64, then cast.
+
+    Raises:
+        ValueError: shape_parameter is not a positive number.
+    """
+    if not 0 < shape_parameter < math.inf:
+        raise ValueError(f"expected a finite shape parameter > 0, got {shape_parameter}")
+    return torch.from_numpy(_gamma(_generator(key), shape_parameter, shape)).to(dtype)
+
+
+def chisquare(key: Key, degrees: float, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Chi-square draws of the given shape; drawn as float64, then cast.
+
+    A vector of the multivariate t law is `normal(one) / sqrt(chisquare(other, degrees) / degrees)`.
+
+    Raises:
+        ValueError: degrees is not a positive number.
+    """
+    if not 0 < degrees < math.inf:
+        raise ValueError(f"expected finite degrees of freedom > 0, got {degrees}")
+    return torch.from_numpy(_gamma(_generator(key), degrees / 2, shape)).mul_(2).to(dtype)
+
+
+def _gamma(stream: np.random.Generator, a: float, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    """Gamma draws of shape parameter `a`: sums of exponentials and half a squared normal where that is faster."""
+    if a not in (0.5, 1.0, 1.5, 2.0):
+        return stream.standard_gamma(a, shape)
+    if a == int(a):
+        drawn = stream.standard_exponential(shape)
+    else:
+        drawn = stream.standard_normal(shape)
+        drawn *= drawn
+        drawn *= 0.5
+    if a > 1:
+        drawn += stream.standard_exponential(shape)
+    return drawn
+
+
+def uniform_at(key: Key, counters: npt.NDArray[np.uint64], columns: int) -> npt.NDArray[np.float64]:
+    """[len(counters), columns] uniform draws from [0, 1), multiples of 2^-53, stored column by column.
+
+    An entry depends on (key, counter, column) alone, not on the other counters, their order or their number.
+
+    Two rounds of the SplitMix64 finalizer; each (key, column) has a hashed 128-bit key of its own, half of it added
+    before each round. One round alone would give every key the same sequence, shifted. No cipher: for numbers that the
+    adversary may know.
+
+    Raises:
+        TypeError: the counters are not uint64.
+
+    Source: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators" (finalizer: Stafford, variant 13).
+    """
+    if counters.dtype != np.uint64:
+        raise TypeError(f"expected uint64 counters, got {counters.dtype}")
+    drawn = np.empty((columns, len(counters)))
+    spare = np.empty(min(_BLOCK, len(counters)), np.uint64)
+    for column in range(columns):
+        secret = _digest(key.child("column", column))
+        first, second = int.from_bytes(secret[:8], "little"), int.from_bytes(secret[8:], "little")
+        for start in range(0, len(counters), _BLOCK):
+            here = slice(start, start + _BLOCK)
+            state = counters[here] * np.uint64(_GOLDEN)
+            state += np.uint64(first)
+            _finalize(state, spare[: len(state)])
+            state += np.uint64(second)
+            _finalize(state, spare[: len(state)])
+            state >>= np.uint64(11)
+            # signed, which the processor converts far faster; 53 bits are never negative
+            np.multiply(state.view(np.int64), 2.0**-53, out=drawn[column, here])
+    return drawn.T
+
+
+def _finalize(state: npt.NDArray[np.uint64], spare: npt.NDArray[np.uint64]) -> None:
+    """The finalizer of SplitMix64, in place: a permutation of the 64-bit words. Overwrites `spare`."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        state ^= np.right_shift(state, np.uint64(shift), out=spare)
+        state *= np.uint64(factor)
+    state ^= np.right_shift(state, np.uint64(31), out=spare)
 
 
 def permutation(key: Key, n: int) -> npt.NDArray[np.int64]:

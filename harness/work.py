@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 
 from harness import data, models, registry
-from harness.accounting import epsilon
 from harness.batch import choose_engine
 from harness.cell import Cell, TaskSpec, TrainingSpec, canonical, fingerprint
-from harness.contract import Claim, Defense, Examples, Membership, Reconstruction, Setting
+from harness.claim_record import record_claim
+from harness.contract import Defense, Examples, Membership, Reconstruction, Setting
 from harness.data import DataSet
 from harness.environment import environment
 from harness.flags import cell_flags, training_flags
@@ -78,8 +77,10 @@ def prepare(spec: TrainingSpec, root: Path) -> Prepared:
         rows = subset(key.child("training", "test"), len(test.y), spec.federation.test_samples)
         test = Examples(test.x[rows], test.y[rows])
     x, y = loaded.train
-    setting = make_setting(task, spec.federation, {k: Examples(x[rows], y[rows]) for k, rows in clients.items()})
-    return Prepared(task, loaded, test, clients, registry.build_defense(spec.defense), setting, key)
+    defense = registry.build_defense(spec.defense)
+    holdings = {k: Examples(x[rows], y[rows]) for k, rows in clients.items()}
+    setting = make_setting(task, spec.federation, holdings, defense.local)
+    return Prepared(task, loaded, test, clients, defense, setting, key)
 
 
 def run_training(spec: TrainingSpec, keep: Keep, store: Store, root: Path, device: str = "cpu") -> TrainingRecord:
@@ -220,22 +221,6 @@ def _claims(ready: Prepared, training: Training) -> tuple[ClaimRecord, ClaimReco
     first = ready.defense.init(ready.setting)
     states = list(itertools.accumulate(training.feedback[:-1], ready.defense.advance, initial=first))
     return (
-        claim_record(ready.defense.claim(states[:1], ready.setting)),
-        claim_record(ready.defense.claim(states, ready.setting)),
-    )
-
-
-def claim_record(claim: Claim) -> ClaimRecord:
-    """A claim with its epsilon worked out."""
-    value = epsilon(claim.event, claim.delta)
-    return ClaimRecord(
-        epsilon=None if math.isinf(value) else value,
-        delta=claim.delta,
-        unit=claim.unit.value,
-        relation=claim.relation.value,
-        horizon=claim.horizon.value,
-        against=tuple(sorted(threat.value for threat in claim.against)),
-        source=claim.source,
-        assumes=claim.assumes,
-        reason=claim.reason,
+        record_claim(ready.defense.claim(states[:1], ready.setting)),
+        record_claim(ready.defense.claim(states, ready.setting)),
     )

@@ -1,99 +1,183 @@
-"""What each defence claims: epsilon of one round and of the whole run, with all that an epsilon needs to be read."""
+"""What each defence claims beside what is proved, for one round and for the whole run, and the verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from harness.result import ClaimRecord
+from harness.result import ClaimRecord, ProofRecord, TrainingRecord
+from reports.checked import State, overview, severity, states, verdict_of, why
 from reports.labels import Label
-from reports.notation import NO_VALUE, adversaries, epsilon, listing, scope, short
+from reports.notation import adversaries, bound, epsilon, listing, per, plural
 from reports.select import Analysis
 
 
-class Promise(NamedTuple):
-    """One claim: the epsilon, and unit, horizon and delta in words. `sort` orders it, infinity last."""
+class Amount(NamedTuple):
+    """An epsilon over the seeds. `scope` is its unit and delta, `notes` what else it needs to be read."""
 
     epsilon: str
     scope: str
     finite: bool
+    notes: tuple[str, ...]
 
 
-class ClaimRow(NamedTuple):
-    """One defence in one setting."""
+class Line(NamedTuple):
+    """One horizon of one defence, or both where all is the same."""
 
-    defense: Label
-    setting: str
-    one_round: Promise
-    whole_run: Promise
-    relation: str
-    against: str
-    source: str
-    assumes: tuple[str, ...]
+    horizon: str
+    claimed: Amount
+    proved: Amount
+    states: tuple[State, ...]
     reason: str
 
 
+class Further(NamedTuple):
+    """A proof for another unit or other adversaries than those of the claim."""
+
+    epsilon: str
+    scope: str
+    reason: str
+
+
+class ClaimRow(NamedTuple):
+    """One defence in one setting. `basis`: source, neighbours and adversaries of the claim."""
+
+    defense: Label
+    setting: str
+    lines: tuple[Line, ...]
+    further: tuple[Further, ...]
+    basis: str
+    assumes: tuple[str, ...]
+
+
 class Claims(NamedTuple):
-    """The table; settings are named only where there are several."""
+    """The table; settings are named only where there are several. `units` are those of the finite claims."""
 
     rows: tuple[ClaimRow, ...]
     several_settings: bool
     units: tuple[str, ...]
+    overview: str
 
 
-def _promise(claims: Sequence[ClaimRecord]) -> Promise:
-    """The claim of one horizon over the seeds."""
-    if not claims:
-        return Promise(NO_VALUE, "no training finished", False)
-    finite = all(claim.epsilon is not None for claim in claims)
+def _distinct(texts: Sequence[str]) -> str:
+    """Each text once; several where the seeds differ."""
+    return " / ".join(dict.fromkeys(texts))
+
+
+def _claimed(claims: Sequence[ClaimRecord], digits: int) -> Amount:
+    """The promise of one horizon over the seeds."""
+    units = _distinct([claim.unit for claim in claims])
+    if any(claim.epsilon is None for claim in claims):
+        return Amount(epsilon(claims), f"per {units}, any δ < 1", False, ())
+    return Amount(epsilon(claims, digits), _distinct([per(claim.unit, claim.delta) for claim in claims]), True, ())
+
+
+def attained(proof: ProofRecord) -> str:
+    """Whether a smaller epsilon could hold."""
+    if proof.epsilon is None:
+        return "no finite bound" if proof.tight else "no finite bound is known"
+    return "attained" if proof.tight else "upper bound"
+
+
+def _proved(claims: Sequence[ClaimRecord], digits: int) -> Amount:
+    """What holds for one horizon over the seeds."""
+    proofs = [claim.proved for claim in claims]
+    others = [
+        f"against {adversaries(claim.proved.against)}"
+        for claim in claims
+        if set(claim.proved.against) != set(claim.against)
+    ]
+    methods = _distinct([f"{proof.method}, {attained(proof)}" for proof in proofs])
+    finite = all(proof.epsilon is not None for proof in proofs)
+    scope = _distinct([per(proof.unit, proof.delta) for proof in proofs])
+    return Amount(bound(proofs, digits), scope, finite, tuple(filter(None, (methods, _distinct(others)))))
+
+
+def _digits(claims: Sequence[ClaimRecord]) -> int:
+    """Enough to tell the two epsilons apart where the verdict rests on their difference."""
+    close = epsilon(claims) == bound([claim.proved for claim in claims])
+    return 7 if close and any(verdict_of(claim) in ("BROKEN", "UNPROVED") for claim in claims) else 4
+
+
+def _line(claims: Sequence[ClaimRecord]) -> Line:
+    """One horizon; the reason is that of the worst verdict."""
+    reasons = dict.fromkeys(why(claim) for claim in sorted(claims, key=severity, reverse=True))
+    first, *others = reasons
+    more = f" ({plural(len(others), 'other reason')} in other seeds)" if others else ""
+    digits = _digits(claims)
+    return Line(claims[0].horizon, _claimed(claims, digits), _proved(claims, digits), states(claims), first + more)
+
+
+def _further(claims: Sequence[ClaimRecord]) -> tuple[Further, ...]:
+    """The other proofs: seeds are merged, different units, deltas and adversaries never, horizons only where all is
+    the same.
+    """
+    proofs: dict[tuple[object, ...], list[ProofRecord]] = {}
+    for claim in claims:
+        for proof in claim.further:
+            key = claim.horizon, proof.unit, proof.delta, proof.against, proof.method, proof.tight
+            proofs.setdefault(key, []).append(proof)
+    horizons: dict[tuple[str, str, str, str], list[str]] = {}
+    for (horizon, *_), found in proofs.items():
+        first = found[0]
+        against = f", against {adversaries(first.against)}" if first.against else ""
+        how = f"{first.method}, {attained(first)}"
+        same = bound(found), per(first.unit, first.delta) + against, how, first.reason
+        horizons.setdefault(same, []).append(str(horizon))
+    return tuple(
+        Further(value, f"{scope}, {listing(spans)} ({how})", reason)
+        for (value, scope, how, reason), spans in horizons.items()
+    )
+
+
+def _lines(trainings: Sequence[TrainingRecord]) -> tuple[Line, ...]:
+    """One round and the whole run; one line where a run has one round only, or where they differ in nothing."""
+    if not trainings:
+        return ()
+    one, whole = (_line(claims) for claims in ([t.one_round for t in trainings], [t.whole_run for t in trainings]))
+    if one._replace(horizon="") != whole._replace(horizon=""):
+        return one, whole
+    return (one._replace(horizon=listing(dict.fromkeys((one.horizon, whole.horizon)))),)
+
+
+def _both(texts: Sequence[tuple[str, str]]) -> str:
+    """(horizon, text) pairs as one text where all agree, else each with its horizon."""
+    found = dict.fromkeys(texts)
+    if len({text for _, text in found}) <= 1:
+        return next((text for _, text in found), "")
+    return "; ".join(f"{horizon}: {text}" for horizon, text in found)
+
+
+def _basis(claims: Sequence[ClaimRecord]) -> str:
+    """What the finite claims rest on, in a sentence; empty where nothing is promised."""
+    finite = [claim for claim in claims if claim.epsilon is not None]
     if not finite:
-        return Promise(epsilon(claims), f"per {claims[0].unit}, {claims[0].horizon}, any δ < 1", False)
-    return Promise(epsilon(claims), " / ".join(dict.fromkeys(scope(claim) for claim in claims)), True)
-
-
-def _both(first: Sequence[str], second: Sequence[str]) -> str:
-    """One text where one round and the whole run agree, else both."""
-    mine, theirs = listing(dict.fromkeys(first)), listing(dict.fromkeys(second))
-    return mine if mine == theirs else f"one round: {mine}; whole run: {theirs}"
+        return ""
+    parts = {
+        "Claimed in": [claim.source for claim in finite],
+        "Neighbours:": [claim.relation for claim in finite],
+        "Against": [adversaries(claim.against) for claim in finite],
+    }
+    spans = [claim.horizon for claim in finite]
+    said = {name: _both(list(zip(spans, texts, strict=True))) for name, texts in parts.items()}
+    return " ".join(f"{name} {text}." for name, text in said.items() if text)
 
 
 def claims(analysis: Analysis) -> Claims:
     """One row a defence and setting, in the study's order."""
-    rows = []
+    rows, units = [], []
     for setting, defense in analysis.pairs:
         trainings = analysis.trainings.get((setting, defense), ())
-        one, whole = [t.one_round for t in trainings], [t.whole_run for t in trainings]
-        both = one + whole
+        both = [t.one_round for t in trainings] + [t.whole_run for t in trainings]
+        units += [claim.unit for claim in both if claim.epsilon is not None]
         rows.append(
             ClaimRow(
                 defense=analysis.defenses[defense],
                 setting=analysis.settings[setting],
-                one_round=_promise(one),
-                whole_run=_promise(whole),
-                relation=_both([c.relation for c in one], [c.relation for c in whole]) or NO_VALUE,
-                against=_both([adversaries(c.against) for c in one], [adversaries(c.against) for c in whole])
-                or NO_VALUE,
-                source=_both([c.source for c in one], [c.source for c in whole]),
+                lines=_lines(trainings),
+                further=_further(both),
+                basis=_basis(both),
                 assumes=tuple(dict.fromkeys(text for claim in both for text in claim.assumes)),
-                reason=_both([c.reason for c in one], [c.reason for c in whole]),
             )
         )
-    units = dict.fromkeys(
-        claim.unit
-        for trainings in analysis.trainings.values()
-        for training in trainings
-        for claim in (training.one_round, training.whole_run)
-        if claim.epsilon is not None
-    )
-    return Claims(tuple(rows), len(analysis.settings) > 1, tuple(units))
-
-
-def brief(claims_of_seeds: Sequence[ClaimRecord]) -> str:
-    """One defence's claim on two lines, for a terminal; the largest epsilon of the seeds."""
-    if not claims_of_seeds:
-        return NO_VALUE
-    first = claims_of_seeds[0]
-    if any(claim.epsilon is None for claim in claims_of_seeds):
-        return "∞: nothing\npromised"
-    high = max(claim.epsilon or 0.0 for claim in claims_of_seeds)
-    return f"{short(high)} per {first.unit}\n{first.horizon}, δ {short(first.delta)}"
+    return Claims(tuple(rows), len(analysis.settings) > 1, tuple(dict.fromkeys(units)), overview(analysis))

@@ -7,11 +7,15 @@ from typing import NamedTuple
 
 from harness.cell import PartSpec, Scalar
 from harness.result import ClaimRecord, Estimate
+from reports.checked import severity, verdict_of
 from reports.figures import ACCURACY_BETTER, LEAK_BETTER, Chart, Point, Series, capped, slug
 from reports.labels import UNDEFENDED, varying_parameters, written
-from reports.notation import adversaries, fixed, percent, short
+from reports.notation import INFINITE, adversaries, fixed, listing, per, percent, short
 from reports.pool import accuracy
 from reports.select import Analysis, Group
+
+MOST_NAMES = 3
+"""Defences that a caption names."""
 
 
 class Axis(NamedTuple):
@@ -58,11 +62,41 @@ AUC = Measure(
 
 
 def _weakest(claims: Iterable[ClaimRecord]) -> ClaimRecord | None:
-    """The claim with the largest epsilon over the seeds; None if one of them promises nothing."""
+    """The claim with the largest epsilon over the seeds, of equals the worst; None if one promises nothing."""
     known = list(claims)
     if not known or any(claim.epsilon is None for claim in known):
         return None
-    return max(known, key=lambda claim: claim.epsilon or 0.0)
+    return max(known, key=lambda claim: (claim.epsilon or 0.0, severity(claim)))
+
+
+def _same_kind(claim: ClaimRecord) -> bool:
+    """Whether what is proved may stand on the axis of what is claimed."""
+    proved = claim.proved
+    return (proved.unit, proved.delta, set(proved.against)) == (claim.unit, claim.delta, set(claim.against))
+
+
+def _differs(claim: ClaimRecord) -> bool:
+    """Whether claimed and proved are two numbers."""
+    return verdict_of(claim) != "HOLDS"
+
+
+def _mark(claim: ClaimRecord) -> float | None:
+    """Where a hollow marker goes."""
+    return claim.proved.epsilon or None if _differs(claim) and _same_kind(claim) else None
+
+
+def _unmarked(analysis: Analysis, samples: Sequence[Sample]) -> str:
+    """A sentence on what differs and has no marker: infinite, zero, or of another kind."""
+    lacking = [s for s in samples if _differs(s.claim) and _mark(s.claim) is None]
+    names = [f"{analysis.defenses[s.defense.label].text} ({_proved(s.claim)}, {verdict_of(s.claim)})" for s in lacking]
+    more = [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
+    return f"Without a marker for what is proved: {listing(names[:MOST_NAMES] + more)}." if names else ""
+
+
+def _proved(claim: ClaimRecord) -> str:
+    """The proved epsilon, with its unit and delta where these are not the claim's."""
+    value = INFINITE if claim.proved.epsilon is None else short(claim.proved.epsilon)
+    return value if _same_kind(claim) else f"{value} {per(claim.proved.unit, claim.proved.delta)}"
 
 
 def _families(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
@@ -100,15 +134,16 @@ def _point(sample: Sample, scale: float) -> Point:
     """A sample on its chart."""
     e = sample.estimate
     low, high = None if e.low is None else scale * e.low, None if e.high is None else scale * e.high
-    return Point(sample.claim.epsilon or 0.0, scale * (e.value or 0.0), low, high)
+    return Point(sample.claim.epsilon or 0.0, scale * (e.value or 0.0), low, high, _mark(sample.claim))
 
 
 def _row(analysis: Analysis, measure: Measure, sample: Sample) -> tuple[str, ...]:
     """A sample in the data table."""
     claim, e = sample.claim, sample.estimate
     ends = "" if e.low is None or e.high is None else f"{measure.write(e.low)} to {measure.write(e.high)}"
-    name = analysis.defenses[sample.defense.label].text
-    return name, short(claim.epsilon), short(claim.delta), adversaries(claim.against), measure.write(e.value), ends
+    name, claimed = analysis.defenses[sample.defense.label].text, short(claim.epsilon)
+    checked = _proved(claim), verdict_of(claim)
+    return name, claimed, *checked, short(claim.delta), adversaries(claim.against), measure.write(e.value), ends
 
 
 def _chart(
@@ -123,6 +158,9 @@ def _chart(
     against = {adversaries(sample.claim.against) for sample in samples}
     scope = f"Epsilon as claimed, per {axis.unit}, {axis.horizon}, neighbours: {axis.relation}"
     scope += f", against {against.pop()}." if len(against) == 1 else "."
+    hollow = ""
+    if any(point.proved is not None for one in shown for point in one.points):
+        hollow = "Hollow markers: epsilon as proved, where it differs."
     bars = "Bars: 95 % intervals." if any(p.low is not None for s in series for p in s.points) else ""
     lines = [] if measure.floor is None else [measure.floor]
     if open_ is not None and open_.value is not None:
@@ -134,8 +172,17 @@ def _chart(
         y_label=measure.y_label,
         series=shown,
         better=measure.better,
-        caption=" ".join(filter(None, (scope, bars, rest))),
-        header=("Defence", "ε claimed", "δ", "Against", measure.y_label.capitalize(), "95 % interval"),
+        caption=" ".join(filter(None, (scope, hollow, _unmarked(analysis, samples), bars, rest))),
+        header=(
+            "Defence",
+            "ε claimed",
+            "ε proved",
+            "Verdict",
+            "δ",
+            "Against",
+            measure.y_label.capitalize(),
+            "95 % interval",
+        ),
         rows=tuple(_row(analysis, measure, sample) for sample in samples),
         lines=tuple(lines),
         log_x=True,

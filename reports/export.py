@@ -5,16 +5,27 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import json
 
 from harness.cell import Cell, Scalar
-from harness.result import ClaimRecord
+from harness.result import ClaimRecord, ProofRecord, to_data
+from reports.checked import verdict_of
 from reports.pool import last_accuracy
 from reports.select import Analysis
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _CELL = ("cell", "status", "data", "model", "algorithm", "clients", "rounds", "defense", "attack", "threat")
 _TARGET = ("target", "target_round", "target_count", "target_batch", "seed", "accuracy", "seconds", "flags", "reason")
-_CLAIM = ("epsilon", "delta", "unit", "relation")
+_CLAIM = ("epsilon", "delta", "unit", "relation", "against", "verdict", "reason")
+_PROVED = (
+    "proved_epsilon",
+    "proved_delta",
+    "proved_unit",
+    "proved_method",
+    "proved_tight",
+    "proved_against",
+    "further",
+)
 
 
 def harmless(value: Scalar) -> str:
@@ -30,10 +41,36 @@ def harmless(value: Scalar) -> str:
 
 
 def _claim(claim: ClaimRecord | None) -> list[Scalar]:
-    """The fields of one claim; infinity is written `inf`."""
+    """The fields of one claim and of what is proved; infinity is written `inf`."""
     if claim is None:
-        return [None] * len(_CLAIM)
-    return ["inf" if claim.epsilon is None else claim.epsilon, claim.delta, claim.unit, claim.relation]
+        return [None] * len(_CLAIM + _PROVED)
+    proved, further = claim.proved, [_further(proof) for proof in claim.further]
+    return [
+        _epsilon(claim.epsilon),
+        claim.delta,
+        claim.unit,
+        claim.relation,
+        " ".join(claim.against),
+        verdict_of(claim),
+        claim.reason,
+        _epsilon(proved.epsilon),
+        proved.delta,
+        proved.unit,
+        proved.method,
+        proved.tight,
+        " ".join(proved.against),
+        json.dumps(further, ensure_ascii=False, allow_nan=False) if further else None,
+    ]
+
+
+def _epsilon(value: float | None) -> float | str:
+    """Infinity by the word that spreadsheets and parsers of numbers know."""
+    return "inf" if value is None else value
+
+
+def _further(proof: ProofRecord) -> dict[str, object]:
+    """One other proof, for JSON, which has no infinity."""
+    return {**to_data(proof), "epsilon": _epsilon(proof.epsilon)}
 
 
 def _fields(analysis: Analysis, cell: Cell, metrics: list[str]) -> list[Scalar]:
@@ -76,7 +113,7 @@ def to_csv(analysis: Analysis) -> str:
     """One line a cell, all its estimates in columns; RFC 4180 with a header."""
     run = analysis.run
     metrics = list(dict.fromkeys(e.name for result in run.results.values() for e in result.estimates))
-    claims = [f"{horizon}_{name}" for horizon in ("one_round", "whole_run") for name in _CLAIM]
+    claims = [f"{horizon}_{name}" for horizon in ("one_round", "whole_run") for name in (*_CLAIM, *_PROVED)]
     numbers = [column for name in metrics for column in (name, f"{name}_low", f"{name}_high", f"{name}_n")]
     buffer = io.StringIO()
     writer = csv.writer(buffer)

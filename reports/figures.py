@@ -64,12 +64,21 @@ _STYLE: dict[Any, Any] = {
 
 
 class Point(NamedTuple):
-    """A value over x with the ends of its error bar, None where there is none."""
+    """A value over x with the ends of its error bar, None where there is none.
+
+    `proved`: where it lies on the x axis by another account, for a hollow marker.
+    """
 
     x: float
     y: float
     low: float | None = None
     high: float | None = None
+    proved: float | None = None
+
+    @property
+    def places(self) -> tuple[float, ...]:
+        """All that it needs of the x axis."""
+        return (self.x,) if self.proved is None else (self.x, self.proved)
 
 
 @dataclass(frozen=True)
@@ -148,7 +157,7 @@ def _dash(look: int) -> tuple[float, tuple[float, ...]] | str:
 
 
 def _draw(axes: Axes, chart: Chart, series: Series, index: int) -> None:
-    """One series: error bars below, then the line with its markers."""
+    """One series: error bars and hollow markers below, then the line with its markers."""
     colour = list(_SENTINELS)[series.look % MOST_SERIES] if series.look >= 0 else _OPEN
     x, y = [point.x for point in series.points], [point.y for point in series.points]
     bars = [p for p in series.points if p.low is not None and p.high is not None]
@@ -157,13 +166,20 @@ def _draw(axes: Axes, chart: Chart, series: Series, index: int) -> None:
         above = [max(0.0, (p.high if p.high is not None else p.y) - p.y) for p in bars]
         places = [p.x for p in bars], [p.y for p in bars]
         axes.errorbar(*places, yerr=[below, above], fmt="none", ecolor=colour, elinewidth=1.1, capsize=2.5, alpha=0.75)
+    marker = MARKERS[series.look % MOST_SERIES] if series.look >= 0 else "X"
+    hollow = [(point.x, point.proved, point.y) for point in series.points if point.proved is not None]
+    for here, there, height in hollow:
+        axes.plot((here, there), (height, height), color=colour, linestyle=(0, (1, 2)), linewidth=1.0)
+    if hollow:
+        places = [there for _, there, _ in hollow], [height for _, _, height in hollow]
+        axes.plot(*places, marker, color=colour, markersize=6.0, markerfacecolor="none", gid=f"proved{index}")
     axes.plot(
         x,
         y,
         color=colour,
         linestyle=_dash(series.look) if chart.joined else "none",
         linewidth=1.6,
-        marker=MARKERS[series.look % MOST_SERIES] if series.look >= 0 else "X",
+        marker=marker,
         markersize=6.0 if len(x) <= 25 else 3.0,
         markeredgecolor=_SURFACE,
         markeredgewidth=0.8 if series.look >= 0 else 0.0,
@@ -175,7 +191,7 @@ def _scale(axes: Axes, chart: Chart) -> None:
     """Axes: log with plain numbers, or a few round ticks."""
     if chart.log_x:
         axes.set_xscale("log")
-        values = [point.x for series in chart.series for point in series.points]
+        values = [place for series in chart.series for point in series.points for place in point.places]
         decades = math.log10(max(values) / min(values))
         # 1, 2 and 5 of each decade only where their labels stay apart
         subs = (1.0, 2.0, 5.0) if decades < 3 and decades * len(short(max(values))) < 14 else (1.0,)
@@ -224,6 +240,14 @@ def svg(chart: Chart, *, prefix: str) -> str:
         figure.savefig(buffer, format="svg", transparent=True, metadata=empty)
     titles = {
         f"series{index}": [f"{s.label}: {chart.x_label} {short(p.x)}, {chart.y_label} {short(p.y)}" for p in s.points]
+        for index, s in enumerate(chart.series)
+    }
+    titles |= {
+        f"proved{index}": [
+            f"{s.label}: proved {short(p.proved)}, {chart.y_label} {short(p.y)}"
+            for p in s.points
+            if p.proved is not None
+        ]
         for index, s in enumerate(chart.series)
     }
     label = f"{chart.title}. {chart.caption} {chart.better} The numbers are in the data table below."

@@ -98,7 +98,7 @@ def _drawing(chart: figures.Chart, index: int) -> Drawing:
 
 PARTS = (
     Part("verdict", "Verdict", "Verdict", lambda analysis, _: verdict(analysis)),
-    Part("claims", "What the defences claim", "Claims", lambda analysis, _: claims(analysis)),
+    Part("claims", "What the defences claim, and what holds", "Claims", lambda analysis, _: claims(analysis)),
     Part("leakage", "Leakage by defence and attack", "Leakage", _leakage),
     Part("pictures", "What the attacker sees", "Reconstructions", gallery),
     Part("tradeoffs", "Trade-offs", "Trade-offs", _trade_offs),

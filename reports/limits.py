@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from reports.checked import tally
 from reports.labels import UNDEFENDED
 from reports.notation import listing, plural
 from reports.select import RECOGNISABLE, Analysis
@@ -105,6 +106,21 @@ def _controls(analysis: Analysis) -> list[str]:
     return found
 
 
+def _claims(analysis: Analysis) -> list[str]:
+    """What claimed and proved do not say."""
+    found = [
+        "Whether the code that ran keeps an epsilon: claimed and proved are worked out from the law of the mechanism "
+        "and what its claim assumes; no epsilon here is audited, that is, bounded from below by an attack."
+    ]
+    unproved = tally(analysis)["UNPROVED"]
+    if unproved:
+        holds = "holds" if unproved == 1 else "hold"
+        found.append(
+            f"Whether {plural(unproved, 'unproved claim')} {holds}: what is proved is an upper bound above the claim."
+        )
+    return found
+
+
 def _gaps(analysis: Analysis) -> list[str]:
     """Cells without a result."""
     run = analysis.run
@@ -115,11 +131,9 @@ def _gaps(analysis: Analysis) -> list[str]:
 
 def limits(analysis: Analysis) -> tuple[str, ...]:
     """One sentence a limit, the ones that weigh most first."""
-    claimed = "Whether a claimed epsilon holds: the claims are formulas, no epsilon here is proved or audited."
     data = dict.fromkeys(cell.training.task.data for cell in analysis.run.cells)
     general = [f"Other data, models and federations than those measured ({listing(data)})."]
     if all(cell.training.defense.name == UNDEFENDED for cell in analysis.run.cells):
         general.insert(0, "Any defence: none was measured.")
-    parts = [_attacks, _adversaries, _controls, _certainty, _gaps]
-    first, *rest = [part(analysis) for part in parts]
-    return (*first, claimed, *[text for texts in rest for text in texts], *general)
+    parts = [_attacks, _claims, _adversaries, _controls, _certainty, _gaps]
+    return (*[text for part in parts for text in part(analysis)], *general)

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Sequence
 
 from harness.cell import Target
-from harness.result import ClaimRecord, Estimate
+from harness.result import ClaimRecord, Estimate, ProofRecord
 
 NO_VALUE = "n/a"
 NO_PROMISE = "∞ (nothing promised)"
+INFINITE = "∞"
 METRICS = {
     "ssim": "mean SSIM",
     "mse": "MSE",
@@ -27,7 +28,7 @@ _GROUP = "\u00a0"
 """Between thousands: a space that does not break a line."""
 
 _ADVERSARIES = ("server", "colluding-server", "eavesdropper", "participant", "public")
-"""All threat models, as `harness.contract.Threat` names them."""
+"""All threat models, as `harness.threats.Threat` names them."""
 
 _EXPONENT = re.compile(r"e([+-])0*(\d+)$")
 
@@ -141,15 +142,28 @@ def where(target: Target) -> str:
     return target.kind if target.round is None else f"{target.kind}, round {target.round}{batch}"
 
 
-def epsilon(claims: Sequence[ClaimRecord]) -> str:
-    """The epsilon of one defence's trainings: a number, a range over the seeds, or that nothing is promised."""
-    finite = [claim.epsilon for claim in claims if claim.epsilon is not None]
-    if len(finite) < len(claims) or not claims:
-        return NO_PROMISE if claims else NO_VALUE
-    low, high = short(min(finite)), short(max(finite))
+def epsilon(claims: Sequence[ClaimRecord], digits: int = 4) -> str:
+    """The claimed epsilon of one defence's trainings: a number, a range over the seeds, or that nothing is promised."""
+    if any(claim.epsilon is None for claim in claims):
+        return NO_PROMISE
+    return _over_seeds([claim.epsilon for claim in claims], digits)
+
+
+def bound(proofs: Sequence[ProofRecord], digits: int = 4) -> str:
+    """The proved epsilon of one defence's trainings: a number or a range over the seeds, up to ∞."""
+    return _over_seeds([proof.epsilon for proof in proofs], digits)
+
+
+def _over_seeds(values: Sequence[float | None], digits: int) -> str:
+    """A number, or its range; None is infinity."""
+    finite = sorted(value for value in values if value is not None)
+    if not values:
+        return NO_VALUE
+    low = short(finite[0], digits) if finite else INFINITE
+    high = short(finite[-1], digits) if len(finite) == len(values) else INFINITE
     return low if low == high else f"{low} to {high} over the seeds"
 
 
-def scope(claim: ClaimRecord) -> str:
-    """What an epsilon covers, in words: unit, horizon and delta."""
-    return f"per {claim.unit}, {claim.horizon}, δ = {short(claim.delta)}"
+def per(unit: str, delta: float) -> str:
+    """What an epsilon covers and at which delta, in words; its horizon stands beside it."""
+    return f"per {unit}, δ = {short(delta)}"

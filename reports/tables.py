@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.result import Run
-from reports.claims import brief
+from harness.result import Run, TrainingRecord
+from reports.checked import brief
 from reports.notation import NO_VALUE, fixed, interval, metric, percent, plural, where
 from reports.pool import accuracy
 from reports.select import Analysis, Group
 
 _STYLES = {"High": "bold red", "Moderate": "yellow", "Low": "green", "not rated": "dim"}
+_VERDICTS = {"BROKEN": "bold red", "UNPROVED": "yellow", "HOLDS": "green", "NOTHING PROMISED": "dim"}
 _BOX = box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n", ascii=False)
 """A line under the header and one space between columns: nine columns in a hundred characters."""
 
-_CAPTION = "Higher means the attacker learns more. ε is claimed, not measured; ε of different units do not compare."
+_CAPTION = "Higher means the attacker learns more. ε is not measured, and different units do not compare."
 
 
 def _measured(group: Group) -> str:
@@ -32,8 +34,14 @@ def _measured(group: Group) -> str:
     return NO_VALUE if group.results else "missing"
 
 
-def _row(analysis: Analysis, group: Group) -> list[Text]:
-    """One row; `Text`, so that no name is taken for markup."""
+def _claim(trainings: Sequence[TrainingRecord]) -> Text:
+    """Claimed, proved and the verdict of one round."""
+    text, worst = brief([t.one_round for t in trainings], [t.whole_run for t in trainings])
+    return Text(text, style=_VERDICTS.get(worst, ""))
+
+
+def _row(analysis: Analysis, group: Group, *, first: bool) -> list[Text]:
+    """One row; `Text`, so that no name is taken for markup. `first`: of its defence and setting."""
     ceiling, trainings = analysis.ceiling(group), analysis.of(group)
     reached = accuracy(trainings)
     word = "ceiling" if group.undefended else analysis.rating(group).word if group.value is not None else ""
@@ -48,7 +56,7 @@ def _row(analysis: Analysis, group: Group) -> list[Text]:
         Text(word, style=_STYLES.get(word, "")),
         Text(f"{floor}\n{top}"),
         Text(percent(reached.value if reached is not None else None)),
-        Text(brief([training.one_round for training in trainings])),
+        _claim(trainings) if first else Text(""),
     ]
 
 
@@ -67,12 +75,13 @@ def summary(run: Run) -> Table:
         table.add_column(name, overflow="fold")
     table.add_column("Floor\nCeiling", justify="right")
     table.add_column("Final\naccuracy", justify="right")
-    table.add_column("ε claimed", overflow="fold")
+    table.add_column("ε claimed\nand proved", overflow="fold")
     previous = None
     for group in sorted(analysis.attacked, key=lambda g: list(analysis.settings).index(g.setting)):
-        if previous is not None and (previous.setting, previous.defense) != (group.setting, group.defense):
+        first = previous is None or (previous.setting, previous.defense) != (group.setting, group.defense)
+        if first and previous is not None:
             table.add_section()
-        table.add_row(*_row(analysis, group))
+        table.add_row(*_row(analysis, group, first=first))
         previous = group
     return table
 

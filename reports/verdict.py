@@ -5,17 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from harness.result import Environment
+from reports.checked import Badge, Broken, broken
 from reports.notation import fixed, interval, listing, metric, percent, plural, points
 from reports.pool import accuracy
 from reports.select import HIGH, LOW, RECOGNISABLE, Analysis, Group, Recognised, Word, is_recognisable
-
-
-class Badge(NamedTuple):
-    """A state: `tone` picks the colours, the icon and the words carry the meaning."""
-
-    tone: str
-    icon: str
-    words: str
 
 
 class Figure(NamedTuple):
@@ -28,11 +21,15 @@ class Figure(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The top of the page. `rule` says when the badge reads how; `origin` is the provenance line."""
+    """The top of the page. `rule` says when the badge reads how; `origin` is the provenance line.
+
+    `broken`: the claims that do not hold; the badge is about leakage and does not look at them.
+    """
 
     sentence: str
     support: str
     badge: Badge
+    broken: Broken | None
     rule: str
     figures: tuple[Figure, ...]
     origin: tuple[str, ...]
@@ -82,7 +79,8 @@ def rule() -> str:
         f"“Leaks”: some defended case is High, which means at least {100 * HIGH:.0f} % of the way from the floor to "
         f"the ceiling, or more recognisable images (SSIM ≥ {RECOGNISABLE}) than the floor has. “Leaks in part”: none "
         f"is High, one is at least {100 * LOW:.0f} % of the way. “Nothing recognisable” and “Close to the floor”: all "
-        "are below that. Each word holds for the attacks and adversaries of this report only."
+        "are below that. Each word holds for the attacks and adversaries of this report only. Claimed epsilons do not "
+        "enter."
     )
 
 
@@ -242,4 +240,4 @@ def verdict(analysis: Analysis) -> Verdict:
         _accuracy_figure(analysis),
         _coverage_figure(analysis),
     )
-    return Verdict(sentence, support, state, rule(), figures, _origin(analysis))
+    return Verdict(sentence, support, state, broken(analysis), rule(), figures, _origin(analysis))

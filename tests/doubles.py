@@ -1,18 +1,27 @@
 """Hand-written doubles with the interfaces of the real things."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
+from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import pack_float32, unpack_float32
-from harness.contract import Attack, Claim, Defense, Guess, Horizon, Membership, Reconstruction, Relation, Unit
+from harness.contract import Attack, Defense, Guess, LocalRule, Membership, Reconstruction
 from harness.contract import Examples as Examples
 from harness.models import build
 from harness.rng import Key, normal
 from harness.tasks import ModelTask
 from harness.vec import weighted_mean
+
+
+def nothing(history):
+    """The claim of a double."""
+    proved = Proof(None, Unit.MESSAGE, "by definition", "a double")
+    horizon = Horizon.of(len(history))
+    return Claim(math.inf, 0.0, Unit.MESSAGE, Relation.ANY_TWO, horizon, frozenset(), "", (), proved)
 
 
 @dataclass(frozen=True)
@@ -28,22 +37,22 @@ class Counting(Defense[int, int]):
     def remember(self, setting):
         return 100
 
-    def encode(self, state, memory, update, *, private, shared):
+    def encode(self, state, memory, update, *, sender, private, shared, setting):
         return bytes([state, memory]) + pack_float32(self.factor * update), memory + 1
 
-    def estimate(self, state, received, *, shared, setting):
+    def estimate(self, state, received, *, sender, shared, setting):
         assert received[0] == state
         return unpack_float32(received[2:], setting.dim)
 
     def advance(self, state, feedback):
         return state + 1
 
-    def likelihood(self, state, received, *, shared, setting):
+    def likelihood(self, state, received, *, senders, shared, setting):
         sent = torch.stack([unpack_float32(wire[2:], setting.dim) for wire in received])
         return lambda update: (update - sent).square().sum(-1)
 
     def claim(self, history, setting):
-        return Claim(None, 0.0, Unit.MESSAGE, Relation.ANY_TWO, Horizon.ONE_ROUND, frozenset(), "", (), "a double")
+        return nothing(history)
 
 
 @dataclass(frozen=True)
@@ -51,24 +60,42 @@ class Summing(Defense[None, None]):
     """A channel that adds: the receiver sees one message, the sum."""
 
     randomized: ClassVar[bool] = False
+    analog: ClassVar[bool] = True
+    superposes: ClassVar[bool] = True
 
-    def encode(self, state, memory, update, *, private, shared):
+    def encode(self, state, memory, update, *, sender, private, shared, setting):
         return pack_float32(update), None
 
-    def transmit(self, state, wires, *, channel):
+    def transmit(self, state, wires, *, senders, channel, setting):
         return [pack_float32(sum(unpack_float32(wire, len(wire) // 4) for wire in wires))]
 
-    def estimate(self, state, received, *, shared, setting):
+    def estimate(self, state, received, *, sender, shared, setting):
         return unpack_float32(received, setting.dim)
 
-    def decode(self, state, received, *, shared, weights, setting):
-        return weighted_mean([unpack_float32(received[0], setting.dim) / len(weights)], [1.0])
+    def decode(self, state, received, *, senders, shared, private, setting):
+        return weighted_mean([unpack_float32(received[0], setting.dim) / len(senders)], [1.0])
 
-    def likelihood(self, state, received, *, shared, setting):
+    def likelihood(self, state, received, *, senders, shared, setting):
         return lambda update: update.sum(-1)
 
     def claim(self, history, setting):
-        return Claim(None, 0.0, Unit.MESSAGE, Relation.ANY_TWO, Horizon.ONE_ROUND, frozenset(), "", (), "a double")
+        return nothing(history)
+
+
+@dataclass(frozen=True)
+class Ruled(Counting):
+    """A defence that asks something of local training, and stops when its state says so."""
+
+    clip: float = 1e-3
+    full_batch: bool = True
+    rounds: int = 2
+
+    @property
+    def local(self):
+        return LocalRule(clip=self.clip, full_batch=self.full_batch)
+
+    def stops(self, state):
+        return state >= self.rounds
 
 
 @dataclass(frozen=True)

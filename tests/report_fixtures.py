@@ -19,6 +19,7 @@ from harness.result import (
     Flag,
     PartInfo,
     Pictures,
+    ProofRecord,
     Result,
     Run,
     TrainingRecord,
@@ -41,6 +42,9 @@ MAP = PartSpec("map", {"prior": "tv", "weight": 20.0})
 THRESHOLD = PartSpec("threshold", {})
 PRIOR = PartSpec("prior", {"guess": "mean"})
 
+NOTHING = "NOTHING PROMISED"
+EVERYBODY = ("colluding-server", "eavesdropper", "participant", "public", "server")
+
 ATTACKS = {
     "matching": PartInfo("matching", "Gradient matching.", "reconstruction"),
     "map": PartInfo("map", "Most likely image under the known defence.", "reconstruction", aware=True),
@@ -58,7 +62,9 @@ def leak(defense: PartSpec, attack: PartSpec) -> float:
     """How much of an image the double lets an attack see, in [0, 1]."""
     if attack.name == "prior":
         return 0.0
-    noise = {"none": 0.0, "gaussian": 9.0 / float(defense.parameters.get("epsilon") or 1.0), "sqsgd": 0.35}
+    epsilon = float(defense.parameters.get("epsilon") or 1.0)
+    noise = {"none": 0.0, "gaussian": 9.0 / epsilon, "sqsgd": 0.35, "generous": 12.0 / epsilon}
+    noise |= {"points": 0.6 / epsilon, "dithered": 1.2 / epsilon, "sampled": 2.4 / epsilon}
     strength = noise.get(defense.name, 3.0 * float(defense.parameters.get("scale") or 0.0))
     return math.exp(-strength / (2.5 if attack.name == "map" else 1.0))
 
@@ -126,20 +132,88 @@ def result_of(cell: Cell) -> Result:
     return Result(cell, EXECUTION, ENVIRONMENT, estimates, tuple(flags), fingerprint(cell.id))
 
 
+def proof(epsilon: float | None, delta: float, unit: str, reason: str, **changes: object) -> ProofRecord:
+    """What holds, attained and in closed form unless told otherwise."""
+    fields = {"method": "closed form", "tight": True, "against": EVERYBODY} | changes
+    return ProofRecord(epsilon, delta, unit, reason=reason, **fields)
+
+
+def claim(epsilon: float | None, unit: str, horizon: str, proved: ProofRecord, verdict: str, **changes: object):
+    """A claim at the delta of its proof; the reason is put together as `harness.claim` does it."""
+    promised = epsilon is not None
+    numbers = f"claimed {epsilon:.6g}, proved {proved.epsilon or math.inf:.6g} a {proved.unit}" if promised else ""
+    numbers += f" at delta {proved.delta:g}" if promised and proved.delta else ""
+    fields = {"relation": "any-two-inputs", "source": "", "assumes": (), "further": ()}
+    fields |= {"against": proved.against if promised else (), "delta": proved.delta} | changes
+    reason = f"{numbers}: {proved.reason}" if promised else proved.reason
+    return ClaimRecord(epsilon, unit=unit, horizon=horizon, proved=proved, verdict=verdict, reason=reason, **fields)
+
+
 def claim_of(defense: PartSpec, horizon: str) -> ClaimRecord:
-    """What a defence of the double promises."""
-    against = ("server", "eavesdropper")
+    """What a defence of the double promises, and what holds."""
+    rounds = 1 if horizon == "one round" else FEDERATION.rounds
     if defense.name == "gaussian":
-        epsilon = float(defense.parameters["epsilon"] or 0.0) * (1.0 if horizon == "one round" else math.sqrt(8.0))
+        epsilon = float(defense.parameters["epsilon"] or 0.0) * math.sqrt(rounds)
+        why = "normal noise on a record's clipped gradient."
+        held = proof(epsilon, 1e-5, "record", why, method="analytic Gaussian", against=("server", "eavesdropper"))
         assumes = ("a record is in one batch a round", "the clip bounds each record's gradient")
-        why = "analytic Gaussian mechanism"
-        return ClaimRecord(epsilon, 1e-5, "record", "replace", horizon, against, "Balle, Wang 2018", assumes, why)
+        about = {"relation": "replace", "source": "Balle, Wang 2018", "assumes": assumes}
+        return claim(epsilon, "record", horizon, held, "HOLDS", **about)
     if defense.name == "laplace":
-        epsilon = 2.0 / float(defense.parameters["scale"] or 1.0) * (1 if horizon == "one round" else 8)
-        why = "Laplace noise on each coordinate"
-        return ClaimRecord(epsilon, 0.0, "coordinate", "any-two-inputs", horizon, against, "Dwork 2006", (), why)
-    why = "no noise is added" if defense.name == "none" else "a quantiser without noise"
-    return ClaimRecord(None, 0.0, "message", "any-two-inputs", horizon, (), "", (), why)
+        epsilon = 2.0 / float(defense.parameters["scale"] or 1.0) * rounds
+        held = proof(epsilon, 0.0, "coordinate", "Laplace noise on each coordinate.")
+        whole = proof(12_000 * epsilon, 0.0, "message", "all 12000 coordinates may move at once.")
+        return claim(epsilon, "coordinate", horizon, held, "HOLDS", source="Dwork 2006", further=(whole,))
+    if defense.name in CHECKED:
+        return CHECKED[defense.name](float(defense.parameters["epsilon"] or 0.0), horizon, rounds)
+    why = "The update is sent as it is." if defense.name == "none" else "A quantiser without noise."
+    return claim(
+        None, "message", horizon, proof(None, 0.0, "message", why, method="by definition", against=()), NOTHING
+    )
+
+
+def points_claim(epsilon: float, horizon: str, rounds: int) -> ClaimRecord:
+    """BROKEN by a finite amount: several points of one update are told, and the source counts one."""
+    why = "113 points of one update are told, each with less than epsilon; they add up."
+    held = proof(111.566 * epsilon * rounds, 0.0, "message", why)
+    about = "an article, randomised response on one point; another article, comparison at equal bits"
+    return claim(epsilon * rounds, "message", horizon, held, "BROKEN", source=about)
+
+
+def dithered_claim(epsilon: float, horizon: str, rounds: int) -> ClaimRecord:
+    """BROKEN without bound: bounded noise; the cell that an update lies in is told with chance 0.31."""
+    held = proof(None, 1e-5, "sub-vector", "noise of bounded support: with chance 0.31 the two cells do not overlap.")
+    return claim(epsilon * rounds, "sub-vector", horizon, held, "BROKEN", source="an article, Theorem 1")
+
+
+def sampled_claim(epsilon: float, horizon: str, rounds: int) -> ClaimRecord:
+    """UNPROVED over a run: an upper bound for a client; and nothing at all against who sees the messages."""
+    about = {"method": "privacy loss distribution", "tight": False, "against": ("participant", "public")}
+    worked = epsilon * (1.0 if rounds == 1 else 3.8)
+    held = proof(worked, 1e-5, "client", "sampling without replacement, composed round by round.", **about)
+    about = {"method": "by definition", "against": ("server", "colluding-server", "eavesdropper")}
+    bare = proof(None, 1e-5, "client", "messages are clipped and sent without noise.", **about)
+    assumes = ("the server is honest and tells nobody the messages", "nobody is told who takes part")
+    about = {"relation": "add-remove", "source": "an article, Algorithm 1", "assumes": assumes, "further": (bare,)}
+    promised, verdict = epsilon * (1.0 if rounds == 1 else 3.4), "HOLDS" if rounds == 1 else "UNPROVED"
+    return claim(promised, "client", horizon, held, verdict, **about)
+
+
+def generous_claim(epsilon: float, horizon: str, rounds: int) -> ClaimRecord:
+    """LOOSE: the textbook's formula asks for more noise than epsilon needs."""
+    why = "the formula of the textbook; the exact one needs less noise."
+    held = proof(0.8 * epsilon * math.sqrt(rounds), 1e-5, "record", why, method="analytic Gaussian")
+    about = {"relation": "replace", "source": "Dwork, Roth 2014, Theorem A.1"}
+    return claim(epsilon * rounds, "record", horizon, held, "LOOSE", **about)
+
+
+CHECKED = {
+    "points": points_claim,
+    "dithered": dithered_claim,
+    "sampled": sampled_claim,
+    "generous": generous_claim,
+}
+CHECKED_PARTS = [PartSpec(name, {"epsilon": e}) for name in CHECKED for e in (2.0, 8.0)]
 
 
 def training_of(spec: TrainingSpec) -> TrainingRecord:
@@ -227,6 +301,13 @@ def make_run(
         data_hashes={"invented": fingerprint("invented")},
         attacks={cell.attack.label: ATTACKS[cell.attack.name] for cell in cells},
     )
+
+
+def checked_run() -> Run:
+    """Claims with every verdict, for several units, some infinite."""
+    defenses = [NONE, *GAUSSIAN[:2], LAPLACE[0], SQSGD, *CHECKED_PARTS]
+    attacks = [(MATCHING, PROBE, "server"), (PRIOR, PROBE, "server")]
+    return make_run(grid(defenses, attacks), name="checked-study")
 
 
 def full_run() -> Run:

@@ -52,6 +52,10 @@ def may_import(name):
             "harness.rng",
             "harness.codec",
             "harness.accounting",
+            "harness.cascade",
+            "harness.claim",
+            "harness.golomb",
+            "harness.hadamard",
             "harness.vec",
             "defenses._",
         )

@@ -16,7 +16,8 @@ from attacks.prior import Prior
 from defenses.gaussian import Gaussian
 from defenses.none import NoDefense
 from harness import registry, rng
-from harness.contract import Defense, Examples, Membership, Message, Observation, Setting, Snapshot
+from harness.codec import pack_float32
+from harness.contract import Defense, Examples, Membership, Message, Observation, Sender, Setting, Snapshot
 from harness.matching import gradients
 from harness.models import Model, build
 from harness.rng import Key
@@ -41,13 +42,13 @@ class Says(Defense):
 
     value: float = 0.0
 
-    def encode(self, state, memory, update, *, private, shared):
+    def encode(self, state, memory, update, *, sender, private, shared, setting):
         return b"", None
 
-    def estimate(self, state, received, *, shared, setting):
+    def estimate(self, state, received, *, sender, shared, setting):
         return torch.full((setting.dim,), self.value)
 
-    def likelihood(self, state, received, *, shared, setting):
+    def likelihood(self, state, received, *, senders, shared, setting):
         return lambda update: update.sum(1) * torch.nan
 
     def claim(self, history, setting):
@@ -72,7 +73,7 @@ def make(task=LENET, n=3, images=1, defense=None, sends="gradient", lr=0.1, step
     """n victims who sent the gradient of their images, or the update of one step."""
     defense = defense or NoDefense()
     shape, classes = task.input_shape, task.classes
-    setting = Setting(task.layout, 8, 8, 1, sends, steps, lr, images)
+    setting = Setting(task.layout, 8, 8, 1, sends, steps, lr, images, 8)
     params = task.init(KEY.child("model"))
     x = rng.normal(KEY.child("x"), (n, images, *shape)).sigmoid()
     y = (3 + torch.arange(n * images).reshape(n, images)) % classes if labels is None else labels
@@ -82,8 +83,10 @@ def make(task=LENET, n=3, images=1, defense=None, sends="gradient", lr=0.1, step
     for i in range(n):
         key = KEY.child("client", i)
         private, shared = key.child("private"), key.child("shared")
-        wire, _ = defense.encode(None, None, sent[i], private=private, shared=shared)
-        messages.append(Message(0, i, wire, shared, images, steps))
+        wire, _ = defense.encode(
+            None, None, sent[i], sender=Sender(i, 8), private=private, shared=shared, setting=setting
+        )
+        messages.append(Message(0, Sender(i, 8), wire, shared, images, steps))
     aside = rng.normal(KEY.child("aside"), (12, *shape)).sigmoid()
     seen = Observation(
         View.parse("server+labels"),
@@ -228,7 +231,7 @@ def test_a_victim_is_attacked_the_same_beside_others():
 
 def test_victims_with_unequally_many_images_are_told_in_their_order():
     one, two = make(n=1), make(n=1, images=2)
-    messages = (two.seen.messages[0], one.seen.messages[0]._replace(sender=5))
+    messages = (two.seen.messages[0], one.seen.messages[0]._replace(sender=Sender(5, 8)))
     guesses = IDLG().run(dataclasses.replace(two.seen, messages=messages), KEY).guesses
     assert [len(guess.x) for guess in guesses] == [2, 1]
     assert two.mse(guesses[:1]).item() < 1e-4
@@ -393,7 +396,7 @@ def test_seven_of_eight_photographs_are_found(attack):
     x, y = data.x[chosen, None], data.y[chosen, None]
     params = case.seen.model.params
     sent = gradients(task, params, x, one_hot(y, 8).float())
-    wires = [NoDefense().encode(None, None, row, private=KEY, shared=KEY)[0] for row in sent]
+    wires = [pack_float32(row) for row in sent]
     messages = tuple(message._replace(wire=wire) for message, wire in zip(case.seen.messages, wires, strict=True))
     guesses = attack.run(dataclasses.replace(case.seen, messages=messages), KEY).guesses
     assert int((Case(case.seen, x, y).mse(guesses) < 1e-3).sum()) >= 7

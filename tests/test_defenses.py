@@ -12,15 +12,16 @@ from defenses.gaussian import Gaussian
 from defenses.laplace import Laplace
 from defenses.none import NoDefense
 from harness import registry, rng
-from harness.accounting import epsilon
-from harness.contract import Horizon, MessageError, Setting
+from harness.claim import Horizon, Verdict, judge
+from harness.contract import MessageError, Sender, Setting
 from harness.rng import Key
 from harness.vec import Layout
 
 D = 1000
 SETTING = Setting(
-    Layout(("w",), ((D,),)), clients=4, participants=4, rounds=3, sends="gradient", steps=1, lr=0.1, batch=8
+    Layout(("w",), ((D,),)), clients=4, participants=4, rounds=3, sends="gradient", steps=1, lr=0.1, batch=8, samples=8
 )
+SENDERS = [Sender(number, 8) for number in range(4)]
 PRIVATE, SHARED = Key(0).child("private"), Key(0).child("shared")
 UPDATE = 0.01 * rng.normal(Key(1), (D,))
 ALPHA = 1e-6
@@ -28,16 +29,48 @@ ALPHA = 1e-6
 every_defense = pytest.mark.parametrize("name", list(registry.classes("defense")))
 
 
+CHANNEL = Key(0).child("channel")
+
+
 def build(name):
     return registry.build("defense", name, {})
 
 
-def encode(defense, update, private=PRIVATE, shared=SHARED):
-    return defense.encode(defense.init(SETTING), defense.remember(SETTING), update, private=private, shared=shared)[0]
+def setting_of(d):
+    return dataclasses.replace(SETTING, layout=Layout(("w", "v"), ((d - 7,), (7,))))
 
 
-def decode(defense, wire, setting=SETTING):
-    return defense.estimate(defense.init(setting), wire, shared=SHARED, setting=setting)
+def encode(defense, update, private=PRIVATE, shared=SHARED, sender=SENDERS[0], setting=SETTING):
+    state, memory = defense.init(setting), defense.remember(setting)
+    return defense.encode(state, memory, update, sender=sender, private=private, shared=shared, setting=setting)[0]
+
+
+def receive(defense, update, private=PRIVATE, shared=SHARED, sender=SENDERS[0], setting=SETTING):
+    """What arrives of one client's message; where the channel adds, the other clients send zeros."""
+    others = [who for who in SENDERS if who != sender] if defense.superposes else []
+    wires = [encode(defense, update, private, shared, sender, setting)]
+    wires += [encode(defense, torch.zeros_like(update), private.child(k.number), shared, k, setting) for k in others]
+    (received,) = defense.transmit(
+        defense.init(setting), wires, senders=[sender, *others], channel=CHANNEL, setting=setting
+    )
+    return received
+
+
+def decode(defense, received, setting=SETTING, shared=SHARED):
+    return defense.estimate(defense.init(setting), received, sender=SENDERS[0], shared=shared, setting=setting)
+
+
+def decode_mean(defense, updates, setting=SETTING):
+    """The server's mean over clients 0, 1, ... with these updates."""
+    state, senders = defense.init(setting), SENDERS[: len(updates)]
+    keys = [SHARED.child(who.number) for who in senders]
+    wires = [
+        encode(defense, update, PRIVATE.child(who.number), key, who, setting)
+        for update, who, key in zip(updates, senders, keys, strict=True)
+    ]
+    received = defense.transmit(state, wires, senders=senders, channel=CHANNEL, setting=setting)
+    server = Key(0).child("server")
+    return defense.decode(state, received, senders=senders, shared=keys, private=server, setting=setting)
 
 
 @every_defense
@@ -65,14 +98,27 @@ def test_a_randomized_defense_draws_from_its_private_key(name):
 
 
 @every_defense
-def test_the_decoded_mean_of_equal_clients_has_the_shape_of_an_update(name):
-    defense = build(name)
-    state = defense.init(SETTING)
-    wires = [encode(defense, UPDATE, PRIVATE.child(i), SHARED.child(i)) for i in range(3)]
-    received = defense.transmit(state, wires, channel=Key(0).child("channel"))
-    keys = [SHARED.child(i) for i in range(3)]
-    mean = defense.decode(state, received, shared=keys, weights=[1, 2, 3], setting=SETTING)
-    assert mean.shape == (D,)
+def test_no_key_is_drawn_from_twice_and_no_private_key_reaches_the_receiver(name, monkeypatch):
+    defense, drawn = build(name), []
+    inside = rng._digest
+    monkeypatch.setattr(rng, "_digest", lambda key: drawn.append(key) or inside(key))
+    received = receive(defense, UPDATE) if not defense.superposes else encode(defense, UPDATE)
+    client = [key for key in drawn if key.path[:1] != CHANNEL.path]
+    assert all(key.path[:1] in (PRIVATE.path, SHARED.path) for key in client)
+    assert len(set(client)) == len(client)
+    drawn.clear()
+    decode(defense, receive(defense, UPDATE) if defense.superposes else received)
+    if not defense.superposes:
+        assert all(key.path[:1] == SHARED.path for key in drawn)
+
+
+@every_defense
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("d", [D, 1001, 17])
+def test_the_decoded_mean_has_the_shape_of_an_update(name, clients, d):
+    mean = decode_mean(build(name), [0.01 * rng.normal(Key(2), (d,))] * clients, setting_of(d))
+    assert mean.shape == (d,)
+    assert mean.dtype == torch.float32
     assert torch.isfinite(mean).all()
 
 
@@ -94,14 +140,15 @@ def test_an_update_that_is_not_flat_is_refused(name):
 @every_defense
 def test_a_zero_update_passes(name):
     defense = build(name)
-    assert torch.isfinite(decode(defense, encode(defense, torch.zeros(D)))).all()
+    assert torch.isfinite(decode(defense, receive(defense, torch.zeros(D)))).all()
 
 
 @every_defense
-def test_a_message_of_another_length_is_refused(name):
+@pytest.mark.parametrize("change", [lambda wire: wire[:-1], lambda wire: wire + b"\0", lambda wire: b""])
+def test_a_message_of_another_length_is_refused(name, change):
     defense = build(name)
-    with pytest.raises(MessageError, match="expected a message of"):
-        decode(defense, encode(defense, UPDATE)[:-1])
+    with pytest.raises(MessageError, match="expected"):
+        decode(defense, change(receive(defense, UPDATE)))
 
 
 @every_defense
@@ -110,9 +157,10 @@ def test_the_likelihood_prefers_the_truth_and_can_be_differentiated(name):
     # ratio is 1.1 with standard deviation 1.5 a message, so a miss has probability under 1e-12
     defense = build(name)
     update = 0.9 * UPDATE / UPDATE.norm()
-    wires = [encode(defense, update, PRIVATE.child(i), SHARED.child(i)) for i in range(100)]
     keys = [SHARED.child(i) for i in range(100)]
-    score = defense.likelihood(defense.init(SETTING), wires, shared=keys, setting=SETTING)
+    senders = [SENDERS[0]] * 100
+    wires = [receive(defense, update, PRIVATE.child(i), key) for i, key in enumerate(keys)]
+    score = defense.likelihood(defense.init(SETTING), wires, senders=senders, shared=keys, setting=SETTING)
     candidate = update.expand(100, -1).clone().requires_grad_()
     true, wrong = score(candidate), score(-candidate)
     assert true.shape == (100,)
@@ -123,20 +171,31 @@ def test_the_likelihood_prefers_the_truth_and_can_be_differentiated(name):
 
 
 @every_defense
+def test_an_outsider_without_the_shared_key_can_score_too(name):
+    defense = build(name)
+    if defense.superposes:
+        return
+    wires = [encode(defense, UPDATE)]
+    score = defense.likelihood(defense.init(SETTING), wires, senders=SENDERS[:1], shared=None, setting=SETTING)
+    assert torch.isfinite(score(UPDATE[None])).all()
+    assert torch.isfinite(decode(defense, wires[0], shared=None)).all()
+
+
+@every_defense
 def test_a_claim_says_for_whom_and_how_long(name):
     defense = build(name)
     one, run = (defense.claim([defense.init(SETTING)] * rounds, SETTING) for rounds in (1, SETTING.rounds))
     assert (one.horizon, run.horizon) == (Horizon.ONE_ROUND, Horizon.WHOLE_RUN)
-    assert one.reason
-    assert 0 < epsilon(one.event, one.delta) <= epsilon(run.event, run.delta)
-    assert bool(one.against) == (one.event is not None)
+    assert one.proved.reason
+    assert 0 < one.epsilon <= run.epsilon
+    assert judge(one).proved <= judge(run).proved
 
 
 def test_none_is_exact_and_promises_nothing():
     wire = encode(NoDefense(), UPDATE)
     assert torch.equal(decode(NoDefense(), wire), UPDATE)
     assert len(wire) == 4 * D
-    assert NoDefense().claim([None], SETTING).event is None
+    assert judge(NoDefense().claim([None], SETTING)).verdict is Verdict.NOTHING_PROMISED
 
 
 def test_a_message_that_is_not_finite_is_refused():
@@ -159,7 +218,7 @@ def test_the_error_has_exactly_the_stated_law(defense, law):
     setting = dataclasses.replace(SETTING, layout=Layout(("w",), ((d,),)))
     update = 0.01 * rng.normal(Key(5), (d,))
     kept = clip_l2(update, defense.clip) if isinstance(defense, Gaussian) else clip_coordinates(update, defense.clip)
-    error = (decode(defense, encode(defense, update), setting).double() - kept.double()).numpy()
+    error = (decode(defense, encode(defense, update, setting=setting), setting).double() - kept.double()).numpy()
     assert stats.kstest(error, law(defense)).pvalue > ALPHA
     assert stats.kstest(1.06 * error, law(defense)).pvalue < ALPHA
     assert abs(stats.pearsonr(error[1:], error[:-1]).statistic) < 5 / d**0.5
@@ -169,17 +228,18 @@ def test_gaussian_noise_is_calibrated_to_twice_the_clip():
     # AUDITING.md: sensitivity 1, delta 1e-5, sigma 1 -> epsilon 4.3771780957
     defense = Gaussian(clip=3.0, noise_std=6.0, delta=1e-5)
     claim = defense.claim([None], SETTING)
-    assert epsilon(claim.event, claim.delta) == pytest.approx(4.3771780957, rel=1e-9)
+    assert claim.epsilon == judge(claim).proved == pytest.approx(4.3771780957, rel=1e-9)
     assert Gaussian(clip=3.0, epsilon=4.3771780957).sigma == pytest.approx(6.0, rel=1e-8)
     four = defense.claim([None] * 4, SETTING)  # mu sqrt(4) = 2, i.e. sigma 0.5
-    assert epsilon(four.event, four.delta) == pytest.approx(9.9972561464, rel=1e-9)
+    assert four.epsilon == pytest.approx(9.9972561464, rel=1e-9)
 
 
 def test_laplace_claims_a_coordinate_and_rounds_add_up():
     claim = Laplace(epsilon=2.0).claim([None] * 3, SETTING)
     assert claim.unit.value == "coordinate"
-    assert epsilon(claim.event, 0.0) == pytest.approx(6.0, rel=1e-12)
-    assert str(D) in claim.reason
+    assert claim.epsilon == judge(claim).proved == pytest.approx(6.0, rel=1e-12)
+    (whole,) = claim.further
+    assert whole.epsilon(0.0) == pytest.approx(6.0 * D, rel=1e-12)
 
 
 @pytest.mark.parametrize(

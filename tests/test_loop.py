@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -5,10 +7,9 @@ import torch
 from defenses.gaussian import Gaussian
 from defenses.none import NoDefense
 from harness.cell import FederationSpec
-from harness.contract import Feedback
 from harness.loop import Keep, make_setting, replay_state, train
 from harness.rng import Key
-from tests.doubles import Counting, Summing, random_examples, small_task
+from tests.doubles import Counting, Ruled, Summing, random_examples, small_task
 
 TASK = small_task()
 CLIENTS = {k: random_examples(10 + 3 * k, seed=k) for k in range(5)}
@@ -51,9 +52,10 @@ def test_two_defenses_start_from_the_same_model_with_the_same_clients():
 def test_a_round_is_the_weighted_mean_of_what_was_decoded():
     training = go(FederationSpec(clients=5, rounds=1, batch=4, lr=0.5), keep=Keep(frozenset({0}), frozenset({0})))
     updates = [
-        NoDefense().estimate(None, m.wire, shared=m.shared, setting=training.setting) for m in training.messages[0]
+        NoDefense().estimate(None, m.wire, sender=m.sender, shared=m.shared, setting=training.setting)
+        for m in training.messages[0]
     ]
-    sizes = [len(CLIENTS[m.sender].y) for m in training.messages[0]]
+    sizes = [len(CLIENTS[m.sender.number].y) for m in training.messages[0]]
     mean = sum(n * u.double() for n, u in zip(sizes, updates, strict=True)) / sum(sizes)
     torch.testing.assert_close(training.final, (training.models[0] + mean).float(), rtol=1e-6, atol=1e-7)
 
@@ -83,9 +85,40 @@ def test_a_client_that_does_not_take_part_keeps_its_memory():
     seen = dict.fromkeys(CLIENTS, 0)
     for number in range(4):
         for message in training.messages[number]:
-            assert message.wire[1] == 100 + seen[message.sender]
-            seen[message.sender] += 1
+            assert message.wire[1] == 100 + seen[message.sender.number]
+            seen[message.sender.number] += 1
     assert sum(seen.values()) == 12
+
+
+def test_a_defense_may_ask_for_one_clipped_full_batch_step():
+    spec, keep = (
+        FederationSpec(clients=5, rounds=1, batch=4, lr=0.5, local_epochs=3),
+        Keep(frozenset({0}), frozenset({0})),
+    )
+    training = go(spec, Ruled(), keep=keep)
+    assert training.setting.steps == 1
+    assert {k: len(samples) for k, samples in training.truth[0].items()} == {k: len(CLIENTS[k].y) for k in CLIENTS}
+    # the mean of gradients of norm at most 1e-3, times lr 0.5
+    moved = (training.final - training.models[0]).norm()
+    assert 0 < moved <= 0.5 * 1e-3 * (1 + 1e-5)
+    free = go(spec, Ruled(clip=1e6), keep=keep)
+    assert (free.final - free.models[0]).norm() > 10 * moved
+
+
+def test_a_defense_may_end_the_federation():
+    spec = FederationSpec(clients=5, rounds=9, batch=4, evaluate_every=5)
+    training = go(spec, Ruled(rounds=2), keep=Keep(frozenset({0, 1, 7}), frozenset({1, 7})))
+    assert len(training.feedback) == len(training.learning_rates) == len(training.message_bytes) == 2
+    assert [e.round for e in training.evaluations] == [0, 2]
+    assert sorted(training.models) == [0, 1]
+    with pytest.raises(ValueError, match="stops before the first round"):
+        go(spec, Ruled(rounds=0))
+
+
+def test_feedback_tells_the_losses_of_the_model_before_and_after_the_round():
+    training = go()
+    losses = [evaluation.loss for evaluation in training.evaluations]
+    assert [(item.before, item.after) for item in training.feedback] == list(itertools.pairwise(losses))
 
 
 def test_a_channel_that_adds_hands_over_no_single_message():
@@ -112,7 +145,8 @@ def test_evaluations_come_every_n_rounds_and_at_the_end():
     spec = FederationSpec(clients=5, rounds=5, batch=4, evaluate_every=2)
     training = go(spec)
     assert [e.round for e in training.evaluations] == [0, 2, 4, 5]
-    assert [item.loss is None for item in training.feedback] == [False, True, False, True, False]
+    assert [item.before is None for item in training.feedback] == [False, True, False, True, False]
+    assert [item.after is None for item in training.feedback] == [True, False, True, False, False]
 
 
 def test_the_learning_rate_follows_its_schedule():
@@ -145,4 +179,3 @@ def test_the_setting_counts_the_steps_of_the_largest_client():
     setting = make_setting(TASK, FederationSpec(clients=5, local_epochs=2, batch=4), CLIENTS)
     assert setting.steps == 2 * 6  # 22 samples: six batches of four
     assert make_setting(TASK, SPEC, CLIENTS).steps == 2
-    assert Feedback(1, None).loss is None

@@ -8,7 +8,7 @@ from attacks.map import MAP
 from defenses.gaussian import Gaussian
 from defenses.laplace import Laplace
 from harness import rng
-from harness.contract import Message, Observation, Setting, Snapshot
+from harness.contract import Message, Observation, Sender, Setting, Snapshot
 from harness.matching import gradients
 from harness.models import build
 from harness.rng import Key
@@ -32,11 +32,14 @@ def observation(defense, x):
     params = LENET.init(Key(2))
     y = torch.arange(len(x)) % 10
     sent = gradients(LENET, params, x[:, None], torch.nn.functional.one_hot(y, 10)[:, None].float())
-    wires = [defense.encode(None, None, row, private=Key(3).child(i), shared=Key(4))[0] for i, row in enumerate(sent)]
-    setting = Setting(LENET.layout, 4, 4, 1, sends="gradient", steps=1, lr=0.1, batch=0)
-    messages = tuple(Message(0, i, wire, None, 1) for i, wire in enumerate(wires))
+    setting = Setting(LENET.layout, 4, 4, 1, sends="gradient", steps=1, lr=0.1, batch=0, samples=1)
+    messages = []
+    for i, row in enumerate(sent):
+        sender, private = Sender(i, 1), Key(3).child(i)
+        wire, _ = defense.encode(None, None, row, sender=sender, private=private, shared=Key(4), setting=setting)
+        messages.append(Message(0, sender, wire, None, 1))
     view = View.parse("server")
-    return Observation(view, setting, LENET, defense, 0.1, messages=messages, model=Snapshot(0, params, None))
+    return Observation(view, setting, LENET, defense, 0.1, messages=tuple(messages), model=Snapshot(0, params, None))
 
 
 def mse(attack, seen, x):

@@ -5,7 +5,8 @@ import torch
 from defenses.gaussian import Gaussian
 from defenses.none import NoDefense
 from harness.cell import FederationSpec, Target
-from harness.contract import Examples, require
+from harness.codec import unpack_float32
+from harness.contract import Examples, Sender, require
 from harness.loop import Keep, train
 from harness.observe import Scene, observe
 from harness.rng import Key
@@ -62,7 +63,7 @@ def test_a_probe_goes_through_the_encode_path_at_the_model_of_its_round():
     for message, victim in zip(seen.messages, truth.victims, strict=True):
         params = here.training.models[1].clone().requires_grad_()
         (gradient,) = torch.autograd.grad(TASK.loss(params, *victim), params)
-        sent = NoDefense().estimate(None, message.wire, shared=message.shared, setting=seen.setting)
+        sent = unpack_float32(message.wire, TASK.layout.dim)
         torch.testing.assert_close(sent, gradient, rtol=1e-5, atol=1e-7)
         assert (message.images, message.steps) == (2, 1)
 
@@ -90,7 +91,7 @@ def test_real_messages_come_with_the_samples_behind_them():
     for message, victim in zip(seen.messages, truth.victims, strict=True):
         params = here.training.models[1].clone().requires_grad_()
         (gradient,) = torch.autograd.grad(TASK.loss(params, *victim), params)
-        sent = NoDefense().estimate(None, message.wire, shared=None, setting=seen.setting)
+        sent = unpack_float32(message.wire, TASK.layout.dim)
         torch.testing.assert_close(sent, gradient, rtol=1e-5, atol=1e-7)
         assert message.images == 4
 
@@ -98,6 +99,18 @@ def test_real_messages_come_with_the_samples_behind_them():
 def test_the_state_of_the_round_is_public():
     seen, _ = observe(scene(Counting()), View(Threat.PARTICIPANT), Target(round=2))
     assert seen.model.state == 2
+
+
+def test_where_the_channel_adds_a_probe_meets_the_others_silent():
+    here = scene(Summing())
+    seen, truth = observe(here, View(Threat.SERVER), PROBE)
+    params = here.training.models[1].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(TASK.loss(params, *truth.victims[0]), params)
+    received = seen.messages[0]
+    torch.testing.assert_close(unpack_float32(received.wire, TASK.layout.dim), gradient, rtol=1e-5, atol=1e-7)
+    assert received.sender == Sender(0, 2)
+    with pytest.raises(ValueError, match="no single client's message of round 1 reached the receiver"):
+        observe(here, View(Threat.SERVER), Target(kind="messages", round=1, count=1))
 
 
 def test_labels_are_seen_only_where_granted():

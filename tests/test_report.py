@@ -97,7 +97,7 @@ def test_headings_do_not_skip_a_level_and_tables_are_labelled(page: Page) -> Non
     assert levels.count(1) == 1
     assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
     assert len(page.all("caption")) == len(page.all("table"))
-    assert all(attributes.get("scope") in ("col", "row") for attributes in page.all("th"))
+    assert all(attributes.get("scope") in ("col", "row", "rowgroup") for attributes in page.all("th"))
     assert all(attributes["alt"] for attributes in page.all("img"))
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))

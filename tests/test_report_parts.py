@@ -15,11 +15,10 @@ from harness.cell import Cell, PartSpec
 from harness.result import Estimate, PartInfo, Pictures, Result, Run
 from harness.stats import mean
 from reports import figures, svg
-from reports.claims import claims
 from reports.export import harmless, to_csv
 from reports.html import render
 from reports.limits import limits
-from reports.notation import epsilon, fixed, short
+from reports.notation import fixed, short
 from reports.pictures import gallery
 from reports.pool import pool
 from reports.select import Analysis
@@ -121,35 +120,6 @@ def test_the_four_figures_are_the_numbers_of_the_run(run: Run) -> None:
     assert cost.value.startswith("−")
     assert (cells.value, cells.unit) == ("141", "of 144 cells")
     assert cells.detail.startswith("2 failed, 1 missing")
-
-
-# claims
-
-
-def test_nothing_promised_is_infinite_and_every_epsilon_has_its_scope(run: Run) -> None:
-    rows = {row.defense.text: row for row in claims(Analysis(run)).rows}
-    assert rows["no defence"].one_round.epsilon == "∞ (nothing promised)"
-    assert rows["gaussian epsilon=4"].one_round[:2] == ("4", "per record, one round, δ = 1e−5")
-    assert rows["gaussian epsilon=4"].whole_run[:2] == ("11.31", "per record, whole run, δ = 1e−5")
-    assert rows["laplace scale=0.5"].whole_run[:2] == ("32", "per coordinate, whole run, δ = 0")
-
-
-def test_an_epsilon_that_differs_between_seeds_is_a_range() -> None:
-    claim = double.claim_of(double.GAUSSIAN[0], "one round")
-    other = dataclasses.replace(claim, epsilon=1.25)
-    assert epsilon([claim, other]) == "1 to 1.25 over the seeds"
-    assert epsilon([claim, dataclasses.replace(claim, epsilon=None)]) == "∞ (nothing promised)"
-    assert epsilon([]) == "n/a"
-
-
-def test_epsilons_of_different_units_never_share_a_chart(run: Run) -> None:
-    analysis = Analysis(run)
-    found = [chart for chart in charts(analysis, next(iter(analysis.settings))) if "epsilon" in chart.title]
-    assert len({chart.title for chart in found}) == len(found) == 6
-    for chart in found:
-        assert len({series.label.split()[0] for series in chart.series}) == 1
-        assert ("per record" in chart.x_label) != ("per coordinate" in chart.x_label)
-        assert ("one round" in chart.x_label) != ("whole run" in chart.x_label)
 
 
 # pictures
@@ -303,7 +273,7 @@ def test_all_cells_are_readable_without_a_script(run: Run, page: Page) -> None:
 def test_limits_name_the_attacks_that_know_the_defence(run: Run) -> None:
     said = " ".join(limits(Analysis(run)))
     assert "map uses what is known of the defence; matching and threshold ignore it" in said
-    assert "no epsilon here is proved or audited" in said
+    assert "no epsilon here is audited" in said
     naive = " ".join(limits(Analysis(double.make_run(small()))))
     assert "matching ignores it, so each number is a lower bound" in naive
     assert "there is one seed" in naive
@@ -317,6 +287,7 @@ def test_the_terminal_table_fits_a_hundred_columns_and_holds_the_epsilon_with_it
     assert max(map(len, text.splitlines())) <= 100
     assert "4 per record" in text
     assert "one round, δ 1e−5" in text
+    assert "proved 4: HOLDS" in text
     assert "∞: nothing" in text
     assert summary(run).row_count == len(Analysis(run).attacked)
 

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -64,6 +65,10 @@ LAWS = [
     (rng.normal, stats.norm.cdf),
     (rng.laplace, stats.laplace.cdf),
     (lambda key, shape, dtype: rng.uniform(key, shape, -1.0, 1.0, dtype), stats.uniform(-1, 2).cdf),
+    (lambda key, shape, dtype: rng.uniform32(key, shape, -1.0, 2.0).to(dtype), stats.uniform(-1, 3).cdf),
+    (rng.signed_exponential, stats.laplace.cdf),
+    *[(partial(lambda a, key, *rest: rng.gamma(key, a, *rest), a), stats.gamma(a).cdf) for a in (0.5, 1, 1.5, 2, 2.5)],
+    *[(partial(lambda k, key, *rest: rng.chisquare(key, k, *rest), k), stats.chi2(k).cdf) for k in (3, 4, 5)],
 ]
 
 
@@ -73,3 +78,105 @@ def test_draws_have_their_law(draw, cdf):
     x = draw(Key(11).child("law"), (300_000,), torch.float64).numpy()
     assert stats.kstest(x, cdf).pvalue > ALPHA
     assert stats.kstest(1.06 * x, cdf).pvalue < ALPHA
+
+
+def test_the_fast_twins_draw_the_type_and_the_numbers_that_they_say():
+    assert rng.signed_exponential(Key(1), (4, 5)).shape == (4, 5)
+    assert rng.signed_exponential(Key(1), (4, 5)).dtype == torch.float32
+    drawn = rng.uniform32(Key(1), (100_000,), -0.5, 0.5)
+    assert drawn.dtype == torch.float32
+    steps = (drawn.double() + 0.5) * 2**24
+    assert torch.equal(steps, steps.round())
+    assert steps.min() >= 0
+    assert steps.max() < 2**24
+
+
+def test_the_tail_of_a_signed_exponential_is_exponential_on_both_sides():
+    # 100,000 draws beyond 3; a scale off by 6 % moves the distribution function by 0.022, the test sees 0.0085
+    drawn = rng.signed_exponential(Key(12), (2_000_000,), torch.float64).numpy()
+    tail = drawn[abs(drawn) > 3]
+    assert stats.binomtest(int((tail > 0).sum()), len(tail)).pvalue > ALPHA
+    assert stats.binomtest(len(tail), len(drawn), np.exp(-3)).pvalue > ALPHA
+    assert stats.binomtest(len(tail), len(drawn), 1.06 * np.exp(-3)).pvalue < ALPHA
+    assert stats.kstest(abs(tail) - 3, "expon").pvalue > ALPHA
+    assert stats.kstest(1.06 * (abs(tail) - 3), "expon").pvalue < ALPHA
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])
+def test_a_gamma_law_that_does_not_exist_is_refused(bad):
+    with pytest.raises(ValueError, match="expected a finite shape parameter > 0"):
+        rng.gamma(Key(0), bad, (1,))
+    with pytest.raises(ValueError, match="expected finite degrees of freedom > 0"):
+        rng.chisquare(Key(0), bad, (1,))
+
+
+def counters(start, stop):
+    return np.arange(start, stop, dtype=np.uint64)
+
+
+def test_an_entry_depends_on_its_key_counter_and_column_alone():
+    key = Key(4)
+    # more than one block of counters, and the largest of all
+    many = np.append(counters(0, 70_000), np.uint64(2**64 - 1))
+    drawn = rng.uniform_at(key, many, 3)
+    assert drawn.shape == (70_001, 3)
+    assert np.array_equal(rng.uniform_at(key, many[::-1], 3), drawn[::-1])
+    assert np.array_equal(rng.uniform_at(key, many, 2), drawn[:, :2])
+    for row in (0, 65_536, 70_000):
+        assert np.array_equal(rng.uniform_at(key, many[row : row + 1], 3)[0], drawn[row])
+    assert rng.uniform_at(key, counters(0, 0), 3).shape == (0, 3)
+    assert drawn.min() >= 0
+    assert drawn.max() < 1
+
+
+def test_a_round_of_uniform_at_is_splitmix64():
+    # SplittableRandom(0) of Java and Vigna's splitmix64.c, first three outputs for seed 0
+    state = counters(1, 4) * np.uint64(0x9E3779B97F4A7C15)
+    rng._finalize(state, np.empty_like(state))
+    assert [int(word) for word in state] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+
+
+def test_the_sequence_of_a_key_is_not_that_of_another_shifted():
+    # counter c of one key and counter c + shift of the other enter the first round as the same word
+    first, other = (int.from_bytes(rng._digest(Key(i).child("column", 0))[:8], "little") for i in (0, 1))
+    shift = (first - other) * pow(0x9E3779B97F4A7C15, -1, 2**64) % 2**64
+    shifted = counters(0, 100) + np.uint64(shift)
+    assert not (rng.uniform_at(Key(0), counters(0, 100), 1) == rng.uniform_at(Key(1), shifted, 1)).any()
+
+
+def test_counters_that_are_not_uint64_are_refused():
+    with pytest.raises(TypeError, match="expected uint64 counters, got int64"):
+        rng.uniform_at(Key(0), np.arange(3), 1)
+
+
+N = 300_000
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        counters(0, N),
+        counters(0, N) << np.uint64(40),
+        counters(0, N) // np.uint64(32) | counters(0, N) % np.uint64(32) << np.uint64(40),
+    ],
+    ids=["in sequence", "in the high bits", "attempts of rows"],
+)
+def test_uniforms_at_counters_are_uniform_and_independent(chosen):
+    drawn = rng.uniform_at(Key(13), chosen, 2)
+    first = drawn[:, 0]
+    low = (first * 2**53).astype(np.int64) % 2**20 / 2**20
+    other = rng.uniform_at(Key(14), chosen, 1)[:, 0]
+    for x in (first, drawn[:, 1], low):
+        assert stats.kstest(x, "uniform").pvalue > ALPHA
+        assert stats.kstest(0.94 * x, "uniform").pvalue < ALPHA
+    for x, y in ((first, drawn[:, 1]), (first, other), (first[1:], first[:-1]), (low[1:], low[:-1]), (low, first)):
+        assert pairs_pvalue(x, y) > ALPHA
+        # the twin: 6 % of the pairs are equal, which adds 800 standard deviations to the statistic
+        assert pairs_pvalue(x, np.where(np.arange(len(x)) % 16 == 0, x, y)) < ALPHA
+        assert stats.pearsonr(x, y).pvalue > ALPHA
+        assert stats.pearsonr(x, y + 0.06 * x).pvalue < ALPHA
+
+
+def pairs_pvalue(x, y):
+    """Of a chi-square test that the pairs fill a grid of 64 x 64 evenly."""
+    return stats.chisquare(np.histogram2d(x, y, 64, [[0, 1], [0, 1]])[0].ravel()).pvalue

@@ -1,0 +1,365 @@
+"""PrivQuant: stochastic rounding to K levels, then a channel on the level vectors that is exactly epsilon-LDP.
+
+Every count of level vectors is a logarithm: K^d leaves float64 at d = 256 for K = 16.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy import special
+from torch import Tensor
+
+from harness import rng
+from harness.contract import positive
+from harness.rng import Key
+
+_DIGITS = 3
+"""Digits of 53 bits in a log-uniform draw: steps of 2^-159, where a generator with a 128-bit key resolves 2^-128."""
+
+_FLOOR = 1e-12
+"""Least chance of a level in the surrogate: keeps its gradients within float32 where the channel is the identity."""
+
+
+@dataclass(frozen=True)
+class PrivQuant:
+    """A channel on {0..K-1}^d that favours, uniformly, the vectors that match its input in tau coordinates or more.
+
+    With probability p the output V is uniform on the vectors that have at least tau matches with the input u, otherwise
+    on those that have fewer.
+
+    Args:
+        d: coordinates.
+        levels: K, at least 2.
+        tau: threshold of the matches, 1 to d.
+        logit: ln(p / (1 - p)), at least 0. Never p: from a logit of 36.8 on, float64 has p == 1, an infinite epsilon.
+
+    Guarantees:
+        For any two inputs the chances of an output differ by a factor of e^epsilon at most, and some by exactly that.
+        E[value(V)] = normalizer * value(u), with normalizer > 0.
+
+    | case | what it is |
+    |---|---|
+    | tau = 1 | only the vectors without a match are in the lesser branch |
+    | tau = d | the input, with probability p |
+    | K = 2 | PrivUnit-infinity of Bhowmick et al. 2018 |
+
+    Raises:
+        ValueError: a parameter out of range, or a threshold and a logit that favour the vectors with few matches.
+
+    Source: sqSGD (ICLR 2021 submission), Algorithm 1 and eq. (8). Differs: eq. (8) bounds one direction of the ratio
+        only, so we refuse where it is below 1; the division by `normalizer` is left to the server.
+    """
+
+    d: int
+    levels: int
+    tau: int
+    logit: float
+
+    def __post_init__(self) -> None:
+        _at_least(1, d=self.d)
+        _at_least(2, levels=self.levels)
+        if not 1 <= self.tau <= self.d:
+            raise ValueError(f"expected 1 <= tau <= d={self.d}, got tau={self.tau}")
+        if not 0 <= self.logit < math.inf:
+            raise ValueError(f"expected a finite logit >= 0, got logit={self.logit}")
+        least = -self._log_ratio
+        if self.logit <= least:
+            raise ValueError(
+                f"expected logit > {least:.6g} at d={self.d}, levels={self.levels}, tau={self.tau}, "
+                f"got logit={self.logit}: the output would point away from the input or not depend on it"
+            )
+
+    @property
+    def kappa(self) -> int:
+        """The largest kappa that means this tau: favoured are matches minus mismatches above it."""
+        return 2 * self.tau - self.d - 1
+
+    @property
+    def log_rest(self) -> float:
+        """ln(1 - p), the chance of the lesser branch: fewer than tau matches.
+
+        `privatize` honours it down to 2^-128 (logit 88); no generator with a 128-bit key goes further. Below, what runs
+        is the favoured branch alone. It is 1 - p away from the promised law in total variation, and yet keeps no part
+        of the promise: an output rules out every input that it does not match in tau coordinates, so epsilon is
+        infinite, and the delta that follows at `epsilon`, (1 + e^epsilon) (1 - p), is about N_lo / N_hi.
+        """
+        return float(special.log_expit(-self.logit))
+
+    @property
+    def log_n_lo(self) -> float:
+        """ln N_lo: how many level vectors have fewer than tau matches with a given one."""
+        tails = _tails(self.d, self.levels)
+        return float(tails.lower[self.tau - 1] + tails.unit)
+
+    @property
+    def log_n_hi(self) -> float:
+        """ln N_hi: how many level vectors have tau matches or more with a given one."""
+        tails = _tails(self.d, self.levels)
+        return float(tails.upper[self.tau] + tails.unit)
+
+    @property
+    def epsilon(self) -> float:
+        """Pure epsilon of one output, exact: logit + ln N_lo - ln N_hi, above 0."""
+        return self.logit + self._log_ratio
+
+    @property
+    def normalizer(self) -> float:
+        """m with E[value(V)] = m * value(u)."""
+        tails = _tails(self.d, self.levels)
+        # C(d-1, tau-1) (K-1)^(d-tau) = w_tau tau / d, and p/N_hi - (1-p)/N_lo = p/N_hi (1 - e^-epsilon), which
+        # neither cancels nor overflows
+        log_share = tails.weight[self.tau] - tails.upper[self.tau] + math.log(self.tau / self.d)
+        return -math.exp(log_share + special.log_expit(self.logit)) * math.expm1(-self.epsilon)
+
+    @property
+    def match_rate(self) -> float:
+        """a, the chance that a coordinate of V is that of u; otherwise it is uniform over the K - 1 others."""
+        return (1 + (self.levels - 1) * self.normalizer) / self.levels
+
+    def squared_error(self, squared_norm: float, bound: float) -> float:
+        """E ||value(V) / m - value(u)||^2 for a level vector u whose values have this squared norm."""
+        positive(bound=bound)
+        rate, others = self.match_rate, self.levels - 1
+        squares = bound**2 * self.levels * (self.levels + 1) / (3 * others)  # of the K values
+        second = rate * squared_norm + (1 - rate) * (self.d * squares - squared_norm) / others
+        return second / self.normalizer**2 - squared_norm
+
+    def privatize(self, u: Tensor, key: Key) -> Tensor:
+        """One output V for the input u.
+
+        Args:
+            u: [d] integer levels. Not modified.
+            key: known to this client only. Four children, one draw each.
+
+        Returns:
+            [d] int64 levels.
+
+        Guarantees:
+            The law of the class: branch and number of matches to 2^-128 (see `log_rest`), then a pseudo-random choice
+            among vectors that are equally likely. O(d).
+
+        Raises:
+            ValueError: u is not d integers in 0..K-1.
+        """
+        u = self._checked(u)
+        log_chance = _log_uniform(rng.uniform(key.child("matches"), (_DIGITS,), dtype=torch.float64))
+        log_branch = _log_uniform(rng.uniform(key.child("branch"), (_DIGITS,), dtype=torch.float64))
+        matches = self._matches(log_branch < self.log_rest, log_chance)
+        kept = torch.from_numpy(rng.permutation(key.child("positions"), self.d)[:matches])
+        other = torch.from_numpy(rng.integers(key.child("others"), self.d, self.levels - 1))
+        sent = other + (other >= u)
+        sent[kept] = u[kept]
+        return sent
+
+    def log_likelihood(self, matches: Tensor) -> Tensor:
+        """ln P(V | u) for outputs with these numbers of matches: integers of any shape, to float64 of that shape.
+
+        Raises:
+            ValueError: a number is not in 0..d.
+        """
+        if matches.numel() and not 0 <= int(matches.min()) <= int(matches.max()) <= self.d:
+            raise ValueError(f"expected 0 to d={self.d} matches, got {int(matches.min())} to {int(matches.max())}")
+        few = torch.tensor(self.log_rest - self.log_n_lo, dtype=torch.float64)
+        many = torch.tensor(float(special.log_expit(self.logit)) - self.log_n_hi, dtype=torch.float64)
+        return torch.where(matches.cpu() >= self.tau, many, few)
+
+    def surrogate(self, received: Tensor, y: Tensor, bound: float) -> Tensor:
+        """-ln of the product of the laws of the single coordinates of V, given real values y before rounding.
+
+        P(V_j | y_j) = (1 - m)/K + m h_j, with h_j the chance that y_j is rounded to V_j, which is linear in y_j between
+        two levels. Each factor is exact. The product leaves out that the matches depend on each other: they are
+        independent given V and y, and
+
+            P(V | y) = (1-p)/N_lo + (p/N_hi - (1-p)/N_lo) P(M >= tau),   M a sum of independent Bernoulli(h_j).
+
+        The product is, up to its constant, a Chernoff bound on that tail, with a tilt of ln(a (K-1) / (1-a)). The best
+        tilt is the one that makes the mean of M tau; ours makes it a d, on average, at the truth.
+
+        Args:
+            received: [n, d] integer levels.
+            y: [n, d] values, differentiable; clamped to [-bound, bound] as `round_levels` does.
+            bound: U.
+
+        Returns:
+            [n] float64.
+
+        Guarantees:
+            Exact for d = 1.
+            ln P(M >= tau) <= -surrogate - d ln((1-m)/K) - tau ln(a (K-1) / (1-a)), while (1-m)/K > 1e-12.
+            Finite, with finite gradients, for every finite y.
+        """
+        offset = (_position(y, bound, self.levels) - received.to(y.device)).abs()
+        rounded_here = (1 - offset).clamp(min=0)
+        background = max((1 - self.normalizer) / self.levels, _FLOOR)
+        return -(background + self.normalizer * rounded_here).log().sum(-1)
+
+    @property
+    def _log_ratio(self) -> float:
+        """ln(N_lo / N_hi)."""
+        tails = _tails(self.d, self.levels)
+        return float(tails.lower[self.tau - 1] - tails.upper[self.tau])
+
+    def _matches(self, lesser: bool, log_chance: float) -> int:
+        """Number of matches in a branch at a log-uniform: inverse distribution functions, each from its small tail."""
+        tails = _tails(self.d, self.levels)
+        if lesser:
+            return int(np.searchsorted(tails.lower[: self.tau], tails.lower[self.tau - 1] + log_chance))
+        rising = tails.upper[self.tau :][::-1]
+        return self.d - int(np.searchsorted(rising, tails.upper[self.tau] + log_chance))
+
+    def _checked(self, u: Tensor) -> Tensor:
+        """u as [d] int64 on the CPU, refused if it is not d levels."""
+        if u.shape != (self.d,):
+            raise ValueError(f"expected levels of shape [{self.d}], got {list(u.shape)}")
+        _check_levels(u, self.levels)
+        return u.cpu().long()
+
+
+def choose(d: int, levels: int, epsilon: float, share: float = 0.9) -> PrivQuant:
+    """The channel with the most matches whose threshold costs at most share * epsilon, and its branch the rest.
+
+    logit = (1 - share) * epsilon, and kappa is the largest integer in -d..d-1 with ln(N_lo / N_hi) <= share * epsilon.
+
+    Guarantees:
+        0 < choose(...).epsilon <= epsilon, up to rounding (relative 1e-13).
+
+    Raises:
+        ValueError: no threshold does, with the smallest epsilon for which one does.
+
+    Source: sqSGD, section 4. Differs: the paper asks for kappa in 0..d-1, which excludes most of its own settings (at
+        d = 512, K = 16 and kappa = 0, ln(N_lo / N_hi) is 377.4, more than 0.9 of its epsilon = 400; its K = 32, and
+        K = 8 to 128 at d = 8192, fail likewise). A negative kappa is as sound. Where eq. (8) holds with a ratio below
+        1 the true epsilon may exceed the one asked for: refused.
+    """
+    _at_least(1, d=d)
+    _at_least(2, levels=levels)
+    positive(epsilon=epsilon)
+    if not 0 < share < 1:
+        raise ValueError(f"expected 0 < share < 1, got share={share}")
+    tails = _tails(d, levels)
+    ratios = tails.lower[:-1] - tails.upper[1:]  # ln(N_lo / N_hi) for tau = 1..d, increasing
+    logit = (1 - share) * epsilon
+    tau = int(np.searchsorted(ratios, share * epsilon, side="right"))
+    if tau == 0 or logit + ratios[tau - 1] <= 0:
+        # 1e-6: the number as printed must itself be feasible
+        smallest = _smallest_epsilon(ratios, share) * (1 + 1e-6)
+        raise ValueError(
+            f"expected epsilon >= {smallest:.9g} at d={d}, levels={levels}, share={share}, got epsilon={epsilon}: "
+            "no threshold fits; more coordinates or fewer levels need less"
+        )
+    return PrivQuant(d, levels, tau, logit)
+
+
+def round_levels(x: Tensor, bound: float, levels: int, key: Key) -> Tensor:
+    """Round each coordinate at random to one of the two levels around it, after a clamp to [-bound, bound].
+
+    Args:
+        x: values of any shape. Not modified.
+        bound: U; the levels are -U + 2 U k / (K-1), k = 0..K-1.
+        levels: K.
+        key: known to this client only. One draw.
+
+    Returns:
+        int64 levels k, of the shape of x.
+
+    Guarantees:
+        E[levels_to_values(round_levels(x))] = clamp(x, -U, U), to float64 rounding.
+
+    Raises:
+        ValueError: x is not finite, or a parameter is out of range.
+
+    Source: sqSGD, eq. (5) and (6). Differs: clamps, where the paper assumes that nothing lies outside.
+    """
+    if not bool(torch.isfinite(x).all()):
+        raise ValueError(f"expected finite values, got {int((~torch.isfinite(x)).sum())} non-finite of {x.numel()}")
+    chance = rng.uniform(key, tuple(x.shape), dtype=torch.float64)
+    return _round_by(x.detach().cpu(), bound, levels, chance)
+
+
+def levels_to_values(index: Tensor, bound: float, levels: int) -> Tensor:
+    """The values -U + 2 U k / (K-1) of integer levels k: float64, of the shape of `index`.
+
+    Raises:
+        ValueError: not integers in 0..K-1, or a parameter out of range.
+    """
+    positive(bound=bound)
+    _at_least(2, levels=levels)
+    _check_levels(index, levels)
+    # from the middle outwards: exactly symmetric
+    return bound * (2 * index.long() - (levels - 1)).double() / (levels - 1)
+
+
+class _Tails(NamedTuple):
+    """Logs of w_l = C(d,l) (K-1)^(d-l), of the sums up to l and from l on, all less `unit`."""
+
+    weight: npt.NDArray[np.float64]
+    lower: npt.NDArray[np.float64]
+    upper: npt.NDArray[np.float64]
+    unit: float
+
+
+@functools.lru_cache(maxsize=4)
+def _tails(d: int, levels: int) -> _Tails:
+    """Relative to the largest weight, where the logs are small: those of log-gamma are 10^6 at d = 2^17."""
+    count = np.arange(d, dtype=np.float64)
+    step = np.log((d - count) / ((count + 1) * (levels - 1)))  # ln w_(l+1) - ln w_l
+    mode = (d + 1) // levels
+    below = -np.cumsum(step[:mode][::-1])[::-1]
+    weight = np.concatenate([below, [0.0], np.cumsum(step[mode:])])
+    lower = np.logaddexp.accumulate(weight)
+    upper = np.logaddexp.accumulate(weight[::-1])[::-1]
+    for array in (weight, lower, upper):
+        array.flags.writeable = False  # shared by every caller
+    return _Tails(weight, lower, upper, d * math.log(levels) - float(lower[-1]))
+
+
+def _smallest_epsilon(ratios: npt.NDArray[np.float64], share: float) -> float:
+    """Where `choose` begins to succeed: at the first ratio >= 0, or where the branch outweighs the last one below."""
+    first = int(np.argmax(ratios >= 0))
+    smallest = float(ratios[first]) / share
+    return smallest if first == 0 else min(smallest, -float(ratios[first - 1]) / (1 - share))
+
+
+def _position(x: Tensor, bound: float, levels: int) -> Tensor:
+    """Where x lies among the levels, clamped: float64 in [0, K-1]."""
+    positive(bound=bound)
+    _at_least(2, levels=levels)
+    # divided first: x = bound gives K-1 exactly, never a rounding error more, which could be rounded to level K
+    return ((x.double() / bound).clamp(-1, 1) + 1) * ((levels - 1) / 2)
+
+
+def _round_by(x: Tensor, bound: float, levels: int, chance: Tensor) -> Tensor:
+    """Up where `chance` is below the fraction, down elsewhere."""
+    position = _position(x, bound, levels)
+    floor = position.floor()
+    return floor.long() + (chance < position - floor)
+
+
+def _log_uniform(digits: Tensor) -> float:
+    """ln of the number in (0, 1) with these digits, multiples of 2^-53 in [0, 1), most significant first."""
+    number = 0.5  # the middle of the last step, so that it is never 0
+    for digit in reversed(digits.tolist()):
+        number = digit + number * 2.0**-53
+    return math.log(number)
+
+
+def _at_least(least: int, **counts: int) -> None:
+    """Refuse a count below `least`, by its name."""
+    for name, count in counts.items():
+        if count < least:
+            raise ValueError(f"expected {name} >= {least}, got {name}={count}")
+
+
+def _check_levels(index: Tensor, levels: int) -> None:
+    """Refuse what is no integer level."""
+    if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
+        raise ValueError(f"expected integer levels, got {index.dtype}")
+    if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < levels:
+        raise ValueError(f"expected levels 0 to {levels - 1}, got {int(index.min())} to {int(index.max())}")

@@ -1,0 +1,208 @@
+"""sqSGD: a rotated, subsampled gradient through PrivQuant, with a residual that stays at the client."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from defenses._budget import every_round
+from defenses._clip import clip_l2
+from defenses._privquant import PrivQuant, choose, levels_to_values, round_levels
+from harness import rng
+from harness.accounting import Pure, repeat
+from harness.claim import Claim, Horizon, Proof, Relation, Unit
+from harness.codec import pack_levels, unpack_levels
+from harness.contract import Defense, Likelihood, Sender, Setting, check_update, positive
+from harness.hadamard import fast_walsh_hadamard
+from harness.rng import Key
+from harness.threats import Threat
+from harness.vec import Vector
+
+_RESOLUTION = 128 * math.log(2)
+"""ln(1/x) of the smallest chance x that a generator with a 128-bit key honours."""
+
+
+class Plan(NamedTuple):
+    """Public and the same in every round: the signs of the rotation [dt], and the channel on dt coordinates."""
+
+    signs: Tensor
+    channel: PrivQuant
+
+
+@dataclass(frozen=True)
+class SqSGD(Defense[Plan, Tensor]):
+    """Subset, rotation and PrivQuant of each client's update, with residual accumulation.
+
+    Args:
+        epsilon: of one message.
+        clip: U, l2 bound of the update, again of what is sent, and the range of the levels.
+        bits: of one coordinate; K = 2^bits levels.
+        ratio: r; dt = 2^floor(log2(r d)) coordinates are sent, at least one.
+        alpha: how much of what is not sent is kept for later.
+        beta: weight of the new update in what is sent.
+        share: of epsilon that buys the threshold, the rest buys the branch.
+        rotation: names the public signs of the rotation.
+
+    Guarantees:
+        ceil(dt * bits / 8) bytes; the coordinates and the rotation follow from shared randomness.
+        decode(encode(u)) has expectation x on the sent coordinates and is zero on the others, where x is the residual
+        plus beta times the clipped update, clipped again.
+        One message is `PrivQuant.epsilon`-DP for any two updates and residuals, and no less.
+
+    | case | what happens |
+    |---|---|
+    | d below 1/r | one coordinate is sent |
+    | a zero update | uniform rounding to the two middle levels, then the channel |
+    | no shared key | nobody knows which coordinates: the estimate is zero, the likelihood flat |
+
+    Raises:
+        ValueError: a parameter out of range; in `init`, an epsilon for which no threshold fits.
+
+    Source: sqSGD (ICLR 2021 submission), Algorithms 1 and 2. Differs: what is sent is clipped again after the residual
+        is added (without that, coordinates leave the range of the levels); the server, not the client, divides by m,
+        once; the rotation is undone before the coordinates are put back.
+    """
+
+    promises: ClassVar[Horizon] = Horizon.ONE_ROUND
+
+    epsilon: float = 400.0
+    clip: float = 10.0
+    bits: int = 4
+    ratio: float = 0.005
+    alpha: float = 1.0
+    beta: float = 1.0
+    share: float = 0.9
+    rotation: int = 0
+
+    def __post_init__(self) -> None:
+        positive(epsilon=self.epsilon, clip=self.clip, beta=self.beta)
+        if not 1 <= self.bits <= 16:
+            raise ValueError(f"expected 1 to 16 bits, got bits={self.bits}")
+        if not 0 < self.ratio <= 1:
+            raise ValueError(f"expected 0 < ratio <= 1, got ratio={self.ratio}")
+        if not 0 < self.share < 1:
+            raise ValueError(f"expected 0 < share < 1, got share={self.share}")
+        if not (self.alpha >= 0 and math.isfinite(self.alpha)):
+            raise ValueError(f"expected alpha >= 0, got alpha={self.alpha}")
+
+    def sent(self, dim: int) -> int:
+        """dt, how many of d coordinates are sent."""
+        return 1 << max(0, math.floor(math.log2(self.ratio * dim)))
+
+    def init(self, setting: Setting) -> Plan:
+        """The rotation's signs and the channel."""
+        return _plan(self.sent(setting.dim), 1 << self.bits, self.epsilon, self.share, self.rotation)
+
+    def remember(self, setting: Setting) -> Tensor:
+        """The residual: nothing yet."""
+        return torch.zeros(setting.dim)
+
+    def encode(
+        self,
+        state: Plan,
+        memory: Tensor,
+        update: Vector,
+        *,
+        sender: Sender,
+        private: Key,
+        shared: Key,
+        setting: Setting,
+    ) -> tuple[bytes, Tensor]:
+        """Clip, add the residual, take the round's coordinates, rotate, round, privatise; the rest is kept."""
+        check_update(update)
+        chosen = self._coordinates(shared, setting)
+        clipped = clip_l2(update.cpu(), self.clip)
+        sent = clip_l2(memory[chosen] + self.beta * clipped[chosen], self.clip)
+        kept = memory + self.alpha * clipped
+        kept[chosen] = 0.0
+        rotated = _rotate(sent.double(), state.signs)
+        levels = round_levels(rotated, self.clip, 1 << self.bits, private.child("rounding"))
+        out = state.channel.privatize(levels, private.child("channel"))
+        return pack_levels(out.numpy(), self.bits), kept
+
+    def estimate(self, state: Plan, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting) -> Vector:
+        """Unbiased on the coordinates that were sent, zero elsewhere."""
+        levels = self._levels(state, received)
+        found = torch.zeros(setting.dim)
+        if shared is not None:
+            values = levels_to_values(levels, self.clip, 1 << self.bits) / state.channel.normalizer
+            back = fast_walsh_hadamard(values) * state.signs / math.sqrt(len(values))
+            found[self._coordinates(shared, setting)] = back.float()
+        return found
+
+    def likelihood(
+        self,
+        state: Plan,
+        received: Sequence[bytes],
+        *,
+        senders: Sequence[Sender],
+        shared: Sequence[Key] | None,
+        setting: Setting,
+    ) -> Likelihood:
+        """PrivQuant's surrogate on the coordinates that were sent, as if the residual were zero.
+
+        It is so in a client's first message; later it is what an attacker does not know.
+        """
+        levels = torch.stack([self._levels(state, wire) for wire in received])
+        if shared is None:
+            return lambda update: 0.0 * update.sum(-1)
+        chosen = torch.stack([self._coordinates(key, setting) for key in shared])
+
+        def score(update: Tensor) -> Tensor:
+            sent = clip_l2(self.beta * clip_l2(update, self.clip).gather(1, chosen), self.clip)
+            rotated = _rotate(sent.double(), state.signs)
+            return state.channel.surrogate(levels, rotated, self.clip).to(update.dtype)
+
+        return score
+
+    def claim(self, history: Sequence[Plan], setting: Setting) -> Claim:
+        """Pure epsilon for one message; T rounds add up."""
+        channel, rounds = history[0].channel, len(history)
+        further = []
+        if -channel.log_rest > _RESOLUTION:
+            chance = channel.log_rest / math.log(10)
+            reason = f"the lesser branch has a chance of 10^{chance:.0f}, which no generator draws; what runs lacks it."
+            further.append(Proof(None, Unit.MESSAGE, "arithmetic", reason))
+        return Claim(
+            epsilon=self.epsilon * rounds,
+            delta=0.0,
+            unit=Unit.MESSAGE,
+            relation=Relation.ANY_TWO,
+            horizon=Horizon.of(rounds),
+            against=frozenset(Threat),
+            source="sqSGD (2021), Algorithm 1 and sec. 4" + (", rounds added up by us" if rounds > 1 else ""),
+            assumes=every_round(rounds),
+            proved=Proof(
+                repeat(Pure(channel.epsilon), rounds),
+                Unit.MESSAGE,
+                "closed form",
+                "the two probabilities of an output, counted exactly, and both are reached.",
+            ),
+            further=tuple(further),
+        )
+
+    def _coordinates(self, shared: Key, setting: Setting) -> Tensor:
+        """The round's coordinates of this client [dt], in increasing order."""
+        return torch.from_numpy(rng.subset(shared.child("coordinates"), setting.dim, self.sent(setting.dim)))
+
+    def _levels(self, state: Plan, received: bytes) -> Tensor:
+        """The levels of a message [dt]."""
+        return torch.from_numpy(unpack_levels(received, state.channel.d, self.bits))
+
+
+@functools.lru_cache(maxsize=8)
+def _plan(sent: int, levels: int, epsilon: float, share: float, rotation: int) -> Plan:
+    """The signs and the channel, worked out once."""
+    signs = 2.0 * torch.from_numpy(rng.integers(Key(rotation).child("rademacher"), sent, 2)).double() - 1.0
+    return Plan(signs, choose(sent, levels, epsilon, share))
+
+
+def _rotate(x: Tensor, signs: Tensor) -> Tensor:
+    """H A x / sqrt(dt) along the last axis: an l2 norm of U leaves no coordinate above U."""
+    return fast_walsh_hadamard(x * signs) / math.sqrt(x.shape[-1])

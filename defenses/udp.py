@@ -1,0 +1,69 @@
+"""UDP: clipped records, one full-batch step, normal noise that a whole run pays for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from defenses._udp import Calibration, multiplier
+from defenses._udp_claim import UDPRounds
+from harness.contract import Feedback, Setting
+
+
+@dataclass(frozen=True)
+class UDP(UDPRounds[int]):
+    """UDP: clip every record's gradient, take one full-batch step, add normal noise for a whole run's epsilon.
+
+    The state is the number of the round; all rounds have the same noise.
+
+    Args:
+        clip: C, bound on the l2 norm of one record's gradient, or of the update, in units of each.
+        epsilon: of the whole run, for one record of a client, at `delta`.
+        delta: of the whole run.
+        rounds: T, the run that the noise is made for, and after which the federation ends; None: the federation's.
+        clips: `records`, as printed; `update`: any local training, whose update is clipped. The sensitivity is then 2C
+            and the epsilon one for any two messages.
+        calibration: `paper` (10), `zcdp` or `tight`; the last two keep the claim, see `_udp.budget`.
+
+    Guarantees:
+        4 * d bytes.
+        decode(encode(u)) - u (or - clip(u), where the update is clipped) is normal with standard deviation `sigma` in
+        each coordinate, independently, up to float32 rounding.
+        sigma is z times the sensitivity of the sender's message, 2 lr C / n_i; with the learning rate of round 0, so
+        that one that falls keeps what is proved.
+        No more than T rounds are run.
+
+    Raises:
+        ValueError: a parameter out of range.
+
+    Source: Wei, Li, Ding, Ma, Su, Zhang, Poor 2021, "User-level privacy-preserving federated learning: analysis and
+        performance optimization", Algorithm 1 and (10). Differs: clients are weighted by their samples among those who
+        take part. Despite the title, neighbours differ in one record; `claim` tells of all records of a client, too.
+        (10) is too little noise above epsilon 6.98 (delta 1e-3, all take part): the proof replaces e^x - 1 by x.
+    """
+
+    source: ClassVar[str] = "Wei et al. 2021, (10)"
+
+    calibration: Calibration = "paper"
+
+    @property
+    def formula(self) -> Calibration:
+        """The calibration."""
+        return self.calibration
+
+    def init(self, setting: Setting) -> int:
+        """Round 0."""
+        return 0
+
+    def advance(self, state: int, feedback: Feedback) -> int:
+        """The next round."""
+        return state + 1
+
+    def stops(self, state: int) -> bool:
+        """After T rounds, the budget is spent."""
+        return self.rounds is not None and state >= self.rounds
+
+    def noise_multiplier(self, state: int, setting: Setting) -> float:
+        """The same in all rounds."""
+        share = setting.participants / setting.clients
+        return multiplier(self.epsilon, self.delta, self.horizon(setting), share, self.calibration)

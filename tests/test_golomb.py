@@ -1,0 +1,368 @@
+"""Round trips, lengths against exact entropies and printed codes, and wires that nobody wrote."""
+
+import math
+import tracemalloc
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from harness import golomb
+from harness.codec import BitWriter
+from harness.contract import MessageError
+from harness.rng import Key, integers, uniform
+
+ROOT = Key(20250301, ("test_golomb",))
+N = 200_000
+SLACK = 1.02
+"""Lengths may exceed the information of what was coded, -log2 of its probability, by this factor."""
+
+
+def draws(key, n):
+    return uniform(key, (n,), dtype=torch.float64).numpy()
+
+
+def laplace_law(zero):
+    """A Laplace variable rounded to integers, 0 with probability `zero`."""
+    scale = -0.5 / math.log(1 - zero)
+    return rounded(stats.laplace(scale=scale), math.ceil(40 * scale) + 2)
+
+
+def normal_law(zero):
+    """A normal variable rounded to integers, 0 with probability `zero`."""
+    return rounded_normal(0.5 / stats.norm.isf((1 - zero) / 2))
+
+
+def rounded_normal(std):
+    return rounded(stats.norm(scale=std), math.ceil(9 * std) + 2)
+
+
+def geometric_law(std):
+    """P(k) ~ t^|k|, of this standard deviation: std^2 = 2 t / (1 - t)^2."""
+    t = (1 + std**2 - math.sqrt(1 + 2 * std**2)) / std**2
+    last = math.ceil(30 / -math.log(t)) + 2
+    weights = t ** np.abs(np.arange(-last, last + 1))
+    return weights / weights.sum()
+
+
+def rounded(law, last):
+    """Probabilities of -last..last, from the tail that is exact."""
+    below = law.cdf(np.arange(-last, 1) - 0.5)
+    left = np.diff(below)
+    weights = np.concatenate([left, [1 - 2 * below[-1]], left[::-1]])
+    return weights / weights.sum()
+
+
+def sample(laws, n, name):
+    """Values, their contexts, the information in the values in bits, its expectation and standard deviation."""
+    context = integers(ROOT.child(name, "context"), n, len(laws))
+    u = draws(ROOT.child(name, "values"), n)
+    values, bits, mean, variance = np.zeros(n, np.int64), 0.0, 0.0, 0.0
+    for number, law in enumerate(laws):
+        own = context == number
+        index = np.minimum(np.searchsorted(np.cumsum(law), u[own]), law.size - 1)
+        values[own] = index - law.size // 2
+        cost = -np.log2(law, where=law > 0, out=np.zeros_like(law))
+        bits += cost[index].sum()
+        entropy = (law * cost).sum()
+        mean += own.sum() * entropy
+        variance += own.sum() * ((law * cost**2).sum() - entropy**2)
+    return values, context, bits, mean, math.sqrt(variance)
+
+
+def shares(contexts, low, high):
+    """P(0) from low to high, evenly in the logarithm of the rest."""
+    return 1 - np.geomspace(1 - low, 1 - high, contexts)
+
+
+@pytest.mark.parametrize("p", [Fraction(k, 1000) for k in (1, 500, 618, 619, 754, 755, 900, 980, 990, 999)])
+def test_the_parameter_is_the_one_of_gallager_and_van_voorhis(p):
+    m = golomb.optimal_m(float(p))
+    assert p**m + p ** (m + 1) <= 1
+    assert m == 1 or p**m + p ** (m - 1) > 1
+
+
+@pytest.mark.parametrize(
+    ("p", "m"), [(0.0, 1), (0.5, 1), (0.7, 2), (0.98, 34), (0.999, 693), (1 - 2.0**-30, 744261118)]
+)
+def test_the_parameter_is_about_log_two_over_the_other_probability(p, m):
+    assert golomb.optimal_m(p) == m
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.0, math.nan])
+def test_the_parameter_of_no_law_is_refused(p):
+    with pytest.raises(ValueError, match="expected 0 <= p < 1, got p="):
+        golomb.optimal_m(p)
+
+
+@pytest.mark.parametrize(
+    ("m", "lengths"),
+    [
+        (1, [1, 2, 3, 4, 5]),
+        (2, [2, 2, 3, 3, 4, 4, 5]),
+        (3, [2, 3, 3, 3, 4, 4, 4, 5, 5]),  # Golomb 1966, Table I
+        (4, [3, 3, 3, 3, 4, 4, 4, 4, 5]),
+        (5, [3, 3, 3, 4, 4, 4, 4, 4, 5, 5]),
+        (10, [4] * 6 + [5] * 10 + [6] * 6),
+    ],
+)
+def test_codewords_have_the_lengths_of_the_golomb_code(m, lengths):
+    for value, length in enumerate(lengths):
+        wire = golomb.encode_golomb(np.full(8, value), m)
+        assert len(wire) == length  # eight codewords of so many bits
+        assert golomb.decode_golomb(wire, 8, m).tolist() == [value] * 8
+
+
+def test_a_codeword_is_remainder_then_quotient():
+    # 42 = 4 * 10 + 2: remainder 010 in 3 bits, lowest first, then 4 zeros and a one
+    assert golomb.encode_golomb(np.array([42]), 10) == bytes([0b10000_010])
+    # 47 = 4 * 10 + 7: 7 + 6 = 1101 in 4 bits, upper three first, then the lowest, then 4 zeros and a one
+    assert golomb.encode_golomb(np.array([47]), 10) == bytes([0b0000_1_110, 0b1])
+
+
+@given(st.lists(st.integers(0, 3000), max_size=30), st.integers(1, 100))
+def test_decoding_undoes_golomb_encoding(numbers, m):
+    wire = golomb.encode_golomb(np.array(numbers, np.int64), m)
+    assert golomb.decode_golomb(wire, len(numbers), m).tolist() == numbers
+
+
+@pytest.mark.parametrize(("values", "m"), [([-1], 3), ([1], 0), ([1], 2**31), ([2**53], 2**30), ([[1]], 1), ([0.5], 1)])
+def test_what_has_no_golomb_code_is_refused(values, m):
+    with pytest.raises(ValueError, match="expected"):
+        golomb.encode_golomb(np.array(values), m)
+
+
+def test_bits_cost_at_most_1_45_percent_more_than_their_information():
+    for index, p in enumerate([*np.arange(0.02, 1, 0.02), 0.435, 0.315, 0.2451, 0.001, 0.999]):
+        bits = draws(ROOT.child("bits", index), N) < p
+        wire = golomb.encode_bits(bits)
+        ones = int(bits.sum())
+        information = -ones * math.log2(p) - (N - ones) * math.log2(1 - p)
+        assert 8 * len(wire) - 32 < 1.0145 * information, p  # 32: the number of ones and the last byte
+        assert np.array_equal(golomb.decode_bits(wire, N), bits)
+
+
+@pytest.mark.parametrize(("p", "excess"), [(1 - math.pi / 4, 0.009), (1 - math.pi / 6, 0.003)])
+def test_rejections_of_a_ball_in_a_cube_cost_their_entropy(p, excess):
+    # CEPAM, section 1: acceptance pi/4 and pi/6 in two and three dimensions
+    bits = draws(ROOT.child("ball", str(p)), N) < p
+    ones = int(bits.sum())
+    information = -ones * math.log2(p) - (N - ones) * math.log2(1 - p)
+    assert 1 - 2e-5 < 8 * len(golomb.encode_bits(bits)) / information < 1 + excess
+    # the twin: the law of p = 0.2146 needs its code, that of 0.476 hardly
+    assert (information * SLACK < N) == (p < 0.3)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 17, 18, 1001])
+def test_bits_of_every_share_and_length_come_back(count):
+    for ones in {0, 1, 2, count // 4, count // 3, 2 * count // 5, count // 2, 2 * count // 3, count - 1, count}:
+        bits = np.argsort(draws(ROOT.child("share", count, ones), count)) < ones
+        assert np.array_equal(golomb.decode_bits(golomb.encode_bits(bits), count), bits)
+
+
+LAWS = {
+    "Laplace in 16": [laplace_law(p) for p in shares(16, 0.3, 0.999)],
+    "Laplace in 64": [laplace_law(p) for p in shares(64, 0.3, 0.999)],
+    "normal in 16": [normal_law(p) for p in shares(16, 0.3, 0.999)],
+    "normal in 64": [normal_law(p) for p in shares(64, 0.3, 0.999)],
+    "geometric in 16": [geometric_law(std) for std in np.geomspace(0.3, 50, 16)],
+    "geometric in 64": [geometric_law(std) for std in np.geomspace(0.3, 50, 64)],
+    "dense normal in 32": [rounded_normal(std) for std in np.geomspace(0.5, 50, 32)],
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_integers_cost_at_most_two_percent_more_than_their_information(name):
+    values, context, information, entropy, std = sample(LAWS[name], N, name)
+    # 4.9 standard deviations: a false alarm in 1e6 samples; so the length is that close to the entropy of the law
+    assert abs(information - entropy) < 4.9 * std
+    wire = golomb.encode_integers(values, context)
+    assert 8 * len(wire) < SLACK * information
+    assert np.array_equal(golomb.decode_integers(wire, context), values)
+    # the twin: with all contexts in one, the same test fails by far
+    merged = golomb.encode_integers(values, np.zeros_like(context))
+    assert 8 * len(merged) > 1.15 * information
+    assert np.array_equal(golomb.decode_integers(merged, np.zeros_like(context)), values)
+
+
+@pytest.mark.parametrize("law", [0.35, 0.5, 0.6, 0.62, 0.65, 0.7, 0.755, 0.82, 0.9, 0.97, 0.995])
+def test_one_law_costs_at_most_one_and_a_half_percent_more(law):
+    for name, weights in (("l", laplace_law(law)), ("n", normal_law(law))):
+        values, context, information, _, _ = sample([weights], N, f"{name} {law}")
+        assert 8 * len(golomb.encode_integers(values, context)) < 1.015 * information + 40
+
+
+def test_dense_integers_send_their_low_bits_as_they_are_and_cost_at_most_one_percent_more():
+    laws = [rounded_normal(std) for std in np.geomspace(20, 60, 64)]
+    values, context, information, _, _ = sample(laws, N, "dense")
+    assert 8 * len(golomb.encode_integers(values, context)) < 1.01 * information
+
+
+def test_signs_that_the_context_tells_cost_nothing():
+    # rounding with a known dither: 0 or 1 where the dither is positive, 0 or -1 where it is negative
+    sizes = (draws(ROOT.child("signs"), N) < 0.2).astype(np.int64)
+    side = integers(ROOT.child("side"), N, 2)
+    together = golomb.encode_integers(np.where(side == 1, sizes, -sizes), np.zeros(N, np.int64))
+    apart = golomb.encode_integers(np.where(side == 1, sizes, -sizes), side)
+    assert len(together) - len(apart) > 0.99 * sizes.sum() / 8
+    assert len(apart) - len(golomb.encode_integers(sizes, side)) < 4
+
+
+def test_one_outlier_costs_less_than_thirty_bytes():
+    values = sample([normal_law(0.6)], 10_000, "outlier")[0]
+    context = np.arange(10_000) % 4
+    without = len(golomb.encode_integers(values, context))
+    values[1234] = -(10**12)
+    wire = golomb.encode_integers(values, context)
+    assert len(wire) < without + 30
+    assert np.array_equal(golomb.decode_integers(wire, context), values)
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000, 100_000])
+def test_contexts_that_do_not_occur_cost_nothing(step):
+    values, context = sample([laplace_law(0.9)] * 8, 3000, "empty")[:2]
+    wire = golomb.encode_integers(values, context)
+    assert golomb.encode_integers(values, step * context + step) == wire
+    assert np.array_equal(golomb.decode_integers(wire, step * context), values)
+
+
+def test_ten_thousand_zeros_in_sixteen_contexts_cost_four_bytes():
+    assert len(golomb.encode_integers(np.zeros(10_000, np.int64), np.arange(10_000) % 16)) <= 4
+
+
+EDGES = [
+    [],
+    [0],
+    [1],
+    [-1],
+    [0] * 100,
+    [7] * 9,
+    [-3] * 50,
+    [15, 16, 17, 18, 31, 32, 33, 255, 256, 257] * 5,
+    [-127, 3],
+    [-128, 127],
+    [128],
+    list(range(-40, 40)),
+    [0] * 1000 + [10**12],
+    [2**53 - 1, 1 - 2**53],
+    [2**53 - 1] * 40,
+    [2**k for k in range(53)],
+    [1 - 2**k for k in range(54)],
+]
+
+
+@pytest.mark.parametrize("values", EDGES, ids=lambda values: f"{len(values)} from {min(values, default=None)}")
+@pytest.mark.parametrize("contexts", [1, 3, 300, 70_000])
+def test_edge_cases_come_back(values, contexts):
+    values = np.array(values, np.int64)
+    kept, context = values.copy(), np.arange(values.size) * 7919 % contexts
+    back = golomb.decode_integers(golomb.encode_integers(values, context), context)
+    assert back.dtype == np.int64
+    assert np.array_equal(back, kept)
+    assert np.array_equal(values, kept)
+
+
+@given(st.lists(st.tuples(st.sampled_from([-1, 0, 1, 1, 40, -5000]), st.integers(0, 3)), max_size=60))
+def test_decoding_undoes_encoding(pairs):
+    values, context = np.array(pairs, np.int64).reshape(-1, 2).T
+    assert np.array_equal(golomb.decode_integers(golomb.encode_integers(values, context), context), values)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint64])
+def test_integers_of_any_size_are_coded_alike(dtype):
+    values = integers(ROOT.child("dtypes"), 500, 100)
+    context = integers(ROOT.child("context"), 500, 3)
+    wire = golomb.encode_integers(values, context)
+    assert golomb.encode_integers(values.astype(dtype), context.astype(dtype)) == wire
+
+
+@pytest.mark.parametrize(
+    ("values", "context", "message"),
+    [
+        ([2**53], [0], r"expected magnitudes below 2\*\*53, got 9007199254740992"),
+        ([-(2**53)], [0], r"expected magnitudes below 2\*\*53"),
+        ([0.5], [0], r"expected flat integers \[n\], got float64"),
+        ([[1]], [0], r"of shape \(1, 1\)"),
+        ([1, 2], [0], r"expected 2 contexts >= 0, got shape \(1,\)"),
+        ([1], [-1], r"expected 1 contexts >= 0, got shape \(1,\) from -1"),
+    ],
+)
+def test_integers_and_contexts_out_of_range_are_named(values, context, message):
+    with pytest.raises(ValueError, match=message):
+        golomb.encode_integers(np.array(values), np.array(context))
+
+
+def wires():
+    """A wire of each kind, with the function that reads it."""
+    values, context = sample([laplace_law(0.6), geometric_law(30.0), normal_law(0.95)], 600, "corrupt")[:2]
+    bits = draws(ROOT.child("corrupt bits"), 600) < 0.38
+    gaps = np.abs(values)
+    return [
+        (golomb.encode_integers(values, context), lambda wire: golomb.decode_integers(wire, context)),
+        (golomb.encode_integers(-gaps, context), lambda wire: golomb.decode_integers(wire, context)),
+        (golomb.encode_bits(bits), lambda wire: golomb.decode_bits(wire, 600)),
+        (golomb.encode_golomb(gaps, 5), lambda wire: golomb.decode_golomb(wire, 600, 5)),
+    ]
+
+
+@pytest.mark.parametrize("kind", range(4))
+def test_a_wire_that_is_cut_off_or_goes_on_is_refused(kind):
+    wire, decode = wires()[kind]
+    assert decode(wire).shape == (600,)
+    for end in range(len(wire)):
+        with pytest.raises(MessageError, match="expected"):
+            decode(wire[:end])
+    for more in (b"\x00", b"\x01", bytes(1000)):
+        with pytest.raises(MessageError, match="expected"):
+            decode(wire + more)
+
+
+@pytest.mark.parametrize("kind", range(4))
+def test_a_corrupt_wire_is_refused_or_decodes_to_something_of_the_right_shape(kind):
+    wire, decode = wires()[kind]
+    noise = integers(ROOT.child("noise", kind), 3000, 256).astype(np.uint8).tobytes()
+    flipped = [bytes([*wire[:at], wire[at] ^ 1 << at % 8, *wire[at + 1 :]]) for at in range(len(wire))]
+    refused = 0
+    for bad in [*flipped, *(noise[start : start + 200] for start in range(0, 2800, 7)), b"\xff" * 500, bytes(500)]:
+        try:
+            assert decode(bad).shape == (600,)
+        except MessageError:
+            refused += 1
+    assert refused > 100
+
+
+def test_fair_bits_that_do_not_have_the_stated_number_of_ones_are_refused():
+    wire = golomb.encode_bits(draws(ROOT.child("fair"), 600) < 0.5)
+    for at in range(2, len(wire)):  # after the number of ones
+        with pytest.raises(MessageError, match="expected bits with the stated numbers of ones"):
+            golomb.decode_bits(bytes([*wire[:at], wire[at] ^ 1, *wire[at + 1 :]]), 600)
+
+
+@pytest.mark.parametrize(
+    ("shift", "questions", "message"), [(53, 67, r"below 2\*\*53, got one with 105 low"), (0, 68, "at most 68 buckets")]
+)
+def test_an_integer_beyond_the_largest_is_refused(shift, questions, message):
+    out = BitWriter()
+    out.put_counts(np.array([shift]), 53)
+    for answer in [1] * questions + [0]:
+        out.put_counts(np.array([answer]), 1)
+    with pytest.raises(MessageError, match=message):
+        golomb.decode_integers(out.wire() + bytes(20), np.array([0]))
+
+
+def test_a_short_wire_cannot_ask_for_much_memory():
+    context = np.zeros(10**5, np.int64)
+    noise = integers(ROOT.child("memory"), 4000, 256).astype(np.uint8).tobytes()
+    tracemalloc.start()
+    for wire in [noise[start : start + 40] for start in range(0, 4000, 40)] + [b"\xff" * 40, b"\x7f" * 40]:
+        with pytest.raises(MessageError):
+            golomb.decode_integers(wire, context)
+        with pytest.raises(MessageError):
+            golomb.decode_golomb(wire, 10**15, 3)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100 * context.size

@@ -1,0 +1,497 @@
+"""JoPEQ's privacy in numbers, against enumeration, direct maximisation and exact arithmetic.
+
+The paper is Lang, Sofer, Shaked, Shlezinger 2022. "As printed" is a table of derived values; tolerances follow from its
+digits.
+"""
+
+import math
+from decimal import Decimal, localcontext
+
+import numpy as np
+import pytest
+from scipy import integrate, optimize, special, stats
+
+from defenses import _jopeq_privacy as privacy
+from defenses._jopeq_privacy import (
+    GENERATOR,
+    SHIPPED,
+    cube_epsilon,
+    scalar_epsilon,
+    sphere_epsilon,
+    surrogate_covariance,
+    surrogate_law,
+    surrogate_scale,
+    t_epsilon,
+    uniform_delta,
+    vector_epsilon,
+    vector_epsilon_bound,
+)
+from harness import rng
+from harness.rng import Key
+
+ALPHA = 1e-6
+
+
+def paper_step(epsilon, bits):
+    return 2 * (2 * bits + 1 / epsilon) / 2**bits
+
+
+def code_step(epsilon, bits):
+    return 2 * 1.5 * math.sqrt(1 + 2 * (2 / epsilon) ** 2) / (2**bits + 1)
+
+
+def code_gamma(s2, nu):
+    return 1.5 * math.sqrt(1 + s2 * nu / (nu - 2))
+
+
+EPSILONS = (1, 2, 3, 3.5, 4, 5, 8, 10)
+INF = math.inf
+SCALAR = [  # as printed: the rule for the step, bits, epsilon at each of EPSILONS
+    (paper_step, 1, (1.050, 2.326, 4.288, 6.062, 10.119, INF, INF, INF)),
+    (paper_step, 2, (1.034, 2.252, 4.009, 5.439, 8.042, INF, INF, INF)),
+    (paper_step, 3, (1.016, 2.120, 3.430, 4.229, 5.194, 8.172, INF, INF)),
+    (paper_step, 4, (1.007, 2.049, 3.165, 3.767, 4.410, 5.867, 14.315, INF)),
+    (paper_step, 8, (1.000, 2.001, 3.002, 3.504, 4.005, 5.010, 8.043, 10.083)),
+    (code_step, 1, (1.050, 2.138, 3.307, 3.940, 4.619, 6.172, 16.000, INF)),
+    (code_step, 2, (1.017, 2.047, 3.100, 3.641, 4.193, 5.341, 9.363, 12.964)),
+    (code_step, 4, (1.001, 2.004, 3.008, 3.512, 4.016, 5.027, 8.095, 10.180)),
+    (code_step, 8, (1.000, 2.000, 3.000, 3.500, 4.000, 5.000, 8.000, 10.001)),
+]
+
+
+@pytest.mark.parametrize(("step", "bits", "printed"), SCALAR)
+def test_the_scalar_epsilon_is_as_printed(step, bits, printed):
+    found = [scalar_epsilon(epsilon, step(epsilon, bits)) for epsilon in EPSILONS]
+    assert found == pytest.approx(printed, abs=5.1e-4)
+
+
+def test_golden_values_of_the_scalar_surrogate():
+    assert surrogate_scale(4, code_step(4, 1)) == pytest.approx(0.4330127019, abs=5.1e-11)
+    assert surrogate_scale(4, 2.25) == pytest.approx(0.1976423538, abs=5.1e-11)
+    assert scalar_epsilon(4, code_step(4, 1)) == pytest.approx(4.61880, abs=5.1e-6)
+    assert scalar_epsilon(4, 2.25) == pytest.approx(10.11929, abs=5.1e-6)
+    assert scalar_epsilon(3, code_step(3, 1)) == pytest.approx(3.30707, abs=5.1e-6)
+    assert scalar_epsilon(3, paper_step(3, 1)) == pytest.approx(4.28754, abs=5.1e-6)
+    assert scalar_epsilon(10, code_step(10, 8)) == pytest.approx(10.00077, abs=5.1e-6)
+    assert scalar_epsilon(10, paper_step(10, 8)) == pytest.approx(10.08343, abs=5.1e-6)
+
+
+def enumerated(epsilon, step, bits, inputs=9, dithers=801):
+    """Largest log ratio over pairs of inputs, dithers and all 2^bits + 1 index cells, overload included."""
+    law = stats.laplace(scale=surrogate_scale(epsilon, step))
+    d, x = np.linspace(-step / 2, step / 2, dithers)[:, None, None], np.linspace(-1, 1, inputs)[:, None]
+    ends = (np.arange(-(2 ** (bits - 1)), 2 ** (bits - 1)) + 0.5) * step - d - x
+    inner = np.where(ends[..., :-1] > 0, -np.diff(law.sf(ends)), np.diff(law.cdf(ends)))
+    logs = np.concatenate([law.logcdf(ends[..., :1]), np.log(np.maximum(inner, 1e-300)), law.logsf(ends[..., -1:])], -1)
+    return float((logs.max(1) - logs.min(1)).max())
+
+
+@pytest.mark.parametrize(("epsilon", "bits"), [(3, 1), (4, 1), (4, 2), (3, 4)])
+@pytest.mark.parametrize("step", [paper_step, code_step])
+def test_the_scalar_epsilon_is_attained_by_enumeration(epsilon, bits, step):
+    width = step(epsilon, bits)
+    assert enumerated(epsilon, width, bits) == pytest.approx(scalar_epsilon(epsilon, width), rel=1e-5)
+
+
+@pytest.mark.parametrize(("epsilon", "bits", "gamma"), [(4, 1, 1.0), (4, 2, 0.7), (10, 4, 1.0), (1, 3, 0.3)])
+def test_an_outermost_level_inside_the_inputs_hides_what_enumeration_says(epsilon, bits, gamma):
+    step = 2 * gamma / (2**bits + 1)
+    edge = 2 ** (bits - 1) * step
+    assert edge < 1
+    hidden = scalar_epsilon(epsilon, step, edge)
+    assert hidden == pytest.approx(enumerated(epsilon, step, bits), rel=1e-5)
+    assert hidden < scalar_epsilon(epsilon, step) * 0.999
+
+
+def test_quantising_takes_noise_away_and_gives_no_privacy_back():
+    assert scalar_epsilon(2, 0.0) == 2
+    assert scalar_epsilon(2, 1.0, edge=7.0) == scalar_epsilon(2, 1.0) > 2
+    assert scalar_epsilon(1, math.sqrt(96) * (1 - 1e-12)) > 1e5
+    assert scalar_epsilon(1, math.sqrt(96) * (1 + 1e-12)) == INF
+    assert surrogate_scale(1, math.sqrt(96) * (1 + 1e-12)) == 0
+    assert surrogate_scale(5, 0.0) == 2 / 5
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "bits", "delta"), [(10, 1, 0.952), (10, 2, 0.976), (10, 4, 1.000), (33, 4, 1.000), (5, 1, 0.909)]
+)
+def test_the_delta_of_the_dither_alone_is_as_printed_and_counted(epsilon, bits, delta):
+    step = paper_step(epsilon, bits)
+    assert scalar_epsilon(epsilon, step) == INF
+    assert uniform_delta(step) == pytest.approx(delta, abs=5.1e-4)
+    edge = 2.0 ** (bits - 1)
+    d = (np.arange(1_000_000) + 0.5) / 1_000_000 - 0.5  # in steps
+    index = [np.clip(np.round(x / step + d), -edge, edge) for x in (-1.0, 1.0)]
+    assert np.mean(index[0] != index[1]) == pytest.approx(uniform_delta(step), abs=3e-6)
+
+
+def test_a_message_on_the_sphere_costs_a_third_of_one_in_the_cube():
+    # as printed, at epsilon 4: linear model, CNN, MLP, CIFAR CNN
+    for weights, printed in ((7850, 1.05e4), (6422, 8.6e3), (25818, 3.4e4), (169578, 2.3e5)):
+        assert float(f"{sphere_epsilon(4.0, weights):.1e}") == pytest.approx(printed, rel=0.06)
+        assert cube_epsilon(4.0, weights) == 4 * weights
+    assert sphere_epsilon(4.0, 7850) == pytest.approx(10466.667, abs=1e-3)
+    assert sphere_epsilon(INF, 3) == cube_epsilon(INF, 3) == INF
+
+
+def test_no_two_points_of_the_sphere_are_further_apart_in_l1_than_the_claim_says():
+    points = rng.normal(Key(1), (2000, 2, 12)).double().numpy()
+    points *= math.sqrt(12) / 3 / np.linalg.norm(points, axis=-1, keepdims=True)
+    b = 0.5
+    assert (np.abs(points[:, 0] - points[:, 1]).sum(-1) / b).max() < sphere_epsilon(2 / b, 12)
+    third = np.full(12, 1 / 3)
+    assert np.linalg.norm(third) == pytest.approx(math.sqrt(12) / 3)
+    assert np.abs(2 * third).sum() / b == pytest.approx(sphere_epsilon(2 / b, 12), rel=1e-12)
+
+
+# The law of the surrogate
+
+
+def exact_law(error, epsilon, step):
+    """The same in 60 digits: a difference of the antiderivative of Laplace's distribution function."""
+    with localcontext(prec=60):
+        z, half = Decimal(float(error)), Decimal(step) / 2
+        b = (4 / Decimal(epsilon) ** 2 - Decimal(step) ** 2 / 24).sqrt()
+        high, low = (max(t, Decimal(0)) + b / 2 * (-abs(t) / b).exp() for t in (z + half, z - half))
+        return (high - low) / Decimal(step)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "step"),
+    [(4, 2.25), (4, code_step(4, 1)), (2, 1e-6), (2, 1.0), (10, 0.97), (3, code_step(3, 8)), (1, 9.797), (2, 4.898979)],
+)
+def test_the_law_of_the_surrogate_is_exact_far_into_the_tail(epsilon, step):
+    z = np.concatenate([-np.geomspace(1e-9, 60 * surrogate_scale(epsilon, step) + step / 2, 60), [0.0, -step / 2]])
+    exact = [exact_law(point, epsilon, step) for point in z]
+    found = surrogate_law(z, epsilon, step)
+    error = [abs(float((Decimal(float(f)) - e) / e)) for f, e in zip(found, exact, strict=True)]
+    assert max(error) < 1e-12
+    assert np.array_equal(surrogate_law(-z, epsilon, step)[z < 0], 1 - found[z < 0])
+    assert found[-2] == pytest.approx(0.5, rel=1e-14)
+
+
+def test_the_law_ends_in_laplace_without_a_quantiser_and_in_uniform_without_noise():
+    z = np.linspace(-3, 3, 101)
+    assert surrogate_law(z, 2, 0.0) == pytest.approx(stats.laplace.cdf(z), rel=1e-14)
+    assert surrogate_law(z, 2, 1e-7) == pytest.approx(stats.laplace.cdf(z), rel=1e-12)
+    assert surrogate_law(z, 10, 2.1) == pytest.approx(stats.uniform(-1.05, 2.1).cdf(z), abs=1e-15)
+    assert surrogate_law(z.reshape(1, -1, 1), 2, 1.0).shape == (1, 101, 1)
+    assert surrogate_law(-math.inf, 2, 1.0) == 0
+    assert surrogate_law(math.inf, 2, 1.0) == 1
+
+
+@pytest.mark.parametrize(("epsilon", "step"), [(4, 2.25), (4, code_step(4, 1)), (3, code_step(3, 8)), (10, 2.1)])
+def test_draws_of_error_plus_noise_follow_the_law(epsilon, step):
+    # false alarm 1e-6; 300,000 draws reject a scale that is 6 % off with the same certainty (the twin)
+    n = 300_000
+    key = Key(7, (str(epsilon), str(step)))
+    error = step * (rng.uniform(key.child("error"), (n,)).double() - 0.5)
+    noise = surrogate_scale(epsilon, step) * rng.laplace(key.child("noise"), (n,)).double()
+    drawn = (error + noise).numpy()
+    assert stats.kstest(drawn, surrogate_law, args=(epsilon, step)).pvalue > ALPHA
+    assert stats.kstest(1.06 * drawn, surrogate_law, args=(epsilon, step)).pvalue < ALPHA
+
+
+@pytest.mark.parametrize(
+    ("ratio", "distance"), [(1, 0.013), (2, 0.035), (3, 0.059), (4, 0.085), (4.8, 0.109)]
+)  # as printed from 400,000 draws, whose own noise is 0.0016 at most
+def test_the_distance_of_the_surrogate_from_laplace_is_as_printed(ratio, distance):
+    z = np.linspace(0, 6, 100_001)
+    assert np.abs(surrogate_law(z, 2, ratio) - stats.laplace.cdf(z)).max() == pytest.approx(distance, abs=2.1e-3)
+
+
+@pytest.mark.parametrize("ratio", [1, 2, 3, 4, 4.8])
+def test_the_law_has_laplaces_variance_and_not_its_kurtosis(ratio):
+    # fourth cumulants: -step^4/120 and 12 b'^4; the sum has the variance 2 b^2 at any step
+    excess = (12 * surrogate_scale(2, ratio) ** 4 - ratio**4 / 120) / 4
+    points = [ratio / 2]
+    tail = 60.0
+    second, fourth = (
+        integrate.quad(
+            lambda z, k=k: 2 * k * z ** (k - 1) * float(surrogate_law(-z, 2, ratio)),
+            0,
+            tail,
+            points=points,
+            epsabs=1e-11,
+        )[0]
+        for k in (2, 4)
+    )
+    assert second == pytest.approx(2, rel=1e-9)
+    assert fourth / second**2 - 3 == pytest.approx(excess, abs=1e-8)
+    # as printed from draws: their mean of fourth powers is good to 0.05
+    assert excess == pytest.approx({1: 2.77, 2: 2.01, 3: 1.00, 4: -0.19, 4.8: -1.10}[ratio], abs=0.05)
+
+
+# The noise that is asked for
+
+
+def asked_for(t, epsilon, step):
+    """Modulus of the characteristic function that the paper's Thm III.2 asks for: Laplace's over that of the error."""
+    return 1 / (1 + (2 * t / epsilon) ** 2) / np.abs(np.sinc(t * step / (2 * np.pi)))
+
+
+@pytest.mark.parametrize(("epsilon", "bits", "first"), [(4, 1, 1.04), (4, 8, 49.4)])
+def test_the_noise_that_is_asked_for_has_an_impossible_characteristic_function(epsilon, bits, first):
+    # as printed, to three digits: where it first exceeds 1
+    step, digit = paper_step(epsilon, bits), 0.005 if first < 10 else 0.05
+    assert asked_for(np.linspace(1e-3, first - digit, 100_000), epsilon, step).max() < 1
+    assert asked_for(first + digit, epsilon, step) > 1
+    for k in (1, 2, 3):
+        assert asked_for(2 * np.pi * k / step * (1 + 1e-9), epsilon, step) > 1e3
+
+
+def test_the_noise_that_is_asked_for_has_a_negative_variance_where_none_is_drawn():
+    step = paper_step(10, 4)
+    assert asked_for(1e-3, 10, step) > 1
+    assert surrogate_scale(10, step) == 0
+    assert asked_for(1e-3, 4, paper_step(4, 1)) < 1
+
+
+@pytest.mark.parametrize("bits", [1, 2, 8])
+@pytest.mark.parametrize("epsilon", [0.5, 3, 33])
+@pytest.mark.parametrize("step", [paper_step, code_step])
+def test_no_choice_of_parameters_makes_it_possible(epsilon, bits, step):
+    width = step(epsilon, bits)
+    zero = 2 * np.pi / width
+    assert asked_for(zero * (1 + 1e-12), epsilon, width) > 1
+    # but without an error it asks for Laplace noise
+    assert asked_for(zero, epsilon, 0.0) < 1
+
+
+def test_nor_does_t_noise_over_the_lattice():
+    # the error's characteristic function vanishes on 2 pi times the dual lattice, that of t noise nowhere
+    nu, s2, step = 4, 0.5, 0.6
+    offset = np.stack(np.meshgrid(*[(np.arange(64) + 0.5) / 64 - 0.5] * 2), -1).reshape(-1, 2) * step @ GENERATOR.T
+    for k in ((1, 0), (0, 1), (1, -1), (2, 1)):
+        t = 2 * np.pi / step * np.linalg.inv(GENERATOR).T @ np.array(k)
+        a = math.sqrt(nu * s2) * np.linalg.norm(t)
+        of_noise = a ** (nu / 2) * special.kv(nu / 2, a) / (2 ** (nu / 2 - 1) * special.gamma(nu / 2))
+        of_error = abs(np.exp(1j * offset @ t).mean())
+        assert of_noise / of_error > 1e3
+        if k != (2, 1):  # half of it is not on the dual lattice, in either coordinate
+            assert abs(np.exp(1j * offset @ (t / 2)).mean()) > 0.1
+
+
+# t noise
+
+DIAMETERS = (1, math.sqrt(2), 2)
+STUDENT = [  # as printed: nominal epsilon, s2, nu, epsilon at each of DIAMETERS
+    (0.84, 3, 3, (0.830, 1.168, 1.637)),
+    (1, 2, 3, (1.014, 1.424, 1.988)),
+    (2, 1, 12, (2.014, 2.838, 3.987)),
+    (2, 0.5, 4, (2.079, 2.887, 3.951)),
+    (3, 1, 32, (3.001, 4.239, 5.980)),
+    (3, 0.5, 14, (3.006, 4.227, 5.912)),
+    (3, 0.2, 4, (3.200, 4.352, 5.775)),
+    (4, 0.85, 50, (3.984, 5.629, 7.945)),
+    (4, 0.1, 3, (4.092, 5.365, 6.814)),
+    (4, 0.2, 4, (3.200, 4.352, 5.775)),
+    (4, 0.5, 29, (4.059, 5.724, 8.050)),
+]
+
+
+@pytest.mark.parametrize(("nominal", "s2", "nu", "printed"), STUDENT)
+def test_the_epsilon_of_t_noise_is_as_printed_and_the_table_is_shipped(nominal, s2, nu, printed):
+    assert [t_epsilon(s2, nu, diameter) for diameter in DIAMETERS] == pytest.approx(printed, abs=5.1e-4)
+    assert (s2, nu) in SHIPPED[nominal]
+
+
+def test_nothing_else_is_shipped():
+    assert sum(map(len, SHIPPED.values())) == len(STUDENT)
+    assert SHIPPED[2][0] == (0.5, 4)
+    assert SHIPPED[3][0] == (0.2, 4)
+
+
+@pytest.mark.parametrize(("D", "nu", "d"), [(1, 4, 2), (2, 4, 2), (2, 12, 2), (3, 3, 1), (1.5, 5, 3), (0.01, 4, 2)])
+def test_the_epsilon_of_t_noise_maximises_the_ratio_of_densities(D, nu, d):
+    def ratio(z):
+        moved = z - np.eye(d)[0] * D
+        return -(nu + d) / 2 * (np.log1p(z @ z / nu) - np.log1p(moved @ moved / nu))
+
+    starts = 3 * rng.normal(Key(3, (D, nu, d)), (5, d)).double().numpy()
+    options = {"xatol": 1e-9, "fatol": 1e-13, "maxiter": 20_000, "maxfev": 20_000}
+    found = max(-optimize.minimize(ratio, x, method="Nelder-Mead", options=options).fun for x in starts)
+    assert found == pytest.approx(t_epsilon(1.0, nu, D, d), rel=1e-9)
+    c = (D + math.sqrt(D * D + 4 * nu)) / 2
+    assert t_epsilon(1.0, nu, D, d) == pytest.approx((nu + d) / 2 * math.log(c * c / nu), rel=1e-11)
+
+
+def test_the_golden_epsilon_of_t_noise():
+    assert t_epsilon(1.0, 4, 1.0) == pytest.approx(1.484799, abs=5.1e-7)
+    assert t_epsilon(0.25, 4, 0.5) == t_epsilon(1.0, 4, 1.0)
+
+
+# One sub-vector of two coordinates
+
+
+def test_the_surrogate_matrix_takes_the_errors_share():
+    # golden: step 0.6, error covariance [[0.03, 0.0173205081], [0.0173205081, 0.05]]
+    matrix, is_proper = surrogate_covariance(0.5, 4, 0.6)
+    assert (0.5 * np.eye(2) - matrix) * 4 / 2 == pytest.approx(
+        np.array([[0.03, 0.0173205081], [0.0173205081, 0.05]]), abs=5.1e-11
+    )
+    assert is_proper
+    # as printed: eigenvalues at s2 = 0.5, nu = 4, step 1.414, and at s2 = 0.1, nu = 3, step 1.140
+    assert np.linalg.eigvalsh(surrogate_covariance(0.5, 4, 2**0.5)[0]) == pytest.approx([0.333, 0.444], abs=5.1e-4)
+    assert np.linalg.eigvalsh(surrogate_covariance(0.1, 3, 1.140)[0]) == pytest.approx([0.028, 0.076], abs=7e-4)
+    assert surrogate_covariance(0.5, 4, 0.0)[0] == pytest.approx(0.5 * np.eye(2))
+
+
+@pytest.mark.parametrize(("s2", "nu"), [(0.5, 4), (0.1, 3), (1, 32)])
+def test_the_surrogate_is_proper_up_to_the_step_that_takes_everything(s2, nu):
+    most = math.sqrt(6 * s2 * nu / (nu - 2))
+    inside, outside = (surrogate_covariance(s2, nu, most * (1 + off)) for off in (-1e-9, 1e-9))
+    assert inside.is_proper
+    assert not outside.is_proper
+    assert np.linalg.eigvalsh(inside.scale_matrix)[0] == pytest.approx(0, abs=1e-8)
+    bits = 3
+    assert vector_epsilon(s2, nu, bits, most * 1.0001 * (2**bits + 1) / 2) == INF
+    assert vector_epsilon_bound(s2, nu, bits, most * 1.0001 * (2**bits + 1) / 2) == INF
+    assert vector_epsilon_bound(s2, nu, bits, most * 0.9999 * (2**bits + 1) / 2) < INF
+
+
+def lattice_noise(s2, nu, step):
+    matrix = np.linalg.inv(GENERATOR) @ surrogate_covariance(s2, nu, step)[0] @ np.linalg.inv(GENERATOR).T
+    assert matrix[0, 0] == pytest.approx(matrix[1, 1])
+    std = math.sqrt(matrix[0, 0])
+    return privacy._LatticeNoise(std, matrix[0, 1] / std**2, nu), matrix
+
+
+@pytest.mark.parametrize(("s2", "nu", "step"), [(0.1, 3, 1.140), (0.5, 14, 0.755), (0.85, 50, 0.8)])
+def test_the_probability_of_a_cell_is_the_integral_of_the_density(s2, nu, step):
+    noise, matrix = lattice_noise(s2, nu, step)
+    precision, norm = np.linalg.inv(matrix), 2 * math.pi * math.sqrt(np.linalg.det(matrix))
+
+    def density(y, x):
+        q = precision[0, 0] * x * x + 2 * precision[0, 1] * x * y + precision[1, 1] * y * y
+        return (1 + q / nu) ** (-(nu + 2) / 2) / norm
+
+    cells = [((-0.2, 0.1), (0.5, 0.9)), ((0.7, 0.4), (INF, INF)), ((0.3, -INF), (INF, -0.6)), ((-0.1, 0.9), (0.6, INF))]
+    for low, high in cells:
+        direct = integrate.dblquad(density, low[0], high[0], low[1], high[1], epsabs=1e-13, epsrel=1e-9)[0]
+        assert noise.probability(np.array(low), np.array(high)) == pytest.approx(direct, rel=1e-7)
+
+
+def cells_of(noise, step, bits, inputs, dithers):
+    """[dithers, inputs, 2^bits + 1, 2^bits + 1] probabilities of the index cells, in lattice coordinates."""
+    ends = np.concatenate([[-INF], (np.arange(-(2 ** (bits - 1)), 2 ** (bits - 1)) + 0.5) * step, [INF]])
+    low, high = (np.stack(np.meshgrid(e, e, indexing="ij"), -1) for e in (ends[:-1], ends[1:]))
+    moved = (dithers[:, None] + inputs)[:, :, None, None]
+    return noise.probability(low - moved, high - moved)
+
+
+def test_the_cells_share_all_of_the_probability():
+    noise, _ = lattice_noise(0.2, 4, 0.71)
+    inputs = rng.normal(Key(4), (6, 2)).double().numpy()
+    dithers = 0.71 * (rng.uniform(Key(5), (4, 2)).double().numpy() - 0.5)
+    assert cells_of(noise, 0.71, 2, inputs, dithers).sum((-1, -2)) == pytest.approx(np.ones((4, 6)), abs=1e-11)
+
+
+def disc(angles):
+    turn = np.linspace(0, 2 * np.pi, angles, endpoint=False)
+    circle = np.stack([np.cos(turn), np.sin(turn)], 1)
+    return np.concatenate([circle, circle[::2] / 2, np.zeros((1, 2))])
+
+
+# as printed: (s2, nu), epsilon at 1 and 2 bits, bound at 1 and 2 bits, epsilon within diameter 1 at 1 and 2 bits. The
+# epsilons are maxima over 81 dithers and 24 inputs, so below the supremum, by a quadrature over the mixing variable of
+# t that has an error of its own at nu = 3 and 4; the one that is too high for this reason has a test of its own.
+VECTOR = [
+    ((0.5, 4), (4.28, 4.05), (4.700, 4.177), (2.30, 2.14)),
+    ((1, 12), (4.66, 4.14), (4.758, 4.220), (2.36, 2.10)),
+    ((0.2, 4), (7.04, 6.04), (7.902, 6.315), (4.21, 3.39)),
+    ((0.5, 14), (7.72, 6.33), (7.853, 6.435), (3.98, 3.23)),
+    ((0.1, 3), (None, 6.89), (9.779, 7.485), (5.62, 4.23)),
+]
+
+
+@pytest.mark.parametrize(("student", "printed", "bound", "half"), VECTOR)
+def test_the_epsilon_of_a_sub_vector_is_not_below_the_printed_grid_and_near_it(student, printed, bound, half):
+    gamma = code_gamma(*student)
+    for k, bits in enumerate((1, 2)):
+        found, most = vector_epsilon(*student, bits, gamma), vector_epsilon_bound(*student, bits, gamma)
+        assert most == pytest.approx(bound[k], abs=5.1e-4)
+        assert found <= most
+        if printed[k] is not None:
+            assert printed[k] - 5.1e-3 <= found <= printed[k] + 0.05
+        assert half[k] - 5.1e-3 <= vector_epsilon(*student, bits, gamma, radius=0.5) <= half[k] + 0.03
+
+
+def test_the_one_printed_epsilon_that_is_too_high_comes_from_a_wrong_probability():
+    # (4; 0.1, 3) at 1 bit is printed as 8.52: the corner cell at dither (1/4, 1/8) of a step. Its least probability
+    # over 24 inputs is 1.268e-4 by direct integration, not the 7.70e-5 behind that number
+    step = 2 * code_gamma(0.1, 3) / 3
+    noise, matrix = lattice_noise(0.1, 3, step)
+    chance = cells_of(noise, step, 1, disc(24)[:24] @ np.linalg.inv(GENERATOR).T, step * np.array([[0.25, 0.125]]))
+    chance = chance[0, :, 2, 2]
+    x = np.linalg.inv(GENERATOR) @ disc(24)[chance.argmin()]
+    precision, norm = np.linalg.inv(matrix), 2 * math.pi * math.sqrt(np.linalg.det(matrix))
+
+    def density(v, u):
+        return (1 + np.array([u, v]) @ precision @ np.array([u, v]) / 3) ** -2.5 / norm
+
+    low = step / 2 - step * np.array([0.25, 0.125]) - x
+    direct = integrate.dblquad(density, low[0], INF, low[1], INF, epsabs=1e-9)[0]
+    assert direct == pytest.approx(1.268e-4, abs=5.1e-8)
+    assert chance.min() == pytest.approx(direct, rel=1e-4)
+    assert vector_epsilon(0.1, 3, 1, code_gamma(0.1, 3)) < 8.52 - 0.2
+
+
+@pytest.mark.parametrize(
+    ("s2", "nu", "bits"),
+    [(0.5, 4, 1), (0.1, 3, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 12, 2), (0.2, 4, 2)))],
+)
+def test_the_epsilon_of_a_sub_vector_is_what_all_cells_dithers_and_inputs_attain(s2, nu, bits):
+    # every index cell at 121 dithers and 37 inputs, without symmetries and without a search
+    # for the maximum between them: it misses the supremum by less than 0.02
+    gamma = code_gamma(s2, nu)
+    step = 2 * gamma / (2**bits + 1)
+    noise, _ = lattice_noise(s2, nu, step)
+    axis = np.linspace(-step / 2, step / 2, 11)
+    worst = 0.0
+    for first in axis:
+        dithers = np.stack([np.full(11, first), axis], 1)
+        logs = np.log(cells_of(noise, step, bits, disc(24) @ np.linalg.inv(GENERATOR).T, dithers))
+        worst = max(worst, float((logs.max(1) - logs.min(1)).max()))
+    found = vector_epsilon(s2, nu, bits, gamma)
+    assert worst <= found + 1e-9
+    assert found == pytest.approx(worst, abs=0.02)
+
+
+@pytest.mark.parametrize(("bits", "hidden"), [(8, 1e-3), (24, 1e-6)])
+def test_many_bits_hide_nothing(bits, hidden):
+    found, most = (f(0.5, 4, bits, code_gamma(0.5, 4)) for f in (vector_epsilon, vector_epsilon_bound))
+    assert found == pytest.approx(t_epsilon(0.5, 4, 2), rel=hidden)
+    assert found <= most
+
+
+def test_a_paper_step_is_a_larger_gamma():
+    # at 1 bit the paper's step takes more than there is from every shipped noise
+    for s2, nu in {student for students in SHIPPED.values() for student in students}:
+        gamma = 1.5 * (1 + s2 * nu / (nu - 2))
+        assert vector_epsilon_bound(s2, nu, 1, gamma * 3 / 2) == INF
+        assert not surrogate_covariance(s2, nu, gamma).is_proper
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: surrogate_scale(0, 1), "expected epsilon > 0, got epsilon=0"),
+        (lambda: surrogate_scale(1, -1), "expected step >= 0, got step=-1"),
+        (lambda: surrogate_scale(math.nan, 1), "expected epsilon > 0"),
+        (lambda: surrogate_law(0, 1, INF), "expected step >= 0"),
+        (lambda: scalar_epsilon(1, 1, 0), "expected edge > 0, got edge=0"),
+        (lambda: uniform_delta(0), "expected step > 0"),
+        (lambda: cube_epsilon(-1, 3), "expected epsilon >= 0, got epsilon=-1"),
+        (lambda: sphere_epsilon(1, 0), "expected a message of at least 1 part, got 0"),
+        (lambda: t_epsilon(0, 3, 2), "expected s2 > 0, got s2=0"),
+        (lambda: t_epsilon(1, 3, 0), "expected diameter > 0"),
+        (lambda: surrogate_covariance(1, 2, 1), "expected nu > 2, where t noise has a variance, got nu=2"),
+        (lambda: vector_epsilon(1, 3, 0, 1), "expected 1 <= bits <= 24, got bits=0"),
+        (lambda: vector_epsilon(1, 3, 1, 0), "expected gamma > 0"),
+        (lambda: vector_epsilon_bound(1, 3, 1, 1, 0), "expected radius > 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,370 @@
+"""Claimed beside proved: the table of claims, the charts, the download, the terminal."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+
+from harness.cell import FederationSpec
+from harness.result import ClaimRecord, Run
+from reports import figures
+from reports.checked import BADGES, brief, broken, overview, states, tally, verdict_of
+from reports.claims import ClaimRow, claims
+from reports.epsilon_charts import SSIM, accuracy_charts, leakage_charts
+from reports.export import to_csv
+from reports.html import render
+from reports.limits import limits
+from reports.notation import bound, epsilon
+from reports.select import Analysis
+from reports.tables import plain
+from tests import report_fixtures as double
+from tests.report_page import Page, complete, small
+
+POINTS, _, DITHERED, _, SAMPLED, _, GENEROUS, _ = double.CHECKED_PARTS
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return double.checked_run()
+
+
+@pytest.fixture(scope="module")
+def analysis(run: Run) -> Analysis:
+    return Analysis(run)
+
+
+@pytest.fixture(scope="module")
+def rows(analysis: Analysis) -> dict[str, ClaimRow]:
+    return {row.defense.text: row for row in claims(analysis).rows}
+
+
+@pytest.fixture(scope="module")
+def source(run: Run) -> str:
+    return render(run)
+
+
+def changed(run: Run, change: Callable[[ClaimRecord, int], ClaimRecord]) -> Run:
+    """The same run with other claims, by claim and seed."""
+    trainings = {
+        key: dataclasses.replace(
+            record,
+            one_round=change(record.one_round, record.spec.seed),
+            whole_run=change(record.whole_run, record.spec.seed),
+        )
+        for key, record in run.trainings.items()
+    }
+    return dataclasses.replace(run, trainings=trainings)
+
+
+def with_proved(claim: ClaimRecord, **changes: object) -> ClaimRecord:
+    return dataclasses.replace(claim, proved=dataclasses.replace(claim.proved, **changes))
+
+
+# the table
+
+
+def test_claimed_and_proved_stand_side_by_side_with_unit_and_delta(rows: dict[str, ClaimRow]) -> None:
+    one, whole = rows["gaussian epsilon=4"].lines
+    assert (one.horizon, one.claimed[:3]) == ("one round", ("4", "per record, δ = 1e−5", True))
+    assert one.proved == ("4", "per record, δ = 1e−5", True, ("analytic Gaussian, attained",))
+    assert (whole.horizon, whole.claimed.epsilon, whole.proved.epsilon) == ("whole run", "11.31", "11.31")
+    assert rows["laplace"].lines[1].claimed[:2] == ("32", "per coordinate, δ = 0")
+    assert rows["points epsilon=2"].lines[0].proved[:2] == ("223.1", "per message, δ = 0")
+    one, whole = rows["dithered epsilon=8"].lines
+    assert (one.claimed.epsilon, one.proved.epsilon) == ("8", "∞")
+    assert whole.proved == ("∞", "per sub-vector, δ = 1e−5", False, ("closed form, no finite bound",))
+    assert rows["sampled epsilon=2"].lines[1].proved.notes == ("privacy loss distribution, upper bound",)
+
+
+def test_every_verdict_is_a_badge_with_its_word(rows: dict[str, ClaimRow], source: str) -> None:
+    found = {name: [[s.badge.words for s in line.states] for line in row.lines] for name, row in rows.items()}
+    assert found["gaussian epsilon=1"] == [["HOLDS"], ["HOLDS"]]
+    assert found["generous epsilon=2"] == [["LOOSE"], ["LOOSE"]]
+    assert found["points epsilon=2"] == found["dithered epsilon=2"] == [["BROKEN"], ["BROKEN"]]
+    assert found["sampled epsilon=2"] == [["HOLDS"], ["UNPROVED"]]
+    assert found["sqsgd"] == [["NOTHING PROMISED"]]
+    assert len({(badge.icon, badge.words) for badge in BADGES.values()}) == len({b.icon for b in BADGES.values()}) == 5
+    for badge in BADGES.values():
+        shown = f'<span class="pill {badge.tone}"><span aria-hidden="true">{badge.icon}</span> {badge.words}</span>'
+        assert shown in source
+
+
+def test_the_reason_of_the_verdict_is_told(rows: dict[str, ClaimRow]) -> None:
+    assert rows["points epsilon=2"].lines[0].reason.startswith("113 points of one update are told")
+    assert rows["no defence"].lines[0].reason == "The update is sent as it is."
+
+
+def test_the_page_holds_all_of_it_and_no_infinite_number_by_name(source: str) -> None:
+    page = complete(source)
+    for text in (
+        "Claimed in an article, Algorithm 1. Neighbours: add-remove. Against participant and public.",
+        "ε = ∞ per client, δ = 1e−5, against server, colluding-server and eavesdropper, one round and whole run "
+        "(by definition, no finite bound) : messages are clipped and sent without noise.",
+        "the server is honest and tells nobody the messages",
+        "Nothing in this report audits an epsilon.",
+        "per record, per coordinate, per message, per sub-vector, per client, and epsilons of different units or",
+    ):
+        assert text.replace(") :", "):") in page.text
+    assert not re.search(r"proves or audits|∞[^.]{0,30}HOLDS", page.text)
+
+
+def test_an_infinite_epsilon_never_holds() -> None:
+    wrong = dataclasses.replace(double.claim_of(double.NONE, "one round"), verdict="HOLDS")
+    assert verdict_of(wrong) == "NOTHING PROMISED"
+    made = changed(double.make_run(small(double.NONE)), lambda claim, _: dataclasses.replace(claim, verdict="HOLDS"))
+    assert [[s.badge.words for s in line.states] for line in claims(Analysis(made)).rows[0].lines] == [
+        ["NOTHING PROMISED"]
+    ]
+    assert overview(Analysis(made)) == "No defence here promises an epsilon."
+    assert "HOLDS" not in plain(made)
+
+
+def test_a_narrow_page_names_every_cell_as_its_column_does(source: str) -> None:
+    table = source[source.index('<table class="claims"') :]
+    page = Page(table[: table.index("</table>") + len("</table>")])
+    heads = re.findall(r'role="columnheader">([^<]+)<', table)
+    names = [attributes["data-name"] for attributes in page.all("td") if "data-name" in attributes]
+    assert names == heads[2:] * (len(names) // 3)
+    assert len(names) == 3 * (2 + 2 * 11)  # a line each for what promises nothing, two each for what promises
+    for tag in ("table", "thead", "tbody", "tr", "th", "td"):
+        assert all("role" in attributes for attributes in page.all(tag)), tag
+
+
+def test_proofs_of_other_units_and_horizons_stay_apart(rows: dict[str, ClaimRow]) -> None:
+    assert [proof[:2] for proof in rows["laplace"].further] == [
+        ("48\u00a0000", "per message, δ = 0, against every adversary, one round (closed form, attained)"),
+        ("384\u00a0000", "per message, δ = 0, against every adversary, whole run (closed form, attained)"),
+    ]
+    (bare,) = rows["sampled epsilon=2"].further
+    assert bare.epsilon == "∞"
+    assert rows["points epsilon=2"].further == ()
+
+
+def test_two_proofs_of_different_deltas_are_not_merged_over_the_seeds() -> None:
+    def other(claim: ClaimRecord, seed: int) -> ClaimRecord:
+        further = tuple(dataclasses.replace(proof, delta=1e-7 * seed) for proof in claim.further)
+        return dataclasses.replace(claim, further=further)
+
+    made = changed(double.make_run(small(double.LAPLACE[0], seeds=(0, 1))), other)
+    (row,) = claims(Analysis(made)).rows
+    assert [("1e−7" in proof.scope) for proof in row.further] == [False, True, False, True]
+
+
+def test_a_study_of_one_round_has_one_line() -> None:
+    def first(claim: ClaimRecord, _: int) -> ClaimRecord:
+        return double.claim_of(double.GAUSSIAN[1], "one round")
+
+    cells = double.grid([double.GAUSSIAN[1]], [(double.MATCHING, double.PROBE, "server")], (0, 1),
+                        federation=FederationSpec(clients=3, rounds=1))  # fmt: skip
+    (row,) = claims(Analysis(changed(double.make_run(cells), first))).rows
+    assert [line.horizon for line in row.lines] == ["one round"]
+
+
+def test_a_defence_without_a_training_has_a_row_that_says_so() -> None:
+    made = double.make_run(small(), failed=lambda cell: cell.training.defense != double.NONE)
+    assert [len(row.lines) for row in claims(Analysis(made)).rows] == [1, 0]
+    assert "no training finished" in complete(render(made)).text
+
+
+# seeds
+
+
+def test_an_epsilon_that_differs_between_seeds_is_a_range() -> None:
+    claim = double.claim_of(double.GAUSSIAN[0], "one round")
+    other = dataclasses.replace(claim, epsilon=1.25)
+    assert epsilon([claim, other]) == "1 to 1.25 over the seeds"
+    assert epsilon([claim, dataclasses.replace(claim, epsilon=None)]) == "∞ (nothing promised)"
+    assert epsilon([]) == bound([]) == "n/a"
+    without = dataclasses.replace(claim.proved, epsilon=None)
+    assert bound([claim.proved, without]) == "1 to ∞ over the seeds"
+    assert bound([without, without]) == "∞"
+
+
+def test_verdicts_that_differ_between_seeds_are_counted_the_worst_first() -> None:
+    def worse(claim: ClaimRecord, seed: int) -> ClaimRecord:
+        new = with_proved(claim, epsilon=9.0, reason="the second seed stopped later.")
+        return dataclasses.replace(new, verdict="BROKEN") if seed else claim
+
+    made = changed(double.make_run(small(double.GAUSSIAN[1], seeds=(0, 1, 2))), worse)
+    line = claims(Analysis(made)).rows[0].lines[0]
+    assert [(s.badge.words, s.seeds) for s in line.states] == [
+        ("BROKEN", "in 2 of 3 seeds"),
+        ("HOLDS", "in 1 of 3 seeds"),
+    ]
+    assert line.proved.epsilon == "4 to 9 over the seeds"
+    assert line.reason == "the second seed stopped later. (1 other reason in other seeds)"
+    assert tally(Analysis(made)) == {"BROKEN": 1}
+    assert "✕ BROKEN in 2 of 3 seeds" in complete(render(made)).text
+
+
+def test_two_epsilons_that_round_to_the_same_are_told_apart_where_the_claim_is_broken() -> None:
+    def closely(claim: ClaimRecord, _: int) -> ClaimRecord:
+        return dataclasses.replace(with_proved(claim, epsilon=4.0004), epsilon=4.0, verdict="BROKEN")
+
+    made = changed(double.make_run(small(double.GAUSSIAN[1])), closely)
+    line = claims(Analysis(made)).rows[0].lines[0]
+    assert (line.claimed.epsilon, line.proved.epsilon) == ("4", "4.0004")
+
+
+def test_a_proof_at_another_delta_shows_its_own_and_the_numbers_of_the_verdict() -> None:
+    made = changed(double.make_run(small(DITHERED)), lambda claim, _: with_proved(claim, delta=1e-3, epsilon=5.0))
+    line = claims(Analysis(made)).rows[0].lines[0]
+    assert line.proved[:2] == ("5", "per sub-vector, δ = 0.001")
+    assert line.reason.startswith("claimed 2, proved ∞ a sub-vector at delta 1e-05: noise of bounded support")
+    complete(render(made))
+
+
+# the top of the page, the limits
+
+
+def test_broken_claims_are_said_at_the_top(run: Run, analysis: Analysis, source: str) -> None:
+    found = broken(analysis)
+    assert found is not None
+    assert (found.heading, found.more, len(found.sentences)) == ("4 of 11 claims are broken", 0, 4)
+    assert found.sentences[0] == (
+        "points epsilon=2, one round and whole run: for one round claimed 2, proved 223.132 a message: "
+        "113 points of one update are told, each with less than epsilon; they add up."
+    )
+    assert "proved ∞ a sub-vector" in found.sentences[2]
+    top = source[: source.index('<section id="claims"')]
+    assert "4 of 11 claims are broken:" in top
+    assert all(sentence in Page(source).text for sentence in found.sentences)
+    assert overview(analysis) == (
+        "Of 11 claims 3 hold, 2 are loose, 4 are broken and 2 are unproved; 2 more promise nothing."
+    )
+
+
+def test_a_claim_that_is_broken_over_the_whole_run_only_is_broken() -> None:
+    def longer(claim: ClaimRecord, _: int) -> ClaimRecord:
+        return dataclasses.replace(claim, verdict="BROKEN") if claim.horizon == "whole run" else claim
+
+    found = broken(Analysis(changed(double.make_run(small(double.GAUSSIAN[1])), longer)))
+    assert found is not None
+    assert found.heading == "1 of 1 claim is broken"
+    assert found.sentences[0].startswith("gaussian, whole run: claimed 11.3137, proved 11.3137 a record")
+
+
+def test_where_no_claim_is_broken_nothing_is_said_of_it() -> None:
+    made = double.full_run()
+    assert broken(Analysis(made)) is None
+    assert 'class="flag bad"' not in render(made)
+
+
+def test_many_broken_claims_are_counted_and_the_first_are_told() -> None:
+    parts = [dataclasses.replace(POINTS, parameters={"epsilon": float(e)}) for e in range(1, 9)]
+    made = double.make_run(small(*parts))
+    found = broken(Analysis(made))
+    assert found is not None
+    assert (found.heading, len(found.sentences), found.more) == ("8 of 8 claims are broken", 5, 3)
+    assert "3 more are in what the defences claim, and what holds" in complete(render(made)).text
+
+
+def test_limits_say_that_nothing_is_audited_and_what_is_open(analysis: Analysis) -> None:
+    said = " ".join(limits(analysis))
+    assert "no epsilon here is audited" in said
+    assert "Whether 2 unproved claims hold: what is proved is an upper bound above the claim." in said
+    assert "unproved" not in " ".join(limits(Analysis(double.make_run(small()))))
+
+
+# charts
+
+
+def test_epsilons_of_different_units_never_share_a_chart(analysis: Analysis) -> None:
+    setting = next(iter(analysis.settings))
+    found = leakage_charts(analysis, setting, "reconstruction", SSIM) + accuracy_charts(analysis, setting)
+    assert len({chart.title for chart in found}) == len(found) == 8
+    for chart in found:
+        assert len(re.findall(r"per (record|coordinate|message|sub-vector|client)", chart.x_label)) == 1
+        assert chart.x_label.startswith("claimed ε")
+        assert ("one round" in chart.x_label) != ("whole run" in chart.x_label)
+
+
+def test_a_hollow_marker_stands_where_the_proved_epsilon_differs(analysis: Analysis) -> None:
+    setting = next(iter(analysis.settings))
+    charts = {c.title.rpartition("per ")[2]: c for c in leakage_charts(analysis, setting, "reconstruction", SSIM)}
+    marks = {s.label.split(",")[0]: [(p.x, p.proved) for p in s.points] for c in charts.values() for s in c.series}
+    assert marks == {
+        "gaussian": [(1.0, None), (4.0, None)],
+        "generous": [(2.0, pytest.approx(1.6)), (8.0, pytest.approx(6.4))],
+        "points": [(2.0, pytest.approx(223.132)), (8.0, pytest.approx(892.528))],
+        "dithered": [(2.0, None), (8.0, None)],
+        "sampled": [(2.0, None), (8.0, None)],
+    }
+    assert "Hollow markers: epsilon as proved" in charts["message"].caption
+    assert "Hollow" not in charts["client"].caption
+    assert "(∞, BROKEN) and dithered epsilon=8 (∞, BROKEN)." in charts["sub-vector"].caption
+    assert charts["message"].header[:4] == ("Defence", "ε claimed", "ε proved", "Verdict")
+    assert charts["message"].rows[0][:4] == ("points epsilon=2", "2", "223.1", "BROKEN")
+    whole = next(c for c in accuracy_charts(analysis, setting) if "client" in c.title)
+    assert [p.proved for p in whole.series[0].points] == [pytest.approx(7.6), pytest.approx(30.4)]
+
+
+def test_what_is_proved_for_another_unit_gets_no_marker_but_stands_in_the_table() -> None:
+    parts = [dataclasses.replace(POINTS, parameters={"epsilon": e}) for e in (1.0, 2.0)]
+    made = changed(double.make_run(small(*parts)), lambda claim, _: with_proved(claim, unit="record"))
+    analysis = Analysis(made)
+    (chart,) = leakage_charts(analysis, next(iter(analysis.settings)), "reconstruction", SSIM)
+    assert [p.proved for p in chart.series[0].points] == [None, None]
+    assert chart.rows[0][2] == "111.6 per record, δ = 0"
+
+
+def test_a_hollow_marker_is_drawn_within_the_axes() -> None:
+    def drawn(proved: float | None) -> str:
+        points = (figures.Point(1.0, 0.2), figures.Point(2.0, 0.6, None, None, proved))
+        series = (figures.Series("one", points),)
+        return figures.svg(figures.Chart("a", "t", "x", "y", series, "", "", (), (), log_x=True), prefix="p-")
+
+    marker = re.compile(r'<use [^>]*fill-opacity="0" class="k-s1"')
+    assert (len(marker.findall(drawn(200.0))), len(marker.findall(drawn(None)))) == (1, 0)
+    assert (">200<" in drawn(200.0), ">200<" in drawn(None)) == (True, False)
+    assert "<title>one: proved 200, y 0.6</title>" in drawn(200.0)
+    assert [drawn(proved).count("<title>one: ") for proved in (200.0, None)] == [3, 2]
+
+
+# the download, the terminal
+
+
+def test_the_download_carries_what_is_proved(run: Run) -> None:
+    lines = {row["defense"]: row for row in csv.DictReader(io.StringIO(to_csv(Analysis(run))))}
+    row = lines[POINTS.label]
+    assert float(row["one_round_epsilon"]) == 2.0
+    assert float(row["one_round_proved_epsilon"]) == pytest.approx(223.132)
+    assert (row["one_round_verdict"], row["one_round_proved_unit"]) == ("BROKEN", "message")
+    assert (row["one_round_proved_method"], row["one_round_proved_tight"]) == ("closed form", "True")
+    assert row["one_round_reason"].startswith("claimed 2, proved 223.132 a message: 113 points")
+    assert row["one_round_further"] == ""
+    assert lines[DITHERED.label]["whole_run_proved_epsilon"] == "inf"
+    (bare,) = json.loads(lines[SAMPLED.label]["whole_run_further"])
+    assert (bare["epsilon"], bare["unit"], bare["against"][0]) == ("inf", "client", "server")
+    assert lines[SAMPLED.label]["whole_run_verdict"] == "UNPROVED"
+    assert lines[GENEROUS.label]["whole_run_verdict"] == "LOOSE"
+    assert lines[double.NONE.label]["one_round_verdict"] == "NOTHING PROMISED"
+    assert (row["one_round_against"], row["one_round_proved_against"]) == (" ".join(double.EVERYBODY),) * 2
+
+
+def test_the_terminal_table_says_claimed_proved_and_the_verdict(run: Run) -> None:
+    text = plain(run)
+    assert max(map(len, text.splitlines())) <= 100
+    for words in ("2 per message", "proved 223.1: BROKEN", "proved ∞: BROKEN", "whole run: UNPROVED"):
+        assert words in text
+    for words in ("proved 1.6: LOOSE", "proved 4: HOLDS", "∞: nothing"):
+        assert words in text
+
+
+def test_the_short_form_names_the_whole_run_where_it_comes_out_otherwise() -> None:
+    one, whole = double.claim_of(SAMPLED, "one round"), double.claim_of(SAMPLED, "whole run")
+    assert brief([one], [whole]) == (
+        "2 per client\none round, δ 1e−5\nproved 2: HOLDS\nwhole run: UNPROVED",
+        "UNPROVED",
+    )
+    assert brief([one], [one]) == ("2 per client\none round, δ 1e−5\nproved 2: HOLDS", "HOLDS")
+    none = double.claim_of(double.NONE, "one round")
+    assert brief([none], [none]) == ("∞: nothing\npromised", "NOTHING PROMISED")
+    assert brief([], []) == ("n/a", "")
+    assert [state.badge.words for state in states([one, whole, none])] == ["UNPROVED", "HOLDS", "NOTHING PROMISED"]

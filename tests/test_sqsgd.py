@@ -1,0 +1,177 @@
+"""sqSGD; the channel itself is in test_privquant.py, the transform in test_hadamard.py."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from scipy import stats
+
+from defenses.sqsgd import SqSGD
+from harness import rng
+from harness.claim import Verdict, judge
+from harness.contract import Sender, Setting
+from harness.rng import Key
+from harness.vec import Layout
+
+ALPHA = 1e-6
+WHO = Sender(0, 8)
+PRIVATE, SHARED = Key(0), Key(1)
+
+
+def setting(d):
+    return Setting(Layout(("w",), ((d,),)), 4, 4, 3, sends="gradient", steps=1, lr=0.1, batch=8, samples=8)
+
+
+def encode(defense, update, memory=None, private=PRIVATE, shared=SHARED):
+    here = setting(len(update))
+    memory = defense.remember(here) if memory is None else memory
+    return defense.encode(defense.init(here), memory, update, sender=WHO, private=private, shared=shared, setting=here)
+
+
+def decode(defense, wire, d, shared=SHARED):
+    here = setting(d)
+    return defense.estimate(defense.init(here), wire, sender=WHO, shared=shared, setting=here)
+
+
+def sent_coordinates(defense, d, shared=SHARED):
+    return set(decode(defense, encode(defense, torch.ones(d), shared=shared)[0], d, shared).nonzero()[:, 0].tolist())
+
+
+@pytest.mark.parametrize(
+    ("ratio", "d", "sent"),
+    [
+        (0.005, 119_850, 512),
+        (0.005, 1_722_224, 8192),
+        (0.001, 1_722_224, 1024),
+        (0.05, 1_722_224, 65536),
+        (0.005, 10, 1),
+    ],
+)
+def test_a_power_of_two_of_the_coordinates_is_sent(ratio, d, sent):
+    # sqsgd.md, section 2
+    assert SqSGD(ratio=ratio).sent(d) == sent
+
+
+@pytest.mark.parametrize(("bits", "size"), [(1, 64), (3, 192), (4, 256), (5, 320), (7, 448)])
+def test_the_wire_has_exactly_the_bits_of_the_levels(bits, size):
+    defense = SqSGD(bits=bits)
+    assert len(encode(defense, torch.ones(119_850))[0]) == size == math.ceil(512 * bits / 8)
+
+
+def test_coordinates_come_from_the_shared_key_and_change_with_the_round():
+    defense = SqSGD(ratio=0.3)
+    first = sent_coordinates(defense, 1000)
+    assert len(first) == 256
+    assert first == sent_coordinates(defense, 1000)
+    assert first != sent_coordinates(defense, 1000, Key(2))
+    assert not decode(defense, encode(defense, torch.ones(1000))[0], 1000, None).any()
+
+
+def test_what_is_not_sent_is_kept_and_what_is_sent_is_not():
+    defense, update = SqSGD(ratio=0.3, alpha=0.5, beta=2.0, clip=100.0), rng.normal(Key(3), (1000,))
+    chosen = sorted(sent_coordinates(defense, 1000))
+    _, first = encode(defense, update)
+    expected = 0.5 * update
+    expected[chosen] = 0.0
+    torch.testing.assert_close(first, expected)
+    _, second = encode(defense, update, first)
+    expected = first + 0.5 * update
+    expected[chosen] = 0.0
+    torch.testing.assert_close(second, expected)
+
+
+@pytest.mark.parametrize("memory", [0.0, 3.0])
+def test_decoding_is_unbiased_on_what_was_sent(memory):
+    # 1,500 messages, alpha 1e-6: a bias of 6 % is more than 5 standard errors of the mean projection on the truth
+    d, clip = 64, 4.0
+    defense = SqSGD(ratio=1.0, epsilon=170.0, clip=clip)
+    update, kept = 4 * rng.normal(Key(3), (d,)) / 8, memory * torch.ones(d)
+    target = kept + update
+    target = (target * min(1.0, clip / float(target.norm()))).double()
+    wires = [encode(defense, update, kept, PRIVATE.child(i))[0] for i in range(1500)]
+    found = [float(decode(defense, wire, d).double() @ target) for wire in wires]
+    expected = float(target @ target)
+    assert stats.ttest_1samp(found, expected).pvalue > ALPHA
+    assert stats.ttest_1samp(found, 1.06 * expected).pvalue < ALPHA
+
+
+def test_the_residual_is_clipped_before_it_is_rounded():
+    defense, d = SqSGD(ratio=1.0, epsilon=2000.0, bits=8), 64  # the channel is the identity there: tau = d
+    assert defense.init(setting(d)).channel.tau == d
+    wire, _ = encode(defense, torch.zeros(d), 1e6 * torch.ones(d))
+    found = decode(defense, wire, d)
+    torch.testing.assert_close(found, torch.full((d,), 10 / 8.0), atol=0.3, rtol=0)
+
+
+def test_at_a_large_budget_the_message_is_what_was_sent_up_to_rounding():
+    defense, d = SqSGD(ratio=1.0, epsilon=3000.0, bits=10), 256
+    update = rng.normal(Key(3), (d,)) / 4
+    error = (decode(defense, encode(defense, update)[0], d) - update).norm()
+    assert error < (2 * 10 / 1023) * d**0.5  # a step a coordinate, and the rotation keeps norms
+
+
+@pytest.mark.parametrize(
+    ("d", "bits", "epsilon", "proved"),
+    [
+        (119_850, 4, 400, 398.579),
+        (119_850, 4, 200, 199.241),
+        (119_850, 5, 400, 397.816),
+        (1_722_224, 4, 2000, 1998.529),
+    ],
+)
+def test_a_message_has_the_epsilon_of_its_channel_and_rounds_add_up(d, bits, epsilon, proved):
+    # sqsgd.md, section 1, big table
+    defense = SqSGD(bits=bits, epsilon=float(epsilon))
+    state = defense.init(setting(d))
+    one, run = defense.claim([state], setting(d)), defense.claim([state] * 9400, setting(d))
+    assert judge(one).proved == pytest.approx(proved, abs=6e-4)
+    assert judge(one).verdict is Verdict.HOLDS
+    assert run.epsilon == 9400 * epsilon
+    assert judge(run).proved == pytest.approx(9400 * judge(one).proved)
+    # the chance of the lesser branch, exp(-0.1 epsilon), is beyond any generator at 2000
+    assert [proof.epsilon(0.0) for proof in one.further] == ([math.inf] if epsilon == 2000 else [])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"epsilon": 0.0}, "expected epsilon > 0"),
+        ({"clip": -1.0}, "expected clip > 0"),
+        ({"bits": 0}, "expected 1 to 16 bits, got bits=0"),
+        ({"ratio": 1.5}, "expected 0 < ratio <= 1"),
+        ({"share": 1.0}, "expected 0 < share < 1"),
+        ({"alpha": -1.0}, "expected alpha >= 0"),
+        ({"beta": 0.0}, "expected beta > 0"),
+    ],
+)
+def test_parameters_out_of_range_are_named(parameters, message):
+    with pytest.raises(ValueError, match=message):
+        SqSGD(**parameters)
+
+
+def test_a_budget_for_which_no_threshold_fits_says_which_would():
+    with pytest.raises(ValueError, match="expected epsilon >= "):
+        SqSGD(epsilon=1e-9, bits=8, ratio=1.0).init(setting(8))
+
+
+def test_the_likelihood_knows_the_subset_the_rotation_and_the_clip():
+    defense, d = SqSGD(ratio=0.3, epsilon=300.0), 1000
+    update = rng.normal(Key(3), (d,))
+    here, keys = setting(d), [Key(1).child(i) for i in range(20)]
+    wires = [encode(defense, update, None, Key(0).child(i), key)[0] for i, key in enumerate(keys)]
+    score = defense.likelihood(defense.init(here), wires, senders=[WHO] * 20, shared=keys, setting=here)
+    other = score(rng.normal(Key(4), (20, d)))
+    assert (score(update.expand(20, -1)) < other).all()
+    # beyond the clip only the direction counts
+    torch.testing.assert_close(score(update.expand(20, -1)), score(5 * update.expand(20, -1)), rtol=1e-4, atol=1e-3)
+    wrong = defense.likelihood(
+        defense.init(here), wires, senders=[WHO] * 20, shared=[key.child("x") for key in keys], setting=here
+    )
+    assert wrong(update.expand(20, -1)).mean() > score(update.expand(20, -1)).mean()
+
+
+def test_it_is_rebuilt_with_other_signs_by_another_rotation():
+    one, two = SqSGD(), SqSGD(rotation=1)
+    assert not torch.equal(one.init(setting(119_850)).signs, two.init(setting(119_850)).signs)
+    assert dataclasses.replace(two, rotation=0) == one

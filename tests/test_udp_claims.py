@@ -1,0 +1,198 @@
+"""What UDP, CRD and Lei's approach claim, and what holds of it."""
+
+import dataclasses
+import math
+
+import pytest
+from scipy import stats
+
+from defenses._udp import budget, claimed_epsilon
+from defenses.udp import UDP
+from defenses.udp_crd import UDPCRD
+from defenses.udp_lei import UDPLei
+from harness.accounting import gaussian_epsilon
+from harness.ask import ask
+from harness.claim import Relation, Unit, Verdict, judge
+from harness.contract import Feedback, Setting
+from harness.errors import StudyError
+from harness.threats import Threat
+from harness.vec import Layout
+
+DELTA = 1e-3
+LOG = math.log(1e3)
+SETTING = Setting(
+    Layout(("w",), ((10,),)),
+    clients=50,
+    participants=50,
+    rounds=200,
+    sends="update",
+    steps=1,
+    lr=0.01,
+    batch=0,
+    samples=800,
+)
+SIX_OF_TEN = dataclasses.replace(SETTING, participants=30)
+
+# udp_crd.md, section 3; claimed epsilon -> true epsilon at q = 1, half a unit of the last printed digit
+TRUE = [
+    (1, 0.646, 5e-4),
+    (4, 3.438, 5e-4),
+    (6, 5.738, 5e-4),
+    (7, 7.007, 5e-4),
+    (8, 8.353, 5e-4),
+    (10, 11.27, 5e-3),
+    (12, 14.49, 5e-3),
+    (16, 21.82, 5e-3),
+    (20, 30.32, 5e-3),
+    (50, 131.1, 0.05),
+    (60, 179.3, 0.05),
+    (80, 297.2, 0.05),
+    (100, 444.1, 0.05),
+]
+# q = 0.6: T, claimed, q T rounds, the 95 % client, all T rounds; three decimals
+SAMPLED = [
+    (100, 4, 3.438, 3.717, 4.737),
+    (100, 8, 8.353, 9.078, 11.780),
+    (100, 16, 21.817, 23.901, 31.823),
+    (200, 4, 3.438, 3.631, 4.737),
+    (200, 8, 8.353, 8.854, 11.780),
+    (200, 20, 30.317, 32.383, 44.769),
+    (200, 100, 444.105, 481.005, 709.562),
+    (300, 8, 8.353, 8.779, 11.780),
+    (300, 20, 30.317, 32.072, 44.769),
+]
+
+
+def claim(defense, setting=SETTING, losses=lambda number: (None, None)):
+    """Of the rounds that are run where these are the losses before and after each."""
+    states = [defense.init(setting)]
+    while not defense.stops(states[-1]) and len(states) <= setting.rounds:
+        number = len(states) - 1
+        states.append(defense.advance(states[-1], Feedback(number, *losses(number))))
+    return defense.claim(states[:-1], setting)
+
+
+def now_and_then(number):
+    """In rounds 5, 9 and 12 the model does not improve."""
+    return (1.0, 1.0 if number in (5, 9, 12) else 0.5)
+
+
+@pytest.mark.parametrize("calibration", ["zcdp", "tight"])
+def test_crd_with_a_calibration_that_holds_keeps_its_claim_whatever_the_losses(calibration):
+    for losses in (now_and_then, lambda number: (1.0, 1.0), lambda number: (None, 1.0)):
+        assert judge(claim(UDPCRD(calibration=calibration), SETTING, losses=losses)).verdict is not Verdict.BROKEN
+    whole = judge(claim(UDPCRD(calibration="tight"), SETTING, losses=now_and_then))
+    assert whole.verdict is Verdict.HOLDS
+    assert whole.claimed == pytest.approx(8, rel=1e-9)
+
+
+def test_a_budget_that_crd_leaves_over_is_not_claimed():
+    # T = 2: the first round shrinks it to floor(2 * 0.9) = 1; half the budget is 8 / sqrt(2)
+    made = claim(UDPCRD(rounds=2), losses=lambda number: (1.0, 1.0))
+    assert made.horizon.value == "one round"
+    assert made.epsilon == pytest.approx(8 / math.sqrt(2), rel=1e-12)
+
+
+@pytest.mark.parametrize(("epsilon", "true", "digit"), TRUE)
+@pytest.mark.parametrize("kind", [UDP, UDPCRD])
+def test_a_whole_run_has_the_printed_epsilon(kind, epsilon, true, digit):
+    made = claim(kind(epsilon=epsilon))
+    judgement = judge(made)
+    assert made.epsilon == pytest.approx(epsilon, rel=1e-9)
+    assert judgement.proved == pytest.approx(true, abs=1.02 * digit)
+    assert judgement.verdict is (Verdict.LOOSE if epsilon < 6.9 else Verdict.BROKEN)  # above 6.978 for delta 1e-3
+    assert (made.unit, made.relation, made.delta) == (Unit.RECORD, Relation.REPLACE, DELTA)
+    assert made.against == frozenset(Threat)
+
+
+def test_the_paper_claim_breaks_at_the_printed_epsilon():
+    assert judge(claim(UDP(epsilon=6.977))).verdict is Verdict.HOLDS
+    assert judge(claim(UDP(epsilon=6.979))).verdict is Verdict.BROKEN
+
+
+@pytest.mark.parametrize("epsilon", [1, 4, 8, 20, 100])
+def test_the_other_calibrations_keep_the_claim(epsilon):
+    tight = judge(claim(UDP(epsilon=epsilon, calibration="tight")))
+    assert tight.verdict is Verdict.HOLDS
+    assert [tight.claimed, tight.proved] == pytest.approx([epsilon, epsilon], rel=1e-9)
+    loose = judge(claim(UDP(epsilon=epsilon, calibration="zcdp")))
+    assert loose.verdict is Verdict.LOOSE
+    assert loose.claimed == pytest.approx(epsilon, rel=1e-9)
+
+
+def test_one_round_is_claimed_by_the_same_formula():
+    z = math.sqrt(2 * 200 * LOG) / 8
+    for setting, q in ((SETTING, 1.0), (SIX_OF_TEN, 0.6)):
+        one = UDP().claim([0], setting)
+        assert one.epsilon == pytest.approx(8 / math.sqrt(200), rel=1e-12)
+        assert one.epsilon == pytest.approx(math.sqrt(2 * q * LOG) / (math.sqrt(q) * z), rel=1e-12)
+        assert judge(one).proved == pytest.approx(gaussian_epsilon(1 / (math.sqrt(q) * z), DELTA), rel=1e-9)
+        assert [proof.unit for proof in one.further] == [Unit.CLIENT]
+
+
+@pytest.mark.parametrize("calibration", ["paper", "zcdp", "tight"])
+@pytest.mark.parametrize("q", [0.3, 1.0])
+@pytest.mark.parametrize("epsilon", [0.5, 8.0, 60.0])
+def test_the_claimed_epsilon_inverts_the_budget(calibration, q, epsilon):
+    spent = budget(epsilon, DELTA, q, calibration)
+    assert claimed_epsilon(spent, DELTA, q, calibration) == pytest.approx(epsilon, rel=1e-9)
+
+
+@pytest.mark.parametrize(("rounds", "epsilon", "average", "often", "always"), SAMPLED)
+def test_picked_clients_have_the_printed_epsilons(rounds, epsilon, average, often, always):
+    made = claim(UDP(epsilon=epsilon), dataclasses.replace(SIX_OF_TEN, rounds=rounds))
+    mean, frequent, _ = made.further
+    assert made.epsilon == pytest.approx(epsilon, rel=1e-9)
+    assert judge(made).proved == pytest.approx(always, abs=5.1e-4)
+    assert mean.epsilon(DELTA) == pytest.approx(average, abs=5.1e-4)
+    assert frequent.epsilon(DELTA) == pytest.approx(often, abs=5.1e-4)
+    assert {mean.unit, frequent.unit} == {Unit.RECORD}
+    assert any("does not know who takes part" in text for text in made.assumes)
+    assert not any("takes part" in text for text in claim(UDP(calibration="tight"), SIX_OF_TEN).assumes)
+
+
+def test_a_client_that_is_often_picked_may_be_so_in_the_rounds_of_least_noise():
+    # z = 10, 9, ..., 1; 95 % of clients are picked in 8 of 10 rounds at most
+    setting = dataclasses.replace(SIX_OF_TEN, rounds=10)
+    made = claim(UDPLei(first=10.0, slope=0.1), setting)
+    assert stats.binom.cdf(7, 10, 0.6) < 0.95 < stats.binom.cdf(8, 10, 0.6)
+    mu = math.sqrt(sum(1 / z**2 for z in range(1, 9)))
+    assert made.further[1].epsilon(DELTA) == pytest.approx(gaussian_epsilon(mu, DELTA), rel=1e-9)
+
+
+def test_all_records_of_a_client_have_no_protection():
+    # udp_crd.md, section 3: n = 800, claimed epsilon 8: mu = 1722
+    (whole,) = claim(UDP()).further
+    assert whole.unit is Unit.CLIENT
+    assert gaussian_epsilon(1721.5, DELTA) < whole.epsilon(DELTA) < gaussian_epsilon(1722.5, DELTA)
+
+
+def test_a_clipped_update_covers_any_two_messages_and_so_all_records():
+    made = claim(UDP(clips="update", calibration="tight"))
+    (whole,) = made.further
+    assert (made.unit, made.relation) == (Unit.MESSAGE, Relation.ANY_TWO)
+    assert whole.unit is Unit.CLIENT
+    assert [whole.epsilon(DELTA), judge(made).proved] == pytest.approx([8, 8], rel=1e-9)
+
+
+def test_a_claim_says_what_it_takes_for_granted():
+    assert "no round's learning rate is above that of round 0" in claim(UDP()).assumes
+    assert not any("learning rate" in text for text in claim(UDP(clips="update")).assumes)
+    gradient = dataclasses.replace(SETTING, sends="gradient")
+    assert not any("learning rate" in text for text in claim(UDP(), gradient).assumes)
+    assert any("test losses" in text for text in claim(UDPCRD()).assumes)
+    assert "(10)" in claim(UDP()).source
+    assert "Balle" in claim(UDP(calibration="tight")).source
+
+
+def test_the_command_line_tells_what_holds():
+    found = ask("udp", {"epsilon": 8}, {}, 200, None)
+    assert found["verdict"] == "BROKEN"
+    assert found["claimed"]["epsilon"] == pytest.approx(8, rel=1e-12)
+    assert found["proved"]["epsilon"] == pytest.approx(8.353, abs=5e-4)
+    assert ask("udp", {"epsilon": 4}, {}, None, None)["verdict"] == "LOOSE"
+    assert ask("udp", {"rounds": 50}, {}, None, None)["setting"]["rounds"] == 50
+    assert ask("udp-crd", {"rounds": 50}, {}, 200, None)["claimed"]["epsilon"] == pytest.approx(8, rel=1e-9)
+    assert ask("udp-lei", {}, {}, 200, None)["verdict"] == "LOOSE"
+    with pytest.raises(StudyError, match=r"expected a first round within the budget 3\.0"):
+        ask("udp-lei", {"first": 0.1}, {}, None, None)
