@@ -216,9 +216,9 @@ def vector_epsilon(s2: float, nu: float, bits: int, gamma: float, radius: float 
 
     The supremum over inputs in the disc, dithers and index cells, overload included, of the log ratio of an index's
     probabilities given the dither. The number is attained up to quadrature (1e-9), hence a lower bound on epsilon; it
-    is the supremum as far as a local search from the best points of a grid finds it (a search with 50 times the work
-    adds 2e-5 at most), without a proof. `vector_epsilon_bound` is the proved upper bound: for the shipped parameters
-    at most 18 % above it at 1 bit, 13 % at 2, 7 % at 8.
+    is the supremum as far as a local search from the best points of a grid finds it (five times the work adds 3e-5 at
+    most), without a proof. `vector_epsilon_bound` is the proved upper bound: for the shipped parameters at most 19 %
+    above it at 1 bit, 13 % at 2, 7 % at 8.
 
     Args:
         s2, nu: the t noise that the surrogate stands for.

@@ -10,6 +10,10 @@ import math
 
 from torch import Tensor
 
+ROUNDING = 1e-6
+"""Standard deviation that is assumed between the client's and the attacker's float32 computation of one coordinate of a
+gradient, in its unit: about the largest difference seen between two kernels for LeNet. An assumption, not a law."""
+
 _TIP = 0.1
 """Width of the rounded tip of |r|/b, in units of b: L-BFGS needs a gradient at zero."""
 

@@ -78,7 +78,7 @@ def design(epsilon: float, bits_in: int, bits_out: int) -> Design:
 
     Guarantees:
         Rows of P sum to 1 and P alpha = u, both within 1e-12 (the second relative to max |alpha|).
-        A column that is of no use has probability zero for every row; all other entries are above 1e-7 e^-epsilon.
+        Columns of no use are in the middle and have probability zero; all other entries are above 1e-7 e^-epsilon.
         exact_epsilon(P) <= epsilon + 1e-12.
         P[i, j] = P[-1-i, -1-j] and alpha_j + alpha_-1-j = 1, within 1e-12.
         Its objective is not above that of the rounded response.
@@ -139,14 +139,13 @@ def sample(P: Floats, rows: npt.NDArray[np.int64], key: Key) -> npt.NDArray[np.i
 
 
 def _rounded_response(epsilon: float, levels_in: int, levels_out: int) -> Design:
-    """Stochastic rounding to equal steps, then randomised response; columns that are not needed are in the middle."""
+    """Stochastic rounding to equal steps, then randomised response among them."""
     k = min(levels_in, levels_out)
     levels, position = np.linspace(0.0, 1.0, k), np.linspace(0.0, k - 1.0, levels_in)
     rounded = np.maximum(0.0, 1.0 - np.abs(position[:, None] - np.arange(k)))
     least = 1.0 / (math.expm1(epsilon) + k)
-    P, alpha = rounded * (1 - k * least) + least, levels + (levels - 0.5) * k * _floor(epsilon)
-    middle = [k // 2] * (levels_out - k)
-    return Design(np.insert(P, middle, 0.0, axis=1), np.insert(alpha, middle, 0.5))
+    alpha = levels + (levels - 0.5) * k * _floor(epsilon)
+    return _padded(rounded * (1 - k * least) + least, alpha, levels_out)
 
 
 def _floor(epsilon: float) -> float:
@@ -287,6 +286,10 @@ def _repair(epsilon: float, lower: Floats, channel: Floats) -> Design:
         kept = kept + missing @ np.linalg.solve(both @ both.T, both)
     excess = (kept.max(0) - math.exp(epsilon) * kept.min(0)).max()
     mixed = 1.0 - 1.0 / (1.0 + len(values) * _floor(epsilon) * max(0.0, float(excess)))
-    full = np.zeros_like(full)
-    full[:, used] = (1 - mixed) * kept + mixed / len(values)
-    return Design(full, (alpha - mixed * values.mean()) / (1 - mixed))
+    return _padded((1 - mixed) * kept + mixed / len(values), (values - mixed * values.mean()) / (1 - mixed), len(alpha))
+
+
+def _padded(P: Floats, alpha: Floats, columns: int) -> Design:
+    """With columns that are never sent, in the middle: at an end, rounding in a cumulated row would send them."""
+    middle = [len(alpha) // 2] * (columns - len(alpha))
+    return Design(np.insert(P, middle, 0.0, axis=1), np.insert(alpha, middle, 0.5))

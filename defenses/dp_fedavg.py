@@ -14,6 +14,7 @@ from torch import Tensor
 
 from defenses._budget import epsilon_unless
 from defenses._clip import clip_l2
+from defenses._misfit import ROUNDING
 from harness import rng
 from harness.accounting import epsilon, gaussian_mu, repeat
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
@@ -22,9 +23,6 @@ from harness.contract import Defense, Likelihood, Sender, Setting, check_update,
 from harness.rng import Key
 from harness.threats import Threat
 from harness.vec import Vector
-
-_ROUNDING = 1e-6
-"""Standard deviation that is assumed between the client's and the attacker's float32 computation, as for `none`."""
 
 _MOMENTS = 32
 """Moments of the privacy loss that the source's accountant looks at."""
@@ -127,11 +125,11 @@ class DPFedAvg(Defense[None, None]):
         shared: Sequence[Key] | None,
         setting: Setting,
     ) -> Likelihood:
-        """Squared distance of the clipped candidate in units of `_ROUNDING`: messages have no noise."""
+        """Squared distance of the clipped candidate in units of `ROUNDING`: messages have no noise."""
         sent = torch.stack([unpack_float32(wire, setting.dim) for wire in received])
 
         def score(update: Tensor) -> Tensor:
-            return 0.5 * ((clip_l2(update, self.clip) - sent) / _ROUNDING).square().sum(-1)
+            return 0.5 * ((clip_l2(update, self.clip) - sent) / ROUNDING).square().sum(-1)
 
         return score
 

@@ -9,15 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from defenses._misfit import ROUNDING
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import pack_float32, unpack_float32
 from harness.contract import Defense, Likelihood, Sender, Setting, check_update
 from harness.rng import Key
 from harness.vec import Vector
-
-_ROUNDING = 1e-6
-"""Standard deviation that is assumed between the client's and the attacker's float32 computation of one coordinate of a
-gradient, in its unit: about the largest difference seen between two kernels for LeNet. An assumption, not a law."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +50,11 @@ class NoDefense(Defense[None, None]):
         shared: Sequence[Key] | None,
         setting: Setting,
     ) -> Likelihood:
-        """Squared distance in units of `_ROUNDING`: what is left when both sides compute the same gradient."""
+        """Squared distance in units of `ROUNDING`: what is left when both sides compute the same gradient."""
         sent = torch.stack([unpack_float32(wire, setting.dim) for wire in received])
 
         def score(update: Tensor) -> Tensor:
-            return 0.5 * ((update - sent) / _ROUNDING).square().sum(-1)
+            return 0.5 * ((update - sent) / ROUNDING).square().sum(-1)
 
         return score
 

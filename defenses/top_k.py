@@ -12,14 +12,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from defenses._misfit import ROUNDING
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import check_length, pack_float32, pack_levels, unpack_float32, unpack_levels, width_of
 from harness.contract import Defense, Likelihood, MessageError, Sender, Setting, check_update
 from harness.rng import Key
 from harness.vec import Vector
-
-_ROUNDING = 1e-6
-"""Standard deviation that is assumed between the client's and the attacker's float32 computation, as for `none`."""
 
 
 class _Kept(NamedTuple):
@@ -115,7 +113,7 @@ class TopK(Defense[None, Tensor | None]):
         shared: Sequence[Key] | None,
         setting: Setting,
     ) -> Likelihood:
-        """Squared distance in units of `_ROUNDING`: of what was sent to the candidate, of the rest to its bound.
+        """Squared distance in units of `ROUNDING`: of what was sent to the candidate, of the rest to its bound.
 
         The rest is bounded by the smallest magnitude that was sent. With feedback the residual is not known, and taken
         for zero: right for a client's first message.
@@ -127,8 +125,8 @@ class TopK(Defense[None, Tensor | None]):
         bounds = smallest.expand(-1, setting.dim).scatter(1, places, math.inf)
 
         def score(update: Tensor) -> Tensor:
-            off = (update.gather(-1, places) - sent) / _ROUNDING
-            over = (update.abs() - bounds).clamp(min=0) / _ROUNDING
+            off = (update.gather(-1, places) - sent) / ROUNDING
+            over = (update.abs() - bounds).clamp(min=0) / ROUNDING
             return 0.5 * (off.square().sum(-1) + over.square().sum(-1))
 
         return score

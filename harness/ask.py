@@ -60,7 +60,10 @@ def ask(
     public = _setting(setting, rounds, problems)
     if problems:
         raise StudyError("claim", problems)
-    record = record_claim(defense.claim(_history(defense, public), public), delta)
+    try:
+        record = record_claim(defense.claim(_history(defense, public), public), delta)
+    except ValueError as error:
+        raise StudyError(name, [str(error)]) from error
     return {
         "defense": name,
         "parameters": defense.parameters(),

@@ -231,7 +231,9 @@ def _train_many(
         step = _gather(task, work, batches, number, plan)
         accumulate(task, local, step, velocity, plan.momentum)
         if plan.noise_multiplier:
-            velocity.add_(torch.stack([_noise(task, client, number, plan) for client in work]))
+            for row, (client, mine) in enumerate(zip(work, batches, strict=True)):
+                if number < len(mine):
+                    velocity[row] += _noise(task, client, number, plan)
         if plan.gradient:
             return velocity
         everybody = bool(step.running.all())

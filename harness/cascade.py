@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from harness.claim import Claim
+from harness.accounting import Pure, repeat
+from harness.claim import Claim, Proof
 from harness.codec import pack_float32, unpack_float32
 from harness.contract import Defense, Likelihood, MessageError, Sender, Setting
 from harness.rng import Key
@@ -42,6 +43,15 @@ class Perturbs(ABC):
     def misfit(self, received: Sequence[bytes], *, setting: Setting, extra: float) -> Likelihood:
         """The likelihood, with a further error of variance `extra` (in squared units) on each number."""
 
+    def attained(self, edge: float) -> float:
+        """Epsilon of the claim's unit that one round attains even if numbers are quantised; 0: none is known.
+
+        Args:
+            edge: in units; all that is told of a number is whether it exceeds a threshold, of which those from -edge to
+                edge are at hand.
+        """
+        return 0.0
+
 
 class Quantizes(ABC):
     """A defence that may stand second: it carries any numbers as bits, with a dither from the shared key."""
@@ -61,6 +71,10 @@ class Quantizes(ABC):
     @abstractmethod
     def error_variance(self, *, noise_variance: float, dithered: bool) -> float:
         """Of one restored value, apart from overload; `dithered`: for who knows the dither."""
+
+    @abstractmethod
+    def edge(self, noise_variance: float) -> float:
+        """The outermost level: values beyond it all look the same."""
 
 
 @dataclass(frozen=True)
@@ -152,12 +166,29 @@ class Cascade(Defense[None, None]):
         return self._noise.misfit(wires, setting=setting, extra=extra)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
-        """The first's: the second is post-processing."""
-        return self.first.claim(history, setting)
+        """The first's: the second is post-processing, so that what is proved is a bound and need not be attained.
+
+        Where what is known to be attained is more than is claimed, it comes first.
+        """
+        claim, rounds = self.first.claim(history, setting), len(history)
+        bounds = tuple(map(_after_processing, (claim.proved, *claim.further)))
+        shown = self._noise.attained(self._quantizer.edge(self._noise.noise_variance(setting)))
+        if shown * rounds <= claim.epsilon:
+            return replace(claim, proved=bounds[0], further=bounds[1:])
+        reason = "two inputs are so far apart by whether one number exceeds a threshold that the dither may set."
+        attained = Proof(repeat(Pure(shown), rounds), claim.unit, "closed form for two inputs", reason)
+        return replace(claim, proved=attained, further=bounds)
 
     def parameters(self) -> dict[str, Any]:
         """Of both, by name; `first.name` and `second.name` where both have one of that name."""
         return join_parameters(self.names, self.first.parameters(), self.second.parameters())
+
+
+def _after_processing(proof: Proof) -> Proof:
+    """What is left of a proof about a message where a function of it is sent. The header, and what it tells, stays."""
+    if proof.event is None:
+        return proof
+    return replace(proof, method=f"{proof.method}, post-processing", tight=False)
 
 
 def split_message(wire: bytes, header_size: int, count: int) -> tuple[bytes, Tensor]:

@@ -104,13 +104,11 @@ class LocalRule(NamedTuple):
     Attributes:
         clip: every record's gradient is scaled to an l2 norm of at most this before a batch is averaged; None: no.
         full_batch: one step on all of the client's samples, whatever the study says.
-        noise_multiplier: each step's mean gradient gets normal noise of this many clips over the batch size (DP-SGD).
         poisson: each step takes every sample independently, instead of cutting a permutation.
     """
 
     clip: float | None = None
     full_batch: bool = False
-    noise_multiplier: float = 0.0
     poisson: bool = False
 
 
@@ -157,6 +155,10 @@ class Defense(ABC, Generic[S, M]):
     def local(self) -> LocalRule:
         """What it asks of local training; the update that `encode` gets was made so."""
         return LocalRule()
+
+    def step_noise(self, setting: Setting) -> float:
+        """Standard deviation of the noise in each local step's sum of gradients, in units of the rule's clip."""
+        return 0.0
 
     def init(self, setting: Setting) -> S:
         """The public state before round 0."""

@@ -77,10 +77,11 @@ def make_setting(
     )
 
 
-def make_plan(spec: FederationSpec, lr: float, rule: LocalRule = _NO_RULE) -> LocalPlan:
+def make_plan(spec: FederationSpec, lr: float, rule: LocalRule = _NO_RULE, noise: float = 0.0) -> LocalPlan:
     """How a client trains at this learning rate; one epoch where the study names neither steps nor epochs.
 
-    A rule of one full-batch step goes before what the study says of steps, epochs, batch and momentum.
+    `noise` is `Defense.step_noise`. A rule of one full-batch step goes before what the study says of steps, epochs,
+    batch and momentum.
     """
     steps, epochs = spec.local_steps, spec.local_epochs
     if rule.full_batch:
@@ -95,7 +96,7 @@ def make_plan(spec: FederationSpec, lr: float, rule: LocalRule = _NO_RULE) -> Lo
         lr=lr,
         momentum=0.0 if rule.full_batch else spec.momentum,
         clip=rule.clip,
-        noise_multiplier=rule.noise_multiplier,
+        noise_multiplier=noise,
         poisson=rule.poisson,
     )
 
@@ -215,7 +216,7 @@ class _Run:
         """One round; the next parameters."""
         senders = self._participants(number)
         work = [Work(self.clients[k], client_key(self.key, number, k).child("train")) for k in senders]
-        plan = make_plan(self.spec, lr, self.defense.local)
+        plan = make_plan(self.spec, lr, self.defense.local, self.defense.step_noise(self.setting))
         trained, batches = train_clients(self.task, params.to(self.device), work, plan, self.engine)
         updates = trained.cpu()
         who = [Sender(k, len(self.clients[k].y)) for k in senders]

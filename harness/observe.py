@@ -146,7 +146,7 @@ def _probe(scene: Scene, target: Target, model: Snapshot, lr: float) -> _Sent:
         raise ValueError(f"expected at most {len(used)} images, got {target.count} victims x {target.batch}")
     rows = used[rng.permutation(scene.key.child("victims"), len(used))[:needed]]
     victims = tuple(scene.rows(part) for part in rows.reshape(target.count, target.batch))
-    plan = make_plan(scene.spec, lr, scene.defense.local)
+    plan = make_plan(scene.spec, lr, scene.defense.local, scene.defense.step_noise(scene.training.setting))
     if plan.gradient:
         plan = dataclasses.replace(plan, batch=0, poisson=False)
     messages = []

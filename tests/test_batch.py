@@ -94,6 +94,53 @@ def test_steps_go_on_into_the_next_pass():
     assert sorted(np.concatenate(batches[:3])) == list(range(10))
 
 
+POISSON = LocalPlan(False, None, 3, 4, 0.1, 0.0, poisson=True)
+
+
+def test_a_poisson_epoch_has_as_many_steps_as_any_other_and_may_take_nothing():
+    assert len(plan_batches(10, POISSON, Key(0))) == 3 * 3
+    assert len(plan_batches(10, dataclasses.replace(POISSON, steps=5, epochs=None), Key(0))) == 5
+    assert len(plan_batches(10, dataclasses.replace(POISSON, gradient=True), Key(0))) == 1
+    assert {0, 1} < set(map(len, plan_batches(10, dataclasses.replace(POISSON, batch=1, epochs=9), Key(0))))
+
+
+@pytest.mark.parametrize("batch", [0, 10, 11])
+def test_a_poisson_step_with_a_batch_of_all_takes_all(batch):
+    batches = plan_batches(10, dataclasses.replace(POISSON, batch=batch, epochs=300), Key(0))
+    assert len(batches) == 300
+    assert all((index == np.arange(10)).all() for index in batches)
+
+
+def test_a_poisson_step_takes_every_sample_by_itself_with_the_same_chance():
+    # alpha 1e-6 over 50 + 2 tests: 5.7 standard errors. Of 150,000 steps they are 2.3 % of a sample's chance and 2.1 % of
+    # the variance of a step's size, so that the twins, 6 % off, are seen with a miss rate under 1e-6
+    n, steps, chance = 50, 150_000, 0.3
+    batches = plan_batches(n, LocalPlan(False, steps, None, 15, 0.1, 0.0, poisson=True), Key(0))
+    counts = np.bincount(np.concatenate(batches), minlength=n) / (steps * chance)
+    sizes = np.array([len(index) for index in batches])
+    off = np.sqrt((1 - chance) / (steps * chance))
+    spread = sizes.var() / (n * chance * (1 - chance))  # that of a binomial law: the samples are independent
+    assert np.abs(counts - 1).max() < 5.7 * off < np.abs(1.06 * counts - 1).min()
+    assert np.abs(spread - 1) < 5.7 * np.sqrt(2 / steps) < np.abs(1.06 * spread - 1)
+    assert np.abs(sizes.mean() / (n * chance) - 1) < 5.7 * off / np.sqrt(n)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clip": 0.0}, "expected 0 < clip < inf"),
+        ({"clip": np.nan}, "expected 0 < clip < inf"),
+        ({"clip": np.inf}, "expected 0 < clip < inf"),
+        ({"clip": 1.0, "noise_multiplier": -1.0}, "expected 0 <= noise_multiplier < inf"),
+        ({"clip": 1.0, "noise_multiplier": np.nan}, "expected 0 <= noise_multiplier < inf"),
+        ({"noise_multiplier": 1.0}, "noise_multiplier=1.0 needs a clip"),
+    ],
+)
+def test_a_plan_that_promises_nothing_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(PLAN, **changes)
+
+
 def test_the_engine_goes_with_the_model_and_the_device():
     assert choose_engine(small_task()) == "dense"
     assert choose_engine(small_task("cnn2", (1, 16, 16))) == "loop"

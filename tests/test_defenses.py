@@ -36,6 +36,10 @@ def build(name):
     return registry.build("defense", name, {})
 
 
+LOUD = {"ota": {"epsilon": 30.0}, "ota-orthogonal": {"epsilon": 30.0}}
+"""Defences whose default noise hides 100 messages of norm 0.9, with parameters for which it does not."""
+
+
 def setting_of(d):
     return dataclasses.replace(SETTING, layout=Layout(("w", "v"), ((d - 7,), (7,))))
 
@@ -100,7 +104,8 @@ def test_a_randomized_defense_draws_from_its_private_key(name):
 @every_defense
 def test_no_key_is_drawn_from_twice_and_no_private_key_reaches_the_receiver(name, monkeypatch):
     defense, drawn = build(name), []
-    inside = rng._digest
+    inside, state = rng._digest, build(name).init(SETTING)
+    monkeypatch.setattr(type(defense), "init", lambda self, setting: state)  # what everybody draws beforehand
     monkeypatch.setattr(rng, "_digest", lambda key: drawn.append(key) or inside(key))
     received = receive(defense, UPDATE) if not defense.superposes else encode(defense, UPDATE)
     client = [key for key in drawn if key.path[:1] != CHANNEL.path]
@@ -155,7 +160,7 @@ def test_a_message_of_another_length_is_refused(name, change):
 def test_the_likelihood_prefers_the_truth_and_can_be_differentiated(name):
     # 100 messages of an update of norm 0.9 against its negative: for the Gaussian default (sigma 1.2) the mean log
     # ratio is 1.1 with standard deviation 1.5 a message, so a miss has probability under 1e-12
-    defense = build(name)
+    defense = registry.build("defense", name, LOUD.get(name, {}))
     update = 0.9 * UPDATE / UPDATE.norm()
     keys = [SHARED.child(i) for i in range(100)]
     senders = [SENDERS[0]] * 100
@@ -164,6 +169,9 @@ def test_the_likelihood_prefers_the_truth_and_can_be_differentiated(name):
     candidate = update.expand(100, -1).clone().requires_grad_()
     true, wrong = score(candidate), score(-candidate)
     assert true.shape == (100,)
+    assert true.dtype == candidate.dtype
+    assert (true >= 0).all()
+    assert (wrong >= 0).all()
     assert true.mean() < wrong.mean()
     for start in (candidate, torch.zeros(100, D, requires_grad=True)):
         (gradient,) = torch.autograd.grad(score(start).sum(), start)

@@ -1,0 +1,157 @@
+"""MVU: each coordinate through the unbiased channel of fewest bits and least variance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from defenses._budget import every_round
+from defenses._mvu import Design, design, exact_epsilon, sample
+from defenses._scale import Mode, Scaling, unclipped
+from harness import rng
+from harness.accounting import Pure, repeat
+from harness.claim import Claim, Horizon, Proof, Relation, Unit
+from harness.codec import pack_levels, unpack_levels
+from harness.contract import Defense, Likelihood, MessageError, Sender, Setting, check_update, positive
+from harness.rng import Key
+from harness.threats import Threat
+from harness.vec import Vector
+
+_LEAST = 1e-30
+"""Of a probability in the likelihood: keeps its logarithm and gradient within float32."""
+
+
+@dataclass(frozen=True)
+class MVU(Defense[Design, None]):
+    """The minimum variance unbiased mechanism on each coordinate, with as many bits in as out.
+
+    Args:
+        epsilon: of one coordinate, 0.01 to 24.
+        bits: b, 1 to 4: levels of the stochastic rounding, and bits a coordinate on the wire.
+        clip: C, bound on the magnitude of a coordinate, in units of the update; for `scale = "public"`.
+        scale: `public`: coordinates are clamped to [-C, C]. `tensor` and `vector`: as a baseline of JoPEQ, which
+            divides by three times a norm of the update and sends that in the clear; what then lies outside [-1, 1] is
+            clamped there.
+
+    Guarantees:
+        ceil(d * bits / 8) bytes, and 8 a tensor for `tensor`, 4 for `vector`.
+        decode(encode(u)) is unbiased for the clamped update.
+        The chances of an output differ by a factor of e^epsilon at most between any two values of a coordinate.
+
+    Raises:
+        ValueError: a parameter out of range.
+
+    Source: Chaudhuri, Guo, Rabbat 2022, "Privacy-aware compression for federated data analysis", strict LDP. JoPEQ
+        compares with it at b in = b out = R, as far as can be known.
+    """
+
+    epsilon: float = 4.0
+    bits: int = 1
+    clip: float = 1.0
+    scale: Mode = "public"
+
+    def __post_init__(self) -> None:
+        positive(epsilon=self.epsilon, clip=self.clip)
+        design(self.epsilon, self.bits, self.bits)
+
+    @property
+    def _scaling(self) -> Scaling:
+        """How an update becomes numbers."""
+        return Scaling(self.scale, 1, self.clip)
+
+    def init(self, setting: Setting) -> Design:
+        """The channel, which everybody can work out."""
+        return design(self.epsilon, self.bits, self.bits)
+
+    def encode(
+        self,
+        state: Design,
+        memory: None,
+        update: Vector,
+        *,
+        sender: Sender,
+        private: Key,
+        shared: Key,
+        setting: Setting,
+    ) -> tuple[bytes, None]:
+        """Clamp, round at random to a level, send it through the channel. Does not use the shared key."""
+        check_update(update)
+        header, numbers = self._scaling.normalize(update, setting.layout)
+        place = (numbers.double().clamp(-1.0, 1.0).numpy() + 1) / 2 * (len(state.P) - 1)
+        chance = rng.uniform(private.child("rounding"), (len(place),), dtype=torch.float64).numpy()
+        rows = np.floor(place).astype(np.int64)
+        rows += chance < place - rows
+        return header + pack_levels(sample(state.P, rows, private.child("channel")), self.bits), None
+
+    def estimate(
+        self, state: Design, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting
+    ) -> Vector:
+        """The columns' values: unbiased for the clamped update."""
+        header, columns = self._read(received, setting)
+        values = torch.from_numpy(2 * state.alpha[columns] - 1).float()
+        return self._scaling.undo(header, values, setting.layout)
+
+    def likelihood(
+        self,
+        state: Design,
+        received: Sequence[bytes],
+        *,
+        senders: Sequence[Sender],
+        shared: Sequence[Key] | None,
+        setting: Setting,
+    ) -> Likelihood:
+        """Exact: a column's probability is linear between two levels; and how well a norm fits that was sent."""
+        read = [self._read(wire, setting) for wire in received]
+        candidates = self._scaling.candidates([header for header, _ in read], setting.layout)
+        columns = torch.from_numpy(np.stack([columns for _, columns in read]))
+        chances = torch.from_numpy(state.P.copy()).float().T  # [columns, levels]
+        steps = len(state.P) - 1
+
+        def score(update: Tensor) -> Tensor:
+            place = (candidates.numbers(update).clamp(-1.0, 1.0) + 1) / 2 * steps
+            below = place.detach().floor().clamp(max=steps - 1).long()
+            low, high = chances[columns, below], chances[columns, below + 1]
+            chance = low + (high - low) * (place - below)
+            return -chance.clamp(_LEAST, 1.0).log().sum(-1) + candidates.penalty(update)
+
+        return score
+
+    def claim(self, history: Sequence[Design], setting: Setting) -> Claim:
+        """Pure epsilon for one coordinate; rounds add up."""
+        rounds, exact = len(history), exact_epsilon(history[0].P)
+        whole = Proof(
+            repeat(Pure(exact * setting.dim), rounds),
+            Unit.MESSAGE,
+            "closed form",
+            f"all {setting.dim} coordinates may move across their range at once.",
+        )
+        if self.scale != "public":
+            whole = Proof(None, Unit.MESSAGE, "closed form", "a norm of the update is sent in the clear.")
+        return Claim(
+            epsilon=self.epsilon * rounds,
+            delta=0.0,
+            unit=Unit.COORDINATE,
+            relation=Relation.ANY_TWO,
+            horizon=Horizon.of(rounds),
+            against=frozenset(Threat),
+            source="Chaudhuri, Guo, Rabbat 2022",
+            assumes=(*every_round(rounds), *unclipped(self.scale)[:1]),
+            proved=Proof(
+                repeat(Pure(exact), rounds),
+                Unit.COORDINATE,
+                "largest ratio in the channel",
+                "the probabilities that are drawn from, compared entry by entry.",
+            ),
+            further=(whole,),
+        )
+
+    def _read(self, received: bytes, setting: Setting) -> tuple[bytes, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
+        """The header and the columns [d] of a message."""
+        size = self._scaling.header_size(setting.layout)
+        if len(received) < size:
+            raise MessageError(f"expected a message with a header of {size} bytes, got {len(received)} bytes")
+        return received[:size], unpack_levels(received[size:], setting.dim, self.bits)

@@ -1,0 +1,185 @@
+"""Over-the-air aggregation: all clients send at once, and the server hears the sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from defenses._clip import clip_l2
+from defenses._misfit import gaussian_misfit
+from defenses._ota import Allocation, allocate, colluding_mu
+from defenses._ota_channel import OverTheAir, exact, user_of
+from harness import rng
+from harness.claim import Claim, Proof
+from harness.codec import pack_float64, unpack_float64
+from harness.contract import Likelihood, Sender, Setting
+from harness.rng import Key
+from harness.threats import Threat
+from harness.vec import Vector
+
+_RECEIVER = frozenset({Threat.SERVER, Threat.PARTICIPANT, Threat.PUBLIC})
+"""Who learns of a round through the server's own receiver."""
+
+
+@dataclass(frozen=True)
+class OTA(OverTheAir[Allocation]):
+    """Over-the-air aggregation: clients send noisy waveforms at once, and the channel adds them up.
+
+    The server receives y = c * (sum of clipped updates) + everybody's noise + its receiver's, and nothing else. The
+    state is the `Allocation` of power: public, the same in every round, made for all clients at once.
+
+    Args:
+        clip: L, bound on the l2 norm of an update, in its units. The paper assumes it and does not clip.
+        epsilon: of one round and each client, at `delta`, by the paper's formula; sets the noise.
+        delta: of one round.
+        power: P of every client, a channel use, in units of `noise_variance`: 1000 is 30 dB above a receiver with 1.
+        noise_variance: of the receiver's noise, a real channel use.
+        fading: squared gains exponential of mean 1 (`rayleigh`), or all 1 (`equal`).
+        gains: the squared gains themselves, one a client with commas between them, instead of `fading`.
+        channel_seed: of the gains; they are fixed over the run, and the same in every study.
+        infeasible: where the clients' power does not suffice for the noise beside the strongest signal: `lower` the
+            signal, or `refuse`.
+
+    Guarantees:
+        8 * d bytes a client: a waveform of d channel uses, one float64 each. No antenna exceeds P: alpha + beta <= 1.
+        One wire of 8 * d bytes arrives, however many were sent; it depends on the updates through the sum of the
+        clipped ones alone.
+        decode - mean of clip(u_k) is normal with variance `Allocation.gradient_variance` in each coordinate,
+        independently, up to float32 rounding.
+
+    Raises:
+        ValueError: a parameter out of range; in `init`, a federation in which not everybody takes part, gains for
+            another number of clients, or an infeasible channel that is to be refused.
+
+    Source: Seif, Tandon, Li 2020, "Wireless federated learning with local differential privacy", Thm 1 and 3. Differs:
+        clips; says what becomes of an infeasible channel. As in the paper, all clients count alike, whatever their
+        numbers of samples, and gradients are of the full batch only where the study says so (batch = 0). Not local
+        differential privacy, as the title has it: the promise rests on the other clients' noise (see `claim`).
+    """
+
+    superposes: ClassVar[bool] = True
+    source: ClassVar[str] = "Seif et al. 2020, Thm 1"
+
+    infeasible: Literal["lower", "refuse"] = "lower"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.infeasible not in ("lower", "refuse"):
+            raise ValueError(f"expected infeasible lower or refuse, got {self.infeasible!r}")
+
+    def init(self, setting: Setting) -> Allocation:
+        """Who sends how much signal and noise."""
+        if setting.participants != setting.clients:
+            raise ValueError(
+                f"expected all clients to take part in every round: the powers of each rest on the noise of all; "
+                f"got {setting.participants} of {setting.clients}"
+            )
+        asked = (self.epsilon,) * setting.clients
+        channel, lower = self.make_channel(setting), self.infeasible == "lower"
+        return allocate(channel, asked, self.delta, self.clip, lower=lower)
+
+    def transmit(
+        self, state: Allocation, wires: Sequence[bytes], *, senders: Sequence[Sender], channel: Key, setting: Setting
+    ) -> Sequence[bytes]:
+        """The sum of what the antennas send, each with its gain, and the receiver's noise from the channel's key."""
+        gains = state.channel.squared_gains
+        heard = math.sqrt(self.noise_variance) * rng.normal(channel, (setting.dim,), torch.float64)
+        for wire, who in zip(wires, senders, strict=True):
+            heard.add_(unpack_float64(wire, setting.dim), alpha=math.sqrt(gains[user_of(who, setting)]))
+        return [pack_float64(heard)]
+
+    def estimate(
+        self, state: Allocation, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting
+    ) -> Vector:
+        """y / c: unbiased for the SUM of all clipped updates, which is the sender's where the others are zero."""
+        return (unpack_float64(received, setting.dim) / state.gain).float()
+
+    def decode(
+        self,
+        state: Allocation,
+        received: Sequence[bytes],
+        *,
+        senders: Sequence[Sender],
+        shared: Sequence[Key],
+        private: Key,
+        setting: Setting,
+    ) -> Vector:
+        """y / (K c): unbiased for the mean of the clipped updates, in which all senders count alike."""
+        (heard,) = received
+        return (unpack_float64(heard, setting.dim) / (state.gain * len(senders))).float()
+
+    def likelihood(
+        self,
+        state: Allocation,
+        received: Sequence[bytes],
+        *,
+        senders: Sequence[Sender],
+        shared: Sequence[Key] | None,
+        setting: Setting,
+    ) -> Likelihood:
+        """|y - c clip(u)|^2 / 2 over the variance of all noise: exact where the others' updates were taken away."""
+        heard = torch.stack([unpack_float64(wire, setting.dim) for wire in received])
+        gain, variance = state.gain, state.noise_variance
+
+        def score(update: Tensor) -> Tensor:
+            signal = gain * clip_l2(update.double(), self.clip)
+            return gaussian_misfit(signal - heard, variance).to(update.dtype)
+
+        return score
+
+    def claim(self, history: Sequence[Allocation], setting: Setting) -> Claim:
+        """Thm 1 for a round and (16) for several, against whoever sees the sum; and the exact composition of Gaussians.
+
+        Nothing is claimed against a server with which the other clients collude, nor against an eavesdropper with a
+        receiver of its own; and a participant that is a client itself knows one of the noises. `further` tells of them.
+        """
+        state, rounds = history[0], len(history)
+        why = "any two clipped updates move the sum by 2cL, under the noise of all clients and the receiver"
+        proofs = [exact(state.mu, rounds, _RECEIVER, f"{why}; rounds compose exactly.")]
+        return self.claim_rounds(
+            state.epsilon,
+            rounds,
+            assumes=(
+                "nobody leaves out the noise that it is to add, and nobody tells it",
+                "the sum is heard through the server's receiver alone, whose noise and gains are as stated",
+            ),
+            proofs=proofs + _further(state, rounds),
+        )
+
+
+def _further(state: Allocation, rounds: int) -> list[Proof]:
+    """Of adversaries that know more than the sum; for the client that is worst off."""
+    users = range(state.channel.users)
+    colluding = max(colluding_mu(state, user) for user in users)
+    antenna = max(colluding_mu(state, user, receiver_noise=False) for user in users)
+    found = [
+        exact(
+            colluding,
+            rounds,
+            frozenset({Threat.COLLUDING_SERVER}),
+            "the other clients tell their noise: the one that adds least has its own and the receiver's left.",
+        ),
+        exact(
+            antenna,
+            rounds,
+            frozenset({Threat.EAVESDROPPER}),
+            "what an antenna sends, to whatever receiver: the client that adds least noise has only its own.",
+            tight=False,
+        ),
+    ]
+    if len(users) > 1:
+        left = math.fsum(sorted(state.noise)[:-1]) + state.channel.noise_variance
+        found.append(
+            exact(
+                2 * math.sqrt(state.aligned_power / left) if left > 0 else math.inf,
+                rounds,
+                frozenset({Threat.PARTICIPANT}),
+                "a client takes its own noise out of the sum; here the one that adds most.",
+            )
+        )
+    return found

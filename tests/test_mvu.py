@@ -1,0 +1,101 @@
+"""MVU as a defence; the channel's design is in test_mvu_design.py."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from defenses.mvu import MVU
+from harness import rng
+from harness.claim import Verdict, judge
+from harness.contract import Sender, Setting
+from harness.rng import Key
+from harness.vec import Layout
+
+ALPHA = 1e-6
+WHO = Sender(0, 8)
+
+
+def setting(*sizes):
+    layout = Layout(tuple(f"w{i}" for i in range(len(sizes))), tuple((size,) for size in sizes))
+    return Setting(layout, 4, 4, 3, sends="gradient", steps=1, lr=0.1, batch=8, samples=8)
+
+
+def through(defense, update, here, private):
+    state = defense.init(here)
+    wire, _ = defense.encode(state, None, update, sender=WHO, private=private, shared=Key(9), setting=here)
+    return wire, defense.estimate(state, wire, sender=WHO, shared=None, setting=here)
+
+
+@pytest.mark.parametrize(("bits", "scale", "size"), [(1, "public", 126), (2, "public", 251), (3, "tensor", 376 + 16)])
+def test_the_wire_has_exactly_the_bits_of_the_columns(bits, scale, size):
+    wire, _ = through(MVU(bits=bits, scale=scale), rng.normal(Key(0), (1001,)), setting(1000, 1), Key(1))
+    assert len(wire) == size == math.ceil(1001 * bits / 8) + (16 if scale == "tensor" else 0)
+
+
+def test_one_bit_is_randomised_response_on_the_bytes():
+    # jopeq.md, section 5: a coordinate at the bound keeps its bit with probability e^eps / (1 + e^eps); alpha 1e-6
+    wire, _ = through(MVU(epsilon=2.0), torch.ones(200_000), setting(200_000), Key(1))
+    kept = int(np.unpackbits(np.frombuffer(wire, np.uint8)).sum())
+    chance = math.exp(2.0) / (1 + math.exp(2.0))
+    assert stats.binomtest(kept, 200_000, chance).pvalue > ALPHA
+    assert stats.binomtest(kept, 200_000, 1 - 1.06 * (1 - chance)).pvalue < ALPHA
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3])
+@pytest.mark.parametrize("value", [-0.9, 0.1, 0.6, 7.0])
+def test_decoding_is_unbiased_for_the_clamped_coordinate(bits, value):
+    # alpha 1e-6; an offset of 6 % of the range is more than 20 standard errors
+    defense, d = MVU(epsilon=3.0, bits=bits, clip=2.0), 100_000
+    _, found = through(defense, torch.full((d,), value), setting(d), Key(2))
+    kept = min(value, 2.0)
+    assert stats.ttest_1samp(found.double().numpy(), kept).pvalue > ALPHA
+    assert stats.ttest_1samp(found.double().numpy() + 0.06, kept).pvalue < ALPHA
+
+
+def test_what_lies_outside_after_a_private_scale_is_clamped():
+    update = torch.zeros(1000)
+    update[0] = 100.0
+    _, found = through(MVU(epsilon=20.0, bits=4, scale="tensor"), update, setting(1000), Key(3))
+    assert torch.isfinite(found).all()
+    # the mean and three times the deviation were sent: 0.1 + 3 * 3.16 at most
+    assert found.max() < 0.1 + 3 * 100 / 1000**0.5 * 1.1
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 4.0, 10.0])
+@pytest.mark.parametrize("bits", [1, 2])
+def test_a_coordinate_has_its_epsilon_and_a_message_d_times_as_much(epsilon, bits):
+    defense, here = MVU(epsilon=epsilon, bits=bits), setting(100)
+    claim = defense.claim([defense.init(here)] * 3, here)
+    assert claim.epsilon == pytest.approx(3 * epsilon)
+    assert judge(claim).verdict is Verdict.HOLDS
+    assert judge(claim).proved == pytest.approx(3 * epsilon, rel=1e-6)
+    assert claim.further[0].epsilon(0.0) == pytest.approx(300 * epsilon, rel=1e-6)
+    leaky = MVU(epsilon=epsilon, bits=bits, scale="tensor")
+    assert leaky.claim([leaky.init(here)], here).further[0].epsilon(0.0) == math.inf
+
+
+def test_the_likelihood_is_the_probability_of_the_columns():
+    # of one coordinate: summed over all columns it is 1
+    defense, here = MVU(epsilon=2.0, bits=2), setting(1)
+    state = defense.init(here)
+    wires = [bytes([column]) for column in range(4)]
+    score = defense.likelihood(state, wires, senders=[WHO] * 4, shared=None, setting=here)
+    for value in (-1.0, -0.3, 0.5, 0.99):
+        assert float((-score(torch.full((4, 1), value))).exp().sum()) == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"epsilon": 0.0}, "expected epsilon > 0"),
+        ({"epsilon": 100.0}, "expected 0.01 <= epsilon <= 24"),
+        ({"bits": 5}, "expected bits_in between 1 and 4"),
+        ({"clip": -1.0}, "expected clip > 0"),
+    ],
+)
+def test_parameters_out_of_range_are_named(parameters, message):
+    with pytest.raises(ValueError, match=message):
+        MVU(**parameters)
