@@ -1,0 +1,138 @@
+"""Encoders and decoders: millions of coordinates a second, one thread, encode and decode together, all draws included.
+
+A defence is given one tensor of 10^6 coordinates that look like an update, and timed from the update to the bytes and
+from the bytes to the estimate; the best of several repeats, since a busy machine only ever adds. Prints the bars of the
+project beside what was measured, and the bits a coordinate, counted from the bytes. Exit code 1 where a bar is missed.
+
+    python benchmarks/encoders.py [NAME ...]
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from harness import registry, rng
+from harness.contract import Sender, Setting
+from harness.hadamard import fast_walsh_hadamard
+from harness.rng import Key
+from harness.vec import Layout
+
+D = 1_000_000
+REPEATS = 9
+
+
+class Case(NamedTuple):
+    """A defence with parameters; `bar` in millions of coordinates a second, `spread` of a coordinate."""
+
+    name: str
+    parameters: dict[str, Any]
+    bar: float | None = None
+    dim: int = D
+    spread: float = 0.01
+
+
+CASES = (
+    Case("none", {}),
+    Case("gaussian", {}),
+    Case("laplace", {}),
+    *(Case("sdq", {"bits": bits}, 30.0) for bits in (1, 2, 4, 8)),
+    *(Case("jopeq", {"bits": bits}, 30.0) for bits in (1, 2, 4, 8)),
+    Case("sdq-lattice", {"bits": 2}),
+    Case("jopeq-t", {"bits": 2}),
+    Case("jopeq-sound", {"bits": 2}),
+    Case("laplace+sdq", {"bits": 2}),
+    *(Case("cepam-gaussian", {"noise_std": std, "dimension": 1}, 8.0) for std in (0.1, 0.01)),
+    *(Case("cepam-gaussian", {"noise_std": std, "dimension": 2}) for std in (0.1, 0.01)),
+    *(Case("cepam-gaussian", {"noise_std": std, "dimension": 3}, 4.0) for std in (0.1, 0.01)),
+    Case("cepam-laplace", {}),
+    Case("cepam-clip", {}),
+    # dt = 2^17 of 2^17 coordinates: under 40 ms in all is 3.3 million a second
+    Case("sqsgd", {"ratio": 1.0, "epsilon": 400.0}, 2**17 / 0.040 / 1e6, 2**17),
+    Case("mvu", {"bits": 2}),
+    Case("piecewise", {}),
+    Case("vqsgd", {}),
+    Case("top-k", {}),
+    Case("ota", {}),
+)
+
+
+def best(work: Callable[[], Any]) -> float:
+    """Seconds of the fastest of several repeats, after a first that builds what is kept."""
+    work()
+    seconds = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def measure(case: Case) -> tuple[float, float, float]:
+    """(encode seconds, decode seconds, bits a coordinate)."""
+    defense = registry.build("defense", case.name, case.parameters)
+    layout = Layout(("w",), ((case.dim,),))
+    setting = Setting(layout, 10, 10, 20, sends="update", steps=15, lr=0.01, batch=1, samples=600)
+    update = case.spread * rng.normal(Key(0), (case.dim,))
+    state, memory, sender = defense.init(setting), defense.remember(setting), Sender(0, 600)
+    private, shared = Key(1), Key(2)
+
+    def encode() -> bytes:
+        wire: bytes = defense.encode(
+            state, memory, update, sender=sender, private=private, shared=shared, setting=setting
+        )[0]
+        return wire
+
+    wire = encode()
+    decode = best(lambda: defense.estimate(state, wire, sender=sender, shared=shared, setting=setting))
+    return best(encode), decode, 8 * len(wire) / case.dim
+
+
+def transform() -> bool:
+    """The Walsh-Hadamard transform against one pass over memory, a coordinate.
+
+    The pass reads and writes 2^25 floats, which no cache holds: what a memory-bound pass costs. A pass over a vector
+    that lies in a cache is printed too; the transform does at least log2(n) additions a coordinate and cannot be near.
+    """
+    big = torch.ones(2**25)
+    out = torch.empty_like(big)
+    bound = best(lambda: torch.mul(big, 2.0, out=out)) / len(big)
+    right = True
+    for power in (13, 17, 20):
+        n = 2**power
+        x = rng.normal(Key(0), (n,))
+        mine, cached = best(lambda x=x: fast_walsh_hadamard(x)) / n, best(lambda x=x: torch.mul(x, 2.0, out=x)) / n
+        right &= mine <= 3 * bound
+        print(
+            f"Hadamard 2^{power}: {1e9 * mine:.2f} ns a coordinate, {mine / bound:.2f} times a memory-bound pass "
+            f"({1e9 * bound:.2f} ns; bar 3), {mine / cached:.0f} times one in the cache"
+        )
+    return right
+
+
+def main(names: list[str]) -> int:
+    """Print the table; 1 where a bar is missed."""
+    torch.set_num_threads(1)
+    missed = []
+    print(f"{'defence':<40} {'encode ms':>9} {'decode ms':>9} {'M coord/s':>9} {'bar':>6} {'bits':>8}")
+    for case in CASES:
+        if names and case.name not in names:
+            continue
+        encode, decode, bits = measure(case)
+        rate = case.dim / (encode + decode) / 1e6
+        label = case.name + ("" if not case.parameters else f" {case.parameters}")
+        bar = "" if case.bar is None else f"{case.bar:.1f}"
+        missed += [label] * (case.bar is not None and rate < case.bar)
+        print(f"{label:<40} {1e3 * encode:9.1f} {1e3 * decode:9.1f} {rate:9.1f} {bar:>6} {bits:8.3f}", flush=True)
+    if not names and not transform():
+        missed.append("Hadamard")
+    print(f"{len(missed)} bars missed: {', '.join(missed) or 'none'}")
+    return int(bool(missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
