@@ -38,11 +38,11 @@ MODELS = {"updates": "mlp-small", "one step": "linear", "gradients": "linear"}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gaussian": ("updates", {"clip": 2.0, "noise_std": 0.002}, {"epsilon": 1.0}),
     "laplace": ("updates", {"clip": 0.1, "noise_std": 0.002}, {"clip": 0.1, "epsilon": 1.0}),
-    "t-noise": ("updates", {"s2": 0.001, "nu": 4.0}, {"epsilon": 0.84}),
+    "t-noise": ("updates", {"s2": 0.001, "nu": 4.0}, {"s2": 1000.0, "nu": 3.0}),
     "sdq": ("updates", {"bits": 4}, {"bits": 1, "gamma": 60.0}),
     "sdq-lattice": ("updates", {"bits": 4}, {"bits": 1, "gamma": 60.0}),
     "jopeq": ("updates", {"epsilon": 30.0, "bits": 4}, {"epsilon": 0.1}),
-    "jopeq-t": ("updates", {"s2": 0.01, "nu": 4.0, "bits": 4}, {"epsilon": 0.84}),
+    "jopeq-t": ("updates", {"s2": 0.01, "nu": 4.0, "bits": 4}, {"s2": 1000.0, "nu": 3.0}),
     "jopeq-sound": ("updates", {"clip": 0.1, "epsilon": 300.0, "bits": 6}, {"clip": 0.1, "epsilon": 1.0}),
     "cepam-gaussian": ("updates", {"noise_std": 0.002}, {"noise_std": 0.1}),
     "cepam-laplace": ("updates", {}, {}),
@@ -64,7 +64,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "dp-fedavg": ("updates", {"clip": 2.0, "noise_std": 0.02}, {"clip": 2.0, "epsilon": 0.5}),
     "dp-sgd": ("updates", {"clip": 10.0, "noise_std": 0.05}, {"clip": 2.0, "noise_std": 50.0}),
     "laplace+sdq": ("updates", {"clip": 0.1, "noise_std": 0.002, "bits": 8}, {"clip": 0.1, "epsilon": 1.0, "bits": 1}),
-    "t-noise+sdq-lattice": ("updates", {"s2": 0.001, "nu": 4.0, "bits": 4}, {"epsilon": 0.84, "bits": 1}),
+    "t-noise+sdq-lattice": ("updates", {"s2": 0.001, "nu": 4.0, "bits": 4}, {"s2": 1000.0, "nu": 3.0, "bits": 1}),
     "gaussian+sdq": ("updates", {"clip": 2.0, "noise_std": 0.002, "bits": 8}, {"epsilon": 1.0, "bits": 1}),
 }
 

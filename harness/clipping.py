@@ -27,8 +27,8 @@ from harness.tasks import ModelTask
 _CACHE = 2**19
 """Entries of the patches that are laid out at once: beyond the cache they cost up to four times as much."""
 
-_KEPT = 2**24
-"""Entries of one kernel's per-record gradients that are kept for the sum; of more, only the norms are."""
+_KEPT = 2**22
+"""Entries of one kernel's per-record gradients that are kept for the sum, 16 MiB; of more, only the norms are."""
 
 _GRAM = 64
 """Inner products of the positions beat a kernel's gradients that have this many times more entries (measured)."""
@@ -52,7 +52,7 @@ def clipped_gradient(
     """sum_i g_i min(1, clip / ||g_i||) / divisor over the records i, in the tensors' shapes.
 
     g_i is the gradient of record i's loss with respect to all tensors together, without the penalty: that depends on
-    no record. The first axis of every layer's input must be that of the records.
+    no record. The model must not mix records, as a batch norm does: there would be no gradient of one.
 
     Args:
         tensors: parameters, in the layout's order. Not modified.

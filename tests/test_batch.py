@@ -112,8 +112,8 @@ def test_a_poisson_step_with_a_batch_of_all_takes_all(batch):
 
 
 def test_a_poisson_step_takes_every_sample_by_itself_with_the_same_chance():
-    # alpha 1e-6 over 50 + 2 tests: 5.7 standard errors. Of 150,000 steps they are 2.3 % of a sample's chance and 2.1 % of
-    # the variance of a step's size, so that the twins, 6 % off, are seen with a miss rate under 1e-6
+    # alpha 1e-6 over 50 + 2 tests: 5.7 standard errors. Of 150,000 steps they are 2.3 % of a sample's chance and 2.1 %
+    # of the variance of a step's size, so that the twins, 6 % off, are seen with a miss rate under 1e-6
     n, steps, chance = 50, 150_000, 0.3
     batches = plan_batches(n, LocalPlan(False, steps, None, 15, 0.1, 0.0, poisson=True), Key(0))
     counts = np.bincount(np.concatenate(batches), minlength=n) / (steps * chance)

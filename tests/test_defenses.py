@@ -26,7 +26,9 @@ PRIVATE, SHARED = Key(0).child("private"), Key(0).child("shared")
 UPDATE = 0.01 * rng.normal(Key(1), (D,))
 ALPHA = 1e-6
 
-every_defense = pytest.mark.parametrize("name", list(registry.classes("defense")))
+CASCADES = ["laplace+sdq", "t-noise+sdq-lattice", "gaussian+sdq"]
+
+every_defense = pytest.mark.parametrize("name", [*registry.classes("defense"), *CASCADES])
 
 
 CHANNEL = Key(0).child("channel")

@@ -1,0 +1,66 @@
+"""Subtractive dithered quantisation of pairs of coordinates on a lattice, without noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from defenses._jopeq import Bare, nothing_promised
+from harness.accounting import Leak, repeat
+from harness.claim import Claim, Proof, Unit
+from harness.contract import Setting
+
+
+@dataclass(frozen=True)
+class LatticeSDQ(Bare):
+    """Subtractive dithered quantisation on the hexagonal lattice: as `sdq`, with pairs of coordinates.
+
+    Behind another defence, as in `t-noise+sdq-lattice`, it carries that one's numbers, neighbours together; its own
+    scale is then not used.
+
+    Args:
+        bits: R, 1 to 16; 2^R + 1 levels a lattice coordinate.
+        gamma: radius of the quantiser; the step is Delta = 2 gamma/(2^R + 1). None: 1.5 sqrt(1 + v), v the variance of
+            the noise that comes in, a coordinate; 1.5 where there is none.
+
+    Guarantees:
+        12 bytes a tensor, then ceil(n * ceil(log2(2^R + 1)) / 8) bytes for n numbers, d and one more for a tensor of
+        odd length. An honest rate is log2(2^R + 1) bits a number, not R.
+        Without overload decode(encode(u)) - u is uniform on the cell Delta G [-1/2, 1/2)^2, times the tensor's scale,
+        for each pair, independently and of u; G = [[1, 0], [1/sqrt 3, 2/sqrt 3]].
+
+    Raises:
+        ValueError: a parameter out of range.
+
+    Source: the baseline FL+SDQ (L = 2) of Lang, Sofer, Shaked, Shlezinger 2022, as in its reference code: the cell is
+        the parallelogram, not the hexagon.
+    """
+
+    dimension: ClassVar[int] = 2
+
+    bits: int = 2
+
+    def claim(self, history: Sequence[None], setting: Setting) -> Claim:
+        """Nothing is promised."""
+        chance = pair_leak(self.lattice.step)
+        why = f"given the scale: two ends of the unit disc differ in a message with probability {chance:.3g}."
+        leak = Proof(repeat(Leak(chance), len(history)), Unit.SUBVECTOR, "closed form", why)
+        return nothing_promised(len(history), leak)
+
+
+def pair_leak(step: float) -> float:
+    """Largest probability over the dither that two points of the unit disc have different levels.
+
+    Two ends of a diameter in direction t differ in lattice coordinates by 2 cos t and 2 cos(t - 120 degrees); each of
+    the two levels differs with probability |difference| / step, or 1.
+
+    | step | |
+    |---|---|
+    | <= 2 | 1 |
+    | <= 4/sqrt 3 | 3/4 + 1/step^2 |
+    | above | 2 sqrt 3/step - 3/step^2 |
+    """
+    if step <= 2:
+        return 1.0
+    return 0.75 + 1 / step**2 if step <= 4 / 3**0.5 else 2 * 3**0.5 / step - 3 / step**2
