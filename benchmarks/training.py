@@ -44,9 +44,9 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "jopeq": ("updates", {"epsilon": 30.0, "bits": 4}, {"epsilon": 0.1}),
     "jopeq-t": ("updates", {"s2": 0.01, "nu": 4.0, "bits": 4}, {"s2": 1000.0, "nu": 3.0}),
     "jopeq-sound": ("updates", {"clip": 0.1, "epsilon": 300.0, "bits": 6}, {"clip": 0.1, "epsilon": 1.0}),
-    "cepam-gaussian": ("updates", {"noise_std": 0.002}, {"noise_std": 0.1}),
-    "cepam-laplace": ("updates", {}, {}),
-    "cepam-clip": ("updates", {}, {}),
+    "cepam-gaussian": ("updates", {"noise_std": 0.002, "dimension": 3}, {"noise_std": 1.0}),
+    "cepam-laplace": ("updates", {"noise_scale": 0.002}, {"noise_scale": 1.0}),
+    "cepam-clip": ("updates", {"clip": 2.0, "noise_std": 0.002}, {"clip": 2.0, "noise_std": 1.0}),
     "sqsgd": (
         "gradients",
         {"ratio": 1.0, "clip": 1.0, "epsilon": 40_000.0, "bits": 8},

@@ -1,0 +1,292 @@
+"""What CEPAM claims, and what holds of it."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from scipy.special import ndtr
+
+from defenses._lrsuq import encode, gaussian_radii
+from defenses.cepam_clip import CepamClip
+from defenses.cepam_gaussian import CepamGaussian
+from defenses.cepam_laplace import CepamLaplace
+from harness import rng
+from harness.accounting import Leak, gaussian_delta
+from harness.accounting import delta as delta_of
+from harness.ask import ask
+from harness.batch import LocalPlan, plan_batches
+from harness.claim import Horizon, Relation, Unit, Verdict, judge
+from harness.contract import Sender, Setting
+from harness.rng import Key
+from harness.threats import Threat
+from harness.vec import Layout
+
+ALPHA = 1e-6
+"""False-alarm rate of every statistical test in this file."""
+
+# CEPAM's experiment: cepam.md, section 2
+SETTING = Setting(Layout(("w",), ((25_818,),)), 30, 30, 100, sends="update", steps=15, lr=0.01, batch=1, samples=1666)
+USED = 15 / 1666
+"""Chance that local training here uses a given record: it cuts permutations."""
+
+RECIPIENTS = {Threat.PARTICIPANT, Threat.PUBLIC}
+SERVERS = {Threat.SERVER, Threat.COLLUDING_SERVER}
+
+
+def claim(defense, rounds=1, **changes):
+    return defense.claim([None] * rounds, dataclasses.replace(SETTING, **changes))
+
+
+def test_the_default_claim_is_the_one_that_is_printed():
+    # cepam.md, section 3, item 1
+    said = ask("cepam-gaussian", {}, {}, None, None)
+    assert said["claimed"]["epsilon"] == pytest.approx(1.450187, abs=5e-7)
+    assert said["claimed"]["delta"] == pytest.approx(9.688740e-03, abs=5e-10)
+    assert said["claimed"]["unit"] == "record"
+    assert said["claimed"]["adjacency"] == "replace"
+    assert said["claimed"]["horizon"] == "one round"
+    assert said["claimed"]["against"] == ["participant", "public"]
+    assert said["verdict"] == "LOOSE"
+    assert said["proved"]["epsilon"] == 0
+
+
+# cepam.md, section 4, and the output of verify_cepam.py, section E
+@pytest.mark.parametrize(
+    ("gamma", "delta"),
+    [
+        (0.01, 3.668982e-10),
+        (0.02, 3.674190e-06),
+        (0.05, 1.600418e-03),
+        (0.08, 7.172220e-03),
+        (0.1, 9.018037e-03),
+        (0.12, 9.563496e-03),
+        (0.15, 9.683223e-03),
+        (0.2, 9.688733e-03),
+        (1.0, 9.688740e-03),
+    ],
+)
+def test_the_delta_of_theorem_12_is_the_printed_one(gamma, delta):
+    found = claim(CepamGaussian(gamma=gamma))
+    assert found.delta == pytest.approx(delta, rel=5e-7)
+    assert found.epsilon == pytest.approx(1.450187, abs=5e-7)
+    assert claim(CepamClip(clip=gamma)).delta == found.delta
+
+
+@pytest.mark.parametrize(("samples", "epsilon", "delta"), [(1333, 1.624327, 0.012323), (2000, 1.313924, 0.007975)])
+def test_theorem_12_for_other_numbers_of_samples(samples, epsilon, delta):
+    found = claim(CepamGaussian(gamma=1e3), samples=samples)
+    assert (found.epsilon, found.delta) == pytest.approx((epsilon, delta), abs=5e-7)
+
+
+def test_theorem_13_is_the_printed_one_where_its_condition_is_met():
+    # cepam.md, section 3, item 2: 4995.286, and gamma = 16.67 just meets 5000 >= 2 * 15 * gamma / 0.1
+    assert claim(CepamLaplace()).epsilon == pytest.approx(4995.285670, abs=5e-7)
+    assert claim(CepamLaplace(gamma=16.66)).epsilon == claim(CepamLaplace()).epsilon
+    beyond = claim(CepamLaplace(gamma=16.67))
+    assert judge(beyond).verdict is Verdict.NOTHING_PROMISED
+    assert not beyond.against
+
+
+def test_a_large_local_epsilon_does_not_overflow():
+    # ln(1 + p (e^1e5 - 1)) = 1e5 + ln p
+    p = -math.expm1(15 * math.log1p(-1 / 1666))
+    assert claim(CepamLaplace(local_epsilon=1e5)).epsilon == pytest.approx(1e5 + math.log(p), abs=1e-9)
+    assert claim(CepamGaussian(local_epsilon=1e5, noise_std=1e-5)).epsilon == math.inf
+    assert claim(CepamGaussian(local_epsilon=2000.0)).delta == 0
+
+
+def test_a_step_of_several_samples_counts_as_so_many_draws():
+    # by hand: one step of 3 samples of 100; p = 1 - 0.99^3; saturated, each factor of delta is 1
+    found = claim(CepamGaussian(gamma=1e3, local_epsilon=1.0), steps=1, batch=3, samples=100)
+    grown = math.expm1(1.0)
+    assert found.epsilon == pytest.approx(math.log1p((1 - 0.99**3) * grown), rel=1e-12)
+    times = [3 * 0.01 * 0.99**2, 3 * 0.01**2 * 0.99 * grown / math.expm1(1 / 2), 0.01**3 * grown / math.expm1(1 / 3)]
+    assert found.delta == pytest.approx(sum(times), rel=1e-9)
+    assert found.proved.event == Leak(0.03)
+    # all of the client's samples
+    assert claim(CepamGaussian(), steps=1, batch=0).proved.event == Leak(1.0)
+
+
+def test_a_delta_of_one_or_more_promises_nothing():
+    for defense in (CepamGaussian(), CepamClip()):
+        found = claim(defense, steps=1, batch=0)
+        assert judge(found).verdict is Verdict.NOTHING_PROMISED
+        assert judge(found).proved == math.inf
+    assert judge(claim(CepamGaussian(), rounds=103)).verdict is Verdict.LOOSE
+    assert judge(claim(CepamGaussian(), rounds=104)).verdict is Verdict.NOTHING_PROMISED
+
+
+def test_the_printed_claim_is_weaker_than_no_noise_at_all():
+    found = claim(CepamGaussian())
+    assert found.proved.event == Leak(USED)
+    assert found.proved.epsilon(found.delta) == 0
+    assert found.proved.epsilon(0.999 * USED) == math.inf
+    assert judge(found).verdict is Verdict.LOOSE
+    assert "vacuous" in judge(found).reason
+
+
+@pytest.mark.parametrize("defense", [CepamGaussian(gamma=0.05), CepamGaussian(gamma=0.01), CepamLaplace()], ids=repr)
+def test_a_claim_below_the_chance_of_being_used_is_broken(defense):
+    found = claim(defense)
+    assert found.delta < USED
+    assert judge(found).verdict is Verdict.BROKEN
+    assert judge(found).proved == math.inf
+
+
+@pytest.mark.parametrize("defense", [CepamGaussian(gamma=0.05), CepamLaplace()], ids=repr)
+def test_the_break_is_real_as_an_unmoved_client_adds_no_noise(defense):
+    # what a recipient sees where no other record moves the model: zero, exactly, unless the one record was used
+    here = dataclasses.replace(SETTING, layout=Layout(("w",), ((50,),)))
+    who = Sender(0, 1666)
+    moved = 1e-6 * rng.normal(Key(1), (50,))
+    for update, still in ((torch.zeros(50), True), (moved, False)):
+        for i in range(20):
+            key = Key(2).child(i)
+            wire, _ = defense.encode(None, None, update, sender=who, private=Key(0), shared=key, setting=here)
+            seen = defense.decode(None, [wire], senders=[who], shared=[key], private=Key(0), setting=here)
+            assert bool((seen == 0).all()) == still
+
+
+def test_local_training_uses_a_record_with_the_stated_chance():
+    # 20,000 rounds see 6 % of 0.6 with a miss rate under 1e-6: it is 10 standard errors
+    plan = LocalPlan(gradient=False, steps=3, epochs=None, batch=2, lr=0.1, momentum=0.0)
+    used = sum(0 in np.concatenate(plan_batches(10, plan, Key(3).child(i))) for i in range(20_000))
+    (leak,) = (claim(CepamGaussian(), steps=3, batch=2, samples=10).proved.event,)
+    assert leak == Leak(0.6)
+    assert stats.binomtest(used, 20_000, leak.delta).pvalue > ALPHA
+    assert stats.binomtest(used, 20_000, 0.94 * leak.delta).pvalue < ALPHA
+    # drawn with replacement it would be used less often
+    assert stats.binomtest(used, 20_000, 1 - 0.9**6).pvalue < ALPHA
+
+
+def test_rounds_are_added_up():
+    one, three = claim(CepamGaussian()), claim(CepamGaussian(), rounds=3)
+    assert (three.epsilon, three.delta) == pytest.approx((3 * one.epsilon, 3 * one.delta), rel=1e-12)
+    assert (one.horizon, three.horizon) == (Horizon.ONE_ROUND, Horizon.WHOLE_RUN)
+    assert three.proved.event == Leak(USED, 3)
+    assert "added up by us" in three.source
+    assert "added up" not in one.source
+    assert "the client takes part in every round" in three.assumes
+
+
+@pytest.mark.parametrize("defense", [CepamGaussian(), CepamLaplace(), CepamClip()], ids=repr)
+def test_it_is_claimed_for_a_record_and_against_those_who_see_averages(defense):
+    found = claim(defense)
+    assert (found.unit, found.relation, found.against) == (Unit.RECORD, Relation.REPLACE, RECIPIENTS)
+    assert found.proved.unit is Unit.RECORD
+    against = [proof.against for proof in found.further]
+    assert against[-2:] == [SERVERS, SERVERS]
+    # of the whole message at every delta: the norm, or all the balls
+    assert found.further[-2].unit is Unit.MESSAGE
+    assert found.further[-2].epsilon(0.99) == math.inf
+
+
+# verify_cepam.py, section F: unamplified epsilon at delta 1e-5 of a shift of 2 / (sqrt(30) sigma)
+@pytest.mark.parametrize(("sigma", "epsilon"), [(0.1, 21.580), (0.5, 3.053), (1, 1.406), (2, 0.657), (5, 0.242)])
+def test_a_clipped_message_moves_the_average_by_a_public_number_of_standard_deviations(sigma, epsilon):
+    # 31 clients, of whom the one who looks can take out its own noise
+    average = claim(CepamClip(noise_std=float(sigma)), clients=31, participants=31).further[0]
+    assert average.epsilon(1e-5) == pytest.approx(epsilon, abs=5e-4)
+    assert (average.unit, average.against, average.tight) == (Unit.MESSAGE, RECIPIENTS, True)
+    double = claim(CepamClip(noise_std=2.0 * sigma, clip=2.0), clients=31, participants=31).further[0]
+    assert double.event == average.event
+
+
+def test_a_lonely_client_is_hidden_by_its_own_noise():
+    alone = claim(CepamClip(noise_std=2.0), clients=1, participants=1).further[0]
+    assert alone.epsilon(1e-5) == claim(CepamClip(noise_std=2.0), clients=2, participants=2).further[0].epsilon(1e-5)
+
+
+def test_a_record_that_may_not_be_used_moves_the_average_less():
+    found = claim(CepamClip(noise_std=2.0))
+    mu = 2 / (2.0 * math.sqrt(29))
+    assert found.delta < USED
+    assert not found.proved.tight
+    for epsilon in (0.0005, 0.002, 0.01):
+        exact = USED * gaussian_delta(mu, math.log1p(math.expm1(epsilon) / USED))
+        assert exact * (1 - 1e-9) <= delta_of(found.proved.event, epsilon) <= 1.001 * exact + 1e-12
+    assert judge(found).verdict is Verdict.LOOSE
+
+
+def test_a_clipped_claim_takes_the_best_bound_that_is_known():
+    vacuous = claim(CepamClip())
+    assert vacuous.proved.event == Leak(USED)
+    assert not vacuous.proved.tight  # there is noise, whatever moves
+    rounds = claim(CepamClip(noise_std=2.0), rounds=3)
+    assert rounds.proved.epsilon(1e-5) == rounds.further[0].epsilon(1e-5)
+    assert not rounds.proved.tight
+    always = claim(CepamClip(noise_std=50.0), steps=1, batch=2, samples=2)
+    assert always.proved.tight
+    assert always.proved.epsilon(1e-5) == always.further[0].epsilon(1e-5)
+
+
+def told(n, distances, count=200_000):
+    """Share of the randomness for which sub-vectors that are these distances apart, in sigmas, send other bits."""
+    same = np.ones(count, bool)
+    for i, distance in enumerate(distances):
+        x = rng.uniform(Key(1).child(i), (count, n), dtype=torch.float64).numpy()
+        radii = gaussian_radii(Key(2).child(i), count, n, 1.0)
+        one, other = (encode(z, radii, Key(3).child(i)) for z in (x, x + distance / math.sqrt(n)))
+        same &= (one.attempts == other.attempts) & (one.cells == other.cells).all(1)
+    return 1 - same.mean()
+
+
+def bound(n, shift, d=3, **changes):
+    """Of the server, about a whole message of d coordinates and a sub-vector, if the clip is so many half sigmas."""
+    found = CepamClip(clip=shift / 2, noise_std=1.0, dimension=n)
+    layout = Layout(("w",), ((d,),))
+    message, sub_vector = claim(found, layout=layout, **changes).further[1:]
+    return message, sub_vector
+
+
+# 200,000 draws: a standard error is 0.0011 at most, and at ALPHA 5 of them are seen
+SEEN = 0.0055
+
+
+@pytest.mark.parametrize(
+    ("shift", "printed"), [(0.1, 0.0399), (0.5, 0.1974), (1.0, 0.3829), (2.0, 0.6827), (4.0, 0.9545)]
+)
+def test_the_server_tells_a_coordinate_by_the_total_variation_of_the_noise(shift, printed):
+    # cepam.md, section 3, item 6, which holds for one sub-vector and n = 1
+    _, sub_vector = bound(1, shift)
+    assert sub_vector.event.delta == pytest.approx(printed, abs=5e-5)
+    assert sub_vector.tight
+    assert told(1, [shift]) == pytest.approx(printed, abs=SEEN)
+    assert sub_vector.epsilon(0.99 * printed) == math.inf
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("shift", [0.1, 0.5, 1.0, 2.0])
+def test_rejected_dithers_tell_the_server_more_than_the_total_variation(n, shift):
+    # a half of the union's excess over the intersection is all that a bound from volumes leaves open
+    _, sub_vector = bound(n, shift)
+    variation = 2 * ndtr(shift / 2) - 1
+    share = told(n, [shift])
+    assert share > variation + SEEN
+    assert share < sub_vector.event.delta + SEEN
+    assert sub_vector.event.delta == pytest.approx(2 * variation / (1 + variation), rel=1e-12)
+    assert not sub_vector.tight
+
+
+def test_a_change_that_is_spread_out_tells_the_server_more():
+    # D = 1 sigma in all, over four sub-vectors: 1 - (2 Phi(-1/4))^4 = 0.5849 against 0.3829 in one of them
+    message, _ = bound(1, 1.0, d=4)
+    assert message.event.delta == pytest.approx(1 - (2 * ndtr(-0.25)) ** 4, rel=1e-12)
+    assert message.tight
+    assert told(1, [0.5] * 4) == pytest.approx(message.event.delta, abs=SEEN)
+    for distances in ([1.0], [0.5**0.5] * 2, [0.9, 0.3, 0.3, 0.1]):
+        assert told(1, distances) < message.event.delta - SEEN
+    # the whole of a small change of a real model: 0.1 sigma, which one coordinate would hide
+    assert bound(1, 0.1, d=25_818)[0].event.delta > 0.998
+    assert bound(3, 1.0, d=12)[0].event.delta > told(3, [0.5] * 4) > bound(1, 1.0, d=4)[0].event.delta
+
+
+def test_the_laplace_server_tells_by_the_total_variation_too():
+    # cepam.md, section 3, item 6: D / b = 0.5, 1, 2, 4; a coordinate moves by 2 gamma at most
+    for shift, printed in ((0.5, 0.2212), (1.0, 0.3935), (2.0, 0.6321), (4.0, 0.8647)):
+        found = claim(CepamLaplace(gamma=shift / 2, noise_scale=1.0)).further[1]
+        assert found.event.delta == pytest.approx(printed, abs=5e-5)
+        assert found.tight
