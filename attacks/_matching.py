@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from attacks._failure import failed, unusable
 from attacks._image_prior import ImagePrior
 from attacks._lbfgs import Minima, Stop, minimize
 from harness import rng
@@ -106,7 +107,7 @@ def match(
         A target that is zero or not finite is a failure, and costs nothing.
     """
     _, messages = _sent(seen)
-    guesses = [_failed(seen, message, 0, _unusable(target)) for message, target in zip(messages, targets, strict=True)]
+    guesses = [failed(seen.task, message, unusable(target)) for message, target in zip(messages, targets, strict=True)]
     usable = [i for i, guess in enumerate(guesses) if guess.failure == ""]
     for images in sorted({messages[i].images for i in usable}):
         victims = [i for i in usable if messages[i].images == images]
@@ -156,7 +157,7 @@ class _Group:
         return [
             Guess(x[i], labels[i], float(best.value[i]), int(best.evaluations[i]))
             if best.value[i].isfinite()
-            else _failed(self.seen, self.messages[i], int(best.evaluations[i]), "no restart had a finite objective")
+            else failed(self.seen.task, self.messages[i], "no restart had a finite objective", int(best.evaluations[i]))
             for i in range(n)
         ]
 
@@ -257,16 +258,3 @@ def _update_per_gradient(seen: Observation, messages: Sequence[Message]) -> Tens
     """[n]: what a gradient is multiplied with to give the update of each message."""
     gradient = seen.setting.sends == "gradient"
     return torch.tensor([1.0 if gradient else -seen.lr * message.steps for message in messages])
-
-
-def _unusable(target: Tensor) -> str:
-    """Why a target [d] cannot be matched, or nothing."""
-    if not bool(target.isfinite().all()):
-        return "the gradient is not finite"
-    return "" if bool(target.any()) else "the gradient is zero"
-
-
-def _failed(seen: Observation, message: Message, evaluations: int, failure: str) -> Guess:
-    """No reconstruction."""
-    x = torch.zeros(message.images, *seen.task.input_shape)
-    return Guess(x, torch.zeros(message.images, dtype=torch.int64), torch.inf, evaluations, failure)

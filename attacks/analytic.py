@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, but not listed in __all__
 from torch.nn.functional import one_hot
 
 from attacks._closed_form import ClosedForm, Unsolvable, closed_form
+from attacks._failure import failed
 from attacks._labels import restore
 from attacks._layerwise import Underdetermined
 from attacks._matching import received_gradients
@@ -73,7 +73,7 @@ class Analytic(Attack):
         for message, target in zip(seen.messages, targets, strict=True):
             failure = _refusal(message, target, finite, form)
             if failure or form is None:
-                guesses.append(_failed(seen.task, message, failure))
+                guesses.append(failed(seen.task, message, failure))
             else:
                 guesses.append(_guess(seen.task, params, form, message, target, key.child("dummies")))
         return Reconstruction(tuple(guesses))
@@ -99,9 +99,9 @@ def _guess(task: Task, params: Vector, form: ClosedForm, message: Message, targe
         _check_label(task.layout.split(target)[-1])
         x = form.solve(target.double())[None].to(params.dtype)
     except (Unsolvable, Underdetermined, LinAlgError) as error:
-        return _failed(task, message, str(error))
+        return failed(task, message, str(error))
     if not bool(x.isfinite().all()):
-        return _failed(task, message, "the equations have no finite solution")
+        return failed(task, message, "the equations have no finite solution")
     told = gradients(task, params, x[None], one_hot(label, task.classes).to(params.dtype)[None])
     return Guess(x, label, float((told[0] - target).square().sum()), 1)
 
@@ -110,9 +110,3 @@ def _check_label(bias: Tensor) -> None:
     """Refuse a last bias' gradient p - [y = i] that has no negative entry: it is of no label."""
     if not bool((bias < 0).any()):
         raise Unsolvable("no entry of the last bias' gradient is negative, as it would be for an image's label")
-
-
-def _failed(task: Task, message: Message, failure: str) -> Guess:
-    """No reconstruction."""
-    x = torch.zeros(message.images, *task.input_shape)
-    return Guess(x, torch.zeros(message.images, dtype=torch.int64), torch.inf, 0, failure)

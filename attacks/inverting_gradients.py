@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 from attacks._adam import Schedule, descend
+from attacks._failure import failed, unusable
 from attacks._image_prior import ImagePrior
 from attacks._labels import LabelSource, check_source, labels_of, needs
 from attacks._matching import Start, received_gradients
@@ -87,10 +88,9 @@ class InvertingGradients(Attack):
         targets = received_gradients(seen)
         labels = labels_of(seen, targets, self.labels, key.child("dummies"))
         guesses = [
-            _failed(seen.task, message, _unusable(target))
-            for message, target in zip(seen.messages, targets, strict=True)
+            failed(seen.task, message, unusable(target)) for message, target in zip(seen.messages, targets, strict=True)
         ]
-        usable = [i for i, target in enumerate(targets) if not _unusable(target)]
+        usable = [i for i, target in enumerate(targets) if not unusable(target)]
         for images in sorted({seen.messages[i].images for i in usable}):
             victims = [i for i in usable if seen.messages[i].images == images]
             found = self._invert(seen, victims, targets[victims], torch.stack([labels[i] for i in victims]), key)
@@ -117,7 +117,7 @@ class InvertingGradients(Attack):
         return [
             Guess(x[i], labels[i], float(value[i]), used[i])
             if value[i].isfinite()
-            else _failed(seen.task, message, "no restart had a finite objective", used[i])
+            else failed(seen.task, message, "no restart had a finite objective", used[i])
             for i, message in enumerate(messages)
         ]
 
@@ -171,16 +171,3 @@ class _WithVariation:
         variation = self.prior(unpack(self.task, z, self.images)[0])
         (slope,) = torch.autograd.grad(variation.sum(), z)
         return Evaluation(value + variation.detach(), gradient + slope)
-
-
-def _unusable(target: Tensor) -> str:
-    """Why a target [d] cannot be matched, or nothing."""
-    if not bool(target.isfinite().all()):
-        return "the gradient is not finite"
-    return "" if bool(target.any()) else "the gradient is zero"
-
-
-def _failed(task: Task, message: Message, failure: str, evaluations: int = 0) -> Guess:
-    """No reconstruction."""
-    x = torch.zeros(message.images, *task.input_shape)
-    return Guess(x, torch.zeros(message.images, dtype=torch.int64), torch.inf, evaluations, failure)
