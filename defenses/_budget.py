@@ -27,3 +27,13 @@ def epsilon_unless(epsilon: float | None, noise_std: float | None) -> float | No
 def every_round(rounds: int) -> tuple[str, ...]:
     """What a claim over several rounds takes for granted."""
     return ("the client takes part in every round",) if rounds > 1 else ()
+
+
+def check_delta(delta: float) -> None:
+    """Refuse a delta that a claim cannot have.
+
+    Raises:
+        ValueError: it is not strictly between 0 and 1.
+    """
+    if not 0 < delta < 1:
+        raise ValueError(f"expected 0 < delta < 1, got delta={delta}")

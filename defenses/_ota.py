@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from defenses._budget import check_delta
 from harness import rng
 from harness.contract import positive
 from harness.rng import Key
@@ -342,6 +343,5 @@ def _fill(room: Floats, total: float) -> Floats:
 
 def _log(delta: float) -> float:
     """ln(1.25 / delta)."""
-    if not 0 < delta < 1:
-        raise ValueError(f"expected 0 < delta < 1, got delta={delta}")
+    check_delta(delta)
     return math.log(1.25 / delta)

@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy import special
 
+from defenses._budget import check_delta
 from harness.accounting import gaussian_epsilon, gaussian_mu
 from harness.contract import positive
 
@@ -66,8 +67,7 @@ def budget(epsilon: float, delta: float, participation: float, calibration: Cali
         Balle, Wang 2018, Thm 8.
     """
     positive(epsilon=epsilon)
-    if not 0 < delta < 1:
-        raise ValueError(f"expected 0 < delta < 1, got delta={delta}")
+    check_delta(delta)
     if not 0 < participation <= 1:
         raise ValueError(f"expected 0 < participation <= 1, got participation={participation}")
     log = -math.log(delta)

@@ -12,7 +12,7 @@ import torch
 from scipy import optimize, special
 from torch import Tensor
 
-from defenses._budget import epsilon_unless
+from defenses._budget import check_delta, epsilon_unless
 from defenses._clip import clip_l2
 from defenses._misfit import ROUNDING
 from harness import rng
@@ -76,8 +76,7 @@ class DPFedAvg(Defense[None, None]):
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", epsilon_unless(self.epsilon, self.noise_std))
         positive(clip=self.clip)
-        if not 0 < self.delta < 1:
-            raise ValueError(f"expected 0 < delta < 1, got delta={self.delta}")
+        check_delta(self.delta)
 
     def sigma(self, setting: Setting) -> float:
         """Standard deviation of the noise in each coordinate of the sum."""

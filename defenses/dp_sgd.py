@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from defenses._budget import epsilon_unless, every_round
+from defenses._budget import check_delta, epsilon_unless, every_round
 from defenses._clip import clip_l2
 from defenses._misfit import gaussian_misfit
 from harness.accounting import repeat
@@ -58,8 +58,7 @@ class DPSGD(Defense[None, None]):
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", epsilon_unless(self.epsilon, self.noise_std))
         positive(clip=self.clip)
-        if not 0 < self.delta < 1:
-            raise ValueError(f"expected 0 < delta < 1, got delta={self.delta}")
+        check_delta(self.delta)
 
     @property
     def local(self) -> LocalRule:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from defenses._budget import epsilon_unless, every_round
+from defenses._budget import check_delta, epsilon_unless, every_round
 from defenses._clip import clip_l2
 from defenses._misfit import gaussian_misfit
 from harness import rng
@@ -54,8 +54,7 @@ class Gaussian(Defense[None, None], Perturbs):
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", epsilon_unless(self.epsilon, self.noise_std))
         positive(clip=self.clip)
-        if not 0 < self.delta < 1:
-            raise ValueError(f"expected 0 < delta < 1, got delta={self.delta}")
+        check_delta(self.delta)
 
     @property
     def sigma(self) -> float:
