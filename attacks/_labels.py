@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from attacks._objective import told_gradients
 from harness.contract import Observation, Task
 from harness.rng import Key, uniform
 from harness.vec import Vector
@@ -78,6 +79,29 @@ def labels_of(seen: Observation, gradients: Tensor, source: LabelSource, key: Ke
     assert seen.messages is not None
     images = [message.images for message in seen.messages]
     return restore(seen.task, seen.model.params, gradients, images, key)
+
+
+def labels_over_rounds(seen: Observation, source: LabelSource, key: Key) -> tuple[Tensor, ...]:
+    """`labels_of` from all rounds that are seen: the labels that were restored most often."""
+    if source == "given":
+        assert seen.labels is not None
+        return seen.labels
+    images = [message.images for message in seen.sightings[0].messages]
+    counts = torch.zeros(len(images), seen.task.classes)
+    for number, sighting in enumerate(seen.sightings):
+        told = told_gradients(seen, sighting)
+        found = restore(seen.task, sighting.model.params, told, images, key.child(number))
+        counts += torch.stack([labels.bincount(minlength=seen.task.classes) for labels in found])
+    counts /= len(seen.sightings)
+    return tuple(_apportion(row, size) for row, size in zip(counts, images, strict=True))
+
+
+def _apportion(counts: Tensor, size: int) -> Tensor:
+    """[size] labels as often as their counts [classes] say, which add up to `size`: the largest remainders first."""
+    whole = counts.floor()
+    left = size - int(whole.sum())
+    whole[(counts - whole).sort(descending=True, stable=True).indices[:left]] += 1
+    return torch.arange(len(counts)).repeat_interleave(whole.long())
 
 
 def restore(task: Task, params: Vector, gradients: Tensor, images: Sequence[int], key: Key) -> tuple[Tensor, ...]:

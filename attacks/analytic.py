@@ -13,7 +13,7 @@ from attacks._closed_form import ClosedForm, Unsolvable, closed_form
 from attacks._failure import failed
 from attacks._labels import restore
 from attacks._layerwise import Underdetermined
-from attacks._matching import received_gradients
+from attacks._objective import received_gradients
 from harness.contract import Attack, Guess, Message, Observation, Reconstruction, Task
 from harness.matching import gradients
 from harness.rng import Key

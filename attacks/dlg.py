@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attacks._matching import Objective, Search, Start, match, received_gradients
+from attacks._matching import Search, Start, match
+from attacks._objective import Explains, Kind, received_gradients
 from harness.contract import Attack, Observation, Reconstruction
 from harness.rng import Key
 
@@ -38,7 +39,7 @@ class DLG(Attack):
 
     restarts: int = 2
     evaluations: int = 10_000
-    objective: Objective = "l2"
+    objective: Kind = "l2"
     start: Start = "normal"
 
     def __post_init__(self) -> None:
@@ -46,7 +47,7 @@ class DLG(Attack):
 
     def _search(self) -> Search:
         """The checked parameters."""
-        return Search(self.restarts, self.evaluations, self.objective, self.start)
+        return Search(self.restarts, self.evaluations, self.start, Explains(self.objective))
 
     @property
     def aware(self) -> bool:

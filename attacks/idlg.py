@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attacks._labels import LabelSource, check_source, labels_of, needs
-from attacks._matching import Objective, Search, Start, match, received_gradients
+from attacks._matching import Search, Start, match
+from attacks._objective import Explains, Kind, received_gradients
 from harness.contract import Attack, Observation, Reconstruction
 from harness.rng import Key
 
@@ -41,7 +42,7 @@ class IDLG(Attack):
 
     restarts: int = 2
     evaluations: int = 10_000
-    objective: Objective = "l2"
+    objective: Kind = "l2"
     labels: LabelSource = "inferred"
     start: Start = "normal"
 
@@ -51,7 +52,7 @@ class IDLG(Attack):
 
     def _search(self) -> Search:
         """The checked parameters."""
-        return Search(self.restarts, self.evaluations, self.objective, self.start)
+        return Search(self.restarts, self.evaluations, self.start, Explains(self.objective))
 
     @property
     def aware(self) -> bool:

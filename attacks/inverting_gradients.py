@@ -15,7 +15,8 @@ from attacks._adam import Schedule, descend
 from attacks._failure import failed, unusable
 from attacks._image_prior import ImagePrior
 from attacks._labels import LabelSource, check_source, labels_of, needs
-from attacks._matching import Start, received_gradients
+from attacks._matching import Start
+from attacks._objective import received_gradients
 from harness import rng
 from harness.contract import Attack, Guess, Message, Observation, Reconstruction, Task
 from harness.matching import Evaluation, Function, evaluator, unpack

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attacks._image_prior import ImagePrior
-from attacks._labels import LabelSource, check_source, labels_of, needs
-from attacks._matching import Objective, Search, Start, match, received_gradients
+from attacks._labels import LabelSource, check_source, labels_over_rounds, needs
+from attacks._matching import Search, Start, match
+from attacks._objective import Explains, Kind, received_gradients
 from harness.contract import Attack, Observation, Reconstruction
 from harness.rng import Key
 
@@ -19,11 +20,14 @@ _DECREASE = 1e-5
 class MAP(Attack):
     """Maximum a posteriori: the defence's own likelihood of what was received, and a prior of images, by L-BFGS.
 
-    Must know: one message of each victim, the model it trained from, the defence with its parameters (as everybody
-    does), and that the inputs are images in [0, 1]. So for a server or an eavesdropper.
+    Must know: the messages of each victim, the models it trained from, the defence with its parameters and how clients
+    train (as everybody does), and that the inputs are images in [0, 1]. So for a server or an eavesdropper. Of several
+    rounds it adds the likelihoods up. Of a sum of several users' messages, as a channel makes it, it finds all users'
+    images together.
 
     Cannot: see what the noise has drowned in every pixel; it then tells the smoothest image that fits. Labels that it
-    infers wrongly are never corrected. Of an update it takes the mean step for the gradient.
+    infers wrongly are never corrected. Know in which order a client took its images: several passes are taken to have
+    had the same one. Each step of an update costs as much as a gradient, and more.
 
     Args:
         tv: weight of the total variation, in nats a unit of pixel difference. Fixed once, on 16 CIFAR-10 images with
@@ -34,6 +38,7 @@ class MAP(Attack):
         objective: `likelihood`, or `l2` for the same prior without knowledge of the defence: the squared distance of
             the gradients in units of `naive_std`, which tells the gain of the prior from that of the knowledge.
         naive_std: of `l2`, the noise that is assumed in each coordinate, whatever the defence.
+        unroll: follow the steps of a client's local SGD; otherwise an update counts as one long step.
         labels: `inferred`, or `given`: the true ones, which a study must grant.
         start: law of the first dummy inputs: `uniform` (in [0, 1]) or `normal` (standard).
 
@@ -41,7 +46,8 @@ class MAP(Attack):
         ValueError: a parameter out of range; in `run`, a loss that is not softmax cross-entropy, or, to infer labels, a
             last layer that is not dense with one row a class.
 
-    Source: Balunovic et al. 2022, "Bayesian framework for gradient leakage"; total variation: Geiping et al. 2020.
+    Source: Balunovic et al. 2022, "Bayesian framework for gradient leakage"; total variation and unrolled steps:
+        Geiping et al. 2020.
     """
 
     kind: ClassVar[str] = "reconstruction"
@@ -50,8 +56,9 @@ class MAP(Attack):
     box: float = 1000.0
     restarts: int = 1
     evaluations: int = 1500
-    objective: Objective = "likelihood"
+    objective: Kind = "likelihood"
     naive_std: float = 0.01
+    unroll: bool = True
     labels: LabelSource = "inferred"
     start: Start = "uniform"
 
@@ -65,7 +72,8 @@ class MAP(Attack):
         """The checked parameters."""
         prior = ImagePrior(self.tv, self.box)
         scale = 0.5 / self.naive_std**2 if self.objective == "l2" else 1.0
-        return Search(self.restarts, self.evaluations, self.objective, self.start, prior, scale, _DECREASE)
+        explains = Explains(self.objective, scale, self.unroll, prior)
+        return Search(self.restarts, self.evaluations, self.start, explains, _DECREASE)
 
     @property
     def aware(self) -> bool:
@@ -80,5 +88,5 @@ class MAP(Attack):
     def run(self, seen: Observation, key: Key) -> Reconstruction:
         """Raw inputs, not clipped, and the labels."""
         targets = received_gradients(seen)
-        labels = labels_of(seen, targets, self.labels, key.child("dummies"))
-        return Reconstruction(match(seen, targets, labels, self._search(), key))
+        labels = labels_over_rounds(seen, self.labels, key.child("dummies"))
+        return Reconstruction(match(seen, targets, labels, self._search(), key, rounds=None))

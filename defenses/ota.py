@@ -122,12 +122,12 @@ class OTA(OverTheAir[Allocation]):
         shared: Sequence[Key] | None,
         setting: Setting,
     ) -> Likelihood:
-        """|y - c clip(u)|^2 / 2 over the variance of all noise: exact where the others' updates were taken away."""
+        """|y - c sum_k clip(u_k)|^2 / 2 over the variance of all noise; of one user, the others' updates are zero."""
         heard = torch.stack([unpack_float64(wire, setting.dim) for wire in received])
         gain, variance = state.gain, state.noise_variance
 
         def score(update: Tensor) -> Tensor:
-            signal = gain * clip_l2(update.double(), self.clip)
+            signal = gain * clip_l2(update.double(), self.clip).reshape(len(update), -1, setting.dim).sum(dim=1)
             return gaussian_misfit(signal - heard, variance).to(update.dtype)
 
         return score

@@ -144,6 +144,11 @@ class Target:
         round: of `probe` and `messages` (default 0); `members` has none.
         count: victims, or records a side.
         batch: images of a victim, for `probe`.
+        rounds: looked at one after another, from `round` on; the victims send the same images in each. Of `messages`
+            only where every round takes all of a client's samples.
+        users: for `probe`, clients that send at once. A channel that superposes delivers `count` sums of so many
+            messages, the remaining clients being silent, as for an adversary who knows their data; of another defence
+            these are `count` times `users` victims, of the same images.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
@@ -151,17 +156,32 @@ class Target:
     round: int | None = None
     count: int = 8
     batch: int = 1
+    rounds: int = 1
+    users: int = 1
 
     def __post_init__(self) -> None:
         if self.kind == "members":
-            if self.round is not None or self.batch != 1:
-                raise ValueError("expected no round and no batch with kind='members'")
+            if self.round is not None or (self.batch, self.rounds, self.users) != (1, 1, 1):
+                raise ValueError("expected no round, rounds, batch and users with kind='members'")
         elif self.round is None:
             object.__setattr__(self, "round", 0)
         elif self.round < 0:
             raise ValueError(f"expected round >= 0, got round={self.round}")
-        if self.count < 1 or self.batch < 1:
-            raise ValueError(f"expected count >= 1 and batch >= 1, got count={self.count} and batch={self.batch}")
+        for name in ("count", "batch", "rounds", "users"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"expected {name} >= 1, got {name}={getattr(self, name)}")
+        if self.kind != "probe" and (self.batch, self.users) != (1, 1):
+            raise ValueError(f"expected no batch and no users with kind={self.kind!r}: they are what they are")
+
+    @property
+    def looks_at(self) -> range:
+        """The rounds whose messages and models are looked at."""
+        return range(0) if self.round is None else range(self.round, self.round + self.rounds)
+
+    @property
+    def images(self) -> int:
+        """Of a probe, how many images are behind all its messages."""
+        return self.count * self.users * self.batch
 
 
 @dataclass(frozen=True)

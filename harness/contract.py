@@ -7,18 +7,18 @@ A defence is two halves with bytes between them. What an adversary knows is a va
 from __future__ import annotations
 
 import dataclasses
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
-import torch
 from torch import Tensor
 
+from harness.checks import check_update as check_update
+from harness.checks import positive as positive
 from harness.claim import Claim, Horizon
 from harness.rng import Key
-from harness.threats import GRANTS, ThreatMismatch, View
+from harness.threats import View
 from harness.vec import Layout, Vector, weighted_mean
 
 S = TypeVar("S")
@@ -73,6 +73,7 @@ class Setting:
         lr: learning rate at round 0.
         batch: images behind one step; 0 means all of the client's.
         samples: of the client that has fewest.
+        momentum: of the local SGD, reset each round.
     """
 
     layout: Layout
@@ -84,6 +85,7 @@ class Setting:
     lr: float
     batch: int
     samples: int
+    momentum: float = 0.0
 
     @property
     def dim(self) -> int:
@@ -116,7 +118,10 @@ class Likelihood(Protocol):
     """-log p(received | update) up to a constant, differentiable in the update."""
 
     def __call__(self, update: Tensor) -> Tensor:
-        """update: [n, d], one candidate for each of n received messages; returns [n]."""
+        """update: [n, d], one candidate for each of n received messages; returns [n].
+
+        Where the channel superposes, [n, users, d]: the updates that it added up in each.
+        """
 
 
 class Feedback(NamedTuple):
@@ -258,6 +263,7 @@ class Message(NamedTuple):
     """One message as it crossed the wire. `shared` is None for an adversary who does not hold the key.
 
     images: distinct images behind it, steps: SGD steps behind it; both public, as the clients' sizes are.
+    others: where the channel added several updates up, the further senders; `images` are equally many of each.
     """
 
     round: int
@@ -266,6 +272,20 @@ class Message(NamedTuple):
     shared: Key | None
     images: int
     steps: int = 1
+    others: tuple[Sender, ...] = ()
+
+    @property
+    def users(self) -> int:
+        """How many clients' updates this message holds."""
+        return 1 + len(self.others)
+
+
+class Sighting(NamedTuple):
+    """The victims' messages of one round, the model they trained from, and the learning rate."""
+
+    messages: tuple[Message, ...]
+    model: Snapshot
+    lr: float
 
 
 @dataclass(frozen=True)
@@ -273,8 +293,9 @@ class Observation:
     """All that one adversary sees. None: this adversary does not see it.
 
     Attributes:
-        messages: the victims' messages of one round.
+        messages: the victims' messages of one round, the first that is looked at.
         model: of that round; needs `models`.
+        later: the same victims on the same images in later rounds; empty where one round is looked at.
         models: round by round, as far as they were kept.
         final: after the last round.
         auxiliary: data of the same kind that belongs to no victim and to no candidate.
@@ -291,12 +312,20 @@ class Observation:
     lr: float
     messages: tuple[Message, ...] | None = None
     model: Snapshot | None = None
+    later: tuple[Sighting, ...] = ()
     models: tuple[Snapshot, ...] | None = None
     final: Vector | None = None
     auxiliary: Examples | None = None
     candidates: Examples | None = None
     others: Mapping[int, Examples] | None = None
     labels: tuple[Tensor, ...] | None = None
+
+    @property
+    def sightings(self) -> tuple[Sighting, ...]:
+        """All rounds that are looked at, for an attack that needs messages and models."""
+        assert self.messages is not None
+        assert self.model is not None
+        return (Sighting(self.messages, self.model, self.lr), *self.later)
 
 
 class Guess(NamedTuple):
@@ -318,6 +347,12 @@ class Reconstruction(NamedTuple):
     guesses: tuple[Guess, ...]
 
 
+class Labels(NamedTuple):
+    """[b] int64 of each victim, in the order of the messages; the order inside says nothing."""
+
+    labels: tuple[Tensor, ...]
+
+
 class Membership(NamedTuple):
     """[n] scores, one a candidate; higher means a member."""
 
@@ -330,7 +365,7 @@ class Attack(ABC):
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     kind: ClassVar[str]
-    """`reconstruction` or `membership`."""
+    """`reconstruction`, `labels` or `membership`."""
 
     floor: ClassVar[bool] = False
     """Whether it looks at nothing that the defence protects: a control, not an attack."""
@@ -346,52 +381,9 @@ class Attack(ABC):
         """Names (keys of `SEES`, or grants) that the adversary must see."""
 
     @abstractmethod
-    def run(self, seen: Observation, key: Key) -> Reconstruction | Membership:
+    def run(self, seen: Observation, key: Key) -> Reconstruction | Labels | Membership:
         """Attack what was seen. A victim on whom it diverged is a guess with a `failure`, never an exception."""
 
     def parameters(self) -> dict[str, Any]:
         """The parameters, defaults included."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-
-def require(attack: Attack, name: str, view: View) -> None:
-    """Check that the adversary sees what the attack needs.
-
-    Raises:
-        ThreatMismatch: something is missing; the message says what, and what is seen.
-    """
-    missing = sorted(attack.needs - view.sees)
-    if missing:
-        hint = f"; grant it with threat {view.name}+{missing[0]!s}" if missing[0] in GRANTS else ""
-        raise ThreatMismatch(
-            f"attack {name!r} needs {', '.join(map(repr, missing))}, which {view.name!r} does not see; "
-            f"it sees: {', '.join(sorted(view.sees))}{hint}"
-        )
-
-
-def check_update(update: Tensor) -> None:
-    """Refuse an update that no defence can carry.
-
-    Raises:
-        ValueError: not one-dimensional, or not finite; the message says which and where.
-    """
-    if update.ndim != 1:
-        raise ValueError(f"expected a flat update [d], got shape {tuple(update.shape)}")
-    finite = torch.isfinite(update)
-    if not bool(finite.all()):
-        bad = int((~finite).nonzero()[0])
-        raise ValueError(
-            f"expected a finite update, got {float(update[bad])} at coordinate {bad} "
-            f"and {int((~finite).sum())} non-finite of {update.numel()} in all"
-        )
-
-
-def positive(**values: float) -> None:
-    """Check that each named value is a finite number above zero.
-
-    Raises:
-        ValueError: the first that is not, with its name.
-    """
-    for name, value in values.items():
-        if not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"expected {name} > 0, got {name}={value}")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.cell import Target
-from harness.contract import Attack, Defense, Membership, Reconstruction
+from harness.contract import Attack, Defense, Labels, Membership, Reconstruction
 from harness.observe import Truth
 from harness.result import Estimate, Flag, TrainingRecord
 
@@ -18,7 +18,7 @@ def cell_flags(
     attack: Attack,
     defense: Defense[Any, Any],
     target: Target,
-    found: Reconstruction | Membership,
+    found: Reconstruction | Labels | Membership,
     truth: Truth,
     estimates: Sequence[Estimate],
 ) -> tuple[Flag, ...]:
@@ -29,8 +29,9 @@ def cell_flags(
         if failed:
             reasons = "; ".join(sorted(set(failed)))
             flags.append(Flag("failed-victims", f"{len(failed)} of {len(found.guesses)} victims failed: {reasons}"))
-        if target.count * target.batch < _FEW:
-            flags.append(Flag("few-images", f"{target.count * target.batch} images; a comparison wants {_FEW} or more"))
+        images = target.images if target.kind == "probe" else sum(len(victim.y) for victim in truth.victims)
+        if images < _FEW:
+            flags.append(Flag("few-images", f"{images} images; a comparison wants {_FEW} or more"))
     if target.kind == "probe" and not attack.floor:
         flags.append(
             Flag("probe", "the victim's images were sent through the encode path alone, not mixed with others", "note")

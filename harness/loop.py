@@ -74,6 +74,7 @@ def make_setting(
         lr=spec.lr,
         batch=plan.batch,
         samples=min(len(data.y) for data in clients.values()),
+        momentum=plan.momentum,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from harness import rng
-from harness.batch import Engine, Indices, Work, train_clients
+from harness.batch import Engine, Indices, LocalPlan, Work, train_clients
 from harness.cell import FederationSpec, Target
-from harness.contract import Defense, Examples, Message, Observation, Sender, Snapshot
+from harness.contract import Defense, Examples, Message, Observation, Sender, Sighting, Snapshot
 from harness.loop import Training, make_plan, replay_state
 from harness.rng import Key
 from harness.tasks import ModelTask
@@ -22,9 +22,9 @@ from harness.threats import View
 
 
 class _Sent(NamedTuple):
-    """The victims' messages, the truth behind each, and the training rows and clients that are the victims'."""
+    """The victims' messages by round, the truth behind each, and the training rows and clients that are theirs."""
 
-    messages: tuple[Message, ...]
+    sightings: tuple[Sighting, ...]
     victims: tuple[Examples, ...]
     rows: Indices
     senders: frozenset[int] = frozenset()
@@ -108,23 +108,27 @@ def observe(scene: Scene, view: View, target: Target) -> tuple[Observation, Trut
             others=_others(scene, asked.rows, frozenset()) if "others" in sees else None,
         )
         return seen, Truth(is_member=asked.is_member, note=asked.note)
-    assert target.round is not None  # Target's own check
-    model = _snapshot(scene, target.round)
-    lr = training.learning_rates[target.round]
-    sent = (_probe if target.kind == "probe" else _real_messages)(scene, target, model, lr)
-    messages = sent.messages
-    if "shared" not in sees:
-        messages = tuple(message._replace(shared=None) for message in messages)
+    look = _probes if target.kind == "probe" else _real_messages
+    sent = look(scene, target)
+    first, *later = (_through(sighting, sees) for sighting in sent.sightings)
     seen = dataclasses.replace(
         seen,
-        lr=lr,
-        messages=messages if "messages" in sees else None,
-        model=model if "models" in sees else None,
+        lr=first.lr,
+        messages=first.messages if "messages" in sees else None,
+        model=first.model if "models" in sees else None,
+        later=tuple(later) if {"messages", "models"} <= sees else (),
         auxiliary=scene.test if "auxiliary" in sees else None,
         others=_others(scene, sent.rows, sent.senders) if "others" in sees else None,
         labels=tuple(victim.y.sort().values for victim in sent.victims) if "labels" in sees else None,
     )
     return seen, Truth(sent.victims)
+
+
+def _through(sighting: Sighting, sees: frozenset[str]) -> Sighting:
+    """A sighting as an adversary sees it who may lack the shared keys."""
+    if "shared" in sees:
+        return sighting
+    return sighting._replace(messages=tuple(message._replace(shared=None) for message in sighting.messages))
 
 
 def _snapshot(scene: Scene, number: int) -> Snapshot:
@@ -135,70 +139,127 @@ def _snapshot(scene: Scene, number: int) -> Snapshot:
     return Snapshot(number, scene.training.models[number], state)
 
 
-def _probe(scene: Scene, target: Target, model: Snapshot, lr: float) -> _Sent:
-    """`count` victims, each with `batch` images of its own and a fresh memory, through the real encode path.
+def _probes(scene: Scene, target: Target) -> _Sent:
+    """Victims, each with `batch` images of its own, through the real encode path in every round that is looked at.
 
     The images are those of the federation's clients, chosen by the study's seed alone: the same for every defence.
     """
     used = np.sort(np.concatenate(list(scene.clients.values())))
-    needed = target.count * target.batch
-    if needed > len(used):
-        raise ValueError(f"expected at most {len(used)} images, got {target.count} victims x {target.batch}")
-    rows = used[rng.permutation(scene.key.child("victims"), len(used))[:needed]]
-    victims = tuple(scene.rows(part) for part in rows.reshape(target.count, target.batch))
-    plan = make_plan(scene.spec, lr, scene.defense.local, scene.defense.step_noise(scene.training.setting))
-    if plan.gradient:
-        plan = dataclasses.replace(plan, batch=0, poisson=False)
-    messages = []
-    for number, victim in enumerate(victims):
-        key = scene.key.child("probe", model.round, number)
-        trained = train_clients(scene.task, model.params, [Work(victim, key.child("train"))], plan, scene.engine)
-        sender = Sender(number, target.batch)
-        received = _send(scene, model, sender, trained.updates[0], key)
-        steps = len(trained.batches[0])
-        messages.append(Message(model.round, sender, received, key.child("shared"), target.batch, steps))
-    return _Sent(tuple(messages), victims, rows)
-
-
-def _send(scene: Scene, model: Snapshot, sender: Sender, update: Tensor, key: Key) -> bytes:
-    """What arrives of one victim's update.
-
-    Where the channel adds messages up, the others send an update of zero: an adversary who knows their data can take it
-    away from the sum, but not the noise that they put in.
-    """
-    defense, setting, state = scene.defense, scene.training.setting, model.state
-    senders = [sender]
-    if defense.superposes:
-        senders += [Sender(k, setting.samples) for k in range(setting.clients) if k != sender.number % setting.clients]
-    senders = senders[: setting.participants]
-    wires = []
-    for who in senders:
-        mine = key if who == sender else key.child("other", who.number)
-        wire, _ = defense.encode(
-            state,
-            defense.remember(setting),
-            update if who == sender else torch.zeros_like(update),
-            sender=who,
-            private=mine.child("private"),
-            shared=mine.child("shared"),
-            setting=setting,
+    if target.images > len(used):
+        raise ValueError(
+            f"expected at most {len(used)} images, got {target.count} x {target.users} victims x {target.batch}"
         )
-        wires.append(wire)
-    (received,) = defense.transmit(state, wires, senders=senders, channel=key.child("channel"), setting=setting)
-    return received
+    rows = used[rng.permutation(scene.key.child("victims"), len(used))[: target.images]]
+    together = target.users if scene.defense.superposes else 1
+    if together > scene.training.setting.participants:
+        raise ValueError(f"expected users <= {scene.training.setting.participants} participants, got {together}")
+    probe = _Probe(scene, rows.reshape(-1, target.batch), together)
+    sightings = tuple(probe.sighting(number) for number in target.looks_at)
+    groups = rows.reshape(-1, together * target.batch)
+    return _Sent(sightings, tuple(scene.rows(part) for part in groups), rows)
 
 
-def _real_messages(scene: Scene, target: Target, model: Snapshot, lr: float) -> _Sent:
-    """The first `count` messages of the real round, with the samples behind each."""
-    if model.round not in scene.training.messages:
-        raise ValueError(f"no single client's message of round {model.round} reached the receiver, or it was not kept")
-    messages = scene.training.messages[model.round][: target.count]
-    if len(messages) < target.count:
-        raise ValueError(f"expected at most {len(messages)} messages in round {model.round}, got count={target.count}")
-    truth = scene.training.truth[model.round]
-    numbers = [message.sender.number for message in messages]
-    rows = [scene.clients[number][truth[number]] for number in numbers]
-    return _Sent(messages, tuple(scene.rows(part) for part in rows), np.concatenate(rows), frozenset(numbers))
+class _Probe:
+    """Clients that send the same images in every round, and remember as clients do.
+
+    rows: [clients, batch]; so many of them as `together` send at once where the channel superposes.
+    """
+
+    def __init__(self, scene: Scene, rows: Indices, together: int) -> None:
+        self.scene, self.together = scene, together
+        self.clients = [scene.rows(part) for part in rows]
+        setting = scene.training.setting
+        self.memories = [scene.defense.remember(setting) for _ in self.clients]
+
+    def sighting(self, number: int) -> Sighting:
+        """What arrives in one round."""
+        scene = self.scene
+        model, lr = _snapshot(scene, number), scene.training.learning_rates[number]
+        plan = make_plan(scene.spec, lr, scene.defense.local, scene.defense.step_noise(scene.training.setting))
+        if plan.gradient:
+            plan = dataclasses.replace(plan, batch=0, poisson=False)
+        keys = [scene.key.child("probe", number, client) for client in range(len(self.clients))]
+        messages = []
+        for first in range(0, len(keys), self.together):
+            group = range(first, first + self.together)
+            trained = [self._train(model, plan, client, keys[client]) for client in group]
+            received = self._send(model, group, [update for update, _ in trained], keys)
+            sender, *others = (self._sender(client) for client in group)
+            images = self.together * len(self.clients[first].y)
+            shared = keys[first].child("shared")
+            messages.append(Message(number, sender, received, shared, images, trained[0][1], tuple(others)))
+        return Sighting(tuple(messages), model, lr)
+
+    def _train(self, model: Snapshot, plan: LocalPlan, client: int, key: Key) -> tuple[Tensor, int]:
+        """One client's update, and how many steps it took."""
+        scene = self.scene
+        work = Work(self.clients[client], key.child("train"))
+        trained = train_clients(scene.task, model.params, [work], plan, scene.engine)
+        return trained.updates[0], len(trained.batches[0])
+
+    def _sender(self, client: int) -> Sender:
+        """A client as everybody knows it."""
+        return Sender(client, len(self.clients[client].y))
+
+    def _send(self, model: Snapshot, group: range, updates: Sequence[Tensor], keys: Sequence[Key]) -> bytes:
+        """What arrives of a group's updates: one client's, or what the channel makes of several.
+
+        Where the channel adds messages up, the others send an update of zero: an adversary who knows their data can
+        take it away from the sum, but not the noise that they put in.
+        """
+        defense, setting, state = self.scene.defense, self.scene.training.setting, model.state
+        senders, wires = [self._sender(client) for client in group], []
+        for client, who, update in zip(group, senders, updates, strict=True):
+            wire, self.memories[client] = self._encode(state, self.memories[client], who, update, keys[client])
+            wires.append(wire)
+        if defense.superposes:
+            taken = {who.number % setting.clients for who in senders}
+            silent = [Sender(k, setting.samples) for k in range(setting.clients) if k not in taken]
+            for who in silent[: setting.participants - len(senders)]:
+                zero, key = torch.zeros(setting.dim), keys[group[0]].child("other", who.number)
+                wires.append(self._encode(state, defense.remember(setting), who, zero, key)[0])
+                senders.append(who)
+        channel = keys[group[0]].child("channel")
+        (received,) = defense.transmit(state, wires, senders=senders, channel=channel, setting=setting)
+        return received
+
+    def _encode(self, state: Any, memory: Any, who: Sender, update: Tensor, key: Key) -> tuple[bytes, Any]:
+        """One client's message, and what it then remembers."""
+        return self.scene.defense.encode(
+            state,
+            memory,
+            update,
+            sender=who,
+            private=key.child("private"),
+            shared=key.child("shared"),
+            setting=self.scene.training.setting,
+        )
+
+
+def _real_messages(scene: Scene, target: Target) -> _Sent:
+    """The first `count` senders of the first real round, their messages in all rounds, and the samples behind them."""
+    training, sightings = scene.training, []
+    chosen: dict[int, Indices] = {}
+    for number in target.looks_at:
+        model = _snapshot(scene, number)
+        if number not in training.messages:
+            raise ValueError(f"no single client's message of round {number} reached the receiver, or it was not kept")
+        if not chosen:
+            found = training.messages[number][: target.count]
+            chosen = {message.sender.number: training.truth[number][message.sender.number] for message in found}
+        messages = tuple(message for message in training.messages[number] if message.sender.number in chosen)
+        if len(messages) < target.count:
+            raise ValueError(
+                f"expected at most {len(messages)} messages in round {number}, got count={target.count}: so many of "
+                "those clients took part"
+            )
+        truth = training.truth[number]
+        if any(set(rows) != set(truth[client]) for client, rows in chosen.items()):
+            raise ValueError("expected the same samples behind a client's messages of several rounds: needs batch = 0")
+        sightings.append(Sighting(messages, model, training.learning_rates[number]))
+    rows = [scene.clients[number][mine] for number, mine in chosen.items()]
+    victims = tuple(scene.rows(part) for part in rows)
+    return _Sent(tuple(sightings), victims, np.concatenate(rows), frozenset(chosen))
 
 
 def _candidates(scene: Scene, target: Target) -> _Asked:

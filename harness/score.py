@@ -159,6 +159,39 @@ def score_reconstruction(
     return estimates, _pictures(truth_x, scores)
 
 
+def score_labels(truth: Sequence[Tensor], guesses: Sequence[Tensor]) -> tuple[Estimate, ...]:
+    """Judge one guess of labels a victim, whatever their order.
+
+    Args:
+        truth: [b] int64 of each victim; b may differ.
+        guesses: as many labels of each, in the order of the victims.
+
+    Returns:
+        `label_accuracy`: the share of labels in common; `exact`: the share of victims all of whose labels are right.
+
+    Raises:
+        ValueError: not one guess a victim, no victim, or another number of labels.
+    """
+    sizes = [len(labels) for labels in truth]
+    if not sizes or [tuple(guess.shape) for guess in guesses] != [(size,) for size in sizes]:
+        raise ValueError(
+            f"expected {sizes} labels of the victims, got shapes {[tuple(guess.shape) for guess in guesses]}"
+        )
+    note = "labels of one batch are not independent: the interval is too narrow" if max(sizes) > 1 else ""
+    right = [_right(*pair) for pair in zip(truth, guesses, strict=True)]
+    return (
+        stats.proportion(
+            "label_accuracy",
+            round(sum(float(hits.sum()) for hits in right)),
+            sum(sizes),
+            higher_leaks=True,
+            values=[float(hit) for hits in right for hit in hits],
+            note=note,
+        ),
+        _share("exact", [bool(hits.all()) for hits in right], [], "victims"),
+    )
+
+
 def score_membership(
     scores: Tensor | npt.NDArray[np.floating], is_member: Tensor | npt.NDArray[np.bool_]
 ) -> tuple[Estimate, ...]:
@@ -229,9 +262,9 @@ def _spread(
     return values
 
 
-def _share(name: str, hits: Sequence[bool], notes: Sequence[str]) -> Estimate:
-    """The share of all images, failed ones included, that were hit."""
-    note = "; ".join([f"{sum(hits)} of {len(hits)} images", *notes])
+def _share(name: str, hits: Sequence[bool], notes: Sequence[str], of: str = "images") -> Estimate:
+    """The share of all, failed ones included, that were hit."""
+    note = "; ".join([f"{sum(hits)} of {len(hits)} {of}", *notes])
     return stats.proportion(
         name, sum(hits), len(hits), higher_leaks=True, values=[float(hit) for hit in hits], note=note
     )

@@ -19,10 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness import registry
 from harness.cell import Cell, FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec, fingerprint
-from harness.contract import require
 from harness.errors import StudyError, unknown
 from harness.registry import ParameterError, explain
-from harness.threats import ThreatMismatch, View
+from harness.threats import ThreatMismatch, View, require
 
 T = TypeVar("T")
 Table = dict[str, Any]
@@ -121,8 +120,9 @@ def resolve(table: Table, source: str = "study") -> Study:
     if len(set(file.seeds)) < len(file.seeds):
         problems.append(f"seeds: got {file.seeds}, expected each seed once")
     for federation, (_, target, _) in itertools.product(federations, attacks):
-        if target.round is not None and target.round >= federation.rounds:
-            problems.append(f"attacks.target.round: got {target.round}, expected less than rounds={federation.rounds}")
+        last = max(target.looks_at, default=0)
+        if last >= federation.rounds:
+            problems.append(f"attacks.target.round: looks at round {last}, expected less than {federation.rounds}")
     if problems:
         raise StudyError(source, problems)
     cells = [
@@ -209,6 +209,6 @@ def _attack(table: Table, threats: list[str]) -> tuple[PartSpec, Target, tuple[s
     views = []
     for text in [table["threat"]] if "threat" in table else threats:
         view = View.parse(text)
-        require(built, name, view)
+        require(built.needs, name, view)
         views.append(view.name)
     return PartSpec(name, built.parameters()), target, tuple(views)

@@ -74,3 +74,18 @@ class View:
     def name(self) -> str:
         """The text that `parse` reads."""
         return "+".join([self.threat.value, *sorted(self.grants)])
+
+
+def require(needs: frozenset[str], attack: str, view: View) -> None:
+    """Check that the adversary sees what an attack needs.
+
+    Raises:
+        ThreatMismatch: something is missing; the message says what, and what is seen.
+    """
+    missing = sorted(needs - view.sees)
+    if missing:
+        hint = f"; grant it with threat {view.name}+{missing[0]!s}" if missing[0] in GRANTS else ""
+        raise ThreatMismatch(
+            f"attack {attack!r} needs {', '.join(map(repr, missing))}, which {view.name!r} does not see; "
+            f"it sees: {', '.join(sorted(view.sees))}{hint}"
+        )

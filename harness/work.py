@@ -15,7 +15,7 @@ from harness import data, models, registry
 from harness.batch import choose_engine
 from harness.cell import Cell, TaskSpec, TrainingSpec, canonical, fingerprint
 from harness.claim_record import record_claim
-from harness.contract import Defense, Examples, Membership, Reconstruction, Setting
+from harness.contract import Defense, Examples, Labels, Membership, Reconstruction, Setting
 from harness.data import DataSet
 from harness.environment import environment
 from harness.flags import cell_flags, training_flags
@@ -25,7 +25,7 @@ from harness.observe import Scene, Truth, observe
 from harness.partition import partition
 from harness.result import ClaimRecord, Estimate, Execution, Result, TrainingRecord, to_data
 from harness.rng import Key, subset
-from harness.score import score_membership, score_reconstruction
+from harness.score import score_labels, score_membership, score_reconstruction
 from harness.store import Arrays, Store, arrays_digest
 from harness.tasks import ModelTask
 from harness.threats import View
@@ -131,10 +131,8 @@ def training_suffices(spec: TrainingSpec, keep: Keep, store: Store) -> bool:
 
 def keep_for(cells: list[Cell]) -> Keep:
     """What a training must keep for these cells."""
-    rounds = frozenset(cell.target.round for cell in cells if cell.target.round is not None)
-    real = frozenset(
-        cell.target.round for cell in cells if cell.target.kind == "messages" and cell.target.round is not None
-    )
+    rounds = frozenset(number for cell in cells for number in cell.target.looks_at)
+    real = frozenset(number for cell in cells if cell.target.kind == "messages" for number in cell.target.looks_at)
     return Keep(models=rounds, messages=real)
 
 
@@ -205,13 +203,15 @@ def run_attack(cell: Cell, store: Store, root: Path) -> Result:
     return result
 
 
-def _score(found: Reconstruction | Membership, truth: Truth) -> tuple[tuple[Estimate, ...], Arrays]:
+def _score(found: Reconstruction | Labels | Membership, truth: Truth) -> tuple[tuple[Estimate, ...], Arrays]:
     """Estimates, and the arrays to keep beside them."""
     if isinstance(found, Membership):
         assert truth.is_member is not None  # a membership target has candidates
         estimates = score_membership(found.scores, truth.is_member)
         return estimates, {"scores": found.scores.numpy(), "is_member": truth.is_member.numpy()}
     xs, ys = [victim.x for victim in truth.victims], [victim.y for victim in truth.victims]
+    if isinstance(found, Labels):
+        return score_labels(ys, found.labels), {}
     estimates, pictures = score_reconstruction(xs, ys, found.guesses)
     return estimates, {} if pictures is None else {"original": pictures.original, "guess": pictures.guess}
 

@@ -15,7 +15,10 @@ from reports.select import Analysis
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _CELL = ("cell", "status", "data", "model", "algorithm", "clients", "rounds", "defense", "attack", "threat")
-_TARGET = ("target", "target_round", "target_count", "target_batch", "seed", "accuracy", "seconds", "flags", "reason")
+_TARGET = (
+    *("target", "target_round", "target_rounds", "target_count", "target_batch", "target_users"),
+    *("seed", "accuracy", "seconds", "flags", "reason"),
+)
 _CLAIM = ("epsilon", "delta", "unit", "relation", "against", "verdict", "reason")
 _PROVED = (
     "proved_epsilon",
@@ -92,8 +95,10 @@ def _fields(analysis: Analysis, cell: Cell, metrics: list[str]) -> list[Scalar]:
         cell.threat,
         target.kind,
         target.round,
+        target.rounds,
         target.count,
         target.batch,
+        target.users,
         spec.seed,
         None if training is None else last_accuracy(training),
         run.seconds.get(cell_id),

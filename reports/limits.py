@@ -46,8 +46,9 @@ def _adversaries(analysis: Analysis) -> list[str]:
             "Real messages, where the target is a probe: a probe sends a chosen batch alone through the client's path, "
             "which is easier to attack than a message that mixes all of a client's images."
         )
-    rounds = sorted({g.column.target.round for g in analysis.attacked if g.column.target.round is not None})
-    if rounds:
+    targets = [g.column.target for g in analysis.attacked if g.column.target.round is not None]
+    rounds = sorted({target.round for target in targets if target.round is not None})
+    if targets and all(target.rounds == 1 for target in targets):
         found.append(
             f"Several messages of one client taken together: each attack sees one round ({listing(map(str, rounds))}), "
             "and noise averages out over rounds."
@@ -73,10 +74,10 @@ def _certainty(analysis: Analysis) -> list[str]:
     small = [
         g
         for g in analysis.attacked
-        if g.kind == "reconstruction" and g.column.target.count * g.column.target.batch < FEW_IMAGES
+        if g.kind == "reconstruction" and g.column.target.images < FEW_IMAGES
     ]
     if small:
-        least = min(group.column.target.count * group.column.target.batch for group in small)
+        least = min(group.column.target.images for group in small)
         found.append(
             f"Small differences: some cells rest on {plural(least, 'image')}; {FEW_IMAGES} or more are advised."
         )

@@ -16,6 +16,7 @@ METRICS = {
     "mse": "MSE",
     "psnr": "PSNR",
     "label_accuracy": "labels right",
+    "exact": "victims with all labels right",
     "recognised": "recognised",
     "success": "success",
     "failed": "failed",
@@ -137,9 +138,13 @@ def metric(name: str) -> str:
 
 
 def where(target: Target) -> str:
-    """What an attack is aimed at: `probe, round 0`, `members`."""
-    batch = f", batch {target.batch}" if target.batch != 1 else ""
-    return target.kind if target.round is None else f"{target.kind}, round {target.round}{batch}"
+    """What an attack is aimed at: `probe, round 0`, `probe, rounds 2 to 5`, `members`."""
+    if target.round is None:
+        return target.kind
+    last = f" to {target.round + target.rounds - 1}" if target.rounds > 1 else ""
+    batch = f", batch {target.batch}" if target.batch > 1 else ""
+    users = f", {target.users} users at once" if target.users > 1 else ""
+    return f"{target.kind}, round{'s' if last else ''} {target.round}{last}{batch}{users}"
 
 
 def epsilon(claims: Sequence[ClaimRecord], digits: int = 4) -> str:

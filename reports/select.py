@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+from harness import stats
 from harness.cell import Cell, PartSpec, Target
 from harness.result import Estimate, Failure, Flag, PartInfo, Result, Run, TrainingRecord
 from reports.labels import UNDEFENDED, Label, label_parts, label_settings, setting_key
-from reports.notation import where
+from reports.notation import fixed, where
 from reports.pool import pool
 
 RECOGNISABLE = 0.5
@@ -19,7 +20,7 @@ RECOGNISABLE = 0.5
 HIGH, LOW = 0.5, 0.1
 """Shares of the way from the floor to the ceiling: High from the first, Low below the second."""
 
-HEADLINE = {"reconstruction": "ssim", "membership": "auc"}
+HEADLINE = {"reconstruction": "ssim", "labels": "label_accuracy", "membership": "auc"}
 CHANCE = {"auc": 0.5}
 """What blind guessing scores: the floor where no control was run."""
 
@@ -117,6 +118,16 @@ def _headline(kind: str, results: Sequence[Result]) -> Estimate | None:
     found = [estimates[0] for estimates in pools if estimates]
     found = [estimate for estimate in found if estimate.name == found[0].name]
     return pool(found) if found else None
+
+
+def _surely_less(one: Group, other: Group) -> bool:
+    """Whether a group's values, paired with another's, are lower on average with the whole of the interval."""
+    if one.estimate is None or other.estimate is None or one.metric != other.metric:
+        return False
+    pairs = zip(one.estimate.values, other.estimate.values, strict=False)
+    gaps = [b - a for a, b in pairs if a is not None and b is not None]
+    low = stats.mean_interval(gaps).low
+    return low is not None and low > 0
 
 
 class Analysis:
@@ -260,10 +271,36 @@ class Analysis:
         """(setting, defence) in the study's order."""
         return tuple(dict.fromkeys((group.setting, group.defense.label) for group in self.groups))
 
+    @cached_property
+    def outdone(self) -> dict[str, Flag]:
+        """By cell: where the best attack that knows a defence gets less than one that ignores it, beyond noise.
+
+        Compared image by image, on the same target, by the same adversary. Such an attack is not the strongest, and
+        its number is not what leaks.
+        """
+        places: dict[tuple[str, str, str, str, Target], list[Group]] = {}
+        for group in self.attacked:
+            if group.value is not None and not group.undefended:
+                column = group.column
+                key = (group.setting, group.defense.label, group.kind, column.threat, column.target)
+                places.setdefault(key, []).append(group)
+        found: dict[str, Flag] = {}
+        for groups in places.values():
+            aware = self.best([group for group in groups if group.info.aware])
+            naive = self.best([group for group in groups if not group.info.aware])
+            if aware is not None and naive is not None and _surely_less(aware, naive):
+                name = self.attacks[naive.column.attack.label].text
+                values = f"{naive.metric} {fixed(naive.value)}, here {fixed(aware.value)}"
+                text = f"{name} ignores the defence and gets more: {values}"
+                found |= {cell.id: Flag("naive-beats-aware", text) for cell in aware.cells}
+        return found
+
     def flags_of(self, cell: Cell) -> tuple[Flag, ...]:
         """The flags of a cell and of its training, warnings first."""
         result, training = self.run.results.get(cell.id), self.run.trainings.get(cell.training.id)
         found = (result.flags if result is not None else ()) + (training.flags if training is not None else ())
+        if cell.id in self.outdone:
+            found += (self.outdone[cell.id],)
         return tuple(sorted(dict.fromkeys(found), key=lambda flag: flag.severity != "warning"))
 
     def column_text(self, column: Column) -> str:

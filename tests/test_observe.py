@@ -6,11 +6,11 @@ from defenses.gaussian import Gaussian
 from defenses.none import NoDefense
 from harness.cell import FederationSpec, Target
 from harness.codec import unpack_float32
-from harness.contract import Examples, Sender, require
+from harness.contract import Examples, Sender
 from harness.loop import Keep, train
 from harness.observe import Scene, observe
 from harness.rng import Key
-from harness.threats import SEES, Threat, ThreatMismatch, View
+from harness.threats import SEES, Threat, ThreatMismatch, View, require
 from tests.doubles import Counting, Echo, Summing, random_examples, small_task
 
 TASK = small_task()
@@ -158,7 +158,7 @@ def test_without_idle_samples_non_members_come_from_the_test_set_and_the_note_sa
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        (Target(round=1, count=21, batch=2), "expected at most 40 images, got 21 victims x 2"),
+        (Target(round=1, count=21, batch=2), "expected at most 40 images, got 21 x 1 victims x 2"),
         (Target(kind="messages", round=1, count=5), "expected at most 4 messages in round 1, got count=5"),
         (Target(kind="messages", round=2, count=1), "message of round 2 reached the receiver, or it was not kept"),
         (Target(kind="members", count=41), "expected at most 40 members, got count=41"),
@@ -176,8 +176,8 @@ def test_a_channel_that_adds_has_no_single_message_to_attack():
 
 
 def test_a_need_that_is_not_seen_is_named():
-    require(Echo(), "echo", View(Threat.EAVESDROPPER))
+    require(Echo().needs, "echo", View(Threat.EAVESDROPPER))
     with pytest.raises(
         ThreatMismatch, match="attack 'echo' needs 'shared', which 'eavesdropper' does not see; it sees: "
     ):
-        require(Echo(wants="messages,shared"), "echo", View(Threat.EAVESDROPPER))
+        require(Echo(wants="messages,shared").needs, "echo", View(Threat.EAVESDROPPER))

@@ -83,7 +83,7 @@ def test_everything_wrong_is_said_at_once_with_path_value_and_expectation():
         ({"seeds": ["a"]}, "seeds.0: got 'a', expected: input should be a valid integer"),
         (
             {"attacks": [{"name": ECHO, "target": {"round": 3}}]},
-            "attacks.target.round: got 3, expected less than rounds=3",
+            "attacks.target.round: looks at round 3, expected less than 3",
         ),
         (
             {"attacks": [{"name": ECHO, "target": {"round": -1}}]},
@@ -187,7 +187,7 @@ def test_an_impossible_federation_is_refused(changes, said):
 def test_a_target_fills_in_its_round():
     assert Target().round == 0
     assert Target(kind="members").round is None
-    with pytest.raises(ValueError, match="no round and no batch"):
+    with pytest.raises(ValueError, match="no round, rounds, batch and users"):
         Target(kind="members", round=1)
     with pytest.raises(ValueError, match="count >= 1"):
         Target(count=0)
