@@ -93,10 +93,10 @@ def labels_over_rounds(seen: Observation, source: LabelSource, key: Key) -> tupl
         found = restore(seen.task, sighting.model.params, told, images, key.child(number))
         counts += torch.stack([labels.bincount(minlength=seen.task.classes) for labels in found])
     counts /= len(seen.sightings)
-    return tuple(_apportion(row, size) for row, size in zip(counts, images, strict=True))
+    return tuple(apportion(row, size) for row, size in zip(counts, images, strict=True))
 
 
-def _apportion(counts: Tensor, size: int) -> Tensor:
+def apportion(counts: Tensor, size: int) -> Tensor:
     """[size] labels as often as their counts [classes] say, which add up to `size`: the largest remainders first."""
     whole = counts.floor()
     left = size - int(whole.sum())

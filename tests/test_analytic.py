@@ -16,7 +16,7 @@ from harness.rng import Key
 from harness.score import image_scores
 from harness.tasks import ModelTask
 from tests.doubles import small_task
-from tests.test_attacks import Case, Says, make
+from tests.victims import Case, Says, make
 
 KEY = Key(0)
 EXACT = 1e-6

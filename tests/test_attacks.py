@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.functional import one_hot
 
 from attacks._labels import restore
@@ -14,106 +13,22 @@ from attacks.idlg import IDLG
 from attacks.membership_loss import MembershipLoss
 from attacks.prior import Prior
 from defenses.gaussian import Gaussian
-from defenses.none import NoDefense
 from harness import registry, rng
 from harness.codec import pack_float32
-from harness.contract import Defense, Examples, Membership, Message, Observation, Sender, Setting, Snapshot
+from harness.contract import Examples, Labels, Membership, Sender
 from harness.matching import gradients
 from harness.models import Model, build
-from harness.rng import Key
 from harness.tasks import ModelTask
-from harness.threats import GRANTS, SEES, View
+from harness.threats import GRANTS, SEES
 from harness.vec import Layout
 from tests.doubles import small_task
+from tests.victims import KEY, LENET, SHAPE, Case, Says, make, only
 
-KEY = Key(0)
-SHAPE = (1, 8, 8)
-LENET = ModelTask(build("lenet-dlg", SHAPE, 10), "dlg")
 CHEAP = {name: {"evaluations": 60} for name in ("dlg", "idlg", "map", "inverting-gradients")}
 """Parameters with which the contract suite is quick."""
 
 every_attack = pytest.mark.parametrize("name", list(registry.classes("attack")))
 both = pytest.mark.parametrize("attack", [DLG(), IDLG()], ids=["dlg", "idlg"])
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Says(Defense):
-    """A defence whose message says one value in every coordinate."""
-
-    value: float = 0.0
-
-    def encode(self, state, memory, update, *, sender, private, shared, setting):
-        return b"", None
-
-    def estimate(self, state, received, *, sender, shared, setting):
-        return torch.full((setting.dim,), self.value)
-
-    def likelihood(self, state, received, *, senders, shared, setting):
-        return lambda update: update.sum(1) * torch.nan
-
-    def claim(self, history, setting):
-        raise NotImplementedError
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """What is seen, and the truth."""
-
-    seen: Observation
-    x: Tensor
-    y: Tensor
-
-    def mse(self, guesses):
-        """[n] of each victim; a batch in its better order of two."""
-        orders = [torch.stack([guess.x for guess in guesses]).roll(i, 1) for i in range(self.x.shape[1])]
-        return torch.stack([(order - self.x).square().flatten(1).mean(1) for order in orders]).amin(0)
-
-
-def make(task=LENET, n=3, images=1, defense=None, sends="gradient", lr=0.1, steps=1, labels=None, scale=1.0):
-    """n victims who sent the gradient of their images, or the update of one step."""
-    defense = defense or NoDefense()
-    shape, classes = task.input_shape, task.classes
-    setting = Setting(task.layout, 8, 8, 1, sends, steps, lr, images, 8)
-    params = task.init(KEY.child("model"))
-    x = rng.normal(KEY.child("x"), (n, images, *shape)).sigmoid()
-    y = (3 + torch.arange(n * images).reshape(n, images)) % classes if labels is None else labels
-    sent = gradients(task, params, x, one_hot(y, classes).float())
-    sent = scale * (sent if sends == "gradient" else -lr * steps * sent)
-    messages = []
-    for i in range(n):
-        key = KEY.child("client", i)
-        private, shared = key.child("private"), key.child("shared")
-        wire, _ = defense.encode(
-            None, None, sent[i], sender=Sender(i, 8), private=private, shared=shared, setting=setting
-        )
-        messages.append(Message(0, Sender(i, 8), wire, shared, images, steps))
-    aside = rng.normal(KEY.child("aside"), (12, *shape)).sigmoid()
-    seen = Observation(
-        View.parse("server+labels"),
-        setting,
-        task,
-        defense,
-        lr,
-        messages=tuple(messages),
-        model=Snapshot(0, params, None),
-        models=(Snapshot(0, params, None),),
-        final=params,
-        auxiliary=Examples(aside, torch.tensor([2] * 7 + [1] * 5)),
-        candidates=Examples(x.flatten(0, 1), y.flatten()),
-        labels=tuple(row.sort().values for row in y),
-    )
-    return Case(seen, x, y)
-
-
-def only(seen, needs):
-    """The observation of an adversary who sees `needs`, and nothing else but what is public in any case."""
-    fields = ("messages", "models", "final", "auxiliary", "candidates", "labels")
-    hidden = {name: None for name in fields if name not in needs}
-    if "models" in hidden:
-        hidden["model"] = None
-    if "shared" not in needs and "messages" in needs:
-        hidden["messages"] = tuple(message._replace(shared=None) for message in seen.messages)
-    return dataclasses.replace(seen, **hidden)
 
 
 @every_attack
@@ -122,7 +37,7 @@ def test_an_attack_is_a_frozen_dataclass_that_rebuilds_from_its_parameters(name)
     assert registry.build("attack", name, attack.parameters()) == attack
     assert eval(repr(attack), {type(attack).__name__: type(attack)}) == attack
     assert registry.summary("attack", name)
-    assert attack.kind in ("reconstruction", "membership")
+    assert attack.kind in ("reconstruction", "labels", "membership")
     assert attack.needs <= frozenset().union(*SEES.values()) | GRANTS
 
 
@@ -140,6 +55,10 @@ def test_an_attack_runs_on_what_it_says_it_needs_and_repeats_itself(name):
     if isinstance(first, Membership):
         assert torch.equal(first.scores, second.scores)
         assert first.scores.shape == (3,)
+        return
+    if isinstance(first, Labels):
+        assert all(torch.equal(*pair) for pair in zip(first.labels, second.labels, strict=True))
+        assert [tuple(found.shape) for found in first.labels] == [(message.images,) for message in seen.messages]
         return
     for one, other, message in zip(first.guesses, second.guesses, seen.messages, strict=True):
         assert torch.equal(one.x, other.x)

@@ -1,0 +1,40 @@
+"""The labels behind a message, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attacks._labels import labels_over_rounds, needs
+from harness.contract import Attack, Labels, Observation
+from harness.rng import Key
+
+
+@dataclass(frozen=True)
+class LabelRestoration(Attack):
+    """The labels of a message's images, counted from the gradient of the last layer.
+
+    Must know: the messages of each victim and the models it trained from, with a dense last layer. So for a server or
+    an eavesdropper; without the shared key, the estimate is an outsider's. It ignores the defence, but for how a
+    message is read: what noise it sees it estimates. Of several rounds it tells what was restored most often.
+
+    Cannot: see `attacks._labels.restore`; mainly, count the labels of a batch that a trained model predicts surely.
+
+    Raises:
+        ValueError: in `run`, a loss that is not softmax cross-entropy, or a last layer that is not dense with one row a
+            class.
+
+    Source: Zhao et al. 2020 (iDLG), Wainakh et al. 2022 (LLG), Ma et al. 2023 (iLRG); where we differ stands in
+        `attacks._labels.restore`.
+    """
+
+    kind: ClassVar[str] = "labels"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Messages and the rounds' models."""
+        return needs("inferred")
+
+    def run(self, seen: Observation, key: Key) -> Labels:
+        """As many labels as each victim has images."""
+        return Labels(labels_over_rounds(seen, "inferred", key.child("dummies")))

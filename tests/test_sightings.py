@@ -1,0 +1,151 @@
+"""Several rounds of one victim, and sums of several users: what is seen of them."""
+
+import numpy as np
+import pytest
+import torch
+
+from attacks.map import MAP
+from defenses.gaussian import Gaussian
+from defenses.ota import OTA
+from defenses.top_k import TopK
+from harness.cell import Cell, FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec
+from harness.codec import unpack_float32
+from harness.contract import Examples
+from harness.errors import StudyError
+from harness.loop import Keep, train
+from harness.observe import Scene, observe
+from harness.rng import Key
+from harness.study import resolve
+from harness.threats import Threat, View
+from harness.work import keep_for
+from tests.doubles import Summing, random_examples, small_task
+
+TASK = small_task()
+TRAIN, TEST = random_examples(60, seed=1), random_examples(40, seed=2)
+CLIENTS = {k: np.arange(10 * k, 10 * k + 10) for k in range(4)}
+SERVER = View(Threat.SERVER)
+
+
+def scene(defense, **federation):
+    spec = FederationSpec(**{"clients": 4, "rounds": 4, "batch": 4, "algorithm": "fedsgd", **federation})
+    holdings = {k: Examples(TRAIN.x[rows], TRAIN.y[rows]) for k, rows in CLIENTS.items()}
+    every = frozenset(range(4))
+    training = train(
+        TASK, spec, defense, holdings, TEST, Key(0).child("training"), engine="loop", keep=Keep(every, every)
+    )
+    return Scene(TASK, spec, defense, training, TRAIN, TEST, CLIENTS, "loop", Key(0))
+
+
+def gradient(params, x, y):
+    leaf = params.clone().requires_grad_()
+    return torch.autograd.grad(TASK.loss(leaf, x, y), leaf)[0]
+
+
+def test_the_same_images_are_sent_at_the_model_of_each_round():
+    here = scene(Gaussian(clip=1e3, noise_std=1e-7))
+    seen, truth = observe(here, SERVER, Target(round=1, count=2, rounds=3))
+    assert [sighting.model.round for sighting in seen.sightings] == [1, 2, 3]
+    for sighting in seen.sightings:
+        for message, victim in zip(sighting.messages, truth.victims, strict=True):
+            sent = unpack_float32(message.wire, TASK.layout.dim)
+            expected = gradient(here.training.models[sighting.model.round], *victim)
+            torch.testing.assert_close(sent, expected, rtol=1e-3, atol=1e-6)
+    wires = {message.wire for sighting in seen.sightings for message in sighting.messages}
+    assert len(wires) == 6
+
+
+def test_the_first_of_several_rounds_is_what_one_round_shows():
+    here = scene(Gaussian(noise_std=0.1))
+    one, three = (observe(here, SERVER, Target(round=1, count=2, rounds=n))[0] for n in (1, 3))
+    assert one.messages == three.messages
+    assert one.later == ()
+
+
+def test_a_victim_remembers_from_round_to_round_what_it_did_not_send():
+    here = scene(TopK(fraction=0.05, feedback=True))
+    first, second = observe(here, SERVER, Target(round=0, count=1, rounds=2))[0].sightings
+    fresh = observe(here, SERVER, Target(round=1, count=1))[0].sightings[0]
+    assert second.messages[0].wire != fresh.messages[0].wire
+    assert first.messages[0].wire == observe(here, SERVER, Target(round=0, count=1))[0].messages[0].wire
+
+
+@pytest.mark.parametrize(
+    ("threat", "rounds"),
+    [(Threat.SERVER, 2), (Threat.EAVESDROPPER, 2), (Threat.PARTICIPANT, 0), (Threat.PUBLIC, 0)],
+)
+def test_later_rounds_are_seen_by_who_sees_messages(threat, rounds):
+    seen, _ = observe(scene(Gaussian(noise_std=0.1)), View(threat), Target(round=0, count=2, rounds=3))
+    assert len(seen.later) == rounds
+    shared = {message.shared is not None for sighting in seen.later for message in sighting.messages}
+    assert shared <= {threat is Threat.SERVER}
+
+
+def test_real_messages_of_several_rounds_need_the_same_samples_in_each():
+    target = Target(kind="messages", round=0, count=2, rounds=3)
+    seen, truth = observe(scene(Gaussian(noise_std=0.1), batch=0), SERVER, target)
+    assert [len(sighting.messages) for sighting in seen.sightings] == [2, 2, 2]
+    assert [len(victim.y) for victim in truth.victims] == [10, 10]
+    with pytest.raises(ValueError, match="the same samples behind a client's messages of several rounds"):
+        observe(scene(Gaussian(noise_std=0.1)), SERVER, target)
+
+
+def test_a_sum_holds_the_images_of_all_its_users():
+    here = scene(Summing())
+    seen, truth = observe(here, SERVER, Target(round=1, count=2, users=3, batch=2))
+    params = here.training.models[1]
+    assert [len(victim.y) for victim in truth.victims] == [6, 6]
+    for message, victim in zip(seen.messages, truth.victims, strict=True):
+        assert (message.users, message.images) == (3, 6)
+        assert len({who.number % 4 for who in (message.sender, *message.others)}) == 3
+        each = [gradient(params, victim.x[i : i + 2], victim.y[i : i + 2]) for i in (0, 2, 4)]
+        torch.testing.assert_close(unpack_float32(message.wire, TASK.layout.dim), sum(each), rtol=1e-4, atol=1e-6)
+
+
+def test_users_of_another_channel_are_victims_of_the_same_images():
+    target = Target(round=1, count=2, users=3)
+    summed, alone = (observe(scene(d), SERVER, target) for d in (Summing(), Gaussian(noise_std=0.1)))
+    assert [message.users for message in alone[0].messages] == [1] * 6
+    assert torch.equal(torch.cat([v.x for v in summed[1].victims]), torch.cat([v.x for v in alone[1].victims]))
+
+
+def test_more_users_than_participants_are_refused():
+    with pytest.raises(ValueError, match="expected users <= 4 participants, got 5"):
+        observe(scene(Summing()), SERVER, Target(round=1, count=1, users=5))
+
+
+def test_all_users_of_a_noisy_sum_are_found_together():
+    here = scene(OTA(epsilon=1e5, clip=50.0, power=1e9))
+    target = Target(round=0, count=1, users=2)
+    seen, truth = observe(here, View.parse("server+labels"), target)
+    (guess,) = MAP(tv=0.0, evaluations=800, labels="given").run(seen, Key(1)).guesses
+    x = truth.victims[0].x
+    guesses = [guess.x[list(order)] for order in ((0, 1), (1, 0))]
+    worst = min((found - x).square().flatten(1).mean(1).max() for found in guesses)
+    assert worst < 2e-3
+    apart = (x[0] - x[1]).square().mean()
+    assert worst < apart / 20
+
+
+def test_a_training_keeps_the_models_of_all_rounds_that_are_looked_at():
+    training = TrainingSpec(TaskSpec("digits", "linear"), FederationSpec(), PartSpec("none"), 0)
+    cells = [Cell(training, PartSpec("map"), Target(round=2, rounds=3), "server")]
+    cells.append(Cell(training, PartSpec("map"), Target(kind="messages", round=7, rounds=2), "server"))
+    assert keep_for(cells) == Keep(frozenset({2, 3, 4, 7, 8}), frozenset({7, 8}))
+
+
+def test_rounds_beyond_the_last_are_refused_before_anything_runs():
+    table = {
+        "name": "x",
+        "tasks": [{"data": "digits", "model": "linear"}],
+        "federations": [{"rounds": 3}],
+        "defenses": [{"name": "none"}],
+        "attacks": [{"name": "map", "target": {"kind": "probe", "round": 1, "rounds": 3}}],
+    }
+    with pytest.raises(StudyError, match="looks at round 3, expected less than 3"):
+        resolve(table)
+
+
+@pytest.mark.parametrize("wrong", [{"rounds": 0}, {"users": 0}, {"kind": "messages", "users": 2}])
+def test_targets_out_of_range_are_refused(wrong):
+    with pytest.raises(ValueError, match="expected"):
+        Target(**wrong)

@@ -1,0 +1,100 @@
+"""Victims by hand: what an adversary sees of them, and the truth beside it."""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from defenses.none import NoDefense
+from harness import rng
+from harness.contract import Defense, Examples, Message, Observation, Sender, Setting, Snapshot
+from harness.matching import gradients
+from harness.models import build
+from harness.rng import Key
+from harness.tasks import ModelTask
+from harness.threats import View
+
+KEY = Key(0)
+SHAPE = (1, 8, 8)
+LENET = ModelTask(build("lenet-dlg", SHAPE, 10), "dlg")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Says(Defense):
+    """A defence whose message says one value in every coordinate."""
+
+    value: float = 0.0
+
+    def encode(self, state, memory, update, *, sender, private, shared, setting):
+        return b"", None
+
+    def estimate(self, state, received, *, sender, shared, setting):
+        return torch.full((setting.dim,), self.value)
+
+    def likelihood(self, state, received, *, senders, shared, setting):
+        return lambda update: update.sum(1) * torch.nan
+
+    def claim(self, history, setting):
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is seen, and the truth."""
+
+    seen: Observation
+    x: Tensor
+    y: Tensor
+
+    def mse(self, guesses):
+        """[n] of each victim; a batch in its better order of two."""
+        orders = [torch.stack([guess.x for guess in guesses]).roll(i, 1) for i in range(self.x.shape[1])]
+        return torch.stack([(order - self.x).square().flatten(1).mean(1) for order in orders]).amin(0)
+
+
+def make(task=LENET, n=3, images=1, defense=None, sends="gradient", lr=0.1, steps=1, labels=None, scale=1.0, key=KEY):
+    """n victims who sent the gradient of their images, or the update of one step; `key` draws the defence's noise."""
+    defense = defense or NoDefense()
+    shape, classes = task.input_shape, task.classes
+    setting = Setting(task.layout, 8, 8, 1, sends, steps, lr, images, 8)
+    params = task.init(KEY.child("model"))
+    x = rng.normal(KEY.child("x"), (n, images, *shape)).sigmoid()
+    y = (3 + torch.arange(n * images).reshape(n, images)) % classes if labels is None else labels
+    sent = gradients(task, params, x, one_hot(y, classes).float())
+    sent = scale * (sent if sends == "gradient" else -lr * steps * sent)
+    messages = []
+    for i in range(n):
+        mine = key.child("client", i)
+        private, shared = mine.child("private"), mine.child("shared")
+        wire, _ = defense.encode(
+            None, None, sent[i], sender=Sender(i, 8), private=private, shared=shared, setting=setting
+        )
+        messages.append(Message(0, Sender(i, 8), wire, shared, images, steps))
+    aside = rng.normal(KEY.child("aside"), (12, *shape)).sigmoid()
+    seen = Observation(
+        View.parse("server+labels"),
+        setting,
+        task,
+        defense,
+        lr,
+        messages=tuple(messages),
+        model=Snapshot(0, params, None),
+        models=(Snapshot(0, params, None),),
+        final=params,
+        auxiliary=Examples(aside, torch.tensor([2] * 7 + [1] * 5)),
+        candidates=Examples(x.flatten(0, 1), y.flatten()),
+        labels=tuple(row.sort().values for row in y),
+    )
+    return Case(seen, x, y)
+
+
+def only(seen, needs):
+    """The observation of an adversary who sees `needs`, and nothing else but what is public in any case."""
+    fields = ("messages", "models", "final", "auxiliary", "candidates", "labels")
+    hidden = {name: None for name in fields if name not in needs}
+    if "models" in hidden:
+        hidden["model"] = None
+    if "shared" not in needs and "messages" in needs:
+        hidden["messages"] = tuple(message._replace(shared=None) for message in seen.messages)
+    return dataclasses.replace(seen, **hidden)
