@@ -37,7 +37,8 @@ class Search:
     """How hard, and from where, is searched.
 
     Attributes:
-        restarts: at most; a victim whose target is explained is not started again.
+        restarts: at most; a victim whose target is explained is not started again. Where steps are followed, or users
+            told apart, each has the labels in another order: which label belongs to which step is not known.
         evaluations: of the objective and its gradient, for one victim and restart, at most.
         start: law of the first dummy inputs: standard normal, or uniform in [0, 1].
         explains: how a candidate is held against what was received.
@@ -112,7 +113,8 @@ class _Group:
         """All restarts; the best of each victim."""
         messages, task = self.sightings[0].messages, self.seen.task
         n = len(messages)
-        function, nothing = objective(self.seen, self.sightings, self.labels, self.search.explains)
+        labels = self.labels
+        function, nothing = objective(self.seen, self.sightings, labels, self.search.explains)
         # a negative log-likelihood below zero has no natural end
         tolerance, explained = (
             torch.where(nothing > 0, share * nothing, -torch.inf) for share in (_TOLERANCE, _EXPLAINED)
@@ -120,23 +122,35 @@ class _Group:
         best = Minima(self._starts(key, 0), nothing.new_full((n,), torch.inf), torch.zeros(n, dtype=torch.int64), ())
         pending = torch.arange(n)
         for restart in range(self.search.restarts):
+            order = self._order(key, restart)
+            if self.labels is not None and order is not None:
+                function, _ = objective(self.seen, self.sightings, self.labels[:, order], self.search.explains)
             stop = Stop(self.search.evaluations, tolerance[pending], decrease=self.search.decrease)
             found = minimize(_Subset(function, pending), self._starts(key, restart)[pending], stop)
             better = found.value < best.value[pending]
             rows = pending[better]
             best.x[rows], best.value[rows] = found.x[better], found.value[better]
+            if labels is not None and self.labels is not None and order is not None:
+                labels = labels.index_put((rows,), self.labels[rows][:, order])
             best.evaluations[pending] += found.evaluations
             pending = pending[best.value[pending] > explained[pending]]
             if not len(pending):
                 break
         x, logits = unpack(task, best.x, messages[0].images)
-        labels = logits.argmax(dim=2) if self.labels is None else self.labels
+        labels = logits.argmax(dim=2) if labels is None else labels
         return [
             Guess(x[i], labels[i], float(best.value[i]), int(best.evaluations[i]))
             if best.value[i].isfinite()
             else failed(task, messages[i], "no restart had a finite objective", int(best.evaluations[i]))
             for i in range(n)
         ]
+
+    def _order(self, key: Key, restart: int) -> Tensor | None:
+        """The order of the labels, which says in which step each is taken: another in every restart; None: as it is."""
+        message = self.sightings[0].messages[0]
+        if restart == 0 or message.images == 1 or not (self.search.explains.unroll or message.users > 1):
+            return None
+        return torch.from_numpy(rng.permutation(key.child("order", restart), message.images))
 
     def _starts(self, key: Key, restart: int) -> Tensor:
         """[n, D]: every victim's first dummy inputs, and label logits where those are searched too."""

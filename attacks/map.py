@@ -33,7 +33,8 @@ class MAP(Attack):
         tv: weight of the total variation, in nats a unit of pixel difference. Fixed once, on 16 CIFAR-10 images with
             normal noise of 0.003, 0.01 and 0.05 (`benchmarks/prior_weight.py`), never for an image or a defence.
         box: weight of the squared distance of a pixel to [0, 1], in nats.
-        restarts: from other random starts; the one with the lowest objective is told.
+        restarts: from other random starts, and with the labels of several steps or users in another order; the one with
+            the lowest objective is told.
         evaluations: of the objective and its gradient, for one victim and restart, at most.
         objective: `likelihood`, or `l2` for the same prior without knowledge of the defence: the squared distance of
             the gradients in units of `naive_std`, which tells the gain of the prior from that of the knowledge.

@@ -50,9 +50,9 @@ class Local(NamedTuple):
 def client_updates(task: Task, params: Vector, x: Tensor, y: Tensor, local: Local) -> Tensor:
     """The messages that clients would send who trained on these images, before a defence; differentiable in x and y.
 
-    The order in which a client takes its images is not known. An update does not depend on it beyond which images share
-    a step, so the candidate's own order is as good as any: the images may change places in the search. Every pass takes
-    them in the same order, as none other is known; where a client shuffled them anew, that is an approximation.
+    The steps take the images in the candidate's own order. The client's is not known: images with one label may change
+    places in a search, and whoever holds labels fixed can try their orders. Every pass takes them in the same order;
+    where a client shuffles anew, that is an approximation.
 
     Args:
         params: [d] that all trained from.

@@ -71,11 +71,7 @@ def _certainty(analysis: Analysis) -> list[str]:
             "Differences between seeds: their images are pooled into one sample; if seeds differ much from each other, "
             "the intervals are too narrow."
         )
-    small = [
-        g
-        for g in analysis.attacked
-        if g.kind == "reconstruction" and g.column.target.images < FEW_IMAGES
-    ]
+    small = [g for g in analysis.attacked if g.kind == "reconstruction" and g.column.target.images < FEW_IMAGES]
     if small:
         least = min(group.column.target.images for group in small)
         found.append(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+from harness.cell import Target
 from reports.figures import ACCURACY_BETTER, LEAK_BETTER, MOST_SERIES, Chart, Point, Series, slug
 from reports.labels import UNDEFENDED
 from reports.notation import fixed, interval, percent
@@ -12,29 +14,72 @@ from reports.pool import curve
 from reports.select import RECOGNISABLE, Analysis, Group
 
 
+class _Axis(NamedTuple):
+    """What differs between the targets of a chart, and how it is called."""
+
+    slug: str
+    title: str
+    x_label: str
+    column: str
+    caption: str
+    at: Callable[[Target], int]
+
+
+_ATTACKED = _Axis(
+    "rounds",
+    "Leakage over the round attacked",
+    "round whose message is attacked",
+    "Round",
+    "At each round the attack that is strongest there. Bars: 95 % intervals.",
+    lambda target: target.round or 0,
+)
+_WATCHED = _Axis(
+    "watched",
+    "Leakage over the rounds watched",
+    "rounds in which the same images were sent",
+    "Rounds watched",
+    "The attacker takes all rounds that were watched together; at each number the attack that is strongest there. "
+    "Bars: 95 % intervals.",
+    lambda target: target.rounds,
+)
+
+
 def attack_charts(analysis: Analysis, setting: str) -> list[Chart]:
-    """SSIM of the strongest attack at each attacked round, one line a defence."""
+    """SSIM of the strongest attack at each attacked round, and at each number of rounds, one line a defence."""
     charts = []
     groups = [
         g for g in analysis.attacked if g.setting == setting and g.kind == "reconstruction" and g.value is not None
     ]
     for kind in dict.fromkeys(group.column.target.kind for group in groups):
-        mine = [group for group in groups if group.column.target.kind == kind]
-        if len({group.column.target.round for group in mine}) < 2:
-            continue
-        found = []
-        for defense in analysis.defenses:
-            at: dict[int, list[Group]] = {}
-            for group in mine:
-                if group.defense.label == defense and group.column.target.round is not None:
-                    at.setdefault(group.column.target.round, []).append(group)
-            best = [(round_, analysis.best(row)) for round_, row in sorted(at.items())]
-            found.append((defense, [(round_, group) for round_, group in best if group is not None]))
-        charts.append(_rounds_chart(analysis, kind, [(d, line) for d, line in found if line]))
+        mine = [group for group in groups if group.column.target.kind == kind and group.column.target.users == 1]
+        single = [group for group in mine if group.column.target.rounds == 1]
+        # an axis of the rounds watched starts where several are
+        starts = {group.column.target.round for group in mine if group.column.target.rounds > 1}
+        watched = [group for group in mine if group.column.target.round in starts]
+        for axis, those in ((_ATTACKED, single), (_WATCHED, watched)):
+            if len({axis.at(group.column.target) for group in those}) > 1:
+                charts.append(_chart(analysis, kind, axis, _lines(analysis, those, axis)))
     return charts
 
 
-def _rounds_chart(analysis: Analysis, kind: str, lines: list[tuple[str, list[tuple[int, Group]]]]) -> Chart:
+_Lines = list[tuple[str, list[tuple[int, Group]]]]
+"""By defence, the strongest group at each place of an axis."""
+
+
+def _lines(analysis: Analysis, groups: Sequence[Group], axis: _Axis) -> _Lines:
+    """The lines of a chart, in the study's order of the defences."""
+    found = []
+    for defense in analysis.defenses:
+        at: dict[int, list[Group]] = {}
+        for group in groups:
+            if group.defense.label == defense:
+                at.setdefault(axis.at(group.column.target), []).append(group)
+        best = [(place, analysis.best(row)) for place, row in sorted(at.items())]
+        found.append((defense, [(place, group) for place, group in best if group is not None]))
+    return [(defense, line) for defense, line in found if line]
+
+
+def _chart(analysis: Analysis, kind: str, axis: _Axis, lines: _Lines) -> Chart:
     """The chart of one kind of target."""
     series, rows = [], []
     for defense, line in lines:
@@ -46,16 +91,14 @@ def _rounds_chart(analysis: Analysis, kind: str, lines: list[tuple[str, list[tup
             rows.append((analysis.defenses[defense].text, str(at), attack, fixed(e.value), interval(e)))
     shown, rest = _looks(analysis, series)
     return Chart(
-        name=slug(f"rounds {kind}"),
-        title=f"Leakage over the round attacked ({kind})",
-        x_label="round whose message is attacked",
+        name=slug(f"{axis.slug} {kind}"),
+        title=f"{axis.title} ({kind})",
+        x_label=axis.x_label,
         y_label="mean SSIM, strongest attack",
         series=shown,
         better=LEAK_BETTER,
-        caption=" ".join(
-            filter(None, ("At each round the attack that is strongest there. Bars: 95 % intervals.", rest))
-        ),
-        header=("Defence", "Round", "Attack", "Mean SSIM", "95 % interval"),
+        caption=" ".join(filter(None, (axis.caption, rest))),
+        header=("Defence", axis.column, "Attack", "Mean SSIM", "95 % interval"),
         rows=tuple(rows),
         lines=((RECOGNISABLE, f"recognisable from {RECOGNISABLE}"),),
         whole_x=True,

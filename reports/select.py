@@ -11,7 +11,7 @@ from harness import stats
 from harness.cell import Cell, PartSpec, Target
 from harness.result import Estimate, Failure, Flag, PartInfo, Result, Run, TrainingRecord
 from reports.labels import UNDEFENDED, Label, label_parts, label_settings, setting_key
-from reports.notation import fixed, where
+from reports.notation import fixed, metric, where
 from reports.pool import pool
 
 RECOGNISABLE = 0.5
@@ -290,7 +290,7 @@ class Analysis:
             naive = self.best([group for group in groups if not group.info.aware])
             if aware is not None and naive is not None and _surely_less(aware, naive):
                 name = self.attacks[naive.column.attack.label].text
-                values = f"{naive.metric} {fixed(naive.value)}, here {fixed(aware.value)}"
+                values = f"{metric(naive.metric)} {fixed(naive.value)}, here {fixed(aware.value)}"
                 text = f"{name} ignores the defence and gets more: {values}"
                 found |= {cell.id: Flag("naive-beats-aware", text) for cell in aware.cells}
         return found

@@ -1,0 +1,58 @@
+"""Where an attack that knows the defence gets less than one that ignores it."""
+
+import pytest
+
+from harness.cell import Target
+from harness.result import Result
+from harness.stats import mean
+from reports.html import render
+from reports.select import Analysis
+from tests import report_fixtures as double
+
+PROBE = Target("probe", 0, count=6)
+NAIVE = (0.40, 0.42, 0.38, 0.44, 0.41, 0.39)
+
+
+def run_with(aware, *, of_naive="server", naive=NAIVE):
+    """One defence, one naive and one aware attack, and the same without a defence."""
+    attacks = [(double.MATCHING, PROBE, of_naive), (double.MAP, PROBE, "server"), (double.PRIOR, PROBE, "server")]
+
+    def make(cell) -> Result:
+        values = {"matching": naive, "map": aware, "prior": (0.1,) * 6}[cell.attack.name]
+        return double.with_estimates(double.result_of(cell), mean("ssim", values, higher_leaks=True))
+
+    return double.make_run(double.grid([double.NONE, double.GAUSSIAN[0]], attacks, seeds=(0,)), make=make)
+
+
+def flagged(run):
+    """Names of defence and attack of the cells with the flag."""
+    analysis = Analysis(run)
+    return {
+        (cell.training.defense.name, cell.attack.name)
+        for cell in run.cells
+        if "naive-beats-aware" in {flag.code for flag in analysis.flags_of(cell)}
+    }
+
+
+def test_an_aware_attack_that_gets_less_on_every_image_is_flagged_and_not_without_a_defence():
+    run = run_with(tuple(value - 0.05 for value in NAIVE))
+    assert flagged(run) == {("gaussian", "map")}
+    assert "naive-beats-aware" in render(run)
+    assert "matching ignores the defence and gets more: mean SSIM 0.407, here 0.357" in render(run)
+
+
+@pytest.mark.parametrize(
+    "aware",
+    [
+        pytest.param(NAIVE, id="as much"),
+        pytest.param(tuple(value + 0.1 for value in NAIVE), id="more"),
+        pytest.param((0.6, 0.2, 0.6, 0.2, 0.4, 0.3), id="less, but within noise"),
+        pytest.param((0.3, None, None, None, None, None), id="one pair shows no spread"),
+    ],
+)
+def test_otherwise_it_is_not(aware):
+    assert flagged(run_with(aware)) == set()
+
+
+def test_only_attacks_by_the_same_adversary_are_compared():
+    assert flagged(run_with(tuple(value - 0.05 for value in NAIVE), of_naive="eavesdropper")) == set()

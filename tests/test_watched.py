@@ -1,0 +1,39 @@
+"""Several rounds taken together, on the page."""
+
+from harness.cell import Target
+from reports.notation import where
+from reports.round_charts import attack_charts
+from reports.select import Analysis
+from tests import report_fixtures as double
+
+ROUNDS = (1, 2, 4)
+
+
+def charts_of(targets):
+    attacks = [(attack, target, "server") for attack in (double.MAP, double.PRIOR) for target in targets]
+    run = double.make_run(double.grid([double.NONE, double.GAUSSIAN[0]], attacks, seeds=(0,)))
+    analysis = Analysis(run)
+    return {chart.name: chart for chart in attack_charts(analysis, next(iter(analysis.settings)))}
+
+
+def test_rounds_watched_together_have_a_chart_of_their_own():
+    charts = charts_of([Target("probe", 0, count=6, rounds=n) for n in ROUNDS])
+    assert list(charts) == ["watched-probe"]
+    chart = charts["watched-probe"]
+    assert chart.title == "Leakage over the rounds watched (probe)"
+    assert [[point.x for point in line.points] for line in chart.series] == [[1.0, 2.0, 4.0]] * 2
+    assert [row[1] for row in chart.rows] == ["1", "2", "4"] * 2
+
+
+def test_rounds_watched_together_are_not_mixed_with_the_round_attacked():
+    targets = [Target("probe", 0, count=6), Target("probe", 4, count=6), Target("probe", 0, count=6, rounds=3)]
+    charts = charts_of(targets)
+    assert [[point.x for point in line.points] for line in charts["rounds-probe"].series] == [[0.0, 4.0]] * 2
+    assert [[point.x for point in line.points] for line in charts["watched-probe"].series] == [[1.0, 3.0]] * 2
+
+
+def test_a_target_says_its_rounds_and_users():
+    assert where(Target("probe", 2)) == "probe, round 2"
+    assert where(Target("probe", 2, rounds=4)) == "probe, rounds 2 to 5"
+    assert where(Target("probe", 0, batch=3, users=2)) == "probe, round 0, batch 3, 2 users at once"
+    assert where(Target("members")) == "members"
