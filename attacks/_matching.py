@@ -5,6 +5,7 @@ The engine of the attacks that differ only in where the labels come from.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,7 +16,6 @@ from torch import Tensor
 from attacks._failure import failed, unusable
 from attacks._lbfgs import Minima, Stop, minimize
 from attacks._objective import Explains, objective
-from attacks._objective import received_gradients as received_gradients
 from harness import rng
 from harness.contract import Guess, Observation, Sighting
 from harness.matching import Evaluation, Function, unpack
@@ -26,6 +26,9 @@ Start = Literal["normal", "uniform"]
 _TOLERANCE = 3e-9
 """Share of a zero gradient's misfit at which a search ends: of 24 photographs behind the LeNet of DLG the raw MSE was
 then 3e-6 to 5e-4. Single precision goes on to about 1e-10, for half as many evaluations again."""
+
+_STAGE = 100.0
+"""How much more the messages weigh from one stage to the next."""
 
 _EXPLAINED = 1e-7
 """Share at which a target counts as explained, so that another start would find the same inputs again. Above the
@@ -44,6 +47,8 @@ class Search:
         explains: how a candidate is held against what was received.
         decrease: share of the objective that the last evaluations must have won, see `Stop`. 3e-2: the slowest of
             the undefended photographs still wins 0.1; against noise it saves two thirds that would fit the noise.
+        ease: what the messages weigh at first for an update of zero; then in stages up to what they do weigh. A
+            likelihood without noise is so steep that a search from a random start never comes to heed the prior.
     """
 
     restarts: int
@@ -51,6 +56,7 @@ class Search:
     start: Start
     explains: Explains = field(default_factory=Explains)
     decrease: float = 3e-2
+    ease: float = math.inf
 
     def __post_init__(self) -> None:
         for name, value in (("restarts", self.restarts), ("evaluations", self.evaluations)):
@@ -114,25 +120,30 @@ class _Group:
         messages, task = self.sightings[0].messages, self.seen.task
         n = len(messages)
         labels = self.labels
-        function, nothing = objective(self.seen, self.sightings, labels, self.search.explains)
+        _, nothing = objective(self.seen, self.sightings, labels, self.search.explains)
         # a negative log-likelihood below zero has no natural end
         tolerance, explained = (
             torch.where(nothing > 0, share * nothing, -torch.inf) for share in (_TOLERANCE, _EXPLAINED)
         )
         best = Minima(self._starts(key, 0), nothing.new_full((n,), torch.inf), torch.zeros(n, dtype=torch.int64), ())
+        strengths = self._strengths(float(nothing.max()))
         pending = torch.arange(n)
         for restart in range(self.search.restarts):
             order = self._order(key, restart)
-            if self.labels is not None and order is not None:
-                function, _ = objective(self.seen, self.sightings, self.labels[:, order], self.search.explains)
-            stop = Stop(self.search.evaluations, tolerance[pending], decrease=self.search.decrease)
-            found = minimize(_Subset(function, pending), self._starts(key, restart)[pending], stop)
+            mine = self.labels if self.labels is None or order is None else self.labels[:, order]
+            x, used = self._starts(key, restart)[pending], torch.zeros(len(pending), dtype=torch.int64)
+            for strength in strengths:
+                function, _ = objective(self.seen, self.sightings, mine, self.search.explains, strength)
+                least = tolerance[pending].clamp(max=_TOLERANCE * strength)
+                stop = Stop(self.search.evaluations // len(strengths), least, decrease=self.search.decrease)
+                found = minimize(_Subset(function, pending), x, stop)
+                x, used = found.x, used + found.evaluations
             better = found.value < best.value[pending]
             rows = pending[better]
             best.x[rows], best.value[rows] = found.x[better], found.value[better]
-            if labels is not None and self.labels is not None and order is not None:
-                labels = labels.index_put((rows,), self.labels[rows][:, order])
-            best.evaluations[pending] += found.evaluations
+            if labels is not None and mine is not None:
+                labels = labels.index_put((rows,), mine[rows])
+            best.evaluations[pending] += used
             pending = pending[best.value[pending] > explained[pending]]
             if not len(pending):
                 break
@@ -144,6 +155,14 @@ class _Group:
             else failed(task, messages[i], "no restart had a finite objective", int(best.evaluations[i]))
             for i in range(n)
         ]
+
+    def _strengths(self, whole: float) -> list[float]:
+        """How strongly the messages weigh in each stage of a search; at last as much as they do."""
+        strengths, strength = [], self.search.ease
+        while strength * _STAGE < whole:
+            strengths.append(strength)
+            strength *= _STAGE
+        return [*strengths, math.inf]
 
     def _order(self, key: Key, restart: int) -> Tensor | None:
         """The order of the labels, which says in which step each is taken: another in every restart; None: as it is."""

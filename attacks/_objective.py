@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -89,12 +90,19 @@ class Objective(NamedTuple):
     nothing: Tensor
 
 
-def objective(seen: Observation, sightings: Sequence[Sighting], labels: Tensor | None, explains: Explains) -> Objective:
+def objective(
+    seen: Observation,
+    sightings: Sequence[Sighting],
+    labels: Tensor | None,
+    explains: Explains,
+    strength: float = math.inf,
+) -> Objective:
     """The sum over the rounds of how badly candidates explain each round's messages, and the prior.
 
     Args:
         sightings: the rounds, each with one message of the same n victims, in the same order.
         labels: [n, b] int64, held fixed; None: a candidate brings its own.
+        strength: the messages' part is scaled down, where it is above this for updates of zero, to just this.
     """
     task, params = seen.task, sightings[0].model.params
     fixed = None if labels is None else one_hot(labels, task.classes).to(params.dtype)
@@ -104,6 +112,8 @@ def objective(seen: Observation, sightings: Sequence[Sighting], labels: Tensor |
         functions.append(function)
         nothing = nothing + misfit_of_zero
     whole = functions[0] if len(functions) == 1 else _Sum(tuple(functions))
+    if bool((nothing > strength).any()):
+        whole = _Weighted(whole, (strength / nothing.clamp(min=strength)))
     if explains.prior is not None:
         whole = _WithPrior(whole, explains.prior, task, sightings[0].messages[0].images)
     return Objective(whole, nothing)
@@ -212,6 +222,19 @@ class _Sum:
         found = [function(candidates, instances) for function in self.functions]
         values, gradients = (torch.stack(parts).sum(dim=0) for parts in zip(*found, strict=True))
         return Evaluation(values, gradients)
+
+
+@dataclass(frozen=True, eq=False)
+class _Weighted:
+    """A function with a weight [n] for each instance."""
+
+    function: Function
+    weight: Tensor
+
+    def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
+        value, gradient = self.function(candidates, instances)
+        weight = self.weight[instances]
+        return Evaluation(weight * value, weight[:, None] * gradient)
 
 
 @dataclass(frozen=True, eq=False)

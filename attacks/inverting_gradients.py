@@ -154,7 +154,7 @@ class _Directions:
     def __call__(self, gradients: Tensor, instances: Tensor) -> Tensor:
         """Implement `Misfit`."""
         lengths = gradients.square().sum(dim=1, keepdim=True).sqrt()
-        return (gradients / lengths - self.units[instances // self.restarts]).square().sum(dim=1) / 2
+        return (gradients / lengths - self.units.index_select(0, instances // self.restarts)).square().sum(dim=1) / 2
 
 
 @dataclass(frozen=True, eq=False)

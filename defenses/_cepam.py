@@ -18,14 +18,12 @@ from torch import Tensor
 from defenses import _cepam_wire
 from defenses._clip import clip_l2
 from defenses._lrsuq import Floats
+from defenses._misfit import ball_misfit
 from harness.claim import Horizon
 from harness.codec import Reader, unpack_float32
 from harness.contract import Defense, Likelihood, MessageError, Sender, Setting, check_update
 from harness.rng import Key
 from harness.vec import Vector
-
-_WALL = 0.1
-"""Width, in radii, of the wall around the ball in which the error is: an optimiser cannot use a jump."""
 
 _STIFF = 1e-3
 """Relative deviation of a candidate's norm from the one that was sent which counts as one standard deviation. What was
@@ -110,7 +108,7 @@ class Cepam(Defense[None, None]):
         shared: Sequence[Key] | None,
         setting: Setting,
     ) -> Likelihood:
-        """A normal law with the covariance r^2 / (n + 2) of each ball, and a wall around it; and how the norm fits.
+        """The error is uniform on balls of known radii, whose walls are blurred; and how the norm fits.
 
         Who lacks the key knows no radius and no dither, and cannot tell what the bits stand for: the norm is all.
         """
@@ -121,11 +119,14 @@ class Cepam(Defense[None, None]):
             if shared is not None and unit > 0:
                 decoded, radii = self._points(unit, payload, shared[i], setting)
                 points[i], inverse[i] = torch.from_numpy(decoded).float(), torch.from_numpy(1 / radii).float()
+        read = inverse[:, 0] > 0
         norms = torch.tensor([self.bound * unit for unit, _ in split], dtype=torch.float32)
 
         def score(update: Tensor) -> Tensor:
             kept = self._padded(update if self.sends_norm else clip_l2(update, self.bound), setting)
-            misfit = _ball_misfit((kept.reshape(points.shape) - points) * inverse[:, None])
+            errors = (kept.reshape(points.shape) - points) * inverse[:, None]
+            # 1e-30: the square root has no slope at zero
+            misfit = ball_misfit((errors.square().sum(1) + 1e-30).sqrt()) * read
             return misfit + _norm_misfit(update, norms) if self.sends_norm else misfit
 
         return score
@@ -171,14 +172,6 @@ def _float32(value: float) -> float:
     if value > float(np.finfo(np.float32).max):
         raise ValueError(f"expected an update whose norm in units is a float32, got {value}")
     return float(np.float32(value))
-
-
-def _ball_misfit(errors: Tensor) -> Tensor:
-    """[k], of errors [k, n, N] in radii: a normal law of a ball's covariance, and the wall."""
-    squares = errors.square().sum(1)
-    # the square root has no slope at zero
-    beyond = squares.clamp(min=1.0).sqrt() - 1
-    return ((errors.shape[1] + 2) / 2 * squares + (beyond / _WALL).square() / 2).sum(-1)
 
 
 def _norm_misfit(update: Tensor, norms: Tensor) -> Tensor:

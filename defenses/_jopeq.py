@@ -10,11 +10,13 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from defenses._dither import draw_dither
 from defenses._jopeq_privacy import GENERATOR, SHIPPED, Student
@@ -28,10 +30,10 @@ from defenses._lattice import (
     reference_step,
     student_variance,
 )
-from defenses._misfit import gaussian_misfit
+from defenses._misfit import Misfit, rounded_misfit
 from defenses._scale import Mode, Scaling
 from harness import rng
-from harness.cascade import Quantizes
+from harness.cascade import Quantizes, Rounded
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import pack_levels, unpack_levels, width_of
 from harness.contract import Defense, Likelihood, MessageError, Sender, Setting, check_update, positive
@@ -90,16 +92,21 @@ class Carrier(NamedTuple):
         once = float(self.lattice.covariance.diagonal().mean())
         return once if dithered else 2 * once
 
-    def inside(self, residual: Tensor, levels: Tensor) -> Tensor:
-        """[n, count] candidates minus values, zero where a candidate lies beyond a value at the edge.
+    def side(self, levels: Tensor) -> Tensor:
+        """1 where a level is the topmost, whose cell has no upper end, -1 where it is the lowest, else 0."""
+        return (levels == self.lattice.top).float() - (levels == -self.lattice.top).float()
 
-        What is beyond the edge is clipped to it, so that the outermost level speaks against what is inside only.
+    def inside(self, residual: Tensor, side: Tensor) -> Tensor:
+        """[n, count] candidates minus values, along a generator of the lattice zero where the cell has no end.
+
+        What is beyond the edge is clipped to it, so that an outermost level speaks only against what is inside of its
+        cell; there, the distance from the cell counts.
         """
-        cells = self.in_cells(residual)
-        top = self.lattice.top
-        cells = torch.where(levels == top, cells.clamp(max=0), cells)
-        cells = torch.where(levels == -top, cells.clamp(min=0), cells)
-        return cells if self.lattice.dimension == 1 else _turn(cells, _PLACE)
+        count, padded = residual.shape[1], side.shape[1]
+        cells = self.in_cells(pad(residual, (0, padded - count)) if count < padded else residual)
+        beyond = (cells * side + 0.5 * self.lattice.step).clamp(max=0.0) * side
+        cells = torch.where(side == 0, cells, beyond)
+        return cells if self.lattice.dimension == 1 else _turn(cells, _PLACE)[:, :count]
 
     def in_cells(self, residual: Tensor) -> Tensor:
         """[n, count] along the generators of the lattice at step 1."""
@@ -129,8 +136,12 @@ class Dithered(Defense[None, None]):
         """The numbers [n] with their noise."""
 
     @abstractmethod
-    def misfit(self, residual: Tensor, blur: float) -> Tensor:
-        """[n]: -log density of candidates minus values [n, count], with a further error of variance `blur` on each."""
+    def misfit(self, side: Tensor, *, dithered: bool) -> Misfit:
+        """Of candidates minus values [n, count], those of levels whose `Carrier.side` is given.
+
+        Args:
+            dithered: the values are without their dither, which is known; else the middles of the levels.
+        """
 
     def encode(
         self, state: None, memory: None, update: Vector, *, sender: Sender, private: Key, shared: Key, setting: Setting
@@ -157,7 +168,7 @@ class Dithered(Defense[None, None]):
     ) -> Likelihood:
         """How far a candidate is from the values, by the law of noise and quantisation error, and from the scales.
 
-        The quantisation error counts by its variance; a value at the edge speaks against candidates inside it only.
+        A value at the edge tells that the number is there or beyond.
         """
         keys: Sequence[Key | None] = [None] * len(received) if shared is None else shared
         carrier, scaling = Carrier(self.lattice), self.scaling
@@ -166,11 +177,10 @@ class Dithered(Defense[None, None]):
         values = [carrier.place(read, len(read), key) for (_, read), key in zip(parts, keys, strict=True)]
         sent = torch.stack(values)
         candidates = scaling.candidates([header for header, _ in parts], setting.layout)
-        blur = 0.0 if shared is not None else carrier.error_variance(dithered=True)
+        misfit = self.misfit(carrier.side(levels), dithered=shared is not None)
 
         def score(update: Tensor) -> Tensor:
-            residual = carrier.inside(candidates.numbers(update) - sent, levels)
-            return self.misfit(residual, blur) + candidates.penalty(update)
+            return misfit(candidates.numbers(update) - sent) + candidates.penalty(update)
 
         return score
 
@@ -179,6 +189,18 @@ class Dithered(Defense[None, None]):
         size = self.scaling.header_size(setting.layout)
         levels = Carrier(self.lattice).levels(received[size:], self.scaling.count(setting.layout))
         return received[:size], levels
+
+
+@dataclass(frozen=True, eq=False)
+class _AlongGenerators:
+    """A law of lattice coordinates."""
+
+    carrier: Carrier
+    misfit: Misfit
+
+    def __call__(self, residual: Tensor) -> Tensor:
+        """Implement `Misfit`."""
+        return self.misfit(self.carrier.in_cells(residual))
 
 
 @dataclass(frozen=True)
@@ -210,10 +232,9 @@ class Bare(Dithered, Quantizes):
         """The numbers themselves."""
         return values
 
-    def misfit(self, residual: Tensor, blur: float) -> Tensor:
-        """Squared distance in lattice coordinates, in which the error is uniform on a cube."""
-        carrier = Carrier(self.lattice)
-        return gaussian_misfit(carrier.in_cells(residual), carrier.lattice.step**2 / 12, blur)
+    def misfit(self, side: Tensor, *, dithered: bool) -> Misfit:
+        """Of each lattice coordinate by itself, as it is rounded and overloads; see `rounded_misfit` for the law."""
+        return _AlongGenerators(Carrier(self.lattice), rounded_misfit(side, self.lattice.step, 0.0, dithered=dithered))
 
     def compress(self, values: Tensor, *, shared: Key, noise_variance: float) -> bytes:
         """The levels of values [n]."""
@@ -224,9 +245,18 @@ class Bare(Dithered, Quantizes):
         carrier = self._carrier(noise_variance)
         return carrier.place(carrier.levels(payload, count), count, shared)
 
-    def error_variance(self, *, noise_variance: float, dithered: bool) -> float:
-        """Of a restored value without overload; of both values of a pair, the mean."""
-        return self._carrier(noise_variance).error_variance(dithered)
+    def rounded(self, payloads: Sequence[bytes], count: int, *, noise_variance: float, dithered: bool) -> Rounded:
+        """The levels' cells; the variance is, of both values of a pair, the mean."""
+        carrier = self._carrier(noise_variance)
+        side = carrier.side(torch.stack([carrier.levels(payload, count) for payload in payloads]))
+        return Rounded(
+            step=carrier.lattice.step,
+            side=side,
+            dithered=dithered,
+            variance=carrier.error_variance(dithered),
+            inside=partial(carrier.inside, side=side),
+            alone=self.dimension == 1,
+        )
 
     def edge(self, noise_variance: float) -> float:
         """The outermost level."""

@@ -26,6 +26,13 @@ _DIGITS = 3
 _FLOOR = 1e-12
 """Least chance of a level in the surrogate: keeps its gradients within float32 where the channel is the identity."""
 
+_KNEE = 0.97
+"""Of a level: where the law that a search gets leaves the exact one. MAP's SSIM of six images behind 256 levels that
+all match: 0.134, 0.147, 0.176, 0.208 for a knee at 0.5, 0.7, 0.9, 0.97; behind 4096 levels 0.82 to 0.83 for all."""
+
+_LEAST = 1e-250
+"""Least chance of a level in that law: no floor where the channel is the identity, and yet a finite logarithm."""
+
 
 @dataclass(frozen=True)
 class PrivQuant:
@@ -199,6 +206,30 @@ class PrivQuant:
         rounded_here = (1 - offset).clamp(min=0)
         background = max((1 - self.normalizer) / self.levels, _FLOOR)
         return -(background + self.normalizer * rounded_here).log().sum(-1)
+
+    def misfit(self, received: Tensor, y: Tensor, bound: float) -> Tensor:
+        """`surrogate` for who searches: from `_KNEE` of a level on, -ln h is continued by its parabola.
+
+        The surrogate has no slope where y is a level or more from what was received. That is all of what is true while
+        a match is by chance, but where nearly all coordinates match, a search that starts further away sees nothing.
+        -ln h and its continuation are convex, with two continuous derivatives.
+
+        Args:
+            received, y, bound: as for `surrogate`.
+
+        Returns:
+            [n] float64.
+
+        Guarantees:
+            `surrogate` where every coordinate is nearer than the knee, and nowhere above it, but for that one's floor.
+            Finite, with finite gradients, for every finite y; at least 0.
+        """
+        offset = (_position(y, bound, self.levels) - received.to(y.device)).abs()
+        over = (offset - _KNEE).clamp(min=0) / (1 - _KNEE)
+        unlikely = over + over.square() / 2 - (-offset.clamp(max=_KNEE)).log1p()
+        background = max((1 - self.normalizer) / self.levels, _LEAST)
+        matched = math.log(self.normalizer) - unlikely
+        return -torch.logaddexp(torch.full_like(matched, math.log(background)), matched).sum(-1).clamp(max=0)
 
     @property
     def _log_ratio(self) -> float:

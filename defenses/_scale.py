@@ -195,7 +195,7 @@ class Candidates:
         if self.scaling.mode == "vector":
             own = torch.zeros_like(own)
         sent = taken.new_zeros(len(taken), pieces * lanes)
-        sent[:, group] = self.means.expand(len(taken), -1) if self.scaling.mode == "tensor" else 0.0
+        sent[:, group] = self.means.expand(len(taken), -1).to(taken) if self.scaling.mode == "tensor" else 0.0
         squares = taken.new_zeros(len(taken), pieces).index_add(1, self.piece, (taken - own[:, group]).square())
         scales = _SPREAD * (squares / columns[::lanes] + 1e-30).sqrt()
         # a constant tensor has scale 0, and its mean tells all of it

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -92,19 +94,25 @@ class DPSGD(Defense[None, None]):
         shared: Sequence[Key] | None,
         setting: Setting,
     ) -> Likelihood:
-        """|y - u|^2 / (2 sigma^2), sigma^2 the sum of the steps' variances; exact where the steps' order is nothing.
+        """|y - u|^2 / (2 sigma^2), sigma^2 the sum of the steps' variances, with what momentum makes of each.
 
-        A candidate's norm is held to what clipped steps can reach; which records are clipped is for who makes it.
+        Exact for one step. Of several it leaves out that a step's noise moves where the later ones start. The learning
+        rate is that of round 0 and the number of steps that of the largest client: under a schedule, or with clients of
+        different size that count epochs, sigma is too large for the messages with less of either.
+        A candidate's norm is held to what clipped steps can reach, B nominal and all n records drawn; which records are
+        clipped is for who makes it.
         """
         sent = torch.stack([unpack_float32(wire, setting.dim) for wire in received])
-        scale = 1.0 if setting.sends == "gradient" else setting.lr
+        weights = _weights(setting)
+        scale = self.clip * (1.0 if setting.sends == "gradient" else setting.lr)
         sizes = [min(setting.batch or who.samples, who.samples) for who in senders]
-        std = torch.tensor([scale * self.step_noise(setting) * self.clip / size for size in sizes])
-        std = (std * setting.steps**0.5)[:, None]
-        reach = scale * self.clip * setting.steps
+        each = scale * self.step_noise(setting) * math.hypot(*weights)
+        std = torch.tensor([[each / size] for size in sizes])
+        pairs = zip(senders, sizes, strict=True)
+        reach = torch.tensor([[scale * sum(weights) * who.samples / size] for who, size in pairs])
 
         def score(update: Tensor) -> Tensor:
-            return gaussian_misfit((clip_l2(update, reach) - sent) / std, 1.0)
+            return gaussian_misfit((reach * clip_l2(update / reach, 1.0) - sent) / std, 1.0)
 
         return score
 
@@ -139,6 +147,13 @@ class DPSGD(Defense[None, None]):
                 ),
             ),
         )
+
+
+def _weights(setting: Setting) -> list[float]:
+    """How often each step's gradient enters the message: 1, and with momentum as part of the later steps, too."""
+    if setting.sends == "gradient":
+        return [1.0]
+    return list(itertools.accumulate(setting.momentum**k for k in range(setting.steps)))
 
 
 def _share(setting: Setting) -> float:

@@ -14,7 +14,7 @@ from defenses._clip import clip_l2
 from defenses._misfit import gaussian_misfit
 from harness import rng
 from harness.accounting import epsilon, gaussian_mu, repeat
-from harness.cascade import Perturbs, split_message
+from harness.cascade import Perturbs, Rounded, split_message
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import pack_float32
 from harness.contract import Defense, Likelihood, Sender, Setting, check_update, positive
@@ -103,15 +103,18 @@ class Gaussian(Defense[None, None], Perturbs):
         setting: Setting,
     ) -> Likelihood:
         """|y - clip(u)|^2 / (2 sigma^2)."""
-        return self.misfit(received, setting=setting, extra=0.0)
+        return self.misfit(received, setting=setting)
 
-    def misfit(self, received: Sequence[bytes], *, setting: Setting, extra: float) -> Likelihood:
-        """The likelihood with a further error of variance `extra`."""
+    def misfit(self, received: Sequence[bytes], *, setting: Setting, rounded: Rounded | None = None) -> Likelihood:
+        """The likelihood; an error of rounding adds its variance."""
         sent = torch.stack([split_message(wire, 0, setting.dim)[1] for wire in received])
-        further = extra * self.unit(setting) ** 2
+        unit = self.unit(setting)
+        if rounded is None:
+            return lambda update: gaussian_misfit(clip_l2(update, self.clip) - sent, self.sigma**2)
 
         def score(update: Tensor) -> Tensor:
-            return gaussian_misfit(clip_l2(update, self.clip) - sent, self.sigma**2, further)
+            residual = rounded.inside((clip_l2(update, self.clip) - sent) / unit)
+            return gaussian_misfit(residual, self.noise_variance(setting), rounded.variance)
 
         return score
 

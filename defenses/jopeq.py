@@ -11,7 +11,7 @@ from defenses._budget import every_round
 from defenses._jopeq import Dithered, Radius, added_up, scalar_lattice
 from defenses._jopeq_privacy import cube_epsilon, scalar_epsilon, sphere_epsilon, surrogate_scale, uniform_delta
 from defenses._lattice import Lattice
-from defenses._misfit import gaussian_misfit, laplace_misfit
+from defenses._misfit import Misfit, rounded_misfit
 from defenses._scale import Mode, Scaling, unclipped
 from harness import rng
 from harness.accounting import Leak, Pure, repeat
@@ -87,12 +87,9 @@ class JoPEQ(Dithered):
             return values
         return values.add_(rng.signed_exponential(private, (len(values),)), alpha=self.noise_scale)
 
-    def misfit(self, residual: Tensor, blur: float) -> Tensor:
-        """|r| / b' with a tip as wide as the error; where there is no noise, r^2 by the variance of the error."""
-        variance = self.lattice.step**2 / 12
-        if self.noise_scale == 0:
-            return gaussian_misfit(residual, variance, blur)
-        return laplace_misfit(residual, self.noise_scale, variance + blur)
+    def misfit(self, side: Tensor, *, dithered: bool) -> Misfit:
+        """The law of Laplace(b') plus the error of the cell, or of cell and dither."""
+        return rounded_misfit(side, self.lattice.step, self.noise_scale, dithered=dithered)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Epsilon for one coordinate of one message; T rounds add up, by us."""

@@ -11,7 +11,7 @@ from defenses._budget import every_round
 from defenses._jopeq import Dithered, Radius, added_up, scalar_lattice
 from defenses._jopeq_privacy import cube_epsilon, scalar_epsilon
 from defenses._lattice import Lattice
-from defenses._misfit import laplace_misfit
+from defenses._misfit import Misfit, rounded_misfit
 from defenses._scale import Scaling
 from harness import rng
 from harness.accounting import Pure, repeat
@@ -76,9 +76,9 @@ class SoundJoPEQ(Dithered):
         """Laplace(b) more, in place."""
         return values.add_(rng.signed_exponential(private, (len(values),)), alpha=self.noise_scale)
 
-    def misfit(self, residual: Tensor, blur: float) -> Tensor:
-        """|r| / b with a tip as wide as the error."""
-        return laplace_misfit(residual, self.noise_scale, self.lattice.step**2 / 12 + blur)
+    def misfit(self, side: Tensor, *, dithered: bool) -> Misfit:
+        """The law of Laplace(b) plus the error of the cell, or of cell and dither."""
+        return rounded_misfit(side, self.lattice.step, self.noise_scale, dithered=dithered)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Pure epsilon for one coordinate; T rounds add up."""

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from defenses._budget import every_round
-from defenses._jopeq import Dithered, Radius, added_up, draw_student, pair_lattice, pairs_unclipped, student
+from defenses._jopeq import Carrier, Dithered, Radius, added_up, draw_student, pair_lattice, pairs_unclipped, student
 from defenses._jopeq_privacy import Student, Surrogate, surrogate_covariance, vector_epsilon, vector_epsilon_bound
 from defenses._lattice import Lattice
-from defenses._misfit import student_misfit
+from defenses._misfit import Misfit, student_misfit
 from defenses._scale import Mode, Scaling
 from harness.accounting import Pure, repeat
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
@@ -99,9 +99,11 @@ class JoPEQT(Dithered):
         root = torch.linalg.cholesky(torch.tensor(self.surrogate.scale_matrix))
         return values.add_(draw_student(private, len(values) // 2, root, self.noise.nu))
 
-    def misfit(self, residual: Tensor, blur: float) -> Tensor:
-        """As of the t noise that noise and error amount to."""
-        return student_misfit(residual, *self.noise, blur)
+    def misfit(self, side: Tensor, *, dithered: bool) -> Misfit:
+        """As of the t noise that noise and error amount to: of their covariance, but not quite of their law."""
+        carrier = Carrier(self.lattice)
+        blur = 0.0 if dithered else carrier.error_variance(dithered=True)
+        return _AsStudent(carrier, side, self.noise, blur)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Epsilon for one pair of one message; T rounds add up, by us."""
@@ -142,3 +144,20 @@ class JoPEQT(Dithered):
         # what was found refutes a smaller claim; only the bound proves a larger one
         of_pair = (attained, above) if found > self.epsilon else (above, attained)
         return (*of_pair, whole) if self.scale == "public" else (*of_pair, whole, complete)
+
+
+@dataclass(frozen=True, eq=False)
+class _AsStudent:
+    """Pairs that are bivariate t, inside the outermost cells.
+
+    side: of `Carrier.side`; blur: the variance of the dither where it is not known.
+    """
+
+    carrier: Carrier
+    side: Tensor
+    noise: Student
+    blur: float
+
+    def __call__(self, residual: Tensor) -> Tensor:
+        """Implement `Misfit`."""
+        return student_misfit(self.carrier.inside(residual, self.side), *self.noise, self.blur)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from defenses._budget import epsilon_unless, every_round
 from defenses._clip import clip_coordinates
-from defenses._misfit import laplace_misfit
+from defenses._misfit import Misfit, laplace_misfit, rounded_misfit
 from defenses._scale import Mode, Scaling, unclipped
 from harness import rng
 from harness.accounting import Pure, repeat
-from harness.cascade import Perturbs, split_message
+from harness.cascade import Perturbs, Rounded, split_message
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import pack_float32
 from harness.contract import Defense, Likelihood, Sender, Setting, check_update, positive
@@ -115,18 +116,24 @@ class Laplace(Defense[None, None], Perturbs):
         setting: Setting,
     ) -> Likelihood:
         """sum |y - clamp(u)| / b, with the tip rounded; and how well the norms fit that were sent."""
-        return self.misfit(received, setting=setting, extra=0.0)
+        return self.misfit(received, setting=setting)
 
-    def misfit(self, received: Sequence[bytes], *, setting: Setting, extra: float) -> Likelihood:
-        """The likelihood with a further error of variance `extra`, which rounds the tip more."""
+    def misfit(self, received: Sequence[bytes], *, setting: Setting, rounded: Rounded | None = None) -> Likelihood:
+        """The likelihood; with the cells of numbers that were rounded one by one, else with a tip as wide as theirs."""
         parts = [split_message(wire, self.header_size(setting), setting.dim) for wire in received]
         candidates = self._scaling.candidates([header for header, _ in parts], setting.layout)
         sent = torch.stack([numbers for _, numbers in parts]) / self._bound
         b = self.noise_scale / self._bound
 
+        if rounded is None:
+            misfit: Misfit = partial(laplace_misfit, scale=b)
+        elif rounded.alone:
+            misfit = rounded_misfit(rounded.side, rounded.step, b, dithered=rounded.dithered)
+        else:
+            misfit = partial(_coarse, rounded, b)
+
         def score(update: Tensor) -> Tensor:
-            residual = candidates.numbers(update) - sent
-            return laplace_misfit(residual, b, extra) + candidates.penalty(update)
+            return misfit(candidates.numbers(update) - sent) + candidates.penalty(update)
 
         return score
 
@@ -157,3 +164,8 @@ class Laplace(Defense[None, None], Perturbs):
             proved=Proof(each, Unit.COORDINATE, "closed form", "noise of scale 2C/epsilon on coordinates in [-C, C]."),
             further=(whole,),
         )
+
+
+def _coarse(rounded: Rounded, scale: float, residual: Tensor) -> Tensor:
+    """[n]: of a lattice's cells by their variance."""
+    return laplace_misfit(rounded.inside(residual), scale, rounded.variance)

@@ -108,14 +108,17 @@ class MVU(Defense[Design, None]):
         read = [self._read(wire, setting) for wire in received]
         candidates = self._scaling.candidates([header for header, _ in read], setting.layout)
         columns = torch.from_numpy(np.stack([columns for _, columns in read]))
-        chances = torch.from_numpy(state.P.copy()).float().T  # [columns, levels]
         steps = len(state.P) - 1
+        # of each column between each two levels; flat, as indexing by pairs takes several times as long
+        low = torch.from_numpy(state.P[:-1].T.copy()).float().flatten()
+        rise = torch.from_numpy(np.diff(state.P, axis=0).T.copy()).float().flatten()
+        first = steps * columns
 
         def score(update: Tensor) -> Tensor:
             place = (candidates.numbers(update).clamp(-1.0, 1.0) + 1) / 2 * steps
             below = place.detach().floor().clamp(max=steps - 1).long()
-            low, high = chances[columns, below], chances[columns, below + 1]
-            chance = low + (high - low) * (place - below)
+            at = first + below
+            chance = low[at] + rise[at] * (place - below)
             return -chance.clamp(_LEAST, 1.0).log().sum(-1) + candidates.penalty(update)
 
         return score

@@ -116,7 +116,7 @@ class SqSGD(Defense[Plan, Tensor]):
     ) -> tuple[bytes, Tensor]:
         """Clip, add the residual, take the round's coordinates, rotate, round, privatise; the rest is kept."""
         check_update(update)
-        chosen = self._coordinates(shared, setting)
+        chosen = self.coordinates(shared, setting)
         clipped = clip_l2(update.cpu(), self.clip)
         sent = clip_l2(memory[chosen] + self.beta * clipped[chosen], self.clip)
         kept = memory + self.alpha * clipped
@@ -133,7 +133,7 @@ class SqSGD(Defense[Plan, Tensor]):
         if shared is not None:
             values = levels_to_values(levels, self.clip, 1 << self.bits) / state.channel.normalizer
             back = fast_walsh_hadamard(values) * state.signs / math.sqrt(len(values))
-            found[self._coordinates(shared, setting)] = back.float()
+            found[self.coordinates(shared, setting)] = back.float()
         return found
 
     def likelihood(
@@ -145,19 +145,37 @@ class SqSGD(Defense[Plan, Tensor]):
         shared: Sequence[Key] | None,
         setting: Setting,
     ) -> Likelihood:
-        """PrivQuant's surrogate on the coordinates that were sent, as if the residual were zero.
+        """The exact laws of the coordinates that were sent, continued where they have no slope: see `PrivQuant.misfit`.
 
-        It is so in a client's first message; later it is what an attacker does not know.
+        It leaves out that the matches depend on each other (`tail` below keeps it, and won nothing that shows).
+
+        The residual is zero in a client's first message. Later it holds what about 1 / ratio rounds left unsent, which
+        an attacker does not know; the law still takes it for zero, so that attacks on later rounds are weaker than they
+        need be.
+
+        Without the shared key it is flat: who does not know which coordinates were sent learns of their norm at most,
+        which is left out.
+
+        Mean SSIM of MAP, labels given, 6 CIFAR-10 images behind the LeNet of DLG, 600 evaluations, 1.2 to
+        2.5 s an image (`benchmarks/sqsgd_likelihood.py`; six images tell no 0.02 apart):
+
+        | coordinates, levels, share that matches | exact | tail | normal moments | ours |
+        |---|---|---|---|---|
+        | 512, 16, 0.49: the paper's | 0.058 | 0.055 | 0.043 | 0.058 |
+        | 8192, 256, 0.70 | 0.156 | 0.163 | 0.054 | 0.156 |
+        | 8192, 256, 1 | 0.196 | 0.195 | 0.157 | 0.213 |
+        | 8192, 4096, 0.90 | 0.037 | 0.031 | 0.048 | 0.821 |
+        | 8192, 4096, 1 | 0.031 | 0.031 | 0.833 | 0.833 |
         """
         levels = torch.stack([self._levels(state, wire) for wire in received])
         if shared is None:
             return lambda update: 0.0 * update.sum(-1)
-        chosen = torch.stack([self._coordinates(key, setting) for key in shared])
+        chosen = torch.stack([self.coordinates(key, setting) for key in shared])
 
         def score(update: Tensor) -> Tensor:
             sent = clip_l2(self.beta * clip_l2(update, self.clip).gather(1, chosen), self.clip)
             rotated = _rotate(sent.double(), state.signs)
-            return state.channel.surrogate(levels, rotated, self.clip).to(update.dtype)
+            return state.channel.misfit(levels, rotated, self.clip).to(update.dtype)
 
         return score
 
@@ -187,7 +205,7 @@ class SqSGD(Defense[Plan, Tensor]):
             further=tuple(further),
         )
 
-    def _coordinates(self, shared: Key, setting: Setting) -> Tensor:
+    def coordinates(self, shared: Key, setting: Setting) -> Tensor:
         """The round's coordinates of this client [dt], in increasing order."""
         return torch.from_numpy(rng.subset(shared.child("coordinates"), setting.dim, self.sent(setting.dim)))
 

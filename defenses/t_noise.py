@@ -18,7 +18,7 @@ from defenses._lattice import student_variance
 from defenses._misfit import student_misfit
 from defenses._scale import Mode, Scaling
 from harness.accounting import Pure, repeat
-from harness.cascade import Perturbs, split_message
+from harness.cascade import Perturbs, Rounded, split_message
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import pack_float32
 from harness.contract import Defense, Likelihood, Sender, Setting, check_update, positive
@@ -122,17 +122,18 @@ class TNoise(Defense[None, None], Perturbs):
         setting: Setting,
     ) -> Likelihood:
         """(nu + 2)/2 sum ln(1 + |r|^2 / (nu s2)) over pairs, and how well the scales fit that were sent."""
-        return self.misfit(received, setting=setting, extra=0.0)
+        return self.misfit(received, setting=setting)
 
-    def misfit(self, received: Sequence[bytes], *, setting: Setting, extra: float) -> Likelihood:
-        """The likelihood with a further error of variance `extra`, which widens the law."""
+    def misfit(self, received: Sequence[bytes], *, setting: Setting, rounded: Rounded | None = None) -> Likelihood:
+        """The likelihood; an error of rounding widens the law."""
         parts = [split_message(wire, self.header_size(setting), self.count(setting)) for wire in received]
         candidates = self._scaling.candidates([header for header, _ in parts], setting.layout)
         sent = torch.stack([numbers for _, numbers in parts])
 
         def score(update: Tensor) -> Tensor:
             residual = candidates.numbers(update) - sent
-            return student_misfit(residual, *self.noise, extra) + candidates.penalty(update)
+            kept, extra = (residual, 0.0) if rounded is None else (rounded.inside(residual), rounded.variance)
+            return student_misfit(kept, *self.noise, extra) + candidates.penalty(update)
 
         return score
 

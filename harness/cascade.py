@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -15,6 +15,26 @@ from harness.codec import pack_float32, unpack_float32
 from harness.contract import Defense, Likelihood, MessageError, Sender, Setting
 from harness.rng import Key
 from harness.vec import Vector
+
+
+class Rounded(NamedTuple):
+    """How the numbers of n messages were quantised, all in units.
+
+    step: width of a cell, along each generator of the lattice where numbers share one.
+    side: [n, count], 1 where the cell of a number (of a lattice coordinate) has no upper end, -1 where it has no lower.
+    dithered: the dither is known, and no longer in the restored numbers.
+    variance: of the error of one number, apart from overload.
+    inside: from candidates minus restored numbers, [n, count], to the same without what overload hides: along a
+        generator, zero beyond the inner end of a cell that has no outer one.
+    alone: each number is rounded by itself, and its error is uniform; else a lattice has several.
+    """
+
+    step: float
+    side: Tensor
+    dithered: bool
+    variance: float
+    inside: Callable[[Tensor], Tensor]
+    alone: bool
 
 
 class Perturbs(ABC):
@@ -40,8 +60,8 @@ class Perturbs(ABC):
         """Of one number, in squared units."""
 
     @abstractmethod
-    def misfit(self, received: Sequence[bytes], *, setting: Setting, extra: float) -> Likelihood:
-        """The likelihood, with a further error of variance `extra` (in squared units) on each number."""
+    def misfit(self, received: Sequence[bytes], *, setting: Setting, rounded: Rounded | None = None) -> Likelihood:
+        """The likelihood, where the numbers have been quantised in addition."""
 
     def attained(self, edge: float) -> float:
         """Epsilon of the claim's unit that one round attains even if numbers are quantised; 0: none is known.
@@ -69,8 +89,8 @@ class Quantizes(ABC):
         """
 
     @abstractmethod
-    def error_variance(self, *, noise_variance: float, dithered: bool) -> float:
-        """Of one restored value, apart from overload; `dithered`: for who knows the dither."""
+    def rounded(self, payloads: Sequence[bytes], count: int, *, noise_variance: float, dithered: bool) -> Rounded:
+        """What values of n payloads, `count` each, have lost; `dithered`: for who knows the dither."""
 
     @abstractmethod
     def edge(self, noise_variance: float) -> float:
@@ -155,15 +175,18 @@ class Cascade(Defense[None, None]):
     ) -> Likelihood:
         """The first's, with the quantiser's error as further noise of the same variance.
 
-        That error is uniform and not normal, and overload is left out: a surrogate that is close where one of the two
-        errors is much larger than the other.
+        That error is uniform and not normal: a surrogate that is close where one of the two errors is much larger than
+        the other. A number in an outermost cell speaks only against candidates that are not as far out.
         """
         keys: Sequence[Key | None] = [None] * len(received) if shared is None else shared
         wires = [self._first_message(wire, key, setting) for wire, key in zip(received, keys, strict=True)]
-        extra = self._quantizer.error_variance(
-            noise_variance=self._noise.noise_variance(setting), dithered=shared is not None
+        rounded = self._quantizer.rounded(
+            [wire[self._noise.header_size(setting) :] for wire in received],
+            self._noise.count(setting),
+            noise_variance=self._noise.noise_variance(setting),
+            dithered=shared is not None,
         )
-        return self._noise.misfit(wires, setting=setting, extra=extra)
+        return self._noise.misfit(wires, setting=setting, rounded=rounded)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """The first's: the second is post-processing, so that what is proved is a bound and need not be attained.

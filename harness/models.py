@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv2d, linear, max_pool2d, relu
+from torch.nn.functional import linear
 
-from harness._layers import apply_dense_stack, conv, dense, dense_stack, drop, stack
+from harness._layers import Chain, Conv, Dropout, Layer, MaxPool, Relu, Sigmoid, dense, dense_stack, stack
 from harness.errors import unknown
 from harness.resnet import apply_resnet, resnet_tensors
 from harness.vec import Layout
@@ -28,7 +28,8 @@ class Model:
         fan_in: of each tensor; the usual initialisation is uniform in +-1/sqrt(fan_in). 0: ones (a norm's scale);
             -1: zeros.
         apply: (tensors, x [b, *input_shape], keep) -> [b, classes] scores. `keep` holds one dropout mask per entry of
-            `dropout`, already scaled by 1/(1-rate), or is None: dropout off.
+            `dropout`, already scaled by 1/(1-rate), or is None: dropout off. Where it is a `Chain`, its layers are
+            known; gradients by hand are derived from them.
         loss: the loss that goes with it.
         widths: (inputs, hidden..., classes) of a dense ReLU stack with biases in the order W0, b0, W1, b1, ...
             (W [out, in]), else None; batched products are derived from it.
@@ -91,15 +92,18 @@ def _image(name: str, input_shape: tuple[int, ...], least: int) -> tuple[int, in
     return input_shape
 
 
-def _apply_dense(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
-    """Flatten, then dense layers with ReLU between them."""
-    return apply_dense_stack(tensors, x)
+def _chain(
+    name: str, layers: list[Layer], input_shape: tuple[int, ...], classes: int, widths: tuple[int, ...] | None = None
+) -> Model:
+    """The model that its layers describe."""
+    chain = Chain(tuple(layers))
+    return Model(name, *chain.tensors, input_shape, classes, chain, widths=widths, dropout=chain.dropout)
 
 
 def _dense_model(name: str, hidden: tuple[int, ...], input_shape: tuple[int, ...], classes: int) -> Model:
     """Dense layers with biases and ReLU between them."""
     widths = (math.prod(input_shape), *hidden, classes)
-    return Model(name, *stack(dense_stack(widths)), input_shape, classes, _apply_dense, widths=widths)
+    return _chain(name, dense_stack(widths), input_shape, classes, widths)
 
 
 def _linear(input_shape: tuple[int, ...], classes: int) -> Model:
@@ -117,68 +121,40 @@ def _mlp(input_shape: tuple[int, ...], classes: int) -> Model:
     return _dense_model("mlp", (256,), input_shape, classes)
 
 
-def _apply_cnn2(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
-    """Two convolutions, each with ReLU and max-pooling, then two dense layers."""
-    w1, b1, w2, b2, *head = tensors
-    h = max_pool2d(relu(conv2d(x, w1, b1)), 2)
-    h = max_pool2d(relu(conv2d(h, w2, b2)), 2)
-    return apply_dense_stack(head, h)
-
-
 def _cnn2(input_shape: tuple[int, ...], classes: int) -> Model:
-    """The CNN of JoPEQ and CEPAM on MNIST."""
+    """The CNN of JoPEQ and CEPAM on MNIST: two convolutions, each with ReLU and max-pooling, then two dense layers."""
     channels, *sides = _image("cnn2", input_shape, 16)
+    layers: list[Layer] = [Conv("conv1", channels, 6, 5), Relu(), MaxPool()]
+    layers += [Conv("conv2", 6, 6, 5), Relu(), MaxPool()]
     flat = 6 * math.prod(((side - 4) // 2 - 4) // 2 for side in sides)
-    tensors = stack(conv("conv1", channels, 6, 5), conv("conv2", 6, 6, 5), dense_stack((flat, 50, classes)))
-    return Model("cnn2", *tensors, input_shape, classes, _apply_cnn2)
-
-
-def _apply_cnn3(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
-    """Three convolutions, each with ReLU, max-pooling and dropout, then four dense layers."""
-    h = x
-    for number in range(3):
-        h = max_pool2d(relu(conv2d(h, tensors[2 * number], tensors[2 * number + 1])), 2)
-        h = drop(h, keep, number)
-    return apply_dense_stack(tensors[6:], h)
+    return _chain("cnn2", [*layers, *dense_stack((flat, 50, classes))], input_shape, classes)
 
 
 def _cnn3(input_shape: tuple[int, ...], classes: int) -> Model:
-    """The CNN of JoPEQ on CIFAR-10; without padding, so that 128 * 2 * 2 entries are left of 32 x 32 pixels."""
+    """The CNN of JoPEQ on CIFAR-10: three convolutions with ReLU, max-pooling and dropout, then four dense layers.
+
+    Without padding, so that 128 * 2 * 2 entries are left of 32 x 32 pixels.
+    """
     channels, *sides = _image("cnn3", input_shape, 22)
-    shapes: list[tuple[int, ...]] = []
-    for width in (32, 64, 128):
+    layers: list[Layer] = []
+    for number, (inputs, outputs) in enumerate(((channels, 32), (32, 64), (64, 128)), start=1):
         sides = [(side - 2) // 2 for side in sides]
-        shapes.append((width, *sides))
-    convolutions = (conv("conv1", channels, 32, 3), conv("conv2", 32, 64, 3), conv("conv3", 64, 128, 3))
-    tensors = stack(*convolutions, dense_stack((math.prod(shapes[-1]), 128, 64, 32, classes)))
-    dropout = tuple((shape, 0.2) for shape in shapes)
-    return Model("cnn3", *tensors, input_shape, classes, _apply_cnn3, dropout=dropout)
-
-
-def _apply_lenet_dlg(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
-    """Three convolutions with sigmoid, then a dense layer."""
-    w1, b1, w2, b2, w3, b3, *head = tensors
-    h = torch.sigmoid(conv2d(x, w1, b1, stride=2, padding=2))
-    h = torch.sigmoid(conv2d(h, w2, b2, stride=2, padding=2))
-    h = torch.sigmoid(conv2d(h, w3, b3, padding=2))
-    return apply_dense_stack(head, h)
+        layers += [Conv(f"conv{number}", inputs, outputs, 3), Relu(), MaxPool(), Dropout((outputs, *sides), 0.2)]
+    layers += dense_stack((128 * math.prod(sides), 128, 64, 32, classes))
+    return _chain("cnn3", layers, input_shape, classes)
 
 
 def _lenet_dlg(input_shape: tuple[int, ...], classes: int) -> Model:
-    """The LeNet of Zhu et al. 2019; smooth, because the attack differentiates it twice."""
+    """The LeNet of Zhu et al. 2019: three convolutions, then a dense layer.
+
+    With sigmoids, for the attack differentiates it twice.
+    """
     channels, *sides = _image("lenet-dlg", input_shape, 1)
+    layers: list[Layer] = []
+    for number, (inputs, stride) in enumerate(((channels, 2), (12, 2), (12, 1)), start=1):
+        layers += [Conv(f"conv{number}", inputs, 12, 5, stride=stride, padding=2), Sigmoid()]
     flat = 12 * math.prod(-(-side // 4) for side in sides)
-    convolutions = (conv("conv1", channels, 12, 5), conv("conv2", 12, 12, 5), conv("conv3", 12, 12, 5))
-    tensors = stack(*convolutions, dense_stack((flat, classes)))
-    return Model("lenet-dlg", *tensors, input_shape, classes, _apply_lenet_dlg)
-
-
-def _apply_lenet5(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
-    """Two convolutions, each with ReLU and max-pooling, then three dense layers."""
-    w1, b1, w2, b2, *head = tensors
-    h = max_pool2d(relu(conv2d(x, w1, b1, padding=2)), 2)
-    h = max_pool2d(relu(conv2d(h, w2, b2)), 2)
-    return apply_dense_stack(head, h)
+    return _chain("lenet-dlg", [*layers, *dense_stack((flat, classes))], input_shape, classes)
 
 
 def _lenet5(input_shape: tuple[int, ...], classes: int) -> Model:
@@ -187,24 +163,19 @@ def _lenet5(input_shape: tuple[int, ...], classes: int) -> Model:
     61,706 parameters on MNIST. sqSGD reports 119,850 for its LeNet-5, and no architecture that would give them.
     """
     channels, *sides = _image("lenet5", input_shape, 12)
+    layers: list[Layer] = [Conv("conv1", channels, 6, 5, padding=2), Relu(), MaxPool()]
+    layers += [Conv("conv2", 6, 16, 5), Relu(), MaxPool()]
     flat = 16 * math.prod((side // 2 - 4) // 2 for side in sides)
-    tensors = stack(conv("conv1", channels, 6, 5), conv("conv2", 6, 16, 5), dense_stack((flat, 120, 84, classes)))
-    return Model("lenet5", *tensors, input_shape, classes, _apply_lenet5)
-
-
-def _apply_cnn_udp(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
-    """One convolution with ReLU, then a dense layer."""
-    weight, bias, *head = tensors
-    return apply_dense_stack(head, relu(conv2d(x, weight, bias, padding=4)))
+    return _chain("lenet5", [*layers, *dense_stack((flat, 120, 84, classes))], input_shape, classes)
 
 
 def _cnn_udp(input_shape: tuple[int, ...], classes: int) -> Model:
-    """The CNN of UDP on CIFAR-10."""
+    """The CNN of UDP on CIFAR-10: one convolution with ReLU, then a dense layer."""
     channels, *sides = _image("cnn-udp", input_shape, 1)
     width = 16  # the paper gives none; with 16 it is as large as the paper's MLP, within 3 %
     flat = width * math.prod(side + 4 for side in sides)
-    tensors = stack(conv("conv1", channels, width, 5), dense_stack((flat, classes)))
-    return Model("cnn-udp", *tensors, input_shape, classes, _apply_cnn_udp)
+    layers: list[Layer] = [Conv("conv1", channels, width, 5, padding=4), Relu(), *dense_stack((flat, classes))]
+    return _chain("cnn-udp", layers, input_shape, classes)
 
 
 def _resnet20(input_shape: tuple[int, ...], classes: int) -> Model:

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from harness.contract import Setting, Task
-from harness.matching import Evaluation, Function, Misfit, gradients, unpack
-from harness.matching import _loss as batch_loss
+from harness.matching import Evaluation, Function, Misfit, batch_loss, gradients, unpack
 from harness.vec import Vector
 
 

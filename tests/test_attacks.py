@@ -25,6 +25,7 @@ from tests.doubles import small_task
 from tests.victims import KEY, LENET, SHAPE, Case, Says, make, only
 
 CHEAP = {name: {"evaluations": 60} for name in ("dlg", "idlg", "map", "inverting-gradients")}
+CHEAP["learned"] = {"samples": 60, "epochs": 2}
 """Parameters with which the contract suite is quick."""
 
 every_attack = pytest.mark.parametrize("name", list(registry.classes("attack")))

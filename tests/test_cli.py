@@ -100,7 +100,7 @@ def test_a_wrong_study_is_one_clear_line_and_exit_code_2(study, tmp_path, old, n
 def test_a_study_or_a_folder_that_is_not_there_is_exit_code_2(tmp_path):
     done = call("run", "dmeo", "-o", tmp_path / "out")
     assert done.exit_code == 2
-    assert "no study 'dmeo'; did you mean 'demo'? Known: demo" in done.stderr
+    assert "no study 'dmeo'; did you mean 'demo'? Known: adaptive, demo" in done.stderr
     done = call("report", tmp_path / "nothing")
     assert done.exit_code == 2
     assert "there is no study.json" in done.stderr

@@ -104,9 +104,9 @@ def test_the_slope_is_that_of_the_value(users, clip):
 
 def test_a_message_of_one_whole_step_is_told_from_others():
     def whole(images, **changes):
-        return Local(
-            **{"gradient": False, "lr": 1.0, "steps": 1, "batch": 4, "momentum": 0.0, **changes}
-        ).one_gradient(images)
+        return Local(**{"gradient": False, "lr": 1.0, "steps": 1, "batch": 4, "momentum": 0.0, **changes}).one_gradient(
+            images
+        )
 
     assert whole(4)
     assert whole(9, batch=0)

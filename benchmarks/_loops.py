@@ -1,0 +1,123 @@
+"""The usual gradient-matching loops, as their authors published them: one image, torch's L-BFGS, no line search.
+
+Written anew from the papers and what the published programs do, so that both sides of a comparison meet the same
+images, models and machine. What is reported on the way (losses, pictures) is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import vector_to_parameters
+
+from harness.contract import Guess
+from harness.models import Model
+from harness.vec import Vector
+
+OUTER = 300
+"""Calls of the optimizer's `step`, each of up to 20 L-BFGS iterations."""
+
+ENOUGH = 1e-6
+"""Loss below which iDLG stops; DLG never does."""
+
+
+class LeNet(nn.Module):
+    """The LeNet of Zhu et al. 2019: three 5x5 convolutions of 12 channels and a dense layer, with sigmoid."""
+
+    def __init__(self, model: Model, params: Vector) -> None:
+        """`model` is a `lenet-dlg`, for its sizes alone; `params` [d] its parameters, in the order of its layout."""
+        super().__init__()
+        *_, (classes, flat), _ = model.layout.shapes
+        with torch.device("meta"):  # nothing is drawn: the parameters come from outside
+            self.body = nn.Sequential(
+                nn.Conv2d(model.input_shape[0], 12, 5, stride=2, padding=2),
+                nn.Sigmoid(),
+                nn.Conv2d(12, 12, 5, stride=2, padding=2),
+                nn.Sigmoid(),
+                nn.Conv2d(12, 12, 5, stride=1, padding=2),
+                nn.Sigmoid(),
+            )
+            self.fc = nn.Linear(flat, classes)
+        self.to_empty(device=params.device)
+        vector_to_parameters(params.clone(), self.parameters())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[b, classes] scores of x [b, *input_shape]."""
+        scores: Tensor = self.fc(self.body(x).flatten(1))
+        return scores
+
+    def gradient(self, x: Tensor, y: Tensor) -> list[Tensor]:
+        """Of the mean cross-entropy of x [b, *input_shape] and labels y [b], one tensor a parameter."""
+        return list(torch.autograd.grad(cross_entropy(self(x), y), list(self.parameters())))
+
+
+class Matching:
+    """The closure that the optimizer calls: distance of the dummy's gradient to the target, and its own gradient.
+
+    `calls` counts evaluations. label: [1] int64, held fixed, or [1, classes] logits that are searched too. As in the
+    originals, `backward` also fills the gradients of the model's parameters, which nobody uses.
+    """
+
+    def __init__(self, model: LeNet, target: Sequence[Tensor], x: Tensor, label: Tensor) -> None:
+        self.model, self.target, self.calls = model, target, 0
+        self.x = x.clone().requires_grad_()
+        self.soft = label.is_floating_point()
+        self.label = label.clone().requires_grad_() if self.soft else label
+        self.optimizer = torch.optim.LBFGS([self.x, self.label] if self.soft else [self.x], lr=1)
+
+    def __call__(self) -> Tensor:
+        """One evaluation."""
+        self.calls += 1
+        self.optimizer.zero_grad()
+        loss = self._loss(self.model(self.x))
+        dummy = torch.autograd.grad(loss, list(self.model.parameters()), create_graph=True)
+        distances = [((mine - sent) ** 2).sum() for mine, sent in zip(dummy, self.target, strict=True)]
+        distance = torch.stack(distances).sum()
+        distance.backward()  # type: ignore[no-untyped-call]
+        return distance
+
+    def _loss(self, scores: Tensor) -> Tensor:
+        """Cross-entropy with the label, or with its probabilities."""
+        if not self.soft:
+            return cross_entropy(scores, self.label)
+        return torch.mean(torch.sum(-self.label.softmax(-1) * scores.log_softmax(-1), 1))
+
+
+def dlg(model: LeNet, target: Sequence[Tensor], x: Tensor, logits: Tensor, *, outer: int = OUTER) -> Guess:
+    """Image and label together; the last iterate, whatever became of it.
+
+    Args:
+        target: the gradient that was sent, one tensor a parameter.
+        x, logits: dummies to start from, [1, *input_shape] and [1, classes].
+
+    Returns:
+        The objective is that of the last step's beginning, as the optimizer returns it.
+
+    Source: Zhu, Liu and Han 2019, main.py.
+    """
+    matching = Matching(model, target, x, logits)
+    loss = float("inf")
+    for _ in range(outer):
+        loss = float(matching.optimizer.step(matching).detach())  # type: ignore[no-untyped-call]
+    return Guess(matching.x.detach(), matching.label.detach().argmax(1), loss, matching.calls)
+
+
+def idlg(model: LeNet, target: Sequence[Tensor], x: Tensor, *, outer: int = OUTER) -> Guess:
+    """The label from the sign of the last layer's gradient, then the image; ends below `ENOUGH`, asked after each step.
+
+    Args: as of `dlg`.
+
+    Source: Zhao, Mopuri and Bilen 2020, iDLG.py.
+    """
+    label = target[-2].sum(1).argmin().reshape(1)
+    matching = Matching(model, target, x, label)
+    loss = float("inf")
+    for _ in range(outer):
+        matching.optimizer.step(matching)  # type: ignore[no-untyped-call]
+        loss = float(matching().detach())
+        if loss < ENOUGH:
+            break
+    return Guess(matching.x.detach(), label, loss, matching.calls)

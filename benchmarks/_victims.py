@@ -1,0 +1,129 @@
+"""Photographs behind the LeNet of DLG: what was sent of them, and how well guesses tell them."""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from harness import rng
+from harness.batch import LocalPlan, Work, train_clients
+from harness.contract import Defense, Examples, Guess, Message, Observation, Sender, Setting, Snapshot
+from harness.data import DataSet
+from harness.data.embedded import FACTORS, photos
+from harness.models import build
+from harness.rng import Key
+from harness.score import SUCCESS, score_reconstruction
+from harness.tasks import ModelTask
+from harness.threats import View
+from harness.vec import Vector
+
+EXACT = 0.999
+"""SSIM from which on the closed form counts as right."""
+
+DIVERGED = 1.0
+"""MSE above which a search has left the range of images."""
+
+_PLAN = LocalPlan(gradient=True, steps=None, epochs=None, batch=0, lr=0.1, momentum=0.0)
+
+
+class Victims(NamedTuple):
+    """n clients with one image each, who met one model: x [n, 3, 32, 32], y [n]."""
+
+    task: ModelTask
+    params: Vector
+    x: Tensor
+    y: Tensor
+
+
+class Quality(NamedTuple):
+    """Of n guesses: median raw MSE, mean SSIM (0 for one that is not finite), and how many of them.
+
+    recovered: MSE < 1e-3; exact: SSIM >= 0.999; infinite: not finite, or without a reconstruction; failed: those, and
+    MSE > 1; labels: right.
+    """
+
+    mse: float
+    ssim: float
+    recovered: int
+    exact: int
+    infinite: int
+    failed: int
+    labels: int
+    each_ssim: tuple[float, ...]
+
+
+@functools.cache
+def _photos() -> DataSet:
+    """The data, read once."""
+    return photos(Path())
+
+
+def photographs(count: int, classes: int, key: Key) -> Victims:
+    """Distinct training photographs and a fresh model, weights and biases uniform in +-0.5.
+
+    With as many classes as there are photographs, labels are the data's own; else they are drawn, each as likely: to a
+    fresh model a label is a number.
+    """
+    x, y = _photos().train
+    chosen = torch.from_numpy(rng.subset(key.child("photos"), len(y), count))
+    own = classes == len(FACTORS)
+    labels = y[chosen] if own else torch.from_numpy(rng.integers(key.child("labels"), count, classes))
+    task = ModelTask(build("lenet-dlg", (3, 32, 32), classes), "dlg")
+    return Victims(task, task.init(key.child("model")), x[chosen], labels)
+
+
+def sent(victims: Victims) -> Tensor:
+    """[n, d]: the gradients that the clients compute."""
+    work = [Work(Examples(x[None], y[None]), Key(0)) for x, y in zip(victims.x, victims.y, strict=True)]
+    return train_clients(victims.task, victims.params, work, _PLAN, "loop").updates
+
+
+def observed(victims: Victims, defense: Defense[Any, Any], key: Key) -> Observation:
+    """What a server sees of them through the defence; `key` is the clients'."""
+    n, task = len(victims.y), victims.task
+    setting = Setting(task.layout, n, n, 1, sends="gradient", steps=1, lr=_PLAN.lr, batch=0, samples=1)
+    state, messages = defense.init(setting), []
+    for number, gradient in enumerate(sent(victims)):
+        sender, mine = Sender(number, 1), key.child(number)
+        private, shared = mine.child("private"), mine.child("shared")
+        memory = defense.remember(setting)
+        wire, _ = defense.encode(
+            state, memory, gradient, sender=sender, private=private, shared=shared, setting=setting
+        )
+        messages.append(Message(0, sender, wire, shared, 1))
+    return Observation(
+        View.parse("server"),
+        setting,
+        task,
+        defense,
+        _PLAN.lr,
+        messages=tuple(messages),
+        model=Snapshot(0, victims.params, state),
+        auxiliary=_photos().test,
+    )
+
+
+def judge(victims: Victims, guesses: Sequence[Guess]) -> Quality:
+    """The guesses against the truth."""
+    truth = [x[None] for x in victims.x], [y[None] for y in victims.y]
+    estimates, _ = score_reconstruction(*truth, guesses)
+    values = {estimate.name: estimate.values for estimate in estimates}
+    mse = [math.inf if value is None else value for value in values["mse"]]
+    ssim = tuple(value or 0.0 for value in values["ssim"])
+    return Quality(
+        mse=statistics.median(mse),
+        ssim=statistics.fmean(ssim),
+        recovered=sum(value < SUCCESS for value in mse),
+        exact=sum(value >= EXACT for value in ssim),
+        infinite=sum(value == math.inf for value in mse),
+        failed=sum(value > DIVERGED for value in mse),
+        labels=sum(value == 1 for value in values["label_accuracy"]),
+        each_ssim=ssim,
+    )

@@ -1,0 +1,248 @@
+"""First gradients by hand and their pullback: against autograd's double backward, one instance at a time."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, one_hot
+
+from harness import rng
+from harness._layers import Chain, Conv, MaxPool, Relu, Sigmoid, dense_stack
+from harness.kernels import Kernel
+from harness.matching import SlopedMisfit, SquaredDistance, _kernel, evaluator, gradients
+from harness.models import Model, build
+from harness.rng import Key
+from harness.tasks import ModelTask
+
+KEY = Key(0)
+COVERED = ["linear", "mlp-small", "mlp", "cnn2", "cnn3", "lenet-dlg", "lenet5", "cnn-udp"]
+SHAPE, CLASSES = (1, 22, 25), 4  # one channel, neither square nor even: columns are left over by strides and pools
+
+
+@dataclasses.dataclass(frozen=True)
+class Mapped(ModelTask):
+    """A task whose layers are not looked at, so that it goes through `vmap`."""
+
+
+def named(name, shape=SHAPE, classes=CLASSES):
+    return ModelTask(build(name, shape, classes), "dlg" if name == "lenet-dlg" else "default")
+
+
+def chained(*layers, shape=SHAPE, classes=CLASSES):
+    chain = Chain(tuple(layers))
+    return ModelTask(Model("chain", *chain.tensors, shape, classes, chain))
+
+
+def scene(task, m=3, b=2, dtype=torch.float64):
+    """Parameters, inputs, label logits, and a direction for each gradient."""
+    x = rng.normal(KEY.child("x"), (m, b, *task.input_shape), torch.float64)
+    logits = rng.normal(KEY.child("logits"), (m, b, task.classes), torch.float64)
+    v = rng.normal(KEY.child("v"), (m, task.layout.dim), torch.float64)
+    return tuple(tensor.to(dtype) for tensor in (task.init(KEY), x, logits, v))
+
+
+def by_hand(task, params, x, logits, v):
+    """Gradients, and the slopes of <v, gradient> in inputs and logits."""
+    logits = logits.clone().requires_grad_()
+    y = logits.softmax(2)
+    found, trace = Kernel(task.model.apply, task.layout, params).trace(x, y)
+    pulled = trace.pull(v)
+    return found, pulled.x, *torch.autograd.grad(y, logits, pulled.y)
+
+
+def by_autograd(task, params, x, logits, v):
+    """The same in the usual way."""
+    rows = []
+    for i in range(len(x)):
+        leaf, dummy, label = (tensor.clone().requires_grad_() for tensor in (params, x[i], logits[i]))
+        loss = cross_entropy(task.outputs(leaf, dummy), label.softmax(1))
+        (gradient,) = torch.autograd.grad(loss, leaf, create_graph=True)
+        rows.append((gradient.detach(), *torch.autograd.grad((gradient * v[i]).sum(), (dummy, label))))
+    return tuple(torch.stack(column) for column in zip(*rows, strict=True))
+
+
+def assert_close(found, expected, share):
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        assert other.norm() > 1e-6  # the comparison is not one of zeros
+        assert (one - other).norm() <= share * other.norm()
+
+
+@pytest.mark.parametrize("b", [1, 3])
+@pytest.mark.parametrize("name", COVERED)
+def test_every_model_of_known_layers_is_computed_as_by_double_backward(name, b):
+    task = named(name)
+    scenery = scene(task, b=b)
+    assert_close(by_hand(task, *scenery), by_autograd(task, *scenery), 1e-10)
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_single_precision_is_as_near_as_that_of_autograd(name):
+    task = named(name)
+    exact, scenery = by_autograd(task, *scene(task)), scene(task, dtype=torch.float32)
+    assert_close(by_hand(task, *scenery), exact, 1e-4)
+
+
+def test_known_models_are_all_that_have_known_layers():
+    chains = [name for name in (*COVERED, "resnet20", "svm") if isinstance(named(name).model.apply, Chain)]
+    assert chains == COVERED
+
+
+def test_a_kernel_is_used_where_it_is_the_faster():
+    chosen = [(name, b) for name in (*COVERED, "resnet20", "svm") for b in (1, 4) if is_by_hand(named(name), b)]
+    slower = [("cnn2", 4), ("cnn3", 4), ("lenet5", 4), ("cnn-udp", 4)]
+    assert chosen == [(name, b) for name in COVERED for b in (1, 4) if (name, b) not in slower]
+    task = named("lenet-dlg")
+    assert not is_by_hand(Mapped(task.model), 1)  # its loss may be another
+    assert not is_by_hand(dataclasses.replace(task, model=dataclasses.replace(task.model, l2=0.1)), 1)
+
+
+def is_by_hand(task, images):
+    return _kernel(task, task.init(KEY), images) is not None
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding"),
+    [(1, 1, 0), (2, 1, 1), (3, 2, 0), (3, 1, 2), (5, 3, 2), (4, 2, 3), (5, 3, 4), (2, 3, 1), (1, 2, 0)],
+)
+def test_convolutions_of_any_kernel_stride_and_padding(kernel, stride, padding):
+    sides = [(side + 2 * padding - kernel) // stride + 1 for side in (11, 13)]
+    after = [(side + 2 * padding - kernel) // stride + 1 for side in sides]
+    first = Conv("first", 2, 3, kernel, stride, padding)
+    second = Conv("second", 3, 2, kernel, stride, padding)
+    head = dense_stack((2 * after[0] * after[1], CLASSES))
+    task = chained(first, Sigmoid(), second, Sigmoid(), *head, shape=(2, 11, 13))
+    scenery = scene(task)
+    assert_close(by_hand(task, *scenery), by_autograd(task, *scenery), 1e-10)
+
+
+@pytest.mark.parametrize("before", [(Sigmoid(),), (Relu(), Sigmoid()), (MaxPool(),)])
+def test_layers_before_the_first_weights_are_passed(before):
+    sides = (11, 12) if before == (MaxPool(),) else SHAPE[1:]
+    task = chained(*before, Conv("conv", 1, 3, 3), Relu(), *dense_stack((3 * (sides[0] - 2) * (sides[1] - 2), CLASSES)))
+    scenery = scene(task)
+    assert_close(by_hand(task, *scenery), by_autograd(task, *scenery), 1e-10)
+
+
+@pytest.mark.parametrize(("stride", "padding"), [(0, 0), (1, 3), (1, -1)])
+def test_a_convolution_refuses_what_it_cannot_be(stride, padding):
+    with pytest.raises(ValueError, match="expected stride >= 1 and 0 <= padding < kernel, got Conv"):
+        Conv("conv", 1, 1, 3, stride, padding)
+
+
+@pytest.mark.parametrize("name", ["lenet-dlg", "linear"])
+def test_the_pullback_is_the_derivative_by_finite_differences(name):
+    task = named(name, (1, 2, 3), 3)
+    params, x, logits, _ = scene(task)
+    leaves = (x.requires_grad_(), logits.softmax(2).requires_grad_())
+    assert torch.autograd.gradcheck(lambda x, y: gradients(task, params, x, y), leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("name", ["cnn2", "lenet-dlg"])
+def test_what_is_not_a_number_stays_with_its_instance(name):
+    task = named(name)
+    params, x, logits, v = scene(task)
+    clean = by_hand(task, params, x, logits, v)
+    x[1, 0, 0, 3, 3] = torch.nan
+    for one, other in zip(by_hand(task, params, x, logits, v), clean, strict=True):
+        assert one[1].isnan().any()
+        assert torch.equal(one[[0, 2]], other[[0, 2]])
+
+
+def test_instances_and_images_may_change_from_call_to_call():
+    task = named("lenet-dlg")
+    params, x, logits, v = scene(task, m=4, b=3)
+    y = logits.softmax(2)
+    kernel = Kernel(task.model.apply, task.layout, params)
+    for m, b in ((4, 3), (2, 3), (4, 1), (4, 3)):
+        fresh = Kernel(task.model.apply, task.layout, params)
+        found, expected = (one.trace(x[:m, :b], y[:m, :b]) for one in (kernel, fresh))
+        assert torch.equal(found[0], expected[0])
+        for one, other in zip(found[1].pull(v[:m]), expected[1].pull(v[:m]), strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("shape", [SHAPE, (1, 2, 3)])  # the second has windows as large as its maps
+def test_a_trace_is_not_used_up_nor_overwritten_by_the_next(shape):
+    task = named("lenet-dlg", shape)
+    params, x, logits, v = scene(task)
+    kernel = Kernel(task.model.apply, task.layout, params)
+    _, trace = kernel.trace(x, logits.softmax(2))
+    first = trace.pull(v)
+    trace.pull(2 * v)
+    kernel.trace(x + 1, logits.softmax(2))[1].pull(v)
+    for one, other in zip(first, trace.pull(v), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_kernel_does_not_see_later_parameters():
+    task = named("mlp-small")
+    params, x, logits, _ = scene(task)
+    kernel = Kernel(task.model.apply, task.layout, params)
+    before, _ = kernel.trace(x, logits.softmax(2))
+    params.zero_()
+    assert torch.equal(kernel.trace(x, logits.softmax(2))[0], before)
+
+
+def test_inputs_that_changed_before_the_way_back_are_refused():
+    task = named("mlp-small")
+    params, x, logits, _ = scene(task)
+    found = gradients(task, params, x.requires_grad_(), logits.softmax(2))
+    with torch.no_grad():
+        x.add_(1)
+    with pytest.raises(RuntimeError, match="modified inplace"):
+        found.sum().backward()
+
+
+def test_many_instances_are_computed_in_parts():
+    task = named("mlp-small")
+    params, x, logits, v = scene(task, m=70, b=1)
+    y, expected = logits.softmax(2), by_autograd(task, params, x, logits, v)
+    found = gradients(task, params, x.requires_grad_(), y)
+    assert_close((found, *torch.autograd.grad(found, x, v)), expected[:2], 1e-10)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("name", ["lenet-dlg", "cnn2", "mlp-small"])
+def test_by_hand_and_by_vmap_are_one_objective(name, joint):
+    task = named(name)
+    params, x, logits, v = scene(task, b=1)
+    candidates = torch.cat([x.flatten(1), logits.flatten(1)], 1) if joint else x.flatten(1)
+    labels = None if joint else logits.softmax(2)
+    tasks = (task, Mapped(task.model, task.initialisation))
+    functions = [evaluator(one, params, SquaredDistance(v, 0.3), images=1, labels=labels) for one in tasks]
+    rows = torch.tensor([2, 0, 1])
+    assert_close(*(function(candidates, rows) for function in functions), 1e-10)
+
+
+class Bare:
+    """A misfit that does not tell its slope."""
+
+    def __init__(self, misfit):
+        self.misfit = misfit
+
+    def __call__(self, gradients, instances):
+        return self.misfit(gradients, instances)
+
+
+def test_a_misfit_tells_its_slope_or_has_it_found():
+    task = named("lenet-dlg")
+    params, x, logits, v = scene(task)
+    misfit = SquaredDistance(v, 0.3)
+    assert isinstance(misfit, SlopedMisfit)
+    assert not isinstance(Bare(misfit), SlopedMisfit)
+    functions = [evaluator(task, params, one, images=2, labels=logits.softmax(2)) for one in (misfit, Bare(misfit))]
+    assert_close(*(function(x.flatten(1), torch.arange(3)) for function in functions), 1e-12)
+
+
+def test_a_sure_and_right_prediction_keeps_the_digits_of_its_curvature():
+    task = named("linear")
+    params, x, _, v = scene(task)
+    params[-CLASSES:] = torch.tensor([0.0, 16.0, 0.0, 0.0])
+    y = one_hot(torch.ones(x.shape[:2], dtype=torch.int64), CLASSES)
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        kernel = Kernel(task.model.apply, task.layout, params.to(dtype))
+        found.append(kernel.trace(x.to(dtype), y.to(dtype))[1].pull(v.to(dtype)).x)
+    assert 1e-9 < found[1].abs().max() < 1e-3
+    assert (found[0] - found[1]).norm() < 1e-5 * found[1].norm()

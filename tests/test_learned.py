@@ -1,0 +1,332 @@
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch.nn.functional import one_hot
+
+from attacks._inverter import Pairs, Plan, fit
+from attacks.learned import Learned, _altered, _apart
+from defenses.gaussian import Gaussian
+from defenses.none import NoDefense
+from defenses.sdq import SDQ
+from defenses.top_k import TopK
+from harness import rng
+from harness.contract import Examples, LocalRule, Message, Observation, Sender, Setting, Snapshot
+from harness.models import build
+from harness.rng import Key
+from harness.simulate import Local, client_updates
+from harness.tasks import ModelTask
+from harness.threats import View
+from tests.doubles import Counting, Summing, small_task
+from tests.victims import Case, Says, make
+
+KEY = Key(0)
+SHAPE = (1, 6, 6)
+TASK = ModelTask(build("mlp", SHAPE, 10))
+QUICK = Learned(samples=300, components=36, hidden=16, epochs=3)
+PLAN = Plan(components=4, hidden=8, epochs=4, lr=3e-3)
+
+
+def slopes(key, n):
+    """Images that are ramps in some direction, with labels in turn."""
+    across = torch.linspace(-1, 1, 6)
+    tilt = rng.normal(key, (n, 3, 1, 1, 1))
+    return Examples((tilt[:, 0] + tilt[:, 1] * across + tilt[:, 2] * across[:, None]).sigmoid(), torch.arange(n) % 10)
+
+
+def seen_of(defense, n=5, images=1, users=1, labels=None, sends="gradient", steps=1):
+    """n messages that ramps are behind, of `users` added up in each, and who sees them has other ramps."""
+    setting = Setting(TASK.layout, 10, 10, 1, sends, steps, 0.1, 0, images)
+    x, y = slopes(KEY.child("victims"), n * images * users)
+    y = y if labels is None else labels
+    params, state = TASK.init(KEY.child("model")), defense.init(setting)
+    soft = one_hot(y.view(-1, images), 10).float()
+    sent = client_updates(TASK, params, x.view(-1, images, *SHAPE), soft, Local.of(setting, 0.1, steps))
+    senders = [Sender(i, images) for i in range(n * users)]
+    wires, messages = [], []
+    for who, update in zip(senders, sent, strict=True):
+        key = KEY.child("client", who.number)
+        keys = {"private": key.child("private"), "shared": key.child("shared")}
+        wires.append(defense.encode(state, defense.remember(setting), update, sender=who, setting=setting, **keys)[0])
+    for first in range(0, n * users, users):
+        group = slice(first, first + users)
+        channel, shared = KEY.child("channel", first), KEY.child("client", first, "shared")
+        (wire,) = defense.transmit(state, wires[group], senders=senders[group], channel=channel, setting=setting)
+        who, *others = senders[group]
+        messages.append(Message(0, who, wire, shared, images * users, steps, tuple(others)))
+    model = Snapshot(0, params, state)
+    aside = slopes(KEY.child("aside"), 80)
+    view = View.parse("server")
+    seen = Observation(view, setting, TASK, defense, 0.1, tuple(messages), model, auxiliary=aside)
+    return Case(seen, x.view(n, -1, *SHAPE), y.view(n, -1))
+
+
+def mean_image_mse(case):
+    """[n] of the mean auxiliary image."""
+    return (case.seen.auxiliary.x.mean(0) - case.x).square().flatten(1).mean(1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Recording(Counting):
+    """Notes every key that it is given, and every update."""
+
+    keys: list = dataclasses.field(default_factory=list)
+    read_with: list = dataclasses.field(default_factory=list)
+    updates: list = dataclasses.field(default_factory=list)
+    noise: float = 0.0
+
+    @property
+    def local(self):
+        return LocalRule(clip=1e-3) if self.noise else LocalRule()
+
+    def step_noise(self, setting):
+        return self.noise
+
+    def encode(self, state, memory, update, *, sender, private, shared, setting):
+        self.keys.extend([private, shared])
+        self.updates.append(update)
+        return super().encode(state, memory, update, sender=sender, private=private, shared=shared, setting=setting)
+
+    def transmit(self, state, wires, *, senders, channel, setting):
+        self.keys.append(channel)
+        return wires
+
+    def estimate(self, state, received, *, sender, shared, setting):
+        self.read_with.append(shared)
+        return super().estimate(state, received, sender=sender, shared=shared, setting=setting)
+
+    def forget(self):
+        """Start a new page."""
+        for notes in (self.keys, self.read_with, self.updates):
+            notes.clear()
+
+
+@pytest.mark.parametrize(
+    ("defense", "share"),
+    [
+        (NoDefense(), 0.01),
+        (Gaussian(clip=0.5, noise_std=0.01), 0.2),
+        (SDQ(bits=2), 0.05),
+        (TopK(fraction=0.2), 0.2),
+        (Summing(), 0.01),
+    ],
+    ids=["none", "gaussian", "sdq", "top-k", "a channel that adds"],
+)
+def test_ramps_are_told_far_better_than_by_their_mean(defense, share):
+    case = seen_of(defense)
+    guesses = QUICK.run(case.seen, KEY).guesses
+    assert [guess.failure for guess in guesses] == [""] * 5
+    assert case.mse(guesses).mean() < share * mean_image_mse(case).mean()
+    assert [guess.y.tolist() for guess in guesses] == case.y.tolist()
+    assert all(guess.x.min() >= 0 and guess.x.max() <= 1 for guess in guesses)
+
+
+def test_a_defence_that_drowns_the_image_leaves_about_the_mean():
+    case = seen_of(Gaussian(clip=0.5, noise_std=100.0))
+    ratio = case.mse(QUICK.run(case.seen, KEY).guesses).mean() / mean_image_mse(case).mean()
+    assert 0.5 < ratio < 1.5
+
+
+def test_the_objective_is_the_held_out_error_and_the_effort_the_messages_that_were_made():
+    case = seen_of(NoDefense())
+    guesses = QUICK.run(case.seen, KEY).guesses
+    assert len({guess.objective for guess in guesses}) == 1
+    assert 0 < guesses[0].objective < 0.1 * float(mean_image_mse(case).mean())
+    assert {guess.evaluations for guess in guesses} == {300 + 10}  # one of 8 images of each label is held out
+
+
+def test_a_batch_of_several_labels_is_told_image_by_image():
+    case = seen_of(NoDefense(), images=2)
+    guesses = QUICK.run(case.seen, KEY).guesses
+    assert (case.mse(guesses) < 0.1 * mean_image_mse(case)).all()
+
+
+def test_images_of_one_label_in_a_batch_are_told_by_their_mean():
+    case = seen_of(NoDefense(), images=2, labels=torch.arange(5).repeat_interleave(2))
+    for guess, x in zip(QUICK.run(case.seen, KEY).guesses, case.x, strict=True):
+        assert torch.allclose(guess.x[0], guess.x[1], atol=1e-4)
+        assert (guess.x[0] - x.mean(0)).square().mean() < 0.02
+
+
+def test_the_images_of_a_sum_of_users_are_told():
+    case = seen_of(Summing(), users=2)
+    guesses = QUICK.run(case.seen, KEY).guesses
+    assert (case.mse(guesses) < 0.1 * mean_image_mse(case)).all()
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_an_update_tells_what_its_gradient_tells(steps):
+    case = seen_of(NoDefense(), sends="update", steps=steps)
+    guesses = QUICK.run(case.seen, KEY).guesses
+    assert (case.mse(guesses) < 0.1 * mean_image_mse(case)).all()
+
+
+def test_no_key_of_a_victim_is_used_but_to_read_its_message():
+    defense = Recording()
+    case = seen_of(defense)
+    defense.forget()
+    key = Key(7).child("attack")
+    QUICK.run(case.seen, key)
+    assert len(defense.keys) == 3 * (300 + 10)
+    assert len(set(defense.keys)) == len(defense.keys)
+    assert all(one.seed == 7 and one.path[0] == "attack" for one in defense.keys)
+    theirs = [message.shared for message in case.seen.messages]
+    assert defense.read_with[:5] == theirs
+    assert not set(defense.read_with[5:]) & set(theirs)
+
+
+def test_who_lacks_the_shared_key_trains_on_what_an_outsider_reads():
+    defense = Recording()
+    case = seen_of(defense)
+    messages = tuple(message._replace(shared=None) for message in case.seen.messages)
+    defense.forget()
+    QUICK.run(dataclasses.replace(case.seen, messages=messages), KEY)
+    assert defense.read_with == [None] * (5 + 300 + 10)
+
+
+def test_noise_of_local_steps_is_imitated():
+    defense = Recording(noise=2.0)
+    case = seen_of(defense)
+    defense.forget()
+    QUICK.run(case.seen, KEY)
+    # the gradient is clipped to 1e-3, and a step of one record has noise of 2 * 1e-3 in each of d coordinates
+    updates = torch.stack(defense.updates)
+    assert updates.std() == pytest.approx(2e-3, rel=0.01)
+    assert len({float(update[0]) for update in updates}) == len(updates)
+
+
+def test_the_same_key_gives_the_same_bytes_and_another_key_others():
+    case = seen_of(Gaussian(clip=0.5, noise_std=0.01))
+    attack = dataclasses.replace(QUICK, samples=60)
+    one, again, other = (attack.run(case.seen, key).guesses for key in (KEY, KEY, Key(1)))
+    assert all(torch.equal(a.x, b.x) and a[2:] == b[2:] for a, b in zip(one, again, strict=True))
+    assert not torch.equal(one[0].x, other[0].x)
+
+
+def test_one_network_serves_all_victims_of_a_kind_and_another_the_others():
+    single, double = seen_of(NoDefense(), n=2), seen_of(NoDefense(), n=1, images=2)
+    messages = (*double.seen.messages, *single.seen.messages)
+    guesses = QUICK.run(dataclasses.replace(single.seen, messages=messages), KEY).guesses
+    assert [len(guess.x) for guess in guesses] == [2, 1, 1]
+    assert guesses[1].objective == guesses[2].objective != guesses[0].objective
+    assert (single.mse(guesses[1:]) < 0.1 * mean_image_mse(single)).all()
+
+
+@pytest.mark.parametrize(
+    ("value", "failure"), [(0.0, "the gradient is zero"), (math.nan, "the gradient is not finite")]
+)
+def test_a_gradient_that_says_nothing_is_a_failure_and_costs_nothing(value, failure):
+    for guess in QUICK.run(make(defense=Says(value)).seen, KEY).guesses:
+        assert guess.failure == failure
+        assert guess.evaluations == 0
+        assert not guess.x.any()
+
+
+def test_a_message_that_always_says_the_same_gives_the_usual_image():
+    guesses = QUICK.run(make(defense=Says(1.0)).seen, KEY).guesses
+    assert all(guess.failure == "" and guess.x.isfinite().all() for guess in guesses)
+
+
+def test_a_model_that_diverged_is_a_failure():
+    case = seen_of(NoDefense())
+    model = case.seen.model._replace(params=case.seen.model.params * math.nan)
+    guesses = QUICK.run(dataclasses.replace(case.seen, model=model), KEY).guesses
+    assert [guess.failure for guess in guesses] == ["the model is not finite"] * 5
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_too_little_auxiliary_data_is_refused(n):
+    case = seen_of(NoDefense())
+    few = Examples(case.x[:n, 0], case.y[:n, 0])
+    with pytest.raises(ValueError, match=f"expected at least 2 auxiliary inputs, got {n}"):
+        QUICK.run(dataclasses.replace(case.seen, auxiliary=few), KEY)
+
+
+def test_two_auxiliary_inputs_are_enough_to_run():
+    case = seen_of(NoDefense())
+    few = Examples(case.x[:2, 0], case.y[:2, 0])
+    assert all(guess.failure == "" for guess in QUICK.run(dataclasses.replace(case.seen, auxiliary=few), KEY).guesses)
+
+
+def test_another_loss_than_cross_entropy_is_refused():
+    with pytest.raises(ValueError, match="expected a softmax cross-entropy loss"):
+        QUICK.run(make(small_task("svm")).seen, KEY)
+
+
+def test_what_it_needs():
+    assert QUICK.aware
+    assert QUICK.needs == {"messages", "models", "auxiliary"}
+    assert dataclasses.replace(QUICK, labels="given").needs == {"messages", "models", "auxiliary", "labels"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"samples": 0}, "expected samples >= 1, got samples=0"),
+        ({"components": 0}, "expected components >= 1, got components=0"),
+        ({"hidden": -1}, "expected hidden >= 0, got hidden=-1"),
+        ({"epochs": 0}, "expected epochs >= 1, got epochs=0"),
+        ({"lr": 0.0}, "expected lr > 0, got lr=0.0"),
+        ({"lr": math.inf}, "expected lr > 0, got lr=inf"),
+        ({"labels": "guessed"}, "expected labels 'inferred' or 'given', got 'guessed'"),
+    ],
+)
+def test_parameters_out_of_range_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        Learned(**wrong)
+
+
+def test_of_each_label_the_last_are_held_out():
+    data = slopes(KEY, 160)
+    train, held = _apart(data)
+    assert torch.equal(held.x, data.x[-20:])
+    assert torch.equal(train.x, data.x[:-20])
+    assert [len(part.x) for part in _apart(slopes(KEY, 3))] == [2, 1]
+
+
+def test_altered_images_stay_images_and_vectors_stay_as_they_are():
+    x = slopes(KEY, 40).x[:, None]
+    altered = _altered(x, KEY)
+    assert not torch.equal(altered, x)
+    assert (altered >= 0).all()
+    assert (altered <= 1).all()
+    assert torch.equal(_altered(x.flatten(2), KEY), x.flatten(2))
+
+
+def linear_pairs(key, n, noise=0.0):
+    """Images [n, 1, 2, 2] that are linear in 6 features, the last of which is always the same."""
+    features = rng.normal(key, (n, 6)).index_fill(1, torch.tensor([5]), 3.0)
+    mixing = rng.normal(KEY.child("mixing"), (6, 4))
+    images = 0.5 + 0.01 * features @ mixing + noise * rng.normal(key.child("noise"), (n, 4))
+    return Pairs(features, images.view(n, 1, 2, 2))
+
+
+def test_what_is_linear_is_found_exactly_and_a_constant_feature_tells_nothing():
+    train, held = linear_pairs(KEY.child("train"), 200), linear_pairs(KEY.child("held"), 50)
+    network = fit(train, held, PLAN, pixels=True, key=KEY)
+    assert network.error < 1e-9
+    other = held.features.index_fill(1, torch.tensor([5]), -40.0)
+    assert torch.equal(network(held.features), network(other))
+
+
+def test_a_hidden_layer_learns_what_is_not_linear_and_never_raises_the_held_out_error():
+    def bent(key):
+        features = rng.normal(key, (600, 4))
+        return Pairs(features, features.abs().view(600, 1, 2, 2))
+
+    train, held = bent(KEY.child("train")), bent(KEY.child("held"))
+    straight, network = (
+        fit(train, held, PLAN._replace(hidden=hidden, epochs=40, lr=1e-2), pixels=False, key=KEY) for hidden in (0, 32)
+    )
+    assert network.error < 0.2 * straight.error
+    noise = Pairs(train.features, rng.normal(KEY, (600, 1, 2, 2)))
+    unknown = Pairs(held.features, rng.normal(Key(1), (600, 1, 2, 2)))
+    straight, network = (fit(noise, unknown, PLAN._replace(hidden=hidden), pixels=False, key=KEY) for hidden in (0, 32))
+    assert network.error <= straight.error * (1 + 1e-6)
+
+
+def test_a_feature_that_is_not_finite_is_an_error_that_is_not_finite():
+    train, held = linear_pairs(KEY.child("train"), 20), linear_pairs(KEY.child("held"), 5)
+    train.features[3, 2] = math.nan
+    assert math.isnan(fit(train, held, PLAN, pixels=True, key=KEY).error)

@@ -1,0 +1,233 @@
+"""The likelihoods of defences that perturb, quantise or drop at the client: laws, slopes, and whom they prefer."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, stats
+
+from defenses._privquant import choose
+from defenses.dp_fedavg import DPFedAvg
+from defenses.dp_sgd import DPSGD
+from defenses.mvu import MVU
+from defenses.ota_orthogonal import OTAOrthogonal
+from defenses.piecewise import Piecewise
+from defenses.random_mask import RandomMask
+from defenses.sqsgd import SqSGD
+from defenses.top_k import TopK
+from defenses.udp import UDP
+from defenses.udp_crd import UDPCRD
+from defenses.udp_lei import UDPLei
+from defenses.vqsgd import VQSGD
+from harness import rng
+from harness.codec import pack_float32, pack_levels
+from harness.contract import Sender, Setting
+from harness.rng import Key
+from harness.vec import Layout
+
+D, N = 256, 60
+SENDER = Sender(0, 8)
+SETTING = Setting(
+    Layout(("w",), ((D,),)), clients=4, participants=4, rounds=3, sends="gradient", steps=1, lr=0.1, batch=8, samples=8
+)
+UPDATE = rng.normal(Key(1), (D,)) / D**0.5  # of norm 1
+
+DEFENSES = {
+    "random-mask": RandomMask(share=0.5),
+    "top-k": TopK(fraction=0.25),
+    "dp-fedavg": DPFedAvg(clip=0.5),
+    "dp-sgd": DPSGD(clip=2.0, noise_std=0.1),
+    "udp": UDP(clip=2.0, epsilon=50.0),
+    "udp-crd": UDPCRD(clip=2.0, epsilon=50.0),
+    "udp-lei": UDPLei(clip=2.0, epsilon=50.0),
+    "ota-orthogonal": OTAOrthogonal(clip=2.0, epsilon=30.0),
+    "mvu": MVU(clip=0.2, epsilon=4.0, bits=2),
+    "piecewise": Piecewise(clip=0.2, epsilon=320.0),
+    "vqsgd": VQSGD(clip=2.0, epsilon=20.0),
+    "sqsgd": SqSGD(clip=1.0, epsilon=200.0, bits=3, ratio=0.5),
+    "sqsgd as the identity": SqSGD(clip=1.0, epsilon=3000.0, bits=10, ratio=0.5),
+}
+every_law = pytest.mark.parametrize("name", DEFENSES)
+
+
+def setting_of(d, **changes):
+    return dataclasses.replace(SETTING, layout=Layout(("w",), ((d,),)), **changes)
+
+
+def wires_of(defense, update, keys, setting):
+    """One message a key; DP-SGD's noise is added here, as training would."""
+    state = defense.init(setting)
+    sent = []
+    for key in keys:
+        mine = update
+        if isinstance(defense, DPSGD):
+            mine = update + defense.noise_std * defense.clip / 8 * rng.normal(key.child("step"), update.shape)
+        wire, _ = defense.encode(
+            state,
+            defense.remember(setting),
+            mine,
+            sender=SENDER,
+            private=key.child("private"),
+            shared=key.child("shared"),
+            setting=setting,
+        )
+        sent += defense.transmit(state, [wire], senders=[SENDER], channel=key.child("channel"), setting=setting)
+    return sent
+
+
+def law_of(defense, wires, keys, setting, senders=None):
+    shared = None if keys is None else [key.child("shared") for key in keys]
+    who = [SENDER] * len(wires) if senders is None else senders
+    return defense.likelihood(defense.init(setting), wires, senders=who, shared=shared, setting=setting)
+
+
+@every_law
+def test_over_many_messages_the_truth_scores_better_than_what_lies_beside_it(name):
+    # paired over 60 messages; the mean difference is over 6 standard errors, a false pass of an equal pair under 1e-8.
+    # A longer candidate than the clip is the same to a defence that clips to half its length
+    defense, keys = DEFENSES[name], [Key(2).child(i) for i in range(N)]
+    score = law_of(defense, wires_of(defense, UPDATE, keys, SETTING), keys, SETTING)
+    true = score(UPDATE.expand(N, -1))
+    turned = rng.normal(Key(3), (D,)) / D**0.5
+    wrong = {"other": turned, "shrunk": 0.3 * UPDATE, "turned": 0.6 * UPDATE + 0.8 * turned, "opposite": -UPDATE}
+    for what, candidate in wrong.items():
+        worse = (score(candidate.expand(N, -1)) - true).double()
+        assert float(worse.mean()) > 6 * float(worse.std()) / N**0.5, what
+
+
+@every_law
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_score_is_not_negative_has_the_updates_type_and_finite_slopes_however_far(name, dtype):
+    defense, keys = DEFENSES[name], [Key(4).child(i) for i in range(6)]
+    wires = wires_of(defense, UPDATE, keys, SETTING)
+    candidates = torch.stack([UPDATE, torch.zeros(D), 1e-30 * UPDATE, 1e3 * UPDATE, -1e6 * UPDATE, torch.ones(D)])
+    for known in (keys, None):
+        z = candidates.to(dtype).requires_grad_()
+        value = law_of(defense, wires, known, SETTING)(z)
+        (slope,) = torch.autograd.grad(value.sum(), z)
+        assert value.dtype == dtype
+        assert value.shape == (6,)
+        assert (value >= 0).all()
+        assert torch.isfinite(value).all()
+        assert torch.isfinite(slope).all()
+
+
+@every_law
+def test_messages_are_scored_each_by_itself(name):
+    defense, keys = DEFENSES[name], [Key(5).child(i) for i in range(3)]
+    wires, candidates = wires_of(defense, UPDATE, keys, SETTING), rng.normal(Key(6), (3, D)) / D**0.5
+    together = law_of(defense, wires, keys, SETTING)(candidates)
+    alone = [law_of(defense, wires[i : i + 1], keys[i : i + 1], SETTING)(candidates[i : i + 1]) for i in range(3)]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=1e-4)
+
+
+def test_the_chances_of_all_pairs_of_vqsgds_points_sum_to_one():
+    setting, d = setting_of(3), 3
+    defense = VQSGD(clip=1.0, epsilon=2.0, repeats=2)
+    wires = [pack_levels(np.array(pair), 3) for pair in itertools.product(range(2 * d), repeat=2)]
+    for scale in (0.0, 0.4, 5.0):
+        chances = (-law_of(defense, wires, None, setting)(scale * UPDATE[:d].double().expand(36, -1))).exp()
+        assert float(chances.sum()) == pytest.approx(1.0, abs=1e-9)
+
+
+def test_the_chances_of_all_pairs_of_mvus_columns_sum_to_one():
+    setting, defense = setting_of(2), MVU(clip=0.5, epsilon=3.0, bits=2)
+    wires = [pack_levels(np.array(pair), 2) for pair in itertools.product(range(4), repeat=2)]
+    for value in (0.0, 0.11, -3.0):
+        update = torch.tensor([value, 0.3], dtype=torch.float64)
+        chances = (-law_of(defense, wires, None, setting)(update.expand(16, -1))).exp()
+        assert float(chances.sum()) == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [2.5, 10.0])
+def test_the_blurred_density_of_piecewise_has_the_same_mass_wherever_the_input_is(epsilon):
+    # up to a constant; the blur puts mass beyond the largest output, at the ends most: of inputs at the clip a third
+    law = Piecewise(epsilon=epsilon).law(1)
+
+    def mass(t):
+        y = torch.linspace(-law.bound, law.bound, 20_001, dtype=torch.float64)
+        return float(integrate.simpson((-law.misfit(y, torch.tensor(t, dtype=torch.float64))).exp(), x=y))
+
+    middle = mass(0.0)
+    assert [mass(t) for t in (0.3, -0.6)] == pytest.approx([middle] * 2, rel=0.02)
+
+
+def test_of_an_update_shorter_than_k_pruning_says_that_the_rest_is_zero():
+    defense, update = TopK(fraction=0.25), torch.zeros(D)
+    update[:10] = 1.0
+    score = law_of(defense, wires_of(defense, update, [Key(7)], SETTING), [Key(7)], SETTING)
+    beside = update.clone()
+    beside[D - 1] = 3e-6
+    assert float(score(update[None])) == 0.0
+    assert float(score(beside[None])) == pytest.approx(4.5, rel=1e-3)
+
+
+def test_equal_magnitudes_that_pruning_did_not_send_cost_nothing():
+    defense, update = TopK(fraction=0.25), torch.ones(D)
+    score = law_of(defense, wires_of(defense, update, [Key(8)], SETTING), [Key(8)], SETTING)
+    assert float(score(update[None])) == 0.0
+    assert float(score(torch.where(torch.arange(D) < D // 4, 1.0, -0.5)[None])) == 0.0
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("sends", ["gradient", "update"])
+def test_dp_sgd_is_normal_with_the_variance_of_noise_that_momentum_repeats(sends, momentum):
+    defense = DPSGD(clip=2.0, noise_std=0.5)
+    steps = 1 if sends == "gradient" else 5
+    setting = setting_of(3, sends=sends, steps=steps, momentum=momentum, batch=4)
+    # the recursion of local training on the noise alone, one basis vector a step
+    velocity, moved = np.zeros(steps), np.zeros(steps)
+    for number in range(steps):
+        velocity = momentum * velocity + np.eye(steps)[number]
+        moved = moved + velocity
+    weights = np.array([1.0]) if sends == "gradient" else 0.1 * moved
+    senders = [Sender(0, 40), Sender(1, 2)]
+    sent = 0.01 * rng.normal(Key(9), (2, 3))
+    score = law_of(defense, [pack_float32(row) for row in sent], None, setting, senders)
+    one, other = (0.01 * rng.normal(Key(10).child(i), (2, 3), torch.float64) for i in range(2))
+    for row, size in enumerate((4, 2)):
+        law = stats.norm(scale=np.linalg.norm(weights) * 0.5 * 2.0 / size)
+        expected = law.logpdf(sent[row] - one[row]).sum() - law.logpdf(sent[row] - other[row]).sum()
+        assert float(score(other)[row] - score(one)[row]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_dp_sgd_does_not_clip_a_step_that_drew_more_records_than_its_share():
+    # 12 of 40 records were drawn where 4 are on average: their sum over 4 has a norm of 3 clips
+    defense, setting = DPSGD(clip=2.0, noise_std=0.5), setting_of(D, batch=4)
+    sum_of_clipped = 3 * 2.0 * UPDATE / UPDATE.norm()
+    score = law_of(defense, [pack_float32(sum_of_clipped)], None, setting, [Sender(0, 40)])
+    assert float(score(sum_of_clipped[None])) == pytest.approx(0.0, abs=1e-6)
+    beyond = 11 * 2.0 * UPDATE / UPDATE.norm()  # no 40 records reach that
+    assert float(score(beyond[None])) == pytest.approx(float(score(10 / 11 * beyond[None])), rel=1e-5)
+
+
+@pytest.mark.parametrize("defense", [Piecewise(clip=0.2, epsilon=320.0), SqSGD(clip=1.0, epsilon=600.0, ratio=0.5)])
+def test_without_the_shared_key_the_law_is_wider(defense):
+    # what a turn of the update costs on average: less for who does not know which coordinates were sent
+    keys = [Key(11).child(i) for i in range(N)]
+    wires = wires_of(defense, UPDATE, keys, SETTING)
+    costs = []
+    for known in (keys, None):
+        score = law_of(defense, wires, known, SETTING)
+        costs.append(float((score(-UPDATE.expand(N, -1)) - score(UPDATE.expand(N, -1))).mean()))
+    assert costs[0] > 1.0
+    assert abs(costs[1]) < 0.1 * costs[0]
+    assert math.isfinite(costs[1])
+
+
+def test_sqsgds_law_is_the_exact_one_near_what_was_received_and_goes_on_where_that_has_no_slope():
+    for channel in (choose(64, 16, 100.0), choose(64, 16, 2000.0)):
+        middle = torch.full((1, 64), 8, dtype=torch.int64)
+        level = 2.0 / 15
+        near = (0.5 + 0.89 * rng.uniform(Key(12), (1, 64), -1.0, 1.0, torch.float64)) * level
+        exact, ours = (law(middle, near, 1.0) for law in (channel.surrogate, channel.misfit))
+        torch.testing.assert_close(ours, exact, rtol=1e-9, atol=1e-9)
+        far = torch.full((1, 64), 0.5 * level + 2 * level, dtype=torch.float64, requires_grad=True)
+        laws = channel.surrogate, channel.misfit
+        flat, sloped = (torch.autograd.grad(law(middle, far, 1.0).sum(), far)[0] for law in laws)
+        assert float(flat.abs().max()) == 0.0
+        assert (sloped > 0).all()
+        assert float(channel.misfit(middle, far.detach(), 1.0)) > float(ours)

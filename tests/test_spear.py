@@ -1,0 +1,337 @@
+"""What `spear` must find exactly, and what it must say that it cannot."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from attacks._spear import FirstLayer, Undecided, find
+from attacks.spear import Spear
+from defenses.gaussian import Gaussian
+from defenses.none import NoDefense
+from harness import rng
+from harness._layers import Chain, dense_stack
+from harness.contract import Message, Observation, Sender, Setting, Snapshot
+from harness.data import load
+from harness.models import Model, build
+from harness.rng import Key
+from harness.score import match
+from harness.tasks import ModelTask
+from harness.threats import View
+from tests.victims import Says, make
+
+KEY = Key(0)
+EXACT = 1e-6
+"""Raw MSE; gradients are float32."""
+
+
+def dense(*widths):
+    """A task of dense ReLU layers on vectors."""
+    chain = Chain(tuple(dense_stack(widths)))
+    return ModelTask(Model("stack", *chain.tensors, widths[:1], widths[-1], chain, widths=widths))
+
+
+SMALL = dense(16, 64, 5)
+
+
+def sent(task, batches, defense=None, steps=0, lr=0.1, params=None):
+    """What a server sees of a gradient, or of an update of full-batch steps, of each batch (x, y)."""
+    defense = defense or NoDefense()
+    setting = Setting(task.layout, 8, 8, 1, "update" if steps else "gradient", steps or 1, lr, 0, 8)
+    params = task.init(KEY.child("model")) if params is None else params
+    messages = []
+    for i, (x, y) in enumerate(batches):
+        here = params
+        for _ in range(steps or 1):
+            leaf = here.clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(task.loss(leaf, x, y), leaf)
+            here = here - lr * gradient
+        told = here - params if steps else gradient
+        key = KEY.child("client", i)
+        wire, _ = defense.encode(None, None, told, sender=Sender(i, 8), private=key, shared=key, setting=setting)
+        messages.append(Message(0, Sender(i, 8), wire, key, len(x), steps or 1))
+    return Observation(
+        View.parse("server"),
+        setting,
+        task,
+        defense,
+        lr,
+        messages=tuple(messages),
+        model=Snapshot(0, params, None),
+    )
+
+
+def batches(task, n, images):
+    """n batches of random inputs and labels."""
+    x = rng.uniform(KEY.child("x", images), (n, images, *task.input_shape))
+    y = torch.from_numpy(rng.integers(KEY.child("y", images), n * images, task.classes)).reshape(n, images)
+    return list(zip(x, y, strict=True))
+
+
+def errors(batch, guess):
+    """[b] raw MSE of the images in their best order, and how many labels go with their own image."""
+    x, y = batch
+    order = match(x, guess.x)
+    return (guess.x[order] - x).square().flatten(1).mean(1), int((guess.y[order] == y).sum())
+
+
+def assert_found(truth, guesses, mse=EXACT):
+    for batch, guess in zip(truth, guesses, strict=True):
+        assert guess.failure == ""
+        worst, right = errors(batch, guess)
+        assert worst.max() < mse
+        assert right == len(batch[1])
+
+
+@pytest.mark.parametrize("images", [1, 2, 3, 4])
+def test_a_small_batch_is_found_exactly_with_each_image_s_label(images):
+    truth = batches(SMALL, 4, images)
+    guesses = Spear().run(sent(SMALL, truth), KEY).guesses
+    assert_found(truth, guesses)
+    assert all(guess.objective < 1e-8 for guess in guesses)
+    assert all(guess.x.dtype == torch.float32 for guess in guesses)
+
+
+def test_only_the_first_layer_s_zeros_are_needed_of_a_deeper_stack():
+    task = dense(16, 64, 24, 5)
+    truth = batches(task, 3, 3)
+    assert_found(truth, Spear().run(sent(task, truth), KEY).guesses)
+
+
+def test_images_keep_their_shape_and_are_found_beside_batches_of_other_sizes():
+    task = ModelTask(build("mlp", (1, 8, 8), 10))
+    truth = batches(task, 1, 2) + batches(task, 1, 4)
+    guesses = Spear().run(sent(task, truth), KEY).guesses
+    assert [tuple(guess.x.shape) for guess in guesses] == [(2, 1, 8, 8), (4, 1, 8, 8)]
+    assert_found(truth, guesses)
+
+
+def test_two_images_of_one_label_are_told_apart():
+    x = rng.uniform(KEY.child("x"), (3, 16))
+    truth = [(x, torch.tensor([2, 2, 2]))]
+    assert_found(truth, Spear().run(sent(SMALL, truth), KEY).guesses)
+
+
+def test_an_update_of_one_step_leaks_what_its_gradient_leaks():
+    truth = batches(SMALL, 3, 3)
+    assert_found(truth, Spear().run(sent(SMALL, truth, steps=1, lr=0.25), KEY).guesses)
+
+
+def test_an_update_of_several_small_steps_on_one_batch_still_tells_it():
+    # the update is sum_t D_t^T X: of the same rank, and zero where no step has the unit active
+    task = ModelTask(build("mlp", (1, 8, 8), 10))
+    truth = batches(task, 2, 2)
+    guesses = Spear(samples=2000).run(sent(task, truth, steps=5, lr=0.1), KEY).guesses
+    assert_found(truth, guesses)
+    assert all(guess.objective > 1e-6 for guess in guesses)  # the gradient at the round's model is another one
+
+
+def test_a_common_factor_changes_no_image():
+    truth = batches(SMALL, 3, 3)
+    guesses = Spear().run(sent(SMALL, truth, Gaussian(clip=0.01, noise_std=1e-12)), KEY).guesses
+    assert_found(truth, guesses)
+
+
+@pytest.mark.parametrize("noise", [1e-5, 1e-4, 1e-3, 1e-2, 1.0])
+def test_noise_is_a_failure_or_shows_in_the_objective_and_is_never_nan(noise):
+    truth = batches(SMALL, 4, 3)
+    guesses = Spear(samples=2000).run(sent(SMALL, truth, Gaussian(clip=1e3, noise_std=noise)), KEY).guesses
+    for batch, guess in zip(truth, guesses, strict=True):
+        assert guess.x.isfinite().all()
+        assert not math.isnan(guess.objective)
+        if guess.failure:
+            assert "map" in guess.failure or "inactive" in guess.failure
+            assert not guess.x.any()
+        elif errors(batch, guess)[0].max() > 1e-3:
+            assert guess.objective > 1e-6
+    if noise >= 1e-2:
+        assert all("too much noise; map withstands it" in guess.failure for guess in guesses)
+
+
+def test_a_little_noise_blurs_the_images_no_more_than_a_little():
+    # the exact tests must be able to fail: the same batches with noise are not exact, and are nearer than chance (0.17)
+    task = ModelTask(build("mlp", (1, 8, 8), 10))
+    truth = batches(task, 3, 2)
+    guesses = Spear(samples=2000).run(sent(task, truth, Gaussian(clip=1e3, noise_std=1e-5)), KEY).guesses
+    for batch, guess in zip(truth, guesses, strict=True):
+        worst = errors(batch, guess)[0]
+        assert ((worst > 1e-12) & (worst < 1e-2)).all()
+
+
+def test_a_key_fixes_the_guess_and_another_victim_changes_nothing():
+    seen = sent(SMALL, batches(SMALL, 3, 3))
+    first, second = (Spear().run(seen, KEY).guesses for _ in range(2))
+    alone = Spear().run(dataclasses.replace(seen, messages=seen.messages[1:2]), KEY).guesses
+    for one, other in zip([*first, first[1]], [*second, *alone], strict=True):
+        assert torch.equal(one.x, other.x)
+        assert torch.equal(one.y, other.y)
+        assert one[2:] == other[2:]
+
+
+def test_labels_are_not_taken_from_what_was_granted():
+    assert Spear().needs == {"messages", "models"}
+    assert not Spear().aware
+    truth = batches(SMALL, 1, 3)
+    wrong = dataclasses.replace(sent(SMALL, truth), labels=((truth[0][1] + 1) % 5,))
+    assert_found(truth, Spear().run(wrong, KEY).guesses)
+
+
+@pytest.mark.parametrize(
+    ("value", "failure"),
+    [
+        (0.0, "the gradient is zero"),
+        (math.nan, "the gradient is not finite"),
+        (math.inf, "the gradient is not finite"),
+        (1.0, "the gradient has 1 directions above its noise for 3 images: two are alike, or one leaves no trace"),
+    ],
+)
+def test_a_gradient_of_no_batch_is_a_failure(value, failure):
+    seen = dataclasses.replace(sent(SMALL, batches(SMALL, 2, 3)), defense=Says(value))
+    for guess in Spear().run(seen, KEY).guesses:
+        assert guess.failure == failure
+        assert guess.x.shape == (3, 16)
+        assert not guess.x.any()
+        assert guess.objective == math.inf
+
+
+@pytest.mark.parametrize("label", [1, 2])
+def test_an_image_that_is_twice_in_the_batch_is_a_failure_whatever_its_labels(label):
+    x = rng.uniform(KEY.child("x"), (3, 16))
+    truth = [(x[[0, 1, 1]], torch.tensor([0, 1, label]))]
+    (guess,) = Spear().run(sent(SMALL, truth), KEY).guesses
+    assert guess.failure.startswith("the gradient has 2 directions above its noise for 3 images: two are alike")
+
+
+def test_an_image_without_an_active_unit_is_a_failure():
+    x = rng.uniform(KEY.child("x"), (3, 16))
+    tensors = SMALL.layout.split(SMALL.init(KEY.child("model")))
+    x[2] = 0.0
+    tensors[1] = -tensors[1].abs()
+    params = SMALL.layout.join(tensors)
+    assert not (linear(x[2], *tensors[:2]) > 0).any()
+    (guess,) = Spear().run(sent(SMALL, [(x, torch.tensor([0, 1, 2]))], params=params), KEY).guesses
+    assert guess.failure.endswith("two are alike, or one leaves no trace")
+
+
+def test_a_first_layer_without_a_gradient_is_a_failure():
+    tensors = SMALL.layout.split(SMALL.init(KEY.child("model")))
+    tensors[1] = tensors[1] - 1e3
+    seen = sent(SMALL, batches(SMALL, 1, 2), params=SMALL.layout.join(tensors))
+    (guess,) = Spear().run(seen, KEY).guesses
+    assert guess.failure.startswith("the gradient has 0 directions above its noise for 2 images")
+
+
+def test_a_batch_that_activates_every_unit_has_no_zeros_to_be_found_by():
+    tensors = SMALL.layout.split(SMALL.init(KEY.child("model")))
+    tensors[1] = tensors[1] + 3.0
+    seen = sent(SMALL, batches(SMALL, 1, 3), params=SMALL.layout.join(tensors))
+    (guess,) = Spear(samples=2000).run(seen, KEY).guesses
+    assert "too few units are inactive" in guess.failure
+
+
+def test_a_wrong_batch_without_a_contradiction_shows_in_the_objective():
+    # nearly equal slopes of two images that a sure model got wrong alike: their difference vanishes in the noise
+    tensors = SMALL.layout.split(SMALL.init(KEY.child("model")))
+    tensors[1] = tensors[1] + 10.0
+    truth = batches(SMALL, 1, 3)
+    (guess,) = Spear(samples=2000).run(sent(SMALL, truth, params=SMALL.layout.join(tensors)), KEY).guesses
+    assert guess.failure or guess.objective > 0.1
+    assert guess.failure or errors(truth[0], guess)[0].max() > 1e-3
+
+
+@pytest.mark.parametrize(("task", "images"), [(dense(16, 6, 5), 7), (dense(4, 64, 5), 5)])
+def test_more_images_than_units_or_inputs_are_a_failure(task, images):
+    (guess,) = Spear().run(sent(task, batches(task, 1, images)), KEY).guesses
+    units = task.layout.shapes[1][0]
+    assert guess.failure == (
+        f"{images} images need as many units and inputs of the first layer, which has {units} and "
+        f"{task.layout.shapes[0][1]}; map does not"
+    )
+
+
+@pytest.mark.parametrize("name", ["lenet-dlg", "cnn2", "resnet20"])
+def test_a_model_that_is_no_dense_stack_is_a_failure_that_names_who_can(name):
+    (guess,) = Spear().run(make(ModelTask(build(name, (1, 28, 28), 10)), n=1, images=2).seen, KEY).guesses
+    assert guess.failure == "spear does not cover this model, only dense ReLU layers; map does"
+    assert guess.x.shape == (2, 1, 28, 28)
+
+
+def test_a_dense_stack_without_a_hidden_layer_is_a_failure_that_names_who_can():
+    (guess,) = Spear().run(sent(dense(16, 5), batches(dense(16, 5), 1, 2)), KEY).guesses
+    assert guess.failure.startswith("without a hidden layer there are no zeros")
+    assert "map" in guess.failure
+    assert "analytic" in guess.failure
+
+
+def test_a_lookalike_with_other_activations_is_not_taken_for_a_relu_stack():
+    def apply(tensors, x, keep):
+        return linear(torch.tanh(linear(x, *tensors[:2])), *tensors[2:])
+
+    task = ModelTask(dataclasses.replace(SMALL.model, apply=apply))
+    (guess,) = Spear().run(sent(task, batches(task, 1, 2)), KEY).guesses
+    assert guess.failure.startswith("spear does not cover this model")
+
+
+def test_a_model_that_diverged_is_a_failure():
+    seen = sent(SMALL, batches(SMALL, 2, 2))
+    seen = dataclasses.replace(seen, model=Snapshot(0, seen.model.params * math.nan, None))
+    assert [guess.failure for guess in Spear().run(seen, KEY).guesses] == ["the model is not finite"] * 2
+
+
+def test_the_budget_ends_the_search():
+    # the first round alone would draw 4096
+    task = dense(16, 24, 5)
+    (guess,) = Spear(samples=100).run(sent(task, batches(task, 1, 6)), KEY).guesses
+    assert guess.failure == "" or "too few units are inactive" in guess.failure
+    assert guess.evaluations <= 100
+
+
+def test_samples_out_of_range_are_refused():
+    with pytest.raises(ValueError, match="expected samples >= 1, got samples=0"):
+        Spear(samples=0)
+
+
+def test_another_loss_than_cross_entropy_is_refused():
+    with pytest.raises(ValueError, match="expected a softmax cross-entropy loss"):
+        Spear().run(make(ModelTask(build("svm", (1, 8, 8), 10))).seen, KEY)
+
+
+def first_layer(x, slopes, key):
+    """A layer at which the inputs x [b, n] have gradients wherever they activate a unit of slopes' [b, m]."""
+    weight = rng.normal(key.child("weight"), (slopes.shape[1], x.shape[1]), dtype=torch.float64)
+    bias = rng.normal(key.child("bias"), (slopes.shape[1],), dtype=torch.float64)
+    d = slopes * (linear(x, weight, bias) > 0)
+    return FirstLayer(weight, bias, d.T @ x, d.sum(0))
+
+
+@pytest.mark.parametrize("images", [1, 2, 5, 8])
+def test_in_double_precision_the_batch_is_found_without_a_contradiction(images):
+    x = rng.normal(KEY.child("x"), (images, 32), dtype=torch.float64)
+    slopes = rng.normal(KEY.child("slopes"), (images, 128), dtype=torch.float64)
+    found = find(first_layer(x, slopes, KEY), images, 20_000, KEY)
+    assert found.contradictions == 0
+    assert (found.x[match(x, found.x)] - x).abs().max() < 1e-8
+
+
+def test_one_image_more_than_was_told_is_no_batch():
+    x = rng.normal(KEY.child("x"), (4, 32), dtype=torch.float64)
+    slopes = rng.normal(KEY.child("slopes"), (4, 128), dtype=torch.float64)
+    with pytest.raises(Undecided, match="too much noise"):
+        find(first_layer(x, slopes, KEY), 3, 1000, KEY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("images", "least"), [(6, 4), (8, 3), (10, 2)])
+def test_larger_batches_of_digits_are_found_behind_a_fresh_model(images, least):
+    data, task = load("digits", Path()).train, ModelTask(build("mlp", (1, 8, 8), 10))
+    found = 0
+    for seed in range(5):
+        rows = torch.from_numpy(rng.subset(Key(seed).child("rows", images), len(data.y), images))
+        batch = (data.x[rows], data.y[rows])
+        seen = sent(task, [batch], params=task.init(Key(seed)))
+        (guess,) = Spear().run(seen, Key(seed)).guesses
+        found += guess.failure == "" and bool((errors(batch, guess)[0] < EXACT).all())
+    assert found >= least
