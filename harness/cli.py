@@ -53,6 +53,13 @@ class Images(StrEnum):
     none = "none"
 
 
+class Format(StrEnum):
+    """What `leakgauge export` writes."""
+
+    md = "md"
+    csv = "csv"
+
+
 @contextmanager
 def _usage_errors() -> Iterator[None]:
     """Turn a user's mistake into lines on standard error and exit code 2."""
@@ -112,6 +119,22 @@ def report(
         page = _write_report(finished, folder, images)
     typer.echo(f"report: {page}")
     _exit_if_incomplete(finished)
+
+
+@app.command()
+def export(
+    folder: FolderArgument,
+    to: Annotated[Format, typer.Option(help="md: the leakage matrix; csv: a line a cell.")] = Format.md,
+) -> None:
+    """Print the results of a folder as a table for other programs."""
+    from harness.store import load_run
+    from reports.export import to_csv
+    from reports.markdown import to_markdown
+    from reports.select import Analysis
+
+    with _usage_errors():
+        analysis = Analysis(load_run(folder))
+    typer.echo(to_markdown(analysis) if to is Format.md else to_csv(analysis), nl=False)
 
 
 @app.command("list")

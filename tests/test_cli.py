@@ -65,6 +65,8 @@ def test_a_study_runs_resumes_and_is_reported(study, tmp_path):
     reported = call("report", out)
     assert reported.exit_code == 0
     assert "gaussian" in reported.output
+    assert call("export", out).output.startswith("### digits")
+    assert "gaussian" in call("export", out, "--to", "csv").output
 
 
 def test_a_failed_cell_is_said_with_its_reason_and_exit_code_5(study, tmp_path):
@@ -100,6 +102,7 @@ def test_a_wrong_study_is_one_clear_line_and_exit_code_2(study, tmp_path, old, n
 def test_a_study_or_a_folder_that_is_not_there_is_exit_code_2(tmp_path):
     done = call("run", "dmeo", "-o", tmp_path / "out")
     assert done.exit_code == 2
+    assert call("export", tmp_path).exit_code == 2
     assert "no study 'dmeo'; did you mean 'demo'? Known: adaptive, demo" in done.stderr
     done = call("report", tmp_path / "nothing")
     assert done.exit_code == 2

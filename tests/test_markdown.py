@@ -1,0 +1,61 @@
+"""The leakage matrix as Markdown."""
+
+from harness.cell import Target
+from harness.stats import mean
+from reports.markdown import to_markdown
+from reports.select import Analysis
+from tests import report_fixtures as double
+
+PROBE = Target("probe", 0, count=3)
+VALUES = {
+    ("none", "matching"): (0.9, 0.91, 0.92),
+    ("none", "map"): (0.8, 0.81, 0.82),
+    ("gaussian", "matching"): (0.1, 0.11, 0.12),
+    ("gaussian", "map"): (0.5, 0.51, 0.52),
+    ("sqsgd", "matching"): (0.1, 0.11, 0.12),
+    ("sqsgd", "map"): (0.12, 0.3, 0.2),
+}
+
+
+def run_of(values):
+    def make(cell):
+        found = values.get((cell.training.defense.name, cell.attack.name), (0.2, 0.2, 0.2))
+        return double.with_estimates(double.result_of(cell), mean("ssim", found, higher_leaks=True))
+
+    attacks = [(attack, PROBE, "server") for attack in (double.MATCHING, double.MAP, double.PRIOR)]
+    defenses = [double.NONE, double.GAUSSIAN[0], double.SQSGD]
+    return double.make_run(double.grid(defenses, attacks, seeds=(0,)), make=make)
+
+
+def rows(text):
+    """Cells of each line of the table, by the first."""
+    lines = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line[:1] == "|"]
+    return {line[0].strip(): line[1:] for line in lines}
+
+
+def test_the_strongest_attack_of_a_row_is_bold_and_named():
+    table = rows(to_markdown(Analysis(run_of(VALUES))))
+    assert table["gaussian"][1].startswith("**0.510** (")
+    assert not table["gaussian"][0].startswith("**")
+    assert table["gaussian"][2] == "map 0.510"
+    assert table["no defence"][2] == "matching 0.910"
+    assert table["floor"][0] == "0.200 (0.200 to 0.200)"
+    assert table["defence"][2] == "strongest"
+    assert "matching, server · probe, round 0 (mean SSIM)" in table["defence"][0]
+
+
+def test_a_row_where_nothing_beats_the_floor_says_so():
+    # 0.207 is above the floor's 0.2, but its interval is not
+    assert rows(to_markdown(Analysis(run_of(VALUES))))["sqsgd"][2] == "nothing beats the floor"
+
+
+def test_a_bar_in_a_name_does_not_end_a_cell():
+    cells = double.grid([double.NONE], [(double.MATCHING, PROBE, "server")], seeds=(0,))
+    run = double.make_run(cells)
+    text = to_markdown(Analysis(run)).replace("no defence", "no | defence")
+    assert all(line.count(" | ") >= 2 for line in text.splitlines() if line.startswith("|"))
+
+
+def test_failed_cells_say_why():
+    run = double.make_run(run_of(VALUES).cells, failed=lambda cell: cell.training.defense.name == "sqsgd")
+    assert rows(to_markdown(Analysis(run)))["sqsgd"] == ["failed (out of memory)"] * 2 + [""]
