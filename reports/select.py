@@ -275,8 +275,8 @@ class Analysis:
     def outdone(self) -> dict[str, Flag]:
         """By cell: where the best attack that knows a defence gets less than one that ignores it, beyond noise.
 
-        Compared image by image, on the same target, by the same adversary. Such an attack is not the strongest, and
-        its number is not what leaks.
+        Compared image by image, on the same target, by the same adversary, and where the naive attack is above the
+        floor: below it both have nothing. Such an aware attack is not the strongest, and its number is not what leaks.
         """
         places: dict[tuple[str, str, str, str, Target], list[Group]] = {}
         for group in self.attacked:
@@ -288,12 +288,17 @@ class Analysis:
         for groups in places.values():
             aware = self.best([group for group in groups if group.info.aware])
             naive = self.best([group for group in groups if not group.info.aware])
-            if aware is not None and naive is not None and _surely_less(aware, naive):
+            if aware is not None and naive is not None and self._above_floor(naive) and _surely_less(aware, naive):
                 name = self.attacks[naive.column.attack.label].text
                 values = f"{metric(naive.metric)} {fixed(naive.value)}, here {fixed(aware.value)}"
                 text = f"{name} ignores the defence and gets more: {values}"
                 found |= {cell.id: Flag("naive-beats-aware", text) for cell in aware.cells}
         return found
+
+    def _above_floor(self, group: Group) -> bool:
+        """Whether a group's value is above its floor, as far as one was measured."""
+        floor = self.floor_value(group)
+        return floor is None or (group.value or 0.0) > floor
 
     def flags_of(self, cell: Cell) -> tuple[Flag, ...]:
         """The flags of a cell and of its training, warnings first."""

@@ -54,5 +54,10 @@ def test_otherwise_it_is_not(aware):
     assert flagged(run_with(aware)) == set()
 
 
+def test_below_the_floor_nobody_beats_anybody():
+    naive = tuple(value / 5 for value in NAIVE)
+    assert flagged(run_with(tuple(value - 0.05 for value in naive), naive=naive)) == set()
+
+
 def test_only_attacks_by_the_same_adversary_are_compared():
     assert flagged(run_with(tuple(value - 0.05 for value in NAIVE), of_naive="eavesdropper")) == set()

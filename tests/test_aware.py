@@ -1,0 +1,86 @@
+"""Who knows a defence gets no less than who ignores it, beyond noise: on every defence, with the same prior."""
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness import registry, stats
+from harness.batch import choose_engine
+from harness.cell import FederationSpec, Target, TaskSpec
+from harness.contract import Examples
+from harness.loop import Keep, train
+from harness.observe import Scene, observe
+from harness.rng import Key
+from harness.score import score_reconstruction
+from harness.threats import View
+from harness.work import load_data, make_task
+
+FEDERATION = FederationSpec(clients=4, rounds=1, algorithm="fedsgd", batch=16)
+PROBE = Target(round=0, count=8)
+KEY = Key(0)
+NAMES = [*registry.classes("defense"), "laplace+sdq", "t-noise+sdq-lattice", "gaussian+sdq"]
+MILD = {
+    "gaussian": {"clip": 4.0, "noise_std": 0.01},
+    "laplace": {"clip": 0.5, "noise_std": 0.01},
+    "sqsgd": {"epsilon": 2000.0},
+    "top-k": {"fraction": 0.1},
+    "dp-sgd": {"noise_std": 0.01},
+    "ota": {"epsilon": 1e5, "power": 1e9},
+    "ota-orthogonal": {"epsilon": 1e5, "power": 1e9},
+    "udp": {"epsilon": 1e4},
+}
+"""Parameters with which something leaks; the others are at their defaults."""
+
+
+@functools.cache
+def scene(name):
+    """Digits, and the first model of a federation with this defence."""
+    loaded = load_data("digits", Path())
+    task = make_task(TaskSpec("digits", "lenet-dlg", "dlg"), loaded)
+    clients = {k: np.arange(20 * k, 20 * k + 20) for k in range(4)}
+    x, y = loaded.train
+    holdings = {k: Examples(x[rows], y[rows]) for k, rows in clients.items()}
+    defense = registry.build("defense", name, MILD.get(name, {}))
+    engine = choose_engine(task)
+    keep = Keep(frozenset({0}))
+    trained = train(task, FEDERATION, defense, holdings, loaded.test, KEY.child("training"), engine=engine, keep=keep)
+    return Scene(task, FEDERATION, defense, trained, loaded.train, loaded.test, clients, engine, KEY)
+
+
+@functools.cache
+def ssim(name, attack, **parameters):
+    """[n] of an attack."""
+    seen, truth = observe(scene(name), View.parse("server"), PROBE)
+    guesses = registry.build("attack", attack, parameters).run(seen, KEY).guesses
+    found, _ = score_reconstruction([v.x for v in truth.victims], [v.y for v in truth.victims], guesses)
+    (estimate,) = [e for e in found if e.name == "ssim"]
+    return [0.0 if value is None else value for value in estimate.values]
+
+
+@functools.cache
+def floor():
+    """What is guessed without looking; no defence changes it."""
+    return max(np.mean(ssim("none", "prior", guess=guess)) for guess in ("mean", "other"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_who_knows_a_defense_gets_no_less_than_who_ignores_it(name):
+    naive, aware = (ssim(name, "map", objective=how, evaluations=100) for how in ("l2", "likelihood"))
+    gaps = np.subtract(naive, aware)
+    low = stats.mean_interval(gaps).low
+    # below the floor both have nothing, and a flat image, the likeliest then, has an SSIM near zero
+    beaten = low is not None and low > 0 and np.mean(naive) > floor()
+    assert not beaten, f"naive {np.mean(naive):.3f}, aware {np.mean(aware):.3f}, the difference at least {low:.3f}"
+
+
+@pytest.mark.parametrize(
+    "name", ["gaussian", "laplace", "sdq", "jopeq", "jopeq-t", "ota", "udp", "top-k", "random-mask"]
+)
+def test_who_knows_a_defense_gets_more(name):
+    naive, aware = (ssim(name, "map", objective=how, evaluations=100) for how in ("l2", "likelihood"))
+    low = stats.mean_interval(np.subtract(aware, naive)).low
+    assert low is not None
+    assert low > 0.1
+    assert np.mean(aware) > floor() + 0.2
