@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.contract import positive
+from harness.checks import positive
 
 DEFAULT_EPSILON = 8.0
 """Of a defence that is told neither."""

@@ -19,9 +19,10 @@ from defenses import _cepam_wire
 from defenses._clip import clip_l2
 from defenses._lrsuq import Floats
 from defenses._misfit import ball_misfit
+from harness.checks import check_update
 from harness.claim import Horizon
 from harness.codec import Reader, unpack_float32
-from harness.contract import Defense, Likelihood, MessageError, Sender, Setting, check_update
+from harness.contract import Defense, Likelihood, MessageError, Sender, Setting
 from harness.rng import Key
 from harness.vec import Vector
 

@@ -34,9 +34,10 @@ from defenses._misfit import Misfit, rounded_misfit
 from defenses._scale import Mode, Scaling
 from harness import rng
 from harness.cascade import Quantizes, Rounded
+from harness.checks import check_update, positive
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import pack_levels, unpack_levels, width_of
-from harness.contract import Defense, Likelihood, MessageError, Sender, Setting, check_update, positive
+from harness.contract import Defense, Likelihood, MessageError, Sender, Setting
 from harness.rng import Key
 from harness.vec import Vector
 

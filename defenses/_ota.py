@@ -27,7 +27,7 @@ import torch
 
 from defenses._budget import check_delta
 from harness import rng
-from harness.contract import positive
+from harness.checks import positive
 from harness.rng import Key
 
 Floats = npt.NDArray[np.float64]

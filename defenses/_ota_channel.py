@@ -14,9 +14,10 @@ from defenses._clip import clip_l2
 from defenses._ota import Allocation, Channel, Composed, Orthogonal, claimed_mu, composed_claim, rayleigh_gains
 from harness import rng
 from harness.accounting import repeat
+from harness.checks import check_update, positive
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import pack_float64
-from harness.contract import Defense, Sender, Setting, check_update, positive
+from harness.contract import Defense, Sender, Setting
 from harness.rng import Key
 from harness.threats import Threat
 from harness.vec import Vector

@@ -17,7 +17,7 @@ from scipy import special
 from torch import Tensor
 
 from harness import rng
-from harness.contract import positive
+from harness.checks import positive
 from harness.rng import Key
 
 _DIGITS = 3

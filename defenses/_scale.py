@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.contract import MessageError, positive
+from harness.checks import positive
+from harness.contract import MessageError
 from harness.vec import Layout, Vector
 
 Mode = Literal["tensor", "vector", "public"]

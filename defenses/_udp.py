@@ -21,7 +21,7 @@ from scipy import special
 
 from defenses._budget import check_delta
 from harness.accounting import gaussian_epsilon, gaussian_mu
-from harness.contract import positive
+from harness.checks import positive
 
 Calibration = Literal["paper", "zcdp", "tight"]
 """How a budget comes from (epsilon, delta): as printed, by zCDP, or exactly; see `budget`."""

@@ -20,9 +20,10 @@ from defenses._misfit import gaussian_misfit
 from defenses._udp import Calibration, budget, claimed_epsilon, participations, sensitivity, whole_run_mu
 from harness import rng
 from harness.accounting import repeat
+from harness.checks import check_update, positive
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import pack_float32, unpack_float32
-from harness.contract import Defense, Likelihood, LocalRule, Sender, Setting, check_update, positive
+from harness.contract import Defense, Likelihood, LocalRule, Sender, Setting
 from harness.rng import Key
 from harness.threats import Threat
 from harness.vec import Vector

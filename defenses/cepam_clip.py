@@ -9,8 +9,9 @@ from typing import ClassVar
 from defenses._cepam import Cepam, check_dimension
 from defenses._cepam_claim import clipped, theorem_12
 from defenses._lrsuq import Floats, gaussian_radii
+from harness.checks import positive
 from harness.claim import Claim
-from harness.contract import Setting, positive
+from harness.contract import Setting
 from harness.rng import Key
 
 

@@ -11,8 +11,9 @@ from scipy import special
 from defenses._cepam import Cepam, check_dimension
 from defenses._cepam_claim import norm_scaled, theorem_12
 from defenses._lrsuq import Floats, gaussian_radii
+from harness.checks import positive
 from harness.claim import Claim
-from harness.contract import Setting, positive
+from harness.contract import Setting
 from harness.rng import Key
 
 

@@ -10,8 +10,9 @@ from typing import ClassVar
 from defenses._cepam import Cepam
 from defenses._cepam_claim import norm_scaled, theorem_13
 from defenses._lrsuq import Floats, laplace_radii
+from harness.checks import positive
 from harness.claim import Claim
-from harness.contract import Setting, positive
+from harness.contract import Setting
 from harness.rng import Key
 
 

@@ -17,9 +17,10 @@ from defenses._clip import clip_l2
 from defenses._misfit import ROUNDING
 from harness import rng
 from harness.accounting import epsilon, gaussian_mu, repeat
+from harness.checks import check_update, positive
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import pack_float32, unpack_float32
-from harness.contract import Defense, Likelihood, Sender, Setting, check_update, positive
+from harness.contract import Defense, Likelihood, Sender, Setting
 from harness.rng import Key
 from harness.threats import Threat
 from harness.vec import Vector

@@ -15,8 +15,9 @@ from defenses._misfit import Misfit, rounded_misfit
 from defenses._scale import Scaling
 from harness import rng
 from harness.accounting import Pure, repeat
+from harness.checks import positive
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
-from harness.contract import Setting, positive
+from harness.contract import Setting
 from harness.rng import Key
 from harness.threats import Threat
 

@@ -15,8 +15,9 @@ from defenses._lattice import Lattice
 from defenses._misfit import Misfit, student_misfit
 from defenses._scale import Mode, Scaling
 from harness.accounting import Pure, repeat
+from harness.checks import positive
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
-from harness.contract import Setting, positive
+from harness.contract import Setting
 from harness.rng import Key
 from harness.threats import Threat
 

@@ -14,9 +14,10 @@ from defenses._mvu import Design, design, exact_epsilon, sample
 from defenses._scale import Mode, Scaling, unclipped
 from harness import rng
 from harness.accounting import Pure, repeat
+from harness.checks import check_update, positive
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import pack_levels, unpack_levels
-from harness.contract import Defense, Likelihood, MessageError, Sender, Setting, check_update, positive
+from harness.contract import Defense, Likelihood, MessageError, Sender, Setting
 from harness.rng import Key
 from harness.threats import Threat
 from harness.vec import Vector

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from defenses._misfit import ROUNDING
+from harness.checks import check_update
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import pack_float32, unpack_float32
-from harness.contract import Defense, Likelihood, Sender, Setting, check_update
+from harness.contract import Defense, Likelihood, Sender, Setting
 from harness.rng import Key
 from harness.vec import Vector
 

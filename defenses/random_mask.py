@@ -12,9 +12,10 @@ from torch import Tensor
 
 from defenses._misfit import ROUNDING
 from harness import rng
+from harness.checks import check_update
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import check_length, pack_float32, pack_levels, unpack_float32
-from harness.contract import Defense, Likelihood, Sender, Setting, check_update
+from harness.contract import Defense, Likelihood, Sender, Setting
 from harness.rng import Key
 from harness.vec import Vector
 

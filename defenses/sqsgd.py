@@ -16,9 +16,10 @@ from defenses._clip import clip_l2
 from defenses._privquant import PrivQuant, choose, levels_to_values, round_levels
 from harness import rng
 from harness.accounting import Pure, repeat
+from harness.checks import check_update, positive
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import pack_levels, unpack_levels
-from harness.contract import Defense, Likelihood, Sender, Setting, check_update, positive
+from harness.contract import Defense, Likelihood, Sender, Setting
 from harness.hadamard import fast_walsh_hadamard
 from harness.rng import Key
 from harness.threats import Threat

@@ -19,9 +19,10 @@ from defenses._misfit import student_misfit
 from defenses._scale import Mode, Scaling
 from harness.accounting import Pure, repeat
 from harness.cascade import Perturbs, Rounded, split_message
+from harness.checks import check_update, positive
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import pack_float32
-from harness.contract import Defense, Likelihood, Sender, Setting, check_update, positive
+from harness.contract import Defense, Likelihood, Sender, Setting
 from harness.rng import Key
 from harness.threats import Threat
 from harness.vec import Vector

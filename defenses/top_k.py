@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from defenses._misfit import ROUNDING
+from harness.checks import check_update
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import check_length, pack_float32, pack_levels, unpack_float32, unpack_levels, width_of
-from harness.contract import Defense, Likelihood, MessageError, Sender, Setting, check_update
+from harness.contract import Defense, Likelihood, MessageError, Sender, Setting
 from harness.rng import Key
 from harness.vec import Vector
 

@@ -15,9 +15,10 @@ from defenses._budget import every_round
 from defenses._clip import clip_l2
 from harness import rng
 from harness.accounting import Pure, repeat
+from harness.checks import check_update, positive
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import pack_levels, unpack_levels, width_of
-from harness.contract import Defense, Likelihood, MessageError, Sender, Setting, check_update, positive
+from harness.contract import Defense, Likelihood, MessageError, Sender, Setting
 from harness.rng import Key
 from harness.threats import Threat
 from harness.vec import Vector

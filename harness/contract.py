@@ -14,8 +14,6 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
-from harness.checks import check_update as check_update
-from harness.checks import positive as positive
 from harness.claim import Claim, Horizon
 from harness.rng import Key
 from harness.threats import View

@@ -47,6 +47,7 @@ def may_import(name):
         return ("harness.cell", "harness.result", "harness.stats", "reports")
     if within(name, "defenses"):
         allowed = (
+            "harness.checks",
             "harness.contract",
             "harness.threats",
             "harness.rng",

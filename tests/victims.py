@@ -82,7 +82,7 @@ def make(task=LENET, n=3, images=1, defense=None, sends="gradient", lr=0.1, step
         model=Snapshot(0, params, None),
         models=(Snapshot(0, params, None),),
         final=params,
-        auxiliary=Examples(aside, torch.tensor([2] * 7 + [1] * 5)),
+        auxiliary=Examples(aside, torch.tensor([2] * 7 + [1] * 5) % classes),
         candidates=Examples(x.flatten(0, 1), y.flatten()),
         labels=tuple(row.sort().values for row in y),
     )
