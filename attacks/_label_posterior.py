@@ -36,7 +36,7 @@ _DOUBT = 1e-3
 
 
 class Kinds(NamedTuple):
-    """k kinds of inputs. mean, variance [k, f]: of what one adds; log_share [k]; of_label [k, labels]: 1 for its own."""
+    """Kinds of inputs. mean, variance [k, f]: of what one adds; log_share [k]; of_label [k, labels]: 1 for its own."""
 
     mean: Tensor
     variance: Tensor
@@ -79,14 +79,14 @@ def kinds_of(added: Tensor, y: Tensor, unsure: Tensor, share: Tensor, counts: Te
     return Kinds(mean, variance, log_share, one_hot(label, labels).to(added.dtype))
 
 
-def chances(kinds: Kinds, sums: Sums, images: int, copies: int, key: Key) -> Tensor:
+def chances(kinds: Kinds, sums: Sums, images: int, copies: int, keys: Sequence[Key]) -> Tensor:
     """[n, labels, images]: in [v, c, k - 1] the probability that label c occurs at least k times in batch v.
 
     A sum's entries are taken for independent of each other, and for `copies` tellings of the same. Gibbs sampling: one
     input after the other is taken out, and its kind drawn anew given the others; its label's probabilities are added.
     """
     size = max(1, _AT_ONCE // kinds.mean.numel())
-    draws = [rng.uniform(key.child(i), (_SWEEPS, images), dtype=torch.float64) for i in range(len(sums.value))]
+    draws = [rng.uniform(key, (_SWEEPS, images), dtype=torch.float64) for key in keys]
     parts = [
         _sampled(kinds, Sums(*(part[start : start + size] for part in sums)), images, copies, draws[start:])
         for start in range(0, len(sums.value), size)
@@ -144,7 +144,7 @@ def _weights(kinds: Kinds, sums: Sums, counts: Tensor, copies: int, unknown: int
 def prior(share: Tensor, images: int) -> Tensor:
     """[labels, images]: in [c, k - 1] the probability that c occurs at least k times among so many inputs."""
     times = torch.arange(1, images + 1, dtype=share.dtype)
-    exactly = Binomial(images, share[:, None]).log_prob(times).exp()  # type: ignore[no-untyped-call]
+    exactly: Tensor = Binomial(images, share[:, None]).log_prob(times).exp()  # type: ignore[no-untyped-call]
     return exactly.flip(1).cumsum(dim=1).flip(1)
 
 
@@ -156,6 +156,6 @@ def joined(rounds: Sequence[Tensor], before: Tensor) -> Tensor:
 
 def most_expected(chance: Tensor) -> Tensor:
     """[images] int64, sorted: the labels of which most are expected to be right; chance [labels, images], or odds."""
-    labels, images = chance.shape
+    images = chance.shape[1]
     best = chance.nan_to_num(nan=-torch.inf).flatten().sort(descending=True, stable=True).indices[:images]
     return (best // images).sort().values

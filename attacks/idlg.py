@@ -61,7 +61,7 @@ class IDLG(Attack):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Messages and the round's model; the labels where they are given."""
+        """Messages, the round's model, and the labels where they are given, else auxiliary data to infer them with."""
         return needs(self.labels)
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:

@@ -14,11 +14,13 @@ from harness.rng import Key
 class LabelRestoration(Attack):
     """The labels of a message's images, counted from the gradient of the last layer.
 
-    Must know: the messages of each victim and the models it trained from, with a dense last layer. So for a server or
-    an eavesdropper; without the shared key, the estimate is an outsider's. It ignores the defence, but for how a
-    message is read: what noise it sees it estimates. Of several rounds it tells what was restored most often.
+    Must know: the messages of each victim, the models it trained from, with a dense last layer, and data of the same
+    kind, as everybody has. So for a server or an eavesdropper; without the shared key, the estimate is an
+    outsider's. It ignores the defence, but for how a message is read: what noise it sees it estimates. The evidence of
+    several rounds is added up as if they were independent.
 
-    Cannot: see `attacks._labels.restore`; mainly, count the labels of a batch that a trained model predicts surely.
+    Cannot: see `attacks._labels.restore`; mainly, count the labels of a batch that a trained model predicts surely. Of
+    those it tells the usual ones, as the floor `label-prior` does.
 
     Raises:
         ValueError: in `run`, a loss that is not softmax cross-entropy, or a last layer that is not dense with one row a
@@ -32,7 +34,7 @@ class LabelRestoration(Attack):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Messages and the rounds' models."""
+        """Messages, the rounds' models and auxiliary data."""
         return needs("inferred")
 
     def run(self, seen: Observation, key: Key) -> Labels:

@@ -13,7 +13,8 @@ from torch.nn.functional import one_hot
 
 from attacks._failure import failed, unusable
 from attacks._inverter import Inverter, Pairs, Plan, fit
-from attacks._labels import LabelSource, _last_layer, _rows, check_source, labels_of, needs, restore
+from attacks._labels import LabelSource, check_source, labels_of, needs, restore
+from attacks._last_layer import last_layer, rows_of
 from attacks._objective import received_gradients, update_per_gradient
 from harness import rng
 from harness.contract import Attack, Examples, Guess, Message, Observation, Reconstruction, Sender, Sighting
@@ -290,7 +291,7 @@ class _Imitation:
         inputs h follow by least squares. Their length goes apart, as a clip changes it.
         """
         task = self.seen.task
-        rows = _rows(task, _last_layer(task), gradients)
+        rows = rows_of(task, last_layer(task), gradients)
         errors = self.usual[labels] - one_hot(labels, task.classes)
         inputs = labels.shape[1] * torch.linalg.pinv(errors.transpose(1, 2)) @ rows
         length = torch.linalg.vector_norm(inputs, dim=2, keepdim=True).clamp(min=torch.finfo(inputs.dtype).tiny)

@@ -1,4 +1,4 @@
-"""How many labels the last layer's gradient tells by itself: fresh and trained models, several images a message."""
+"""How many labels the last layer's gradient tells: fresh and trained models, several images a message, some noise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from attacks._labels import restore
+from attacks._labels import apportion, restore
 from harness import rng, stats
 from harness.batch import LocalPlan, Work, choose_engine, train_clients
 from harness.contract import Examples
@@ -24,28 +24,48 @@ from harness.vec import Vector
 
 CLASSES = 10
 BATCHES = 100
-SIZES = (1, 2, 4, 8)
+SIZES = {"distinct": (1, 2, 4, 8), "independent": (2, 4, 8, 16), "repeated": (2, 4, 8)}
+NOISES = (0.0, 0.01)
+"""Standard deviations of normal noise in each entry of the gradient."""
+
 MODELS = (("lenet-dlg", "dlg", 0.03), ("mlp", "default", 0.1), ("cnn2", "default", 0.05))
 """Model, initialisation, learning rate."""
 
 
 class Share(NamedTuple):
-    """Of m batches of b labels: labels told, batches told without a mistake, labels that a guess has right."""
+    """Of m batches of b labels: labels told, batches told without a mistake, labels that a guess has right.
+
+    bare: labels told without auxiliary data; margin: of `labels` less `floor`, in shares, half an interval at 95 %.
+    """
 
     labels: int
     batches: int
     floor: int
+    bare: int
+    margin: float
 
 
 @functools.cache
 def data() -> Examples:
-    """The digits of scikit-learn, enlarged to 16 x 16 pixels, which `cnn2` needs."""
-    x, y = digits(Path()).train
-    return Examples(x.repeat_interleave(2, 2).repeat_interleave(2, 3), y)
+    """The digits of scikit-learn, enlarged to 16 x 16 pixels, which `cnn2` needs: the victims'."""
+    return _enlarged(digits(Path()).train)
+
+
+@functools.cache
+def auxiliary() -> Examples:
+    """The digits that are nobody's."""
+    return _enlarged(digits(Path()).test)
+
+
+def _enlarged(examples: Examples) -> Examples:
+    """8 x 8 pixels as 16 x 16."""
+    return Examples(examples.x.repeat_interleave(2, 2).repeat_interleave(2, 3), examples.y)
 
 
 def draw(kind: str, batches: int, size: int, key: Key) -> Tensor:
-    """[batches, size] labels: `distinct`, or `repeated`: each twice."""
+    """[batches, size] labels: `distinct`; `independent`, as often as in the data; or `repeated`: each twice."""
+    if kind == "independent":
+        return data().y[torch.from_numpy(rng.integers(key, batches * size, len(data().y)))].view(batches, size)
     different = size if kind == "distinct" else size // 2
     rows = [rng.permutation(key.child(number), CLASSES)[:different] for number in range(batches)]
     return torch.from_numpy(np.stack(rows)).repeat(1, size // different)
@@ -62,13 +82,20 @@ def pictures(labels: Tensor, key: Key) -> Tensor:
     return x[rows].reshape(*labels.shape, *x.shape[1:])
 
 
-def share(task: ModelTask, params: Vector, labels: Tensor, key: Key) -> Share:
-    """Restored from the gradients of batches with labels [m, b]; the floor tells the b most frequent labels."""
+def share(task: ModelTask, params: Vector, labels: Tensor, key: Key, noise: float = 0.0) -> Share:
+    """Restored from the gradients of batches with labels [m, b]; the floor tells them as often as they are usual."""
+    size = labels.shape[1]
     sent = gradients(task, params, pictures(labels, key.child("pictures")), one_hot(labels, CLASSES).float())
-    told = torch.stack(restore(task, params, sent, [labels.shape[1]] * len(labels), key.child("dummies")))
-    frequent = torch.bincount(data().y, minlength=CLASSES).argsort(descending=True, stable=True)[: labels.shape[1]]
-    common, floor = _in_common(labels, told), _in_common(labels, frequent.expand_as(labels))
-    return Share(int(common.sum()), int((common == labels.shape[1]).sum()), int(floor.sum()))
+    if noise:
+        sent = sent + noise * rng.normal(key.child("noise"), tuple(sent.shape))
+    told, bare = (
+        _in_common(labels, torch.stack(restore(task, params, sent, [size] * len(labels), key.child("dummies"), seen)))
+        for seen in (auxiliary(), None)
+    )
+    usual = torch.bincount(data().y, minlength=CLASSES).double() * size / len(data().y)
+    floor = _in_common(labels, apportion(usual, size).expand_as(labels))
+    margin = 1.96 * float(((told - floor).double() / size).std()) / len(labels) ** 0.5
+    return Share(int(told.sum()), int((told == size).sum()), int(floor.sum()), int(bare.sum()), margin)
 
 
 def _in_common(truth: Tensor, told: Tensor) -> Tensor:
@@ -89,22 +116,32 @@ def train(task: ModelTask, lr: float, key: Key) -> Vector:
 def labels(key: Key) -> None:
     """Print the table."""
     print(
-        f"\nlabels restored from the gradients of {BATCHES} batches of digits, 10 classes; the floor tells the most "
-        f"frequent ones.\nThe interval, at 95 %, is of batches, as the labels of one are not independent."
+        f"\nlabels restored from the gradients of {BATCHES} batches of digits, 10 classes; beside it without auxiliary "
+        f"data; the floor tells the usual ones.\nIntervals at 95 %, over batches, as the labels of one are not "
+        f"independent."
     )
-    print(f"{'':<34}{'images':>7}{'labels':>8}{'floor':>7}{'whole batches right':>28}")
+    print(
+        f"{'':<37}{'images':>7}{'noise':>6}{'labels':>8}{'bare':>7}{'floor':>7}{'over the floor':>17}"
+        f"{'whole batches right':>28}"
+    )
     for name, start, lr in MODELS:
         task = ModelTask(build(name, (1, 16, 16), CLASSES), "dlg" if start == "dlg" else "default")
         for state, params in (("fresh", task.init(key.child("model"))), ("trained", train(task, lr, key))):
-            accuracy = task.correct(params, *data()) / len(data().y)
-            for kind in ("distinct", "repeated"):
-                for size in SIZES[kind == "repeated" :]:
-                    mine = key.child(name, state, kind, size)
-                    found = share(task, params, draw(kind, BATCHES, size, mine.child("labels")), mine)
-                    whole = stats.proportion("batches", found.batches, BATCHES, higher_leaks=True)
-                    n = BATCHES * size
-                    print(
-                        f"{f'{name}, {state} ({accuracy:.2f}), {kind}':<34}{size:7}{found.labels / n:8.3f}"
-                        f"{found.floor / n:7.2f}{whole.value:12.2f} [{whole.low:.3f}, {whole.high:.3f}]",
-                        flush=True,
-                    )
+            title = f"{name}, {state} ({task.correct(params, *data()) / len(data().y):.2f})"
+            for kind, sizes in SIZES.items():
+                for size in sizes:
+                    _rows(f"{title}, {kind}", task, params, kind, size, key.child(name, state, kind, size))
+
+
+def _rows(title: str, task: ModelTask, params: Vector, kind: str, size: int, key: Key) -> None:
+    """Print what is told of batches of one law and size, for each noise."""
+    n = BATCHES * size
+    for noise in NOISES:
+        found = share(task, params, draw(kind, BATCHES, size, key.child("labels")), key, noise)
+        whole = stats.proportion("batches", found.batches, BATCHES, higher_leaks=True)
+        print(
+            f"{title:<37}{size:7}{noise:6}{found.labels / n:8.3f}{found.bare / n:7.2f}{found.floor / n:7.2f}"
+            f"{(found.labels - found.floor) / n:+10.3f} +-{found.margin:.3f}"
+            f"{whole.value:12.2f} [{whole.low:.3f}, {whole.high:.3f}]",
+            flush=True,
+        )

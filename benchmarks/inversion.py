@@ -142,7 +142,8 @@ def reconstructions(images: int, classes: int, outer: int = OUTER, evaluations: 
     victims = photographs(images, classes, KEY.child("loops", classes))
     model, seen = LeNet(victims.task.model, victims.params), undefended(victims)
     attacks = {"analytic": attack("analytic")}
-    attacks |= {name: attack(name, evaluations=evaluations) for name in ("idlg", "dlg", "inverting-gradients")}
+    # one start each, as the loops have
+    attacks |= {name: attack(name, {"restarts": 1}, evaluations) for name in ("idlg", "dlg", "inverting-gradients")}
     ways: dict[str, Callable[[int], Guess]] = {
         "usual loop, iDLG": partial(loop, victims, model, False, outer),
         "usual loop, DLG": partial(loop, victims, model, True, outer),

@@ -149,7 +149,7 @@ def test_the_registry_knows_it_and_it_is_naive():
     attack = registry.build("attack", "inverting-gradients", {"lr": 0.05})
     assert attack == InvertingGradients(lr=0.05)
     assert not attack.aware
-    assert attack.needs == {"messages", "models"}
+    assert attack.needs == {"messages", "models", "auxiliary"}
     assert InvertingGradients(labels="given").needs == {"messages", "models", "labels"}
 
 

@@ -28,7 +28,7 @@ def test_labels_behind_a_bare_gradient_are_told(images):
         assert torch.equal(found.sort().values, truth)
 
 
-def test_labels_of_several_rounds_are_those_restored_most_often():
+def test_the_evidence_of_several_rounds_is_added_up():
     case = make(n=8)
     wrong = make(n=8, labels=(case.y + 1) % 10).seen
     right = Sighting(case.seen.messages, case.seen.model, case.seen.lr)

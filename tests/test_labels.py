@@ -8,8 +8,10 @@ import torch
 from scipy import stats
 from torch.nn.functional import linear, one_hot
 
-from attacks._labels import _noise, restore
+from attacks._labels import apportion, restore
+from attacks._last_layer import noise_of
 from harness import rng
+from harness.contract import Examples
 from harness.data.embedded import digits
 from harness.matching import gradients
 from harness.models import Model, build
@@ -19,7 +21,7 @@ from harness.vec import Layout
 
 KEY = Key(0)
 CLASSES = 10
-DIGITS = digits(Path()).train
+DIGITS, AUXILIARY = digits(Path()).train, digits(Path()).test
 BATCHES = 100
 FALSE_ALARM = 1e-6
 
@@ -52,9 +54,14 @@ def sent(task, params, labels):
     return gradients(task, params, digits_of(labels), one_hot(labels, CLASSES).float())
 
 
-def found(task, params, received, labels):
+def found(task, params, received, labels, auxiliary=None):
     """[n, b] restored labels of batches of one size."""
-    return torch.stack(restore(task, params, received, [labels.shape[1]] * len(labels), Key(1)))
+    return torch.stack(restore(task, params, received, [labels.shape[1]] * len(labels), Key(1), auxiliary))
+
+
+def usual(images):
+    """[images] labels as often as they occur, as the floor tells them."""
+    return apportion(AUXILIARY.y.bincount(minlength=CLASSES).double() * images / len(AUXILIARY.y), images)
 
 
 def trained(task, steps=100):
@@ -138,8 +145,8 @@ def test_the_noise_of_a_gradient_shows_in_the_sums_of_its_rows():
     labels, params = drawn("independent", 2, n=200), MLP.init(KEY.child("model"))
     weight, bias = MLP.layout.split(sent(MLP, params, labels))[-2:]
     rows = torch.cat([weight, bias[..., None]], dim=2)
-    assert float(_noise(rows).max()) < 1e-7
-    squares = _noise(rows + 0.01 * rng.normal(KEY.child("noise"), tuple(rows.shape))).double().square() / 0.01**2
+    assert float(noise_of(rows).max()) < 1e-7
+    squares = noise_of(rows + 0.01 * rng.normal(KEY.child("noise"), tuple(rows.shape))).double().square() / 0.01**2
     freedom = rows.shape[2] * len(rows)
     low, high = stats.chi2.interval(1 - FALSE_ALARM, freedom)
     total = float(squares.sum()) * rows.shape[2]
@@ -190,3 +197,71 @@ def test_a_last_layer_without_a_bias_tells_its_labels_too():
     labels, params = drawn("independent", 2), task.init(KEY.child("model"))
     told = right(labels, found(task, params, sent(task, params, labels), labels)).float().mean() / 2
     assert told > 0.9
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+@pytest.mark.parametrize("how", ["independent", "same"])
+def test_auxiliary_data_count_all_labels_of_fresh_models(how, noise):
+    labels, params = drawn(how, 8, n=40), LENET.init(KEY.child("model"))
+    received = sent(LENET, params, labels)
+    received = received + noise * rng.normal(KEY.child("noise"), tuple(received.shape))
+    hits = right(labels, found(LENET, params, received, labels, AUXILIARY)) == 8
+    assert reach(int(hits.sum()), 40, 0.97)
+
+
+@pytest.mark.parametrize(("images", "noise", "more"), [(4, 0.0, 0.15), (8, 0.0, 0.04), (4, 0.01, 0.02)])
+def test_auxiliary_data_lift_a_trained_models_labels_over_their_frequencies(images, noise, more):
+    labels, params = drawn("independent", images), trained(MLP)
+    received = sent(MLP, params, labels)
+    received = received + noise * rng.normal(KEY.child("noise"), tuple(received.shape))
+    told = right(labels, found(MLP, params, received, labels, AUXILIARY))
+    floor = right(labels, usual(images).expand(len(labels), -1))
+    assert float((told - floor).float().mean()) / images > more
+
+
+@pytest.mark.parametrize("images", [1, 8])
+def test_where_noise_drowns_all_the_usual_labels_are_told(images):
+    skewed = Examples(*(torch.cat([part, part[AUXILIARY.y == 3]]) for part in AUXILIARY))
+    labels, params = drawn("independent", images, n=20), trained(MLP)
+    noisy = 1e6 * rng.normal(KEY.child("noise"), (20, MLP.layout.dim))
+    told = found(MLP, params, noisy, labels, skewed)
+    assert (told == 3).any(dim=1).all()
+    if images == 8:
+        assert (one_hot(told, CLASSES).sum(1) <= 2).all()
+
+
+def test_proven_labels_are_told_with_auxiliary_data_too():
+    params, labels = trained(MLP), drawn("independent", 8)
+    received = sent(MLP, params, labels)
+    proven = MLP.layout.split(received)[-1] < -1e-6
+    told = one_hot(found(MLP, params, received, labels, AUXILIARY), CLASSES).sum(1) > 0
+    assert proven.any()
+    assert (told | ~proven).all()
+    one = drawn("independent", 1)
+    assert torch.equal(found(MLP, params, sent(MLP, params, one), one, AUXILIARY), one)
+
+
+@pytest.mark.parametrize("auxiliary", [AUXILIARY, Examples(AUXILIARY.x[:1], AUXILIARY.y[:1])], ids=["many", "one"])
+@pytest.mark.parametrize("value", [0.0, -1e30, math.nan, math.inf])
+def test_with_auxiliary_data_labels_are_in_range_and_one_gradient_changes_no_other(value, auxiliary):
+    params, labels = MLP.init(KEY.child("model")), drawn("independent", 4, n=3)
+    received = sent(MLP, params, labels)
+    before = found(MLP, params, received, labels, auxiliary)
+    received[1] = value
+    after = found(MLP, params, received, labels, auxiliary)
+    assert torch.equal(before[[0, 2]], after[[0, 2]])
+    assert ((after >= 0) & (after < CLASSES)).all()
+    assert after.shape == (3, 4)
+
+
+def test_labels_that_no_auxiliary_example_has_are_told_too():
+    few = Examples(*(part[AUXILIARY.y < 2] for part in AUXILIARY))
+    labels, params = drawn("independent", 4), LENET.init(KEY.child("model"))
+    told = found(LENET, params, sent(LENET, params, labels), labels, few)
+    assert right(labels, told).float().mean() / 4 > 0.95
+
+
+def test_a_model_that_is_not_finite_tells_the_usual_labels():
+    labels, params = drawn("independent", 8, n=2), torch.full((MLP.layout.dim,), math.nan)
+    told = found(MLP, params, torch.ones(2, MLP.layout.dim), labels, AUXILIARY)
+    assert (one_hot(told, CLASSES).sum(1) <= 1).all()
