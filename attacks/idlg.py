@@ -16,9 +16,10 @@ from harness.rng import Key
 class IDLG(Attack):
     """Labels read off the last layer's gradient, then gradient matching for the inputs, by L-BFGS.
 
-    Must know: one message of each victim and the model it trained from, with a dense last layer. So for a server or an
-    eavesdropper; without the shared key, the estimate is an outsider's. It ignores the defence, but for how a message
-    is read, unless `objective` is `likelihood`.
+    Must know: one message of each victim and the model it trained from, with a dense last layer, and data of the
+    same kind, which tell the labels of batches. So for a server or an eavesdropper; without the shared key, the
+    estimate is an outsider's. It ignores the defence, but for how a message is read, unless `objective` is
+    `likelihood`.
 
     Cannot: use what images look like. Against noise it explains the noise too, and the picture drowns. Labels that it
     infers wrongly are never corrected. Of an update it takes the mean step for the gradient.

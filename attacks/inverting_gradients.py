@@ -30,9 +30,10 @@ _TOLERANCE = 1e-7
 class InvertingGradients(Attack):
     """Cosine distance of the gradients plus total variation, by Adam on signs, with images kept in [0, 1].
 
-    Must know: one message of each victim, the model it trained from, and that inputs of shape [c, h, w] are images in
-    [0, 1]. So for a server or an eavesdropper; without the shared key, the estimate is an outsider's. It ignores the
-    defence, but for how a message is read, and the length of the gradient, which a clip changes.
+    Must know: one message of each victim, the model it trained from, that inputs of shape [c, h, w] are images in
+    [0, 1], and data of the same kind, which tell the labels of batches. So for a server or an eavesdropper; without
+    the shared key, the estimate is an outsider's. It ignores the defence, but for how a message is read, and the
+    length of the gradient, which a clip changes.
 
     Cannot: tell inputs apart whose gradients are parallel; use that a pixel is known better than another, as all its
     steps have one size. Against noise it explains the noise too, as far as the images stay smooth. Labels that it

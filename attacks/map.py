@@ -20,10 +20,10 @@ _DECREASE = 1e-5
 class MAP(Attack):
     """Maximum a posteriori: the defence's own likelihood of what was received, and a prior of images, by L-BFGS.
 
-    Must know: the messages of each victim, the models it trained from, the defence with its parameters and how clients
-    train (as everybody does), and that the inputs are images in [0, 1]. So for a server or an eavesdropper. Of several
-    rounds it adds the likelihoods up. Of a sum of several users' messages, as a channel makes it, it finds all users'
-    images together.
+    Must know: the messages of each victim, the models it trained from, the defence with its parameters and how
+    clients train (as everybody does), that the inputs are images in [0, 1], and data of the same kind, which tell
+    the labels. So for a server or an eavesdropper. Of several rounds it adds the likelihoods up. Of a sum of
+    several users' messages, as a channel makes it, it finds all users' images together.
 
     Cannot: see what the noise has drowned in every pixel; it then tells the smoothest image that fits. Labels that it
     infers wrongly are never corrected. Know in which order a client took its images: several passes are taken to have

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reports.leakage import Entry, matrices
 from reports.notation import fixed
-from reports.select import Analysis, Group
+from reports.select import Analysis, Group, surely_less
 
 _NOTHING = "nothing beats the floor"
 
@@ -13,7 +13,7 @@ def to_markdown(analysis: Analysis) -> str:
     """One table a setting: a row a defence and one for the floor, a column an attack and its target.
 
     A cell is the headline number with its 95 % interval, the strongest attack of a row in bold; the last column names
-    it, or says that no attack is above its floor with the whole of its interval.
+    it, or says that no attack is above its floor beyond noise, image by image.
     """
     parts = []
     for key, matrix in zip(analysis.settings, matrices(analysis) or (), strict=False):
@@ -54,6 +54,9 @@ def _strongest(analysis: Analysis, setting: str, name: str) -> str:
 
 
 def _beats(analysis: Analysis, group: Group) -> bool:
-    """Whether a group is above its floor with the whole of its interval."""
+    """Whether a group is above its floor beyond noise: image by image where the floor was measured."""
+    control = analysis.floor(group)
+    if control is not None:
+        return surely_less(control, group)
     floor = analysis.floor_value(group)
     return floor is not None and analysis.beats_floor(group, floor)

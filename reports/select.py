@@ -120,7 +120,7 @@ def _headline(kind: str, results: Sequence[Result]) -> Estimate | None:
     return pool(found) if found else None
 
 
-def _surely_less(one: Group, other: Group) -> bool:
+def surely_less(one: Group, other: Group) -> bool:
     """Whether a group's values, paired with another's, are lower on average with the whole of the interval."""
     if one.estimate is None or other.estimate is None or one.metric != other.metric:
         return False
@@ -288,7 +288,7 @@ class Analysis:
         for groups in places.values():
             aware = self.best([group for group in groups if group.info.aware])
             naive = self.best([group for group in groups if not group.info.aware])
-            if aware is not None and naive is not None and self._above_floor(naive) and _surely_less(aware, naive):
+            if aware is not None and naive is not None and self._above_floor(naive) and surely_less(aware, naive):
                 name = self.attacks[naive.column.attack.label].text
                 values = f"{metric(naive.metric)} {fixed(naive.value)}, here {fixed(aware.value)}"
                 text = f"{name} ignores the defence and gets more: {values}"

@@ -45,7 +45,7 @@ def test_the_strongest_attack_of_a_row_is_bold_and_named():
 
 
 def test_a_row_where_nothing_beats_the_floor_says_so():
-    # 0.207 is above the floor's 0.2, but its interval is not
+    # 0.207 is above the floor's 0.2, but not on every image
     assert rows(to_markdown(Analysis(run_of(VALUES))))["sqsgd"][2] == "nothing beats the floor"
 
 
