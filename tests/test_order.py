@@ -1,0 +1,44 @@
+"""Which label was taken in which step is not known: further starts try other orders."""
+
+import dataclasses
+
+import torch
+from torch.nn.functional import one_hot
+
+from attacks.map import MAP
+from harness.codec import pack_float32
+from harness.simulate import Local, client_updates
+from tests.doubles import small_task
+from tests.victims import KEY, make
+
+LR = 1.0
+ORDER = torch.tensor([[7, 2]])
+
+
+def stepped():
+    """One victim who took two steps of one image each, the later label first."""
+    case = make(small_task(), n=1, images=2, sends="update", lr=LR, labels=ORDER)
+    seen = case.seen
+    local = Local(gradient=False, lr=LR, steps=2, batch=1, momentum=0.0)
+    update = client_updates(seen.task, seen.model.params, case.x, one_hot(ORDER, 10).float(), local)
+    message = seen.messages[0]._replace(wire=pack_float32(update[0]), steps=2)
+    setting = dataclasses.replace(seen.setting, steps=2, batch=1)
+    return case, dataclasses.replace(seen, messages=(message,), setting=setting)
+
+
+def test_further_starts_find_the_order_of_the_labels_and_tell_it():
+    case, seen = stepped()
+    attack = MAP(tv=0.0, objective="l2", naive_std=1e-3, labels="given", evaluations=400)
+    (first,) = attack.run(seen, KEY).guesses
+    (best,) = dataclasses.replace(attack, restarts=8).run(seen, KEY).guesses
+    assert first.y.tolist() == [2, 7]
+    assert best.y.tolist() == [7, 2]
+    assert best.objective < first.objective / 10
+    assert (best.x[0, 0] - case.x[0, 0]).square().mean() < 1e-5
+    assert (first.x[0, 1] - case.x[0, 0]).square().mean() > 1e-3
+
+
+def test_a_single_step_keeps_its_order():
+    case = make(small_task(), n=1, images=2, labels=ORDER)
+    (guess,) = MAP(tv=0.0, labels="given", restarts=3, evaluations=100, unroll=False).run(case.seen, KEY).guesses
+    assert guess.y.tolist() == [2, 7]
