@@ -117,6 +117,9 @@ def test_a_forbidden_import_is_seen(tmp_path):
     assert imports(path) == {"attacks.dlg", "attacks.dlg.DLG", "torchvision.ops"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+EVERY = [*FILES, *sorted((ROOT / "tests").glob("*.py")), *sorted((ROOT / "benchmarks").glob("*.py"))]
+
+
+@pytest.mark.parametrize("path", EVERY, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_file_is_too_long(path):
     assert len(path.read_text("utf-8").splitlines()) <= 400, "is there a second idea in it?"
