@@ -133,6 +133,9 @@ def _through(sighting: Sighting, sees: frozenset[str]) -> Sighting:
 
 def _snapshot(scene: Scene, number: int) -> Snapshot:
     """The model before round `number` and the defence's state then."""
+    trained = len(scene.training.feedback)
+    if number >= trained:
+        raise ValueError(f"there is no round {number}: the training ended after {trained} rounds")
     if number not in scene.training.models:
         raise ValueError(f"the model of round {number} was not kept; kept: {sorted(scene.training.models)}")
     state = replay_state(scene.defense, scene.training.setting, scene.training.feedback[:number])

@@ -18,7 +18,7 @@ from harness.rng import Key
 from harness.study import resolve
 from harness.threats import Threat, View
 from harness.work import keep_for
-from tests.doubles import Summing, random_examples, small_task
+from tests.doubles import Ruled, Summing, random_examples, small_task
 
 TASK = small_task()
 TRAIN, TEST = random_examples(60, seed=1), random_examples(40, seed=2)
@@ -87,6 +87,13 @@ def test_real_messages_of_several_rounds_need_the_same_samples_in_each():
     assert [len(victim.y) for victim in truth.victims] == [10, 10]
     with pytest.raises(ValueError, match="the same samples behind a client's messages of several rounds"):
         observe(scene(Gaussian(noise_std=0.1)), SERVER, target)
+
+
+def test_a_round_after_the_defense_has_stopped_is_refused():
+    here = scene(Ruled(rounds=2))
+    assert observe(here, SERVER, Target(round=1, count=1))[0].model.round == 1
+    with pytest.raises(ValueError, match="there is no round 2: the training ended after 2 rounds"):
+        observe(here, SERVER, Target(round=1, count=1, rounds=2))
 
 
 def test_a_sum_holds_the_images_of_all_its_users():
