@@ -219,6 +219,7 @@ def leakage_charts(analysis: Analysis, setting: str, kind: str, measure: Measure
 
 def _strongest(analysis: Analysis, setting: str, kind: str) -> list[Group]:
     """The strongest group of each defence."""
-    groups = [g for g in analysis.attacked if g.setting == setting and g.kind == kind]
+    # several rounds watched together do not belong beside the epsilon of one
+    groups = [g for g in analysis.attacked if g.setting == setting and g.kind == kind and g.column.target.rounds == 1]
     rows = {defense: [g for g in groups if g.defense.label == defense] for defense in analysis.defenses}
     return [group for group in (analysis.best(row) for row in rows.values()) if group is not None]

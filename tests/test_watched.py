@@ -1,6 +1,8 @@
 """Several rounds taken together, on the page."""
 
 from harness.cell import Target
+from harness.stats import mean
+from reports.epsilon_charts import SSIM, leakage_charts
 from reports.notation import where
 from reports.round_charts import attack_charts
 from reports.select import Analysis
@@ -30,6 +32,19 @@ def test_rounds_watched_together_are_not_mixed_with_the_round_attacked():
     charts = charts_of(targets)
     assert [[point.x for point in line.points] for line in charts["rounds-probe"].series] == [[0.0, 4.0]] * 2
     assert [[point.x for point in line.points] for line in charts["watched-probe"].series] == [[1.0, 3.0]] * 2
+
+
+def test_several_rounds_are_not_held_against_the_epsilon_of_one():
+    targets = [Target("probe", 0, count=6), Target("probe", 0, count=6, rounds=3)]
+
+    def make(cell):
+        values = [0.3 if cell.target.rounds == 1 else 0.9] * 6
+        return double.with_estimates(double.result_of(cell), mean("ssim", values, higher_leaks=True))
+
+    attacks = [(double.MAP, target, "server") for target in targets]
+    analysis = Analysis(double.make_run(double.grid(double.GAUSSIAN[:2], attacks, seeds=(0,)), make=make))
+    (chart,) = leakage_charts(analysis, next(iter(analysis.settings)), "reconstruction", SSIM)
+    assert [point.y for line in chart.series for point in line.points] == [0.3, 0.3]
 
 
 def test_a_target_says_its_rounds_and_users():
