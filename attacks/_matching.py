@@ -120,7 +120,8 @@ class _Group:
         messages, task = self.sightings[0].messages, self.seen.task
         n = len(messages)
         labels = self.labels
-        _, nothing = objective(self.seen, self.sightings, labels, self.search.explains)
+        explained_by = objective(self.seen, self.sightings, labels, self.search.explains)
+        nothing = explained_by.nothing
         # a negative log-likelihood below zero has no natural end
         tolerance, explained = (
             torch.where(nothing > 0, share * nothing, -torch.inf) for share in (_TOLERANCE, _EXPLAINED)
@@ -130,13 +131,15 @@ class _Group:
         pending = torch.arange(n)
         for restart in range(self.search.restarts):
             order = self._order(key, restart)
-            mine = self.labels if self.labels is None or order is None else self.labels[:, order]
+            mine = self.labels
+            if mine is not None and order is not None:
+                mine = mine[:, order]
+                explained_by = objective(self.seen, self.sightings, mine, self.search.explains)
             x, used = self._starts(key, restart)[pending], torch.zeros(len(pending), dtype=torch.int64)
             for strength in strengths:
-                function, _ = objective(self.seen, self.sightings, mine, self.search.explains, strength)
                 least = tolerance[pending].clamp(max=_TOLERANCE * strength)
                 stop = Stop(self.search.evaluations // len(strengths), least, decrease=self.search.decrease)
-                found = minimize(_Subset(function, pending), x, stop)
+                found = minimize(_Subset(explained_by.at(strength), pending), x, stop)
                 x, used = found.x, used + found.evaluations
             better = found.value < best.value[pending]
             rows = pending[better]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -84,10 +83,18 @@ def told_gradients(seen: Observation, sighting: Sighting) -> Tensor:
 
 
 class Objective(NamedTuple):
-    """Of n victims: value and gradient of candidates, and [n] the value, without the prior, of updates of zero."""
+    """Of n victims: how badly candidates explain the messages, [n] how badly updates of zero do, and the prior."""
 
-    function: Function
+    messages: Function
     nothing: Tensor
+    prior: Function | None
+
+    def at(self, strength: float) -> Function:
+        """The sum, with the messages' part scaled down to `strength` for updates of zero, where it is above that."""
+        whole = self.messages
+        if bool((self.nothing > strength).any()):
+            whole = _Weighted(whole, strength / self.nothing.clamp(min=strength))
+        return whole if self.prior is None else Sum((whole, self.prior))
 
 
 def objective(
@@ -95,14 +102,12 @@ def objective(
     sightings: Sequence[Sighting],
     labels: Tensor | None,
     explains: Explains,
-    strength: float = math.inf,
 ) -> Objective:
     """The sum over the rounds of how badly candidates explain each round's messages, and the prior.
 
     Args:
         sightings: the rounds, each with one message of the same n victims, in the same order.
         labels: [n, b] int64, held fixed; None: a candidate brings its own.
-        strength: the messages' part is scaled down, where it is above this for updates of zero, to just this.
     """
     task, params = seen.task, sightings[0].model.params
     fixed = None if labels is None else one_hot(labels, task.classes).to(params.dtype)
@@ -111,12 +116,9 @@ def objective(
         function, misfit_of_zero = _of_round(seen, sighting, fixed, explains)
         functions.append(function)
         nothing = nothing + misfit_of_zero
-    whole = functions[0] if len(functions) == 1 else _Sum(tuple(functions))
-    if bool((nothing > strength).any()):
-        whole = _Weighted(whole, (strength / nothing.clamp(min=strength)))
-    if explains.prior is not None:
-        whole = _WithPrior(whole, explains.prior, task, sightings[0].messages[0].images)
-    return Objective(whole, nothing)
+    messages = functions[0] if len(functions) == 1 else Sum(tuple(functions))
+    prior = None if explains.prior is None else Believed(explains.prior, task, sightings[0].messages[0].images)
+    return Objective(messages, nothing, prior)
 
 
 def _of_round(
@@ -213,8 +215,8 @@ class _Unlikelihood:
 
 
 @dataclass(frozen=True, eq=False)
-class _Sum:
-    """The sum of several rounds' functions."""
+class Sum:
+    """The sum of several functions of the same candidates."""
 
     functions: tuple[Function, ...]
 
@@ -238,17 +240,15 @@ class _Weighted:
 
 
 @dataclass(frozen=True, eq=False)
-class _WithPrior:
-    """An objective with a prior of the inputs added."""
+class Believed:
+    """A prior of the inputs, as a function of candidates with so many images."""
 
-    function: Function
     prior: ImagePrior
     task: Task
     images: int
 
     def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
-        value, gradient = self.function(candidates, instances)
         z = candidates.detach().requires_grad_()
-        believed = self.prior(unpack(self.task, z, self.images)[0])
-        (slope,) = torch.autograd.grad(believed.sum(), z)
-        return Evaluation(value + believed.detach(), gradient + slope)
+        value = self.prior(unpack(self.task, z, self.images)[0])
+        (slope,) = torch.autograd.grad(value.sum(), z)
+        return Evaluation(value.detach(), slope)

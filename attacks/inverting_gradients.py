@@ -16,10 +16,10 @@ from attacks._failure import failed, unusable
 from attacks._image_prior import ImagePrior
 from attacks._labels import LabelSource, check_source, labels_of, needs
 from attacks._matching import Start
-from attacks._objective import received_gradients
+from attacks._objective import Believed, Sum, received_gradients
 from harness import rng
 from harness.contract import Attack, Guess, Message, Observation, Reconstruction, Task
-from harness.matching import Evaluation, Function, evaluator, unpack
+from harness.matching import Function, evaluator, unpack
 from harness.rng import Key
 
 _TOLERANCE = 1e-7
@@ -134,7 +134,7 @@ class InvertingGradients(Attack):
         matched = evaluator(seen.task, params, distance, images=images, labels=fixed)
         # a sum over neighbours there, the mean here, so that `tv` means the same for every size
         prior = ImagePrior(self.tv / (images * math.prod(seen.task.input_shape)), box=0.0)
-        return _WithVariation(matched, prior, seen.task, images)
+        return Sum((matched, Believed(prior, seen.task, images)))
 
     def _start(self, task: Task, message: Message, key: Key, restart: int) -> Tensor:
         """[D]: a victim's first dummy inputs."""
@@ -156,20 +156,3 @@ class _Directions:
         """Implement `Misfit`."""
         lengths = gradients.square().sum(dim=1, keepdim=True).sqrt()
         return (gradients / lengths - self.units.index_select(0, instances // self.restarts)).square().sum(dim=1) / 2
-
-
-@dataclass(frozen=True, eq=False)
-class _WithVariation:
-    """A function of dummy inputs, and their total variation added."""
-
-    function: Function
-    prior: ImagePrior
-    task: Task
-    images: int
-
-    def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
-        value, gradient = self.function(candidates, instances)
-        z = candidates.detach().requires_grad_()
-        variation = self.prior(unpack(self.task, z, self.images)[0])
-        (slope,) = torch.autograd.grad(variation.sum(), z)
-        return Evaluation(value + variation.detach(), gradient + slope)

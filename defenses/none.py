@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from defenses._misfit import ROUNDING
 from harness.checks import check_update
-from harness.claim import Claim, Horizon, Proof, Relation, Unit
+from harness.claim import Claim, nothing_promised
 from harness.codec import pack_float32, unpack_float32
 from harness.contract import Defense, Likelihood, Sender, Setting
 from harness.rng import Key
@@ -61,14 +60,4 @@ class NoDefense(Defense[None, None]):
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Nothing is promised."""
-        return Claim(
-            epsilon=math.inf,
-            delta=0.0,
-            unit=Unit.MESSAGE,
-            relation=Relation.ANY_TWO,
-            horizon=Horizon.of(len(history)),
-            against=frozenset(),
-            source="",
-            assumes=(),
-            proved=Proof(None, Unit.MESSAGE, "by definition", "The update is sent as it is."),
-        )
+        return nothing_promised(len(history), "The update is sent as it is.")

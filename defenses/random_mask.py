@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from torch import Tensor
 from defenses._misfit import ROUNDING
 from harness import rng
 from harness.checks import check_update
-from harness.claim import Claim, Horizon, Proof, Relation, Unit
+from harness.claim import Claim, nothing_promised
 from harness.codec import check_length, pack_float32, pack_levels, unpack_float32
 from harness.contract import Defense, Likelihood, Sender, Setting
 from harness.rng import Key
@@ -104,17 +103,7 @@ class RandomMask(Defense[None, None]):
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Nothing is promised."""
-        return Claim(
-            epsilon=math.inf,
-            delta=0.0,
-            unit=Unit.MESSAGE,
-            relation=Relation.ANY_TWO,
-            horizon=Horizon.of(len(history)),
-            against=frozenset(),
-            source="",
-            assumes=(),
-            proved=Proof(None, Unit.MESSAGE, "by definition", "The chosen coordinates are sent as they are."),
-        )
+        return nothing_promised(len(history), "The chosen coordinates are sent as they are.")
 
     def _positions(self, seed: bytes, dim: int) -> Tensor:
         """[count] int64, increasing: the mask of these 64 bits."""

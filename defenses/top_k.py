@@ -14,7 +14,7 @@ from torch import Tensor
 
 from defenses._misfit import ROUNDING
 from harness.checks import check_update
-from harness.claim import Claim, Horizon, Proof, Relation, Unit
+from harness.claim import Claim, nothing_promised
 from harness.codec import check_length, pack_float32, pack_levels, unpack_float32, unpack_levels, width_of
 from harness.contract import Defense, Likelihood, MessageError, Sender, Setting
 from harness.rng import Key
@@ -134,17 +134,7 @@ class TopK(Defense[None, Tensor | None]):
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Nothing is promised."""
-        return Claim(
-            epsilon=math.inf,
-            delta=0.0,
-            unit=Unit.MESSAGE,
-            relation=Relation.ANY_TWO,
-            horizon=Horizon.of(len(history)),
-            against=frozenset(),
-            source="",
-            assumes=(),
-            proved=Proof(None, Unit.MESSAGE, "by definition", "The largest coordinates are sent as they are."),
-        )
+        return nothing_promised(len(history), "The largest coordinates are sent as they are.")
 
     def _read(self, received: bytes, dim: int) -> _Kept:
         """Positions and values of a message."""

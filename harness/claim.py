@@ -142,3 +142,18 @@ def judge(claim: Claim) -> Judgement:
     at = f" at delta {claim.delta:g}" if claim.delta else ""
     said = f"claimed {claimed:.6g}, proved {proved:.6g} a {claim.proved.unit.value}{at}"
     return Judgement(verdict, claimed, proved, f"{said}: {claim.proved.reason}")
+
+
+def nothing_promised(rounds: int, reason: str) -> Claim:
+    """The claim of a defence that makes none, over so many rounds."""
+    return Claim(
+        epsilon=math.inf,
+        delta=0.0,
+        unit=Unit.MESSAGE,
+        relation=Relation.ANY_TWO,
+        horizon=Horizon.of(rounds),
+        against=frozenset(),
+        source="",
+        assumes=(),
+        proved=Proof(None, Unit.MESSAGE, "by definition", reason),
+    )
