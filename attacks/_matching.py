@@ -62,6 +62,8 @@ class Search:
         for name, value in (("restarts", self.restarts), ("evaluations", self.evaluations)):
             if value < 1:
                 raise ValueError(f"expected {name} >= 1, got {name}={value}")
+        if not self.ease > 0:
+            raise ValueError(f"expected ease > 0, got ease={self.ease}")
         if self.start not in ("normal", "uniform"):
             raise ValueError(f"expected start 'normal' or 'uniform', got {self.start!r}")
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 import torch
 from torch.nn.functional import one_hot
 
@@ -36,6 +37,12 @@ def test_further_starts_find_the_order_of_the_labels_and_tell_it():
     assert best.objective < first.objective / 10
     assert (best.x[0] - case.x[0, 0]).square().mean() < 1e-5
     assert (first.x[1] - case.x[0, 0]).square().mean() > 1e-3
+
+
+@pytest.mark.parametrize("ease", [0.0, -1.0, float("nan")])
+def test_a_search_that_never_ends_is_refused(ease):
+    with pytest.raises(ValueError, match="expected ease > 0, got ease="):
+        MAP(ease=ease)
 
 
 def test_a_single_step_keeps_its_order():
