@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from attacks._direction import Direction
 from attacks._failure import failed, unusable
 from attacks._lbfgs import Minima, Stop, minimize
 from attacks._objective import Explains, objective
@@ -34,6 +35,9 @@ _EXPLAINED = 1e-7
 """Share at which a target counts as explained, so that another start would find the same inputs again. Above the
 tolerance, which soft labels often miss: they reach a corner of the simplex ever more slowly."""
 
+_NEAR = 1e-5
+"""Share below which a search that stalls has found the inputs, but for digits that single precision does not have."""
+
 
 @dataclass(frozen=True)
 class Search:
@@ -49,6 +53,8 @@ class Search:
             the undefended photographs still wins 0.1; against noise it saves two thirds that would fit the noise.
         ease: what the messages weigh at first for an update of zero; then in stages up to what they do weigh. A
             likelihood without noise is so steep that a search from a random start never comes to heed the prior.
+        warm: evaluations of a search by direction that comes first where the model has kinks and labels are known, in
+            every second restart; its steps of one size cross what stops steps that must lower the value.
     """
 
     restarts: int
@@ -57,11 +63,14 @@ class Search:
     explains: Explains = field(default_factory=Explains)
     decrease: float = 3e-2
     ease: float = math.inf
+    warm: int = 0
 
     def __post_init__(self) -> None:
         for name, value in (("restarts", self.restarts), ("evaluations", self.evaluations)):
             if value < 1:
                 raise ValueError(f"expected {name} >= 1, got {name}={value}")
+        if self.warm < 0:
+            raise ValueError(f"expected warm >= 0, got warm={self.warm}")
         if not self.ease > 0:
             raise ValueError(f"expected ease > 0, got ease={self.ease}")
         if self.start not in ("normal", "uniform"):
@@ -100,7 +109,7 @@ def match(
     for _, victims in sorted(alike.items()):
         known = None if labels is None else torch.stack([labels[i] for i in victims])
         theirs = tuple(s._replace(messages=tuple(s.messages[i] for i in victims)) for s in sightings)
-        for i, guess in zip(victims, _Group(seen, theirs, known, search).run(key), strict=True):
+        for i, guess in zip(victims, _Group(seen, theirs, targets[victims], known, search).run(key), strict=True):
             guesses[i] = guess
     return tuple(guesses)
 
@@ -109,11 +118,12 @@ def match(
 class _Group:
     """Victims with equally many images, users and steps, attacked side by side.
 
-    labels: [n, b] int64 or None.
+    targets: [n, d]. labels: [n, b] int64 or None.
     """
 
     seen: Observation
     sightings: tuple[Sighting, ...]
+    targets: Tensor
     labels: Tensor | None
     search: Search
 
@@ -137,12 +147,15 @@ class _Group:
             if mine is not None and order is not None:
                 mine = mine[:, order]
                 explained_by = objective(self.seen, self.sightings, mine, self.search.explains)
-            x, used = self._starts(key, restart)[pending], torch.zeros(len(pending), dtype=torch.int64)
+            x, used = self._begin(key, restart, mine, pending)
             for strength in strengths:
                 least = tolerance[pending].clamp(max=_TOLERANCE * strength)
                 stop = Stop(self.search.evaluations // len(strengths), least, decrease=self.search.decrease)
                 found = minimize(_Subset(explained_by.at(strength), pending), x, stop)
                 x, used = found.x, used + found.evaluations
+            if self._to_zero:
+                found = self._refined(found, mine, pending, tolerance)
+                used = used + found.evaluations
             better = found.value < best.value[pending]
             rows = pending[better]
             best.x[rows], best.value[rows] = found.x[better], found.value[better]
@@ -160,6 +173,39 @@ class _Group:
             else failed(task, messages[i], "no restart had a finite objective", int(best.evaluations[i]))
             for i in range(n)
         ]
+
+    def _begin(self, key: Key, restart: int, labels: Tensor | None, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Where a restart of the victims `rows` begins, [m, D], and the evaluations [m] that this took."""
+        x, none = self._starts(key, restart)[rows], torch.zeros(len(rows), dtype=torch.int64)
+        if labels is None or not self.search.warm or restart % 2 or self.seen.task.smooth:
+            return x, none
+        found = Direction(self.search.warm).search(self.seen, self.targets[rows], labels[rows], x[:, None])
+        return torch.where(found.value.isfinite()[:, None], found.x, x), found.evaluations
+
+    @property
+    def _to_zero(self) -> bool:
+        """Whether the objective is a distance alone, which the truth would make zero."""
+        explains = self.search.explains
+        return explains.kind == "l2" and explains.prior is None and not explains.unroll
+
+    def _refined(self, found: Minima, labels: Tensor | None, rows: Tensor, tolerance: Tensor) -> Minima:
+        """What the victims `rows` found, those that stalled near zero for want of digits gone on with in double.
+
+        The evaluations are those of this alone.
+        """
+        spare = self.search.evaluations - found.evaluations
+        near = (found.value > tolerance[rows]) & (found.value <= _NEAR * tolerance[rows] / _TOLERANCE) & (spare > 0)
+        used = torch.zeros_like(found.evaluations)
+        if not bool(near.any()):
+            return found._replace(evaluations=used)
+        exact = tuple(s._replace(model=s.model._replace(params=s.model.params.double())) for s in self.sightings)
+        distance = objective(self.seen, exact, labels, self.search.explains).at(math.inf)
+        stop = Stop(int(spare[near].min()), tolerance[rows[near]].double(), decrease=self.search.decrease)
+        better = minimize(_Subset(distance, rows[near]), found.x[near].double(), stop)
+        used[near] = better.evaluations
+        x, value = found.x.clone(), found.value.clone()
+        x[near], value[near] = better.x.to(x.dtype), better.value.to(value.dtype)
+        return found._replace(x=x, value=value, evaluations=used)
 
     def _strengths(self, whole: float) -> list[float]:
         """How strongly the messages weigh in each stage of a search; at last as much as they do."""

@@ -140,7 +140,7 @@ def _of_round(
     if not explains.unroll or (local.one_gradient(message.images) and message.users == 1):
         misfit: Misfit = _OfGradients(unlikely, update_per_gradient(seen.setting, sighting))
         if not aware:
-            misfit = SquaredDistance(told_gradients(seen, sighting), explains.scale)
+            misfit = SquaredDistance(told_gradients(seen, sighting).to(params.dtype), explains.scale)
         function = evaluator(seen.task, params, misfit, images=message.images, labels=labels)
         return function, misfit(zero, each)
     misfit = unlikely if aware else _Distance(*_told_updates(seen, sighting), explains.scale)

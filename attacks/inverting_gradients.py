@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize, one_hot
 
-from attacks._adam import Schedule, descend
+from attacks._direction import SMOOTHNESS, STEP, Direction
 from attacks._failure import failed, unusable
-from attacks._image_prior import ImagePrior
 from attacks._labels import LabelSource, check_source, labels_of, needs
 from attacks._matching import Start
-from attacks._objective import Believed, Sum, received_gradients
+from attacks._objective import received_gradients
 from harness import rng
 from harness.contract import Attack, Guess, Message, Observation, Reconstruction, Task
-from harness.matching import Function, evaluator, unpack
+from harness.matching import unpack
 from harness.rng import Key
-
-_TOLERANCE = 1e-7
-"""Of the objective: a distance near the rounding of a sum of thousands of squares in single precision."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +57,15 @@ class InvertingGradients(Attack):
 
     evaluations: int = 2400
     restarts: int = 1
-    lr: float = 0.1
-    tv: float = 3e-3
+    lr: float = STEP
+    tv: float = SMOOTHNESS
     labels: LabelSource = "inferred"
     start: Start = "uniform"
 
     def __post_init__(self) -> None:
-        for name, value in (("restarts", self.restarts), ("evaluations", self.evaluations)):
-            if value < 1:
-                raise ValueError(f"expected {name} >= 1, got {name}={value}")
-        if not 0 < self.lr < float("inf"):
-            raise ValueError(f"expected lr > 0, got lr={self.lr}")
-        ImagePrior(self.tv, box=0.0)
+        if self.restarts < 1:
+            raise ValueError(f"expected restarts >= 1, got restarts={self.restarts}")
+        self._direction()
         check_source(self.labels)
         if self.start not in ("normal", "uniform"):
             raise ValueError(f"expected start 'normal' or 'uniform', got {self.start!r}")
@@ -107,12 +98,13 @@ class InvertingGradients(Attack):
         assert seen.messages is not None
         messages = [seen.messages[i] for i in victims]
         n, images = labels.shape
-        function = self._function(seen, targets, labels)
-        start = torch.stack(
-            [self._start(seen.task, message, key, i) for message in messages for i in range(self.restarts)]
+        starts = torch.stack(
+            [
+                torch.stack([self._start(seen.task, message, key, i) for i in range(self.restarts)])
+                for message in messages
+            ]
         )
-        image = len(seen.task.input_shape) == 3
-        found = descend(function, start, Schedule(self.evaluations, self.lr, _TOLERANCE, (0.0, 1.0) if image else None))
+        found = self._direction().search(seen, targets, labels, starts)
         value, restart = found.value.view(n, self.restarts).min(dim=1)
         x, _ = unpack(seen.task, found.x[self.restarts * torch.arange(n) + restart], images)
         used = found.evaluations.view(n, self.restarts).sum(dim=1).tolist()
@@ -123,36 +115,11 @@ class InvertingGradients(Attack):
             for i, message in enumerate(messages)
         ]
 
-    def _function(self, seen: Observation, targets: Tensor, labels: Tensor) -> Function:
-        """The objective of every victim and restart: instance `restarts` i + j is the j-th of victim i."""
-        assert seen.model is not None
-        params, images = seen.model.params, labels.shape[1]
-        fixed = one_hot(labels, seen.task.classes).to(params.dtype).repeat_interleave(self.restarts, dim=0)
-        # float64: the squares of a finite target may overflow, and those of a small one vanish
-        units = normalize(targets.double(), dim=1, eps=0.0).to(params.dtype)
-        distance = _Directions(units, self.restarts)
-        matched = evaluator(seen.task, params, distance, images=images, labels=fixed)
-        # a sum over neighbours there, the mean here, so that `tv` means the same for every size
-        prior = ImagePrior(self.tv / (images * math.prod(seen.task.input_shape)), box=0.0)
-        return Sum((matched, Believed(prior, seen.task, images)))
+    def _direction(self) -> Direction:
+        """The checked parameters."""
+        return Direction(self.evaluations, self.lr, self.tv)
 
     def _start(self, task: Task, message: Message, key: Key, restart: int) -> Tensor:
         """[D]: a victim's first dummy inputs."""
         draw = rng.normal if self.start == "normal" else rng.uniform
         return draw(key.child("start", message.sender.number, restart), (message.images, *task.input_shape)).flatten()
-
-
-@dataclass(frozen=True, eq=False)
-class _Directions:
-    """1 - cos of the angle between gradient and target, of `restarts` instances a target.
-
-    As half the squared distance of the two unit vectors, which keeps its digits where they nearly agree.
-    """
-
-    units: Tensor
-    restarts: int
-
-    def __call__(self, gradients: Tensor, instances: Tensor) -> Tensor:
-        """Implement `Misfit`."""
-        lengths = gradients.square().sum(dim=1, keepdim=True).sqrt()
-        return (gradients / lengths - self.units.index_select(0, instances // self.restarts)).square().sum(dim=1) / 2

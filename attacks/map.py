@@ -46,6 +46,8 @@ class MAP(Attack):
             stages, each a hundred times heavier, up to what the likelihood says. Without noise it is too steep for the
             prior to matter on the way: of six CIFAR-10 images behind a random 3 % of the coordinates the SSIM was 0.04
             without stages, 0.54, 0.53 and 0.52 with 3e4, 3e5 and 3e6; against noise of 0.003 and 0.03 nothing changed.
+        warm: evaluations of a search by direction (`inverting-gradients`) that comes first where the model has kinks,
+            for the gradient that the defence's estimate tells; 0: none.
 
     Raises:
         ValueError: a parameter out of range; in `run`, a loss that is not softmax cross-entropy, or, to infer labels, a
@@ -67,6 +69,7 @@ class MAP(Attack):
     labels: LabelSource = "inferred"
     start: Start = "uniform"
     ease: float = 3e5
+    warm: int = 800
 
     def __post_init__(self) -> None:
         self._search()
@@ -79,7 +82,7 @@ class MAP(Attack):
         prior = ImagePrior(self.tv, self.box)
         scale = 0.5 / self.naive_std**2 if self.objective == "l2" else 1.0
         explains = Explains(self.objective, scale, self.unroll, prior)
-        return Search(self.restarts, self.evaluations, self.start, explains, _DECREASE, self.ease)
+        return Search(self.restarts, self.evaluations, self.start, explains, _DECREASE, self.ease, self.warm)
 
     @property
     def aware(self) -> bool:

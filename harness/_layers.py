@@ -188,6 +188,11 @@ class Chain:
         """(shape, rate) of each dropout."""
         return tuple((layer.shape, layer.rate) for layer in self.layers if isinstance(layer, Dropout))
 
+    @property
+    def smooth(self) -> bool:
+        """Whether the scores are a smooth function of the inputs: ReLU and max-pooling have kinks."""
+        return not any(isinstance(layer, (Relu, MaxPool)) for layer in self.layers)
+
     def __call__(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
         """Scores [b, classes] of x [b, *input_shape]; `keep` as in `Model`."""
         h, rest, masks = x, iter(tensors), iter(keep or ())

@@ -42,6 +42,10 @@ class Task(Protocol):
     def softmax(self) -> bool:
         """Whether the loss is softmax cross-entropy (False for hinge and squared loss)."""
 
+    @property
+    def smooth(self) -> bool:
+        """Whether the scores are known to be a smooth function of the inputs (False with ReLU or max-pooling)."""
+
     def init(self, key: Key) -> Vector:
         """Fresh parameters."""
 

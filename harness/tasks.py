@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, relu
 
 from harness import rng
+from harness._layers import Chain
 from harness.models import Model
 from harness.rng import Key
 from harness.vec import Layout, Vector
@@ -60,6 +61,11 @@ class ModelTask:
     def softmax(self) -> bool:
         """Whether the loss is softmax cross-entropy."""
         return self.model.loss == "cross-entropy"
+
+    @property
+    def smooth(self) -> bool:
+        """Whether the scores are known to be a smooth function of the inputs."""
+        return isinstance(self.model.apply, Chain) and self.model.apply.smooth
 
     def init(self, key: Key) -> Vector:
         """Fresh parameters [d] from one draw.
