@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
+from attacks import _matching
 from attacks._labels import restore
 from attacks.dlg import DLG
 from attacks.idlg import IDLG
@@ -119,6 +120,18 @@ def test_the_likelihood_knows_of_a_clip_that_the_distance_does_not_know():
     aware, naive = (case.mse(attack.run(case.seen, KEY).guesses) for attack in attacks)
     assert (aware < 1e-2).all()
     assert (aware < naive / 10).all()
+
+
+def test_a_search_that_stalls_for_want_of_digits_goes_on_in_double(monkeypatch):
+    monkeypatch.setattr(_matching, "_TOLERANCE", 1e-16)  # beyond single precision
+    case, found = make(n=2), []
+    for near in (0.0, 1e-5):
+        monkeypatch.setattr(_matching, "_NEAR", near)
+        found.append(DLG(restarts=1, evaluations=1000).run(case.seen, KEY).guesses)
+    for single, double in zip(*found, strict=True):
+        assert double.objective <= 1.1 * single.objective  # the target has no more digits than single
+        assert single.evaluations < double.evaluations <= 1000
+        assert double.x.dtype == torch.float32
 
 
 def test_a_noisy_target_ends_early():

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
+from attacks import _matching
 from harness import registry, rng
 from harness.contract import Guess
 from harness.matching import SquaredDistance, evaluator, gradients
@@ -185,3 +186,15 @@ def test_a_missed_bar_is_told_and_ends_with_an_error(value, code, capsys):
 def test_a_missing_device_is_said(capsys):
     assert inversion.main(["--gpu"]) == 1
     assert capsys.readouterr().out == "no CUDA device\n"
+
+
+@pytest.mark.slow
+def test_double_precision_finds_the_photograph_before_which_single_stalls(monkeypatch):
+    eight = victims.photographs(8, 8, inversion.KEY.child("loops", 8))
+    one = victims.Victims(eight.task, eight.params, eight.x[3:4], eight.y[3:4])
+    seen, mse = inversion.undefended(eight), []
+    for near in (0.0, 1e-5):
+        monkeypatch.setattr(_matching, "_NEAR", near)
+        guess = inversion.ours(inversion.attack("dlg", {"restarts": 1}), seen, 3)
+        mse.append(victims.judge(one, [guess]).mse)
+    assert mse[1] < 3e-4 < 1e-3 < mse[0]

@@ -7,6 +7,7 @@ from attacks.idlg import IDLG
 from attacks.map import MAP
 from defenses.gaussian import Gaussian
 from defenses.laplace import Laplace
+from defenses.none import NoDefense
 from harness import rng
 from harness.contract import Message, Observation, Sender, Setting, Snapshot
 from harness.matching import gradients
@@ -27,19 +28,19 @@ def smooth_images(n=N, side=16):
     return (x - low) / (high - low)
 
 
-def observation(defense, x):
+def observation(defense, x, task=LENET):
     """What a server sees of one gradient an image."""
-    params = LENET.init(Key(2))
+    params = task.init(Key(2))
     y = torch.arange(len(x)) % 10
-    sent = gradients(LENET, params, x[:, None], torch.nn.functional.one_hot(y, 10)[:, None].float())
-    setting = Setting(LENET.layout, 4, 4, 1, sends="gradient", steps=1, lr=0.1, batch=0, samples=1)
+    sent = gradients(task, params, x[:, None], torch.nn.functional.one_hot(y, 10)[:, None].float())
+    setting = Setting(task.layout, 4, 4, 1, sends="gradient", steps=1, lr=0.1, batch=0, samples=1)
     messages = []
     for i, row in enumerate(sent):
         sender, private = Sender(i, 1), Key(3).child(i)
         wire, _ = defense.encode(None, None, row, sender=sender, private=private, shared=Key(4), setting=setting)
         messages.append(Message(0, sender, wire, None, 1))
     view = View.parse("server")
-    return Observation(view, setting, LENET, defense, 0.1, messages=tuple(messages), model=Snapshot(0, params, None))
+    return Observation(view, setting, task, defense, 0.1, messages=tuple(messages), model=Snapshot(0, params, None))
 
 
 def mse(attack, seen, x):
@@ -72,6 +73,23 @@ def test_the_prior_alone_does_not_explain_the_gain():
     assert not MAP(objective="l2").aware
 
 
+@pytest.mark.parametrize("name", ["cnn2", "lenet5"])
+def test_behind_kinks_a_search_by_direction_comes_first(name):
+    task, x = ModelTask(build(name, (1, 16, 16), 10)), smooth_images()
+    seen = observation(NoDefense(), x, task)
+    cold, warm = (MAP(evaluations=300, warm=evaluations) for evaluations in (0, 300))
+    assert mse(warm, seen, x).mean() < mse(cold, seen, x).mean() / 2
+    evaluations = [guess.evaluations for guess in warm.run(seen, Key(5)).guesses]
+    assert all(300 < used <= 600 for used in evaluations)
+
+
+def test_where_the_model_is_smooth_nothing_comes_before_the_search():
+    x = smooth_images(2)
+    seen = observation(NoDefense(), x)
+    cold, warm = (MAP(evaluations=60, warm=evaluations).run(seen, Key(5)) for evaluations in (0, 300))
+    assert [guess.evaluations for guess in cold.guesses] == [guess.evaluations for guess in warm.guesses]
+
+
 def test_a_prior_prefers_smooth_images_inside_the_box():
     prior = ImagePrior(tv=5.0, box=1000.0)
     flat = torch.full((1, 1, 3, 8, 8), 0.5)
@@ -96,6 +114,7 @@ def test_a_prior_is_the_total_variation_where_differences_are_large():
         ({"box": float("inf")}, "expected box >= 0"),
         ({"evaluations": 0}, "expected evaluations >= 1"),
         ({"labels": "guessed"}, "expected labels 'inferred' or 'given'"),
+        ({"warm": -1}, "expected warm >= 0"),
         ({"naive_std": 0.0}, "expected naive_std > 0"),
     ],
 )

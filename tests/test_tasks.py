@@ -47,6 +47,11 @@ def _simplex(b: int, classes: int) -> Tensor:
     return torch.softmax(rng.normal(KEY.child("soft"), (b, classes), torch.float64), 1)
 
 
+def test_a_model_is_smooth_where_all_its_layers_are_known_to_be():
+    smooth = {name for name in SMALL if _task(name).smooth}
+    assert smooth == {"linear", "lenet-dlg"}
+
+
 # ---- initialisation
 
 
