@@ -140,15 +140,17 @@ class Target:
     Attributes:
         kind: `probe`: `count` victims, each with a batch of its own, sent through the encode path at `round`;
             `messages`: the first `count` participants of the real round (by client number);
-            `members`: `count` training records against as many that took no part.
-        round: of `probe` and `messages` (default 0); `members` has none.
+            `members`: `count` training records against `outside` that took no part.
+        round: of `probe` and `messages` (default 0). Of `members` None: no message is looked at.
         count: victims, or records a side.
         batch: images of a victim, for `probe`.
         rounds: looked at one after another, from `round` on; the victims send the same images in each. Of `messages`
-            only where every round takes all of a client's samples.
+            only where every round takes all of a client's samples; of `members`, everybody's messages in each.
         users: for `probe`, clients that send at once. A channel that superposes delivers `count` sums of so many
             messages, the remaining clients being silent, as for an adversary who knows their data; of another defence
             these are `count` times `users` victims, of the same images.
+        client: for `members`, in whose data membership is asked; None: in anybody's.
+        outside: for `members`, how many took no part; None: as many as `count`.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
@@ -158,18 +160,27 @@ class Target:
     batch: int = 1
     rounds: int = 1
     users: int = 1
+    client: int | None = None
+    outside: int | None = None
 
     def __post_init__(self) -> None:
-        if self.kind == "members":
-            if self.round is not None or (self.batch, self.rounds, self.users) != (1, 1, 1):
-                raise ValueError("expected no round, rounds, batch and users with kind='members'")
-        elif self.round is None:
+        members = self.kind == "members"
+        if self.round is None and not members:
             object.__setattr__(self, "round", 0)
-        elif self.round < 0:
-            raise ValueError(f"expected round >= 0, got round={self.round}")
+        if self.round is None and self.rounds != 1:
+            raise ValueError("expected a round to start from with rounds")
+        if not members and (self.client, self.outside) != (None, None):
+            raise ValueError(f"expected no client and no outside with kind={self.kind!r}")
+        for name in ("round", "client"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"expected {name} >= 0, got {name}={getattr(self, name)}")
         for name in ("count", "batch", "rounds", "users"):
             if getattr(self, name) < 1:
                 raise ValueError(f"expected {name} >= 1, got {name}={getattr(self, name)}")
+        if self.outside is None:
+            object.__setattr__(self, "outside", self.count if members else None)
+        elif self.outside < 1:
+            raise ValueError(f"expected outside >= 1, got outside={self.outside}")
         if self.kind != "probe" and (self.batch, self.users) != (1, 1):
             raise ValueError(f"expected no batch and no users with kind={self.kind!r}: they are what they are")
 

@@ -265,7 +265,8 @@ class Message(NamedTuple):
     """One message as it crossed the wire. `shared` is None for an adversary who does not hold the key.
 
     images: distinct images behind it, steps: SGD steps behind it; both public, as the clients' sizes are.
-    others: where the channel added several updates up, the further senders; `images` are equally many of each.
+    others: where the channel added several updates up, the further senders; `images` are those of all, of probes
+        equally many of each.
     """
 
     round: int
@@ -295,13 +296,15 @@ class Observation:
     """All that one adversary sees. None: this adversary does not see it.
 
     Attributes:
-        messages: the victims' messages of one round, the first that is looked at.
+        messages: the victims' messages of one round, the first that is looked at; where membership is asked about,
+            everybody's.
         model: of that round; needs `models`.
-        later: the same victims on the same images in later rounds; empty where one round is looked at.
+        later: the same in later rounds, of the same victims on the same images; empty where one round is looked at.
         models: round by round, as far as they were kept.
         final: after the last round.
         auxiliary: data of the same kind that belongs to no victim and to no candidate.
         candidates: records whose membership is asked about, in random order.
+        suspect: in which client's data; None: in anybody's.
         others: data of the clients that are not looked at, by client number, without the victims' rows.
         labels: the labels of each victim's images, sorted; only where granted.
         lr: learning rate of the round.
@@ -319,6 +322,7 @@ class Observation:
     final: Vector | None = None
     auxiliary: Examples | None = None
     candidates: Examples | None = None
+    suspect: int | None = None
     others: Mapping[int, Examples] | None = None
     labels: tuple[Tensor, ...] | None = None
 

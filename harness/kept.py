@@ -21,9 +21,8 @@ Arrays = dict[str, npt.NDArray[Any]]
 def to_arrays(training: Training, keep: Keep) -> Arrays:
     """The arrays of a training. Shared keys are not among them: they follow from the seed."""
     arrays: Arrays = {
-        # a round whose messages never arrive one by one was asked for, and yet has none
+        # a round after a defence has stopped was asked for, and yet has none
         "asked": np.array(sorted(keep.messages), np.int64),
-        # nor is there a model of a round after a defence has stopped
         "asked models": np.array(sorted(keep.models), np.int64),
         "final": training.final.numpy(),
         "learning_rates": np.array(training.learning_rates),
@@ -35,6 +34,8 @@ def to_arrays(training: Training, keep: Keep) -> Arrays:
     for number, messages in training.messages.items():
         arrays[f"wires {number}"] = np.frombuffer(b"".join(message.wire for message in messages), np.uint8)
         arrays[f"senders {number}"] = np.array([(*m.sender, len(m.wire), m.images, m.steps) for m in messages])
+        others = [(i, *other) for i, message in enumerate(messages) for other in message.others]
+        arrays[f"others {number}"] = np.array(others, np.int64).reshape(-1, 3)
         for sender, samples in training.truth[number].items():
             arrays[f"truth {number} {sender}"] = samples
     return arrays
@@ -72,12 +73,15 @@ def from_arrays(arrays: Mapping[str, npt.NDArray[Any]], setting: Setting, record
             number, sender = map(int, rest.split())
             training.truth.setdefault(number, {})[sender] = array
         elif kind == "senders":
-            training.messages[int(rest)] = _messages(int(rest), array, arrays[f"wires {rest}"].tobytes(), key)
+            wires, others = arrays[f"wires {rest}"].tobytes(), arrays[f"others {rest}"]
+            training.messages[int(rest)] = _messages(int(rest), array, others, wires, key)
     return training
 
 
-def _messages(number: int, senders: npt.NDArray[Any], wires: bytes, key: Key) -> tuple[Message, ...]:
-    """The messages of one round, cut out of their joined bytes."""
+def _messages(
+    number: int, senders: npt.NDArray[Any], others: npt.NDArray[Any], wires: bytes, key: Key
+) -> tuple[Message, ...]:
+    """The messages of one round, cut out of their joined bytes; others: [k, 3] which message, sender, samples."""
     ends = np.cumsum(senders[:, 2])
     return tuple(
         Message(
@@ -87,6 +91,7 @@ def _messages(number: int, senders: npt.NDArray[Any], wires: bytes, key: Key) ->
             client_key(key, number, int(sender)).child("shared"),
             int(images),
             int(steps),
+            tuple(Sender(int(k), int(n)) for which, k, n in others if which == i),
         )
-        for (sender, samples, length, images, steps), end in zip(senders, ends, strict=True)
+        for i, ((sender, samples, length, images, steps), end) in enumerate(zip(senders, ends, strict=True))
     )

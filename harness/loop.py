@@ -38,7 +38,7 @@ class Training:
         feedback: what everybody learned after each round; replays the defence's state.
         learning_rates: of each round.
         models: parameters before the kept rounds.
-        messages: of the kept rounds, in the order of the senders' numbers.
+        messages: of the kept rounds, in the order of the senders' numbers; one of all where the channel adds them up.
         truth: of the kept rounds, by sender, the samples (indices into its data) behind its message.
         message_bytes: mean bytes of a client's message, by round.
         snr_db: mean over a round's messages, by evaluated round; None where decoding was exact.
@@ -240,11 +240,15 @@ class _Run:
             training.snr_db.append(self._snr_db(state, updates, received, who, shared))
         if kept:
             training.truth[number] = {k: _flatten(mine) for k, mine in zip(senders, batches, strict=True)}
-            # only where every sender's message arrives by itself is there a message of one client to look at
-            if not self.defense.superposes:
+            images, steps = [len(_flatten(mine)) for mine in batches], [len(mine) for mine in batches]
+            if self.defense.superposes:
+                sender, *others = who
+                training.messages[number] = (
+                    Message(number, sender, received[0], shared[0], sum(images), max(steps), tuple(others)),
+                )
+            else:
                 training.messages[number] = tuple(
-                    Message(number, sender, wire, common, len(_flatten(mine)), len(mine))
-                    for sender, wire, common, mine in zip(who, received, shared, batches, strict=True)
+                    Message(number, *each) for each in zip(who, received, shared, images, steps, strict=True)
                 )
         return params - lr * mean if self.setting.sends == "gradient" else params + mean
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -102,26 +102,46 @@ def observe(scene: Scene, view: View, target: Target) -> tuple[Observation, Trut
     if target.kind == "members":
         asked = _candidates(scene, target)
         seen = dataclasses.replace(
-            seen,
+            _looking(seen, _traffic(scene, target)),
             candidates=asked.candidates if "candidates" in sees else None,
+            suspect=target.client,
             auxiliary=_auxiliary(scene, asked.test_rows) if "auxiliary" in sees else None,
-            others=_others(scene, asked.rows, frozenset()) if "others" in sees else None,
+            others=_others(scene, asked.rows, frozenset({target.client})) if "others" in sees else None,
         )
         return seen, Truth(is_member=asked.is_member, note=asked.note)
     look = _probes if target.kind == "probe" else _real_messages
     sent = look(scene, target)
-    first, *later = (_through(sighting, sees) for sighting in sent.sightings)
     seen = dataclasses.replace(
-        seen,
-        lr=first.lr,
-        messages=first.messages if "messages" in sees else None,
-        model=first.model if "models" in sees else None,
-        later=tuple(later) if {"messages", "models"} <= sees else (),
+        _looking(seen, sent.sightings),
         auxiliary=scene.test if "auxiliary" in sees else None,
         others=_others(scene, sent.rows, sent.senders) if "others" in sees else None,
         labels=tuple(victim.y.sort().values for victim in sent.victims) if "labels" in sees else None,
     )
     return seen, Truth(sent.victims)
+
+
+def _looking(seen: Observation, sightings: Sequence[Sighting]) -> Observation:
+    """With what its adversary sees of these rounds; unchanged where there is none."""
+    if not sightings:
+        return seen
+    sees = seen.view.sees
+    first, *later = (_through(sighting, sees) for sighting in sightings)
+    return dataclasses.replace(
+        seen,
+        lr=first.lr,
+        messages=first.messages if "messages" in sees else None,
+        model=first.model if "models" in sees else None,
+        later=tuple(later) if {"messages", "models"} <= sees else (),
+    )
+
+
+def _traffic(scene: Scene, target: Target) -> tuple[Sighting, ...]:
+    """Everybody's messages in the rounds that are looked at."""
+    training = scene.training
+    return tuple(
+        Sighting(training.messages.get(number, ()), _snapshot(scene, number), training.learning_rates[number])
+        for number in target.looks_at
+    )
 
 
 def _through(sighting: Sighting, sees: frozenset[str]) -> Sighting:
@@ -245,7 +265,7 @@ def _real_messages(scene: Scene, target: Target) -> _Sent:
     chosen: dict[int, Indices] = {}
     for number in target.looks_at:
         model = _snapshot(scene, number)
-        if number not in training.messages:
+        if number not in training.messages or scene.defense.superposes:
             raise ValueError(f"no single client's message of round {number} reached the receiver, or it was not kept")
         if not chosen:
             found = training.messages[number][: target.count]
@@ -273,25 +293,30 @@ def _candidates(scene: Scene, target: Target) -> _Asked:
     used = np.sort(np.concatenate(list(scene.clients.values())))
     idle = np.setdiff1d(np.arange(len(scene.train.y)), used)
     key = scene.key.child("candidates")
-    if target.count > len(used):
-        raise ValueError(f"expected at most {len(used)} members, got count={target.count}")
-    rows = used[rng.subset(key.child("members"), len(used), target.count)]
-    inside, test_rows = scene.rows(rows), np.empty(0, np.int64)
+    inside, outside = target.count, target.outside or target.count
+    if target.client is not None:
+        if target.client not in scene.clients:
+            raise ValueError(f"there is no client {target.client}: expected less than {len(scene.clients)}")
+        used, key = np.sort(scene.clients[target.client]), key.child("client", target.client)
+    if inside > len(used):
+        raise ValueError(f"expected at most {len(used)} members, got count={inside}")
+    rows = used[rng.subset(key.child("members"), len(used), inside)]
+    taken, test_rows = scene.rows(rows), np.empty(0, np.int64)
     note = "non-members are training samples that no client holds"
-    if len(idle) >= target.count:
-        outside = scene.rows(idle[rng.subset(key.child("others"), len(idle), target.count)])
-    elif target.count < len(scene.test.y):
+    if len(idle) >= outside:
+        others = scene.rows(idle[rng.subset(key.child("others"), len(idle), outside)])
+    elif outside < len(scene.test.y):
         note = "non-members come from the test set: part of the difference may be between the two sets"
-        test_rows = rng.subset(key.child("others"), len(scene.test.y), target.count)
-        outside = Examples(scene.test.x[test_rows], scene.test.y[test_rows])
+        test_rows = rng.subset(key.child("others"), len(scene.test.y), outside)
+        others = Examples(scene.test.x[test_rows], scene.test.y[test_rows])
     else:
         raise ValueError(
-            f"expected count below {len(scene.test.y)} (no idle training samples, and the attacker's own data come "
-            f"from the test set too), got count={target.count}"
+            f"expected fewer than {len(scene.test.y)} non-members (no idle training samples, and the attacker's own "
+            f"data come from the test set too), got {outside}"
         )
-    order = torch.from_numpy(rng.permutation(key.child("order"), 2 * target.count))
-    members = torch.arange(2 * target.count) < target.count
-    x, y = torch.cat([inside.x, outside.x])[order], torch.cat([inside.y, outside.y])[order]
+    order = torch.from_numpy(rng.permutation(key.child("order"), inside + outside))
+    members = torch.arange(inside + outside) < inside
+    x, y = torch.cat([taken.x, others.x])[order], torch.cat([taken.y, others.y])[order]
     return _Asked(Examples(x, y), members[order], rows, test_rows, note)
 
 
@@ -301,7 +326,7 @@ def _auxiliary(scene: Scene, taken: Indices) -> Examples:
     return Examples(scene.test.x[free], scene.test.y[free])
 
 
-def _others(scene: Scene, taken: Indices, senders: frozenset[int]) -> dict[int, Examples]:
+def _others(scene: Scene, taken: Indices, senders: Collection[int | None]) -> dict[int, Examples]:
     """What the clients other than `senders` hold, without the rows that are the victims'."""
     return {
         number: scene.rows(np.setdiff1d(rows, taken)) for number, rows in scene.clients.items() if number not in senders

@@ -123,6 +123,8 @@ def resolve(table: Table, source: str = "study") -> Study:
         last = max(target.looks_at, default=0)
         if last >= federation.rounds:
             problems.append(f"attacks.target.round: looks at round {last}, expected less than {federation.rounds}")
+        if (target.client or 0) >= federation.clients:
+            problems.append(f"attacks.target.client: got {target.client}, expected less than {federation.clients}")
     if problems:
         raise StudyError(source, problems)
     cells = [
@@ -206,6 +208,9 @@ def _attack(table: Table, threats: list[str]) -> tuple[PartSpec, Target, tuple[s
         raise ParameterError(name, [(f"target.{path}" if path else "target", text) for path, text in found]) from error
     if (target.kind == "members") != (built.kind == "membership"):
         raise ValueError(f"target.kind: got {target.kind!r}, which does not go with a {built.kind} attack")
+    looks = sorted(built.needs & {"messages", "models"})
+    if looks and target.round is None:
+        raise ValueError(f"target.round: attack {name!r} looks at {' and '.join(looks)}; say from which round on")
     views = []
     for text in [table["threat"]] if "threat" in table else threats:
         view = View.parse(text)

@@ -132,7 +132,7 @@ def training_suffices(spec: TrainingSpec, keep: Keep, store: Store) -> bool:
 def keep_for(cells: list[Cell]) -> Keep:
     """What a training must keep for these cells."""
     rounds = frozenset(number for cell in cells for number in cell.target.looks_at)
-    real = frozenset(number for cell in cells if cell.target.kind == "messages" for number in cell.target.looks_at)
+    real = frozenset(number for cell in cells if cell.target.kind != "probe" for number in cell.target.looks_at)
     return Keep(models=rounds, messages=real)
 
 

@@ -17,6 +17,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _CELL = ("cell", "status", "data", "model", "algorithm", "clients", "rounds", "defense", "attack", "threat")
 _TARGET = (
     *("target", "target_round", "target_rounds", "target_count", "target_batch", "target_users"),
+    *("target_client", "target_outside"),
     *("seed", "accuracy", "seconds", "flags", "reason"),
 )
 _CLAIM = ("epsilon", "delta", "unit", "relation", "against", "verdict", "reason")
@@ -99,6 +100,8 @@ def _fields(analysis: Analysis, cell: Cell, metrics: list[str]) -> list[Scalar]:
         target.count,
         target.batch,
         target.users,
+        target.client,
+        target.outside,
         spec.seed,
         None if training is None else last_accuracy(training),
         run.seconds.get(cell_id),

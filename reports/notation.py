@@ -138,13 +138,14 @@ def metric(name: str) -> str:
 
 
 def where(target: Target) -> str:
-    """What an attack is aimed at: `probe, round 0`, `probe, rounds 2 to 5`, `members`."""
+    """What an attack is aimed at: `probe, round 0`, `probe, rounds 2 to 5`, `members of client 3, rounds 0 to 9`."""
+    kind = target.kind if target.client is None else f"{target.kind} of client {target.client}"
     if target.round is None:
-        return target.kind
+        return kind
     last = f" to {target.round + target.rounds - 1}" if target.rounds > 1 else ""
     batch = f", batch {target.batch}" if target.batch > 1 else ""
     users = f", {target.users} users at once" if target.users > 1 else ""
-    return f"{target.kind}, round{'s' if last else ''} {target.round}{last}{batch}{users}"
+    return f"{kind}, round{'s' if last else ''} {target.round}{last}{batch}{users}"
 
 
 def epsilon(claims: Sequence[ClaimRecord], digits: int = 4) -> str:

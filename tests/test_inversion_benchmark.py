@@ -190,7 +190,7 @@ def test_a_missing_device_is_said(capsys):
 
 @pytest.mark.slow
 def test_double_precision_finds_a_photograph_before_which_single_stalls(monkeypatch):
-    eight = victims.photographs(8, 8, inversion.KEY.child("loops", 8))
+    eight = victims.photographs(8, 100, inversion.KEY.child("loops", 100))
     way, recovered = inversion.attack("dlg", {"restarts": 1}), []
     for near in (0.0, 1e-5):
         monkeypatch.setattr(_matching, "_NEAR", near)

@@ -121,9 +121,11 @@ def test_feedback_tells_the_losses_of_the_model_before_and_after_the_round():
     assert [(item.before, item.after) for item in training.feedback] == list(itertools.pairwise(losses))
 
 
-def test_a_channel_that_adds_hands_over_no_single_message():
+def test_a_channel_that_adds_hands_over_one_message_of_all():
     training = go(FederationSpec(clients=5, rounds=2, batch=4), Summing(), keep=Keep(messages=frozenset({1})))
-    assert 1 not in training.messages
+    (message,) = training.messages[1]
+    assert message.users == 5
+    assert [message.sender.number, *(other.number for other in message.others)] == [0, 1, 2, 3, 4]
     assert training.snr_db == [None, None]
 
 

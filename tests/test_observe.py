@@ -146,6 +146,36 @@ def test_members_are_held_by_clients_and_the_others_by_nobody():
     assert "no client holds" in truth.note
 
 
+def test_membership_in_one_clients_data_is_asked_of_its_records_alone():
+    target = Target(kind="members", client=2, count=10, outside=15)
+    seen, truth = observe(scene(), View(Threat.COLLUDING_SERVER), target)
+    mine = TRAIN.x[torch.as_tensor(CLIENTS[2])].flatten(1)
+    for x, member in zip(seen.candidates.x.flatten(1), truth.is_member, strict=True):
+        assert ((mine - x).abs().sum(1).min() == 0) == member
+    assert (int(truth.is_member.sum()), len(truth.is_member)) == (10, 25)
+    assert seen.suspect == 2
+    assert set(seen.others) == {0, 1, 3}
+
+
+@pytest.mark.parametrize("threat", list(Threat))
+def test_who_asks_for_membership_may_look_at_everybodys_messages_round_by_round(threat):
+    seen, _ = observe(scene(), View(threat), Target(kind="members", count=5, round=1))
+    sees = SEES[threat]
+    assert (seen.messages is not None) == ("messages" in sees)
+    if seen.messages is not None:
+        assert [message.sender.number for message in seen.messages] == [0, 1, 2, 3]
+        assert seen.model.round == 1
+        assert all((message.shared is not None) == ("shared" in sees) for message in seen.messages)
+
+
+def test_where_the_channel_adds_the_round_has_one_message_of_all():
+    seen, _ = observe(scene(Summing()), View(Threat.SERVER), Target(kind="members", count=5, round=1))
+    (message,) = seen.messages
+    assert [message.sender.number, *(other.number for other in message.others)] == [0, 1, 2, 3]
+    assert message.users == 4
+    assert message.images == 16
+
+
 def test_without_idle_samples_non_members_come_from_the_test_set_and_the_note_says_so():
     seen, truth = observe(scene(), View(Threat.PUBLIC), Target(kind="members", count=30))
     assert "test set" in truth.note
@@ -162,7 +192,9 @@ def test_without_idle_samples_non_members_come_from_the_test_set_and_the_note_sa
         (Target(kind="messages", round=1, count=5), "expected at most 4 messages in round 1, got count=5"),
         (Target(kind="messages", round=2, count=1), "message of round 2 reached the receiver, or it was not kept"),
         (Target(kind="members", count=41), "expected at most 40 members, got count=41"),
-        (Target(kind="members", count=40), "expected count below 40"),
+        (Target(kind="members", count=40), "expected fewer than 40 non-members"),
+        (Target(kind="members", client=4), "there is no client 4: expected less than 4"),
+        (Target(kind="members", client=1, count=11), "expected at most 10 members, got count=11"),
     ],
 )
 def test_a_target_that_is_not_there_is_refused(target, said):

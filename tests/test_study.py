@@ -89,6 +89,14 @@ def test_everything_wrong_is_said_at_once_with_path_value_and_expectation():
             {"attacks": [{"name": ECHO, "target": {"round": -1}}]},
             "attacks[0].target: expected round >= 0, got round=-1",
         ),
+        (
+            {"attacks": [{"name": "membership-loss", "target": {"client": 99}}]},
+            "attacks[0].target: expected no client and no outside with kind='probe'",
+        ),
+        (
+            {"attacks": [{"name": "membership-loss", "target": {"kind": "members", "client": 99}}]},
+            "attacks.target.client: got 99, expected less than",
+        ),
         ({"attacks": [{"name": ECHO, "target": {"kind": "members"}}]}, "does not go with a reconstruction attack"),
         ({"threats": ["sever"]}, "no threat 'sever'; known: server"),
         ({"threats": ["server+names"]}, "no grant 'names' in 'server+names'; known: labels"),
@@ -187,10 +195,26 @@ def test_an_impossible_federation_is_refused(changes, said):
 def test_a_target_fills_in_its_round():
     assert Target().round == 0
     assert Target(kind="members").round is None
-    with pytest.raises(ValueError, match="no round, rounds, batch and users"):
-        Target(kind="members", round=1)
+    assert Target(kind="members", round=1, rounds=3).looks_at == range(1, 4)
+    assert Target(kind="members", count=5).outside == 5
     with pytest.raises(ValueError, match="count >= 1"):
         Target(count=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kind": "members", "rounds": 2}, "expected a round to start from with rounds"),
+        ({"kind": "members", "batch": 2}, "expected no batch and no users with kind='members'"),
+        ({"client": 1}, "expected no client and no outside with kind='probe'"),
+        ({"kind": "members", "client": -1}, "expected client >= 0, got client=-1"),
+        ({"kind": "members", "outside": 0}, "expected outside >= 1, got outside=0"),
+        ({"round": -1}, "expected round >= 0, got round=-1"),
+    ],
+)
+def test_an_impossible_target_is_refused(changes, said):
+    with pytest.raises(ValueError, match=said):
+        Target(**changes)
 
 
 def test_a_label_names_what_was_set():
