@@ -37,7 +37,7 @@ from harness.cascade import Quantizes, Rounded
 from harness.checks import check_update, positive
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import pack_levels, unpack_levels, width_of
-from harness.contract import Defense, Likelihood, MessageError, Sender, Setting
+from harness.contract import Defense, Likelihood, MessageError, Parts, Sender, Setting
 from harness.rng import Key
 from harness.vec import Vector
 
@@ -143,6 +143,10 @@ class Dithered(Defense[None, None]):
         Args:
             dithered: the values are without their dither, which is known; else the middles of the levels.
         """
+
+    def parts(self, setting: Setting) -> Parts:
+        """Of the first tensor."""
+        return self.scaling.parts(setting.layout)
 
     def encode(
         self, state: None, memory: None, update: Vector, *, sender: Sender, private: Key, shared: Key, setting: Setting

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from harness.checks import positive
-from harness.contract import MessageError
+from harness.contract import MessageError, Parts
 from harness.vec import Layout, Vector
 
 Mode = Literal["tensor", "vector", "public"]
@@ -62,6 +62,13 @@ class Scaling:
     def count(self, layout: Layout) -> int:
         """Numbers, padding included."""
         return sum(self.lanes * -(-size // self.lanes) for size in self._sizes(layout))
+
+    def parts(self, layout: Layout) -> Parts:
+        """The sub-vectors of the first piece that are whole: columns of its L rows."""
+        size = self._sizes(layout)[0]
+        columns = -(-size // self.lanes)
+        index = torch.arange(self.lanes * columns).reshape(self.lanes, columns).T
+        return Parts(index[(index < size).all(1)], self.mode != "public")
 
     def normalize(self, update: Vector, layout: Layout) -> tuple[bytes, Tensor]:
         """The header, and the numbers [count] float32."""

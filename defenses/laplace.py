@@ -19,7 +19,7 @@ from harness.cascade import Perturbs, Rounded, split_message
 from harness.checks import check_update, positive
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import pack_float32
-from harness.contract import Defense, Likelihood, Sender, Setting
+from harness.contract import Defense, Likelihood, Parts, Sender, Setting
 from harness.rng import Key
 from harness.threats import Threat
 from harness.vec import Vector
@@ -90,6 +90,10 @@ class Laplace(Defense[None, None], Perturbs):
     def noise_variance(self, setting: Setting) -> float:
         """2 b^2, in squared bounds."""
         return 2 * (self.noise_scale / self._bound) ** 2
+
+    def parts(self, setting: Setting) -> Parts:
+        """Of the first tensor."""
+        return self._scaling.parts(setting.layout)
 
     def encode(
         self, state: None, memory: None, update: Vector, *, sender: Sender, private: Key, shared: Key, setting: Setting

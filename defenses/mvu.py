@@ -17,7 +17,7 @@ from harness.accounting import Pure, repeat
 from harness.checks import check_update, positive
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import pack_levels, unpack_levels
-from harness.contract import Defense, Likelihood, MessageError, Sender, Setting
+from harness.contract import Defense, Likelihood, MessageError, Parts, Sender, Setting
 from harness.rng import Key
 from harness.threats import Threat
 from harness.vec import Vector
@@ -67,6 +67,10 @@ class MVU(Defense[Design, None]):
     def init(self, setting: Setting) -> Design:
         """The channel, which everybody can work out."""
         return design(self.epsilon, self.bits, self.bits)
+
+    def parts(self, setting: Setting) -> Parts:
+        """Of the first tensor."""
+        return self._scaling.parts(setting.layout)
 
     def encode(
         self,

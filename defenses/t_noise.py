@@ -22,7 +22,7 @@ from harness.cascade import Perturbs, Rounded, split_message
 from harness.checks import check_update, positive
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import pack_float32
-from harness.contract import Defense, Likelihood, Sender, Setting
+from harness.contract import Defense, Likelihood, Parts, Sender, Setting
 from harness.rng import Key
 from harness.threats import Threat
 from harness.vec import Vector
@@ -98,6 +98,10 @@ class TNoise(Defense[None, None], Perturbs):
         above, below = (special.stdtr(self.noise.nu, (x - thresholds) / std) for x in (1.0, -1.0))
         # raising the smaller of two chances keeps their ratio a lower bound
         return float(np.log(above / np.maximum(below, 1e-300)).max())
+
+    def parts(self, setting: Setting) -> Parts:
+        """Of the first tensor."""
+        return self._scaling.parts(setting.layout)
 
     def encode(
         self, state: None, memory: None, update: Vector, *, sender: Sender, private: Key, shared: Key, setting: Setting

@@ -85,6 +85,12 @@ def delta(event: Event | None, epsilon: float) -> float:
     return 1.0 if event is None else _law(event).delta(epsilon)
 
 
+def is_gaussian(event: Event | None) -> bool:
+    """Whether the law is that of N(0, 1) against N(mu, 1) for a finite mu."""
+    law = None if event is None else _law(event)
+    return isinstance(law, _Gaussian) and math.isfinite(law.mu)
+
+
 def repeat(event: Event, rounds: int) -> Event:
     """`event`, `rounds` times, adaptively.
 

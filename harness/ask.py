@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness import registry
 from harness.cell import Scalar
@@ -15,6 +15,8 @@ from harness.contract import Defense, Feedback, Setting
 from harness.errors import StudyError
 from harness.registry import ParameterError
 from harness.result import ClaimRecord, ProofRecord
+from harness.rng import Key
+from harness.threats import Threat
 from harness.vec import Layout
 
 _ROUNDS = 200
@@ -33,6 +35,18 @@ _SETTING = {
 """Of a claim that no study is behind: CEPAM's experiment on MNIST with its MLP."""
 
 
+_SMALL = {**_SETTING, "dim": 36, "clients": 3, "participants": 3, "samples": 20, "steps": 1, "batch": 0, "lr": 0.1}
+"""Of an audit: what is small is quick, and a bound for a small model is one for the mechanism."""
+
+
+class Asked(NamedTuple):
+    """A defence in a federation, and the public state of each round."""
+
+    defense: Defense[Any, Any]
+    setting: Setting
+    history: list[Any]
+
+
 def ask(
     name: str, parameters: dict[str, Scalar], setting: dict[str, Scalar], rounds: int | None, delta: float | None
 ) -> dict[str, Any]:
@@ -47,6 +61,90 @@ def ask(
         UnknownNameError: no such defence.
         StudyError: parameters, setting, rounds or delta that make no sense: all problems of one kind at once.
     """
+    defense, public, history = _prepare(name, parameters, setting, rounds, delta, _SETTING)
+    try:
+        record = record_claim(defense.claim(history, public), delta)
+    except ValueError as error:
+        raise StudyError(name, [str(error)]) from error
+    return _described(name, defense, public) | _plain(record)
+
+
+def ask_audit(
+    name: str,
+    parameters: dict[str, Scalar],
+    setting: dict[str, Scalar],
+    rounds: int | None,
+    *,
+    trials: int,
+    confidence: float,
+    threat: str | None,
+    seed: int,
+) -> dict[str, Any]:
+    """What `ask` tells, with an audit under it: the key `audited`, and the verdict of both.
+
+    Args:
+        setting: what differs from `_SMALL`.
+        threat: who looks; by default the adversary of the claim who sees most.
+
+    Raises:
+        UnknownNameError, StudyError: as `ask`.
+    """
+    from harness.audit import audit, verdict, watcher
+    from harness.trials import Mechanism
+
+    problems = [] if trials >= 1 else [f"trials: got {trials}, expected at least 1"]
+    if not 0 < confidence < 1:
+        problems.append(f"confidence: got {confidence}, expected 0 < confidence < 1")
+    known = [one.value for one in Threat]
+    if threat is not None and threat not in known:
+        problems.append(f"threat: got {threat!r}, known: {', '.join(known)}")
+    if problems:
+        raise StudyError("audit", problems)
+    defense, public, history = _prepare(name, parameters, setting, rounds, None, _SMALL)
+    try:
+        claim = defense.claim(history, public)
+        looks = watcher(claim) if threat is None else Threat(threat)
+        mechanism = Mechanism(defense, public, tuple(history), looks)
+        found = audit(mechanism, claim, trials, confidence, Key(seed, ("audit",)))
+    except ValueError as error:
+        raise StudyError(name, [str(error)]) from error
+    judged, reason = verdict(claim, found)
+    plain = _plain(record_claim(claim))
+    plain["audited"] = {
+        "epsilon_lower": _epsilon(found.epsilon_lower),
+        "delta": found.delta,
+        "unit": claim.unit.value,
+        "confidence": found.confidence,
+        "trials": found.trials,
+        "distinguisher": found.distinguisher,
+        "pair": found.pair,
+        "threat": found.threat.value,
+        "method": found.method,
+        "any_mechanism": _epsilon(found.any_mechanism),
+        "true_positives": found.counts.true_positives,
+        "false_positives": found.counts.false_positives,
+    }
+    return _described(name, defense, public) | plain | {"verdict": judged.value, "reason": reason}
+
+
+def _described(name: str, defense: Defense[Any, Any], setting: Setting) -> dict[str, Any]:
+    """What was asked about."""
+    return {
+        "defense": name,
+        "parameters": defense.parameters(),
+        "setting": {key: getattr(setting, key) for key in (*_SETTING, "rounds")},
+    }
+
+
+def _prepare(
+    name: str,
+    parameters: dict[str, Scalar],
+    setting: dict[str, Scalar],
+    rounds: int | None,
+    delta: float | None,
+    usual: dict[str, Any],
+) -> Asked:
+    """The defence, its setting and the states of its rounds; all problems of one kind at once."""
     try:
         defense: Defense[Any, Any] = registry.build("defense", name, parameters)
     except ParameterError as error:
@@ -57,19 +155,13 @@ def ask(
     problems = [] if rounds >= 1 else [f"rounds: got {rounds}, expected at least 1"]
     if delta is not None and not 0 <= delta < 1:
         problems.append(f"delta: got {delta}, expected 0 <= delta < 1")
-    public = _setting(setting, rounds, problems)
+    public = _setting(setting, rounds, problems, usual)
     if problems:
         raise StudyError("claim", problems)
     try:
-        record = record_claim(defense.claim(_history(defense, public), public), delta)
+        return Asked(defense, public, _history(defense, public))
     except ValueError as error:
         raise StudyError(name, [str(error)]) from error
-    return {
-        "defense": name,
-        "parameters": defense.parameters(),
-        "setting": {key: getattr(public, key) for key in (*_SETTING, "rounds")},
-        **_plain(record),
-    }
 
 
 def assignments(texts: Iterable[str], option: str) -> dict[str, Scalar]:
@@ -101,9 +193,9 @@ def _value(text: str) -> Scalar:
     return value if isinstance(value, bool | int | float) else text
 
 
-def _setting(given: dict[str, Scalar], rounds: int, problems: list[str]) -> Setting:
+def _setting(given: dict[str, Scalar], rounds: int, problems: list[str], usual: dict[str, Any]) -> Setting:
     """The public setting, with what is wrong added to the problems."""
-    table: dict[str, Any] = dict(_SETTING)
+    table = dict(usual)
     for key, value in given.items():
         if key not in table:
             problems.append(f"setting.{key}: unknown key, known: {', '.join(table)}")

@@ -12,7 +12,7 @@ from torch import Tensor
 from harness.accounting import Pure, repeat
 from harness.claim import Claim, Proof
 from harness.codec import pack_float32, unpack_float32
-from harness.contract import Defense, Likelihood, MessageError, Sender, Setting
+from harness.contract import Defense, Likelihood, MessageError, Parts, Sender, Setting
 from harness.rng import Key
 from harness.vec import Vector
 
@@ -132,6 +132,10 @@ class Cascade(Defense[None, None]):
         """The second, as what it is."""
         assert isinstance(self.second, Quantizes)
         return self.second
+
+    def parts(self, setting: Setting) -> Parts:
+        """Of the first."""
+        return self.first.parts(setting)
 
     def encode(
         self, state: None, memory: None, update: Vector, *, sender: Sender, private: Key, shared: Key, setting: Setting

@@ -217,6 +217,43 @@ def claim(
     _print_claim(found)
 
 
+@app.command()
+def audit(
+    defense: Annotated[str, typer.Argument(help="Name of a defence, or of two as in laplace+sdq.")],
+    set_: Annotated[list[str] | None, typer.Option("--set", help="A parameter, as key=value; may be repeated.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds that a trial covers, and the claim.")] = None,
+    trials: Annotated[int, typer.Option(help="Trials with each of the two inputs.")] = 1000,
+    confidence: Annotated[float, typer.Option(help="Of the lower bound.")] = 0.95,
+    threat: Annotated[
+        str | None, typer.Option(help="Who looks; default the adversary of the claim who sees most.")
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(help="Of the federation, as key=value: dim, clients, participants, samples, steps, batch, lr."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a defence on two neighbouring inputs many times: a measured lower bound under its claim."""
+    from harness.ask import ask_audit, assignments
+
+    with _usage_errors():
+        found = ask_audit(
+            defense,
+            assignments(set_ or [], "--set"),
+            assignments(setting or [], "--setting"),
+            rounds,
+            trials=trials,
+            confidence=confidence,
+            threat=threat,
+            seed=seed,
+        )
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    _print_claim(found)
+
+
 def _print_claim(found: dict[str, Any]) -> None:
     """Claimed, proved and the verdict, for people."""
     claimed, proved = found["claimed"], found["proved"]
@@ -232,9 +269,22 @@ def _print_claim(found: dict[str, Any]) -> None:
             f"  {label:<8} epsilon {epsilon} a {row['unit']}, delta {row['delta']:g}, {claimed['horizon']}{to}"
             f"{f' ({how})' if how else ''}{note}"
         )
+    if "audited" in found:
+        _print_audited(found["audited"])
     for text in claimed["assumes"]:
         typer.echo(f"  assumes  {text}")
     typer.echo(f"  {found['verdict']}: {found['reason']}")
+
+
+def _print_audited(row: dict[str, Any]) -> None:
+    """What was measured, and how."""
+    epsilon = row["epsilon_lower"] if row["epsilon_lower"] == "inf" else f"{row['epsilon_lower']:.4g}"
+    sure = "" if row["method"] == "Clopper-Pearson" else f"; {row['any_mechanism']:.4g} without taking it for Gaussian"
+    typer.echo(
+        f"  audited  epsilon >= {epsilon} a {row['unit']}, delta {row['delta']:g}, confidence {row['confidence']:g}, "
+        f"by {row['threat']} ({row['method']}{sure}; {row['distinguisher']}, {row['pair']}; "
+        f"{row['true_positives']} of {row['trials']} right on input 1, {row['false_positives']} wrong on input 0)"
+    )
 
 
 def _adversaries(names: list[str]) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from harness.claim import Claim, Horizon
@@ -116,6 +117,19 @@ class LocalRule(NamedTuple):
     poisson: bool = False
 
 
+class Parts(NamedTuple):
+    """What a claim for a coordinate or a sub-vector calls one.
+
+    Attributes:
+        places: [k, n] int64, the coordinates of the first tensor's k whole sub-vectors of n.
+        self_scaled: whether a norm of the update, sent beside it, is the unit of its numbers. The claim is then for
+            updates of one norm and mean whose numbers lie in [-1, 1], or in the unit disc.
+    """
+
+    places: Tensor
+    self_scaled: bool = False
+
+
 class Likelihood(Protocol):
     """-log p(received | update) up to a constant, differentiable in the update."""
 
@@ -166,6 +180,10 @@ class Defense(ABC, Generic[S, M]):
     def step_noise(self, setting: Setting) -> float:
         """Standard deviation of the noise in each local step's sum of gradients, in units of the rule's clip."""
         return 0.0
+
+    def parts(self, setting: Setting) -> Parts:
+        """The sub-vectors of an update: single coordinates, unless the defence says otherwise."""
+        return Parts(torch.arange(setting.dim)[:, None])
 
     def init(self, setting: Setting) -> S:
         """The public state before round 0."""

@@ -1,0 +1,211 @@
+"""Audits: a measured lower bound under a claim of differential privacy.
+
+Pilot trials choose the pair of inputs, the distinguisher and its threshold; fresh trials are counted. So the bound
+holds whatever the pilot chose.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness import accounting
+from harness.bounds import Counts, count, epsilon_lower, gaussian_epsilon_lower, split_threshold
+from harness.claim import Claim, Verdict, judge
+from harness.rng import Key
+from harness.stats import Numbers
+from harness.threats import Threat
+from harness.trials import Inputs, Mechanism, Trace, pairs
+
+_PILOT = 1 / 3
+"""Trials a side of the pilot, for each pair, as a share of those that are counted."""
+
+_LEAST = 20
+"""Pilot trials a side, at least."""
+
+_TOGETHER = 512
+"""Coordinates whose covariance is told; of more, the variances alone."""
+
+_ORDER = (Threat.SERVER, Threat.COLLUDING_SERVER, Threat.EAVESDROPPER, Threat.PARTICIPANT, Threat.PUBLIC)
+
+
+class Way(NamedTuple):
+    """How an audit tells input 1 from input 0: chosen by the pilot.
+
+    weights: [d] of what messages tell; None: the likelihood ratio.
+    """
+
+    inputs: Inputs
+    distinguisher: str
+    weights: Tensor | None
+    threshold: float
+
+    def scores(self, trace: Trace) -> Numbers:
+        """[n], higher for input 1."""
+        if self.weights is None:
+            assert trace.loss is not None
+            return np.asarray(trace.loss.numpy(), np.float64)
+        return np.asarray((trace.told.double() @ self.weights).numpy(), np.float64)
+
+
+@dataclass(frozen=True)
+class Audited:
+    """What an audit found.
+
+    Attributes:
+        epsilon_lower: with this confidence, the mechanism's epsilon at `delta` is no smaller.
+        method: `Clopper-Pearson`, or `Gaussian trade-off` where the mechanism is known to be Gaussian.
+        any_mechanism: the bound by Clopper-Pearson, whatever the mechanism.
+        trials: counted, with each of the two inputs.
+        distinguisher: `likelihood ratio`, or `linear` in what the messages tell.
+        pair: which neighbours.
+        threat: who looks.
+    """
+
+    epsilon_lower: float
+    delta: float
+    confidence: float
+    trials: int
+    distinguisher: str
+    pair: str
+    threat: Threat
+    method: str
+    any_mechanism: float
+    counts: Counts
+
+
+def watcher(claim: Claim) -> Threat:
+    """Against whom a claim is audited: of its adversaries, the one who sees most; a server where it names none."""
+    against = claim.against or frozenset({Threat.SERVER})
+    return next(threat for threat in _ORDER if threat in against)
+
+
+def audit(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, key: Key) -> Audited:
+    """A lower bound of the epsilon of the claim's unit, at the claim's delta.
+
+    Args:
+        trials: counted, with each of the two inputs.
+
+    Guarantees:
+        Above the true epsilon with probability at most 1 - confidence. Where the claim's proof is a composition of
+        Gaussians the bound takes the mechanism for one; `any_mechanism` does not.
+
+    Raises:
+        ValueError: fewer than one trial, or confidence outside (0, 1).
+    """
+    if trials < 1:
+        raise ValueError(f"expected trials >= 1, got trials={trials}")
+    # no Gaussian has an epsilon at delta = 0
+    gaussian = claim.delta > 0 and accounting.is_gaussian(claim.proved.event)
+    way = _pilot(mechanism, claim, gaussian, max(_LEAST, math.ceil(_PILOT * trials)), confidence, key.child("pilot"))
+    zeros, ones = (way.scores(mechanism.run(way.inputs, bit, trials, key.child("counted", bit))) for bit in (0, 1))
+    counts = count(zeros, ones, way.threshold)
+    sure = epsilon_lower(counts, claim.delta, confidence)
+    # one threshold for both: they rest on the same two events
+    best = max(sure, gaussian_epsilon_lower(counts, claim.delta, confidence)) if gaussian else sure
+    return Audited(
+        epsilon_lower=best,
+        delta=claim.delta,
+        confidence=confidence,
+        trials=trials,
+        distinguisher=way.distinguisher,
+        pair=way.inputs.name,
+        threat=mechanism.threat,
+        method="Gaussian trade-off" if gaussian else "Clopper-Pearson",
+        any_mechanism=sure,
+        counts=counts,
+    )
+
+
+def verdict(claim: Claim, audited: Audited) -> tuple[Verdict, str]:
+    """What becomes of a claim that was audited, and why.
+
+    | | verdict |
+    |---|---|
+    | nothing is claimed, or nothing against this adversary | NOTHING PROMISED |
+    | the audit is above the claim | BROKEN |
+    | else | as `claim.judge` has it |
+
+    An audit above what is proved says, but for its error rate, that the code does not draw from the law of the proof.
+    """
+    judged = judge(claim)
+    said = f"Audited above {audited.epsilon_lower:.4g} with {audited.trials} trials an input"
+    if contradicts(claim, audited):
+        said += ", which is above what is proved: the code does not draw from that law, or this is the audit's error"
+    if audited.threat not in claim.against:
+        why = judged.reason if not claim.against else f"nothing is claimed against {audited.threat.value}."
+        return Verdict.NOTHING_PROMISED, f"{why} {said}."
+    found = Verdict.BROKEN if audited.epsilon_lower > claim.epsilon else judged.verdict
+    return found, f"{judged.reason} {said}."
+
+
+def contradicts(claim: Claim, audited: Audited) -> bool:
+    """Whether the audit is above what is proved for the same unit and adversary; False where nothing is."""
+    named = [proof for proof in claim.further if proof.unit is claim.unit and audited.threat in proof.against]
+    if audited.threat in claim.against or not claim.against:
+        # a proof that found its pair by search is attained, but may be exceeded up to one that is not attained
+        named = [proof for proof in named if not proof.tight] or [claim.proved]
+    least = min((proof.epsilon(claim.delta) for proof in named), default=math.inf)
+    return audited.epsilon_lower > least * (1 + 1e-9)
+
+
+def _pilot(mechanism: Mechanism, claim: Claim, gaussian: bool, trials: int, confidence: float, key: Key) -> Way:
+    """The way that does best on trials that are not counted; half of them fit the linear distinguisher."""
+    best: tuple[float, float, Way] | None = None
+    neighbours = pairs(mechanism.defense, mechanism.setting, claim.unit, claim.relation, key.child("pairs"))
+    for number, inputs in enumerate(neighbours):
+        zero, one = (mechanism.run(inputs, bit, 2 * trials, key.child(number, bit)) for bit in (0, 1))
+        for name, weights in _distinguishers(zero, one, trials):
+            way = Way(inputs, name, weights, 0.0)
+            low, high = way.scores(zero)[trials:], way.scores(one)[trials:]
+            threshold = _middle(low, high) if gaussian else split_threshold(low, high, claim.delta, confidence)
+            told = count(low, high, threshold)
+            # beside the bound, how far apart the two are: tells ways apart that all bound nothing, or all they can
+            found = (epsilon_lower(told, claim.delta, confidence), _separation(low, high))
+            if best is None or found > best[:2]:
+                best = (*found, way._replace(threshold=threshold))
+    assert best is not None
+    return best[2]
+
+
+def _distinguishers(zero: Trace, one: Trace, fit: int) -> list[tuple[str, Tensor | None]]:
+    """The likelihood ratio, where messages are seen, and a linear one fitted to the first `fit` trials of each side.
+
+    Fisher's discriminant, its covariance pulled towards a multiple of one: there may be fewer trials than coordinates.
+    """
+    found: list[tuple[str, Tensor | None]] = [] if zero.loss is None else [("likelihood ratio", None)]
+    a, b = zero.told[:fit].double(), one.told[:fit].double()
+    move = b.mean(0) - a.mean(0)
+    spread = torch.cat([a - a.mean(0), b - b.mean(0)])
+    if bool(move.any()) and bool(torch.isfinite(spread).all()):
+        variance = spread.square().mean(0)
+        ridge = 0.1 * variance.mean() + 1e-12 * move.square().mean()
+        weights = move / (variance + ridge)
+        if len(move) <= _TOGETHER:
+            covariance = spread.T @ spread / len(spread)
+            weights = torch.linalg.solve(covariance + ridge * torch.eye(len(move), dtype=torch.float64), move)
+        found.append(("linear", weights / weights.norm()))
+    return found
+
+
+def _middle(low: Numbers, high: Numbers) -> float:
+    """Half-way between the means; infinite scores count as the largest finite ones."""
+    return (float(np.mean(_finite(low))) + float(np.mean(_finite(high)))) / 2
+
+
+def _separation(low: Numbers, high: Numbers) -> float:
+    """Difference of the means in units of the spread."""
+    a, b = _finite(low), _finite(high)
+    spread = math.sqrt((float(np.var(a)) + float(np.var(b))) / 2)
+    gap = float(np.mean(b)) - float(np.mean(a))
+    return gap / spread if spread > 0 else math.copysign(math.inf, gap) if gap else 0.0
+
+
+def _finite(scores: Numbers) -> Numbers:
+    """Infinite entries as large finite ones."""
+    return np.nan_to_num(scores, posinf=1e300**0.5, neginf=-(1e300**0.5))
