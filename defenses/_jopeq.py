@@ -37,9 +37,9 @@ from harness.cascade import Quantizes, Rounded
 from harness.checks import check_update, positive
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import pack_levels, unpack_levels, width_of
-from harness.contract import Defense, Likelihood, MessageError, Parts, Sender, Setting
+from harness.contract import Defense, Likelihood, MessageError, Sender, Setting
 from harness.rng import Key
-from harness.vec import Vector
+from harness.vec import Parts, Vector
 
 Radius: TypeAlias = Literal["reference", "paper"] | float
 """gamma by the rule of the reference code, by that of the text, or as a number; the step of a number is the reference

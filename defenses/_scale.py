@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from harness.checks import positive
-from harness.contract import MessageError, Parts
-from harness.vec import Layout, Vector
+from harness.contract import MessageError
+from harness.vec import Layout, Parts, Vector
 
 Mode = Literal["tensor", "vector", "public"]
 

@@ -17,10 +17,10 @@ from harness.accounting import Pure, repeat
 from harness.checks import check_update, positive
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import pack_levels, unpack_levels
-from harness.contract import Defense, Likelihood, MessageError, Parts, Sender, Setting
+from harness.contract import Defense, Likelihood, MessageError, Sender, Setting
 from harness.rng import Key
 from harness.threats import Threat
-from harness.vec import Vector
+from harness.vec import Parts, Vector
 
 _LEAST = 1e-30
 """Of a probability in the likelihood: keeps its logarithm and gradient within float32."""

@@ -22,10 +22,10 @@ from harness.cascade import Perturbs, Rounded, split_message
 from harness.checks import check_update, positive
 from harness.claim import Claim, Horizon, Proof, Relation, Unit
 from harness.codec import pack_float32
-from harness.contract import Defense, Likelihood, Parts, Sender, Setting
+from harness.contract import Defense, Likelihood, Sender, Setting
 from harness.rng import Key
 from harness.threats import Threat
-from harness.vec import Vector
+from harness.vec import Parts, Vector
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from harness import accounting
 from harness.bounds import Counts, count, epsilon_lower, gaussian_epsilon_lower, split_threshold
 from harness.claim import Claim, Verdict, judge
+from harness.distinguish import Distinguisher, distinguishers
 from harness.rng import Key
 from harness.stats import Numbers
 from harness.threats import Threat
-from harness.trials import Inputs, Mechanism, Trace, pairs
+from harness.trials import Inputs, Mechanism, pairs
 
 _PILOT = 1 / 3
 """Trials a side of the pilot, for each pair, as a share of those that are counted."""
@@ -28,29 +27,15 @@ _PILOT = 1 / 3
 _LEAST = 20
 """Pilot trials a side, at least."""
 
-_TOGETHER = 512
-"""Coordinates whose covariance is told; of more, the variances alone."""
-
 _ORDER = (Threat.SERVER, Threat.COLLUDING_SERVER, Threat.EAVESDROPPER, Threat.PARTICIPANT, Threat.PUBLIC)
 
 
 class Way(NamedTuple):
-    """How an audit tells input 1 from input 0: chosen by the pilot.
-
-    weights: [d] of what messages tell; None: the likelihood ratio.
-    """
+    """How an audit tells input 1 from input 0: chosen by the pilot."""
 
     inputs: Inputs
-    distinguisher: str
-    weights: Tensor | None
+    distinguisher: Distinguisher
     threshold: float
-
-    def scores(self, trace: Trace) -> Numbers:
-        """[n], higher for input 1."""
-        if self.weights is None:
-            assert trace.loss is not None
-            return np.asarray(trace.loss.numpy(), np.float64)
-        return np.asarray((trace.told.double() @ self.weights).numpy(), np.float64)
 
 
 @dataclass(frozen=True)
@@ -62,7 +47,7 @@ class Audited:
         method: `Clopper-Pearson`, or `Gaussian trade-off` where the mechanism is known to be Gaussian.
         any_mechanism: the bound by Clopper-Pearson, whatever the mechanism.
         trials: counted, with each of the two inputs.
-        distinguisher: `likelihood ratio`, or `linear` in what the messages tell.
+        distinguisher: see `harness.distinguish`.
         pair: which neighbours.
         threat: who looks.
     """
@@ -103,7 +88,8 @@ def audit(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, ke
     # no Gaussian has an epsilon at delta = 0
     gaussian = claim.delta > 0 and accounting.is_gaussian(claim.proved.event)
     way = _pilot(mechanism, claim, gaussian, max(_LEAST, math.ceil(_PILOT * trials)), confidence, key.child("pilot"))
-    zeros, ones = (way.scores(mechanism.run(way.inputs, bit, trials, key.child("counted", bit))) for bit in (0, 1))
+    traces = (mechanism.run(way.inputs, bit, trials, key.child("counted", bit)) for bit in (0, 1))
+    zeros, ones = (way.distinguisher.scores(trace) for trace in traces)
     counts = count(zeros, ones, way.threshold)
     sure = epsilon_lower(counts, claim.delta, confidence)
     # one threshold for both: they rest on the same two events
@@ -113,7 +99,7 @@ def audit(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, ke
         delta=claim.delta,
         confidence=confidence,
         trials=trials,
-        distinguisher=way.distinguisher,
+        distinguisher=way.distinguisher.name,
         pair=way.inputs.name,
         threat=mechanism.threat,
         method="Gaussian trade-off" if gaussian else "Clopper-Pearson",
@@ -155,42 +141,21 @@ def contradicts(claim: Claim, audited: Audited) -> bool:
 
 
 def _pilot(mechanism: Mechanism, claim: Claim, gaussian: bool, trials: int, confidence: float, key: Key) -> Way:
-    """The way that does best on trials that are not counted; half of them fit the linear distinguisher."""
+    """The way that does best on trials that are not counted; half of them fit the distinguishers."""
     best: tuple[float, float, Way] | None = None
     neighbours = pairs(mechanism.defense, mechanism.setting, claim.unit, claim.relation, key.child("pairs"))
     for number, inputs in enumerate(neighbours):
         zero, one = (mechanism.run(inputs, bit, 2 * trials, key.child(number, bit)) for bit in (0, 1))
-        for name, weights in _distinguishers(zero, one, trials):
-            way = Way(inputs, name, weights, 0.0)
-            low, high = way.scores(zero)[trials:], way.scores(one)[trials:]
+        for how in distinguishers(mechanism, inputs, zero.first(trials), one.first(trials)):
+            low, high = how.scores(zero.after(trials)), how.scores(one.after(trials))
             threshold = _middle(low, high) if gaussian else split_threshold(low, high, claim.delta, confidence)
             told = count(low, high, threshold)
             # beside the bound, how far apart the two are: tells ways apart that all bound nothing, or all they can
             found = (epsilon_lower(told, claim.delta, confidence), _separation(low, high))
             if best is None or found > best[:2]:
-                best = (*found, way._replace(threshold=threshold))
+                best = (*found, Way(inputs, how, threshold))
     assert best is not None
     return best[2]
-
-
-def _distinguishers(zero: Trace, one: Trace, fit: int) -> list[tuple[str, Tensor | None]]:
-    """The likelihood ratio, where messages are seen, and a linear one fitted to the first `fit` trials of each side.
-
-    Fisher's discriminant, its covariance pulled towards a multiple of one: there may be fewer trials than coordinates.
-    """
-    found: list[tuple[str, Tensor | None]] = [] if zero.loss is None else [("likelihood ratio", None)]
-    a, b = zero.told[:fit].double(), one.told[:fit].double()
-    move = b.mean(0) - a.mean(0)
-    spread = torch.cat([a - a.mean(0), b - b.mean(0)])
-    if bool(move.any()) and bool(torch.isfinite(spread).all()):
-        variance = spread.square().mean(0)
-        ridge = 0.1 * variance.mean() + 1e-12 * move.square().mean()
-        weights = move / (variance + ridge)
-        if len(move) <= _TOGETHER:
-            covariance = spread.T @ spread / len(spread)
-            weights = torch.linalg.solve(covariance + ridge * torch.eye(len(move), dtype=torch.float64), move)
-        found.append(("linear", weights / weights.norm()))
-    return found
 
 
 def _middle(low: Numbers, high: Numbers) -> float:

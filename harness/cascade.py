@@ -12,9 +12,9 @@ from torch import Tensor
 from harness.accounting import Pure, repeat
 from harness.claim import Claim, Proof
 from harness.codec import pack_float32, unpack_float32
-from harness.contract import Defense, Likelihood, MessageError, Parts, Sender, Setting
+from harness.contract import Defense, Likelihood, MessageError, Sender, Setting
 from harness.rng import Key
-from harness.vec import Vector
+from harness.vec import Parts, Vector
 
 
 class Rounded(NamedTuple):

@@ -18,7 +18,7 @@ from torch import Tensor
 from harness.claim import Claim, Horizon
 from harness.rng import Key
 from harness.threats import View
-from harness.vec import Layout, Vector, weighted_mean
+from harness.vec import Layout, Parts, Vector, weighted_mean
 
 S = TypeVar("S")
 M = TypeVar("M")
@@ -115,19 +115,6 @@ class LocalRule(NamedTuple):
     clip: float | None = None
     full_batch: bool = False
     poisson: bool = False
-
-
-class Parts(NamedTuple):
-    """What a claim for a coordinate or a sub-vector calls one.
-
-    Attributes:
-        places: [k, n] int64, the coordinates of the first tensor's k whole sub-vectors of n.
-        self_scaled: whether a norm of the update, sent beside it, is the unit of its numbers. The claim is then for
-            updates of one norm and mean whose numbers lie in [-1, 1], or in the unit disc.
-    """
-
-    places: Tensor
-    self_scaled: bool = False
 
 
 class Likelihood(Protocol):

@@ -17,12 +17,12 @@ from torch import Tensor
 from harness import rng
 from harness.batch import LocalPlan, Work, choose_engine, train_clients
 from harness.claim import Relation, Unit
-from harness.contract import Defense, Examples, Parts, Sender, Setting
+from harness.contract import Defense, Examples, Sender, Setting
 from harness.models import build
 from harness.rng import Key
 from harness.tasks import ModelTask
 from harness.threats import SEES, Threat
-from harness.vec import Vector
+from harness.vec import Parts, Vector
 
 _FAR = 100.0
 """Entries of an input: far outside every clip, so that each defence cuts them down to the ends of its own range."""
@@ -66,10 +66,22 @@ class Trace(NamedTuple):
             rounds; None for an adversary who sees no messages.
         told: [n, d], or the focus of it: what messages tell by the defence's estimate, or the new model's move; summed
             over the rounds.
+        wires: [n] what arrived first of the first round's message.
+        shared: [n] the key that client and server share in the first round.
     """
 
     loss: Tensor | None
     told: Tensor
+    wires: tuple[bytes, ...]
+    shared: tuple[Key, ...]
+
+    def first(self, n: int) -> Trace:
+        """The first n trials."""
+        return Trace(None if self.loss is None else self.loss[:n], self.told[:n], self.wires[:n], self.shared[:n])
+
+    def after(self, n: int) -> Trace:
+        """Those after the first n."""
+        return Trace(None if self.loss is None else self.loss[n:], self.told[n:], self.wires[n:], self.shared[n:])
 
 
 @dataclass(frozen=True)
@@ -100,6 +112,7 @@ class Mechanism:
         memories = [defense.remember(setting) for _ in range(trials)]
         loss = torch.zeros(trials, dtype=torch.float64) if self.sees_messages else None
         told = torch.zeros(trials, setting.dim)
+        first: tuple[tuple[bytes, ...], tuple[Key, ...]] = ((), ())
         for number, state in enumerate(self.history):
             here = key.child("round", number)
             updates = self._updates(inputs, bit, trials, here.child("train"))
@@ -109,11 +122,21 @@ class Mechanism:
                 wire, memories[trial] = self._encode(state, memories[trial], update, sender, mine)
                 received.append(self._deliver(state, wire, sender, mine))
                 shared.append(mine.child("shared"))
+            if number == 0:
+                first = tuple(wires[0] for wires in received), tuple(shared)
             if loss is not None:
                 loss += self._ratio(state, [wires[0] for wires in received], sender, shared, inputs)
             for trial, wires in enumerate(received):
                 told[trial] += self._told(state, wires, sender, shared[trial], here.child("trial", trial))
-        return Trace(loss, told if inputs.focus is None else told[:, inputs.focus])
+        return Trace(loss, told if inputs.focus is None else told[:, inputs.focus], *first)
+
+    def replay(self, update: Vector, shared: Key) -> bytes:
+        """The first round's message of an update where the shared key is the private one, too."""
+        memory, sender = self.defense.remember(self.setting), Sender(0, self.setting.samples)
+        wire, _ = self.defense.encode(
+            self.history[0], memory, update, sender=sender, private=shared, shared=shared, setting=self.setting
+        )
+        return wire
 
     def _updates(self, inputs: Inputs, bit: int, trials: int, key: Key) -> Tensor:
         """[n, d]."""
@@ -175,7 +198,7 @@ def pairs(defense: Defense[Any, Any], setting: Setting, unit: Unit, relation: Re
     | message, client | all coordinates together, the first alone, or all with signs at random |
     | record | one record, whose gradient turns round, in local training as the defence asks for it |
 
-    From one end of the range to the other; with add-remove, from nothing to one end.
+    From one end of the range to the other, and once from nothing to one end; with add-remove only so.
     """
     if unit is Unit.RECORD:
         return [_records(defense, setting, relation)]
@@ -186,8 +209,10 @@ def pairs(defense: Defense[Any, Any], setting: Setting, unit: Unit, relation: Re
     first[0] = _FAR
     signs = torch.where(rng.uniform(key.child("signs"), (d,)) < 0.5, -_FAR, _FAR)
     ends = {"first coordinate": first, "all coordinates": torch.full((d,), _FAR), "all, signs at random": signs}
-    zero = 0.0 if relation is Relation.ADD_REMOVE else -1.0
-    return [Inputs(name, zero * end, end) for name, end in ends.items()]
+    from_nothing = [Inputs(f"{name}, from nothing", torch.zeros(d), end) for name, end in ends.items()]
+    if relation is Relation.ADD_REMOVE:
+        return from_nothing
+    return [*(Inputs(name, -end, end) for name, end in ends.items()), from_nothing[1]]
 
 
 def _of_part(parts: Parts, d: int) -> list[Inputs]:
@@ -205,7 +230,9 @@ def _of_part(parts: Parts, d: int) -> list[Inputs]:
         one = torch.zeros(d)
         if not parts.self_scaled or k < 2:
             one[parts.places[0]] = _FAR * end
-            found.append(Inputs(name, -one, one, focus=parts.places[0]))
+            found.append(Inputs(name, -one, one))
+            if not found[1:]:
+                found.append(Inputs(f"{name}, from nothing", torch.zeros(d), one))
             continue
         fill = parts.places[2 : 2 + (k - 2) // 2 * 2, 0]
         one[fill] = math.sqrt(max(0.0, k / 9 - 2) / max(1, len(fill))) * (1 - 2 * (torch.arange(len(fill)) % 2)).float()

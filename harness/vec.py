@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,6 +50,19 @@ class Layout:
     def join(self, tensors: Sequence[Tensor]) -> Tensor:
         """The flat vector [d] of `tensors`, which have this layout's shapes."""
         return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+class Parts(NamedTuple):
+    """What a claim for a coordinate or a sub-vector calls one.
+
+    Attributes:
+        places: [k, n] int64, the coordinates of the first tensor's k whole sub-vectors of n.
+        self_scaled: whether a norm of the update, sent beside it, is the unit of its numbers. The claim is then for
+            updates of one norm and mean whose numbers lie in [-1, 1], or in the unit disc.
+    """
+
+    places: Tensor
+    self_scaled: bool = False
 
 
 def weighted_mean(vectors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

@@ -62,7 +62,7 @@ def may_import(name):
         )
         return ("harness", *allowed)
     if within(name, "attacks"):
-        allowed = ("contract", "threats", "rng", "batch", "models", "vec", "matching", "simulate")
+        allowed = ("contract", "threats", "rng", "batch", "models", "vec", "matching", "simulate", "shadows")
         return ("harness", *(f"harness.{module}" for module in allowed), "attacks._")
     return None
 

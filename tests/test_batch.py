@@ -76,6 +76,33 @@ def test_training_twice_gives_the_same_bits_and_leaves_the_model_alone(engine):
     assert torch.equal(params, before)
 
 
+@pytest.mark.parametrize(
+    ("model", "engine"), [("mlp-small", "loop"), ("mlp-small", "dense"), ("mlp-small", "vmap"), ("cnn2", "loop")]
+)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"gradient": True}, {"clip": 0.1, "noise_multiplier": 1.0, "poisson": True}],
+    ids=["update", "gradient", "dp-sgd"],
+)
+def test_clients_that_start_apart_train_as_each_by_itself(model, engine, changes):
+    task = small_task(model, (1, 16, 16))
+    clients = work((20, 13, 8, 8, 8, 9, 9), (1, 16, 16))  # more than one chunk
+    starts = torch.stack([task.init(Key(1).child(i)) for i in range(len(clients))])
+    before, plan = starts.clone(), dataclasses.replace(PLAN, **changes)
+    found = train_clients(task, starts, clients, plan, engine)
+    alone = [train_clients(task, *each, plan, engine) for each in zip(starts, [[c] for c in clients], strict=True)]
+    torch.testing.assert_close(found.updates, torch.cat([one.updates for one in alone]), rtol=1e-4, atol=2e-6)
+    assert torch.equal(starts, before)
+
+
+@pytest.mark.parametrize("engine", ["loop", "dense", "vmap"])
+def test_one_model_for_all_is_the_same_bits_as_a_copy_for_each(engine):
+    task, clients = small_task(), work((20, 13, 8, 8, 8, 9, 9))
+    params = task.init(Key(1))
+    shared, copies = (train_clients(task, p, clients, PLAN, engine).updates for p in (params, params.repeat(7, 1)))
+    assert torch.equal(shared, copies)
+
+
 @given(
     n=st.integers(1, 50),
     batch=st.integers(0, 60),
@@ -154,5 +181,7 @@ def test_what_cannot_be_trained_is_refused():
         train_clients(task, task.init(Key(0)), [], PLAN, "loop")
     with pytest.raises(ValueError, match="at least one sample"):
         train_clients(task, task.init(Key(0)), [Work(random_examples(0), Key(0))], PLAN, "loop")
+    with pytest.raises(ValueError, match=r"expected params \[1922\] or \[3, 1922\], got \[2, 1922\]"):
+        train_clients(task, task.init(Key(0)).repeat(2, 1), work(shape=(1, 16, 16)), PLAN, "loop")
     with pytest.raises(ValueError, match="dense ReLU stack for engine 'dense', got 'cnn2'"):
         train_clients(task, task.init(Key(0)), work(shape=(1, 16, 16)), PLAN, "dense")

@@ -1,0 +1,67 @@
+"""Membership by the losses under the models of several rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from attacks._membership import confidence, finite
+from attacks._shadowing import outputs
+from harness.contract import Attack, Membership, Observation
+from harness.matching import losses
+from harness.rng import Key
+
+
+@dataclass(frozen=True)
+class LossTrajectory(Attack):
+    """The score of a candidate is minus its mean loss under the models of the rounds that are looked at.
+
+    One model's loss on a record wavers from round to round; the mean over rounds wavers less.
+
+    Must know: the models of several rounds, as every participant does, and the candidates with their labels. It looks
+    at no message and ignores the defence.
+
+    Cannot: tell a member from a record that is easy for any model, having no shadow models to compare with. The model
+    before the first round, where it is among those looked at, has seen no member and says nothing.
+
+    Args:
+        statistic: `loss`: minus the loss. `confidence`: the log odds of the label, which do not saturate where the
+            model is sure.
+
+    Raises:
+        ValueError: another statistic; in `run`, no model, or `confidence` with fewer than two classes.
+
+    Source: Yeom et al. 2018 for the loss; its sequence over training after Liu et al. 2022, "Membership inference
+        attacks by exploiting loss trajectory" (arXiv 2208.14933). Differs: the federation's own models, so that nothing
+        is distilled, and their mean, for a classifier of the sequence.
+    """
+
+    kind: ClassVar[str] = "membership"
+
+    statistic: Literal["loss", "confidence"] = "loss"
+
+    def __post_init__(self) -> None:
+        if self.statistic not in ("loss", "confidence"):
+            raise ValueError(f"expected statistic 'loss' or 'confidence', got {self.statistic!r}")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The rounds' models and the candidates."""
+        return frozenset({"models", "candidates"})
+
+    def run(self, seen: Observation, key: Key) -> Membership:
+        """The mean over the models on which a record's value is finite; without any, it is no sign of a member."""
+        assert seen.models is not None
+        assert seen.candidates is not None
+        if not seen.models:
+            raise ValueError("expected the model of at least one round, got none")
+        x, y = seen.candidates
+        models = [snapshot.params for snapshot in seen.models]
+        if self.statistic == "confidence":
+            values = confidence(outputs(seen.task, models, x), y)
+        else:
+            values = -torch.stack([losses(seen.task, model, x, y) for model in models]).double()
+        known = torch.where(values.isfinite(), values, torch.nan)
+        return Membership(finite(known.nanmean(0)))

@@ -1,0 +1,192 @@
+"""What a server learns of membership from each client's messages, by threat model and statistic.
+
+Ten clients of 50 digits each, made larger to 28x28 pixels by bilinear interpolation, with the labels of 10 % of all
+records (members or not) wrong; a dense network 784-64-10 (d = 50,890), 30 rounds of two local passes, batches of 10,
+lr 0.1. Without a defence, and behind normal noise of 0.05 C a coordinate; C = 1, of which an update has about half.
+Each client in turn is the suspect: its 50 records against the same 700 that nobody holds. Prints the mean AUC and the
+mean TPR at 1 % FPR over clients and seeds, with Student's 95 % interval over these 30; the clients of a seed share the
+model and the 700, so that it is somewhat too narrow. `anybody`: the suspect is not told, all 500 members are scored
+with the largest of the clients' evidence; `sum`: messages are seen only as their mean; one value a seed there.
+
+The bars are a mean AUC of 0.69 and a mean TPR of 0.09 without a defence, for the two likelihood ratios, ours; FedMIA by
+itself lies on them. Exit code 1 where one of the two misses a bar, or the loss of the final model has as large an AUC.
+
+    python benchmarks/membership_traffic.py [SEEDS]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from attacks._traffic import Traffic, read
+from attacks.fedmia import FedMIA
+from attacks.membership_cosine import MembershipCosine
+from attacks.membership_loss import MembershipLoss
+from attacks.membership_sum import MembershipSum
+from defenses.gaussian import Gaussian
+from defenses.none import NoDefense
+from harness import rng
+from harness._layers import Chain, dense_stack
+from harness.batch import choose_engine
+from harness.cell import FederationSpec, Target
+from harness.contract import Defense, Examples, Observation
+from harness.data.embedded import digits
+from harness.loop import Keep, train
+from harness.models import Model
+from harness.observe import Scene, observe
+from harness.partition import partition
+from harness.rng import Key
+from harness.stats import auc, mean, tpr_at_fpr
+from harness.tasks import ModelTask
+from harness.threats import View
+
+CLIENTS, OUTSIDE, WRONG = 10, 700, 0.1
+FEDERATION = FederationSpec(
+    clients=CLIENTS, samples=500, rounds=30, local_epochs=2, batch=10, lr=0.1, evaluate_every=30
+)
+DEFENSES: dict[str, Defense[Any, Any]] = {
+    "no defence": NoDefense(),
+    "noise 0.05 C": Gaussian(clip=1.0, noise_std=0.05),
+}
+SINGLE: dict[str, MembershipCosine | FedMIA] = {
+    "cosine": MembershipCosine(),
+    "difference": MembershipCosine("difference"),
+    "likelihood": MembershipCosine("likelihood"),
+    "FedMIA, Phi": FedMIA(pooled=False),
+    "FedMIA, pooled": FedMIA(),
+    "FedMIA, ratio": FedMIA(ratio=True),
+}
+SUMS = {"cosine": MembershipSum(), "likelihood": MembershipSum("likelihood")}
+BARRED, FLOOR = ("likelihood", "FedMIA, ratio"), "loss of the final model"
+LEAST_AUC, LEAST_TPR = 0.69, 0.09
+
+
+class Rates(NamedTuple):
+    """Of one set of members against the 700."""
+
+    auc: float
+    tpr: float
+
+
+class Asked(NamedTuple):
+    """What the server sees of all members and non-members, and the owner of each [1200]; -1: nobody."""
+
+    seen: Observation
+    owner: Tensor
+
+
+def network() -> ModelTask:
+    """Dense 784-64-10 with ReLU."""
+    widths = (784, 64, 10)
+    chain = Chain(tuple(dense_stack(widths)))
+    return ModelTask(Model("mlp-64", *chain.tensors, (1, 28, 28), 10, chain, widths=widths))
+
+
+def records(key: Key) -> tuple[Examples, Examples]:
+    """Training records with some wrong labels, and test records."""
+    loaded = digits(Path())
+    (x, y), test = ((interpolate(part.x, (28, 28), mode="bilinear"), part.y) for part in (loaded.train, loaded.test))
+    chosen = torch.from_numpy(rng.subset(key.child("rows"), len(y), round(WRONG * len(y))))
+    shift = torch.from_numpy(rng.integers(key.child("labels"), len(chosen), 9))
+    return Examples(x, y.index_put((chosen,), (y[chosen] + 1 + shift) % 10)), Examples(*test)
+
+
+def ask(defense: Defense[Any, Any], key: Key) -> Asked:
+    """Train, and look at every round."""
+    task, (inside, test) = network(), records(key.child("data"))
+    clients = dict(enumerate(partition(FEDERATION, inside.y, key.child("partition"))))
+    holdings = {k: Examples(inside.x[rows], inside.y[rows]) for k, rows in clients.items()}
+    every, engine = frozenset(range(FEDERATION.rounds)), choose_engine(task)
+    keep = Keep(every, every)
+    training = train(task, FEDERATION, defense, holdings, test, key.child("training"), engine=engine, keep=keep)
+    scene = Scene(task, FEDERATION, defense, training, inside, test, clients, engine, key)
+    target = Target(kind="members", round=0, rounds=FEDERATION.rounds, count=500, outside=OUTSIDE)
+    seen, truth = observe(scene, View.parse("server"), target)
+    assert seen.candidates is not None
+    assert truth.is_member is not None
+    held = {k: data.x.flatten(1) for k, data in holdings.items()}
+    owner = torch.full((len(truth.is_member),), -1)
+    for row in truth.is_member.nonzero().flatten().tolist():
+        image = seen.candidates.x[row].flatten()
+        owner[row] = next(k for k, images in held.items() if bool((images == image).all(dim=1).any()))
+    return Asked(seen, owner)
+
+
+def rates(scores: Tensor, members: Tensor) -> Rates:
+    """Of scores [n] whose members are known [n]."""
+    sides = np.asarray(scores[members], np.float64), np.asarray(scores[~members], np.float64)
+    area, found = auc(*sides).value, tpr_at_fpr(*sides, 0.01).value
+    assert area is not None
+    assert found is not None
+    return Rates(area, found)
+
+
+def only(rounds: Sequence[Traffic], rows: Tensor) -> list[Traffic]:
+    """The same rounds, of some of the candidates."""
+    return [
+        dataclasses.replace(one, products=one.products[:, rows], whole=one.whole[rows], sent=one.sent[:, rows])
+        for one in rounds
+    ]
+
+
+def measure(asked: Asked) -> dict[str, list[Rates]]:
+    """By statistic: one value a client, or one in all."""
+    seen, owner = asked
+    rounds, loss = list(read(seen, sent=True)), MembershipLoss().run(seen, Key(0)).scores
+    found: dict[str, list[Rates]] = {name: [] for name in ("cosine, last round", *SINGLE, FLOOR)}
+    for client in range(CLIENTS):
+        rows = (owner == client) | (owner < 0)
+        mine, members = only(rounds, rows), owner[rows] == client
+        found["cosine, last round"].append(rates(SINGLE["cosine"].judge(mine[-1:], client).scores, members))
+        for name, attack in SINGLE.items():
+            found[name].append(rates(attack.judge(mine, client).scores, members))
+        found[FLOOR].append(rates(loss[rows], members))
+    for name, attack in SINGLE.items():
+        found[f"anybody: {name}"] = [rates(attack.judge(rounds, None).scores, owner >= 0)]
+    together = list(read(seen, sent=True, together=True))
+    for name, summed in SUMS.items():
+        found[f"sum: {name}"] = [rates(summed.judge(together).scores, owner >= 0)]
+    return found
+
+
+def show(name: str, values: Sequence[Rates]) -> Rates:
+    """One line; the means."""
+    parts, means = [], []
+    for label, column in zip(Rates._fields, zip(*values, strict=True), strict=True):
+        told = mean(label, column, higher_leaks=True)
+        assert told.value is not None
+        ends = "" if told.low is None or told.high is None else f" ({told.low:.3f} to {told.high:.3f})"
+        parts.append(f"{told.value:.3f}{ends:18s}")
+        means.append(told.value)
+    print(f"  {name:26s} AUC {parts[0]}  TPR at 1 % {parts[1]} n = {len(values)}", flush=True)
+    return Rates(*means)
+
+
+def run(label: str, defense: Defense[Any, Any], seeds: int) -> dict[str, Rates]:
+    """All seeds of one defence; the means by statistic."""
+    print(f"{label}, {seeds} seeds")
+    every = [measure(ask(defense, Key(seed))) for seed in range(seeds)]
+    return {name: show(name, [value for found in every for value in found[name]]) for name in every[0]}
+
+
+def main(seeds: int) -> int:
+    """Exit code."""
+    torch.set_num_threads(1)
+    plain, *_ = [run(label, defense, seeds) for label, defense in DEFENSES.items()]
+    missed = [name for name in BARRED if plain[name].auc < LEAST_AUC or plain[name].tpr < LEAST_TPR]
+    missed += [name for name in BARRED if plain[name].auc <= plain[FLOOR].auc]
+    print(f"bars: AUC {LEAST_AUC} and TPR at 1 % {LEAST_TPR}: " + (f"missed by {missed}" if missed else "met"))
+    return int(bool(missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:]) if len(sys.argv) > 1 else (3,)))

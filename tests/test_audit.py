@@ -1,0 +1,210 @@
+"""Audits of one mechanism: bounds below the truth, claims that are broken, faults that are caught."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+
+from defenses.dp_sgd import DPSGD
+from defenses.gaussian import Gaussian
+from defenses.jopeq_sound import SoundJoPEQ
+from defenses.laplace import Laplace
+from defenses.mvu import MVU
+from defenses.none import NoDefense
+from defenses.ota import OTA
+from defenses.udp import UDP
+from harness import registry
+from harness.ask import ask_audit
+from harness.audit import Audited, audit, contradicts, verdict, watcher
+from harness.bounds import Counts
+from harness.claim import Relation, Unit, Verdict
+from harness.contract import Setting
+from harness.rng import Key
+from harness.threats import Threat
+from harness.trials import Mechanism, pairs
+from harness.vec import Layout
+from tests.faults import Faulty, with_changes
+
+KEY = Key(0, ("audit",))
+SETTING = Setting(Layout(("all",), ((36,),)), 3, 3, 1, "update", 1, 0.1, 0, 20)
+
+
+def audited(defense, trials=300, setting=SETTING, rounds=1, threat=None, key=KEY):
+    """The claim and what an audit of it finds."""
+    history = [defense.init(setting)]
+    claim = defense.claim(history, dataclasses.replace(setting, rounds=rounds))
+    mechanism = Mechanism(defense, setting, tuple(history), threat or watcher(claim))
+    return claim, audit(mechanism, claim, trials, 0.95, key)
+
+
+# ---- the truth is not exceeded
+
+
+@pytest.mark.parametrize("name", [*registry.classes("defense"), "laplace+sdq", "t-noise+sdq-lattice"])
+def test_no_audit_is_above_what_is_proved(name):
+    rounds = {"udp": 3, "udp-crd": 3, "udp-lei": 3, "dp-sgd": 2, "dp-fedavg": 2}.get(name)
+    found = ask_audit(name, {}, {}, rounds, trials=30, confidence=0.95, threat=None, seed=0)
+    assert "above what is proved" not in found["reason"]
+    proved, lower = found["proved"]["epsilon"], found["audited"]["epsilon_lower"]
+    assert proved == "inf" or 0 <= lower <= max(float(p["epsilon"]) for p in (found["proved"], *found["further"]))
+
+
+@pytest.mark.parametrize(
+    "defense", [Gaussian(epsilon=4.0), Laplace(epsilon=1.0), MVU(epsilon=1.0)], ids=["gaussian", "laplace", "mvu"]
+)
+def test_an_honest_mechanism_is_bounded_from_below_and_not_refuted(defense):
+    claim, found = audited(defense, 1000)
+    assert 0.2 * claim.epsilon < found.epsilon_lower <= claim.epsilon
+    assert verdict(claim, found)[0] is Verdict.HOLDS
+    assert not contradicts(claim, found)
+
+
+def test_a_mechanism_that_hides_everything_is_bounded_by_nothing():
+    claim = Gaussian(noise_std=1.0).claim([None], SETTING)
+    nothing = Faulty(Gaussian(noise_std=1.0), Gaussian(noise_std=1e6))
+    found = [
+        audit(Mechanism(nothing, SETTING, ((None, None),), Threat.SERVER), claim, 60, 0.95, KEY.child(i)).epsilon_lower
+        for i in range(10)
+    ]
+    assert sum(epsilon > 0 for epsilon in found) <= 2  # more: probability 0.012 at 5 %
+
+
+# ---- claims that are broken, by audit alone
+
+
+def test_the_t_mechanism_on_the_lattice_tells_more_than_it_claims():
+    found = ask_audit("jopeq-t", {}, {}, None, trials=1000, confidence=0.95, threat=None, seed=0)
+    assert found["claimed"]["epsilon"] == 2.0
+    assert 2.0 < found["audited"]["epsilon_lower"] <= 4.177
+    assert found["verdict"] == "BROKEN"
+    assert "at one norm" in found["audited"]["pair"]
+
+
+def test_against_whom_nothing_is_claimed_nothing_is_broken():
+    found = ask_audit("dp-fedavg", {}, {}, 2, trials=100, confidence=0.95, threat="server", seed=0)
+    assert found["verdict"] == "NOTHING PROMISED"
+    assert "nothing is claimed against server" in found["reason"]
+    assert found["audited"]["epsilon_lower"] > 2
+
+
+def test_what_is_sent_as_it_is_is_told_apart_every_time():
+    claim, found = audited(NoDefense(), 100)
+    assert found.counts == Counts(100, 0, 100, 100)
+    assert found.epsilon_lower == pytest.approx(3.2813, abs=2e-4)  # what 100 trials a side can show at most
+    assert verdict(claim, found)[0] is Verdict.NOTHING_PROMISED
+
+
+# ---- faults
+
+
+@pytest.mark.parametrize(
+    ("defense", "changes", "trials"),
+    [
+        (Gaussian(epsilon=4.0), {"epsilon": 10.0}, 300),
+        (Laplace(epsilon=1.0), {"epsilon": 2.0}, 1000),
+        (SoundJoPEQ(epsilon=1.0), {"epsilon": 2.0}, 1000),
+        (MVU(epsilon=1.0), {"epsilon": 2.5}, 1000),
+        (UDP(epsilon=4.0), {"epsilon": 8.0}, 300),
+        (DPSGD(epsilon=4.0), {"noise_std": 0.25, "epsilon": None}, 300),
+        (OTA(epsilon=1.2, delta=1e-2), {"epsilon": 4.0}, 1000),
+    ],
+    ids=["gaussian", "laplace", "jopeq-sound", "mvu", "udp", "dp-sgd", "ota"],
+)
+def test_half_the_noise_is_caught(defense, changes, trials):
+    claim, found = audited(with_changes(defense, **changes), trials)
+    assert found.epsilon_lower > claim.epsilon
+    assert verdict(claim, found)[0] is Verdict.BROKEN
+
+
+@pytest.mark.parametrize(
+    "defense",
+    [Gaussian(epsilon=1.0), Laplace(epsilon=1.0), SoundJoPEQ(epsilon=1.0), MVU(epsilon=1.0), UDP(epsilon=1.0)],
+    ids=["gaussian", "laplace", "jopeq-sound", "mvu", "udp"],
+)
+def test_noise_that_the_server_can_draw_too_is_caught(defense):
+    claim, found = audited(Faulty(defense, defense, shared_noise=True), 60)
+    assert found.distinguisher == "replay"
+    assert found.epsilon_lower > claim.epsilon
+    _, honest = audited(Faulty(defense, defense), 60)
+    assert honest.distinguisher != "replay"
+
+
+@pytest.mark.parametrize(
+    ("defense", "clip"), [(Gaussian(epsilon=1.0), 100.0), (Laplace(epsilon=1.0), 100.0), (UDP(epsilon=1.0), 100.0)]
+)
+def test_a_missing_clip_is_caught(defense, clip):
+    unclipped = dataclasses.replace(defense, clip=clip)
+    if isinstance(defense, Gaussian):
+        unclipped = Gaussian(clip=clip, noise_std=_std(defense))
+    elif isinstance(defense, Laplace):
+        unclipped = Laplace(clip=clip, epsilon=defense.epsilon * clip)  # the same noise
+    else:
+        unclipped = dataclasses.replace(defense, clip=clip, epsilon=defense.epsilon * clip)
+    claim, found = audited(Faulty(defense, unclipped), 100)
+    assert found.epsilon_lower > claim.epsilon
+    assert verdict(claim, found)[0] is Verdict.BROKEN
+
+
+def _std(defense):
+    """Of a calibrated Gaussian."""
+    wires = [
+        defense.encode(
+            None, None, torch.zeros(36), sender=None, private=KEY.child(i), shared=KEY.child("s"), setting=SETTING
+        )[0]
+        for i in range(200)
+    ]
+    return float(torch.stack([torch.frombuffer(bytearray(wire), dtype=torch.float32) for wire in wires]).std())
+
+
+@pytest.mark.parametrize("defense", [Laplace(epsilon=1.0), SoundJoPEQ(epsilon=1.0)], ids=["laplace", "jopeq-sound"])
+def test_a_scale_sent_in_clear_is_caught(defense):
+    claim, found = audited(Faulty(defense, defense, clear=True), 100)
+    assert found.distinguisher == "bytes"
+    assert "from nothing" in found.pair
+    assert found.epsilon_lower > claim.epsilon
+
+
+# ---- how it looks
+
+
+def test_a_pair_of_a_self_scaled_defence_keeps_norm_and_mean():
+    defense = registry.build("defense", "jopeq", {})
+    (pair,) = pairs(defense, SETTING, Unit.COORDINATE, Relation.ANY_TWO, KEY)
+    assert pair.zero.norm().item() == pytest.approx(pair.one.norm().item())
+    assert pair.zero.mean().item() == pytest.approx(pair.one.mean().item(), abs=1e-6)
+    header, numbers = defense.scaling.normalize(pair.one, SETTING.layout)
+    assert header == defense.scaling.normalize(pair.zero, SETTING.layout)[0]
+    assert numbers.abs().max().item() == pytest.approx(1.0, abs=1e-3)
+    assert pair.focus.tolist() == [0]
+
+
+def test_the_sub_vectors_of_a_pair_of_rows_are_columns():
+    parts = registry.build("defense", "jopeq-t", {}).parts(SETTING)
+    assert parts.places[:2].tolist() == [[0, 18], [1, 19]]
+    assert parts.self_scaled
+    assert not registry.build("defense", "jopeq-t", {"scale": "public"}).parts(SETTING).self_scaled
+
+
+def test_the_same_seed_gives_the_same_audit_and_another_one_another():
+    first, again, other = (audited(Laplace(epsilon=1.0), 100, key=Key(seed))[1] for seed in (0, 0, 1))
+    assert first == again
+    assert first.counts != other.counts
+
+
+def test_an_audit_says_what_it_did_in_plain_data():
+    found = ask_audit("laplace", {"epsilon": 2.0}, {"dim": 4}, None, trials=50, confidence=0.9, threat=None, seed=0)
+    row = json.loads(json.dumps(found))["audited"]
+    assert {"epsilon_lower", "confidence", "trials", "distinguisher", "pair"} <= set(row)
+    assert (row["trials"], row["confidence"], row["threat"], row["unit"]) == (50, 0.9, "server", "coordinate")
+    assert math.isfinite(row["epsilon_lower"])
+
+
+def test_an_audit_below_the_claim_changes_no_verdict_and_one_above_breaks_it():
+    claim = Laplace(epsilon=1.0).claim([None], SETTING)
+    below = Audited(0.5, 0.0, 0.95, 9, "x", "y", Threat.SERVER, "Clopper-Pearson", 0.5, Counts(1, 1, 9, 9))
+    assert verdict(claim, below)[0] is Verdict.HOLDS
+    broken, why = verdict(claim, dataclasses.replace(below, epsilon_lower=1.5))
+    assert broken is Verdict.BROKEN
+    assert "above what is proved" in why
