@@ -100,7 +100,7 @@ def ask_audit(
         problems.append(f"threat: got {threat!r}, known: {', '.join(known)}")
     if problems:
         raise StudyError("audit", problems)
-    defense, public, history = _prepare(name, parameters, setting, rounds, None, _SMALL)
+    defense, public, history = prepare_audit(name, parameters, setting, rounds)
     try:
         claim = defense.claim(history, public)
         looks = watcher(claim) if threat is None else Threat(threat)
@@ -125,6 +125,15 @@ def ask_audit(
         "false_positives": found.counts.false_positives,
     }
     return _described(name, defense, public) | plain | {"verdict": judged.value, "reason": reason}
+
+
+def prepare_audit(name: str, parameters: dict[str, Scalar], setting: dict[str, Scalar], rounds: int | None) -> Asked:
+    """The defence in the small federation that it is audited in.
+
+    Raises:
+        UnknownNameError, StudyError: as `ask`.
+    """
+    return _prepare(name, parameters, setting, rounds, None, _SMALL)
 
 
 def _described(name: str, defense: Defense[Any, Any], setting: Setting) -> dict[str, Any]:

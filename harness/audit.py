@@ -83,13 +83,28 @@ def audit(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, ke
     Raises:
         ValueError: fewer than one trial, or confidence outside (0, 1).
     """
+    return counted(mechanism, claim, choose(mechanism, claim, trials, confidence, key), trials, confidence, key)
+
+
+def choose(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, key: Key) -> Way:
+    """What a pilot of a third as many trials finds best; half of each pair's fit the distinguishers.
+
+    Raises:
+        ValueError: as `audit`.
+    """
     if trials < 1:
         raise ValueError(f"expected trials >= 1, got trials={trials}")
-    # no Gaussian has an epsilon at delta = 0
-    gaussian = claim.delta > 0 and accounting.is_gaussian(claim.proved.event)
-    way = _pilot(mechanism, claim, gaussian, max(_LEAST, math.ceil(_PILOT * trials)), confidence, key.child("pilot"))
-    traces = (mechanism.run(way.inputs, bit, trials, key.child("counted", bit)) for bit in (0, 1))
-    zeros, ones = (way.distinguisher.scores(trace) for trace in traces)
+    pilot = max(_LEAST, math.ceil(_PILOT * trials))
+    return _pilot(mechanism, claim, pilot, confidence, key.child("pilot"))
+
+
+def counted(mechanism: Mechanism, claim: Claim, way: Way, trials: int, confidence: float, key: Key) -> Audited:
+    """The audit proper: fresh trials, counted at a threshold that is already fixed."""
+    gaussian = _is_gaussian(claim)
+    how, here = way.distinguisher, key.child("counted")
+    zeros, ones = (
+        how.scores(mechanism.run(way.inputs, bit, trials, here.child(bit), only=how.reads)) for bit in (0, 1)
+    )
     counts = count(zeros, ones, way.threshold)
     sure = epsilon_lower(counts, claim.delta, confidence)
     # one threshold for both: they rest on the same two events
@@ -99,7 +114,7 @@ def audit(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, ke
         delta=claim.delta,
         confidence=confidence,
         trials=trials,
-        distinguisher=way.distinguisher.name,
+        distinguisher=how.name,
         pair=way.inputs.name,
         threat=mechanism.threat,
         method="Gaussian trade-off" if gaussian else "Clopper-Pearson",
@@ -140,7 +155,12 @@ def contradicts(claim: Claim, audited: Audited) -> bool:
     return audited.epsilon_lower > least * (1 + 1e-9)
 
 
-def _pilot(mechanism: Mechanism, claim: Claim, gaussian: bool, trials: int, confidence: float, key: Key) -> Way:
+def _is_gaussian(claim: Claim) -> bool:
+    """Whether the bound may take the mechanism for Gaussian; none has an epsilon at delta = 0."""
+    return claim.delta > 0 and accounting.is_gaussian(claim.proved.event)
+
+
+def _pilot(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, key: Key) -> Way:
     """The way that does best on trials that are not counted; half of them fit the distinguishers."""
     best: tuple[float, float, Way] | None = None
     neighbours = pairs(mechanism.defense, mechanism.setting, claim.unit, claim.relation, key.child("pairs"))
@@ -148,7 +168,8 @@ def _pilot(mechanism: Mechanism, claim: Claim, gaussian: bool, trials: int, conf
         zero, one = (mechanism.run(inputs, bit, 2 * trials, key.child(number, bit)) for bit in (0, 1))
         for how in distinguishers(mechanism, inputs, zero.first(trials), one.first(trials)):
             low, high = how.scores(zero.after(trials)), how.scores(one.after(trials))
-            threshold = _middle(low, high) if gaussian else split_threshold(low, high, claim.delta, confidence)
+            middle = _is_gaussian(claim)
+            threshold = _middle(low, high) if middle else split_threshold(low, high, claim.delta, confidence)
             told = count(low, high, threshold)
             # beside the bound, how far apart the two are: tells ways apart that all bound nothing, or all they can
             found = (epsilon_lower(told, claim.delta, confidence), _separation(low, high))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.stats import Numbers
-from harness.trials import Inputs, Mechanism, Trace
+from harness.trials import Inputs, Mechanism, Part, Trace
 
 _TOGETHER = 512
 """Features whose covariance is told; of more, the variances alone."""
@@ -36,6 +36,10 @@ class Distinguisher(Protocol):
     def name(self) -> str:
         """For people."""
 
+    @property
+    def reads(self) -> Part:
+        """What of a trace it looks at."""
+
     def scores(self, trace: Trace) -> Numbers:
         """[n]."""
 
@@ -44,10 +48,10 @@ def distinguishers(mechanism: Mechanism, inputs: Inputs, zero: Trace, one: Trace
     """Those that apply, fitted to trials with each input; they are to be judged on other trials."""
     found: list[Distinguisher] = [] if zero.loss is None else [_Ratio()]
     if (told := _fisher(zero.told, one.told)) is not None:
-        found.append(_Linear("linear", told, raw=False))
+        found.append(_Linear("linear", told, "told"))
     if mechanism.sees_messages:
         if inputs.focus is None and (raw := _plain(_raw(zero), _raw(one))) is not None:
-            found.append(_Linear("bytes", raw, raw=True))
+            found.append(_Linear("bytes", raw, "wires"))
         replay = _Replay(mechanism, inputs)
         if any(replay.scores(trace.first(_REPLAYED)).any() for trace in (zero, one)):
             found.append(replay)
@@ -59,6 +63,7 @@ class _Ratio:
     """The likelihood ratio, by the defence's own law."""
 
     name: str = "likelihood ratio"
+    reads: Part = "loss"
 
     def scores(self, trace: Trace) -> Numbers:
         assert trace.loss is not None
@@ -71,10 +76,10 @@ class _Linear:
 
     name: str
     weights: Tensor
-    raw: bool
+    reads: Part
 
     def scores(self, trace: Trace) -> Numbers:
-        features = _raw(trace) if self.raw else trace.told
+        features = _raw(trace) if self.reads == "wires" else trace.told
         return np.asarray((features.double() @ self.weights).numpy(), np.float64)
 
 
@@ -86,6 +91,7 @@ class _Replay:
     mechanism: Mechanism
     inputs: Inputs
     name: str = "replay"
+    reads: Part = "wires"
 
     def scores(self, trace: Trace) -> Numbers:
         makes = self.mechanism.replay

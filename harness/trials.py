@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,6 +56,10 @@ class Inputs(NamedTuple):
         zero = self.one.clone()
         zero[self.focus] = self.zero[self.focus]
         return zero, self.one
+
+
+Part = Literal["loss", "told", "wires"]
+"""Of a trace."""
 
 
 class Trace(NamedTuple):
@@ -105,12 +109,12 @@ class Mechanism:
         """Whether the adversary sees messages, and not the models alone."""
         return "messages" in SEES[self.threat]
 
-    def run(self, inputs: Inputs, bit: int, trials: int, key: Key) -> Trace:
-        """So many independent trials with input `bit`."""
+    def run(self, inputs: Inputs, bit: int, trials: int, key: Key, *, only: Part | None = None) -> Trace:
+        """So many independent trials with input `bit`; `only` this part of the trace is worked out, None: all of it."""
         setting, defense = self.setting, self.defense
         sender = Sender(0, setting.samples)
         memories = [defense.remember(setting) for _ in range(trials)]
-        loss = torch.zeros(trials, dtype=torch.float64) if self.sees_messages else None
+        loss = torch.zeros(trials, dtype=torch.float64) if self.sees_messages and only in (None, "loss") else None
         told = torch.zeros(trials, setting.dim)
         first: tuple[tuple[bytes, ...], tuple[Key, ...]] = ((), ())
         for number, state in enumerate(self.history):
@@ -126,7 +130,7 @@ class Mechanism:
                 first = tuple(wires[0] for wires in received), tuple(shared)
             if loss is not None:
                 loss += self._ratio(state, [wires[0] for wires in received], sender, shared, inputs)
-            for trial, wires in enumerate(received):
+            for trial, wires in enumerate(received if only in (None, "told") else ()):
                 told[trial] += self._told(state, wires, sender, shared[trial], here.child("trial", trial))
         return Trace(loss, told if inputs.focus is None else told[:, inputs.focus], *first)
 
