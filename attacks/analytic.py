@@ -33,6 +33,9 @@ class Analytic(Attack):
     `idlg` do those. Withstand noise behind convolutions: each layer magnifies it. For dense stacks, noise is averaged
     over the first layer's units. Of an update it takes the mean step for the gradient, exact for one step.
 
+    On models of a federation, fresh and after 100 rounds (study `trained-models`: 8 photographs, undefended, mean
+    SSIM, floor 0.25): 1.000 and 1.000 behind sigmoid with stride and behind dense ReLU layers.
+
     Edge cases, each a guess with a `failure`: a gradient that is zero, not finite or of no single label; no active unit
     in a dense first layer; an image that the model does not determine (`lenet-dlg` above 38 x 38); a model that is
     not finite.

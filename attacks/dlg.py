@@ -22,6 +22,8 @@ class DLG(Attack):
     Cannot: use what images look like. Against noise it explains the noise too, and the picture drowns. Several images
     a victim need many times the evaluations. Of an update it takes the mean step for the gradient.
 
+    Behind ReLU with max-pooling its search stops at kinks, as that of `idlg`, which tells what that comes to.
+
     Args:
         restarts: from other random starts; the one with the lowest objective is told.
         evaluations: of the objective and its gradient, for one victim and restart, at most.

@@ -24,6 +24,10 @@ class IDLG(Attack):
     Cannot: use what images look like. Against noise it explains the noise too, and the picture drowns. Labels that it
     infers wrongly are never corrected. Of an update it takes the mean step for the gradient.
 
+    On models of a federation, fresh and after 100 rounds (study `trained-models`: 8 photographs, undefended, mean
+    SSIM, floor 0.25): sigmoid and stride 0.42 to 0.88, dense ReLU 0.68 and 0.88, one ReLU convolution 1.00 and 0.63;
+    behind ReLU with max-pooling below the floor, 0.06 to 0.12.
+
     Args:
         restarts: from other random starts; the one with the lowest objective is told.
         evaluations: of the objective and its gradient, for one victim and restart, at most.

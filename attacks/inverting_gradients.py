@@ -33,6 +33,10 @@ class InvertingGradients(Attack):
     steps have one size. Against noise it explains the noise too, as far as the images stay smooth. Labels that it
     infers wrongly are never corrected. Of an update it takes the mean step for the gradient.
 
+    On models of a federation, fresh and after 100 rounds (study `trained-models`: 8 photographs, undefended, mean
+    SSIM, floor 0.25): sigmoid and stride 0.10 to 0.25, dense ReLU 0.62 and 1.00, one ReLU convolution 1.00 and
+    0.81, ReLU with max-pooling 0.09 to 0.27 fresh and 0.45 to 0.47 trained.
+
     Args:
         evaluations: of the objective and its gradient, for one victim and restart, at most. The source has 4800.
         restarts: from other random starts, side by side; the one with the lowest objective is told.

@@ -1,6 +1,6 @@
 """Audits: how long one takes, and what each defence's finds beside what is claimed and proved.
 
-Milliseconds are the processor's, one thread: of set-up, which is the pilot, and of the audit, which makes 2 x N messages
+Milliseconds are the processor's, one thread: of set-up, which is the pilot, and of the audit, which makes 2 N messages
 by the real encode path, scores and counts them. Bar: an audit of 300 trials an input in 50 ms after set-up, for the
 Laplace mechanism with d = 5. Exit code 1 where it is missed, or where an audit is above what is proved.
 
