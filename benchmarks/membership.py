@@ -1,0 +1,324 @@
+"""Membership from the final model: LiRA, RMIA and the loss, leave one out, and the attacks in real federations.
+
+The digits, made larger to 28x28 pixels by bilinear interpolation, with the labels of 10 % of all records (members or
+not) wrong; a dense network 784-64-10. A model trains on 500 of a pool of 1,000 records: SGD of lr 0.05 with momentum
+0.9, 30 epochs in batches of 50. The other 797 records are RMIA's population, and the attacker's auxiliary data.
+
+Leave one out: 66 models on 33 random halves and their complements. 32 of them, of 32 pairs, are targets, each attacked
+with the first 4, 16 or 63 of the models of the other pairs. The complement of a target's half is no shadow of it: it
+would be one as no attacker has it, drawn with the answer (with it, LiRA's AUC from 63 was 0.005 higher). AUC and TPR at
+1 % FPR are the mean over targets, of 500 members against 500; at 0.1 % the threshold is one for all targets' scores
+(n/a where fewer than 1,000 non-members are scored). Student's 95 % interval over targets. They share the pool, of whose
+choice it does not speak: over four pools, LiRA's AUC from 4 was between 0.653 and 0.668.
+
+Bars, by the means: AUC 0.65 with TPR 0.07 at 1 % from 4 shadows, and AUC 0.65 with TPR 0.10 from 63, each by LiRA as it
+is by default or by online RMIA, one of the two reaching both. Exit code 1 where a bar is missed.
+
+Federations: one client of 500, who trains as above, and ten of 50 (30 rounds of two passes, batches of 10, lr 0.1).
+Attacks with their defaults see what everybody sees, 500 members and the 500 others; mean and interval over seeds, which
+share the records, but not which are members. Seconds are the processor's, one thread.
+
+    python benchmarks/membership.py [--seeds N] [--roc FILE.csv]
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import functools
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from membership_traffic import FEDERATION, WRONG, network
+from torch import Tensor
+from torch.nn.functional import interpolate, logsigmoid
+
+from attacks._membership import confidence, lira_offline, lira_online, rmia
+from attacks._shadowing import outputs
+from attacks.lira import LiRA
+from attacks.rmia import RMIA
+from defenses.none import NoDefense
+from harness import registry, rng
+from harness.batch import LocalPlan, choose_engine
+from harness.cell import FederationSpec, Target
+from harness.contract import Examples
+from harness.data.embedded import digits
+from harness.loop import Keep, train
+from harness.observe import Scene, observe
+from harness.partition import partition
+from harness.result import Estimate
+from harness.rng import Key
+from harness.score import score_membership
+from harness.shadows import Recipe, halves, train_shadows
+from harness.stats import auc, mean, roc, tpr_at_fpr
+from harness.threats import View
+
+Numbers = npt.NDArray[np.float64]
+
+KEY = Key(0, ("membership",))
+POOL, INSIDE, TARGETS, SHADOWS = 1000, 500, 32, (4, 16, 63)
+PLAN = LocalPlan(gradient=False, steps=None, epochs=30, batch=50, lr=0.05, momentum=0.9)
+FEDERATIONS = {
+    "1 client": FederationSpec(
+        clients=1, samples=INSIDE, rounds=1, local_epochs=30, batch=50, lr=0.05, momentum=0.9, evaluate_every=1
+    ),
+    "10 clients": FEDERATION,
+}
+ATTACKS = ("membership-loss", "shadow-classifier", "rmia", "lira")
+LOW, LOWEST = 0.01, 0.001
+ROC_POINTS = 200
+
+
+class Runs(NamedTuple):
+    """All models, each of them a target or a shadow: log odds of the true label [runs, n], and who was inside.
+
+    inside: [runs, pool] bool; pool: [runs, pool]; aside: [runs, k], on records outside the pool; right: [runs, pool]
+    bool, whether the label was found.
+    """
+
+    inside: Tensor
+    pool: Tensor
+    aside: Tensor
+    right: Tensor
+
+
+class Seen(NamedTuple):
+    """What a statistic looks at: log odds by the target [n] and its shadows [m, n], who was inside these, and aside."""
+
+    target: Tensor
+    shadow: Tensor
+    inside: Tensor
+    aside: Tensor
+    shadow_aside: Tensor
+
+
+class Rates(NamedTuple):
+    """The means over the targets; `lowest` has no value where too few are scored."""
+
+    auc: Estimate
+    low: Estimate
+    lowest: Estimate
+
+
+class Bar(NamedTuple):
+    """What one of the statistics that are barred must reach with so many shadows."""
+
+    shadows: int
+    auc: float
+    low: float
+
+
+def _lira(seen: Seen, attack: LiRA) -> Tensor:
+    """[n], of the attack with these parameters, on models that are there."""
+    if attack.mode == "offline":
+        return lira_offline(seen.target, seen.shadow, seen.inside, attack.variance)
+    return lira_online(seen.target, seen.shadow, seen.inside, attack.variance, shrink=attack.shrink)
+
+
+def _rmia(seen: Seen, attack: RMIA) -> Tensor:
+    """[n], likewise."""
+    a = attack.offline_a if attack.mode == "offline" else None
+    target, shadow, aside, shadow_aside = (
+        phi.sigmoid() for phi in (seen.target, seen.shadow, seen.aside, seen.shadow_aside)
+    )
+    return rmia(target, shadow, seen.inside, aside, shadow_aside, offline_a=a)
+
+
+LOSS = "loss"
+STATISTICS: dict[str, Callable[[Seen], Tensor]] = {
+    LOSS: lambda seen: logsigmoid(seen.target),
+    "LiRA": functools.partial(_lira, attack=LiRA()),
+    "LiRA, no shrinking": functools.partial(_lira, attack=LiRA(shrink=False)),
+    "LiRA, per example": functools.partial(_lira, attack=LiRA(variance="per-example", shrink=False)),
+    "LiRA, offline": functools.partial(_lira, attack=LiRA(mode="offline")),
+    "RMIA": functools.partial(_rmia, attack=RMIA()),
+    "RMIA, offline": functools.partial(_rmia, attack=RMIA(mode="offline")),
+}
+BARRED = ("LiRA", "RMIA")
+BARS = (Bar(4, 0.65, 0.07), Bar(63, 0.65, 0.10))
+
+
+def records(key: Key) -> tuple[Examples, Examples]:
+    """The pool, and the rest of the digits; labels are wrong as often in both."""
+    loaded = digits(Path())
+    x, y = (torch.cat(parts) for parts in zip(loaded.train, loaded.test, strict=True))
+    order = torch.from_numpy(rng.permutation(key.child("order"), len(y)))
+    x, y = interpolate(x[order], (28, 28), mode="bilinear"), y[order]
+    wrong = torch.from_numpy(rng.subset(key.child("wrong"), len(y), round(WRONG * len(y))))
+    shift = torch.from_numpy(rng.integers(key.child("shift"), len(wrong), 9))
+    y = y.index_put((wrong,), (y[wrong] + 1 + shift) % 10)
+    return Examples(x[:POOL], y[:POOL]), Examples(x[POOL:], y[POOL:])
+
+
+def train_runs(pool: Examples, rest: Examples, key: Key) -> Runs:
+    """A pair of models for each target, or as many pairs as the most shadows need beside its own."""
+    pairs = max(TARGETS, 1 + -(-max(SHADOWS) // 2))
+    inside = halves(key.child("halves"), 2 * pairs, len(pool.y), INSIDE)
+    task = network()
+    models = train_shadows(task, Recipe(1, 1, PLAN), pool, inside, key.child("train")).final
+    told = outputs(task, models, pool.x)
+    aside = confidence(outputs(task, models, rest.x), rest.y)
+    return Runs(inside, confidence(told, pool.y), aside, told.argmax(-1) == pool.y)
+
+
+def others(target: int, count: int, runs: int) -> list[int]:
+    """`count` of the runs in the pairs after the target's, in a circle; never its own pair.
+
+    Raises:
+        ValueError: there are fewer.
+    """
+    own, pairs = target // 2, runs // 2
+    found = [2 * ((own + step) % pairs) + side for step in range(1, pairs) for side in range(2)]
+    if count > len(found):
+        raise ValueError(f"expected at most {len(found)} shadows of {runs} runs, got {count}")
+    return found[:count]
+
+
+def look(runs: Runs, target: int, count: int) -> Seen:
+    """At one target with so many shadows."""
+    rows = others(target, count, len(runs.inside))
+    return Seen(runs.pool[target], runs.pool[rows], runs.inside[rows], runs.aside[target], runs.aside[rows])
+
+
+def sides(scores: Tensor, members: Tensor) -> tuple[Numbers, Numbers]:
+    """Scores of the members and of the others."""
+    return scores[members].double().numpy(), scores[~members].double().numpy()
+
+
+def rates(scored: Sequence[tuple[Numbers, Numbers]]) -> Rates:
+    """Of the scores of members and others, one pair a target."""
+    areas, low = [auc(*pair).value for pair in scored], [tpr_at_fpr(*pair, LOW).value for pair in scored]
+    outside = np.sort(np.concatenate([pair[1] for pair in scored]))[::-1]
+    allowed = math.floor(LOWEST * len(outside) + 1e-9)  # as in harness.stats.tpr_at_fpr
+    over = [float(np.mean(pair[0] > outside[allowed])) if allowed else None for pair in scored]
+    named = {"auc": areas, "tpr@1%": low, "tpr@0.1%": over}
+    return Rates(*(mean(name, values, higher_leaks=True) for name, values in named.items()))
+
+
+def tell(estimate: Estimate, places: int = 3) -> str:
+    """A mean with its interval."""
+    if estimate.value is None:
+        return "n/a"
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:.{places}f}"
+    return f"{estimate.value:.{places}f} ({estimate.low:.{places}f} to {estimate.high:.{places}f})"
+
+
+def show(name: str, shadows: int, found: Rates) -> None:
+    """One line."""
+    told = f"{tell(found.auc):25}{tell(found.low):25}{tell(found.lowest, 4)}"
+    print(f"  {name:20}{shadows:>7}  {told:80}n = {found.auc.n}", flush=True)
+
+
+def leave_one_out(runs: Runs) -> dict[tuple[str, int], list[tuple[Numbers, Numbers]]]:
+    """By statistic and number of shadows, the scores of each target's members and others."""
+    scored: dict[tuple[str, int], list[tuple[Numbers, Numbers]]] = {}
+    for name, statistic in STATISTICS.items():
+        for count in SHADOWS if name != LOSS else (0,):
+            seen = ((look(runs, target, count), runs.inside[target]) for target in range(0, 2 * TARGETS, 2))
+            scored[name, count] = [sides(statistic(one), members) for one, members in seen]
+    return scored
+
+
+def reaching(found: Mapping[tuple[str, int], Rates], bar: Bar) -> list[str]:
+    """The barred statistics whose mean AUC and mean TPR are both there and high enough."""
+    names = []
+    for name in BARRED:
+        area, low = found[name, bar.shadows].auc.value, found[name, bar.shadows].low.value
+        if area is not None and low is not None and area >= bar.auc and low >= bar.low:
+            names.append(name)
+    return names
+
+
+def verdict(found: Mapping[tuple[str, int], Rates]) -> int:
+    """Print the bars; 1 where one is missed."""
+    reached = [reaching(found, bar) for bar in BARS]
+    for bar, names in zip(BARS, reached, strict=True):
+        by = f"reached by {' and '.join(names)}" if names else f"MISSED by {' and '.join(BARRED)}"
+        print(f"bar: AUC {bar.auc:g} with TPR {bar.low:g} at 1 %, {bar.shadows} shadows: {by}")
+    return int(not all(reached))
+
+
+def write_roc(path: Path, scored: Mapping[tuple[str, int], Sequence[tuple[Numbers, Numbers]]]) -> None:
+    """Of all targets' scores together, at false-positive rates that are equally far apart in the logarithm."""
+    with path.open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(("statistic", "shadows", "fpr", "tpr"))
+        for (name, shadows), pairs in scored.items():
+            members, outside = (np.concatenate(side) for side in zip(*pairs, strict=True))
+            curve = roc(members, outside)
+            for fpr in np.geomspace(1 / len(outside), 1, ROC_POINTS):
+                corner = int(np.searchsorted(curve.fpr, fpr * (1 + 1e-9), side="right")) - 1
+                lines.writerow((name, shadows, f"{fpr:.6g}", f"{curve.tpr[corner]:.6g}"))
+
+
+def federation(spec: FederationSpec, pool: Examples, rest: Examples, key: Key) -> dict[str, list[Estimate]]:
+    """AUC and TPR of each attack on one federation, and who holds what drawn from the key."""
+    task = network()
+    engine = choose_engine(task)
+    clients = dict(enumerate(partition(spec, pool.y, key.child("partition"))))
+    holdings = {number: Examples(pool.x[rows], pool.y[rows]) for number, rows in clients.items()}
+    training = train(task, spec, NoDefense(), holdings, rest, key.child("training"), engine=engine, keep=Keep())
+    scene = Scene(task, spec, NoDefense(), training, pool, rest, clients, engine, key)
+    target = Target(kind="members", count=INSIDE, outside=len(pool.y) - INSIDE)
+    seen, truth = observe(scene, View.parse("public"), target)
+    assert truth.is_member is not None
+    found = {}
+    for name in ATTACKS:
+        scores = registry.build("attack", name, {}).run(seen, key.child("attack", name)).scores
+        found[name] = list(score_membership(scores, truth.is_member)[:3])
+    return found
+
+
+def federations(pool: Examples, rest: Examples, seeds: int) -> None:
+    """Print each attack on each federation."""
+    for label, spec in FEDERATIONS.items():
+        start = time.process_time()
+        keys = [KEY.child(label, seed) for seed in range(seeds)]
+        every = [federation(spec, pool, rest, key) for key in keys]
+        print(f"{label}, {INSIDE} records in all; attacks by their registered names; n: seeds")
+        for name in ATTACKS:
+            columns = zip(*(found[name] for found in every), strict=True)
+            means = [mean(column[0].name, [one.value for one in column], higher_leaks=True) for column in columns]
+            show(name, int(registry.defaults("attack", name).get("shadows") or 0), Rates(*means))
+        print(f"  {time.process_time() - start:.1f} s")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the tables and the bars; 1 where one is missed."""
+    torch.set_num_threads(1)
+    parser = argparse.ArgumentParser(description="Membership from the final model.")
+    parser.add_argument("--seeds", type=int, default=5, help="of the federations; 0: none")
+    parser.add_argument("--roc", type=Path, help="file for the ROC curves, as comma-separated values")
+    told = parser.parse_args(arguments)
+    if told.seeds < 0:
+        parser.error("expected 0 seeds or more")
+    pool, rest = records(KEY.child("records"))
+    start = time.process_time()
+    runs = train_runs(pool, rest, KEY.child("runs"))
+    trained = time.process_time()
+    scored = leave_one_out(runs)
+    found = {which: rates(pairs) for which, pairs in scored.items()}
+    judged = time.process_time()
+    share = [float(runs.right[side].double().mean()) for side in (runs.inside, ~runs.inside)]
+    print(f"{len(runs.inside)} models in {trained - start:.1f} s, scored in {judged - trained:.1f} s")
+    print(f"labels found: {share[0]:.3f} of members, {share[1]:.3f} of others")
+    print(f"  {'':20}{'shadows':>7}  {'AUC':25}{'TPR at 1 %':25}{'TPR at 0.1 %':30}n: targets")
+    for (name, count), values in found.items():
+        show(name, count, values)
+    if told.roc is not None:
+        write_roc(told.roc, scored)
+    if told.seeds:
+        federations(pool, rest, told.seeds)
+    return verdict(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,214 @@
+"""The benchmark of membership from the final model: no shadow gives a target away, and its parts run and judge."""
+
+import csv
+import dataclasses
+import importlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from harness import rng
+from harness.cell import FederationSpec
+from harness.contract import Examples
+from harness.rng import Key
+from harness.shadows import halves
+from harness.stats import mean, tpr_at_fpr
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    membership = importlib.import_module("membership")
+
+KEY = Key(0)
+RUNS, RECORDS, ASIDE = 66, 200, 20
+STATISTICS = pytest.mark.parametrize("name", membership.STATISTICS)
+
+
+def noise(gain=0.0):
+    """Models that say nothing of a record but, with a gain, that it was inside."""
+    inside = halves(KEY.child("halves"), RUNS, RECORDS, RECORDS // 2)
+    phi = rng.normal(KEY.child("phi"), (RUNS, RECORDS), dtype=torch.float64) + gain * inside
+    aside = rng.normal(KEY.child("aside"), (RUNS, ASIDE), dtype=torch.float64)
+    return membership.Runs(inside, phi, aside, phi > 0)
+
+
+def told(auc, low):
+    values = {"auc": auc, "low": low, "lowest": None}
+    return membership.Rates(*(mean(name, [value], higher_leaks=True) for name, value in values.items()))
+
+
+# leave one out
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 16, 63, 64])
+def test_no_target_is_a_shadow_of_its_own_nor_is_its_complement(count):
+    runs = noise()
+    numbered = runs._replace(pool=torch.arange(float(RUNS))[:, None].expand(RUNS, RECORDS))
+    for target in range(RUNS):
+        assert torch.equal(runs.inside[target], ~runs.inside[target ^ 1])
+        seen = membership.look(numbered, target, count)
+        used = seen.shadow[:, 0].int().tolist()
+        assert len(set(used)) == count
+        assert not {target, target ^ 1} & set(used)
+        assert torch.equal(seen.inside, runs.inside[used])
+        assert torch.equal(seen.shadow_aside, runs.aside[used])
+
+
+@STATISTICS
+def test_what_the_complement_says_changes_no_score(name):
+    runs, target, statistic = noise(), 6, membership.STATISTICS[name]
+    planted = runs._replace(pool=runs.pool.clone(), aside=runs.aside.clone())
+    planted.pool[7], planted.aside[7] = 1e3, -1e3
+    scores = [statistic(membership.look(one, target, 63)) for one in (runs, planted)]
+    assert torch.equal(*scores)
+    planted.pool[8] = 1e3  # another run does, where shadows are looked at
+    assert torch.equal(scores[0], statistic(membership.look(planted, target, 63))) == (name == "loss")
+
+
+def test_more_shadows_than_other_runs_are_refused():
+    with pytest.raises(ValueError, match="expected at most 64 shadows of 66 runs, got 65"):
+        membership.others(0, 65, RUNS)
+
+
+@pytest.mark.parametrize("gain", [0.0, 1.0], ids=["nothing", "twin"])
+def test_models_that_tell_nothing_give_chance_and_those_that_do_do_not(gain, monkeypatch):
+    monkeypatch.setattr(membership, "SHADOWS", (4,))
+    # an AUC of 100 against 100 has a standard deviation of sqrt(201 / 120000); 5 of that of the mean of 32: alpha 6e-7.
+    # With a gain of one standard deviation the best AUC is Phi(1 / sqrt(2)) = 0.76.
+    bound = 5 * (201 / 120_000) ** 0.5 / 32**0.5
+    for scored in membership.leave_one_out(noise(gain)).values():
+        assert len(scored) == 32
+        assert (abs(membership.rates(scored).auc.value - 0.5) < bound) == (gain == 0)
+
+
+def test_members_are_those_of_the_targets_own_half(monkeypatch):
+    monkeypatch.setattr(membership, "STATISTICS", {"loss": membership.STATISTICS["loss"]})
+    runs = noise()
+    runs = runs._replace(pool=runs.inside.double())
+    for members, others in membership.leave_one_out(runs)["loss", 0]:
+        assert len(members) == len(others) == RECORDS // 2
+        assert members.min() > others.max()
+
+
+# numbers
+
+
+def scored(targets=4, members=300):
+    parts = (rng.normal(KEY.child("scores", i), (2, members), dtype=torch.float64).numpy() for i in range(targets))
+    return [(1 + inside, outside) for inside, outside in parts]
+
+
+def test_the_rate_at_one_in_a_thousand_is_that_of_all_targets_together():
+    pairs = scored()
+    found = membership.rates(pairs)
+    inside, outside = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    assert found.lowest.value == pytest.approx(tpr_at_fpr(inside, outside, 0.001).value, rel=1e-12)
+    assert found.lowest.low < found.lowest.value < found.lowest.high
+    assert found.low.value == pytest.approx(np.mean([tpr_at_fpr(*pair, 0.01).value for pair in pairs]), rel=1e-12)
+    assert (found.auc.n, found.low.n, found.lowest.n) == (4, 4, 4)
+
+
+def test_a_rate_that_rests_on_no_record_is_not_told():
+    found = membership.rates(scored(targets=3))
+    assert found.lowest.value is None
+    assert membership.tell(found.lowest) == "n/a"
+    assert membership.tell(membership.rates(scored(targets=1)).low).replace(".", "").isdigit()  # no interval of one
+
+
+def test_the_curve_is_written_at_rates_that_a_logarithm_spaces_evenly(tmp_path):
+    pairs = scored()
+    membership.write_roc(tmp_path / "roc.csv", {("RMIA", 4): pairs})
+    with (tmp_path / "roc.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert {(line["statistic"], line["shadows"]) for line in lines} == {("RMIA", "4")}
+    fpr, tpr = (np.array([float(line[name]) for line in lines]) for name in ("fpr", "tpr"))
+    assert (fpr[0], fpr[-1], tpr[-1]) == (pytest.approx(1 / 1200, rel=1e-5), 1, 1)
+    np.testing.assert_allclose(np.diff(np.log(fpr)), np.log(1200) / (len(fpr) - 1), rtol=1e-3)
+    assert (np.diff(tpr) >= 0).all()
+    inside, outside = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    for at in (0, 50, 120):
+        above = [rate for rate in (np.mean(outside >= t) for t in inside) if rate <= fpr[at] * (1 + 1e-6)]
+        assert tpr[at] == pytest.approx(len(above) / len(inside), rel=1e-4)
+
+
+# bars
+
+
+@pytest.mark.parametrize(
+    ("lira", "rmia", "code"),
+    [
+        ((0.65, 0.07), (0.5, 0.01), 0),
+        ((0.5, 0.01), (0.66, 0.2), 0),
+        ((0.70, 0.069), (0.649, 0.20), 1),  # neither has both
+        ((0.70, None), (0.5, 0.01), 1),
+    ],
+)
+def test_one_statistic_must_reach_both_parts_of_a_bar(lira, rmia, code, monkeypatch, capsys):
+    monkeypatch.setattr(membership, "BARS", (membership.Bar(4, 0.65, 0.07),))
+    assert membership.verdict({("LiRA", 4): told(*lira), ("RMIA", 4): told(*rmia)}) == code
+    assert ("MISSED" in capsys.readouterr().out) == bool(code)
+
+
+def test_the_bars_are_those_of_the_issue():
+    assert [tuple(bar) for bar in membership.BARS] == [(4, 0.65, 0.07), (63, 0.65, 0.1)]
+    assert {bar.shadows for bar in membership.BARS} <= set(membership.SHADOWS)
+    assert (membership.POOL, membership.INSIDE) == (1000, 500)
+
+
+# all of it
+
+
+def test_a_tenth_of_the_labels_is_wrong_in_the_pool_and_in_the_rest():
+    (pool, rest), (again, _) = (membership.records(KEY) for _ in range(2))
+    assert (pool.x.shape, rest.x.shape) == ((1000, 1, 28, 28), (797, 1, 28, 28))
+    assert torch.equal(pool.x, again.x)
+    assert torch.equal(pool.y, again.y)
+    wrong = true_labels(torch.cat([pool.x, rest.x])) != torch.cat([pool.y, rest.y])
+    assert int(wrong.sum()) == 180  # of 1,797
+    assert 70 < int(wrong[:1000].sum()) < 130  # 100 expected, standard deviation 6
+
+
+def true_labels(images):
+    """The labels of the source, found by the enlarged image."""
+    digits = membership.digits(Path())
+    x, y = (torch.cat(parts) for parts in zip(digits.train, digits.test, strict=True))
+    enlarged = membership.interpolate(x, (28, 28), mode="bilinear").numpy()
+    known = {image.tobytes(): int(label) for image, label in zip(enlarged, y, strict=True)}
+    return torch.tensor([known[image.tobytes()] for image in images.numpy()])
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """200 records, 8 models of a few steps."""
+    spec = FederationSpec(clients=2, samples=100, rounds=1, local_epochs=1, batch=50, lr=0.05)
+    small = dataclasses.replace(membership.PLAN, epochs=1)
+    sizes = {"POOL": 200, "INSIDE": 100, "TARGETS": 3, "SHADOWS": (2, 6), "PLAN": small, "FEDERATIONS": {"two": spec}}
+    for name, value in sizes.items():
+        monkeypatch.setattr(membership, name, value)
+
+
+def test_every_part_runs_and_is_told(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(membership, "BARS", (membership.Bar(2, 0.0, 0.0), membership.Bar(6, 0.0, 0.0)))
+    assert membership.main(["--seeds", "1", "--roc", str(tmp_path / "roc.csv")]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("8 models in ")
+    assert "MISSED" not in out
+    told = [line.split("  ")[1] for line in out.splitlines() if line.startswith("  ")]
+    assert set(told) >= {*membership.STATISTICS, *membership.ATTACKS}
+    assert (tmp_path / "roc.csv").read_text().count("\n") == 1 + 200 * (1 + 2 * 6)
+
+
+def test_a_missed_bar_ends_with_an_error(tiny, monkeypatch, capsys):
+    monkeypatch.setattr(membership, "BARS", (membership.Bar(2, 0.0, 0.0), membership.Bar(6, 1.01, 0.0)))
+    assert membership.main(["--seeds", "0"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1].endswith("6 shadows: MISSED by LiRA and RMIA")
+
+
+def test_the_same_key_trains_the_same_models(tiny):
+    pool, rest = membership.records(KEY)
+    one, two = (membership.train_runs(Examples(*pool), rest, KEY) for _ in range(2))
+    assert torch.equal(one.pool, two.pool)
+    assert one.inside.shape == (8, 200)
+    assert one.aside.shape == (8, 1597)
+    assert not torch.equal(one.pool[0], one.pool[2])
