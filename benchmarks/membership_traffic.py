@@ -11,7 +11,7 @@ with the largest of the clients' evidence; `sum`: messages are seen only as thei
 The bars are a mean AUC of 0.69 and a mean TPR of 0.09 without a defence, for the two likelihood ratios, ours; FedMIA by
 itself lies on them. Exit code 1 where one of the two misses a bar, or the loss of the final model has as large an AUC.
 
-    python benchmarks/membership_traffic.py [SEEDS]
+    python benchmarks/membership_traffic.py [SEEDS [FIRST]]
 """
 
 from __future__ import annotations
@@ -171,17 +171,17 @@ def show(name: str, values: Sequence[Rates]) -> Rates:
     return Rates(*means)
 
 
-def run(label: str, defense: Defense[Any, Any], seeds: int) -> dict[str, Rates]:
+def run(label: str, defense: Defense[Any, Any], seeds: range) -> dict[str, Rates]:
     """All seeds of one defence; the means by statistic."""
-    print(f"{label}, {seeds} seeds")
-    every = [measure(ask(defense, Key(seed))) for seed in range(seeds)]
+    print(f"{label}, {len(seeds)} seeds from {seeds.start} on")
+    every = [measure(ask(defense, Key(seed))) for seed in seeds]
     return {name: show(name, [value for found in every for value in found[name]]) for name in every[0]}
 
 
-def main(seeds: int) -> int:
+def main(seeds: int, first: int = 0) -> int:
     """Exit code."""
     torch.set_num_threads(1)
-    plain, *_ = [run(label, defense, seeds) for label, defense in DEFENSES.items()]
+    plain, *_ = [run(label, defense, range(first, first + seeds)) for label, defense in DEFENSES.items()]
     missed = [name for name in BARRED if plain[name].auc < LEAST_AUC or plain[name].tpr < LEAST_TPR]
     missed += [name for name in BARRED if plain[name].auc <= plain[FLOOR].auc]
     print(f"bars: AUC {LEAST_AUC} and TPR at 1 % {LEAST_TPR}: " + (f"missed by {missed}" if missed else "met"))
