@@ -197,17 +197,34 @@ class Target:
 
 @dataclass(frozen=True)
 class TrainingSpec:
-    """One federated training: shared by every attack on it."""
+    """One federated training: shared by every attack on it.
+
+    Attributes:
+        audit: trials with each of two inputs, of an audit of the defence by itself; 0: none.
+    """
 
     task: TaskSpec
     federation: FederationSpec
     defense: PartSpec
     seed: int
+    audit: int = 0
+
+    def __post_init__(self) -> None:
+        if self.audit < 0:
+            raise ValueError(f"expected audit >= 0 (0: none), got audit={self.audit}")
+
+    @property
+    def meaning(self) -> dict[str, Any]:
+        """What the id is made of; without an audit as it was before there were any, so that old results are found."""
+        data = dataclasses.asdict(self)
+        if not self.audit:
+            del data["audit"]
+        return data
 
     @functools.cached_property
     def id(self) -> str:
         """Sixteen hex digits of SHA-256 of the canonical JSON."""
-        return fingerprint(dataclasses.asdict(self))
+        return fingerprint(self.meaning)
 
 
 @dataclass(frozen=True)
@@ -222,7 +239,7 @@ class Cell:
     @functools.cached_property
     def id(self) -> str:
         """Sixteen hex digits of SHA-256 of the canonical JSON."""
-        return fingerprint(dataclasses.asdict(self))
+        return fingerprint({**dataclasses.asdict(self), "training": self.training.meaning})
 
     @property
     def label(self) -> str:

@@ -44,9 +44,12 @@ def cell_flags(
     return tuple(flags)
 
 
-def training_flags(record: TrainingRecord, classes: int) -> tuple[Flag, ...]:
-    """The flags of one training."""
+def training_flags(record: TrainingRecord, classes: int, unaudited: str = "") -> tuple[Flag, ...]:
+    """The flags of one training; `unaudited`: why an audit that was asked for could not be made."""
+    flags = []
     last = record.evaluations[-1]
     if last.accuracy is not None and last.accuracy <= 1.5 / classes:
-        return (Flag("no-learning", f"final accuracy {last.accuracy:.3f} is near chance (1 of {classes})"),)
-    return ()
+        flags.append(Flag("no-learning", f"final accuracy {last.accuracy:.3f} is near chance (1 of {classes})"))
+    if unaudited:
+        flags.append(Flag("not-audited", f"the audit could not be made: {unaudited}", "note"))
+    return tuple(flags)

@@ -129,6 +129,52 @@ class ClaimRecord:
 
 
 @dataclass(frozen=True)
+class AuditRecord:
+    """A measured lower bound of a defence's epsilon in a small federation, beside what is claimed and proved there.
+
+    Attributes:
+        claimed, proved: epsilons in the small federation, at `delta`; None is infinity.
+        epsilon_lower: with this confidence, epsilon there is no smaller.
+        delta, unit, relation, horizon: of the claim there.
+        rounds: that each trial ran.
+        clients, samples, dim: the small federation: clients, records of each, numbers in an update.
+        trials: counted, with each of two inputs.
+        distinguisher, pair: how the two inputs were told apart, and which they were.
+        threat: who looked.
+        method: of the bound. `any_mechanism` is the bound that takes the mechanism for nothing in particular.
+        contradicts: the bound is above what is proved, too.
+        verdict, reason: of the claim there.
+    """
+
+    claimed: float | None
+    proved: float | None
+    epsilon_lower: float
+    delta: float
+    unit: str
+    relation: str
+    horizon: str
+    rounds: int
+    clients: int
+    samples: int
+    dim: int
+    confidence: float
+    trials: int
+    distinguisher: str
+    pair: str
+    threat: str
+    method: str
+    any_mechanism: float
+    contradicts: bool
+    verdict: str
+    reason: str
+
+    @property
+    def refutes(self) -> bool:
+        """Whether the bound is above what is claimed in the same federation."""
+        return self.claimed is not None and self.epsilon_lower > self.claimed
+
+
+@dataclass(frozen=True)
 class TrainingRecord:
     """What one training says of itself, apart from any attack.
 
@@ -140,6 +186,7 @@ class TrainingRecord:
         snr_db: mean over the messages of a round of 10 log10(|u|^2 / |decoded - u|^2); None where the decoded update is
             exact or the update is zero.
         one_round, whole_run: the claim for one round and for all of them.
+        audited: of the defence by itself; None where none was asked for, or a flag says why there is none.
     """
 
     spec: TrainingSpec
@@ -155,6 +202,7 @@ class TrainingRecord:
     classes: tuple[str, ...]
     flags: tuple[Flag, ...]
     digest: str
+    audited: AuditRecord | None = None
 
 
 @dataclass(frozen=True)

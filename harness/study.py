@@ -35,6 +35,7 @@ class _File(BaseModel):
     title: str = ""
     seeds: list[int] = Field(default=[0], min_length=1)
     threats: list[str] = Field(default=["server"], min_length=1)
+    audit: int = Field(default=0, ge=0)
     tasks: list[Table] = Field(min_length=1)
     federations: list[Table] = Field(min_length=1)
     defenses: list[Table] = Field(min_length=1)
@@ -128,7 +129,7 @@ def resolve(table: Table, source: str = "study") -> Study:
     if problems:
         raise StudyError(source, problems)
     cells = [
-        Cell(TrainingSpec(task, federation, defense, seed), attack, target, view)
+        Cell(TrainingSpec(task, federation, defense, seed, file.audit), attack, target, view)
         for task, federation, defense, seed in itertools.product(tasks, federations, defenses, file.seeds)
         for attack, target, views in attacks
         for view in views

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from harness import data, models, registry
+from harness.audit_record import audit_defense
 from harness.batch import choose_engine
 from harness.cell import Cell, TaskSpec, TrainingSpec, canonical, fingerprint
 from harness.claim_record import record_claim
@@ -23,7 +24,7 @@ from harness.kept import from_arrays, holds, to_arrays
 from harness.loop import Keep, Training, make_setting, train
 from harness.observe import Scene, Truth, observe
 from harness.partition import partition
-from harness.result import ClaimRecord, Estimate, Execution, Result, TrainingRecord, to_data
+from harness.result import AuditRecord, ClaimRecord, Estimate, Execution, Result, TrainingRecord, to_data
 from harness.rng import Key, subset
 from harness.score import score_labels, score_membership, score_reconstruction
 from harness.store import Arrays, Store, arrays_digest
@@ -101,6 +102,7 @@ def run_training(spec: TrainingSpec, keep: Keep, store: Store, root: Path, devic
     )
     execution = Execution(device, torch.get_num_threads(), engine)
     one_round, whole_run = _claims(ready, training)
+    audited, unaudited = _audit(ready, spec)
     record = TrainingRecord(
         spec=spec,
         environment=environment(),
@@ -115,8 +117,9 @@ def run_training(spec: TrainingSpec, keep: Keep, store: Store, root: Path, devic
         classes=ready.data.classes,
         flags=(),
         digest=arrays_digest({"final": training.final.numpy()}),
+        audited=audited,
     )
-    record = dataclasses.replace(record, flags=training_flags(record, len(ready.data.classes)))
+    record = dataclasses.replace(record, flags=training_flags(record, len(ready.data.classes), unaudited))
     store.write_training(record, to_arrays(training, keep), time.perf_counter() - start)
     return record
 
@@ -224,3 +227,14 @@ def _claims(ready: Prepared, training: Training) -> tuple[ClaimRecord, ClaimReco
         record_claim(ready.defense.claim(states[:1], ready.setting)),
         record_claim(ready.defense.claim(states, ready.setting)),
     )
+
+
+def _audit(ready: Prepared, spec: TrainingSpec) -> tuple[AuditRecord | None, str]:
+    """The audit that the study asks for, or why it could not be made; a training is none the worse for that."""
+    if not spec.audit:
+        return None, ""
+    rounds, key = spec.federation.rounds, ready.key.child("training", "audit")
+    try:
+        return audit_defense(spec.defense, rounds, spec.audit, key, sends=ready.setting.sends), ""
+    except ValueError as error:
+        return None, " ".join(str(error).split())

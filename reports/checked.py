@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from harness.result import ClaimRecord
+from harness.result import AuditRecord, ClaimRecord, TrainingRecord
+from reports.audits import refutation
 from reports.notation import INFINITE, NO_VALUE, listing, plural, short
 from reports.select import Analysis
 
@@ -22,7 +24,11 @@ class Badge(NamedTuple):
     words: str
 
 
+BY_AUDIT = "BROKEN (audit)"
+"""The verdict where an audit is above the claim of the federation that it was made in."""
+
 BADGES = {
+    BY_AUDIT: Badge("bad", "✕", BY_AUDIT),
     "BROKEN": Badge("bad", "✕", "BROKEN"),
     "UNPROVED": Badge("warn", "?", "UNPROVED"),
     "LOOSE": Badge("info", "~", "LOOSE"),
@@ -54,6 +60,31 @@ class Broken(NamedTuple):
     more: int
 
 
+class Checked(NamedTuple):
+    """A training's claims with the verdicts that a report shows."""
+
+    one_round: ClaimRecord
+    whole_run: ClaimRecord
+
+
+def checked(training: TrainingRecord) -> Checked:
+    """The claims as recorded, but BROKEN (audit) where an audit for the same unit and horizon refutes one."""
+    claims = training.one_round, training.whole_run
+    return Checked(*(_with_audit(claim, training.audited) for claim in claims))
+
+
+def _with_audit(claim: ClaimRecord, audit: AuditRecord | None) -> ClaimRecord:
+    """The verdict, and before its reason what the audit found."""
+    if audit is None or not audit.refutes or (audit.unit, audit.horizon) != (claim.unit, claim.horizon):
+        return claim
+    return dataclasses.replace(claim, verdict=BY_AUDIT, reason=f"{refutation(audit)}; here {claim.reason}")
+
+
+def is_broken(claim: ClaimRecord) -> bool:
+    """By proof or by audit."""
+    return verdict_of(claim) in ("BROKEN", BY_AUDIT)
+
+
 def verdict_of(claim: ClaimRecord) -> str:
     """The verdict of a claim; an infinite epsilon promises nothing, whatever else is said of it."""
     return "NOTHING PROMISED" if claim.epsilon is None else claim.verdict
@@ -75,7 +106,10 @@ def states(claims: Sequence[ClaimRecord]) -> tuple[State, ...]:
 
 def why(claim: ClaimRecord) -> str:
     """The reason for a verdict, for a place where both numbers stand beside it."""
-    return claim.proved.reason if claim.proved.delta == claim.delta else said(claim)
+    if claim.proved.delta != claim.delta:
+        return said(claim)
+    audited = "The audit is above what is claimed in its own federation. Proved: "
+    return f"{audited if verdict_of(claim) == BY_AUDIT else ''}{claim.proved.reason}"
 
 
 def said(claim: ClaimRecord) -> str:
@@ -89,13 +123,18 @@ def _claims(analysis: Analysis) -> Mapping[tuple[str, str], list[ClaimRecord]]:
     for pair in analysis.pairs:
         trainings = analysis.trainings.get(pair, ())
         if trainings:
-            found[pair] = [t.one_round for t in trainings] + [t.whole_run for t in trainings]
+            both = [checked(training) for training in trainings]
+            found[pair] = [one.one_round for one in both] + [one.whole_run for one in both]
     return found
 
 
 def tally(analysis: Analysis) -> Counter[str]:
-    """How many defences have which verdict, counted once a setting; the worst over seeds and horizons decides."""
-    return Counter(verdict_of(max(claims, key=severity)) for claims in _claims(analysis).values())
+    """How many defences have which verdict, counted once a setting; the worst over seeds and horizons decides.
+
+    What an audit broke counts as BROKEN.
+    """
+    worst = [max(claims, key=severity) for claims in _claims(analysis).values()]
+    return Counter("BROKEN" if is_broken(claim) else verdict_of(claim) for claim in worst)
 
 
 def overview(analysis: Analysis) -> str:
@@ -118,7 +157,7 @@ def broken(analysis: Analysis) -> Broken | None:
         return None
     sentences = []
     for (setting, defense), claims in _claims(analysis).items():
-        mine = [claim for claim in claims if verdict_of(claim) == "BROKEN"]
+        mine = [claim for claim in claims if is_broken(claim)]
         if mine:
             place = f" ({analysis.settings[setting]})" if len(analysis.settings) > 1 else ""
             horizons = list(dict.fromkeys(claim.horizon for claim in mine))

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from harness.result import ClaimRecord, ProofRecord, TrainingRecord
-from reports.checked import State, overview, severity, states, verdict_of, why
+from reports.audits import Measured, details, measured, of_horizon
+from reports.checked import State, checked, is_broken, overview, severity, states, verdict_of, why
 from reports.labels import Label
 from reports.notation import adversaries, bound, epsilon, listing, per, plural
 from reports.select import Analysis
@@ -29,6 +30,7 @@ class Line(NamedTuple):
     proved: Amount
     states: tuple[State, ...]
     reason: str
+    audited: Measured | None = None
 
 
 class Further(NamedTuple):
@@ -40,7 +42,12 @@ class Further(NamedTuple):
 
 
 class ClaimRow(NamedTuple):
-    """One defence in one setting. `basis`: source, neighbours and adversaries of the claim."""
+    """One defence in one setting.
+
+    Attributes:
+        basis: source, neighbours and adversaries of the claim.
+        audits: how it was audited, and where.
+    """
 
     defense: Label
     setting: str
@@ -48,15 +55,22 @@ class ClaimRow(NamedTuple):
     further: tuple[Further, ...]
     basis: str
     assumes: tuple[str, ...]
+    audits: tuple[str, ...] = ()
 
 
 class Claims(NamedTuple):
-    """The table; settings are named only where there are several. `units` are those of the finite claims."""
+    """The table; settings are named only where there are several.
+
+    Attributes:
+        units: those of the finite claims.
+        audited: whether any defence was.
+    """
 
     rows: tuple[ClaimRow, ...]
     several_settings: bool
     units: tuple[str, ...]
     overview: str
+    audited: bool = False
 
 
 def _distinct(texts: Sequence[str]) -> str:
@@ -96,7 +110,7 @@ def _proved(claims: Sequence[ClaimRecord], digits: int) -> Amount:
 def _digits(claims: Sequence[ClaimRecord]) -> int:
     """Enough to tell the two epsilons apart where the verdict rests on their difference."""
     close = epsilon(claims) == bound([claim.proved for claim in claims])
-    return 7 if close and any(verdict_of(claim) in ("BROKEN", "UNPROVED") for claim in claims) else 4
+    return 7 if close and any(is_broken(claim) or verdict_of(claim) == "UNPROVED" for claim in claims) else 4
 
 
 def _line(claims: Sequence[ClaimRecord]) -> Line:
@@ -134,10 +148,13 @@ def _lines(trainings: Sequence[TrainingRecord]) -> tuple[Line, ...]:
     """One round and the whole run; one line where a run has one round only, or where they differ in nothing."""
     if not trainings:
         return ()
-    one, whole = (_line(claims) for claims in ([t.one_round for t in trainings], [t.whole_run for t in trainings]))
+    one, whole = (_line(claims) for claims in zip(*map(checked, trainings), strict=True))
+    one_audit = measured(of_horizon(trainings, one.horizon), [t.one_round for t in trainings])
+    whole_audit = measured(of_horizon(trainings, whole.horizon), [t.whole_run for t in trainings])
     if one._replace(horizon="") != whole._replace(horizon=""):
-        return one, whole
-    return (one._replace(horizon=listing(dict.fromkeys((one.horizon, whole.horizon)))),)
+        return one._replace(audited=one_audit), whole._replace(audited=whole_audit)
+    horizon = listing(dict.fromkeys((one.horizon, whole.horizon)))
+    return (one._replace(horizon=horizon, audited=one_audit or whole_audit),)
 
 
 def _both(texts: Sequence[tuple[str, str]]) -> str:
@@ -169,6 +186,7 @@ def claims(analysis: Analysis) -> Claims:
     for setting, defense in analysis.pairs:
         trainings = analysis.trainings.get((setting, defense), ())
         both = [t.one_round for t in trainings] + [t.whole_run for t in trainings]
+        audits = details(trainings)
         units += [claim.unit for claim in both if claim.epsilon is not None]
         rows.append(
             ClaimRow(
@@ -178,6 +196,13 @@ def claims(analysis: Analysis) -> Claims:
                 further=_further(both),
                 basis=_basis(both),
                 assumes=tuple(dict.fromkeys(text for claim in both for text in claim.assumes)),
+                audits=audits,
             )
         )
-    return Claims(tuple(rows), len(analysis.settings) > 1, tuple(dict.fromkeys(units)), overview(analysis))
+    return Claims(
+        rows=tuple(rows),
+        several_settings=len(analysis.settings) > 1,
+        units=tuple(dict.fromkeys(units)),
+        overview=overview(analysis),
+        audited=any(row.audits for row in rows),
+    )

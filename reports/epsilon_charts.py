@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from harness.cell import PartSpec, Scalar
 from harness.result import ClaimRecord, Estimate
-from reports.checked import severity, verdict_of
+from reports.checked import checked, severity, verdict_of
 from reports.figures import ACCURACY_BETTER, LEAK_BETTER, Chart, Point, Series, capped, slug
 from reports.labels import UNDEFENDED, varying_parameters, written
 from reports.notation import INFINITE, adversaries, fixed, listing, per, percent, short
@@ -195,7 +195,7 @@ def accuracy_charts(analysis: Analysis, setting: str) -> list[Chart]:
     for whole in (True, False):
         samples = []
         for (place, _), trainings in analysis.trainings.items():
-            claim = _weakest(t.whole_run if whole else t.one_round for t in trainings)
+            claim = _weakest(checked(t)[whole] for t in trainings)
             value = accuracy(trainings)
             if place == setting and claim is not None and value is not None:
                 samples.append(Sample(trainings[0].spec.defense, claim, value))
@@ -211,7 +211,7 @@ def leakage_charts(analysis: Analysis, setting: str, kind: str, measure: Measure
     open_ = next((group.estimate for group in best if group.undefended), None)
     samples = []
     for group in best:
-        claim = _weakest(t.one_round if kind == "reconstruction" else t.whole_run for t in analysis.of(group))
+        claim = _weakest(checked(t)[kind != "reconstruction"] for t in analysis.of(group))
         if claim is not None and group.estimate is not None:
             samples.append(Sample(group.defense, claim, group.estimate))
     return _charts(analysis, measure, samples, open_)

@@ -8,7 +8,7 @@ import io
 import json
 
 from harness.cell import Cell, Scalar
-from harness.result import ClaimRecord, ProofRecord, to_data
+from harness.result import AuditRecord, ClaimRecord, ProofRecord, to_data
 from reports.checked import verdict_of
 from reports.pool import last_accuracy
 from reports.select import Analysis
@@ -30,6 +30,13 @@ _PROVED = (
     "proved_against",
     "further",
 )
+_AUDIT = (
+    *("audited_epsilon", "audited_trials", "audited_confidence", "audited_verdict", "audited_reason"),
+    *("audited_delta", "audited_unit", "audited_relation", "audited_horizon", "audited_threat", "audited_method"),
+    *("audited_claimed_epsilon", "audited_proved_epsilon"),
+    *("audited_rounds", "audited_clients", "audited_samples", "audited_dim"),
+)
+"""The claimed and the proved epsilon are those of the small federation that was audited, like the verdict."""
 
 
 def harmless(value: Scalar) -> str:
@@ -64,6 +71,31 @@ def _claim(claim: ClaimRecord | None) -> list[Scalar]:
         proved.tight,
         " ".join(proved.against),
         json.dumps(further, ensure_ascii=False, allow_nan=False) if further else None,
+    ]
+
+
+def _audit(audit: AuditRecord | None) -> list[Scalar]:
+    """The fields of an audit."""
+    if audit is None:
+        return [None] * len(_AUDIT)
+    return [
+        audit.epsilon_lower,
+        audit.trials,
+        audit.confidence,
+        audit.verdict,
+        audit.reason,
+        audit.delta,
+        audit.unit,
+        audit.relation,
+        audit.horizon,
+        audit.threat,
+        audit.method,
+        _epsilon(audit.claimed),
+        _epsilon(audit.proved),
+        audit.rounds,
+        audit.clients,
+        audit.samples,
+        audit.dim,
     ]
 
 
@@ -109,6 +141,7 @@ def _fields(analysis: Analysis, cell: Cell, metrics: list[str]) -> list[Scalar]:
         f"{failure.kind}: {failure.message}" if failure is not None and result is None else "",
         *_claim(None if training is None else training.one_round),
         *_claim(None if training is None else training.whole_run),
+        *_audit(None if training is None else training.audited),
     ]
     estimates = {estimate.name: estimate for estimate in result.estimates} if result is not None else {}
     for name in metrics:
@@ -125,7 +158,7 @@ def to_csv(analysis: Analysis) -> str:
     numbers = [column for name in metrics for column in (name, f"{name}_low", f"{name}_high", f"{name}_n")]
     buffer = io.StringIO()
     writer = csv.writer(buffer)
-    writer.writerow(map(harmless, [*_CELL, *_TARGET, *claims, *numbers]))
+    writer.writerow(map(harmless, [*_CELL, *_TARGET, *claims, *_AUDIT, *numbers]))
     for cell in run.cells:
         writer.writerow(map(harmless, _fields(analysis, cell, metrics)))
     return buffer.getvalue()

@@ -105,10 +105,12 @@ def _controls(analysis: Analysis) -> list[str]:
 
 def _claims(analysis: Analysis) -> list[str]:
     """What claimed and proved do not say."""
-    found = [
-        "Whether the code that ran keeps an epsilon: claimed and proved are worked out from the law of the mechanism "
-        "and what its claim assumes; no epsilon here is audited, that is, bounded from below by an attack."
-    ]
+    worked = "claimed and proved are worked out from the law of the mechanism and what its claim assumes"
+    if any(training.audited is not None for training in analysis.run.trainings.values()):
+        rest = "an audit runs it, but in a small federation of its own, and one that refutes nothing proves nothing."
+    else:
+        rest = "no epsilon here is audited, that is, bounded from below by an attack."
+    found = [f"Whether the code that ran keeps an epsilon: {worked}; {rest}"]
     unproved = tally(analysis)["UNPROVED"]
     if unproved:
         holds = "holds" if unproved == 1 else "hold"

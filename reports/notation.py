@@ -152,15 +152,15 @@ def epsilon(claims: Sequence[ClaimRecord], digits: int = 4) -> str:
     """The claimed epsilon of one defence's trainings: a number, a range over the seeds, or that nothing is promised."""
     if any(claim.epsilon is None for claim in claims):
         return NO_PROMISE
-    return _over_seeds([claim.epsilon for claim in claims], digits)
+    return over_seeds([claim.epsilon for claim in claims], digits)
 
 
 def bound(proofs: Sequence[ProofRecord], digits: int = 4) -> str:
     """The proved epsilon of one defence's trainings: a number or a range over the seeds, up to ∞."""
-    return _over_seeds([proof.epsilon for proof in proofs], digits)
+    return over_seeds([proof.epsilon for proof in proofs], digits)
 
 
-def _over_seeds(values: Sequence[float | None], digits: int) -> str:
+def over_seeds(values: Sequence[float | None], digits: int = 4) -> str:
     """A number, or its range; None is infinity."""
     finite = sorted(value for value in values if value is not None)
     if not values:

@@ -11,13 +11,19 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.result import Run, TrainingRecord
-from reports.checked import brief
+from reports.checked import brief, checked
 from reports.notation import NO_VALUE, fixed, interval, metric, percent, plural, where
 from reports.pool import accuracy
 from reports.select import Analysis, Group
 
 _STYLES = {"High": "bold red", "Moderate": "yellow", "Low": "green", "not rated": "dim"}
-_VERDICTS = {"BROKEN": "bold red", "UNPROVED": "yellow", "HOLDS": "green", "NOTHING PROMISED": "dim"}
+_VERDICTS = {
+    "BROKEN (audit)": "bold red",
+    "BROKEN": "bold red",
+    "UNPROVED": "yellow",
+    "HOLDS": "green",
+    "NOTHING PROMISED": "dim",
+}
 _BOX = box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n", ascii=False)
 """A line under the header and one space between columns: nine columns in a hundred characters."""
 
@@ -36,7 +42,8 @@ def _measured(group: Group) -> str:
 
 def _claim(trainings: Sequence[TrainingRecord]) -> Text:
     """Claimed, proved and the verdict of one round."""
-    text, worst = brief([t.one_round for t in trainings], [t.whole_run for t in trainings])
+    claims = [checked(training) for training in trainings]
+    text, worst = brief([one.one_round for one in claims], [one.whole_run for one in claims])
     return Text(text, style=_VERDICTS.get(worst, ""))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from harness.cell import Cell, FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec, fingerprint
 from harness.result import (
+    AuditRecord,
     ClaimRecord,
     Environment,
     Estimate,
@@ -308,6 +309,35 @@ def checked_run() -> Run:
     defenses = [NONE, *GAUSSIAN[:2], LAPLACE[0], SQSGD, *CHECKED_PARTS]
     attacks = [(MATCHING, PROBE, "server"), (PRIOR, PROBE, "server")]
     return make_run(grid(defenses, attacks), name="checked-study")
+
+
+def audit(claimed: float | None, proved: float | None, lower: float, unit: str, **changes: object) -> AuditRecord:
+    """An audit of one round in three clients, by a server, with the verdict that follows."""
+    promised = claimed is not None
+    verdict = "BROKEN" if promised and lower > claimed else "HOLDS" if promised else NOTHING
+    fields: dict[str, object] = {"delta": 0.0, "relation": "any-two-inputs", "horizon": "one round", "rounds": 1}
+    fields |= {"clients": 3, "samples": 20, "dim": 36, "confidence": 0.95, "trials": 1000, "threat": "server"}
+    fields |= {"distinguisher": "likelihood ratio", "pair": "one sub-vector, at 45 degrees", "contradicts": False}
+    fields |= {"method": "Clopper-Pearson", "any_mechanism": lower, "verdict": verdict, "reason": f"above {lower}."}
+    return AuditRecord(claimed, proved, lower, unit=unit, **(fields | changes))
+
+
+def audited_run(seeds: Sequence[int] = (0,)) -> Run:
+    """Audits of each kind: one that refutes, one of another federation, one over a run, one of no promise, none."""
+    dithered, generous = PartSpec("dithered", {"epsilon": 2.0}), PartSpec("generous", {"epsilon": 2.0})
+    gaussian = {"method": "Gaussian trade-off", "delta": 1e-5, "any_mechanism": 0.31, "pair": "one record"}
+    audits = {
+        "dithered": audit(2.0, 4.0545, 2.8337, "sub-vector", delta=1e-5),
+        "generous": audit(9.0, 4.5, 1.75, "record", horizon="whole run", rounds=5, **gaussian),
+        "points": audit(2.0, 223.132, 0.0, "message", pair="all coordinates"),
+        "none": audit(None, None, 5.6006, "message", pair="first coordinate"),
+    }
+    run = make_run(grid([NONE, dithered, generous, CHECKED_PARTS[0], SQSGD], [(MATCHING, PROBE, "server")], seeds))
+    trainings = {
+        key: dataclasses.replace(record, audited=audits.get(record.spec.defense.name))
+        for key, record in run.trainings.items()
+    }
+    return dataclasses.replace(run, trainings=trainings)
 
 
 def full_run() -> Run:

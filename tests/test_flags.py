@@ -65,3 +65,9 @@ def test_a_model_that_learned_nothing_is_warned_of():
         last = Evaluation(9, accuracy, 1.0)
         changed = type(record)(**{**vars(record), "evaluations": (last,)})
         assert [flag.code for flag in training_flags(changed, 10)] == wanted
+
+
+def test_an_audit_that_could_not_be_made_is_a_note_with_its_reason():
+    record = next(iter(full_run().trainings.values()))
+    flags = training_flags(record, 10, "no claim here")
+    assert flags == (Flag("not-audited", "the audit could not be made: no claim here", "note"),)

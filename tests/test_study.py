@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.cell import FederationSpec, PartSpec, Target
+from harness.cell import FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec
 from harness.errors import StudyError, UnknownNameError
 from harness.study import expand, load_study, resolve, shipped
 
@@ -98,6 +98,8 @@ def test_everything_wrong_is_said_at_once_with_path_value_and_expectation():
             "attacks.target.client: got 99, expected less than",
         ),
         ({"attacks": [{"name": ECHO, "target": {"kind": "members"}}]}, "does not go with a reconstruction attack"),
+        ({"audit": -1}, "audit: got -1, expected: input should be greater than or equal to 0"),
+        ({"audit": 0.5}, "audit: got 0.5, expected: input should be a valid integer"),
         ({"threats": ["sever"]}, "no threat 'sever'; known: server"),
         ({"threats": ["server+names"]}, "no grant 'names' in 'server+names'; known: labels"),
         ({"defenses": [{"name": "gaussian", "epsilon": math.inf}]}, "expected epsilon > 0, got epsilon=inf"),
@@ -190,6 +192,18 @@ def test_an_expansion_has_one_value_where_a_list_stood(data):
 def test_an_impossible_federation_is_refused(changes, said):
     with pytest.raises(ValueError, match=said):
         FederationSpec(**changes)
+
+
+def test_an_audit_is_part_of_what_is_asked_and_none_leaves_the_names_as_they_were():
+    plain, zero, asked = resolve(table()), resolve(table(audit=0)), resolve(table(audit=30))
+    assert plain.hash == zero.hash != asked.hash
+    assert {training.audit for training in asked.trainings} == {30}
+    assert {training.audit for training in plain.trainings} == {0}
+    assert not {t.id for t in plain.trainings} & {t.id for t in asked.trainings}
+    assert not {cell.id for cell in plain.cells} & {cell.id for cell in asked.cells}
+    assert "audit" not in plain.trainings[0].meaning  # so that results from before there were audits are found
+    with pytest.raises(ValueError, match=r"expected audit >= 0 \(0: none\), got audit=-1"):
+        TrainingSpec(TaskSpec("digits", "mlp"), FederationSpec(), PartSpec("none"), 0, audit=-1)
 
 
 def test_a_target_fills_in_its_round():

@@ -1,0 +1,139 @@
+"""A study that asks for audits: what is stored, that it repeats, and that a training survives an audit."""
+
+import csv
+import io
+import json
+import math
+import shutil
+from dataclasses import dataclass
+
+import pytest
+
+from harness.audit_record import MOST_ROUNDS, audit_defense
+from harness.cell import PartSpec
+from harness.result import Flag
+from harness.rng import Key
+from harness.run import run_study
+from harness.store import Store, load_run
+from harness.study import resolve
+from reports.export import to_csv
+from reports.html import render
+from reports.select import Analysis
+from tests.doubles import Counting, nothing
+from tests.report_page import complete
+from tests.test_run import ECHO, contents
+
+CHOOSY = "tests.test_audited_runs:Choosy"
+KEY = Key(0, ("training", "audit"))
+
+
+@dataclass(frozen=True)
+class Choosy(Counting):
+    """A defence that has no claim for a model as small as the one that is audited."""
+
+    def claim(self, history, setting):
+        if setting.dim < 100:
+            raise ValueError("expected d >= 100,\ngot d=36")
+        return nothing(history)
+
+
+def study(audit=20):
+    """Three trainings with one cell each."""
+    table = {
+        "name": "audited",
+        "tasks": [{"data": "digits", "model": "mlp-small"}],
+        "federations": [{"clients": 4, "rounds": 2, "samples": 80, "test_samples": 50, "local_steps": 1}],
+        "defenses": [{"name": "none"}, {"name": "laplace", "epsilon": 1.0}, {"name": CHOOSY}],
+        "attacks": [{"name": ECHO, "target": {"count": 1}}],
+    }
+    return resolve({**table, "audit": audit} if audit else table)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """The study, run in this process."""
+    folder = tmp_path_factory.mktemp("audited")
+    assert len(run_study(study(), folder, workers=0).results) == 3
+    return folder
+
+
+def by_defense(run):
+    return {record.spec.defense.name: record for record in run.trainings.values()}
+
+
+def test_a_run_stores_what_was_audited_beside_the_claim_of_the_small_federation(reference):
+    found = by_defense(load_run(reference))
+    audit = found["laplace"].audited
+    assert (audit.claimed, audit.unit, audit.horizon, audit.rounds) == (1.0, "coordinate", "one round", 1)
+    assert (audit.trials, audit.confidence, audit.threat) == (20, 0.95, "server")
+    assert (audit.clients, audit.samples, audit.dim) == (3, 20, 36)
+    assert audit.dim != found["laplace"].dim
+    assert 0 <= audit.epsilon_lower <= 1.0
+    assert not audit.refutes
+    nothing_promised = found["none"].audited
+    assert (nothing_promised.claimed, nothing_promised.proved) == (None, None)
+    assert (nothing_promised.verdict, nothing_promised.refutes) == ("NOTHING PROMISED", False)
+    rate = 0.025 ** (1 / 20)  # Clopper-Pearson of 20 of 20 right
+    assert nothing_promised.epsilon_lower == pytest.approx(math.log(rate / (1 - rate)))
+    assert audit == audit_defense(PartSpec("laplace", found["laplace"].spec.defense.parameters), 2, 20, KEY)
+
+
+def test_an_audit_that_cannot_be_made_leaves_a_note_and_the_training(reference):
+    record = by_defense(load_run(reference))[CHOOSY]
+    assert record.audited is None
+    (flag,) = (flag for flag in record.flags if flag.code == "not-audited")
+    assert flag == Flag("not-audited", "the audit could not be made: expected d >= 100, got d=36", "note")
+
+
+def test_twice_the_same_bytes_and_a_resumed_run_keeps_its_audits(reference, tmp_path):
+    shutil.copytree(reference, tmp_path, dirs_exist_ok=True)
+    shutil.rmtree(tmp_path / "cells")
+    kept, lost, *_ = sorted((tmp_path / "trainings").iterdir())
+    shutil.rmtree(lost)
+    before = (kept / "record.json").stat().st_mtime_ns
+    run_study(study(), tmp_path, workers=0)
+    assert contents(tmp_path) == contents(reference)
+    assert (kept / "record.json").stat().st_mtime_ns == before
+
+
+def test_the_audit_changes_nothing_else_of_a_training(reference, tmp_path):
+    audited, plain = by_defense(load_run(reference)), by_defense(run_study(study(audit=0), tmp_path, workers=0))
+    for name, record in plain.items():
+        assert record.audited is None
+        assert record.digest == audited[name].digest
+        assert record.one_round == audited[name].one_round
+        assert record.spec.id != audited[name].spec.id
+
+
+def test_a_record_from_before_there_were_audits_is_read(reference, tmp_path):
+    store = Store(tmp_path)
+    plain = by_defense(run_study(study(audit=0), tmp_path, workers=0))["none"]
+    path = store.training(plain.spec.id) / "record.json"
+    data = json.loads(path.read_text())
+    del data["audited"], data["spec"]["audit"]
+    path.write_text(json.dumps(data))
+    assert store.read_training(plain.spec.id) == plain
+
+
+def test_the_report_and_the_download_show_it(reference):
+    run = load_run(reference)
+    text = complete(render(run)).text
+    assert "(95 %, n = 20, server)" in text
+    assert "3 clients, d = 36" in text
+    assert "the audit could not be made" in text
+    lines = {row["defense"].split("(")[0]: row for row in csv.DictReader(io.StringIO(to_csv(Analysis(run))))}
+    assert lines["none"]["audited_verdict"] == "NOTHING PROMISED"
+    assert lines["laplace"]["audited_trials"] == "20"
+
+
+def test_of_a_whole_run_at_most_twenty_rounds_are_audited():
+    udp = PartSpec("udp", {})
+    assert [audit_defense(udp, rounds, 20, KEY).rounds for rounds in (3, 50)] == [3, MOST_ROUNDS]
+    assert audit_defense(PartSpec("laplace", {}), 50, 20, KEY).rounds == 1
+
+
+def test_an_audit_above_its_claim_refutes_it():
+    found = audit_defense(PartSpec("jopeq", {"epsilon": 2.0, "gamma": 10.0}), 1, 100, KEY)
+    assert found.refutes
+    assert (found.verdict, found.claimed, found.proved) == ("BROKEN", 2.0, None)
+    assert found.epsilon_lower > 2.0
