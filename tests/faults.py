@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-from defenses.none import NoDefense
 from harness.contract import Defense
 
 
@@ -56,6 +55,9 @@ class Faulty(Defense):
         wire = self._bare(received)
         return self.promised.estimate(state[0], wire, sender=sender, shared=shared, setting=setting)
 
+    def decode(self, state, received, **others):
+        return self.actual.decode(state[1], received, **others)
+
     def likelihood(self, state, received, *, senders, shared, setting):
         wires = [self._bare(wire) for wire in received]
         return self.promised.likelihood(state[0], wires, senders=senders, shared=shared, setting=setting)
@@ -70,6 +72,3 @@ class Faulty(Defense):
 def with_changes(promised, **changes):
     """The defence, with other parameters in the code than in what it says."""
     return Faulty(promised, dataclasses.replace(promised, **changes))
-
-
-UNDEFENDED = NoDefense()
