@@ -57,8 +57,6 @@ def together(defense, canaries=500, rounds=4, guesses=(100,), key=KEY, pair="fro
     return claim, one_run(defense, setting, history, claim, canaries, guesses, 0.95, key, pair=pair)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-
 # ---- messages
 
 

@@ -45,12 +45,12 @@ def test_a_run_goes_through_the_loop(kind, algorithm):
     trained = go(kind(), dataclasses.replace(SPEC, algorithm=algorithm))
     assert torch.isfinite(trained.final).all()
     assert trained.message_bytes == [8 * d] * 3
-    if kind is OTA:  # nobody's message arrives by itself
-        assert trained.messages == {}
+    alone = kind is not OTA  # of OTA, one sum of all arrives
+    assert [len(messages) for messages in trained.messages.values()] == [4 if alone else 1] * 3
+    assert {message.users for message in trained.messages[1]} == {1 if alone else 4}
+    assert {len(message.wire) for message in trained.messages[1]} == {8 * d}
+    if not alone:
         assert trained.snr_db == [None] * 3
-    else:
-        assert [len(messages) for messages in trained.messages.values()] == [4] * 3
-        assert {len(message.wire) for message in trained.messages[1]} == {8 * d}
     assert not torch.equal(trained.final, go(kind(channel_seed=1), SPEC).final)
 
 
