@@ -12,9 +12,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, but not listed in __all__
 
+from attacks._closed_form import RIDGE, Unsolvable, closed_form
 from attacks._direction import Direction
 from attacks._failure import failed, unusable
+from attacks._layerwise import Underdetermined
 from attacks._lbfgs import Minima, Stop, minimize
 from attacks._objective import Explains, objective
 from harness import rng
@@ -55,6 +58,7 @@ class Search:
             likelihood without noise is so steep that a search from a random start never comes to heed the prior.
         warm: evaluations of a search by direction that comes first where the model has kinks and labels are known, in
             every second restart; its steps of one size cross what stops steps that must lower the value.
+        solve: the closed form's image, where it covers the model and a message is of one image, is a candidate too.
     """
 
     restarts: int
@@ -64,6 +68,7 @@ class Search:
     decrease: float = 3e-2
     ease: float = math.inf
     warm: int = 0
+    solve: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("restarts", self.restarts), ("evaluations", self.evaluations)):
@@ -140,8 +145,9 @@ class _Group:
         )
         best = Minima(self._starts(key, 0), nothing.new_full((n,), torch.inf), torch.zeros(n, dtype=torch.int64), ())
         strengths = self._strengths(float(nothing.max()))
-        pending = torch.arange(n)
-        for restart in range(self.search.restarts):
+        self._solved(best, explained_by.at(math.inf))
+        pending = (best.value > explained).nonzero()[:, 0]
+        for restart in range(self.search.restarts if len(pending) else 0):
             order = self._order(key, restart)
             mine = self.labels
             if mine is not None and order is not None:
@@ -173,6 +179,24 @@ class _Group:
             else failed(task, messages[i], "no restart had a finite objective", int(best.evaluations[i]))
             for i in range(n)
         ]
+
+    def _solved(self, best: Minima, whole: Function) -> None:
+        """Put the closed form's images, as far as there are any, where the best ones are kept."""
+        task, params, first = self.seen.task, self.sightings[0].model.params, self.sightings[0].messages[0]
+        if not self.search.solve or self.labels is None or (first.images, first.users) != (1, 1):
+            return
+        form = closed_form(task, params, RIDGE) if bool(params.isfinite().all()) else None
+        for row, target in enumerate(self.targets if form is not None else ()):
+            assert form is not None
+            try:
+                x = form.solve(target.double()).to(params.dtype).flatten()
+            except (Unsolvable, Underdetermined, LinAlgError):
+                continue
+            if bool(x.isfinite().all()):
+                value = whole(x[None], torch.tensor([row])).value[0]
+                best.evaluations[row] += 1
+                if bool(value.isfinite()):
+                    best.x[row], best.value[row] = x, value
 
     def _begin(self, key: Key, restart: int, labels: Tensor | None, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Where a restart of the victims `rows` begins, [m, D], and the evaluations [m] that this took."""

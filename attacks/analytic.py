@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, but not listed in __all__
 from torch.nn.functional import one_hot
 
-from attacks._closed_form import ClosedForm, Unsolvable, closed_form
+from attacks._closed_form import RIDGE, ClosedForm, Unsolvable, closed_form
 from attacks._failure import failed
 from attacks._labels import restore
 from attacks._layerwise import Underdetermined
@@ -53,7 +53,7 @@ class Analytic(Attack):
 
     kind: ClassVar[str] = "reconstruction"
 
-    ridge: float = 1e-10
+    ridge: float = RIDGE
 
     def __post_init__(self) -> None:
         if not 0 < self.ridge < 1:

@@ -52,6 +52,8 @@ class MAP(Attack):
             without stages, 0.54, 0.53 and 0.52 with 3e4, 3e5 and 3e6; against noise of 0.003 and 0.03 nothing changed.
         warm: evaluations of a search by direction (`inverting-gradients`) that comes first where the model has kinks,
             for the gradient that the defence's estimate tells; 0: none.
+        solve: the image of the closed form (`analytic`) is a candidate, too, where it covers the model and a message is
+            of one image; told where nothing explains the messages better, and without a search where it explains all.
 
     Raises:
         ValueError: a parameter out of range; in `run`, a loss that is not softmax cross-entropy, or, to infer labels, a
@@ -74,6 +76,7 @@ class MAP(Attack):
     start: Start = "uniform"
     ease: float = 3e5
     warm: int = 800
+    solve: bool = True
 
     def __post_init__(self) -> None:
         self._search()
@@ -86,7 +89,9 @@ class MAP(Attack):
         prior = ImagePrior(self.tv, self.box)
         scale = 0.5 / self.naive_std**2 if self.objective == "l2" else 1.0
         explains = Explains(self.objective, scale, self.unroll, prior)
-        return Search(self.restarts, self.evaluations, self.start, explains, _DECREASE, self.ease, self.warm)
+        return Search(
+            self.restarts, self.evaluations, self.start, explains, _DECREASE, self.ease, self.warm, self.solve
+        )
 
     @property
     def aware(self) -> bool:

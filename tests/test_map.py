@@ -5,6 +5,7 @@ from skimage.filters import gaussian as blur
 from attacks._image_prior import ImagePrior
 from attacks.idlg import IDLG
 from attacks.map import MAP
+from defenses.dp_fedavg import DPFedAvg
 from defenses.gaussian import Gaussian
 from defenses.laplace import Laplace
 from defenses.none import NoDefense
@@ -81,6 +82,23 @@ def test_behind_kinks_a_search_by_direction_comes_first(name):
     assert mse(warm, seen, x).mean() < mse(cold, seen, x).mean() / 2
     evaluations = [guess.evaluations for guess in warm.run(seen, Key(5)).guesses]
     assert all(300 < used <= 600 for used in evaluations)
+
+
+@pytest.mark.parametrize("defense", [NoDefense(), DPFedAvg(clip=0.5, noise_std=1.0)], ids=["none", "dp-fedavg"])
+def test_where_the_closed_form_explains_all_nothing_is_searched(defense):
+    x = smooth_images()
+    seen = observation(defense, x)
+    guesses = MAP().run(seen, Key(5)).guesses
+    assert [guess.evaluations for guess in guesses] == [1] * N
+    assert (mse(MAP(), seen, x) < 1e-11).all()
+    assert (mse(MAP(evaluations=300, solve=False), seen, x) > 1e-11).all()
+
+
+def test_where_noise_has_spoilt_the_closed_form_the_search_finds_what_it_found_without():
+    x = smooth_images(2)
+    seen = observation(Gaussian(clip=2.0, noise_std=0.01), x)
+    with_it, without = (MAP(evaluations=60, solve=solve).run(seen, Key(5)).guesses for solve in (True, False))
+    assert all(torch.equal(a.x, b.x) for a, b in zip(with_it, without, strict=True))
 
 
 def test_where_the_model_is_smooth_nothing_comes_before_the_search():
