@@ -6,7 +6,6 @@ Source: Lang, Sofer, Shaked, Shlezinger 2022, "Joint privacy enhancement and qua
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from defenses._scale import Mode, Scaling
 from harness import rng
 from harness.cascade import Quantizes, Rounded
 from harness.checks import check_update, positive
-from harness.claim import Claim, Horizon, Proof, Relation, Unit
+from harness.claim import Claim, Proof, nothing_promised
 from harness.codec import pack_levels, unpack_levels, width_of
 from harness.contract import Defense, Likelihood, MessageError, Sender, Setting
 from harness.rng import Key
@@ -330,21 +329,10 @@ def pairs_unclipped(mode: Mode) -> tuple[str, ...]:
     return () if mode == "public" else ("the scale is given", "no pair lies outside the unit disc; nothing clips it")
 
 
-def nothing_promised(rounds: int, leak: Proof) -> Claim:
+def bare_claim(rounds: int, leak: Proof) -> Claim:
     """The claim of a quantiser without noise; what its dither hides is `leak`."""
     why = "no noise: for who knows the dither, a message is a function of the update; a norm is sent in the clear."
-    return Claim(
-        epsilon=math.inf,
-        delta=0.0,
-        unit=Unit.MESSAGE,
-        relation=Relation.ANY_TWO,
-        horizon=Horizon.of(rounds),
-        against=frozenset(),
-        source="",
-        assumes=(),
-        proved=Proof(None, Unit.MESSAGE, "by definition", why),
-        further=(leak,),
-    )
+    return nothing_promised(rounds, why, leak)
 
 
 def added_up(source: str, rounds: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from defenses._jopeq import Bare, nothing_promised
+from defenses._jopeq import Bare, bare_claim
 from defenses._jopeq_privacy import uniform_delta
 from harness.accounting import Leak, repeat
 from harness.claim import Claim, Proof, Unit
@@ -44,4 +44,4 @@ class SDQ(Bare):
         chance = uniform_delta(self.lattice.step)
         why = f"given the scale: the ends of a coordinate's range differ in a message with probability {chance:.3g}."
         leak = Proof(repeat(Leak(chance), len(history)), Unit.COORDINATE, "closed form", why)
-        return nothing_promised(len(history), leak)
+        return bare_claim(len(history), leak)

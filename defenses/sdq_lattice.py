@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from defenses._jopeq import Bare, nothing_promised
+from defenses._jopeq import Bare, bare_claim
 from harness.accounting import Leak, repeat
 from harness.claim import Claim, Proof, Unit
 from harness.contract import Setting
@@ -46,7 +46,7 @@ class LatticeSDQ(Bare):
         chance = pair_leak(self.lattice.step)
         why = f"given the scale: two ends of the unit disc differ in a message with probability {chance:.3g}."
         leak = Proof(repeat(Leak(chance), len(history)), Unit.SUBVECTOR, "closed form", why)
-        return nothing_promised(len(history), leak)
+        return bare_claim(len(history), leak)
 
 
 def pair_leak(step: float) -> float:

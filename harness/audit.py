@@ -27,7 +27,30 @@ _PILOT = 1 / 3
 _LEAST = 20
 """Pilot trials a side, at least."""
 
+# a colluding server comes after the server: in a trial the others are silent for both
 _ORDER = (Threat.SERVER, Threat.COLLUDING_SERVER, Threat.EAVESDROPPER, Threat.PARTICIPANT, Threat.PUBLIC)
+
+
+class Bound(NamedTuple):
+    """epsilon_lower by `method`; any_mechanism: by Clopper-Pearson, whatever the mechanism."""
+
+    epsilon_lower: float
+    method: str
+    any_mechanism: float
+
+
+def is_gaussian(claim: Claim, threat: Threat) -> bool:
+    """Whether a bound may take what this adversary sees for Gaussian: where the proof says so of it, at delta > 0."""
+    known = threat in (claim.proved.against or claim.against)
+    return known and claim.delta > 0 and accounting.is_gaussian(claim.proved.event)
+
+
+def bound(counts: Counts, delta: float, confidence: float, *, gaussian: bool) -> Bound:
+    """What counts at one threshold bound; both bounds rest on the same two events, so that the larger one holds."""
+    sure = epsilon_lower(counts, delta, confidence)
+    if not gaussian:
+        return Bound(sure, "Clopper-Pearson", sure)
+    return Bound(max(sure, gaussian_epsilon_lower(counts, delta, confidence)), "Gaussian trade-off", sure)
 
 
 class Way(NamedTuple):
@@ -65,7 +88,7 @@ class Audited:
 
 
 def watcher(claim: Claim) -> Threat:
-    """Against whom a claim is audited: of its adversaries, the one who sees most; a server where it names none."""
+    """Against whom a claim is audited: the first of `_ORDER` whom it names, a server where it names nobody."""
     against = claim.against or frozenset({Threat.SERVER})
     return next(threat for threat in _ORDER if threat in against)
 
@@ -78,7 +101,7 @@ def audit(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, ke
 
     Guarantees:
         Above the true epsilon with probability at most 1 - confidence. Where the claim's proof is a composition of
-        Gaussians the bound takes the mechanism for one; `any_mechanism` does not.
+        Gaussians against this adversary, the bound takes the mechanism for one; `any_mechanism` does not.
 
     Raises:
         ValueError: fewer than one trial, or confidence outside (0, 1).
@@ -100,25 +123,22 @@ def choose(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, k
 
 def counted(mechanism: Mechanism, claim: Claim, way: Way, trials: int, confidence: float, key: Key) -> Audited:
     """The audit proper: fresh trials, counted at a threshold that is already fixed."""
-    gaussian = _is_gaussian(claim)
     how, here = way.distinguisher, key.child("counted")
     zeros, ones = (
         how.scores(mechanism.run(way.inputs, bit, trials, here.child(bit), only=how.reads)) for bit in (0, 1)
     )
     counts = count(zeros, ones, way.threshold)
-    sure = epsilon_lower(counts, claim.delta, confidence)
-    # one threshold for both: they rest on the same two events
-    best = max(sure, gaussian_epsilon_lower(counts, claim.delta, confidence)) if gaussian else sure
+    found = bound(counts, claim.delta, confidence, gaussian=is_gaussian(claim, mechanism.threat))
     return Audited(
-        epsilon_lower=best,
+        epsilon_lower=found.epsilon_lower,
         delta=claim.delta,
         confidence=confidence,
         trials=trials,
         distinguisher=how.name,
         pair=way.inputs.name,
         threat=mechanism.threat,
-        method="Gaussian trade-off" if gaussian else "Clopper-Pearson",
-        any_mechanism=sure,
+        method=found.method,
+        any_mechanism=found.any_mechanism,
         counts=counts,
     )
 
@@ -155,11 +175,6 @@ def contradicts(claim: Claim, audited: Audited) -> bool:
     return audited.epsilon_lower > least * (1 + 1e-9)
 
 
-def _is_gaussian(claim: Claim) -> bool:
-    """Whether the bound may take the mechanism for Gaussian; none has an epsilon at delta = 0."""
-    return claim.delta > 0 and accounting.is_gaussian(claim.proved.event)
-
-
 def _pilot(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, key: Key) -> Way:
     """The way that does best on trials that are not counted; half of them fit the distinguishers."""
     best: tuple[float, float, Way] | None = None
@@ -168,7 +183,7 @@ def _pilot(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, k
         zero, one = (mechanism.run(inputs, bit, 2 * trials, key.child(number, bit)) for bit in (0, 1))
         for how in distinguishers(mechanism, inputs, zero.first(trials), one.first(trials)):
             low, high = how.scores(zero.after(trials)), how.scores(one.after(trials))
-            middle = _is_gaussian(claim)
+            middle = is_gaussian(claim, mechanism.threat)
             threshold = _middle(low, high) if middle else split_threshold(low, high, claim.delta, confidence)
             told = count(low, high, threshold)
             # beside the bound, how far apart the two are: tells ways apart that all bound nothing, or all they can

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from harness import accounting, rng
-from harness.bounds import Counts, count, epsilon_lower, gaussian_epsilon_lower, split_threshold
+from harness.audit import bound, is_gaussian
+from harness.bounds import Counts, count, epsilon_lower, split_threshold
 from harness.claim import Claim, Horizon, Relation, Unit
 from harness.contract import Defense, Sender, Setting
 from harness.loop import client_key
@@ -137,21 +138,19 @@ def audit_messages(
     alone = claim.relation is Relation.ADD_REMOVE or defense.parts(setting).self_scaled
     run = _Messages(_Federation(defense, setting, history, updates.shape[1]), updates, threat, alone)
     inputs = pairs(defense, setting, claim.unit, claim.relation, key.child("pairs"))
-    gaussian = claim.delta > 0 and accounting.is_gaussian(claim.proved.event)
+    gaussian = is_gaussian(claim, threat)
     chosen, threshold, first = inputs[0], 0.0, 0
     if not gaussian:
         first = max(1, math.floor(_PILOT * len(history)))
         chosen, threshold = run.choose(inputs, first, claim, confidence, key.child("pilot"))
     counts = count(*run.scores(chosen, range(first, len(history)), key.child("counted")), threshold)
-    sure = epsilon_lower(counts, claim.delta, confidence)
-    # one threshold for both: they rest on the same two events
-    best = max(sure, gaussian_epsilon_lower(counts, claim.delta, confidence)) if gaussian else sure
+    found = bound(counts, claim.delta, confidence, gaussian=gaussian)
     return RunAudit(
-        epsilon_lower=best,
+        epsilon_lower=found.epsilon_lower,
         delta=claim.delta,
         confidence=confidence,
-        method="Gaussian trade-off" if gaussian else "Clopper-Pearson",
-        any_mechanism=sure,
+        method=found.method,
+        any_mechanism=found.any_mechanism,
         counts=counts,
         trials=counts.positives + counts.negatives,
         pilot=first * updates.shape[1],

@@ -144,8 +144,8 @@ def judge(claim: Claim) -> Judgement:
     return Judgement(verdict, claimed, proved, f"{said}: {claim.proved.reason}")
 
 
-def nothing_promised(rounds: int, reason: str) -> Claim:
-    """The claim of a defence that makes none, over so many rounds."""
+def nothing_promised(rounds: int, reason: str, *further: Proof) -> Claim:
+    """The claim of a defence that makes none, over so many rounds; `further` as in `Claim`."""
     return Claim(
         epsilon=math.inf,
         delta=0.0,
@@ -156,4 +156,5 @@ def nothing_promised(rounds: int, reason: str) -> Claim:
         source="",
         assumes=(),
         proved=Proof(None, Unit.MESSAGE, "by definition", reason),
+        further=further,
     )

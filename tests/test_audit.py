@@ -87,6 +87,8 @@ def test_against_whom_nothing_is_claimed_nothing_is_broken():
     assert found["verdict"] == "NOTHING PROMISED"
     assert "nothing is claimed against server" in found["reason"]
     assert found["audited"]["epsilon_lower"] > 2
+    # what is proved against others to be Gaussian is not so for a server
+    assert found["audited"]["method"] == "Clopper-Pearson"
 
 
 def test_what_is_sent_as_it_is_is_told_apart_every_time():
