@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from harness import rng
-from harness.contract import Examples, Observation, Task
+from harness.contract import Attack, Examples, Observation, Task
 from harness.rng import Key
 from harness.shadows import Recipe, halves, train_shadows
 
 _CHUNK = 1024
 """Records put through a model at once."""
+
+
+class ByShadows(Attack):
+    """What membership attacks with shadow models have in common."""
+
+    kind: ClassVar[str] = "membership"
+    simulate: bool
+
+    @property
+    def aware(self) -> bool:
+        """It uses the defence where its shadows pass through it."""
+        return self.simulate
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The final model, the candidates and auxiliary data."""
+        return frozenset({"final", "candidates", "auxiliary"})
 
 
 class Shadowing(NamedTuple):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 from attacks._membership import Variance, confidence, lira_offline, lira_online
-from attacks._shadowing import check_runs, outputs, shadow
-from harness.contract import Attack, Membership, Observation
+from attacks._shadowing import ByShadows, check_runs, outputs, shadow
+from harness.contract import Membership, Observation
 from harness.rng import Key
 
 
 @dataclass(frozen=True)
-class LiRA(Attack):
+class LiRA(ByShadows):
     """How likely the final model's confidence in a record is if it trained on it, against if it did not.
 
     Must know: the final model, the candidates with their labels, how the federation trains and on how many records, and
@@ -40,8 +40,6 @@ class LiRA(Attack):
         augmented queries.
     """
 
-    kind: ClassVar[str] = "membership"
-
     mode: Literal["online", "offline"] = "online"
     shadows: int = 16
     variance: Variance = "pooled"
@@ -54,16 +52,6 @@ class LiRA(Attack):
         if self.variance not in get_args(Variance):
             raise ValueError(f"expected variance {', '.join(map(repr, get_args(Variance)))}, got {self.variance!r}")
         check_runs(self.shadows, 2 if self.mode == "online" else 1)
-
-    @property
-    def aware(self) -> bool:
-        """It uses the defence where its shadows pass through it."""
-        return self.simulate
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The final model, the candidates and auxiliary data."""
-        return frozenset({"final", "candidates", "auxiliary"})
 
     def run(self, seen: Observation, key: Key) -> Membership:
         """The log likelihood ratio, offline the log of one tail."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from attacks._membership import confidence, rmia
-from attacks._shadowing import check_runs, outputs, shadow
-from harness.contract import Attack, Membership, Observation
+from attacks._shadowing import ByShadows, check_runs, outputs, shadow
+from harness.contract import Membership, Observation
 from harness.rng import Key
 
 
 @dataclass(frozen=True)
-class RMIA(Attack):
+class RMIA(ByShadows):
     """How much more probable the final model finds a record's label than the mean of shadow models does.
 
     Ranked by the logarithm of that ratio, which is the attack of the source without its ties: see
@@ -39,8 +39,6 @@ class RMIA(Attack):
         queries.
     """
 
-    kind: ClassVar[str] = "membership"
-
     mode: Literal["online", "offline"] = "online"
     shadows: int = 4
     offline_a: float = 0.3
@@ -52,16 +50,6 @@ class RMIA(Attack):
         check_runs(self.shadows, 2 if self.mode == "online" else 1)
         if not 0 <= self.offline_a <= 1:
             raise ValueError(f"expected 0 <= offline_a <= 1, got offline_a={self.offline_a}")
-
-    @property
-    def aware(self) -> bool:
-        """It uses the defence where its shadows pass through it."""
-        return self.simulate
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The final model, the candidates and auxiliary data."""
-        return frozenset({"final", "candidates", "auxiliary"})
 
     def run(self, seen: Observation, key: Key) -> Membership:
         """The log ratios, less the population's median."""

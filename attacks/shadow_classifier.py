@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from attacks._membership import confidence, finite
-from attacks._shadowing import check_runs, outputs, shadow
-from harness.contract import Attack, Membership, Observation
+from attacks._shadowing import ByShadows, check_runs, outputs, shadow
+from harness.contract import Membership, Observation
 from harness.rng import Key
 
 _TOP = 3
@@ -22,7 +21,7 @@ _FAR = 1e6
 
 
 @dataclass(frozen=True)
-class ShadowClassifier(Attack):
+class ShadowClassifier(ByShadows):
     """Logistic regression tells records that a model trained on from others, by the model's output and their label.
 
     It learns from shadow models, trained on halves of auxiliary data: their outputs on the half that they had, and on
@@ -48,23 +47,11 @@ class ShadowClassifier(Attack):
         of one class are few.
     """
 
-    kind: ClassVar[str] = "membership"
-
     shadows: int = 16
     simulate: bool = False
 
     def __post_init__(self) -> None:
         check_runs(self.shadows, 1)
-
-    @property
-    def aware(self) -> bool:
-        """It uses the defence where its shadows pass through it."""
-        return self.simulate
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The final model, the candidates and auxiliary data."""
-        return frozenset({"final", "candidates", "auxiliary"})
 
     def run(self, seen: Observation, key: Key) -> Membership:
         """The classifier's log odds."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from harness import rng
 from harness._steps import Accumulate, Step, clip_factors, clipped_dense_step, dense_step, row_squares
 from harness.clipping import UnknownUse, clipped_gradient
-from harness.contract import Examples
+from harness.contract import Examples, LocalRule
 from harness.rng import Key
 from harness.tasks import ModelTask
 from harness.vec import Vector
@@ -83,6 +83,14 @@ class LocalPlan:
             raise ValueError(f"expected 0 <= noise_multiplier < inf, got noise_multiplier={self.noise_multiplier}")
         if self.noise_multiplier and self.clip is None:
             raise ValueError(f"noise_multiplier={self.noise_multiplier} needs a clip, to be a multiple of")
+
+    def under(self, rule: LocalRule, noise: float = 0.0) -> LocalPlan:
+        """With what a defence asks of local training; `noise` is its `step_noise`.
+
+        A rule of one full-batch step goes before what the plan says of steps, epochs, batch and momentum.
+        """
+        plan = replace(self, clip=rule.clip, noise_multiplier=noise, poisson=rule.poisson)
+        return replace(plan, steps=1, epochs=None, batch=0, momentum=0.0) if rule.full_batch else plan
 
     def size(self, n: int) -> int:
         """B, the nominal number of samples a step of a client with n."""

@@ -81,25 +81,18 @@ def make_setting(
 def make_plan(spec: FederationSpec, lr: float, rule: LocalRule = _NO_RULE, noise: float = 0.0) -> LocalPlan:
     """How a client trains at this learning rate; one epoch where the study names neither steps nor epochs.
 
-    `noise` is `Defense.step_noise`. A rule of one full-batch step goes before what the study says of steps, epochs,
-    batch and momentum.
+    rule, noise: see `LocalPlan.under`.
     """
-    steps, epochs = spec.local_steps, spec.local_epochs
-    if rule.full_batch:
-        steps, epochs = 1, None
-    elif steps is None and epochs is None:
-        epochs = 1
-    return LocalPlan(
+    unsaid = spec.local_steps is None and spec.local_epochs is None
+    plan = LocalPlan(
         gradient=spec.algorithm == "fedsgd",
-        steps=steps,
-        epochs=epochs,
-        batch=0 if rule.full_batch else spec.batch,
+        steps=spec.local_steps,
+        epochs=1 if unsaid else spec.local_epochs,
+        batch=spec.batch,
         lr=lr,
-        momentum=0.0 if rule.full_batch else spec.momentum,
-        clip=rule.clip,
-        noise_multiplier=noise,
-        poisson=rule.poisson,
+        momentum=spec.momentum,
     )
+    return plan.under(rule, noise)
 
 
 def replay_state(defense: Defense[Any, Any], setting: Setting, feedback: Sequence[Feedback]) -> Any:

@@ -6,7 +6,6 @@ Many runs at once: in each round the clients of all runs train side by side. Und
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -71,12 +70,7 @@ class Recipe(NamedTuple):
 
     def under(self, defense: Defense[Any, Any], setting: Setting) -> Recipe:
         """With what the defence asks of local training."""
-        plan, rule = self.plan, defense.local
-        if rule.full_batch:
-            plan = dataclasses.replace(plan, steps=1, epochs=None, batch=0, momentum=0.0)
-        noise = defense.step_noise(setting)
-        plan = dataclasses.replace(plan, clip=rule.clip, noise_multiplier=noise, poisson=rule.poisson)
-        return self._replace(plan=plan)
+        return self._replace(plan=self.plan.under(defense.local, defense.step_noise(setting)))
 
 
 class Shadows(NamedTuple):

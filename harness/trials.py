@@ -253,18 +253,9 @@ def _records(defense: Defense[Any, Any], setting: Setting, relation: Relation) -
     A linear regression from parameters of zero: the loss of (x, y) is (w.x - y)^2, its gradient -2 y x.
     """
     task = ModelTask(build("linear-regression", (setting.dim,), 1))
-    rule = defense.local
-    plan = LocalPlan(
-        gradient=setting.sends == "gradient",
-        steps=1 if rule.full_batch else setting.steps,
-        epochs=None,
-        batch=0 if rule.full_batch else setting.batch,
-        lr=setting.lr,
-        momentum=0.0 if rule.full_batch else setting.momentum,
-        clip=rule.clip,
-        noise_multiplier=defense.step_noise(setting),
-        poisson=rule.poisson,
-    )
+    gradient = setting.sends == "gradient"
+    asked = LocalPlan(gradient, setting.steps, None, setting.batch, setting.lr, setting.momentum)
+    plan = asked.under(defense.local, defense.step_noise(setting))
     start = torch.zeros(setting.dim)
 
     def data(bit: int) -> Examples:
