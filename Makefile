@@ -4,7 +4,7 @@ VENV ?= .venv
 OUT ?= runs/demo
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo test lint slow benchmarks clean
+.PHONY: demo browser test lint slow benchmarks clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,8 +19,16 @@ lint: $(VENV)/installed
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-test: lint
-	$(VENV)/bin/pytest -n 2 --dist worksteal
+# The tests of the report in a browser want Debian's Chromium; without it they are skipped and say so.
+browser:
+	@command -v chromium > /dev/null || { \
+	  root=; test "$$(id -u)" = 0 || root="sudo -n"; \
+	  get="timeout 300 $$root env DEBIAN_FRONTEND=noninteractive apt-get -qq"; \
+	  { $$get update && $$get install -y --no-install-recommends chromium; } > /dev/null 2>&1 \
+	  && command -v chromium > /dev/null || echo "chromium could not be installed: the tests in a browser are skipped"; }
+
+test: lint browser
+	$(VENV)/bin/pytest -n 2 --dist worksteal -rs
 
 slow: $(VENV)/installed
 	$(VENV)/bin/pytest -n 2 --dist worksteal -m slow

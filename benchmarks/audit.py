@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from harness import registry
-from harness.ask import prepare_audit
+from harness.ask_audit import prepare_audit
 from harness.audit import Audited, choose, contradicts, counted, verdict, watcher
 from harness.claim import Claim
 from harness.rng import Key

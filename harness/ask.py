@@ -1,28 +1,34 @@
-"""What a defence claims and what holds, asked without a study."""
+"""What a defence claims and what holds, of its epsilon and of its delta, asked without a study."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from harness import registry
+import numpy as np
+from scipy import special
+
+from harness import accounting, registry
+from harness.accounting import Event, Leak
+from harness.bounds import sampled_delta
 from harness.cell import Scalar
-from harness.claim import Horizon
+from harness.claim import Claim, Horizon
 from harness.claim_record import record_claim
 from harness.contract import Defense, Feedback, Setting
 from harness.errors import StudyError
 from harness.registry import ParameterError
 from harness.result import ClaimRecord, ProofRecord
-from harness.rng import Key
+from harness.stats import Numbers
 from harness.threats import Threat
 from harness.vec import Layout
 
 _ROUNDS = 200
 """Of a claim for a whole run, where nobody says how long it is: UDP's T."""
 
-_SETTING = {
+USUAL = {
     "dim": 25_818,
     "clients": 30,
     "participants": 30,
@@ -35,8 +41,11 @@ _SETTING = {
 """Of a claim that no study is behind: CEPAM's experiment on MNIST with its MLP."""
 
 
-_SMALL = {**_SETTING, "dim": 36, "clients": 3, "participants": 3, "samples": 20, "steps": 1, "batch": 0, "lr": 0.1}
-"""Of an audit: what is small is quick, and a bound for a small model is one for the mechanism."""
+_SAME = 1e-6
+"""How often the two halves of a true likelihood ratio may seem not to fit together."""
+
+_ROUNDING = 1e-5
+"""Relative: privacy losses that likelihoods in float32 cannot tell apart."""
 
 
 class Asked(NamedTuple):
@@ -53,7 +62,7 @@ def ask(
     """The claim of a defence and what holds, as plain data; an infinite epsilon is the text "inf".
 
     Args:
-        setting: what differs from `_SETTING`.
+        setting: what differs from `USUAL`.
         rounds: T; by default 1 for a defence that promises one round, else its own number of rounds, or 200.
         delta: at which to say what holds; by default the claim's.
 
@@ -61,91 +70,78 @@ def ask(
         UnknownNameError: no such defence.
         StudyError: parameters, setting, rounds or delta that make no sense: all problems of one kind at once.
     """
-    defense, public, history = _prepare(name, parameters, setting, rounds, delta, _SETTING)
+    defense, public, history = prepare(name, parameters, setting, rounds, delta, USUAL)
     try:
         record = record_claim(defense.claim(history, public), delta)
     except ValueError as error:
         raise StudyError(name, [str(error)]) from error
-    return _described(name, defense, public) | _plain(record)
+    return described(name, defense, public) | plain(record)
 
 
-def ask_audit(
-    name: str,
-    parameters: dict[str, Scalar],
-    setting: dict[str, Scalar],
-    rounds: int | None,
-    *,
-    trials: int,
-    confidence: float,
-    threat: str | None,
-    seed: int,
-) -> dict[str, Any]:
-    """What `ask` tells, with an audit under it: the key `audited`, and the verdict of both.
+class Delta(NamedTuple):
+    """delta at the claimed epsilon: `exact`, of the pair that attains the proof, or by `sampling`, of the tried pair.
+
+    low and high are the ends of its interval, n the samples of each input; equal to it, and 0, where it is exact.
+    """
+
+    delta: float
+    low: float
+    high: float
+    method: str
+    n: int
+
+
+def exact_delta(claim: Claim, threat: Threat) -> Delta | None:
+    """The delta of the claimed epsilon where a proof that is attained tells the law itself, not a bound of it.
+
+    None where nothing is claimed against this adversary, the proof is not of him or not tight, or its curve is a bound:
+    of `Pure` that of the worst mechanism, of mixed compositions a numerical one (see `harness.accounting`).
+    """
+    proof = claim.proved
+    of_him = threat in claim.against and threat in (proof.against or claim.against)
+    if not (of_him and proof.tight and _is_curve(proof.event)):
+        return None
+    delta = float(accounting.delta(proof.event, claim.epsilon))
+    return Delta(delta, delta, delta, "exact", 0)
+
+
+def ratios_delta(
+    zeros: Numbers, ones: Numbers, epsilon: float, confidence: float, most: float = math.inf
+) -> Delta | None:
+    """delta(epsilon) of a pair, the larger of both directions, from its log-likelihood ratios: `bounds.sampled_delta`.
+
+    It believes the law that the ratios are of. A defence's likelihood is made for attacks, and some are smoothed where
+    the law has walls or steps. None where the ratios are seen not to be those of two laws: the means of 1 / (1 + e^L)
+    over input 1 and of 1 / (1 + e^-L) over input 0 are one number for two laws, or one is above what is proved.
 
     Args:
-        setting: what differs from `_SMALL`.
-        threat: who looks; by default the adversary of the claim who sees most.
+        zeros, ones: [n] each, log p1 / p0 of samples from input 0, and from input 1.
+        most: what is proved of the ratios.
 
-    Raises:
-        UnknownNameError, StudyError: as `ask`.
+    Guarantees:
+        The interval covers with probability `confidence` or more, if the ratios are those of the laws.
     """
-    from harness.audit import audit, verdict, watcher
-    from harness.trials import Mechanism
-
-    problems = [] if trials >= 1 else [f"trials: got {trials}, expected at least 1"]
-    if not 0 < confidence < 1:
-        problems.append(f"confidence: got {confidence}, expected 0 < confidence < 1")
-    known = [one.value for one in Threat]
-    if threat is not None and threat not in known:
-        problems.append(f"threat: got {threat!r}, known: {', '.join(known)}")
-    if problems:
-        raise StudyError("audit", problems)
-    defense, public, history = prepare_audit(name, parameters, setting, rounds)
-    try:
-        claim = defense.claim(history, public)
-        looks = watcher(claim) if threat is None else Threat(threat)
-        mechanism = Mechanism(defense, public, tuple(history), looks)
-        found = audit(mechanism, claim, trials, confidence, Key(seed, ("audit",)))
-    except ValueError as error:
-        raise StudyError(name, [str(error)]) from error
-    judged, reason = verdict(claim, found)
-    plain = _plain(record_claim(claim))
-    plain["audited"] = {
-        "epsilon_lower": _epsilon(found.epsilon_lower),
-        "delta": found.delta,
-        "unit": claim.unit.value,
-        "confidence": found.confidence,
-        "trials": found.trials,
-        "distinguisher": found.distinguisher,
-        "pair": found.pair,
-        "threat": found.threat.value,
-        "method": found.method,
-        "any_mechanism": _epsilon(found.any_mechanism),
-        "true_positives": found.counts.true_positives,
-        "false_positives": found.counts.false_positives,
-    }
-    return _described(name, defense, public) | plain | {"verdict": judged.value, "reason": reason}
+    n, sides = min(len(zeros), len(ones)), (ones, -zeros)
+    apart = abs(float(np.mean(special.expit(-ones))) - float(np.mean(special.expit(zeros))))
+    if apart > math.sqrt(math.log(2 / _SAME) / n) or max(map(np.max, sides)) > most * (1 + _ROUNDING):
+        return None
+    each = 1 - (1 - confidence) / 2
+    at = epsilon * (1 + _ROUNDING)
+    both = [sampled_delta(side, at, level=each) for side in sides]
+    value, low, high = (max(ends) for ends in list(zip(*both, strict=True))[:3])
+    return Delta(value, low, high, "sampling", n)
 
 
-def prepare_audit(name: str, parameters: dict[str, Scalar], setting: dict[str, Scalar], rounds: int | None) -> Asked:
-    """The defence in the small federation that it is audited in.
-
-    Raises:
-        UnknownNameError, StudyError: as `ask`.
-    """
-    return _prepare(name, parameters, setting, rounds, None, _SMALL)
-
-
-def _described(name: str, defense: Defense[Any, Any], setting: Setting) -> dict[str, Any]:
+def described(name: str, defense: Defense[Any, Any], setting: Setting) -> dict[str, Any]:
     """What was asked about."""
     return {
         "defense": name,
         "parameters": defense.parameters(),
-        "setting": {key: getattr(setting, key) for key in (*_SETTING, "rounds")},
+        "setting": {key: getattr(setting, key) for key in (*USUAL, "rounds")},
     }
 
 
-def _prepare(
+def prepare(
     name: str,
     parameters: dict[str, Scalar],
     setting: dict[str, Scalar],
@@ -153,7 +149,15 @@ def _prepare(
     delta: float | None,
     usual: dict[str, Any],
 ) -> Asked:
-    """The defence, its setting and the states of its rounds; all problems of one kind at once."""
+    """The defence, its setting and the states of its rounds.
+
+    Args:
+        setting, rounds, delta: as of `ask`.
+        usual: the setting where nobody says; `participants` None: all clients.
+
+    Raises:
+        UnknownNameError, StudyError: as `ask`.
+    """
     try:
         defense: Defense[Any, Any] = registry.build("defense", name, parameters)
     except ParameterError as error:
@@ -202,6 +206,17 @@ def _value(text: str) -> Scalar:
     return value if isinstance(value, bool | int | float) else text
 
 
+def _is_curve(event: Event | None) -> bool:
+    """Whether `accounting.delta` tells this very law."""
+    if isinstance(event, Leak) or accounting.is_gaussian(event):
+        return True
+    import dp_accounting as dp
+
+    while isinstance(event, dp.SelfComposedDpEvent) and event.count == 1:
+        event = event.event
+    return isinstance(event, dp.LaplaceDpEvent | dp.RandomizedResponseDpEvent)
+
+
 def _setting(given: dict[str, Scalar], rounds: int, problems: list[str], usual: dict[str, Any]) -> Setting:
     """The public setting, with what is wrong added to the problems."""
     table = dict(usual)
@@ -214,8 +229,8 @@ def _setting(given: dict[str, Scalar], rounds: int, problems: list[str], usual: 
             problems.append(f"setting.{key}: got {value!r}, expected a number above zero")
         else:
             table[key] = value if key in ("lr", "sends") else int(value)  # type: ignore[arg-type]  # checked above
-    if table["participants"] > table["clients"] and "participants" not in given:
-        table["participants"] = table["clients"]
+    if "participants" not in given or table["participants"] is None:
+        table["participants"] = min(table["participants"] or table["clients"], table["clients"])
     if table["participants"] > table["clients"]:
         problems.append(f"setting.participants: got {table['participants']}, expected at most {table['clients']}")
     dim = table.pop("dim")
@@ -233,11 +248,11 @@ def _history(defense: Defense[Any, Any], setting: Setting) -> list[Any]:
     return history
 
 
-def _plain(record: ClaimRecord) -> dict[str, Any]:
+def plain(record: ClaimRecord) -> dict[str, Any]:
     """The record by the names that the command line prints."""
     return {
         "claimed": {
-            "epsilon": _epsilon(record.epsilon),
+            "epsilon": epsilon_in_json(record.epsilon),
             "delta": record.delta,
             "unit": record.unit,
             "adjacency": record.relation,
@@ -255,9 +270,9 @@ def _plain(record: ClaimRecord) -> dict[str, Any]:
 
 def _proof(proof: ProofRecord) -> dict[str, Any]:
     """A proof with its epsilon as a number or "inf"."""
-    return {**dataclasses.asdict(proof), "epsilon": _epsilon(proof.epsilon), "against": list(proof.against)}
+    return {**dataclasses.asdict(proof), "epsilon": epsilon_in_json(proof.epsilon), "against": list(proof.against)}
 
 
-def _epsilon(value: float | None) -> float | str:
-    """JSON has no infinity."""
-    return "inf" if value is None else value
+def epsilon_in_json(value: float | None) -> float | str:
+    """JSON has no infinity, which is None in records."""
+    return "inf" if value is None or math.isinf(value) else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness import registry
-from harness.ask import prepare_audit
+from harness.ask_audit import prepare_audit
 from harness.audit import audit, contradicts, verdict, watcher
 from harness.cell import PartSpec
 from harness.claim import Horizon

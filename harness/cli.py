@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli_gate import gate
+from harness.compare_cli import compare
+
 if TYPE_CHECKING:
     from harness.result import Run
     from harness.study import Study
@@ -24,6 +27,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(gate)
+app.command()(compare)
 
 USAGE, INCOMPLETE, INTERRUPTED = 2, 5, 130
 """Exit codes: the study or the call is wrong; a cell failed or is missing; stopped by the user."""
@@ -58,17 +63,26 @@ class Format(StrEnum):
 
     md = "md"
     csv = "csv"
+    jsonl = "jsonl"
+
+
+class Layout(StrEnum):
+    """How the report lies on disk."""
+
+    file = "file"
+    dir = "dir"
 
 
 @contextmanager
 def _usage_errors() -> Iterator[None]:
     """Turn a user's mistake into lines on standard error and exit code 2."""
+    from harness.baseline import BaselineError
     from harness.errors import StudyError, UnknownNameError
     from harness.store import StoreError
 
     try:
         yield
-    except (StudyError, UnknownNameError, StoreError) as error:
+    except (StudyError, UnknownNameError, StoreError, BaselineError) as error:
         for line in str(error).splitlines():
             typer.echo(f"leakgauge: {line}", err=True)
         raise typer.Exit(USAGE) from error
@@ -109,14 +123,34 @@ def run(
 def report(
     folder: FolderArgument,
     images: Annotated[Images, typer.Option(help="Whose images the page shows.")] = Images.public,
+    layout: Annotated[
+        Layout, typer.Option(help="file: one page; dir: a folder, for servers that forbid inline styles and scripts.")
+    ] = Layout.file,
+    out: Annotated[
+        Path | None, typer.Option(help="The page, or the folder of it; default DIR/report.html or DIR/report.")
+    ] = None,
+    figures: Annotated[
+        str, typer.Option(help="Formats, as in png,pdf,svg: write each chart to DIR/figures as well.")
+    ] = "",
+    against: Annotated[
+        Path | None, typer.Option(help="A baseline, or another folder of results: a section on what changed.")
+    ] = None,
 ) -> None:
     """Write the HTML report of a folder of results anew, and print its table."""
-    from harness.store import load_run
+    from harness.store import load_run, write_atomically
+    from reports.figure_files import figure_files, formats
+    from reports.select import Analysis
 
+    try:
+        kinds = formats(figures)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="'--figures'") from error
     with _usage_errors():
         finished = load_run(folder)
         _print_summary(finished)
-        page = _write_report(finished, folder, images)
+        page = _write_report(finished, folder, images, layout, out, against)
+        for name, content in figure_files(Analysis(finished), kinds):
+            write_atomically(folder / "figures" / name, content)
     typer.echo(f"report: {page}")
     _exit_if_incomplete(finished)
 
@@ -124,17 +158,20 @@ def report(
 @app.command()
 def export(
     folder: FolderArgument,
-    to: Annotated[Format, typer.Option(help="md: the leakage matrix; csv: a line a cell.")] = Format.md,
+    to: Annotated[
+        Format, typer.Option(help="md: the leakage matrix; csv, jsonl: a line a cell, with all estimates.")
+    ] = Format.md,
 ) -> None:
     """Print the results of a folder as a table for other programs."""
     from harness.store import load_run
-    from reports.export import to_csv
+    from reports.export import to_csv, to_jsonl
     from reports.markdown import to_markdown
     from reports.select import Analysis
 
     with _usage_errors():
         analysis = Analysis(load_run(folder))
-    typer.echo(to_markdown(analysis) if to is Format.md else to_csv(analysis), nl=False)
+    write = {Format.md: to_markdown, Format.csv: to_csv, Format.jsonl: to_jsonl}[to]
+    typer.echo(write(analysis), nl=False)
 
 
 @app.command("list")
@@ -221,9 +258,12 @@ def claim(
 def audit(
     defense: Annotated[str, typer.Argument(help="Name of a defence, or of two as in laplace+sdq.")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="A parameter, as key=value; may be repeated.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds that a trial covers, and the claim.")] = None,
-    trials: Annotated[int, typer.Option(help="Trials with each of the two inputs.")] = 1000,
-    confidence: Annotated[float, typer.Option(help="Of the lower bound.")] = 0.95,
+    by: Annotated[
+        str, typer.Option(help="trials; messages of a real training; canary clients in one-run; cosine: an estimate.")
+    ] = "trials",
+    rounds: Annotated[int | None, typer.Option(help="Rounds of a trial, or of the run.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Trials with each of the two inputs; default 1000.")] = None,
+    confidence: Annotated[float | None, typer.Option(help="Of the lower bound; default 0.95.")] = None,
     threat: Annotated[
         str | None, typer.Option(help="Who looks; default the adversary of the claim who sees most.")
     ] = None,
@@ -234,8 +274,9 @@ def audit(
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a defence on two neighbouring inputs many times: a measured lower bound under its claim."""
-    from harness.ask import ask_audit, assignments
+    """Audit a defence on two neighbouring inputs, alone or inside a run: a measured lower bound under its claim."""
+    from harness.ask import assignments
+    from harness.ask_audit import ask_audit
 
     with _usage_errors():
         found = ask_audit(
@@ -243,6 +284,7 @@ def audit(
             assignments(set_ or [], "--set"),
             assignments(setting or [], "--setting"),
             rounds,
+            by=by,
             trials=trials,
             confidence=confidence,
             threat=threat,
@@ -270,21 +312,12 @@ def _print_claim(found: dict[str, Any]) -> None:
             f"{f' ({how})' if how else ''}{note}"
         )
     if "audited" in found:
-        _print_audited(found["audited"])
+        from harness.ask_audit import lines
+
+        typer.echo("\n".join(lines(found["audited"])))
     for text in claimed["assumes"]:
         typer.echo(f"  assumes  {text}")
     typer.echo(f"  {found['verdict']}: {found['reason']}")
-
-
-def _print_audited(row: dict[str, Any]) -> None:
-    """What was measured, and how."""
-    epsilon = row["epsilon_lower"] if row["epsilon_lower"] == "inf" else f"{row['epsilon_lower']:.4g}"
-    sure = "" if row["method"] == "Clopper-Pearson" else f"; {row['any_mechanism']:.4g} without taking it for Gaussian"
-    typer.echo(
-        f"  audited  epsilon >= {epsilon} a {row['unit']}, delta {row['delta']:g}, confidence {row['confidence']:g}, "
-        f"by {row['threat']} ({row['method']}{sure}; {row['distinguisher']}, {row['pair']}; "
-        f"{row['true_positives']} of {row['trials']} right on input 1, {row['false_positives']} wrong on input 0)"
-    )
 
 
 def _adversaries(names: list[str]) -> str:
@@ -323,14 +356,33 @@ def _print_summary(finished: Run) -> None:
     Console(width=width).print(summary(finished))
 
 
-def _write_report(finished: Run, folder: Path, images: Images) -> Path:
-    """Write DIR/report.html."""
+def _write_report(
+    finished: Run,
+    folder: Path,
+    images: Images,
+    layout: Layout = Layout.file,
+    out: Path | None = None,
+    against: Path | None = None,
+) -> Path:
+    """Write the report, by default to DIR/report.html or DIR/report; return its page."""
+    from harness import baseline
+    from harness.gate import Rules, judge
+    from harness.measure import measured
     from harness.store import write_atomically
-    from reports.html import render
+    from reports.changes import Against
+    from reports.layout import report_files, stale_pictures
 
-    page = folder / "report.html"
-    write_atomically(page, render(finished, images=images.value).encode())
-    return page
+    compared = None
+    if against is not None:
+        now, base = measured(finished), baseline.of(against)
+        compared = Against(judge(now, base.measured, Rules(), noise_sd=base.noise_sd), now, base)
+    place = out or folder / ("report.html" if layout is Layout.file else "report")
+    files = report_files(finished, place, layout.value, images=images.value, against=compared)
+    for path, content in files.items():
+        write_atomically(path, content)
+    for old in stale_pictures(place, files):
+        old.unlink()
+    return list(files)[-1]
 
 
 def _exit_if_incomplete(finished: Run) -> None:

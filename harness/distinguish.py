@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harness.rng import Key
 from harness.stats import Numbers
 from harness.trials import Inputs, Mechanism, Part, Trace
 
@@ -55,7 +56,18 @@ def distinguishers(mechanism: Mechanism, inputs: Inputs, zero: Trace, one: Trace
         replay = _Replay(mechanism, inputs)
         if any(replay.scores(trace.first(_REPLAYED)).any() for trace in (zero, one)):
             found.append(replay)
-    return found
+    return found or [_Blind()]
+
+
+@dataclass(frozen=True)
+class _Blind:
+    """For an adversary to whom both inputs look the same."""
+
+    name: str = "nothing to see"
+    reads: Part = "told"
+
+    def scores(self, trace: Trace) -> Numbers:
+        return np.zeros(len(trace.told))
 
 
 @dataclass(frozen=True)
@@ -85,8 +97,9 @@ class _Linear:
 
 @dataclass(frozen=True, eq=False)
 class _Replay:
-    """Whether the message of the first round is what the client makes of input 1, or of 0, with the shared key for its
-    private one: 1, -1, or 0 where it is neither, or both."""
+    """How much nearer what a message of the first round tells is to what the client's own code makes of input 1, with
+    the shared key for its private one, than to what it makes of input 0; in units of the move. Where no channel adds
+    noise, 0 unless one of the two is met exactly."""
 
     mechanism: Mechanism
     inputs: Inputs
@@ -94,13 +107,16 @@ class _Replay:
     reads: Part = "wires"
 
     def scores(self, trace: Trace) -> Numbers:
-        makes = self.mechanism.replay
-        return np.array(
-            [
-                float(makes(self.inputs.one, key) == wire) - float(makes(self.inputs.zero, key) == wire)
-                for wire, key in zip(trace.wires, trace.shared, strict=True)
-            ]
-        )
+        each = zip(trace.wires, trace.shared, strict=True)
+        return np.array([self._score(self.mechanism.tell(wire, key), key) for wire, key in each])
+
+    def _score(self, told: Tensor, shared: Key) -> float:
+        zero, one = (self.mechanism.replay(update, shared) for update in (self.inputs.zero, self.inputs.one))
+        if self.inputs.focus is not None:
+            told, zero, one = (seen[self.inputs.focus] for seen in (told, zero, one))
+        if not self.mechanism.defense.analog:
+            return float(torch.equal(told, one)) - float(torch.equal(told, zero))
+        return float(((one - zero) * (told - (zero + one) / 2)).sum() / (one - zero).norm().clamp(min=1e-12))
 
 
 def _raw(trace: Trace) -> Tensor:

@@ -250,6 +250,19 @@ class Pictures:
 
 
 @dataclass(frozen=True)
+class Scores:
+    """What a membership attack made of the records that it was asked about; a higher score means member.
+
+    members: [m] float64, of those that took part; outside: [n] float64, of those that did not. who: a digest of which
+    of the records took part, in the order in which they were asked about.
+    """
+
+    members: npt.NDArray[np.float64]
+    outside: npt.NDArray[np.float64]
+    who: str = ""
+
+
+@dataclass(frozen=True)
 class Run:
     """All that a folder of results holds; what reports are made of.
 
@@ -263,6 +276,7 @@ class Run:
         failures: by cell id.
         missing: ids of cells with neither.
         pictures: loads the pictures of a cell id; None where it has none.
+        scores: loads the membership scores of a cell id; None where it has none.
         seconds: by cell id and training id, where known.
         public_data: names of the data sets whose images may be shown by default.
         data_hashes: by data set name.
@@ -278,6 +292,7 @@ class Run:
     failures: dict[str, Failure]
     missing: tuple[str, ...]
     pictures: Callable[[str], Pictures | None]
+    scores: Callable[[str], Scores | None]
     seconds: dict[str, float]
     public_data: frozenset[str]
     data_hashes: dict[str, str]

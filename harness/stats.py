@@ -172,7 +172,7 @@ def auc(members: Numbers, nonmembers: Numbers, *, level: float = 0.95) -> Estima
     """
     _check_level(level)
     m, n = _sides(members, nonmembers)
-    of_members, of_nonmembers = _placements(m, n), 1 - _placements(n, m)
+    of_members, of_nonmembers = placements(m, n), 1 - placements(n, m)
     value = float(np.mean(of_members))
     z = float(special.ndtri((1 + level) / 2))
     variance = 0.0
@@ -241,6 +241,13 @@ def balanced_accuracy(members: Numbers, nonmembers: Numbers, *, level: float = 0
     )
 
 
+def placements(scores: Numbers, others: Numbers) -> Numbers:
+    """For each score the share of the others below it, ties counting half."""
+    ranked = np.sort(others)
+    both = np.searchsorted(ranked, scores, side="left") + np.searchsorted(ranked, scores, side="right")
+    return np.asarray(both / (2 * len(ranked)), dtype=np.float64)
+
+
 def _check_level(level: float) -> None:
     """Refuse a confidence level outside (0, 1)."""
     if not 0 < level < 1:
@@ -267,13 +274,6 @@ def _sides(members: Numbers, nonmembers: Numbers) -> tuple[Numbers, Numbers]:
     if len(m) == 0 or len(n) == 0:
         raise ValueError(f"expected scores of both, got {len(m)} members and {len(n)} non-members")
     return m, n
-
-
-def _placements(scores: Numbers, others: Numbers) -> Numbers:
-    """For each score the share of the others below it, ties counting half."""
-    ranked = np.sort(others)
-    both = np.searchsorted(ranked, scores, side="left") + np.searchsorted(ranked, scores, side="right")
-    return np.asarray(both / (2 * len(ranked)), dtype=np.float64)
 
 
 def _wilson(share: float, n: int, z: float) -> Interval:

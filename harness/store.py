@@ -29,7 +29,7 @@ import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
 from harness.cell import Cell
-from harness.result import Failure, PartInfo, Pictures, Result, Run, TrainingRecord, to_data
+from harness.result import Failure, PartInfo, Pictures, Result, Run, Scores, TrainingRecord, to_data
 
 T = TypeVar("T")
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -53,6 +53,7 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # a temporary file is for its owner alone
         os.replace(temporary, path)
     except OSError as error:
         if temporary is not None:
@@ -176,6 +177,15 @@ class Store:
             return None
         return Pictures(arrays["original"], arrays["guess"])
 
+    def scores(self, cell_id: str) -> Scores | None:
+        """The membership scores of a cell; None where it has none."""
+        arrays = self.read_arrays(self.cell(cell_id) / "arrays.npz")
+        if arrays is None or "scores" not in arrays:
+            return None
+        scores, is_member = arrays["scores"].astype(np.float64), arrays["is_member"].astype(bool)
+        who = hashlib.sha256(np.packbits(is_member).tobytes()).hexdigest()[:16]
+        return Scores(scores[is_member], scores[~is_member], who)
+
     def seconds(self, folder: Path) -> float | None:
         """How long what lies in `folder` took."""
         try:
@@ -219,6 +229,7 @@ def load_run(folder: str | Path) -> Run:
         failures=failures,
         missing=tuple(cell.id for cell in cells if cell.id not in results and cell.id not in failures),
         pictures=store.pictures,
+        scores=store.scores,
         seconds=seconds,
         public_data=frozenset(study["public"]),
         data_hashes=study["data"],

@@ -134,13 +134,22 @@ class Mechanism:
                 told[trial] += self._told(state, wires, sender, shared[trial], here.child("trial", trial))
         return Trace(loss, told if inputs.focus is None else told[:, inputs.focus], *first)
 
-    def replay(self, update: Vector, shared: Key) -> bytes:
-        """The first round's message of an update where the shared key is the private one, too."""
-        memory, sender = self.defense.remember(self.setting), Sender(0, self.setting.samples)
+    def replay(self, update: Vector, shared: Key) -> Vector:
+        """[d] what the first round's message of an update tells where the shared key is the private one, too.
+
+        A channel adds noise of its own, from a child of that key.
+        """
+        memory, sender, state = self.defense.remember(self.setting), Sender(0, self.setting.samples), self.history[0]
         wire, _ = self.defense.encode(
-            self.history[0], memory, update, sender=sender, private=shared, shared=shared, setting=self.setting
+            state, memory, update, sender=sender, private=shared, shared=shared, setting=self.setting
         )
-        return wire
+        channel = shared.child("replay")
+        (heard,) = self.defense.transmit(state, [wire], senders=[sender], channel=channel, setting=self.setting)
+        return self.tell(heard, shared)
+
+    def tell(self, wire: bytes, shared: Key) -> Vector:
+        """[d] what a message of the first round tells."""
+        return self._told(self.history[0], [wire], Sender(0, self.setting.samples), shared, shared)
 
     def _updates(self, inputs: Inputs, bit: int, trials: int, key: Key) -> Tensor:
         """[n, d]."""
@@ -205,7 +214,8 @@ def pairs(defense: Defense[Any, Any], setting: Setting, unit: Unit, relation: Re
     From one end of the range to the other, and once from nothing to one end; with add-remove only so.
     """
     if unit is Unit.RECORD:
-        return [_records(defense, setting, relation)]
+        # where a record is replaced, also from one without a gradient: the norm moves
+        return [_records(defense, setting, each) for each in dict.fromkeys((relation, Relation.ADD_REMOVE))]
     if unit in (Unit.COORDINATE, Unit.SUBVECTOR):
         return _of_part(defense.parts(setting), setting.dim)
     d = setting.dim
@@ -271,4 +281,5 @@ def _records(defense: Defense[Any, Any], setting: Setting, relation: Relation) -
     still = LocalPlan(plan.gradient, plan.steps, None, 0, plan.lr, plan.momentum, plan.clip)
     zero, one = (train_clients(task, start, [Work(data(bit), Key(0))], still, "loop").updates[0] for bit in (0, 1))
     random = plan.noise_multiplier > 0 or plan.poisson or plan.size(setting.samples) < setting.samples
-    return Inputs("one record", zero, one, draw if random else None)
+    name = "one record, from nothing" if relation is Relation.ADD_REMOVE else "one record"
+    return Inputs(name, zero, one, draw if random else None)

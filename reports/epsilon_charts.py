@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -11,11 +12,14 @@ from reports.checked import checked, severity, verdict_of
 from reports.figures import ACCURACY_BETTER, LEAK_BETTER, Chart, Point, Series, capped, slug
 from reports.labels import UNDEFENDED, varying_parameters, written
 from reports.notation import INFINITE, adversaries, fixed, listing, per, percent, short
-from reports.pool import accuracy
-from reports.select import Analysis, Group
+from reports.pool import accuracy, pool
+from reports.select import RECOGNISABLE, Analysis, Group
 
 MOST_NAMES = 3
 """Defences that a caption names."""
+
+FAR = 100.0
+"""How many times nearer the undefended attack may come before its line is left out of a chart of distances."""
 
 
 class Axis(NamedTuple):
@@ -40,24 +44,43 @@ class Sample(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """What stands over epsilon: its title, its axis with the scale of the numbers, how these are written, its floor."""
+    """What stands over epsilon: the metric, its title, its axis with the scale of the numbers, a line to read them by.
+
+    `is_distance`: less means that the attacker is nearer; such numbers span decades.
+    """
 
     name: str
     title: str
     y_label: str
     better: str
     scale: float = 1.0
-    floor: tuple[float, str] | None = None
+    line: tuple[float, str] | None = None
+    is_distance: bool = False
 
     def write(self, value: float | None) -> str:
         """A value in the data table."""
+        if self.is_distance:
+            return short(value, 3)
         return percent(value) if self.scale == 100.0 else fixed(value)
 
 
 ACCURACY = Measure("accuracy", "Accuracy against claimed epsilon", "test accuracy, %", ACCURACY_BETTER, 100.0)
-SSIM = Measure("ssim", "Leakage against claimed epsilon", "mean SSIM, strongest attack", LEAK_BETTER)
+SSIM = Measure(
+    "ssim",
+    "Leakage against claimed epsilon",
+    "mean SSIM, strongest attack",
+    LEAK_BETTER,
+    line=(RECOGNISABLE, f"recognisable from {RECOGNISABLE}"),
+)
+MSE = Measure(
+    "mse",
+    "Distance to the image against claimed epsilon",
+    "mean MSE, nearest attack",
+    "Higher is better for the clients: a lower MSE means the attacker gets nearer to the image.",
+    is_distance=True,
+)
 AUC = Measure(
-    "auc", "Membership against claimed epsilon", "AUC, strongest attack", LEAK_BETTER, floor=(0.5, "chance 0.500")
+    "auc", "Membership against claimed epsilon", "AUC, strongest attack", LEAK_BETTER, line=(0.5, "chance 0.500")
 )
 
 
@@ -161,18 +184,20 @@ def _chart(
     hollow = ""
     if any(point.proved is not None for one in shown for point in one.points):
         hollow = "Hollow markers: epsilon as proved, where it differs."
-    bars = "Bars: 95 % intervals." if any(p.low is not None for s in series for p in s.points) else ""
-    lines = [] if measure.floor is None else [measure.floor]
-    if open_ is not None and open_.value is not None:
-        lines.append((measure.scale * open_.value, f"no defence {measure.write(open_.value)}"))
+    methods = dict.fromkeys(s.estimate.method for s in samples if s.estimate.low is not None and s.estimate.method)
+    bars = f"Bars: 95 % intervals ({listing(methods)})." if methods else ""
+    lines = [] if measure.line is None else [measure.line]
+    ceiling, far = _ceiling(measure, samples, open_)
+    lines += ceiling
+    log_y = measure.is_distance and all(height > 0 for height in _heights(series, lines))
     return Chart(
         name=slug(f"{measure.name} {axis.unit} {axis.relation} {axis.horizon}"),
         title=f"{measure.title} per {axis.unit}",
         x_label=axis.label,
-        y_label=measure.y_label,
+        y_label=f"{measure.y_label}{' (log scale)' if log_y else ''}",
         series=shown,
         better=measure.better,
-        caption=" ".join(filter(None, (scope, hollow, _unmarked(analysis, samples), bars, rest))),
+        caption=" ".join(filter(None, (scope, hollow, _unmarked(analysis, samples), far, bars, rest))),
         header=(
             "Defence",
             "ε claimed",
@@ -180,13 +205,31 @@ def _chart(
             "Verdict",
             "δ",
             "Against",
-            measure.y_label.capitalize(),
+            measure.y_label[:1].upper() + measure.y_label[1:],
             "95 % interval",
         ),
         rows=tuple(_row(analysis, measure, sample) for sample in samples),
         lines=tuple(lines),
         log_x=True,
+        log_y=log_y,
     )
+
+
+def _ceiling(
+    measure: Measure, samples: Sequence[Sample], open_: Estimate | None
+) -> tuple[list[tuple[float, str]], str]:
+    """The line of no defence, or a sentence where it is so far from a distance that it would flatten the rest."""
+    if open_ is None or open_.value is None:
+        return [], ""
+    text = f"no defence {measure.write(open_.value)}"
+    if measure.is_distance and open_.value < min(sample.estimate.value or 0.0 for sample in samples) / FAR:
+        return [], f"Far below the axis: {text}."
+    return [(measure.scale * open_.value, text)], ""
+
+
+def _heights(series: Sequence[Series], lines: Sequence[tuple[float, str]]) -> list[float]:
+    """All that is drawn, without the error bars."""
+    return [point.y for one in series for point in one.points] + [height for height, _ in lines]
 
 
 def accuracy_charts(analysis: Analysis, setting: str) -> list[Chart]:
@@ -207,19 +250,41 @@ def accuracy_charts(analysis: Analysis, setting: str) -> list[Chart]:
 
 def leakage_charts(analysis: Analysis, setting: str, kind: str, measure: Measure) -> list[Chart]:
     """The strongest attack against epsilon: of one round for messages, of the whole run for the final model."""
-    best = _strongest(analysis, setting, kind)
-    open_ = next((group.estimate for group in best if group.undefended), None)
+    best = _strongest(analysis, setting, kind, measure)
+    open_ = next((estimate for group, estimate in best if group.undefended), None)
     samples = []
-    for group in best:
+    for group, estimate in best:
         claim = _weakest(checked(t)[kind != "reconstruction"] for t in analysis.of(group))
-        if claim is not None and group.estimate is not None:
-            samples.append(Sample(group.defense, claim, group.estimate))
+        if claim is not None:
+            samples.append(Sample(group.defense, claim, estimate))
     return _charts(analysis, measure, samples, open_)
 
 
-def _strongest(analysis: Analysis, setting: str, kind: str) -> list[Group]:
-    """The strongest group of each defence."""
-    # several rounds watched together do not belong beside the epsilon of one
-    groups = [g for g in analysis.attacked if g.setting == setting and g.kind == kind and g.column.target.rounds == 1]
-    rows = {defense: [g for g in groups if g.defense.label == defense] for defense in analysis.defenses}
-    return [group for group in (analysis.best(row) for row in rows.values()) if group is not None]
+def _strongest(analysis: Analysis, setting: str, kind: str, measure: Measure) -> list[tuple[Group, Estimate]]:
+    """The group of each defence that gets furthest by a measure, the first of equals, with what it gets."""
+    found: dict[str, tuple[Group, Estimate]] = {}
+    for group in analysis.attacked:
+        # several rounds watched together do not belong beside the epsilon of one
+        if group.setting == setting and group.kind == kind and group.column.target.rounds == 1:
+            estimate, name = _estimate(group, measure), group.defense.label
+            if estimate is not None and (name not in found or _is_further(measure, estimate, found[name][1])):
+                found[name] = group, estimate
+    return [found[defense] for defense in analysis.defenses if defense in found]
+
+
+def _is_further(measure: Measure, one: Estimate, other: Estimate) -> bool:
+    """Whether one estimate means more leakage than the other."""
+    gap = (one.value or 0.0) - (other.value or 0.0)
+    return gap < 0 if measure.is_distance else gap > 0
+
+
+def _estimate(group: Group, measure: Measure) -> Estimate | None:
+    """A measure of a group over its seeds; None where it has no value."""
+    found = [estimate for result in group.results for estimate in result.estimates if estimate.name == measure.name]
+    pooled = pool(found) if found else None
+    if pooled is None or pooled.value is None:
+        return None
+    if measure.is_distance and pooled.low is not None:
+        # Student's t does not know that a distance is not negative
+        return dataclasses.replace(pooled, low=max(0.0, pooled.low))
+    return pooled

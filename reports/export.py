@@ -1,4 +1,4 @@
-"""All results as CSV that a spreadsheet opens without running anything."""
+"""All results, a line a cell: CSV that a spreadsheet opens without running anything, or JSON with all estimates."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import base64
 import csv
 import io
 import json
+import re
 
 from harness.cell import Cell, Scalar
-from harness.result import AuditRecord, ClaimRecord, ProofRecord, to_data
+from harness.result import AuditRecord, ClaimRecord, ProofRecord, Run, TrainingRecord, to_data
 from reports.checked import verdict_of
 from reports.pool import last_accuracy
 from reports.select import Analysis
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20"
+_FORMULA = re.compile(rf"\A(?=[{_SIGNS}\t\r\n])|(?<=[;\t\r\n])(?=[{_SIGNS}])")
+"""Where a formula could begin: at a sign, also a wide one of an East Asian keyboard. `;`, tabs and line ends begin a
+cell in the spreadsheets of countries where the comma is the decimal mark."""
+
 _CELL = ("cell", "status", "data", "model", "algorithm", "clients", "rounds", "defense", "attack", "threat")
 _TARGET = (
     *("target", "target_round", "target_rounds", "target_count", "target_batch", "target_users"),
@@ -40,22 +45,20 @@ _AUDIT = (
 
 
 def harmless(value: Scalar) -> str:
-    """A value as a field that no spreadsheet takes for a formula: text that begins like one gets a quote in front.
+    """A value as a field that no spreadsheet takes for a formula: in a text, a quote goes where one could begin.
 
     Numbers stay numbers: -0.5 is a value of ours, "-0.5" is a text of somebody's.
     """
     if value is None:
         return ""
-    if isinstance(value, (bool, int, float)):
-        return repr(value)
-    return "'" + value if value.startswith(_FORMULA) else value
+    return _FORMULA.sub("'", value) if isinstance(value, str) else str(value)
 
 
 def _claim(claim: ClaimRecord | None) -> list[Scalar]:
     """The fields of one claim and of what is proved; infinity is written `inf`."""
     if claim is None:
         return [None] * len(_CLAIM + _PROVED)
-    proved, further = claim.proved, [_further(proof) for proof in claim.further]
+    proved, further = claim.proved, [_proof_data(proof) for proof in claim.further]
     return [
         _epsilon(claim.epsilon),
         claim.delta,
@@ -104,9 +107,14 @@ def _epsilon(value: float | None) -> float | str:
     return "inf" if value is None else value
 
 
-def _further(proof: ProofRecord) -> dict[str, object]:
-    """One other proof, for JSON, which has no infinity."""
+def _proof_data(proof: ProofRecord) -> dict[str, object]:
+    """A proof for JSON, which has no infinity."""
     return {**to_data(proof), "epsilon": _epsilon(proof.epsilon)}
+
+
+def _status(run: Run, cell_id: str) -> str:
+    """`done`, `failed` or `missing`."""
+    return "done" if cell_id in run.results else "failed" if cell_id in run.failures else "missing"
 
 
 def _fields(analysis: Analysis, cell: Cell, metrics: list[str]) -> list[Scalar]:
@@ -117,7 +125,7 @@ def _fields(analysis: Analysis, cell: Cell, metrics: list[str]) -> list[Scalar]:
     training = run.trainings.get(spec.id)
     line: list[Scalar] = [
         cell_id,
-        "done" if result is not None else "failed" if failure is not None else "missing",
+        _status(run, cell_id),
         spec.task.data,
         spec.task.model,
         spec.federation.algorithm,
@@ -162,6 +170,60 @@ def to_csv(analysis: Analysis) -> str:
     for cell in run.cells:
         writer.writerow(map(harmless, _fields(analysis, cell, metrics)))
     return buffer.getvalue()
+
+
+def _claim_data(claim: ClaimRecord) -> dict[str, object]:
+    """A claim with its proofs, for JSON."""
+    changes: dict[str, object] = {"epsilon": _epsilon(claim.epsilon), "verdict": verdict_of(claim)}
+    changes |= {"proved": _proof_data(claim.proved), "further": [_proof_data(proof) for proof in claim.further]}
+    return {**to_data(claim), **changes}
+
+
+def _training_data(training: TrainingRecord | None) -> dict[str, object]:
+    """What a cell's training says, for JSON; null where it did not finish."""
+    if training is None:
+        return {"accuracy": None, "one_round": None, "whole_run": None, "audited": None}
+    audit = training.audited
+    ends = {} if audit is None else {"claimed": _epsilon(audit.claimed), "proved": _epsilon(audit.proved)}
+    return {
+        "accuracy": last_accuracy(training),
+        "one_round": _claim_data(training.one_round),
+        "whole_run": _claim_data(training.whole_run),
+        "audited": None if audit is None else {**to_data(audit), **ends},
+    }
+
+
+def _object(analysis: Analysis, cell: Cell) -> dict[str, object]:
+    """One cell: what was asked, what came out."""
+    run, spec = analysis.run, cell.training
+    result, failure = run.results.get(cell.id), run.failures.get(cell.id)
+    estimates = [to_data(estimate) for estimate in result.estimates] if result is not None else []
+    failed = None if failure is None or result is not None else {"kind": failure.kind, "message": failure.message}
+    return {
+        "cell": cell.id,
+        "status": _status(run, cell.id),
+        "task": to_data(spec.task),
+        "federation": to_data(spec.federation),
+        "defense": to_data(spec.defense),
+        "attack": to_data(cell.attack),
+        "threat": cell.threat,
+        "target": to_data(cell.target),
+        "seed": spec.seed,
+        "training": spec.id,
+        **_training_data(run.trainings.get(spec.id)),
+        "estimates": {str(estimate.pop("name")): estimate for estimate in estimates},
+        "flags": [to_data(flag) for flag in analysis.flags_of(cell)],
+        "seconds": run.seconds.get(cell.id),
+        "failure": failed,
+    }
+
+
+def to_jsonl(analysis: Analysis) -> str:
+    """One JSON object a line and cell, in the study's order, with all estimates by name and their values per victim.
+
+    An infinite epsilon is `"inf"`; null is not known. All of it is ASCII, so that a line ends where its cell does.
+    """
+    return "".join(json.dumps(_object(analysis, cell), allow_nan=False) + "\n" for cell in analysis.run.cells)
 
 
 def data_uri(text: str) -> str:

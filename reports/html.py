@@ -7,14 +7,16 @@ import hashlib
 import re
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, fields, replace
+from importlib import resources
+from typing import Any, NamedTuple, TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from harness.result import Run
 from reports import figures, leakage
+from reports.changes import Against, Changes, changes
 from reports.claims import claims
 from reports.limits import limits
 from reports.messages import Traffic, traffic
@@ -24,6 +26,14 @@ from reports.results import everything
 from reports.select import HIGH, LOW, RECOGNISABLE, Analysis
 from reports.tradeoffs import charts
 from reports.verdict import verdict
+
+STYLE, SCRIPT = "style.css", "script.js"
+"""Beside a page that has them in files of their own."""
+
+_UNSEEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What no page can show, or what turns the text that follows it around."""
+
+_Text = TypeVar("_Text", bound=str)
 
 
 class Section(NamedTuple):
@@ -90,8 +100,18 @@ def _trade_offs(analysis: Analysis, images: Images) -> tuple[TradeOffs, ...] | N
     return tuple(found) or None
 
 
+def drawable(chart: figures.Chart) -> figures.Chart:
+    """The chart with names that XML can hold and that do not turn the words around them."""
+    values = {field.name: getattr(chart, field.name) for field in fields(chart)}
+    texts: dict[str, Any] = {name: visible(value) for name, value in values.items() if isinstance(value, str)}
+    series = tuple(replace(one, label=visible(one.label)) for one in chart.series)
+    lines = tuple((height, visible(name)) for height, name in chart.lines)
+    return replace(chart, series=series, lines=lines, **texts)
+
+
 def _drawing(chart: figures.Chart, index: int) -> Drawing:
     """A chart with the keys of its legend."""
+    chart = drawable(chart)
     drawn = figures.svg(chart, prefix=f"s{index}-{chart.name}-")
     return Drawing(chart, Markup(drawn), tuple(Markup(figures.key(s, joined=chart.joined)) for s in chart.series))
 
@@ -113,12 +133,31 @@ def _breakable(text: str) -> Markup:
     return Markup(re.sub("([=_])", r"\1<wbr>", str(escape(text))))
 
 
+def _code(found: re.Match[str]) -> str:
+    """A character as a study would spell it: `\\u202e`."""
+    return f"\\u{ord(found[0]):04x}"
+
+
+def visible(text: _Text) -> _Text:
+    """A text in which control characters and changes of direction are spelled out, still safe where it was safe.
+
+    So a name cannot turn the words around it, or end the page: `a\\u202eb` stands for itself.
+    """
+    return type(text)(_UNSEEN.sub(_code, text)) if _UNSEEN.search(text) else text
+
+
+def _shown(value: object) -> object:
+    """What a template prints for a value."""
+    return visible(value) if isinstance(value, str) else value
+
+
 def _environment() -> Environment:
-    """Templates that escape everything and stop at a name that they do not know."""
+    """Templates that escape everything, show what is hidden, and stop at a name that they do not know."""
     environment = Environment(
         loader=PackageLoader("reports"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -141,10 +180,9 @@ def _section(environment: Environment, part: Part, analysis: Analysis, images: I
     return Section(part.id, part.title, part.short, Markup(body))
 
 
-def _source(environment: Environment, name: str) -> Markup:
+def source(name: str) -> Markup:
     """A file of the templates as it is."""
-    assert environment.loader is not None
-    return Markup(environment.loader.get_source(environment, name)[0])
+    return Markup(resources.files("reports").joinpath("templates", name).read_text("utf-8"))
 
 
 def _hash(text: str) -> str:
@@ -152,32 +190,45 @@ def _hash(text: str) -> str:
     return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
 
 
-def render(run: Run, *, images: Images = "public") -> str:
+def _changed(against: Against) -> Part:
+    """The section on a comparison."""
+
+    def build(analysis: Analysis, images: Images) -> Changes:
+        names = {label: known.text for label, known in (analysis.defenses | analysis.attacks).items()}
+        return changes(*against, names=names)
+
+    return Part("changes", "What changed since the baseline", "Changes", build)
+
+
+def render(run: Run, *, images: Images = "public", linked: bool = False, against: Against | None = None) -> str:
     """The whole page.
 
     Args:
         images: `public` shows pictures of the data sets in `run.public_data` and redacts the others with a word saying
             why; `redact` withholds all pictures and keeps their numbers; `none` leaves them out.
+        against: a finished comparison, for the section on what changed; None: there is no such section.
+        linked: style and script stand in files beside the page instead of inside (`reports.layout`).
 
     Returns:
-        HTML that loads nothing: style, script, charts and pictures are inside, and its policy forbids the rest.
+        HTML that loads nothing: style, script, charts and pictures are inside, and its policy forbids the rest. A
+        linked page loads what lies beside it, and its policy forbids what is inside.
 
     Guarantees:
         Same run, same page.
         A section that cannot be built prints its error where it would stand; the others are not touched.
-        Every text of the run is escaped.
+        Every text of the run is escaped; none turns what follows it around.
     """
     environment, analysis = _environment(), Analysis(run)
-    sections = [_section(environment, part, analysis, images) for part in PARTS]
-    style, script = _source(environment, "style.css"), _source(environment, "script.js")
-    policy = (
-        f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; "
-        "base-uri 'none'; form-action 'none'"
-    )
+    parts = PARTS if against is None else (PARTS[0], _changed(against), *PARTS[1:])
+    sections = [_section(environment, part, analysis, images) for part in parts]
+    style, script = source(STYLE), source(SCRIPT)
+    sources = ("'self'", "'self'", "'self'") if linked else ("data:", _hash(style), _hash(script))
     return environment.get_template("page.html").render(
         name=run.name,
-        policy=policy,
-        style=style,
-        script=script,
+        policy="default-src 'none'; img-src {}; style-src {}; script-src {}; ".format(*sources)
+        + "base-uri 'none'; form-action 'none'",
+        linked=linked,
+        style=STYLE if linked else style,
+        script=SCRIPT if linked else script,
         sections=[section for section in sections if section is not None],
     )

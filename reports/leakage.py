@@ -93,19 +93,23 @@ def _entry(analysis: Analysis, group: Group, strongest: bool) -> Entry:
     """The entry of one group."""
     if group.estimate is None or group.value is None:
         return _lacking(group)
+    value, ends, notes = fixed(group.value), interval(group.estimate), _notes(analysis, group)
+    if group.undefended:
+        return Entry(value, ends, "", "none", strongest, notes)
     rating = analysis.rating(group)
-    word = "" if group.undefended else rating.word
-    tone = "none" if group.undefended else TONES[rating.word]
-    return Entry(fixed(group.value), interval(group.estimate), word, tone, strongest, _notes(analysis, group))
+    if rating.word == "not rated" and not analysis.says_nothing(group.setting, group.column):
+        notes = (rating.why, *notes)
+    return Entry(value, ends, rating.word, TONES[rating.word], strongest, notes)
 
 
 def _strongest(analysis: Analysis, groups: list[Group]) -> set[int]:
-    """Identities of the strongest group of each defence and kind of attack."""
+    """Identities of the strongest group of each defence and kind of attack, of equals all."""
     by_row: dict[tuple[str, str], list[Group]] = {}
     for group in groups:
         by_row.setdefault((group.defense.label, group.kind), []).append(group)
-    best = [analysis.best(row) for row in by_row.values() if len(row) > 1]
-    return {id(group) for group in best if group is not None}
+    rows = [[group for group in row if group.value is not None] for row in by_row.values() if len(row) > 1]
+    most = [max((group.value or 0.0 for group in row), default=0.0) for row in rows]
+    return {id(group) for row, value in zip(rows, most, strict=True) for group in row if group.value == value}
 
 
 def _floor_entry(analysis: Analysis, sample: Group) -> Entry:

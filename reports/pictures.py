@@ -13,7 +13,7 @@ from PIL import Image
 
 from harness.cell import Target
 from harness.result import Pictures, Result
-from reports.labels import Label
+from reports.labels import UNDEFENDED, Label
 from reports.notation import fixed, plural, where
 from reports.select import RECOGNISABLE, Analysis, Group, is_recognisable
 
@@ -21,7 +21,7 @@ Images = Literal["public", "redact", "none"]
 Pixels = npt.NDArray[np.float32]
 
 MOST_IMAGES = 8
-MOST_COLUMNS = 12
+MOST_DEFENSES = 12
 MOST_SETTINGS = 3
 MOST_BYTES = 2_000_000
 """Of all pictures together, so that the page stays below 5 MB."""
@@ -37,12 +37,19 @@ class Tile(NamedTuple):
     recognisable: bool
 
 
-class Head(NamedTuple):
-    """Whose pictures stand in a column, and by which attack."""
+class Column(NamedTuple):
+    """By which attack the pictures of a column are. `word` says whether it knows the defence; empty for a control."""
 
-    defense: Label
+    word: str
     attack: str
     mean: str
+
+
+class Head(NamedTuple):
+    """Whose pictures stand below: one column, or one of a naive and one of an aware attack."""
+
+    defense: Label
+    columns: tuple[Column, ...]
 
 
 class Grid(NamedTuple):
@@ -54,6 +61,16 @@ class Grid(NamedTuple):
     heads: tuple[Head, ...]
     rows: tuple[tuple[str, tuple[Tile, ...]], ...]
     notes: tuple[str, ...]
+
+    @property
+    def columns(self) -> int:
+        """Of reconstructions, the floor's among them."""
+        return sum(len(head.columns) for head in self.heads)
+
+    @property
+    def opening(self) -> tuple[bool, ...]:
+        """For each tile of a row, whether it is the first of its defence."""
+        return (True, *(at == 0 for head in self.heads for at in range(len(head.columns))))
 
 
 class Gallery(NamedTuple):
@@ -122,29 +139,34 @@ def _tile(shown: _Shown, at: int, original: Pixels, name: str, withheld: bool) -
     return Tile("" if withheld else data_uri(guesses[at]), alt, "withheld" if withheld else "", fixed(ssim, 2), seen)
 
 
-def _candidates(analysis: Analysis, setting: str) -> tuple[Target, dict[str, Group]] | None:
-    """The first target that has reconstructions, and on it the best attack of each defence by mean SSIM."""
+def _candidates(analysis: Analysis, setting: str) -> tuple[Target, list[tuple[Group, ...]]] | None:
+    """The first target that has reconstructions, and on it the groups of each defence that are shown."""
     groups = [g for g in analysis.attacked if g.setting == setting and g.kind == "reconstruction"]
     target = next((g.column.target for g in groups if g.results), None)
     if target is None:
         return None
-    best: dict[str, Group] = {}
+    found = []
     for defense in dict.fromkeys(group.defense.label for group in groups):
         mine = [g for g in groups if g.defense.label == defense and g.column.target == target]
-        chosen = analysis.best(mine) or next(iter(mine), None)
-        if chosen is not None:
-            best[defense] = chosen
-    return target, best
+        # without a defence there is nothing to know
+        kinds = (
+            [mine] if defense == UNDEFENDED else [[g for g in mine if g.info.aware is aware] for aware in (False, True)]
+        )
+        found.append(tuple(analysis.best(kind) or kind[0] for kind in kinds if kind))
+    return target, [groups for groups in found if groups]
 
 
-def _choose(best: dict[str, Group]) -> list[Group]:
-    """At most `MOST_COLUMNS` groups in the study's order, no defence first; of more, those that leak most."""
-    open_ = [group for group in best.values() if group.undefended]
-    others = [group for group in best.values() if not group.undefended]
-    room = MOST_COLUMNS - len(open_)
-    kept = sorted(others, key=lambda group: -(group.value if group.value is not None else -1.0))[:room]
-    chosen = {group.defense.label for group in kept}
-    return open_ + [group for group in others if group.defense.label in chosen]
+def _choose(found: list[tuple[Group, ...]]) -> list[tuple[Group, ...]]:
+    """At most `MOST_DEFENSES` defences in the study's order, no defence first; of more, those that leak most."""
+    open_ = [groups for groups in found if groups[0].undefended]
+    others = [groups for groups in found if not groups[0].undefended]
+    kept = sorted(others, key=lambda groups: -_most(groups))[: MOST_DEFENSES - len(open_)]
+    return open_ + [groups for groups in others if groups in kept]
+
+
+def _most(groups: tuple[Group, ...]) -> float:
+    """The highest mean SSIM under one defence."""
+    return max(-1.0 if group.value is None else group.value for group in groups)
 
 
 def _rows(
@@ -168,8 +190,9 @@ def _grid(analysis: Analysis, setting: str, images: Images, budget: int) -> Grid
     found = _candidates(analysis, setting)
     if found is None:
         return None
-    target, best = found
-    groups = _choose(best)
+    target, defenses = found
+    chosen = _choose(defenses)
+    groups = [group for groups in chosen for group in groups]
     seed = next(result.cell.training.seed for group in groups for result in group.results)
     floor = next((analysis.floor(group) for group in groups if analysis.floor(group)), None)
     columns = [_shown(analysis, group, seed) for group in [*groups, *([floor] if floor else [])]]
@@ -185,22 +208,28 @@ def _grid(analysis: Analysis, setting: str, images: Images, budget: int) -> Grid
             "by the option --images redact" if images == "redact" else f"the data set {data} is not known to be public"
         )
         notes.append(f"Pictures are withheld: {why}. The numbers under them are as measured.")
-    if len(rows) < len(originals):
+    if not rows:
+        notes.append("The images are too large for this page.")
+    elif len(rows) < len(originals):
         notes.append(f"The first {len(rows)} of {plural(len(originals), 'image')}, in the order of the victims.")
-    if len(groups) < len(best):
-        notes.append(f"{len(groups)} of {len(best)} defences: those that leak most by mean SSIM.")
-    return Grid(analysis.settings[setting], where(target), seed, _heads(analysis, columns), rows, tuple(notes))
+    if len(chosen) < len(defenses):
+        notes.append(f"{len(chosen)} of {len(defenses)} defences: those that leak most by mean SSIM.")
+    heads = tuple(Head(_name(analysis, g[0]), tuple(_column(analysis, one) for one in g)) for g in chosen)
+    if floor is not None:
+        heads = (*heads, Head(Label("floor", "", ""), (_column(analysis, floor),)))
+    return Grid(analysis.settings[setting], where(target), seed, heads, rows, tuple(notes))
 
 
-def _heads(analysis: Analysis, columns: list[_Shown]) -> tuple[Head, ...]:
-    """The headings of the columns; a control is called floor."""
-    heads = []
-    for shown in columns:
-        group = shown.group
-        name = Label("floor", "", "") if group.info.floor else analysis.defenses[group.defense.label]
-        attack = f"{analysis.attacks[group.column.attack.label].text}, {group.column.threat}"
-        heads.append(Head(name, attack, fixed(group.value, 2)))
-    return tuple(heads)
+def _name(analysis: Analysis, group: Group) -> Label:
+    """The defence of a group."""
+    return analysis.defenses[group.defense.label]
+
+
+def _column(analysis: Analysis, group: Group) -> Column:
+    """The heading of one column."""
+    word = "" if group.info.floor or group.undefended else "aware" if group.info.aware else "naive"
+    attack = f"{analysis.attacks[group.column.attack.label].text}, {group.column.threat}"
+    return Column(word, attack, fixed(group.value, 2))
 
 
 def gallery(analysis: Analysis, images: Images) -> Gallery | None:
@@ -210,9 +239,9 @@ def gallery(analysis: Analysis, images: Images) -> Gallery | None:
     if images == "none":
         return Gallery((), "Pictures were left out by the option --images none.")
     grids: list[Grid] = []
-    budget = MOST_BYTES
-    for setting in list(analysis.settings)[:MOST_SETTINGS]:
-        grid = _grid(analysis, setting, images, budget)
+    budget, settings = MOST_BYTES, list(analysis.settings)[:MOST_SETTINGS]
+    for left, setting in zip(range(len(settings), 0, -1), settings, strict=True):
+        grid = _grid(analysis, setting, images, budget // left)
         if grid is not None:
             grids.append(grid)
             budget -= sum(len(tile.source) for _, row in grid.rows for tile in row)

@@ -89,7 +89,7 @@ def _chart(analysis: Analysis, kind: str, axis: _Axis, lines: _Lines) -> Chart:
         for at, group, e in estimates:
             attack = analysis.attacks[group.column.attack.label].text
             rows.append((analysis.defenses[defense].text, str(at), attack, fixed(e.value), interval(e)))
-    shown, rest = _looks(analysis, series)
+    shown, rest = _drawn(analysis, series)
     return Chart(
         name=slug(f"{axis.slug} {kind}"),
         title=f"{axis.title} ({kind})",
@@ -105,21 +105,27 @@ def _chart(analysis: Analysis, kind: str, axis: _Axis, lines: _Lines) -> Chart:
     )
 
 
-def _drawn(analysis: Analysis) -> list[str]:
-    """The defences that are drawn, in the study's order: one of each name, then more, as many as there are looks."""
+def looks(analysis: Analysis) -> dict[str, int]:
+    """The look of each defence that is drawn, one on all charts; -1 is no defence.
+
+    One defence of each name, in the study's order, then more, as many as there are looks.
+    """
     names: dict[str, list[str]] = {}
     for defense, label in analysis.defenses.items():
         if defense != UNDEFENDED:
             names.setdefault(label.name, []).append(defense)
     turns = [d for turn in itertools.zip_longest(*names.values()) for d in turn if d is not None][:MOST_SERIES]
-    return [defense for defense in analysis.defenses if defense in turns]
+    drawn = [UNDEFENDED, *(defense for defense in analysis.defenses if defense in turns)]
+    return {defense: at - 1 for at, defense in enumerate(drawn)}
 
 
-def _looks(analysis: Analysis, lines: Sequence[tuple[str, tuple[Point, ...]]]) -> tuple[tuple[Series, ...], str]:
+def _drawn(analysis: Analysis, lines: Sequence[tuple[str, tuple[Point, ...]]]) -> tuple[tuple[Series, ...], str]:
     """Series with one look a defence on all charts, no defence first and grey; and a sentence on what is not drawn."""
-    drawn = [UNDEFENDED, *_drawn(analysis)]
-    found = sorted(((drawn.index(defense) - 1, points) for defense, points in lines if defense in drawn))
-    series = tuple(Series(analysis.defenses[drawn[look + 1]].text, points, look) for look, points in found)
+    look = looks(analysis)
+    found = sorted(
+        (look[defense], analysis.defenses[defense].text, points) for defense, points in lines if defense in look
+    )
+    series = tuple(Series(name, points, at) for at, name, points in found)
     rest = f"{len(found)} of {len(lines)} lines are drawn; the data table has all." if len(found) < len(lines) else ""
     return series, rest
 
@@ -138,7 +144,7 @@ def _training_chart(analysis: Analysis, setting: str, what: str) -> Chart | None
             ]
     if not lines:
         return None
-    series, rest = _looks(analysis, lines)
+    series, rest = _drawn(analysis, lines)
     return Chart(
         name=what,
         title=f"Test {what} over the rounds",

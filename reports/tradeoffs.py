@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from reports.epsilon_charts import AUC, SSIM, accuracy_charts, leakage_charts
+from reports.epsilon_charts import AUC, MSE, SSIM, accuracy_charts, leakage_charts
 from reports.figures import Chart
 from reports.messages import fidelity_charts
+from reports.roc_charts import roc_charts
 from reports.round_charts import attack_charts, training_charts
 from reports.select import Analysis
 
 
 def charts(analysis: Analysis, setting: str) -> tuple[Chart, ...]:
-    """All charts of one setting that have points at two places or more."""
+    """All charts of one setting with points at two places or more."""
     found = [
-        *leakage_charts(analysis, setting, "reconstruction", SSIM),
-        *leakage_charts(analysis, setting, "membership", AUC),
         *accuracy_charts(analysis, setting),
-        *attack_charts(analysis, setting),
-        *training_charts(analysis, setting),
+        *leakage_charts(analysis, setting, "reconstruction", SSIM),
+        *leakage_charts(analysis, setting, "reconstruction", MSE),
+        *leakage_charts(analysis, setting, "membership", AUC),
         *fidelity_charts(analysis, setting),
+        *attack_charts(analysis, setting),
+        *roc_charts(analysis, setting),
+        *training_charts(analysis, setting),
     ]
     return tuple(chart for chart in found if chart.places >= 2)

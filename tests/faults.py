@@ -1,21 +1,42 @@
 """Defences with a fault in them, that say of themselves what they said without it."""
 
+import contextlib
 import dataclasses
+import functools
+import sys
 from typing import Any
 
+import pytest
+
+from defenses._scale import Scaling
+from harness import registry, rng
+from harness.codec import pack_float64
 from harness.contract import Defense
+from harness.rng import Key
+
+ONE_KEY = Key(0, ("dither",))
+"""The shared key of every round, where it is reused."""
+
+_NORM = 8
+"""Bytes of a norm in clear."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Faulty(Defense):
     """All that `promised` says, but messages by `actual`, or with a change to them.
 
-    shared_noise: private noise comes from the key that the server has. clear: bytes of the update's norm go ahead.
+    reader: by what a message is read, `promised` where it is None. quiet: what noise is multiplied by. shared_noise:
+    private noise comes from the key that the server has. reused: all rounds share one key, `ONE_KEY`. unclipped:
+    neither records nor updates are clipped. clear: the update's norm goes ahead.
     """
 
     promised: Any
     actual: Any
+    reader: Any = None
+    quiet: float = 1.0
     shared_noise: bool = False
+    reused: bool = False
+    unclipped: bool = False
     clear: bool = False
 
     @property
@@ -23,11 +44,15 @@ class Faulty(Defense):
         return self.promised.superposes
 
     @property
+    def analog(self):
+        return self.promised.analog
+
+    @property
     def local(self):
-        return self.actual.local
+        return self.actual.local._replace(clip=None) if self.unclipped else self.actual.local
 
     def step_noise(self, setting):
-        return self.actual.step_noise(setting)
+        return self.quiet * self.actual.step_noise(setting)
 
     def parts(self, setting):
         return self.promised.parts(setting)
@@ -39,28 +64,34 @@ class Faulty(Defense):
         return self.actual.remember(setting)
 
     def encode(self, state, memory, update, *, sender, private, shared, setting):
+        shared = self._key(shared)
         private = shared if self.shared_noise else private
-        wire, memory = self.actual.encode(
-            state[1], memory, update, sender=sender, private=private, shared=shared, setting=setting
-        )
-        return (int(update.norm()).to_bytes(8, "little") if self.clear else b"") + wire, memory
-
-    def _bare(self, wire):
-        return wire[8:] if self.clear else wire
+        with self._code():
+            wire, memory = self.actual.encode(
+                state[1], memory, update, sender=sender, private=private, shared=shared, setting=setting
+            )
+        return (pack_float64(update.double().norm()[None]) if self.clear else b"") + wire, memory
 
     def transmit(self, state, wires, *, senders, channel, setting):
-        return self.promised.transmit(state[0], wires, senders=senders, channel=channel, setting=setting)
+        """Norms do not add up in the air: of a sum, the first sender's arrives."""
+        bare = [self._bare(wire) for wire in wires]
+        received = self.promised.transmit(state[0], bare, senders=senders, channel=channel, setting=setting)
+        norms = [wire[: len(wire) - len(rest)] for wire, rest in zip(wires, bare, strict=True)]
+        return [norm + wire for norm, wire in zip(norms, received, strict=False)]
 
     def estimate(self, state, received, *, sender, shared, setting):
-        wire = self._bare(received)
-        return self.promised.estimate(state[0], wire, sender=sender, shared=shared, setting=setting)
+        wire, shared = self._bare(received), self._key(shared)
+        return self._read_by.estimate(state[0], wire, sender=sender, shared=shared, setting=setting)
 
-    def decode(self, state, received, **others):
-        return self.actual.decode(state[1], received, **others)
+    def decode(self, state, received, *, shared, **others):
+        wires, keys = [self._bare(wire) for wire in received], [self._key(key) for key in shared]
+        with self._code():
+            return self.actual.decode(state[1], wires, shared=keys, **others)
 
     def likelihood(self, state, received, *, senders, shared, setting):
         wires = [self._bare(wire) for wire in received]
-        return self.promised.likelihood(state[0], wires, senders=senders, shared=shared, setting=setting)
+        keys = None if shared is None else [self._key(key) for key in shared]
+        return self._read_by.likelihood(state[0], wires, senders=senders, shared=keys, setting=setting)
 
     def advance(self, state, feedback):
         return self.promised.advance(state[0], feedback), self.actual.advance(state[1], feedback)
@@ -68,7 +99,50 @@ class Faulty(Defense):
     def claim(self, history, setting):
         return self.promised.claim([state[0] for state in history], setting)
 
+    @property
+    def _read_by(self):
+        return self.promised if self.reader is None else self.reader
+
+    def _bare(self, wire):
+        return wire[_NORM:] if self.clear else wire
+
+    def _key(self, shared):
+        return ONE_KEY if self.reused and shared is not None else shared
+
+    @contextlib.contextmanager
+    def _code(self):
+        """The defence's code, with the fault in it."""
+        with pytest.MonkeyPatch.context() as code:
+            if self.quiet != 1.0:
+                for name in ("normal", "laplace", "signed_exponential"):
+                    code.setattr(rng, name, functools.partial(_draw_less, self.quiet, getattr(rng, name)))
+            if self.unclipped:
+                code.setattr(Scaling, "_clip", _keep_numbers)
+                for module, name in _clips():
+                    code.setattr(module, name, _keep)
+            yield
+
 
 def with_changes(promised, **changes):
     """The defence, with other parameters in the code than in what it says."""
     return Faulty(promised, dataclasses.replace(promised, **changes))
+
+
+def _draw_less(factor, draw, *arguments):
+    return factor * draw(*arguments)
+
+
+def _keep(update, bound):
+    return update
+
+
+def _keep_numbers(scaling, values):
+    return values
+
+
+@functools.cache
+def _clips():
+    """Where the modules of defences have their clips."""
+    registry.classes("defense")
+    modules = [module for name, module in sys.modules.items() if name.startswith("defenses.")]
+    return [(module, name) for module in modules for name in ("clip_l2", "clip_coordinates") if hasattr(module, name)]

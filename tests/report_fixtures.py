@@ -23,6 +23,7 @@ from harness.result import (
     ProofRecord,
     Result,
     Run,
+    Scores,
     TrainingRecord,
     to_data,
 )
@@ -98,6 +99,13 @@ def pictures_of(cell: Cell) -> Pictures:
     noise = np.random.default_rng(int(cell.id[:8], 16)).uniform(size=originals.shape)
     guess = np.full_like(originals, 0.5) if cell.attack.name == "prior" else seen * originals + (1 - seen) * noise
     return Pictures(originals, guess.astype(np.float32))
+
+
+def scores_of(cell: Cell) -> Scores:
+    """Normal scores, further apart the more leaks."""
+    draws = np.random.Generator(np.random.Philox(key=int(fingerprint(cell.id, 8), 16)))
+    count, apart = cell.target.count, 1.5 * leak(cell.training.defense, cell.attack)
+    return Scores(apart + draws.standard_normal(count), draws.standard_normal(count))
 
 
 def reconstruction_estimates(cell: Cell) -> tuple[Estimate, ...]:
@@ -297,6 +305,7 @@ def make_run(
         failures={i: Failure(by_id[i], "RuntimeError", "out of memory\nsecond line", "trace") for i in sorted(lost)},
         missing=tuple(sorted(absent)),
         pictures=lambda identity: pictures(by_id[identity]) if by_id[identity].attack.name != "threshold" else None,
+        scores=lambda identity: scores_of(by_id[identity]) if by_id[identity].attack.name == "threshold" else None,
         seconds={cell.id: 1.0 + 20.0 * wave(cell.id) for cell in done},
         public_data=frozenset(public),
         data_hashes={"invented": fingerprint("invented")},

@@ -16,7 +16,7 @@ from defenses.none import NoDefense
 from defenses.ota import OTA
 from defenses.udp import UDP
 from harness import registry
-from harness.ask import ask_audit
+from harness.ask_audit import ask_audit
 from harness.audit import Audited, audit, contradicts, verdict, watcher
 from harness.bounds import Counts
 from harness.claim import Relation, Unit, Verdict

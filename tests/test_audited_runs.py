@@ -133,7 +133,7 @@ def test_of_a_whole_run_at_most_twenty_rounds_are_audited():
 
 
 def test_an_audit_above_its_claim_refutes_it():
-    found = audit_defense(PartSpec("jopeq", {"epsilon": 2.0, "gamma": 10.0}), 1, 100, KEY)
+    found = audit_defense(PartSpec("jopeq", {"epsilon": 2.0, "gamma": 10.0}), 1, 300, KEY)
     assert found.refutes
     assert (found.verdict, found.claimed, found.proved) == ("BROKEN", 2.0, None)
     assert found.epsilon_lower > 2.0

@@ -253,9 +253,9 @@ def test_a_thousand_cells_take_under_ten_seconds_and_five_megabytes() -> None:
                for at in range(4)]  # fmt: skip
     cells = double.grid(many, attacks, (0, 1))
     made = double.make_run(cells)
-    start = time.perf_counter()
+    start = time.process_time()
     text = render(made)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
     assert len(cells) > 1000
     assert len(text.encode()) < 5_000_000
     complete(text)

@@ -8,18 +8,17 @@ import dataclasses
 import io
 import re
 
-import numpy as np
 import pytest
 
-from harness.cell import Cell, PartSpec
-from harness.result import Estimate, PartInfo, Pictures, Result, Run
+from harness.cell import Cell, PartSpec, Target
+from harness.result import Estimate, PartInfo, Result, Run
 from harness.stats import mean
 from reports import figures, svg
 from reports.export import harmless, to_csv
 from reports.html import render
+from reports.leakage import Entry, matrices
 from reports.limits import limits
 from reports.notation import fixed, short
-from reports.pictures import gallery
 from reports.pool import pool
 from reports.select import Analysis
 from reports.tables import plain, summary
@@ -122,71 +121,50 @@ def test_the_four_figures_are_the_numbers_of_the_run(run: Run) -> None:
     assert cells.detail.startswith("2 failed, 1 missing")
 
 
-# pictures
+# leakage by defence and attack
 
 
-def test_pictures_of_data_not_known_to_be_public_are_withheld_with_a_word() -> None:
-    text = render(double.make_run(small(), public=()))
-    page = complete(text)
-    assert "data:image" not in text
-    assert "the data set invented is not known to be public" in page.text
-    assert "0.92 recognisable" in page.text
-    assert "data:image" not in render(double.make_run(small()), images="redact")
-    assert "by the option --images redact" in render(double.make_run(small()), images="redact")
-    assert "--images none" in render(double.make_run(small()), images="none")
+def rows_of(cells: tuple[Cell, ...], **changes: object) -> dict[str, tuple[Entry, ...]]:
+    (matrix,) = matrices(Analysis(double.make_run(cells, **changes))) or ()
+    return {row.defense.name: row.entries for row in matrix.rows}
 
 
-def test_the_attack_is_chosen_on_the_mean_and_not_image_by_image() -> None:
-    attacks = [(double.MATCHING, double.PROBE, "server"), (double.MAP, double.PROBE, "server")]
+def test_a_study_without_a_defence_has_its_ceiling_above_its_floor() -> None:
+    rows = rows_of(small(double.NONE))
+    assert [(name, entry.value, entry.word) for name, (entry,) in rows.items()] == [
+        ("no defence", "0.925", ""),
+        ("floor", "0.147", "prior"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cells", "lost", "why"),
+    [(small(double.GAUSSIAN[0]), None, "no ceiling was measured"), (small(), double.PRIOR, "no floor was measured")],
+)
+def test_an_entry_that_cannot_be_rated_says_what_is_lacking(
+    cells: tuple[Cell, ...], lost: PartSpec | None, why: str
+) -> None:
+    rows = rows_of(cells, failed=lambda cell: cell.attack == lost)
+    (entry,) = rows["gaussian"]
+    assert (entry.word, entry.tone, entry.notes) == ("not rated", "none", (why,))
+    assert rows["floor"][0].value == ("0.147" if lost is None else "n/a")
+
+
+def test_the_strongest_of_each_kind_is_marked_and_of_equals_each() -> None:
+    threats = ("server", "eavesdropper")
+    attacks = [(a, double.PROBE, t) for a in (double.MATCHING, double.MAP, double.PRIOR) for t in threats]
+    attacks += [(double.THRESHOLD, Target("members", count=200), "public")]
 
     def make(cell: Cell) -> Result:
-        values = [0.9, 0.1, 0.1, 0.1, 0.1, 0.1] if cell.attack == double.MATCHING else [0.3] * 5 + [None]
-        return double.with_estimates(double.result_of(cell), mean("ssim", values, higher_leaks=True))
+        if cell.attack == double.THRESHOLD:
+            return double.result_of(cell)
+        value = 0.2 + 0.2 * (cell.attack == double.MAP) + 0.1 * (cell.threat == "server") * (cell.training.seed == 0)
+        return double.with_estimates(double.result_of(cell), mean("ssim", [value, value], higher_leaks=True))
 
-    found = gallery(Analysis(double.make_run(small(attacks=attacks), make=make)), "public")
-    assert found is not None
-    (grid,) = found.grids
-    assert [head.attack for head in grid.heads] == ["map, server"] * 2
-    assert [row[1][1].caption for row in grid.rows] == ["0.30"] * 5 + ["no reconstruction"]
-    assert grid.rows[5][1][1].word == "failed"
-    assert not any(tile.recognisable for _, row in grid.rows for tile in row)
-
-
-def test_a_picture_is_at_its_own_size_and_a_column_of_failed_cells_says_so() -> None:
-    made = double.make_run(small(), failed=lambda cell: cell.training.defense != double.NONE)
-    found = gallery(Analysis(made), "public")
-    assert found is not None
-    first, undefended, defended, floor = found.grids[0].rows[0][1]
-    content = base64.b64decode(first.source.split(",", 1)[1])
-    assert content[:4] == b"\x89PNG"
-    assert (int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")) == (24, 24)
-    assert undefended.recognisable
-    assert (defended.word, defended.source) == ("failed", "")
-    assert floor.source
-
-
-def test_a_guess_that_is_not_finite_is_a_failed_one_and_grey_images_are_shown() -> None:
-    def grey(cell: Cell) -> Pictures:
-        made = double.pictures_of(cell)
-        guess = made.guess[..., :1].copy()
-        guess[0] = np.nan
-        return Pictures(made.original[..., :1], guess)
-
-    found = gallery(Analysis(double.make_run(small(), pictures=grey)), "public")
-    assert found is not None
-    rows = found.grids[0].rows
-    assert rows[0][1][1].word == "failed"
-    assert rows[1][1][1].source
-
-
-def test_large_pictures_are_left_out_before_the_page_grows_too_big() -> None:
-    def large(cell: Cell) -> Pictures:
-        images = np.random.default_rng(0).uniform(size=(6, 1, 256, 256, 3)).astype(np.float32)
-        return Pictures(images, images)
-
-    text = render(double.make_run(small(), pictures=large))
-    assert len(text) < 3_000_000
-    assert "of 6 images, in the order of the victims" in text
+    rows = rows_of(small(attacks=attacks), make=make)
+    assert [entry.strongest for entry in rows["gaussian"]] == [False, False, True, False, False]
+    rows = rows_of(small(attacks=attacks, seeds=(1,)), make=make)
+    assert [entry.strongest for entry in rows["gaussian"]] == [False, False, True, True, False]
 
 
 # charts

@@ -1,0 +1,322 @@
+"""`leakgauge audit --by`: audits inside a run, what they refuse, and the delta of the claimed epsilon."""
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from typer.testing import CliRunner
+
+from defenses.dp_fedavg import DPFedAvg
+from defenses.gaussian import Gaussian
+from harness import rng
+from harness.ask import ratios_delta
+from harness.ask_audit import ask_audit
+from harness.cli import app
+from harness.codec import unpack_float32
+from harness.errors import StudyError
+from harness.gaussian import gaussian_delta, gaussian_epsilon
+from harness.rng import Key
+
+KEY = Key(0, ("ask-audit",))
+FEW = {"clients": 200, "dim": 200}
+"""Canary clients that are quick."""
+
+
+def asked(name, parameters=None, setting=None, rounds=None, seed=0, **options):
+    return ask_audit(name, parameters or {}, setting or {}, rounds, seed=seed, **options)
+
+
+def refused(*args, **options):
+    """What is said, line by line."""
+    with pytest.raises(StudyError) as error:
+        asked(*args, **options)
+    return str(error.value).splitlines()
+
+
+# ---- messages
+
+
+def test_messages_of_a_training_bound_a_gaussian_from_below():
+    # sigma for epsilon 8: mu 1.666; 200 a side find 3 or more but for 1 in 1000 runs, and 6.7 with 1000 a side
+    found = asked("gaussian", rounds=40, by="messages")
+    row = found["audited"]
+    assert 3.0 < row["epsilon_lower"] < found["proved"]["epsilon"] == pytest.approx(8.0)
+    assert (row["messages"], row["pilot"], row["rounds"]) == (400, 0, 40)
+    assert (row["by"], row["unit"], row["threat"]) == ("messages", "message", "server")
+    assert (found["claimed"]["horizon"], found["setting"]["dim"], found["setting"]["rounds"]) == ("one round", 650, 40)
+    assert found["verdict"] == "HOLDS"
+    assert found["reason"].endswith("with 200 trials an input.")
+    assert not {"trials", "canaries", "guesses"} & set(row)
+
+
+def test_messages_of_a_pure_claim_choose_the_threshold_on_the_first_rounds():
+    row = asked("laplace", {"epsilon": 2.0}, rounds=24, by="messages")["audited"]
+    assert 0 < row["epsilon_lower"] < 2.0
+    assert (row["messages"], row["pilot"], row["method"]) == (180, 60, "Clopper-Pearson")
+
+
+@dataclass(frozen=True)
+class Quiet(Gaussian):
+    """The normal mechanism with less noise than it says."""
+
+    def encode(self, *args, **others):
+        return Gaussian(epsilon=100.0).encode(*args, **others)
+
+
+def test_messages_with_too_little_noise_break_the_claim():
+    found = asked("tests.test_ask_audit:Quiet", {"epsilon": 1.0}, rounds=10, by="messages")
+    assert found["audited"]["epsilon_lower"] > 1.0
+    assert found["verdict"] == "BROKEN"
+    assert "above what is proved" in found["reason"]
+
+
+def test_a_message_may_be_a_gradient():
+    found = asked("gaussian", {}, {"sends": "gradient", "clients": 4}, rounds=6, by="messages")
+    assert (found["setting"]["sends"], found["setting"]["participants"]) == ("gradient", 4)
+    assert found["audited"]["messages"] == 24
+
+
+# ---- canary clients
+
+
+@pytest.mark.parametrize(("name", "pair"), [("ota", "end to end"), ("dp-fedavg", "from nothing")])
+def test_canary_clients_bound_all_rounds_from_below(name, pair):
+    found = asked(name, {}, FEW, rounds=3, by="one-run")
+    row = found["audited"]
+    assert 0 <= row["any_mechanism"] <= row["epsilon_lower"] <= found["proved"]["epsilon"]
+    assert (row["pair"], row["canaries"], row["guesses"], row["rounds"]) == (pair, 200, 20, 3)
+    assert 10 < row["right"] <= 20
+    assert (found["claimed"]["horizon"], found["claimed"]["unit"]) == ("whole run", "client")
+    assert found["reason"].endswith("with 200 canary clients.")
+    assert not {"trials", "messages", "distinguisher", "true_positives"} & set(row)
+
+
+def test_canary_clients_hidden_by_their_own_noise_show_nothing():
+    # each message of sqSGD hides it, and a hundred others' noise is in the sum
+    found = asked("sqsgd", {}, {"clients": 100, "dim": 100}, rounds=2, by="one-run")
+    assert found["audited"]["epsilon_lower"] <= found["proved"]["epsilon"]
+
+
+@dataclass(frozen=True)
+class Noiseless(DPFedAvg):
+    """DP-FedAvg whose server forgets the noise."""
+
+    def decode(self, state, received, *, setting, **others):
+        return torch.stack([unpack_float32(wire, setting.dim) for wire in received]).mean(0)
+
+
+def test_canary_clients_whom_nothing_hides_break_the_claim():
+    found = asked("tests.test_ask_audit:Noiseless", {"epsilon": 1.0}, FEW, rounds=2, by="one-run")
+    assert found["audited"]["right"] == 20
+    assert found["audited"]["epsilon_lower"] > 1.0
+    assert found["verdict"] == "BROKEN"
+    assert "above what is proved" in found["reason"]
+    assert asked("dp-fedavg", {"epsilon": 1.0}, FEW, rounds=2, by="one-run")["verdict"] == "HOLDS"
+
+
+def test_canary_clients_break_no_claim_that_is_made_to_others():
+    found = asked("tests.test_ask_audit:Noiseless", {"epsilon": 1.0}, FEW, rounds=2, by="one-run", threat="server")
+    assert found["verdict"] == "NOTHING PROMISED"
+    assert "delta_at" not in found["audited"]
+
+
+def test_cosines_estimate_and_change_no_verdict():
+    # mu 0.5 by 100 cosines: a standard deviation of 0.1
+    small = {"clients": 100, "dim": 10_000}
+    found = asked("dp-fedavg", {"noise_std": 4.0}, small, rounds=4, by="cosine")
+    row = found["audited"]
+    assert row["mu"] == pytest.approx(0.5, abs=0.5)
+    assert row["epsilon_estimate"] == pytest.approx(gaussian_epsilon(row["mu"], 1e-5))
+    assert (row["kind"], row["canaries"], row["dim"], row["rounds"]) == ("estimate", 100, 10_000, 4)
+    assert not {"epsilon_lower", "confidence", "threat", "method"} & set(row)
+    exposed = asked("tests.test_ask_audit:Noiseless", {"epsilon": 1.0}, small, rounds=4, by="cosine")
+    assert exposed["audited"]["epsilon_estimate"] > 1.0
+    assert (exposed["verdict"], "udited" in exposed["reason"]) == ("HOLDS", False)
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("name", "by", "words"),
+    [
+        ("ota", "messages", "its channel adds all messages up; expected --by trials or one-run or cosine"),
+        ("dp-fedavg", "messages", "participant sees no messages; expected --by trials or one-run or cosine"),
+        ("udp", "messages", "its unit is a record, which acts through local training; expected --by trials"),
+        ("udp", "one-run", "its unit is a record, and a canary is a client; expected --by trials"),
+        ("jopeq", "one-run", "its unit is a coordinate, and a canary is a client; expected --by trials or messages"),
+        ("jopeq", "cosine", "its unit is a coordinate, and a canary is a client; expected --by trials or messages"),
+        ("piecewise", "cosine", "at delta 0, where Gaussian laws have no epsilon; expected --by trials or messages"),
+    ],
+)
+def test_what_a_way_cannot_audit_is_refused_with_the_ways_that_can(name, by, words):
+    (line,) = refused(name, {}, {"clients": 20}, rounds=2, by=by)
+    assert line.startswith(f"{name}: cannot be audited by {by}: ")
+    assert words in line
+
+
+def test_all_that_a_way_has_no_use_for_is_named_at_once():
+    lines = refused(
+        "gaussian", {}, {"participants": 3, "dim": 36}, trials=10, confidence=2.0, threat="me", by="messages"
+    )
+    assert lines == [
+        "audit: trials: got 10, of which an audit by messages makes no use",
+        "audit: confidence: got 2.0, expected 0 < confidence < 1",
+        "audit: threat: got 'me', known: server, colluding-server, eavesdropper, participant, public",
+        "audit: setting.participants: got 3, expected all of 10 clients",
+        "audit: setting.dim: got 36, the model that is trained has 650",
+    ]
+    assert refused("gaussian", by="guess") == ["audit: by: got 'guess', known: trials, messages, one-run, cosine"]
+    lines = refused("dp-fedavg", {}, trials=5, confidence=0.9, threat="server", by="cosine")
+    assert [line.split(":")[1] for line in lines] == [" trials", " confidence", " threat"]
+
+
+def test_more_samples_than_there_are_and_one_round_are_refused():
+    (line,) = refused("gaussian", {}, {"samples": 1000}, rounds=2, by="messages")
+    assert "setting.samples: got 10000 of all clients, expected at most 14" in line
+    (line,) = refused("gaussian", rounds=1, by="messages")
+    assert "two rounds and clients at least" in line
+    (line,) = refused("gaussian", {}, {"clients": "many"}, rounds=2, by="one-run")
+    assert line == "claim: setting.clients: got 'many', expected a number above zero"
+
+
+def test_the_command_ends_with_2_and_a_line_each():
+    result = CliRunner().invoke(app, ["audit", "ota", "--by", "cosine", "--trials", "5", "--threat", "server"])
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 2
+
+
+# ---- the delta of the claimed epsilon
+
+
+def samples(mu, n, key):
+    """Log-likelihood ratios of N(mu, 1) against N(0, 1), of samples from the second and from the first."""
+    noise = rng.normal(key, (2, n), torch.float64).numpy()
+    return mu * noise[0] - mu**2 / 2, mu * noise[1] + mu**2 / 2
+
+
+def test_the_interval_of_a_sampled_delta_covers_the_closed_form_of_a_gaussian():
+    missed = 0
+    for i in range(200):
+        found = ratios_delta(*samples(1.0, 500, KEY.child("cover", i)), 0.5, 0.9)
+        assert (found.n, found.method) == (500, "sampling")
+        missed += not found.low <= gaussian_delta(1.0, 0.5) <= found.high
+    assert missed <= stats.binom.isf(1e-6, 200, 0.1)
+    assert found.high - found.low < 0.2
+    assert found.low <= found.delta <= found.high
+
+
+def test_a_sampled_delta_is_the_larger_of_both_directions():
+    # e^-L of input 1 is worth more: laws on two points, 0.1 and 0.9 against 0.3 and 0.7
+    zeros = np.repeat([math.log(3), math.log(7 / 9)], [100, 900])
+    ones = np.repeat([math.log(3), math.log(7 / 9)], [300, 700])
+    at = 0.5
+    forward, backward = 0.3 - math.exp(at) * 0.1, max(0.0, 0.9 - math.exp(at) * 0.7)
+    assert ratios_delta(zeros, ones, at, 0.95).delta == pytest.approx(max(forward, backward), abs=1e-4)
+    assert ratios_delta(-ones, -zeros, at, 0.95).delta == pytest.approx(max(forward, backward), abs=1e-4)
+
+
+def test_ratios_that_are_not_of_two_laws_tell_no_delta():
+    zeros, ones = samples(1.0, 500, KEY)
+    assert ratios_delta(zeros + 5, ones + 5, 1.0, 0.95) is None
+    assert ratios_delta(zeros, ones, 1.0, 0.95, most=2.0) is None
+    assert ratios_delta(zeros, ones, 1.0, 0.95, most=20.0) is not None
+
+
+def test_an_attained_law_tells_the_delta_exactly():
+    found = asked("gaussian", {"epsilon": 2.0}, trials=20)["audited"]["delta_at"]
+    assert found["delta"] == found["low"] == found["high"] == pytest.approx(1e-5)
+    assert (found["epsilon"], found["method"], found["n"]) == (pytest.approx(2.0), "exact", 0)
+    udp = asked("udp", {"epsilon": 20.0}, rounds=2, trials=20)["audited"]["delta_at"]
+    assert udp["delta"] > 10 * 1e-3  # claimed; 30.3 is proved there, and not 20
+    assert asked("dp-fedavg", {}, FEW, rounds=2, by="one-run")["audited"]["delta_at"]["delta"] == pytest.approx(1e-5)
+
+
+def test_trials_tell_the_delta_of_a_law_without_a_curve():
+    # one coordinate of three rounds of Laplace: 2 a round, 6 in all, so that delta is 0 there
+    found = asked("laplace", {"epsilon": 2.0}, {"dim": 4}, rounds=3, trials=200)["audited"]["delta_at"]
+    assert (found["epsilon"], found["method"], found["n"]) == (6.0, "sampling", 200)
+    assert found["delta"] == pytest.approx(0.0, abs=1e-4)
+    assert found["low"] < 1e-6 < 0.005 < found["high"] < 0.05
+
+
+def test_trials_tell_the_delta_by_which_a_claim_is_missed():
+    # a dithered quantiser, whose dither is known, of Laplace with epsilon 4.62: no more than Laplace's own delta
+    found = asked("jopeq", {"scale": "public"}, {"dim": 4}, trials=200)
+    row = found["audited"]["delta_at"]
+    assert (found["verdict"], row["epsilon"], row["method"]) == ("BROKEN", 4.0, "sampling")
+    assert 0.02 < row["low"] < row["delta"] < -math.expm1((4 - found["proved"]["epsilon"]) / 2)
+
+
+def test_no_delta_is_told_where_the_likelihood_is_not_the_law_or_nothing_is_claimed():
+    assert "delta_at" not in asked("sqsgd", trials=20)["audited"]  # continued for attacks: above what is proved
+    assert "delta_at" not in asked("jopeq", trials=20)["audited"]  # at one norm: of a part of the message
+    assert "delta_at" not in asked("none", trials=20)["audited"]
+
+
+# ---- what the documents say
+
+DOCUMENT = (Path(__file__).parents[1] / "docs" / "claims.md").read_text("utf-8")
+ROWS = re.findall(
+    r"^\| `(\S+) --by (\S+)` \| (.*?), (.*?), (.*?) \| (\S+) \| (\S+) \| (.*?) \| (.*?) \|$", DOCUMENT, re.M
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]} by {row[1]}")
+def test_a_row_of_the_table_is_what_its_command_finds(row):
+    name, by, unit, delta, horizon, claimed, proved, audited, verdict = row
+    found = asked(name, by=by)
+    what, where = found["audited"], found["claimed"]
+    assert (unit, horizon, verdict) == (where["unit"], where["horizon"], found["verdict"])
+    measured = what["epsilon_estimate"] if audited.startswith("estimate") else what["epsilon_lower"]
+    numbers = (delta, where["delta"]), (claimed, where["epsilon"]), (proved, found["proved"]["epsilon"])
+    for said, number in (*numbers, (audited.removeprefix("estimate "), measured)):
+        assert float(said) == pytest.approx(number, rel=6e-4)
+
+
+def test_all_ways_are_in_the_table():
+    assert {row[1] for row in ROWS} == {"messages", "one-run", "cosine"}
+
+
+# ---- how it looks
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gaussian", {"by": "messages", "rounds": 4}),
+        ("ota", {"by": "one-run", "rounds": 2, "setting": FEW}),
+        ("dp-fedavg", {"by": "cosine", "rounds": 2, "setting": FEW}),
+        ("gaussian", {"by": "trials", "trials": 50}),
+    ],
+)
+def test_the_same_seed_gives_the_same_audit_and_another_one_another(name, options):
+    first, again, other = (asked(name, seed=seed, **options) for seed in (0, 0, 1))
+    assert first == again
+    assert first["audited"] != other["audited"]
+    assert json.loads(json.dumps(first, allow_nan=False)) == again
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["gaussian", "--by", "messages", "--rounds", "4"], ["audited", "of 20 right on input 1", "40 messages of 4"]),
+        (["ota", "--by", "one-run", "--rounds", "2"], ["audited", "of 20 guesses right", "end to end", "200 canary"]),
+        (["dp-fedavg", "--by", "cosine", "--rounds", "2"], ["ESTIMATE epsilon about", "no bound", "from nothing"]),
+    ],
+)
+def test_the_command_says_what_was_done(options, words):
+    few = [] if "messages" in options else ["--setting", "clients=200", "--setting", "dim=200"]
+    result = CliRunner().invoke(app, ["audit", *options, *few])
+    assert result.exit_code == 0
+    assert "(exact, of the pair that attains the proof)" in result.stdout
+    for word in words:
+        assert word in result.stdout
+    assert ("audited" in result.stdout) == ("cosine" not in options)

@@ -1,0 +1,229 @@
+"""The committed file: it comes back as it was, and is refused where it cannot be trusted."""
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from harness.baseline import SCHEMA, Baseline, BaselineError, Move, moves, read, to_text, write
+from harness.cell import Target
+from harness.cli import app
+from harness.measure import Measure, Measured, measured
+from harness.store import StoreError
+from tests.report_fixtures import GAUSSIAN, MAP, MATCHING, NONE, THRESHOLD, audited_run, grid, make_run
+
+PROBE = Target("probe", 0, 16)
+MEMBERS = Target("members", count=40)
+RUN = make_run(
+    grid([NONE, *GAUSSIAN[:2]], [(MATCHING, PROBE, "server"), (MAP, PROBE, "server"), (THRESHOLD, MEMBERS, "public")])
+)
+BASE = Baseline(measured(RUN), 0.012, "first numbers, ε and <b>")
+
+
+def with_measure(base, at, **changes):
+    """The same baseline but for one measure."""
+    measures = list(base.measured.measures)
+    measures[at] = dataclasses.replace(measures[at], **changes)
+    return dataclasses.replace(base, measured=dataclasses.replace(base.measured, measures=tuple(measures)))
+
+
+def many(count, images):
+    """So many checks of SSIM."""
+    first = BASE.measured.measures[2]
+    values = tuple(round(0.1 + at / 7, 6) for at in range(images))
+    measures = [dataclasses.replace(first, key=f"{first.key}{at}", values=values) for at in range(count)]
+    return dataclasses.replace(BASE, measured=dataclasses.replace(BASE.measured, measures=tuple(measures)))
+
+
+@pytest.mark.parametrize("base", [BASE, Baseline(measured(audited_run((0, 1))), 0.0, "audits")], ids=["run", "audits"])
+def test_a_baseline_comes_back_as_it_was_and_is_the_same_bytes(base, tmp_path):
+    write(base, tmp_path / "new" / "a.json")
+    found = read(tmp_path / "new" / "a.json")
+    assert found == base
+    write(found, tmp_path / "b.json")
+    assert (tmp_path / "b.json").read_bytes() == (tmp_path / "new" / "a.json").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.json", "new"]
+
+
+number = st.floats(allow_nan=False, allow_infinity=False)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+some_measures = st.builds(
+    Measure,
+    *[st.just("key"), st.just("ssim"), texts, texts, texts, texts, texts, st.booleans()],
+    *[st.sampled_from(["", "ceiling", "floor"]), st.none() | number, st.none() | number, st.none() | number],
+    values=st.lists(st.none() | number, max_size=4).map(tuple),
+    items=st.lists(texts, max_size=2).map(tuple),
+    sides=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=2).map(tuple),
+    limit=st.none() | number,
+    problem=texts,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(some_measures, texts, st.dictionaries(texts, texts, max_size=3))
+def test_whatever_a_measure_holds_comes_back(tmp_path_factory, measure, text, table):
+    run = Measured(text, text, table, text, True, table, text, (measure,))
+    path = tmp_path_factory.getbasetemp() / "any.json"
+    write(Baseline(run, 0.5, text), path)
+    assert read(path) == Baseline(run, 0.5, text)
+
+
+def test_mappings_are_sorted_so_that_equal_baselines_are_equal_bytes():
+    turned = dict(reversed(BASE.measured.packages.items()))
+    assert list(turned) != list(BASE.measured.packages)
+    assert to_text(dataclasses.replace(BASE, measured=dataclasses.replace(BASE.measured, packages=turned))) == to_text(
+        BASE
+    )
+
+
+def test_one_value_that_moves_changes_one_line_and_the_number_another():
+    first = BASE.measured.measures[0]
+    moved = with_measure(BASE, 0, value=0.5, values=(0.9999, *first.values[1:]))
+    before, after = to_text(BASE).splitlines(), to_text(moved).splitlines()
+    assert len(before) == len(after)
+    changed = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
+    assert len(changed) == 2
+    assert changed[0][1].strip().startswith('"value": 0.5, ')
+    assert changed[1][1].strip().startswith('"values": [0.9999, ')
+
+
+def test_fifty_checks_of_sixteen_images_are_below_40_kb():
+    size = len(to_text(many(50, 16)).encode())
+    assert 10_000 < size < 40_000
+    assert size - len(to_text(many(50, 8)).encode()) < 50 * 8 * 11
+
+
+def test_a_cut_file_is_refused_wherever_it_is_cut(tmp_path):
+    whole = to_text(BASE).encode()
+    path = tmp_path / "cut.json"
+    for keep in [0, 1, 20, *range(30, len(whole) - 1, 997), len(whole) - 2]:
+        path.write_bytes(whole[:keep])
+        with pytest.raises(BaselineError, match=r"cut\.json is cut, or no JSON: .*; restore it with git"):
+            read(path)
+
+
+def edited(old, new):
+    """The text of a baseline with something else in the first place where `old` stands."""
+    text = to_text(BASE)
+    assert old in text
+    return text.replace(old, new, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("no JSON at all", "cut, or no JSON"),
+        ("<<<<<<< HEAD\n" + to_text(BASE), "cut, or no JSON"),
+        ("[" * 100_000, "cut, or no JSON"),
+        ("[]", "got schema None, expected 1; delete it and make it anew with 'leakgauge baseline update'"),
+        (edited(f'"schema": {SCHEMA}', '"schema": 2'), "got schema 2, expected 1"),
+        (edited(f'"schema": {SCHEMA}', '"schema": true'), "schema: Input should be a valid integer"),
+        (edited('"noise_sd": 0.012', '"noise_sd": NaN'), "noise_sd: Input should be a finite number"),
+        (edited('"noise_sd": 0.012', '"noise_sd": 1e999'), "noise_sd: Input should be a finite number"),
+        (edited('"noise_sd": 0.012', '"noise_sd": -0.5'), "got noise_sd -0.5, expected 0 or more"),
+        (edited('"value": 0.', '"value": NaN, "x": 0.'), "measured.measures.0.value: Input should be a finite number"),
+        (edited('"values": [', '"values": [NaN, '), "measured.measures.0.values.0: Input should be a finite number"),
+        (edited('"values": [', '"values": ["0.5", '), "measured.measures.0.values.0: Input should be a valid number"),
+        (edited('"values": [', '"values": [true, '), "measured.measures.0.values.0: Input should be a valid number"),
+        (edited('"aware": false', '"aware": 0'), "measured.measures.0.aware: Input should be a valid boolean"),
+        (edited('"metric": "ssim"', '"metric": "mse"'), "measured.measures.0.metric: Input should be 'ssim', "),
+        (edited('"study_hash": ', '"hash": '), "measured.study_hash: Field required"),
+        (edited('"reason": ', '"verdict": "PASS", "reason": '), "verdict: Unexpected keyword argument"),
+        (to_text(many(0, 16)), "it has no measures"),
+        (
+            to_text(with_measure(BASE, 1, key=BASE.measured.measures[0].key)),
+            f"{BASE.measured.measures[0].key} is there",
+        ),
+        (to_text(with_measure(BASE, 4, metric="auc", sides=((8, 9),))), "values for 17 records"),
+    ],
+)
+def test_a_file_that_cannot_be_trusted_is_refused_in_one_line(text, said, tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text(text, "utf-8")
+    with pytest.raises(BaselineError) as caught:
+        read(path)
+    assert said in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    assert "leakgauge baseline update" in str(caught.value) or "restore it with git" in str(caught.value)
+
+
+def test_no_file_says_what_makes_one(tmp_path):
+    with pytest.raises(BaselineError, match=r"no baseline .*none\.json; make one with 'leakgauge baseline update'"):
+        read(tmp_path / "none.json")
+    with pytest.raises(BaselineError, match=r"cannot read baseline .*: Is a directory; give a file"):
+        read(tmp_path)
+
+
+def test_what_cannot_be_written_leaves_the_old_file_whole(tmp_path):
+    path = tmp_path / "x.json"
+    write(BASE, path)
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write(with_measure(BASE, 0, value=float("nan")), path)
+    assert read(path) == BASE
+    with pytest.raises(StoreError, match="cannot write"):
+        write(BASE, path / "inside.json")
+
+
+def test_moves_are_what_moved_appeared_and_vanished():
+    first, second, third = BASE.measured.measures[:3]
+    assert moves(BASE.measured, BASE.measured) == ()
+    now = with_measure(BASE, 0, value=0.5, values=(0.9999, *first.values[1:]))
+    now = with_measure(now, 1, values=(*second.values, 0.1))
+    now = with_measure(now, 2, key="new/key").measured
+    assert moves(BASE.measured, now) == (
+        Move(first.key, first.name, "moved", first.value, 0.5, 1, 32),
+        Move(second.key, second.name, "moved", second.value, second.value, 1, 33),
+        Move("new/key", third.name, "appeared", None, third.value, 0, 160),
+        Move(third.key, third.name, "vanished", third.value, None, 0, 160),
+    )
+
+
+def test_the_file_can_be_read_without_this_program():
+    data = json.loads(to_text(BASE))
+    assert list(data) == ["schema", "reason", "noise_sd", "measured"]
+    assert data["measured"]["study"] == "invented-study"
+    keys = [measure["key"] for measure in data["measured"]["measures"]]
+    assert keys == [measure.key for measure in BASE.measured.measures]
+
+
+def call(*words):
+    return CliRunner().invoke(app, ["baseline", *map(str, words)])
+
+
+def test_a_baseline_is_shown(tmp_path):
+    path = tmp_path / "base.json"
+    write(BASE, path)
+    shown = call("show", path)
+    assert shown.exit_code == 0
+    assert "reason: first numbers, ε and <b>" in shown.stdout
+    lines = shown.stdout.splitlines()
+    assert [line.split()[0] for line in lines[5:]] == [measure.key for measure in BASE.measured.measures]
+    assert "n = 32 " in lines[5]
+    assert lines[5].endswith("ceiling")
+    assert call("show", path, "--json").stdout == path.read_text("utf-8")
+
+
+def test_a_diff_informs_and_judges_nothing(tmp_path):
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    worse = with_measure(BASE, 0, value=0.99, values=(0.5,))
+    packages = BASE.measured.packages | {"torch": "2.0.0"}
+    write(BASE, old)
+    write(dataclasses.replace(worse, measured=dataclasses.replace(worse.measured, packages=packages)), new)
+    done = call("diff", old, new)
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[1] == "packages, torch: 2.13.0 -> 2.0.0"
+    assert done.stdout.splitlines()[2].endswith(f"{BASE.measured.measures[0].key}  (32 of 32 values)")
+    (move,) = json.loads(call("diff", old, new, "--json").stdout)
+    assert (move["kind"], move["after"]) == ("moved", 0.99)
+    assert call("diff", old, old).stdout.splitlines()[1:] == ["no measure moved"]
+
+
+def test_what_cannot_be_read_is_exit_code_4(tmp_path):
+    write(BASE, tmp_path / "base.json")
+    for words in (["show", "none.json"], ["diff", "base.json", "none.json"], ["diff", "none.json", "base.json"]):
+        done = call(words[0], *(tmp_path / word for word in words[1:]))
+        assert done.exit_code == 4
+        assert "make one with 'leakgauge baseline update'" in done.stderr

@@ -1,0 +1,400 @@
+"""What the commands of the gate print, and their exit codes, from files as a run leaves them."""
+
+import dataclasses
+import functools
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from harness.baseline import read, write
+from harness.cell import Target, fingerprint
+from harness.cli import app
+from harness.measure import measured
+from harness.result import Failure, to_data
+from harness.stats import mean
+from harness.store import Store, load_run
+from tests import report_fixtures as made
+from tests.report_fixtures import GAUSSIAN, MAP, MATCHING, NONE, PRIOR, THRESHOLD, result_of, ssim_values
+
+PROBE, MEMBERS = Target("probe", 0, 16), Target("members", count=200)
+ASKED = [*((attack, PROBE, "server") for attack in (MATCHING, MAP, PRIOR)), (THRESHOLD, MEMBERS, "public")]
+CELLS = made.grid([NONE, GAUSSIAN[1]], ASKED, seeds=[0])
+OUTSIDE = {"CI": "", "GITHUB_ACTIONS": "", "GITHUB_STEP_SUMMARY": ""}
+
+
+def call(*words, **environment):
+    return CliRunner().invoke(app, [str(word) for word in words], env=OUTSIDE | environment)
+
+
+def arrays_of(cell):
+    """Scores or pictures, as a worker stores them."""
+    if cell.attack == THRESHOLD:
+        scores = made.scores_of(cell)
+        is_member = np.repeat([True, False], [len(scores.members), len(scores.outside)])
+        return {"scores": np.concatenate([scores.members, scores.outside]), "is_member": is_member}
+    pictures = made.pictures_of(cell)
+    return {"original": pictures.original, "guess": pictures.guess}
+
+
+def write_run(folder, cells=CELLS):
+    """A folder of results of a run that nobody ran."""
+    store = Store(folder)
+    store.write_study(
+        {
+            "name": "smoke",
+            "title": "Invented",
+            "text": "",
+            "hash": fingerprint([cell.id for cell in cells]),
+            "cells": [to_data(cell) for cell in cells],
+            "data": {"invented": "00ff"},
+            "public": ["invented"],
+            "attacks": {cell.attack.label: to_data(made.ATTACKS[cell.attack.name]) for cell in cells},
+        }
+    )
+    for spec in {cell.training.id: cell.training for cell in cells}.values():
+        store.write_training(made.training_of(spec), {}, 1.0)
+    for cell in cells:
+        store.write_result(result_of(cell), arrays_of(cell), 1.0)
+
+
+def one(attack, defense=GAUSSIAN[1]):
+    """The cell of an attack on a defence."""
+    return next(cell for cell in CELLS if cell.attack == attack and cell.training.defense == defense)
+
+
+def with_values(folder, cell, values):
+    """The same run with other SSIMs of a cell."""
+    changed = made.with_estimates(result_of(cell), mean("ssim", values, higher_leaks=True))
+    Store(folder).write_result(changed, {}, 1.0)
+
+
+def shifted(folder, *, attack, steps):
+    """The same run with each SSIM of an attack moved, by these steps in turn."""
+    values = ssim_values(one(attack))
+    with_values(folder, one(attack), [value + steps[at % len(steps)] for at, value in enumerate(values)])
+
+
+worse = functools.partial(shifted, attack=MAP, steps=[0.07])
+better = functools.partial(shifted, attack=MAP, steps=[-0.1])
+inconclusive = functools.partial(shifted, attack=MATCHING, steps=[0.15, -0.12])
+
+
+def one_image_worse(folder):
+    values = list(ssim_values(one(MATCHING)))
+    assert values[3] < 0.4
+    values[3] = 0.75
+    with_values(folder, one(MATCHING), values)
+
+
+def missing_cell(folder):
+    for path in Store(folder).cell(one(MAP).id).iterdir():
+        path.unlink()
+
+
+def failed_cell(folder):
+    missing_cell(folder)
+    Store(folder).write_failure(Failure(one(MAP), "RuntimeError", "out of memory", "trace"))
+
+
+def failed_image(folder):
+    with_values(folder, one(MAP), [None, *ssim_values(one(MAP))[1:]])
+
+
+def nan_in_a_file(folder):
+    path = Store(folder).cell(one(MAP).id) / "result.json"
+    data = json.loads(path.read_text())
+    data["estimates"][0]["values"][5] = float("nan")
+    path.write_text(json.dumps(data))
+
+
+def cut_result(folder):
+    path = Store(folder).cell(one(MAP).id) / "result.json"
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def cut_training(folder):
+    path = Store(folder).training(one(MAP).training.id) / "record.json"
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def other_images(folder):
+    for attack in (MATCHING, MAP, PRIOR):
+        for cell in (one(attack), one(attack, NONE)):
+            arrays = arrays_of(cell)
+            Store(folder).write_result(result_of(cell), arrays | {"original": arrays["original"] / 2}, 1.0)
+
+
+def other_study(folder):
+    write_run(folder, made.grid([NONE, GAUSSIAN[2]], ASKED, seeds=[0]))
+
+
+def no_results(folder):
+    (folder / "study.json").unlink()
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """A run and its baseline, made once."""
+    place = tmp_path_factory.mktemp("template")
+    write_run(place / "run")
+    words = ["--reason", "first numbers", "--baseline", place / "base.json"]
+    assert call("baseline", "update", place / "run", *words).exit_code == 0
+    return place
+
+
+@pytest.fixture
+def folder(template, tmp_path):
+    """The run, to change."""
+    return shutil.copytree(template / "run", tmp_path / "run")
+
+
+@pytest.fixture
+def base(template, tmp_path):
+    """The baseline of that run, to change."""
+    return shutil.copy(template / "base.json", tmp_path / "base.json")
+
+
+def stale(path):
+    """Made with another version of what the numbers rest on."""
+    found = read(path)
+    packages = found.measured.packages | {"torch": "2.0.0"}
+    write(dataclasses.replace(found, measured=dataclasses.replace(found.measured, packages=packages)), path)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-500])
+
+
+def no_baseline(path):
+    path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "said"),
+    [
+        ([], 0, "No increase detected in "),
+        ([better], 0, "No increase detected in "),
+        ([worse], 1, "Leakage increased in 1 of "),
+        ([one_image_worse], 1, "Leakage increased in 1 of "),
+        ([inconclusive], 0, "Inconclusive: 1 of "),
+        ([missing_cell], 5, "Incomplete: 1 of "),
+        ([failed_cell], 5, "out of memory"),
+        ([failed_image], 5, "1 of 16 images have no number"),
+        ([nan_in_a_file], 5, "Incomplete: 1 of "),
+        ([cut_result], 5, "Incomplete: 1 of "),
+        ([cut_training], 5, "1 of 1 trainings have not finished"),
+        ([other_images], 4, "Not comparable: "),
+        ([other_study], 4, "Not comparable: "),
+        ([worse, cut_training], 1, "Leakage increased in 1 of "),
+        ([other_images, missing_cell], 5, "Incomplete: 1 of "),
+        ([no_results], 2, "there is no study.json"),
+    ],
+)
+def test_the_exit_code_of_a_check_follows_from_the_run(changes, code, said, folder, base):
+    for change in changes:
+        change(folder)
+    done = call("check", folder, "--baseline", base, "--no-rerun")
+    assert done.exit_code == code, done.output
+    assert said in done.output.splitlines()[-1]
+    assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [(stale, "torch"), (no_baseline, "make one with 'leakgauge baseline update'"), (cut, "restore it with git")],
+)
+def test_a_baseline_that_does_not_do_is_exit_code_4(change, said, folder, base):
+    change(base)
+    done = call("check", folder, "--baseline", base)
+    assert done.exit_code == 4, done.output
+    assert said in done.output.splitlines()[-1]
+
+
+def test_inconclusive_is_exit_code_3_where_it_is_to_fail(folder, base):
+    inconclusive(folder)
+    assert call("check", folder, "--baseline", base, "--inconclusive", "warn", "--no-rerun").exit_code == 0
+    assert call("check", folder, "--baseline", base, "--inconclusive", "fail", "--no-rerun").exit_code == 3
+    worse(folder)
+    assert call("check", folder, "--baseline", base, "--inconclusive", "fail", "--no-rerun").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["--baseline"], ["--baseline", "x", "--inconclusive", "perhaps"], ["--bsaeline"]]
+)
+def test_a_wrong_call_is_exit_code_2(words, folder):
+    assert call("check", folder, *words).exit_code == 2
+
+
+def test_a_check_prints_the_worst_first_and_ends_with_the_line_to_look_at(folder, base):
+    worse(folder)
+    lines = call("check", folder, "--baseline", base).stdout.splitlines()
+    (at,) = [number for number, line in enumerate(lines) if line.startswith("FAIL")]
+    key = lines[at].split()[1]
+    assert key.startswith("gaussian/map/server/ssim/")
+    assert lines[at - 1].startswith("verdict")
+    assert [line.split()[:2] for line in lines[at + 1 : at + 3]] == [
+        ["gaussian(clip=1.0,", "delta=1e-05,"],
+        ["mean", "SSIM"],
+    ]
+    assert all(line.startswith("PASS") for line in lines[at + 3 : -1])
+    assert lines[-1].startswith(f"leakgauge: Leakage increased in 1 of {len(lines) - at - 3} checks, against {base}; ")
+    assert key in lines[-1]
+
+
+def test_a_check_writes_what_it_is_asked_for(folder, base, tmp_path):
+    worse(folder)
+    page, job = tmp_path / "page.md", tmp_path / "job.md"
+    job.write_text("before\n")
+    files = ["--junit", tmp_path / "new" / "j.xml", "--json", tmp_path / "c.json"]
+    words = ["check", folder, "--baseline", base, *files]
+    done = call(*words, "--summary", "auto", GITHUB_STEP_SUMMARY=str(job), GITHUB_ACTIONS="true")
+    assert done.exit_code == 1
+    assert job.read_text().startswith("before\n## ")
+    assert "<failure" in (tmp_path / "new" / "j.xml").read_text()
+    assert json.loads((tmp_path / "c.json").read_text())["exit_code"] == 1
+    assert sum(line.startswith("::error") for line in done.stdout.splitlines()) == 1
+    assert done.stdout.splitlines()[-1].startswith("leakgauge: ")
+    done = call(*words, "--summary", page, "--annotations", "off", GITHUB_ACTIONS="true")
+    assert page.read_text().startswith("## ")
+    assert "::" not in done.stdout
+    assert call(*words, "--summary", "auto").exit_code == 1
+    done = call("check", folder, "--baseline", base, "--junit", page / "j.xml")
+    assert done.exit_code == 2
+    assert f"cannot write {page / 'j.xml'}" in done.stderr
+    assert "FAIL" in done.stdout
+
+
+@pytest.mark.parametrize("said", ["true", "1", "woodpecker"])
+def test_a_baseline_is_never_updated_under_ci(said, folder, base):
+    before = base.read_bytes()
+    done = call("baseline", "update", folder, "--reason", "x", "--baseline", base, CI=said)
+    assert done.exit_code == 2
+    assert "CI is set" in done.stderr
+    assert base.read_bytes() == before
+    assert call("baseline", "update", folder, "--reason", "x", "--baseline", base, CI="false").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--reason", " "],
+        ["--reason", "two\nlines"],
+        ["--reason", "x", "--noise-sd", "-1"],
+        ["--reason", "x", "--noise-sd", "inf"],
+        ["--reason", "x", "--accept-increase", "gaussian/*"],
+    ],
+)
+def test_an_update_that_is_asked_for_wrongly_is_exit_code_2(words, folder, tmp_path):
+    assert call("baseline", "update", folder, "--baseline", tmp_path / "x.json", *words).exit_code == 2
+    assert not (tmp_path / "x.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        *((change, 5, ": gaussian/") for change in (missing_cell, failed_cell, failed_image, cut_result, cut_training)),
+        (no_results, 2, "there is no study.json"),
+    ],
+)
+def test_an_update_from_an_incomplete_run_is_refused(change, code, said, folder, tmp_path):
+    change(folder)
+    done = call("baseline", "update", folder, "--reason", "x", "--baseline", tmp_path / "x.json")
+    assert done.exit_code == code
+    assert said in done.stderr
+    assert not (tmp_path / "x.json").exists()
+
+
+@pytest.mark.parametrize("change", [worse, one_image_worse])
+def test_an_update_wants_each_increase_accepted_by_its_key(change, folder, base):
+    change(folder)
+    before = base.read_bytes()
+    words = ["baseline", "update", folder, "--reason", "a better attack", "--baseline", base]
+    done = call(*words)
+    assert done.exit_code == 1
+    assert "Leakage increased in 1 of " in done.stderr
+    assert " -> " in done.stdout
+    key = done.stderr.splitlines()[-1].split()[1].removesuffix(":")
+    assert call(*words, "--accept-increase", "laplace/*").exit_code == 2
+    assert call(*words, "--accept-increase", key, "--accept-increase", "none/*").exit_code == 2
+    assert base.read_bytes() == before
+    assert call(*words, "--accept-increase", "gaussian/*/ssim/*").exit_code == 0
+    assert read(base).reason == "a better attack"
+    assert call("check", folder, "--baseline", base).exit_code == 0
+    base.write_bytes(before)
+    assert call(*words, "--accept-increase", key).exit_code == 0
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_an_update_without_an_increase_needs_no_word_of_it(moved, folder, base):
+    if moved:
+        better(folder)
+    done = call("baseline", "update", folder, "--reason", "y", "--baseline", base, "--noise-sd", "0.03")
+    assert done.exit_code == 0
+    assert ("no measure moved" in done.stdout) == (not moved)
+    assert ("(16 of 16 values)" in done.stdout) == moved
+    assert "(before: first numbers)" in done.stdout
+    assert (read(base).noise_sd, read(base).reason) == (0.03, "y")
+    assert read(base).measured == measured(load_run(folder))
+
+
+def test_an_update_of_what_cannot_be_compared_says_so(folder, base):
+    other_study(folder)
+    done = call("baseline", "update", folder, "--reason", "other numbers", "--baseline", base)
+    assert done.exit_code == 0
+    assert "nothing could be compared: " in done.stderr
+    assert call("check", folder, "--baseline", base).exit_code == 0
+    stale(base)
+    done = call("baseline", "update", folder, "--reason", "other versions", "--baseline", base)
+    assert done.exit_code == 0
+    assert "torch" in done.stderr
+
+
+def test_an_update_over_a_cut_baseline_is_refused(folder, base):
+    cut(base)
+    assert call("baseline", "update", folder, "--reason", "x", "--baseline", base).exit_code == 4
+
+
+def test_a_baseline_lies_by_default_in_baselines_under_the_name_of_the_study(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert call("baseline", "update", folder, "--reason", "x").exit_code == 0
+    assert read(Path("baselines/smoke.json")).noise_sd == 0.012
+    path = folder / "study.json"
+    path.write_text(path.read_text().replace('"name": "smoke"', '"name": "../smoke"'))
+    done = call("baseline", "update", folder, "--reason", "x")
+    assert done.exit_code == 2
+    assert "give --baseline FILE" in done.stderr
+
+
+def test_a_bug_in_the_gate_does_not_look_like_a_leak(folder, base, monkeypatch):
+    monkeypatch.setattr("harness.gate.judge", lambda *words, **more: 1 / 0)
+    done = call("check", folder, "--baseline", base)
+    assert done.exit_code == 2
+    assert "a bug; please report it" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
+
+
+def test_a_check_that_is_stopped_is_exit_code_130(folder, base, monkeypatch):
+    def stopped(*words, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harness.gate.judge", stopped)
+    assert call("check", folder, "--baseline", base).exit_code == 130
+
+
+def test_a_check_needs_no_torch_and_its_code_is_that_of_the_process(folder, base):
+    worse(folder)
+    code = (
+        "import sys\nfrom harness.cli import main\n"
+        "try:\n    main()\nfinally:\n    print('torch' in sys.modules, file=sys.stderr)"
+    )
+    words = [sys.executable, "-c", code, "check", str(folder), "--baseline", str(base)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "False"

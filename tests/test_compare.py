@@ -1,0 +1,350 @@
+"""Two runs side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from rich.console import Console
+from scipy import stats as reference
+from typer.testing import CliRunner
+
+from harness.cell import Cell, PartSpec, Target
+from harness.compare import Comparison, Difference, compare, table, to_json, to_markdown, welch
+from harness.compare_cli import compare as command
+from harness.result import Pictures, Result, Run, Scores, TrainingRecord, to_data
+from harness.stats import mean
+from harness.store import Store
+from tests import report_fixtures as double
+
+GAUSSIAN = double.GAUSSIAN[0]
+IMAGES = [(double.MATCHING, double.PROBE, "server")]
+
+
+def ssim(table: dict[int, Sequence[float]]) -> Callable[[Cell], Result]:
+    """A maker of results with these values by seed."""
+
+    def make(cell: Cell) -> Result:
+        estimate = mean("ssim", table[cell.training.seed], higher_leaks=True)
+        return double.with_estimates(double.result_of(cell), estimate)
+
+    return make
+
+
+def draws(seed: int, shift: float = 0.0) -> list[float]:
+    return [round(0.3 + shift + 0.2 * double.wave(seed, at, shift), 6) for at in range(6)]
+
+
+def attacked(seeds: Sequence[int] = (0, 1), *, shift: float = 0.0, **changes: object) -> Run:
+    cells = double.grid([GAUSSIAN], IMAGES, seeds)
+    fields = {"make": ssim({seed: draws(seed, shift) for seed in seeds})} | changes
+    return double.make_run(cells, **fields)  # type: ignore[arg-type]
+
+
+def trained(accuracies: dict[int, float], defense: PartSpec = GAUSSIAN) -> Run:
+    """A run whose trainings end at these accuracies, by seed."""
+    run = double.make_run(double.grid([defense], IMAGES, list(accuracies)))
+
+    def changed(record: TrainingRecord) -> TrainingRecord:
+        last = dataclasses.replace(record.evaluations[-1], accuracy=accuracies[record.spec.seed])
+        return dataclasses.replace(record, evaluations=(*record.evaluations[:-1], last))
+
+    return dataclasses.replace(run, trainings={key: changed(record) for key, record in run.trainings.items()})
+
+
+def only(found: Comparison, metric: str) -> Difference:
+    (one,) = (one for one in found.differences if one.metric == metric)
+    return one
+
+
+def numbers(one: Difference) -> tuple[float | None, ...]:
+    return one.difference, one.low, one.high
+
+
+def plain(found: Comparison, width: int = 140) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(table(found))
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+# images
+
+
+def test_a_run_does_not_differ_from_itself() -> None:
+    run = double.full_run()
+    found = compare(run, run)
+    assert len(found.differences) > 50
+    assert all(one.difference in (0.0, None) for one in found.differences)
+    assert not any(one.differs for one in found.differences)
+    assert (found.only_first, found.only_second, found.remarks) == ((), (), ())
+
+
+def test_the_same_images_are_compared_in_pairs_with_students_interval() -> None:
+    one = only(compare(attacked(), attacked(shift=0.1)), "ssim")
+    pairs = np.array([draws(s, 0.1) for s in (0, 1)]).ravel() - np.array([draws(s) for s in (0, 1)]).ravel()
+    low, high = reference.ttest_1samp(pairs, 0.0).confidence_interval(0.95)
+    assert numbers(one) == pytest.approx((pairs.mean(), low, high), rel=1e-9)
+    assert (one.method, one.n, one.note, one.differs) == ("pairs", (12,), "", True)
+
+
+def test_pairs_are_of_the_same_image_in_whatever_order_the_seeds_stand() -> None:
+    one = only(compare(attacked((0, 1)), attacked((1, 0))), "ssim")
+    assert numbers(one) == (0.0, 0.0, 0.0)
+    assert one.n == (12,)
+
+
+def test_other_images_are_said_and_compared_by_welch() -> None:
+    one = only(compare(attacked((0, 1)), attacked((2, 3), shift=0.1)), "ssim")
+    samples = [np.ravel([draws(s, 0.1) for s in (2, 3)]), np.ravel([draws(s) for s in (0, 1)])]
+    low, high = reference.ttest_ind(*samples, equal_var=False).confidence_interval(0.95)
+    assert numbers(one) == pytest.approx((samples[0].mean() - samples[1].mean(), low, high), rel=1e-9)
+    assert (one.method, one.n, one.note) == ("Welch", (12, 12), "not paired: other images")
+
+
+def test_of_images_that_are_shared_in_part_only_those_are_compared() -> None:
+    one = only(compare(attacked((0, 1)), attacked((1, 2), shift=0.1)), "ssim")
+    pairs = np.array(draws(1, 0.1)) - np.array(draws(1))
+    assert one.difference == pytest.approx(pairs.mean(), rel=1e-9)
+    assert (one.n, one.note) == ((6,), "only the images that both have, 6 of 12")
+
+
+def test_an_image_that_every_seed_attacks_is_one_image() -> None:
+    same = Pictures(np.zeros((6, 1, 4, 4, 1), np.float32), np.zeros((6, 1, 4, 4, 1), np.float32))
+    one = only(compare(*(attacked(pictures=lambda cell: same, shift=shift) for shift in (0.0, 0.1))), "ssim")
+    first, second = (np.mean([draws(s, shift) for s in (0, 1)], axis=0) for shift in (0.0, 0.1))
+    low, high = reference.ttest_1samp(second - first, 0.0).confidence_interval(0.95)
+    assert numbers(one) == pytest.approx((np.mean(second - first), low, high), rel=1e-9)
+    assert one.n == (6,)
+
+
+def test_images_that_were_not_stored_are_not_paired() -> None:
+    one = only(compare(attacked(), attacked(shift=0.1, pictures=lambda cell: None)), "ssim")
+    assert (one.method, one.note) == ("Welch", "not paired: the images are not stored")
+
+
+def test_images_of_one_batch_are_not_taken_for_independent() -> None:
+    cells = double.grid([GAUSSIAN], [(double.MATCHING, Target("probe", 0, count=6, batch=2), "server")])
+    make = ssim({0: draws(0), 1: draws(1)})
+    run = double.make_run(cells, make=make)
+    assert "too narrow" in only(compare(run, run), "ssim").note
+
+
+def test_a_case_that_failed_in_one_run_has_no_difference() -> None:
+    one = only(compare(attacked(), attacked(failed=lambda cell: cell.training.seed == 1)), "ssim")
+    assert numbers(one) == (None, None, None)
+    assert one.note == "second: a cell failed: RuntimeError: out of memory"
+    assert (one.first is None, one.second is None) == (False, False)
+
+
+def test_what_only_one_run_has_is_named_with_its_value() -> None:
+    open_ = double.make_run(double.grid([double.NONE, GAUSSIAN], IMAGES))
+    found = compare(open_, double.make_run(double.grid([GAUSSIAN, double.SQSGD], IMAGES)))
+    assert [lone.name for lone in found.only_first] == [
+        "none under matching, server, probe at round 0: ssim",
+        "none: accuracy",
+        "none: bits",
+    ]
+    assert found.only_second[2].value == pytest.approx(2.1)
+    assert {one.name.split(" under")[0].split(":")[0] for one in found.differences} == {"gaussian"}
+    assert "The studies differ" in found.remarks[0]
+
+
+# members, trainings, audits
+
+
+def membership(shift: float, *, count: int = 300, members: int | None = None, seeds: Sequence[int] = (0, 1)) -> Run:
+    """A run whose members' scores are higher by about `shift`."""
+    target = Target("members", count=count)
+    run = double.make_run(double.grid([GAUSSIAN], [(double.THRESHOLD, target, "server")], seeds))
+
+    def scores(identity: str) -> Scores:
+        found = double.scores_of(next(cell for cell in run.cells if cell.id == identity))
+        noise = np.array([shift * (1 + double.wave(identity, at)) for at in range(count)])
+        return Scores((found.members + noise)[:members], found.outside)
+
+    return dataclasses.replace(run, scores=scores)
+
+
+def test_auc_has_the_interval_of_delong_over_the_seeds() -> None:
+    runs = membership(0.0), membership(0.1)
+    one = only(compare(*runs), "auc")
+    means, variances = [], []
+    for cell in runs[0].cells:
+        sides = []
+        for run in runs:
+            scores = run.scores(cell.id)
+            assert scores is not None
+            above = scores.members[:, None] > scores.outside
+            sides.append((above.mean(axis=1), above.mean(axis=0)))
+        member, other = sides[1][0] - sides[0][0], sides[1][1] - sides[0][1]
+        means.append(member.mean())
+        variances.append(member.var(ddof=1) / len(member) + other.var(ddof=1) / len(other))
+    half = 1.96 * np.sqrt(np.sum(variances)) / 2
+    assert numbers(one) == pytest.approx((np.mean(means), np.mean(means) - half, np.mean(means) + half), rel=5e-3)
+    assert (one.method, one.n, one.differs) == ("DeLong", (1200,), True)
+
+
+def test_auc_over_other_records_has_the_interval_of_two_independent_curves() -> None:
+    first, second = membership(0.0), membership(0.1, seeds=(2, 3))
+    one = only(compare(first, second), "auc")
+    assert one.low is not None
+    assert one.high is not None
+    halves = []
+    for run in (first, second):
+        for cell in run.cells:
+            scores = run.scores(cell.id)
+            assert scores is not None
+            above = scores.members[:, None] > scores.outside
+            halves += [above.mean(axis=side).var(ddof=1) / 300 for side in (0, 1)]
+    assert (one.high - one.low) / 2 == pytest.approx(1.96 * np.sqrt(np.sum(halves)) / 2, rel=0.1)
+    assert (one.method, one.note) == ("DeLong", "other seeds: other records")
+
+
+def test_auc_over_other_numbers_of_records_has_no_interval() -> None:
+    one = only(compare(membership(0.0), membership(0.1, members=290)), "auc")
+    assert (one.low, one.method, one.note) == (None, "none", "other numbers of records")
+    assert one.difference is not None
+
+
+def test_a_rate_has_newcombes_interval() -> None:
+    one = only(compare(membership(0.0, count=1000), membership(0.1, count=1000)), "tpr@1%")
+    assert one.first is not None
+    assert one.difference == 0.0
+    assert one.low is not None
+    assert one.high is not None
+    assert one.low < 0 < one.high
+    assert (one.method, one.n) == ("Newcombe", (2000, 2000))
+
+
+def test_accuracy_is_paired_over_the_same_seeds() -> None:
+    found = compare(trained({0: 0.80, 1: 0.82, 2: 0.84}), trained({0: 0.79, 1: 0.80, 2: 0.85}))
+    low, high = reference.ttest_1samp([-0.01, -0.02, 0.01], 0.0).confidence_interval(0.95)
+    assert numbers(only(found, "accuracy")) == pytest.approx((-0.02 / 3, low, high), rel=1e-9)
+    assert only(found, "accuracy").n == (3,)
+
+
+def test_accuracy_over_other_seeds_is_not_paired() -> None:
+    found = compare(trained({0: 0.80, 1: 0.82}), trained({2: 0.79, 3: 0.80, 4: 0.85}))
+    one = only(found, "accuracy")
+    assert (one.method, one.n, one.note) == ("Welch", (2, 3), "not paired: other seeds")
+    assert "The seeds differ." in found.remarks
+
+
+def test_one_seed_has_no_interval() -> None:
+    one = only(compare(trained({0: 0.80}), trained({0: 0.79})), "accuracy")
+    assert numbers(one) == pytest.approx((-0.01, None, None))
+    assert (one.method, one.note) == ("none", "one pair has no interval")
+
+
+def test_two_lower_bounds_have_no_interval_of_their_difference() -> None:
+    cells = double.grid([GAUSSIAN], IMAGES)
+    asked = [dataclasses.replace(cell, training=dataclasses.replace(cell.training, audit=100)) for cell in cells]
+    run = double.make_run(asked)
+    audit = double.audit(2.0, 4.0, 1.5, "record")
+    trainings = {key: dataclasses.replace(record, audited=audit) for key, record in run.trainings.items()}
+    run = dataclasses.replace(run, trainings=trainings)
+    one = only(compare(run, run), "epsilon")
+    assert numbers(one) == (0.0, None, None)
+    assert "lower bounds" in one.note
+
+
+def test_welch_on_samples_without_spread_or_of_one() -> None:
+    assert welch(np.array([1.0, 1.0]), np.array([2.0, 2.0])) == (1.0, 1.0)
+    assert welch(np.array([1.0]), np.array([2.0, 3.0])) == (None, None)
+
+
+# how it is printed
+
+
+def test_what_differs_as_a_whole_is_said() -> None:
+    run = attacked()
+
+    def moved(result: Result) -> Result:
+        packages = result.environment.packages | {"torch": "2.14.0"}
+        other = dataclasses.replace(result.environment, packages=packages, machine="Linux arm64", dirty=True)
+        return dataclasses.replace(result, environment=other)
+
+    later = dataclasses.replace(run, results={key: moved(result) for key, result in run.results.items()})
+    later = dataclasses.replace(later, trainings={}, study_hash="e" * 16, data_hashes={"invented": "f" * 16})
+    remarks = " ".join(compare(run, later).remarks)
+    for part in ("studies differ", "data set invented", "torch 2.13.0 and 2.14.0", "arm64", "second run's code had"):
+        assert part in remarks
+
+
+def test_the_terminal_and_markdown_say_the_same_numbers() -> None:
+    found = compare(attacked(), attacked(shift=0.1))
+    one = only(found, "ssim")
+    assert one.difference is not None
+    for text in (plain(found), to_markdown(found)):
+        assert f"{one.difference:+.3f} ({one.low:+.3f} to {one.high:+.3f})" in text
+        assert "This informs" in " ".join(text.split())
+    assert f"**{one.difference:+.3f}" in to_markdown(found)
+    assert "**0.000" not in to_markdown(compare(attacked(), attacked()))
+
+
+def test_markdown_survives_hostile_names() -> None:
+    odd = PartSpec("a|b<script>", {"x": "*y*\n|z", "w": 1})
+    cells = double.grid([odd, PartSpec("a|b<script>", {"x": "2", "w": 1})], IMAGES)
+    run = double.make_run(cells)
+    lines = [line for line in to_markdown(compare(run, run)).splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + 6
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 7 for line in lines)
+    assert "<script>" not in "".join(lines)
+
+
+def test_json_is_whole_and_in_a_fixed_order() -> None:
+    runs = attacked(), trained({0: 0.8, 1: 0.9}, double.SQSGD)
+    text = to_json(compare(*runs))
+    said = json.loads(text)
+    assert list(said) == ["schema", "first", "second", "level", "remarks", "differences", "only_first", "only_second"]
+    assert [lone["name"] for lone in said["only_second"]][1:] == ["sqsgd: accuracy", "sqsgd: bits"]
+    one = json.loads(to_json(compare(runs[0], runs[0])))["differences"][0]
+    assert (one["method"], one["n"], one["differs"]) == ("pairs", [12], False)
+    assert text == to_json(compare(*runs))
+
+
+# the command
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small run on disk."""
+    run, store = attacked((0,)), Store(tmp_path / "run")
+    attacks = {label: to_data(part) for label, part in run.attacks.items()}
+    study = {"name": run.name, "hash": run.study_hash, "text": "", "public": [], "data": {}, "attacks": attacks}
+    store.write_study(study | {"cells": [to_data(cell) for cell in run.cells]})
+    for record in run.trainings.values():
+        store.write_training(record, {}, 1.0)
+    for result in run.results.values():
+        pictures = run.pictures(result.cell.id)
+        assert pictures is not None
+        store.write_result(result, {"original": pictures.original, "guess": pictures.guess}, 1.0)
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    made = typer.Typer()
+    made.command()(command)
+    return made
+
+
+def test_the_command_prints_each_format(folder: Path, app: typer.Typer) -> None:
+    shown = {kind: CliRunner().invoke(app, [str(folder), str(folder), "--format", kind]) for kind in ("md", "json")}
+    assert [done.exit_code for done in shown.values()] == [0, 0]
+    assert shown["md"].stdout.startswith("### invented-study at 4f0c2d7a4f")
+    assert json.loads(shown["json"].stdout)["differences"][0]["method"] == "pairs"
+    assert "3 measures in both" in " ".join(CliRunner().invoke(app, [str(folder), str(folder)]).stdout.split())
+
+
+def test_a_folder_without_results_is_a_wrong_call(folder: Path, app: typer.Typer, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, [str(folder), str(tmp_path / "none")])
+    assert done.exit_code == 2
+    assert "no results in" in done.stderr

@@ -1,0 +1,124 @@
+"""Results as CSV and as JSON, a line a cell."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+
+from harness.cell import PartSpec
+from harness.result import Failure, Flag, Run
+from reports.export import harmless, to_csv, to_jsonl
+from reports.select import Analysis
+from tests import report_fixtures as double
+from tests.report_page import small
+
+FORMULAS = ["=1+1", "+a", "-a", "@a", "\ta", "\ra", "\na", "＝1+1", "－a", "＋a", "＠a"]
+INSIDE = [("x;=1+1;", "x;'=1+1;"), ("x\t@a", "x\t'@a"), ("x\n-a", "x\n'-a"), ("x\r\n+a", "x\r\n'+a")]
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_a_text_that_begins_like_a_formula_gets_a_quote_in_front(text: str) -> None:
+    assert harmless(text) == "'" + text
+
+
+@pytest.mark.parametrize(("text", "field"), INSIDE)
+def test_so_does_what_another_country_s_spreadsheet_takes_for_the_next_cell(text: str, field: str) -> None:
+    assert harmless(text) == field
+
+
+@pytest.mark.parametrize("text", ["", "a=b", "a - b", "a; b", "first\r\nsecond", "1e-5"])
+def test_other_text_stays(text: str) -> None:
+    assert harmless(text) == text
+
+
+def test_numbers_stay_numbers() -> None:
+    values = (-0.5, 3, None, True, 1e-300, np.float64(-0.25))
+    assert [harmless(value) for value in values] == ["-0.5", "3", "", "True", "1e-300", "-0.25"]
+
+
+def hostile() -> Run:
+    """Formulas wherever a text of somebody's gets into a table."""
+    evil = '=cmd|"/c calc"!A1'
+    run = double.make_run(
+        small(double.NONE, PartSpec(evil, {"note": evil})), failed=lambda cell: cell.attack == double.PRIOR, name=evil
+    )
+    flag = Flag(evil, evil)
+    results = {key: dataclasses.replace(result, flags=(flag,)) for key, result in run.results.items()}
+    failures = {key: Failure(failure.cell, evil, evil, "") for key, failure in run.failures.items()}
+    return dataclasses.replace(run, results=results, failures=failures)
+
+
+def test_no_field_of_a_table_begins_like_a_formula() -> None:
+    text = to_csv(Analysis(hostile()))
+    rows = list(csv.reader(io.StringIO(text, newline="")))
+    assert len(rows) == 5
+    assert len({len(row) for row in rows}) == 1
+    fields = [field for row in rows for field in row if field.startswith(("=", "+", "-", "@", "\t", "\r"))]
+    assert [field for field in fields if not math.isfinite(float(field))] == []
+    assert "'=cmd|" in text
+
+
+def test_a_negative_number_of_ours_is_a_number() -> None:
+    cells = small(double.NONE)
+
+    def make(cell):
+        result = double.result_of(cell)
+        return double.with_estimates(result, dataclasses.replace(result.estimates[0], value=-0.25, low=-0.5, high=0.0))
+
+    row = next(csv.DictReader(io.StringIO(to_csv(Analysis(double.make_run(cells, make=make))))))
+    assert (row["ssim"], row["ssim_low"], row["ssim_high"]) == ("-0.25", "-0.5", "0.0")
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return double.full_run()
+
+
+def test_json_has_one_object_a_cell_with_all_estimates(run: Run) -> None:
+    text = to_jsonl(Analysis(run))
+    assert text.isascii()
+    assert text.endswith("\n")
+    rows = [json.loads(line) for line in text.splitlines()]
+    assert [row["cell"] for row in rows] == [cell.id for cell in run.cells]
+    for row, cell in zip(rows, run.cells, strict=True):
+        result = run.results.get(cell.id)
+        assert row["status"] == ("done" if result else "failed" if cell.id in run.failures else "missing")
+        assert row["defense"] == {"name": cell.training.defense.name, "parameters": cell.training.defense.parameters}
+        assert row["target"]["count"] == cell.target.count
+        assert list(row["estimates"]) == [estimate.name for estimate in result.estimates] if result else True
+    first = run.results[run.cells[0].id].estimate("ssim")
+    assert rows[0]["estimates"]["ssim"]["values"] == list(first.values)
+    assert rows[0]["estimates"]["ssim"]["method"] == first.method
+
+
+def test_json_says_infinite_and_unknown_apart_and_why_a_cell_failed(run: Run) -> None:
+    rows = [json.loads(line) for line in to_jsonl(Analysis(run)).splitlines()]
+    undefended = next(row for row in rows if row["defense"]["name"] == "none" and row["status"] == "done")
+    assert undefended["whole_run"]["epsilon"] == undefended["whole_run"]["proved"]["epsilon"] == "inf"
+    laplace = next(row for row in rows if row["defense"]["name"] == "laplace" and row["one_round"])
+    assert [proof["unit"] for proof in laplace["one_round"]["further"]] == ["message"]
+    failed = next(row for row in rows if row["status"] == "failed")
+    assert failed["failure"] == {"kind": "RuntimeError", "message": "out of memory\nsecond line"}
+    assert failed["estimates"] == {}
+
+
+def test_json_of_a_training_that_did_not_finish_and_of_an_audit() -> None:
+    bare = dataclasses.replace(double.make_run(small()), trainings={})
+    row = json.loads(to_jsonl(Analysis(bare)).splitlines()[0])
+    assert (row["accuracy"], row["one_round"], row["whole_run"], row["audited"]) == (None, None, None, None)
+    rows = [json.loads(line) for line in to_jsonl(Analysis(double.audited_run())).splitlines()]
+    audits = {row["defense"]["name"]: row["audited"] for row in rows}
+    assert audits["none"]["claimed"] == "inf"
+    assert audits["dithered"]["epsilon_lower"] == 2.8337
+    assert audits["sqsgd"] is None
+
+
+def test_a_line_end_of_another_script_ends_no_line() -> None:
+    run = double.make_run(small(double.NONE, PartSpec("a\u2028b\x85c", {})))
+    assert len(to_jsonl(Analysis(run)).splitlines()) == len(run.cells)

@@ -1,0 +1,293 @@
+"""What the gate writes for machines and job pages."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from harness.baseline import Baseline
+from harness.gate import Check, Outcome, Verdict
+from harness.gate_output import annotations, as_json, escaped, headline, junit, number, signed, summary, titles
+from harness.measure import Measure, Measured
+
+HOSTILE = 'a|b <script>alert("1")</script> & [x](http://x) `c` *d* \x00\x1b[31m \ud800 \u202e ]]> \\| %0A::error::, :'
+
+
+def check(verdict: Verdict = Verdict.PASS, at: int = 0, **changes: object) -> Check:
+    fields: dict[str, object] = {"key": f"gaussian/map/server/ssim/{at:06x}", "name": f"gaussian under map {at}: ssim"}
+    fields |= {"metric": "ssim", "aware": True, "verdict": verdict, "before": 0.148, "now": 0.213, "rise": 0.065}
+    fields |= {"low": 0.047, "high": 0.083, "p": 0.0004, "n": 16, "smallest": 0.021, "images": ()}
+    return Check(**(fields | {"reason": f"reason {at}"} | changes))  # type: ignore[arg-type]
+
+
+def measure(
+    key: str, defense: str = "gaussian(epsilon=1.0)", attack: str = "map(tv=5.0)", **changes: object
+) -> Measure:
+    values = (0.2,) * 6
+    made = Measure(key, "ssim", defense, attack, "server", "probe", "photos", True, "", 0.2, None, None, values)
+    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+
+
+def run_of(*measures: Measure, **changes: object) -> Measured:
+    made = Measured("smoke", "hash", {"photos": "d1"}, "c" * 40, False, {"numpy": "2.4"}, "Linux", measures)
+    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+
+
+RUN = run_of(measure("gaussian/map/server/ssim/000000"))
+BASE = Baseline(dataclasses.replace(RUN, commit="b" * 40), 0.01, "first numbers")
+EACH = Outcome(
+    (
+        check(Verdict.FAIL, 0, images=(2,)),
+        check(Verdict.INCOMPLETE, 1, before=0.1, now=None, rise=None, low=None, high=None, p=None, n=0),
+        check(Verdict.NOT_COMPARABLE, 2),
+        check(Verdict.INCONCLUSIVE, 3),
+        check(Verdict.PASS, 4),
+    ),
+    (),
+    ("another machine",),
+)
+NOTHING = Outcome((), ("other study", "other data"), ())
+
+
+def cases(text: str) -> list[ElementTree.Element]:
+    return list(ElementTree.fromstring(text.encode()).iter("testcase"))
+
+
+def rows(text: str) -> list[str]:
+    """The rows of all tables, without their heads."""
+    return [line for line in text.splitlines() if line.startswith("| ") and not line.startswith(("| Verdict", "| ---"))]
+
+
+# the verdict in a phrase
+
+
+@pytest.mark.parametrize(
+    ("checks", "expected"),
+    [
+        ((check(Verdict.FAIL), check(Verdict.FAIL), check()), "Leakage increased in 2 of 3 checks"),
+        (
+            (check(Verdict.FAIL, metric="bits"), check(Verdict.FAIL), check(Verdict.FAIL, metric="accuracy")),
+            "Leakage increased in 1, accuracy fell in 1, more bits sent in 1 of 3 checks",
+        ),
+        ((check(Verdict.FAIL, metric="bits"),), "More bits sent in 1 of 1 check"),
+        ((check(Verdict.INCOMPLETE), check(Verdict.INCONCLUSIVE)), "Incomplete: 1 of 2 checks could not be made"),
+        ((check(Verdict.NOT_COMPARABLE), check()), "Not comparable: 1 of 2 checks"),
+        ((check(Verdict.INCONCLUSIVE), check()), "Inconclusive: 1 of 2 checks"),
+        ((check(), check()), "No increase detected in 2 checks"),
+        ((), "Nothing was checked"),
+    ],
+)
+def test_the_headline_says_what_the_worst_verdict_is_of(checks: tuple[Check, ...], expected: str) -> None:
+    assert headline(Outcome(checks, (), ())) == expected
+
+
+def test_problems_are_the_headline() -> None:
+    assert headline(NOTHING) == "Not comparable: nothing was checked"
+
+
+def test_numbers_have_no_minus_zero_and_no_nan() -> None:
+    assert [number(-0.0001), number(None), number(math.nan), number(-0.5)] == ["0.000", "n/a", "n/a", "-0.500"]
+    assert [signed(0.0001), signed(0.065), signed(-0.065), signed(None)] == ["0.000", "+0.065", "-0.065", "n/a"]
+
+
+# JUnit
+
+
+def test_every_verdict_has_its_element() -> None:
+    found = cases(junit(EACH, RUN))
+    tags = [[child.tag for child in case] for case in found]
+    assert tags == [["failure"], ["error"], ["skipped"], ["skipped"], ["system-out"]]
+    assert [case.get("name") for case in found] == [one.key for one in EACH.checks]
+    assert found[0][0].get("message") == "reason 0"
+    assert "change +0.065 (+0.047 to +0.083)" in str(found[0][0].text)
+    assert "now n/a" in str(found[1][0].text)
+
+
+def test_a_class_is_the_defence_with_its_parameters_where_the_run_has_it() -> None:
+    assert [case.get("classname") for case in cases(junit(EACH, RUN))][:2] == ["gaussian(epsilon=1.0)", "gaussian"]
+
+
+def test_the_counts_are_those_of_the_cases() -> None:
+    suite = ElementTree.fromstring(junit(EACH, RUN).encode())[0]
+    assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["5", "1", "1", "2"]
+    assert suite.findtext("system-err") == "another machine"
+
+
+def test_problems_are_errors() -> None:
+    found = cases(junit(NOTHING, RUN))
+    assert [(case[0].tag, case[0].get("message")) for case in found] == [
+        ("error", "other study"),
+        ("error", "other data"),
+    ]
+
+
+def test_hostile_names_leave_the_xml_whole() -> None:
+    odd = check(Verdict.FAIL, key=HOSTILE, name=HOSTILE, reason=HOSTILE + "\nsecond line")
+    text = junit(Outcome((odd,), (), (HOSTILE,)), run_of(measure(HOSTILE, HOSTILE), study=HOSTILE))
+    (case,) = cases(text)
+    for said in (case.get("name"), case.get("classname"), case[0].get("message"), case[0].text):
+        assert said is not None
+        assert '<script>alert("1")</script> &' in said
+        assert not re.search("[\x00\x1b\ud800\u202e]", said)
+
+
+# the summary
+
+
+def test_the_verdict_comes_first_then_what_did_not_pass_then_the_rest_folded() -> None:
+    text = summary(EACH, RUN, BASE)
+    assert text.splitlines()[0] == "## ✕ leakgauge: Leakage increased in 1 of 5 checks"
+    above, below = text.split("<details>")
+    assert [row.split(" | ")[0] for row in rows(above)] == [
+        "| ✕ newly recognisable (image 3)",
+        "| ! incomplete",
+        "| ≠ not comparable",
+        "| ? inconclusive",
+    ]
+    assert [row.split(" | ")[0] for row in rows(below)] == ["| ✓ no increase detected"]
+    assert "0.148 | 0.213 | +0.065 (+0.047 to +0.083) | 16 | 0.021 | reason 0" in above
+    assert "another machine" in above
+    assert "first numbers" in below
+    assert "b" * 40 in below
+
+
+def test_problems_are_said_and_no_table_is_empty() -> None:
+    text = summary(NOTHING, RUN, BASE)
+    assert "- **Not comparable:** other study" in text
+    assert "| Verdict" not in text
+
+
+def test_a_hostile_name_ends_no_cell_and_opens_no_element() -> None:
+    odd = check(Verdict.FAIL, 1, name=HOSTILE, reason=HOSTILE + "\n| x |")
+    (row,) = rows(summary(Outcome((odd,), (), (HOSTILE,)), RUN, BASE))
+    assert len(re.split(r"(?<!\\)(?:\\\\)*\|", row)) == 8 + 2
+    assert "<script>" not in row
+    assert "[x](" not in row.replace("\\[", "")
+
+
+def test_escaped_text_is_one_line() -> None:
+    assert escaped("a|b\n<i> *x* \\") == "a\\|b &lt;i&gt; \\*x\\* \\\\"
+
+
+def test_a_long_summary_is_cut_at_a_row_and_counts_what_it_leaves_out() -> None:
+    failed = tuple(check(Verdict.FAIL, at, reason="ü" * 300) for at in range(1, 2001))
+    text = summary(Outcome((*failed, check(Verdict.PASS, 2001)), (), ("w" * 9000,) * 50), RUN, BASE)
+    found = rows(text)
+    assert 890_000 < len(text.encode()) < 900_000
+    assert all(row.endswith(" |") and row.count(" | ") == 7 for row in found)
+    assert f"{2001 - len(found)} checks left out here" in text
+    assert all(f"map {at}:" in row for at, row in enumerate(found, 1))
+    assert text.rstrip().endswith("</details>")
+
+
+@pytest.mark.parametrize("most", [2_000, 3_000, 4_000, 5_000])
+def test_a_summary_is_never_longer_than_allowed(most: int) -> None:
+    checks = tuple(check(Verdict.FAIL if at < 15 else Verdict.PASS, at) for at in range(40))
+    text = summary(Outcome(checks, (), ()), RUN, BASE, most=most)
+    assert most - 500 < len(text.encode()) <= most
+    assert f"{40 - len(rows(text))} checks left out" in text
+
+
+def test_nothing_is_left_out_where_all_fits() -> None:
+    assert "left out" not in summary(EACH, RUN, BASE)
+
+
+# JSON
+
+
+def test_the_json_holds_verdict_exit_code_sources_and_every_check() -> None:
+    said = json.loads(as_json(EACH, RUN, BASE))
+    assert (said["schema"], said["verdict"], said["exit_code"]) == (1, "FAIL", 1)
+    assert (said["now"]["commit"], said["baseline"]["commit"]) == ("c" * 40, "b" * 40)
+    assert (said["baseline"]["reason"], said["baseline"]["noise_sd"]) == ("first numbers", 0.01)
+    assert [one["verdict"] for one in said["checks"]] == [one.verdict.value for one in EACH.checks]
+    assert said["checks"][0]["images"] == [2]
+    assert said["checks"][0]["defense"] == "gaussian(epsilon=1.0)"
+    assert said["checks"][1]["defense"] is None
+    assert said["warnings"] == ["another machine"]
+
+
+def test_the_exit_code_follows_what_inconclusive_means() -> None:
+    outcome = Outcome((check(Verdict.INCONCLUSIVE),), (), ())
+    assert json.loads(as_json(outcome, RUN, BASE))["exit_code"] == 0
+    assert json.loads(as_json(outcome, RUN, BASE, inconclusive_fails=True))["exit_code"] == 3
+
+
+def test_a_number_that_is_none_is_null_and_the_order_is_fixed() -> None:
+    outcome = Outcome((check(Verdict.FAIL, now=math.nan, rise=math.inf, name=HOSTILE),), (), ())
+    text = as_json(outcome, RUN, BASE)
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    assert json.loads(text)["checks"][0]["now"] is None
+    assert text == as_json(outcome, RUN, BASE)
+    assert text.isascii()
+
+
+# annotations
+
+
+def test_annotations_are_worst_first_with_their_levels() -> None:
+    found = annotations(EACH)
+    levels = ["::error ", "::error ", "::warning ", "::warning ", "::warning "]
+    assert [line.split("title=")[0] for line in found] == levels
+    assert found[0] == ("::error title=leakgauge%3A newly recognisable::gaussian under map 0: ssim: reason 0")
+    assert annotations(NOTHING)[1] == "::error title=leakgauge%3A not comparable::other data"
+    assert annotations(Outcome((check(),), (), ())) == []
+
+
+def test_there_are_at_most_ten_and_the_last_counts_the_rest() -> None:
+    def many(count: int) -> list[str]:
+        return annotations(Outcome(tuple(check(Verdict.FAIL, at) for at in range(count)), (), ("note",)))
+
+    assert len(many(9)) == 10
+    assert "more" not in many(9)[-1]
+    assert len(many(30)) == 10
+    assert many(30)[-1] == "::error title=leakgauge::22 more: see the summary"
+
+
+def test_a_text_cannot_end_a_command_or_begin_another() -> None:
+    odd = check(Verdict.FAIL, name="100 %, a: b", reason="first\r\n::error::second", metric="auc")
+    (line,) = annotations(Outcome((odd,), (), ()))
+    assert line.endswith("::100 %25, a: b: first%0D%0A::error::second")
+    assert "\n" not in line
+    assert "\r" not in line
+    assert line.split("::")[1] == "error title=leakgauge%3A leakage increased"
+
+
+# names
+
+
+def test_names_say_only_the_parameters_in_which_measures_differ() -> None:
+    one, two = measure("a", "gaussian(clip=1.0, epsilon=1.0)"), measure("b", "gaussian(clip=1.0, epsilon=4.0)")
+    assert titles([one, two]) == {
+        "a": "gaussian(epsilon=1.0) under map, server, probe: ssim",
+        "b": "gaussian(epsilon=4.0) under map, server, probe: ssim",
+    }
+
+
+def test_names_say_the_setting_where_there_are_several_and_never_coincide() -> None:
+    one, two = measure("a/000001"), measure("b/000002", setting="digits")
+    assert titles([one, two])["b/000002"].endswith(": ssim (digits)")
+    assert list(titles([one, measure("b/000002")]).values()) == [
+        f"gaussian under map, server, probe: ssim [{end}]" for end in ("000001", "000002")
+    ]
+
+
+def test_images_of_several_seeds_are_told_apart() -> None:
+    key = EACH.checks[0].key
+    seeded = run_of(measure(key, items=("d0", "d1", "d2"), values=(0.2,) * 18))
+    outcome = Outcome((check(Verdict.FAIL, 0, images=(0, 7)),), (), ())
+    assert "images 1 (seed no. 1), 2 (seed no. 2)" in summary(outcome, seeded, BASE)
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+@pytest.mark.parametrize("metric", ["ssim", "auc", "epsilon", "bits", "accuracy"])
+def test_nothing_is_called_safe_or_private(verdict: Verdict, metric: str) -> None:
+    outcome = Outcome((check(verdict, metric=metric),), (), ())
+    said = summary(outcome, RUN, BASE) + junit(outcome, RUN) + as_json(outcome, RUN, BASE) + headline(outcome)
+    assert not re.search(r"\b(safe|private|secure)", said, re.IGNORECASE)

@@ -1,0 +1,116 @@
+"""The fixture `leakage` in a user's own test suite."""
+
+import json
+
+import pytest
+
+from harness import data, leakage, registry
+
+pytest_plugins = ["pytester"]
+
+# a run inside this process forgets the modules that it imports, which numpy and torch do not bear: they are here before
+assert leakage.Leakage
+assert registry.classes("defense")
+assert registry.classes("attack")
+assert data.load("digits", data.default_root())
+
+MINE = """
+import dataclasses
+import pytest
+from defenses.gaussian import Gaussian
+
+STD = 0.3
+
+@dataclasses.dataclass(frozen=True)
+class Mine(Gaussian):
+    "A defence of the user's own."
+
+    def parameters(self):
+        return super().parameters() | {"noise_std": 0.3}
+
+    def __post_init__(self):
+        super().__post_init__()
+        object.__setattr__(self, "noise_std", STD)
+
+@pytest.fixture
+def leak(leakage):
+    return leakage(Mine(noise_std=0.3), attacks=["analytic"], images=8, model="linear")
+
+def test_mine(leak):
+    leak.assert_no_increase()
+"""
+
+
+@pytest.fixture
+def suite(pytester, monkeypatch):
+    for name in ("CI", "GITHUB_ACTIONS"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*options, text=MINE):
+        pytester.makepyfile(test_mine=text)
+        return pytester.runpytest_inprocess("-p", "no:xdist", "-p", "no:cacheprovider", "-q", *options)
+
+    return run
+
+
+def test_a_baseline_is_made_with_a_reason_and_then_held(suite, pytester):
+    suite().stdout.fnmatch_lines(["*no baseline*--leakage-update REASON*"])
+    suite("--leakage-update", "first").assert_outcomes(passed=1)
+    (made,) = (pytester.path / "leakage").iterdir()
+    assert made.name == "test_mine.py-test_mine.json"
+    assert json.loads(made.read_text())["reason"] == "first"
+    suite().assert_outcomes(passed=1)
+    suite("--leakage-baseline", "elsewhere").assert_outcomes(failed=1)
+
+
+def test_less_noise_in_the_code_fails_in_a_line_and_names_the_defence(suite):
+    suite("--leakage-update", "first").assert_outcomes(passed=1)
+    done = suite(text=MINE.replace("STD = 0.3", "STD = 0.01"))
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(["*fail: test_mine:Mine*under analytic*newly recognisable*"])
+    assert "Traceback" not in done.stdout.str()
+
+
+def test_limits_by_themselves(suite):
+    text = MINE.partition("def test_mine")[0] + (
+        "def test_below(leak):\n    leak.assert_below(0.9)\n"
+        "def test_not_below(leak):\n    leak.assert_below(-0.9)\n"
+        "def test_few(leak):\n    leak.assert_recognisable(at_most=8)\n"
+        "def test_too_many(leakage):\n"
+        "    leakage('none', attacks=['analytic'], images=8, model='linear').assert_recognisable(at_most=7)\n"
+    )
+    done = suite(text=text)
+    done.assert_outcomes(passed=2, failed=2)
+    done.stdout.fnmatch_lines(["*leakage is not below -0.9: test_mine:Mine*over 8 images*"])
+    done.stdout.fnmatch_lines(["*8 images are recognisable, at most 7 may be: image 1, 2*"])
+
+
+def test_what_is_too_few_or_no_reconstruction_is_refused(suite):
+    text = MINE.partition("@pytest.fixture")[0] + (
+        "def test_few(leakage):\n"
+        "    leakage(Mine(noise_std=0.3), attacks=['analytic'], images=4, model='linear').assert_no_increase()\n"
+        "def test_inside(leakage):\n"
+        "    class Inner(Mine): pass\n"
+        "    with pytest.raises(ValueError, match='top of a module'):\n"
+        "        leakage(Inner(noise_std=0.3))\n"
+        "def test_members(leakage):\n"
+        "    with pytest.raises(ValueError, match='expected attacks that reconstruct'):\n"
+        "        leakage(Mine(noise_std=0.3), attacks=['membership-loss'])\n"
+    )
+    suite("--leakage-update", "first", text=text).assert_outcomes(passed=3)
+    done = suite(text=text)
+    done.assert_outcomes(passed=2, failed=1)
+    done.stdout.fnmatch_lines(["*4 images are too few*"])
+
+
+@pytest.mark.parametrize(("ci", "reason", "says"), [("true", "first", "refused"), ("", " ", "say why")])
+def test_an_update_needs_a_person_and_a_reason(suite, monkeypatch, ci, reason, says):
+    monkeypatch.setenv("CI", ci)
+    done = suite("--leakage-update", reason)
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines([f"*--leakage-update: *{says}*"])
+
+
+def test_the_plugin_costs_nothing_until_it_is_used(pytester):
+    pytester.makepyfile("import sys\ndef test_light():\n    assert 'torch' not in sys.modules\n")
+    pytester.runpytest_subprocess("-q", "-p", "no:hypothesispytest", "-p", "no:playwright").assert_outcomes(passed=1)

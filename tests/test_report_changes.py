@@ -1,0 +1,244 @@
+"""What changed since the baseline: the section of the page."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from harness.baseline import Baseline
+from harness.gate import Check, Outcome, Rules, Verdict, judge
+from harness.measure import Measure, Measured, measured
+from reports.changes import MOST, WIDTH, Changes, changes, moved
+from reports.html import _environment
+from tests import report_fixtures as double
+from tests.report_page import Page, complete
+
+TITLE = "What changed since the baseline"
+
+
+def check(verdict: Verdict = Verdict.FAIL, at: int = 0, **changed: object) -> Check:
+    fields: dict[str, object] = {"key": f"gaussian/map/server/ssim/{at:06x}", "name": f"gaussian under map {at}: ssim"}
+    fields |= {"metric": "ssim", "aware": True, "verdict": verdict, "before": 0.148, "now": 0.213, "rise": 0.065}
+    fields |= {"low": 0.047, "high": 0.083, "p": 0.0004, "n": 16, "smallest": 0.021, "images": ()}
+    return Check(**(fields | {"reason": f"Reason {at}."} | changed))  # type: ignore[arg-type]
+
+
+def still(at: int = 0) -> Check:
+    return check(Verdict.PASS, at, rise=0.001, low=-0.01, high=0.012)
+
+
+def measure(key: str, **changed: object) -> Measure:
+    values = (0.2,) * 6
+    made = Measure(
+        key, "ssim", "gaussian(epsilon=1.0)", "map(tv=5.0)", "server", "probe at round 0", "photos", True, "",
+        0.2, None, None, values,
+    )  # fmt: skip
+    return dataclasses.replace(made, **changed)  # type: ignore[arg-type]
+
+
+def run_of(*measures: Measure, **changed: object) -> Measured:
+    made = Measured("smoke", "hash", {}, "c" * 40, False, {}, "Linux", measures)
+    return dataclasses.replace(made, **changed)  # type: ignore[arg-type]
+
+
+NOW = run_of(measure("gaussian/map/server/ssim/000000"))
+BASE = Baseline(run_of(commit="b" * 40), 0.01, "first numbers")
+
+
+def build(checks: Sequence[Check], problems: tuple[str, ...] = (), warnings: tuple[str, ...] = ()) -> Changes:
+    return changes(Outcome(tuple(checks), problems, warnings), NOW, BASE)
+
+
+def page_of(data: Changes) -> Page:
+    return complete(_environment().get_template("changes.html").render(data=data, title=TITLE))
+
+
+# which checks have a row
+
+
+@pytest.mark.parametrize("verdict", [one for one in Verdict if one is not Verdict.PASS])
+def test_what_did_not_pass_has_a_row(verdict: Verdict) -> None:
+    assert moved(check(verdict, rise=None, low=None, high=None))
+
+
+@pytest.mark.parametrize(
+    ("rise", "low", "high", "expected"),
+    [
+        (0.010, 0.004, 0.016, True),
+        (-0.010, -0.016, -0.004, True),
+        (0.010, -0.004, 0.024, False),
+        (0.0, 0.0, 0.0, False),
+        (0.0004, 0.0003, 0.0005, False),
+        (-0.3, None, None, True),
+        (0.0, None, None, False),
+        (None, None, None, False),
+    ],
+)
+def test_a_pass_has_a_row_where_its_change_is_surely_one(
+    rise: float | None, low: float | None, high: float | None, expected: bool
+) -> None:
+    assert moved(check(Verdict.PASS, rise=rise, low=low, high=high)) is expected
+
+
+def test_the_others_are_counted() -> None:
+    found = build([check(), still(1), still(2)])
+    assert [row.word for row in found.rows] == ["leakage increased"]
+    assert found.unmoved == "2 of 3 checks did not move."
+    assert found.headline == "Leakage increased in 1 of 3 checks"
+
+
+def test_rows_keep_the_order_of_the_gate_and_the_last_ones_are_counted() -> None:
+    found = build([check(at=at, name=f"case {at}") for at in range(1, MOST + 8)])
+    assert [row.defense for row in found.rows] == [f"case {at}" for at in range(1, MOST + 1)]
+    assert found.hidden == 7
+    assert "7 more moved" in page_of(found).text
+
+
+# what a row says
+
+
+def test_a_row_says_case_numbers_interval_images_n_and_what_it_could_see() -> None:
+    text = page_of(build([check(images=(2, 4))])).text
+    for part in (
+        "✕ newly recognisable",
+        "gaussian(epsilon=1.0)",
+        "map(tv=5.0), server, probe at round 0",
+        "mean SSIM, knows the defence",
+        "0.148 0.213 +0.065 +0.047 to +0.083",
+        "16 sees 0.021",
+        "Newly recognisable: images 3, 5. Reason 0.",
+    ):
+        assert part in text
+    assert "Baseline: smoke at commit bbbbbbbbbb, now cccccccccc (first numbers)." in text
+
+
+def test_names_are_those_of_the_page() -> None:
+    outcome = Outcome((check(),), (), ())
+    (row,) = changes(outcome, NOW, BASE, names={"gaussian(epsilon=1.0)": "gaussian", "map(tv=5.0)": "map"}).rows
+    assert (row.defense, row.case) == ("gaussian", "map, server, probe at round 0")
+
+
+@pytest.mark.parametrize(
+    ("metric", "verdict", "rise", "word", "icon"),
+    [
+        ("ssim", Verdict.PASS, -0.1, "leakage decreased", "↓"),
+        ("auc", Verdict.PASS, 0.01, "within tolerance", "↑"),
+        ("accuracy", Verdict.PASS, -0.01, "within tolerance", "↓"),
+        ("accuracy", Verdict.PASS, 0.1, "accuracy rose", "↑"),
+        ("accuracy", Verdict.FAIL, -0.1, "accuracy fell", "✕"),
+        ("bits", Verdict.PASS, -1.0, "fewer bits sent", "↓"),
+        ("bits", Verdict.FAIL, 1.0, "more bits sent", "✕"),
+        ("epsilon", Verdict.FAIL, 1.0, "audited epsilon too high", "✕"),
+        ("ssim", Verdict.INCONCLUSIVE, 0.1, "inconclusive", "?"),
+        ("ssim", Verdict.INCOMPLETE, None, "incomplete", "!"),
+        ("ssim", Verdict.NOT_COMPARABLE, None, "not comparable", "≠"),
+    ],
+)
+def test_a_verdict_is_an_icon_and_words(
+    metric: str, verdict: Verdict, rise: float | None, word: str, icon: str
+) -> None:
+    (row,) = build([check(verdict, metric=metric, rise=rise, low=None, high=None)]).rows
+    assert (row.word, row.icon) == (word, icon)
+
+
+def test_accuracy_is_in_percent_and_its_change_in_points() -> None:
+    (row,) = build([check(metric="accuracy", before=0.8, now=0.751, rise=-0.049, low=-0.06, high=-0.03)]).rows
+    assert (row.before, row.now, row.rise) == ("80.0 %", "75.1 %", "−4.9 points")
+    assert row.interval == "−6.0 to −3.0 points"
+
+
+def test_a_check_that_could_not_be_made_has_no_drawing() -> None:
+    gone = check(Verdict.INCOMPLETE, now=None, rise=None, low=None, high=None, p=None, n=0, smallest=None)
+    (row,) = build([gone]).rows
+    assert (row.now, row.rise, row.interval, row.plot, row.smallest) == ("n/a", "n/a", "", None, "")
+    assert page_of(build([gone])).all("svg") == []
+
+
+# the drawings
+
+
+def test_drawings_of_a_metric_share_one_scale_with_zero_on_it() -> None:
+    wide, narrow = check(at=1, rise=0.4, low=0.3, high=0.5), check(at=2, rise=-0.1, low=-0.2, high=-0.05)
+    other = check(at=3, metric="auc", rise=0.01, low=0.005, high=0.015)
+    first, second, third = (row.plot for row in build([wide, narrow, other]).rows)
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert first.zero == second.zero != third.zero
+    assert float(second.low or 0) < float(second.at) < float(second.high or 0) < float(first.zero) < float(first.at)
+    # 0.4 and -0.1 about zero, on one scale
+    right, left = float(first.at) - float(first.zero), float(second.zero) - float(second.at)
+    assert right / left == pytest.approx(4, rel=0.02)
+    places = [float(place) for plot in (first, second, third) for place in plot[:4] if place is not None]
+    assert all(0 < place < WIDTH for place in places)
+    assert first.label == "change +0.400, 90 % interval +0.300 to +0.500"
+
+
+def test_a_change_without_an_interval_is_a_point() -> None:
+    (row,) = build([check(metric="bits", rise=1.0, low=None, high=None)]).rows
+    assert row.plot is not None
+    assert (row.plot.low, row.plot.high) == (None, None)
+    assert page_of(build([check(metric="bits", rise=1.0, low=None, high=None)])).all("svg")[0]["role"] == "img"
+
+
+def test_no_change_at_all_can_be_drawn() -> None:
+    (row,) = build([check(Verdict.INCONCLUSIVE, rise=0.0, low=0.0, high=0.0)]).rows
+    assert row.plot is not None
+    assert row.plot.at == row.plot.zero == f"{WIDTH / 2:.1f}"
+
+
+# the whole section
+
+
+def test_problems_and_warnings_stand_above_the_table() -> None:
+    text = page_of(build([check()], warnings=("another machine",))).text
+    assert text.index("another machine") < text.index("Checks that moved")
+    page = page_of(build([], problems=("other study",)))
+    assert "Not comparable: nothing was checked" in page.text
+    assert "other study" in page.text
+    assert page.all("table") == []
+
+
+def test_where_nothing_moved_there_is_no_table() -> None:
+    page = page_of(build([still(1), still(2)]))
+    assert "✓ No increase detected in 2 checks" in page.text
+    assert "2 of 2 checks did not move." in page.text
+    assert page.all("table") == []
+
+
+def test_hostile_names_are_escaped_and_no_style_is_inline() -> None:
+    odd = "<script>alert(1)</script>\"'&"
+    now = run_of(measure("k", defense=odd, attack=odd), study=odd, commit=odd)
+    base = dataclasses.replace(BASE, reason=odd)
+    data = changes(Outcome((check(key="k", reason=odd),), (), (odd,)), now, base)
+    page = page_of(data)
+    assert page.all("script") == []
+    assert not any("style" in attributes for _, attributes in page.tags)
+    assert "<script>alert(1)</script>" in page.text
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_nothing_is_called_safe_or_private(verdict: Verdict) -> None:
+    found = [check(verdict, metric=name) for name in ("ssim", "auc", "epsilon", "bits", "accuracy")]
+    assert not re.search(r"\b(safe|private|secure)", page_of(build(found)).text, re.IGNORECASE)
+
+
+def test_what_the_gate_finds_between_two_runs_can_be_shown() -> None:
+    cells = double.grid([double.NONE, double.GAUSSIAN[0]], [(double.MAP, double.Target("probe", 0, 12), "server")])
+    before = double.make_run(cells)
+    raised = {
+        key: double.with_estimates(
+            one, double.mean("ssim", [v + 0.3 for v in one.estimate("ssim").values], higher_leaks=True)
+        )
+        if one.cell.training.defense.name == "gaussian"
+        else one
+        for key, one in before.results.items()
+    }
+    base, now = measured(before), measured(dataclasses.replace(before, results=raised))
+    outcome = judge(now, base, Rules())
+    found = changes(outcome, now, Baseline(base, 0.0, ""))
+    assert [(row.metric, row.rise) for row in found.rows] == [("mean SSIM", "+0.300")]
+    assert "Baseline: invented-study at commit 4f0c2d7a4f, now 4f0c2d7a4f." in page_of(found).text

@@ -1,0 +1,215 @@
+"""The report as files: the folder, the charts, and what an option withholds."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from harness.cli import app
+from harness.result import Run, to_data
+from harness.store import Store
+from reports.export import to_csv
+from reports.figure_files import FORMATS, figure_files, formats
+from reports.html import render
+from reports.layout import PAGE, folder_files
+from reports.select import Analysis
+from tests import report_fixtures as double
+from tests.report_page import SECTIONS, Page, complete, small
+
+PNG = b"\x89PNG"
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return double.make_run(small())
+
+
+@pytest.fixture(scope="module")
+def files(run: Run) -> dict[str, bytes]:
+    return folder_files(run)
+
+
+def on_disk(run: Run, folder: Path) -> Path:
+    """A folder of results with what a report reads."""
+    store = Store(folder)
+    about = {"name": run.name, "text": "", "hash": run.study_hash, "public": sorted(run.public_data)}
+    about |= {"data": run.data_hashes, "cells": [to_data(cell) for cell in run.cells]}
+    about |= {"attacks": {label: dataclasses.asdict(info) for label, info in run.attacks.items()}}
+    store.write_study(about)
+    for record in run.trainings.values():
+        store.write_training(record, {"nothing": np.zeros(1)}, 1.0)
+    for result in run.results.values():
+        seen = run.pictures(result.cell.id)
+        store.write_result(result, {"original": seen.original, "guess": seen.guess}, 1.0)
+    return folder
+
+
+def call(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def stored(run: Run, tmp_path: Path) -> Path:
+    """The run without its trainings: no charts, which take most of the time."""
+    return on_disk(dataclasses.replace(run, trainings={}), tmp_path / "runs")
+
+
+# the folder
+
+
+def test_nothing_in_the_folder_s_page_is_inline(files: dict[str, bytes]) -> None:
+    text = files[PAGE].decode()
+    page = complete(text)
+    assert page.all("style") == []
+    assert [attributes["src"] for attributes in page.all("script")] == ["script.js"]
+    assert page.inline["script"] == []
+    assert "data:" not in text
+    for tag, attributes in page.tags:
+        assert not [name for name in attributes if name == "style" or name.startswith("on")], tag
+
+
+def test_the_policy_of_the_folder_s_page_allows_its_folder_only(files: dict[str, bytes]) -> None:
+    page = Page(files[PAGE].decode())
+    policy = next(a["content"] for a in page.all("meta") if a.get("http-equiv") == "Content-Security-Policy")
+    wanted = (
+        "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self'; base-uri 'none'; form-action 'none'"
+    )
+    assert policy == wanted
+
+
+def test_every_file_that_the_page_names_is_there_and_no_other(run: Run, files: dict[str, bytes]) -> None:
+    page = Page(files[PAGE].decode())
+    named = {a[name] for _, a in page.tags for name in ("src", "href") if name in a and not a[name].startswith("#")}
+    assert named == set(files) - {PAGE}
+    assert files["results.csv"].decode() == to_csv(Analysis(run))
+    pictures = [content for name, content in files.items() if name.startswith("pictures/")]
+    assert len(pictures) >= 6
+    assert all(content.startswith(PNG) for content in pictures)
+
+
+def test_both_layouts_say_the_same(run: Run, files: dict[str, bytes]) -> None:
+    one, other = complete(render(run)), complete(files[PAGE].decode())
+    assert [a["id"] for a in other.all("section")] == [a["id"] for a in one.all("section")] == SECTIONS
+    assert other.text.split("Made by leakgauge")[0] == one.text.split("Made by leakgauge")[0]
+    assert "".join(one.inline["style"]).strip() == files["style.css"].decode().strip()
+
+
+def test_the_same_run_gives_the_same_bytes(run: Run, files: dict[str, bytes]) -> None:
+    assert folder_files(run) == files
+
+
+def test_a_text_that_looks_like_a_file_inside_is_a_text() -> None:
+    evil = 'src="data:image/png;base64,AAAA"'
+    files = folder_files(double.make_run(small(double.NONE), name=evil))
+    assert evil in complete(files[PAGE].decode()).text
+
+
+# the command
+
+
+def test_the_command_writes_the_folder_or_one_page_where_it_is_told(stored: Path, tmp_path: Path) -> None:
+    done = call("report", stored, "--layout", "dir")
+    assert done.exit_code == 0
+    assert f"report: {stored / 'report' / PAGE}" in done.output
+    assert call("report", stored, "--layout", "dir", "--out", tmp_path / "elsewhere").exit_code == 0
+    assert contents(tmp_path / "elsewhere") == contents(stored / "report")
+    assert call("report", stored, "--out", tmp_path / "one.html").exit_code == 0
+    assert not (stored / "report.html").exists()
+    complete((tmp_path / "one.html").read_text("utf-8"))
+    done = call("report", stored, "--out", tmp_path / "elsewhere")
+    assert done.exit_code == 2
+    assert "Is a directory" in done.stderr
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Every file below a folder."""
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("images", ["redact", "none"])
+def test_pictures_of_an_earlier_report_go_when_this_one_withholds_them(stored: Path, images: str) -> None:
+    assert call("report", stored, "--layout", "dir").exit_code == 0
+    pictures = stored / "report" / "pictures"
+    (pictures / "logo.png").write_bytes(PNG)
+    assert len(list(pictures.iterdir())) > 6
+    assert call("report", stored, "--layout", "dir", "--images", images).exit_code == 0
+    assert [path.name for path in pictures.iterdir()] == ["logo.png"]
+
+
+def test_the_command_writes_the_charts_and_withholds_pictures_all_the_same(run: Run, tmp_path: Path) -> None:
+    folder = on_disk(run, tmp_path / "runs")
+    assert call("report", folder, "--figures", "svg", "--images", "redact").exit_code == 0
+    assert contents(folder / "figures") == {Path(name): c for name, c in figure_files(Analysis(run), ["svg"])}
+    assert b"data:image" not in (folder / "report.html").read_bytes()
+
+
+def test_an_unknown_format_is_a_usage_error_before_anything_is_written(stored: Path) -> None:
+    done = call("report", stored, "--figures", "png,gif")
+    assert done.exit_code == 2
+    assert "expected some of png,pdf,svg, got 'gif'" in " ".join(done.stderr.replace("│", "").split())
+    assert not (stored / "figures").exists()
+    assert not (stored / "report.html").exists()
+
+
+# the charts
+
+
+def test_formats_are_a_list() -> None:
+    assert formats("") == ()
+    assert formats("svg, png") == ("svg", "png")
+    assert formats("png,pdf,svg") == tuple(FORMATS)
+
+
+def test_each_chart_of_the_page_is_a_file_with_a_harmless_name(run: Run) -> None:
+    names = [name for name, _ in figure_files(Analysis(run), ["svg"])]
+    assert len(names) == len(set(names)) == render(run).count('<figure class="chart"')
+    assert all(re.fullmatch(r"1-[a-z0-9-]+\.svg", name) for name in names)
+
+
+def test_the_files_are_what_they_are_called_and_undated() -> None:
+    marks = {"png": PNG, "pdf": b"%PDF", "svg": b"<?xml"}
+    for name, content in first_chart():
+        assert content.startswith(marks[name.rpartition(".")[2]])
+        assert not re.search(rb"CreationDate|ModDate|dc:date|tIME", content)
+
+
+def test_charts_are_in_the_page_s_light_colours_with_title_legend_and_direction() -> None:
+    analysis = Analysis(double.make_run(small(double.NONE, *double.GAUSSIAN[:2])))
+    found = {name: content.decode() for name, content in figure_files(analysis, ["svg"])}
+    text = next(content for name, content in found.items() if "ssim" in name)
+    assert "#0072b2" in text
+    assert ">Leakage against claimed epsilon per record<" in text
+    assert ">Lower is better for the clients: higher means the attacker learns more.<" in text
+    assert ">gaussian" in text
+    for content in found.values():
+        assert not re.search(r"#0000[ab]\d", content)
+
+
+def test_a_chart_is_the_same_in_every_process() -> None:
+    script = (
+        "import hashlib\nfrom tests.test_report_layout import first_chart\n"
+        "print([(name, hashlib.sha256(content).hexdigest()) for name, content in first_chart()])\n"
+    )
+    environment, root = os.environ | {"PYTHONHASHSEED": "7"}, Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, cwd=root, check=True
+    )
+    here = [(name, hashlib.sha256(content).hexdigest()) for name, content in first_chart()]
+    assert done.stdout.strip() == repr(here)
+    assert [name.rpartition(".")[2] for name, _ in here] == list(FORMATS)
+
+
+def first_chart() -> list[tuple[str, bytes]]:
+    """One chart in every format."""
+    analysis = Analysis(double.make_run(small()))
+    return list(itertools.islice(figure_files(analysis, list(FORMATS)), len(FORMATS)))

@@ -1,0 +1,186 @@
+"""The report's grid of pictures: naive beside aware, what is withheld, what fits on the page."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+
+from harness.cell import Cell, PartSpec
+from harness.result import Pictures, Result
+from harness.stats import mean
+from reports.html import render
+from reports.pictures import MOST_DEFENSES, Gallery, Grid, gallery
+from reports.select import Analysis
+from tests import report_fixtures as double
+from tests.report_page import Page, complete, small, ssim_of
+
+NAIVE, AWARE, FLOOR = ((part, double.PROBE, "server") for part in (double.MATCHING, double.MAP, double.PRIOR))
+BOTH = [NAIVE, AWARE, FLOOR]
+
+
+def shown(cells: tuple[Cell, ...], **changes: object) -> Gallery:
+    found = gallery(Analysis(double.make_run(cells, **changes)), "public")
+    assert found is not None
+    return found
+
+
+def only_grid(cells: tuple[Cell, ...], **changes: object) -> Grid:
+    (grid,) = shown(cells, **changes).grids
+    return grid
+
+
+def heads(grid: Grid) -> list[tuple[str, list[tuple[str, str]]]]:
+    return [(head.defense.name, [(column.word, column.attack) for column in head.columns]) for head in grid.heads]
+
+
+def test_a_defence_has_a_column_of_the_best_naive_and_one_of_the_best_aware_attack() -> None:
+    other = PartSpec("matching", {"objective": "cosine", "restarts": 2})
+    attacks = [*BOTH, (other, double.PROBE, "server")]
+
+    def make(cell: Cell) -> Result:
+        value = {other.label: 0.4, double.MATCHING.label: 0.3, double.MAP.label: 0.6}.get(cell.attack.label, 0.1)
+        return double.with_estimates(double.result_of(cell), mean("ssim", [value] * 6, higher_leaks=True))
+
+    grid = only_grid(small(attacks=attacks), make=make)
+    assert heads(grid) == [
+        ("no defence", [("", "map, server")]),
+        ("gaussian", [("naive", "matching objective=cosine, server"), ("aware", "map, server")]),
+        ("floor", [("", "prior, server")]),
+    ]
+    captions = [[tile.caption for tile in row] for _, row in grid.rows]
+    assert captions == [["", "0.60", "0.40", "0.60", "0.10"]] * 6
+    assert [tile.recognisable for tile in grid.rows[0][1]] == [False, True, False, True, False]
+    assert grid.opening == (True, True, True, False, True)
+
+
+@pytest.mark.parametrize(("attacks", "word"), [([NAIVE, FLOOR], "naive"), ([AWARE, FLOOR], "aware")])
+def test_a_run_with_attacks_of_one_kind_has_one_column_a_defence(attacks, word) -> None:
+    grid = only_grid(small(attacks=attacks))
+    assert [[kind for kind, _ in columns] for _, columns in heads(grid)] == [[""], [word], [""]]
+
+
+def test_an_aware_attack_that_failed_keeps_its_column() -> None:
+    grid = only_grid(small(attacks=BOTH), failed=lambda c: c.attack == double.MAP and c.training.defense != double.NONE)
+    assert heads(grid)[1] == ("gaussian", [("naive", "matching, server"), ("aware", "map, server")])
+    assert [row[3].word for _, row in grid.rows] == ["failed"] * 6
+    assert all(row[2].source for _, row in grid.rows)
+
+
+def test_the_page_names_the_defence_once_above_its_two_columns() -> None:
+    text = render(double.make_run(small(attacks=BOTH)))
+    page = complete(text)
+    assert [attributes["colspan"] for attributes in page.all("th") if "colspan" in attributes] == ["1", "2", "1"]
+    table = text[text.index('<table class="pictures') :].split("</table>")[0]
+    rows = re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)
+    cells = [len(re.findall("<t[dh][ >]", row)) for row in rows]
+    assert cells == [5, 5] + [6] * 6  # 2 + 3 headings, one empty + 4 attacks, name + original + 4 pictures
+
+
+def test_every_recognisable_picture_has_the_outline_and_the_word() -> None:
+    table = {"none": [0.9, 0.6], "gaussian": [0.5, 0.499], "prior": [0.1, 0.2]}
+
+    def two(cell: Cell) -> Pictures:
+        made = double.pictures_of(cell)
+        return Pictures(made.original[:2], made.guess[:2])
+
+    text = render(double.make_run(small(), make=ssim_of(table), pictures=two))
+    tiles = [
+        attributes["class"] for attributes in Page(text).all("div") if attributes.get("class", "").startswith("tile")
+    ]
+    assert tiles == ["tile", "tile seen", "tile seen", "tile", "tile", "tile seen", "tile", "tile"]
+    assert len(re.findall('"sub seen-word">[0-9.]+ recognisable</span>', text)) == 3
+
+
+def test_of_many_defences_those_that_leak_most_are_shown_in_the_order_of_the_study() -> None:
+    many = [PartSpec("gaussian", {"clip": 1.0, "epsilon": float(e), "delta": 1e-5}) for e in range(30, 0, -1)]
+    grid = only_grid(small(double.NONE, *many, attacks=BOTH))
+    assert len(grid.heads) == MOST_DEFENSES + 1
+    names = [head.defense.text for head in grid.heads]
+    assert names == ["no defence", *(f"gaussian epsilon={e}" for e in range(30, 31 - MOST_DEFENSES, -1)), "floor"]
+    assert f"{MOST_DEFENSES} of 31 defences: those that leak most by mean SSIM." in grid.notes
+
+
+def test_pictures_of_data_not_known_to_be_public_are_withheld_with_a_word() -> None:
+    text = render(double.make_run(small(), public=()))
+    page = complete(text)
+    assert "data:image" not in text
+    assert "the data set invented is not known to be public" in page.text
+    assert "0.92 recognisable" in page.text
+    assert "data:image" not in render(double.make_run(small()), images="redact")
+    assert "by the option --images redact" in render(double.make_run(small()), images="redact")
+    assert "--images none" in render(double.make_run(small()), images="none")
+
+
+def test_the_attack_is_chosen_on_the_mean_and_not_image_by_image() -> None:
+    other = PartSpec("matching", {"objective": "cosine", "restarts": 2})
+    attacks = [NAIVE, (other, double.PROBE, "server")]
+
+    def make(cell: Cell) -> Result:
+        values = [0.9, 0.1, 0.1, 0.1, 0.1, 0.1] if cell.attack == double.MATCHING else [0.3] * 5 + [None]
+        return double.with_estimates(double.result_of(cell), mean("ssim", values, higher_leaks=True))
+
+    grid = only_grid(small(attacks=attacks), make=make)
+    assert [columns[0][1] for _, columns in heads(grid)] == ["matching objective=cosine, server"] * 2
+    assert [row[1][1].caption for row in grid.rows] == ["0.30"] * 5 + ["no reconstruction"]
+    assert grid.rows[5][1][1].word == "failed"
+    assert not any(tile.recognisable for _, row in grid.rows for tile in row)
+
+
+def test_a_picture_is_at_its_own_size_and_a_column_of_failed_cells_says_so() -> None:
+    def failed(cell: Cell) -> bool:
+        return cell.training.defense != double.NONE
+
+    first, undefended, defended, floor = only_grid(small(), failed=failed).rows[0][1]
+    content = base64.b64decode(first.source.split(",", 1)[1])
+    assert content[:4] == b"\x89PNG"
+    assert (int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")) == (24, 24)
+    assert undefended.recognisable
+    assert (defended.word, defended.source) == ("failed", "")
+    assert floor.source
+
+
+def test_a_guess_that_is_not_finite_is_a_failed_one_and_grey_images_are_shown() -> None:
+    def grey(cell: Cell) -> Pictures:
+        made = double.pictures_of(cell)
+        guess = made.guess[..., :1].copy()
+        guess[0] = np.nan
+        return Pictures(made.original[..., :1], guess)
+
+    rows = only_grid(small(), pictures=grey).rows
+    assert rows[0][1][1].word == "failed"
+    assert rows[1][1][1].source
+
+
+def test_large_pictures_are_left_out_before_the_page_grows_too_big() -> None:
+    def large(cell: Cell) -> Pictures:
+        images = np.random.default_rng(0).uniform(size=(6, 1, 256, 256, 3)).astype(np.float32)
+        return Pictures(images, images)
+
+    text = render(double.make_run(small(), pictures=large))
+    assert len(text) < 3_000_000
+    assert "of 6 images, in the order of the victims" in text
+
+
+def test_each_setting_has_its_share_of_the_page() -> None:
+    federations = [double.FEDERATION, dataclasses.replace(double.FEDERATION, rounds=9)]
+    asked = [NAIVE, FLOOR]
+    cells = [c for f in federations for c in double.grid([double.NONE, double.GAUSSIAN[0]], asked, (0,), federation=f)]
+
+    def large(cell: Cell) -> Pictures:
+        images = np.random.default_rng(0).uniform(size=(6, 1, 144, 144, 3)).astype(np.float32)
+        return Pictures(images, images)
+
+    grids = shown(tuple(cells), pictures=large).grids
+    assert [len(grid.rows) for grid in grids] == [3, 3]
+
+
+def test_an_image_that_is_too_large_for_the_page_is_not_shown_and_a_word_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("reports.pictures.MOST_BYTES", 1_000)
+    grid = only_grid(small())
+    assert (grid.rows, grid.notes) == ((), ("The images are too large for this page.",))

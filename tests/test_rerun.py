@@ -1,0 +1,93 @@
+"""What runs again for a gate: fresh images on both sides, and the baseline's own code."""
+
+import dataclasses
+import subprocess
+
+import pytest
+
+from harness import rerun
+from harness.errors import StudyError
+from harness.gate import Rules, Verdict, judge
+from harness.measure import case, measured
+from harness.run import run_study
+from harness.study import resolve
+
+STUDY = {
+    "name": "small",
+    "tasks": [{"data": "digits", "model": "linear"}],
+    "federations": [{"clients": 2, "rounds": 1, "algorithm": "fedsgd", "samples": 40}],
+    "defenses": [{"name": "gaussian", "noise_std": 0.05}],
+    "attacks": [
+        {"name": "analytic", "target": {"kind": "probe", "count": 8}},
+        {"name": "membership-loss", "target": {"kind": "members", "count": 12}},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("small")
+    run_study(resolve(STUDY), path, workers=0)
+    return path
+
+
+def outcome_of(folder, verdict):
+    """A run beside itself, with a verdict put on the checks of its attacks."""
+    now = measured(rerun.load_run(folder))
+    found = judge(now, now, Rules())
+    assert {check.verdict for check in found.checks} == {Verdict.PASS}
+    checks = [dataclasses.replace(c, verdict=verdict) if c.metric in rerun.AGAIN else c for c in found.checks]
+    return dataclasses.replace(found, checks=tuple(checks))
+
+
+def test_inconclusive_checks_are_decided_on_twice_as_many_fresh_images(folder):
+    bench = rerun.Bench(folder, workers=0)
+    before = outcome_of(folder, Verdict.INCONCLUSIVE)
+    after = rerun.settle(before, "HEAD", bench, Rules(), noise_sd=0.0)
+    assert sorted(check.key for check in after.checks) == sorted(check.key for check in before.checks)
+    old, new = ({check.metric: check for check in outcome.checks} for outcome in (before, after))
+    assert new["ssim"].verdict is Verdict.PASS
+    assert (old["ssim"].n, new["ssim"].n) == (8, 16)
+    assert new["auc"].n == 2 * old["auc"].n
+    assert new["ssim"].before != old["ssim"].before
+    assert "all fresh" in new["ssim"].reason
+    for metric in ("bits", "accuracy"):
+        assert new[metric] == old[metric]
+
+
+def test_what_is_decided_does_not_run_again(folder):
+    before = outcome_of(folder, Verdict.FAIL)
+    assert rerun.settle(before, "no such commit", rerun.Bench(folder), Rules(), noise_sd=0.0) is before
+
+
+def test_the_second_time_has_other_seeds_and_twice_the_images(folder):
+    for cell in rerun.Store(folder).cells():
+        twice = rerun._twice(cell)
+        assert twice.training.seed == cell.training.seed + rerun.FRESH
+        assert twice.target.count == 2 * cell.target.count
+        assert twice.target.outside == (24 if cell.target.kind == "members" else None)
+        assert case(twice) != case(cell)
+        assert case(dataclasses.replace(cell, training=twice.training)) == case(cell)
+
+
+def test_the_baseline_at_its_commit_gives_the_measures_of_the_run(folder):
+    found = rerun.at_commit("HEAD", rerun.Bench(folder, workers=0))
+    own = measured(rerun.load_run(folder))
+    assert (found.study, found.study_hash, found.data) == (own.study, own.study_hash, own.data)
+    assert found.by_key().keys() == own.by_key().keys()
+    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    assert (found.commit, found.dirty) == (head, False)
+    assert not any("leakgauge-base-" in line for line in _worktrees())
+
+
+def test_a_commit_that_is_not_there_is_said_in_a_line(folder):
+    assert not rerun.knows("no such commit", rerun.Bench(folder).source)
+    assert rerun.knows("HEAD", rerun.Bench(folder).source)
+    with pytest.raises(StudyError, match="git rev-parse no such commit"):
+        rerun.at_commit("no such commit", rerun.Bench(folder))
+
+
+def _worktrees():
+    """Those that git knows of."""
+    done = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
