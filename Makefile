@@ -4,7 +4,7 @@ VENV ?= .venv
 OUT ?= runs/demo
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo browser test lint slow benchmarks clean
+.PHONY: demo gate browser test lint slow benchmarks clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -13,6 +13,12 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 demo: $(VENV)/installed
 	$(VENV)/bin/leakgauge run demo --out $(OUT)
+
+# Whether any defence leaks more than baselines/smoke.json says; see docs/ci.md.
+gate: $(VENV)/installed
+	rm -rf $(OUT)
+	$(VENV)/bin/leakgauge run smoke --out $(OUT) > $(OUT).log 2>&1 || { cat $(OUT).log; exit 1; }
+	$(VENV)/bin/leakgauge check $(OUT) --baseline baselines/smoke.json
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .
