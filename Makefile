@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 OUT ?= runs/demo
+GATE ?= runs/smoke
 export OMP_NUM_THREADS = 1
 
 .PHONY: demo gate browser test lint slow benchmarks clean
@@ -16,9 +17,9 @@ demo: $(VENV)/installed
 
 # Whether any defence leaks more than baselines/smoke.json says; see docs/ci.md.
 gate: $(VENV)/installed
-	rm -rf $(OUT)
-	$(VENV)/bin/leakgauge run smoke --out $(OUT) > $(OUT).log 2>&1 || { cat $(OUT).log; exit 1; }
-	$(VENV)/bin/leakgauge check $(OUT) --baseline baselines/smoke.json
+	rm -rf $(GATE) && mkdir -p $(dir $(GATE))
+	$(VENV)/bin/leakgauge run smoke --out $(GATE) > $(GATE).log 2>&1 || { cat $(GATE).log; exit 1; }
+	$(VENV)/bin/leakgauge check $(GATE) --baseline baselines/smoke.json
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .
