@@ -108,7 +108,7 @@ def check(
     """Compare a run with a baseline. Exit code 0: no increase detected; 1: leakage increased."""
     from harness.baseline import read
     from harness.gate import Rules, judge
-    from harness.gate_output import headline
+    from harness.gate_output import headline, titles
     from harness.measure import measured
     from harness.rerun import Bench, at_commit
     from harness.store import load_run
@@ -123,7 +123,7 @@ def check(
         outcome = judge(now, base.measured, Rules(), noise_sd=base.noise_sd)
         if not no_rerun:
             outcome = _again(outcome, rerun_base or base.measured.commit, bench, base.noise_sd)
-        for line in _table(outcome):
+        for line in _table(outcome, titles(now.measures)):
             typer.echo(line)
         _write_outputs(outcome, now, base, junit, summary, to_json, fails)
         if annotations is Annotations.auto:
@@ -328,7 +328,7 @@ def _again(outcome: Outcome, ref: str, bench: Bench, noise_sd: float) -> Outcome
     return settle(outcome, ref, bench, Rules(), noise_sd=noise_sd)
 
 
-def _table(outcome: Outcome) -> Iterable[str]:
+def _table(outcome: Outcome, named: dict[str, str]) -> Iterable[str]:
     """Problems and warnings, then the checks, worst first; under each that did not pass, what it is and why."""
     from harness.gate import Verdict
     from harness.gate_output import change, clean, clipped, number, signed
@@ -354,7 +354,7 @@ def _table(outcome: Outcome) -> Iterable[str]:
     for row, one in zip(rows, (None, *outcome.checks), strict=True):
         yield "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
         if one is not None and one.verdict is not Verdict.PASS:
-            yield f"{'':<{widths[0]}}  {clipped(one.name)}"
+            yield f"{'':<{widths[0]}}  {clipped(named.get(one.key, one.name))}"
             yield f"{'':<{widths[0]}}  {clipped(one.reason)}"
 
 
