@@ -12,7 +12,7 @@ from rich.text import Text
 
 from harness.result import Run, TrainingRecord
 from reports.checked import brief, checked
-from reports.notation import NO_VALUE, fixed, interval, metric, percent, plural, where
+from reports.notation import NO_VALUE, fixed, interval, metric, percent, plural, short, where
 from reports.pool import accuracy
 from reports.select import Analysis, Group
 
@@ -27,7 +27,10 @@ _VERDICTS = {
 _BOX = box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n", ascii=False)
 """A line under the header and one space between columns: nine columns in a hundred characters."""
 
-_CAPTION = "Higher means the attacker learns more. ε is not measured, and different units do not compare."
+_CAPTION = (
+    "Higher means the attacker learns more. ε of different units do not compare. Audited: a lower bound, measured in a "
+    "small federation with this many trials; the report has its unit and confidence."
+)
 
 
 def _measured(group: Group) -> str:
@@ -41,9 +44,13 @@ def _measured(group: Group) -> str:
 
 
 def _claim(trainings: Sequence[TrainingRecord]) -> Text:
-    """Claimed, proved and the verdict of one round."""
+    """Claimed, proved and the verdict of one round; the highest of the seeds' audits, where there are some."""
     claims = [checked(training) for training in trainings]
     text, worst = brief([one.one_round for one in claims], [one.whole_run for one in claims])
+    audits = [training.audited for training in trainings if training.audited is not None]
+    if audits:
+        most = max(audits, key=lambda audit: audit.epsilon_lower)
+        text += f"\naudited ≥ {short(most.epsilon_lower)}, n = {most.trials}"
     return Text(text, style=_VERDICTS.get(worst, ""))
 
 
@@ -82,7 +89,7 @@ def summary(run: Run) -> Table:
         table.add_column(name, overflow="fold")
     table.add_column("Floor\nCeiling", justify="right")
     table.add_column("Final\naccuracy", justify="right")
-    table.add_column("ε claimed\nand proved", overflow="fold")
+    table.add_column("ε claimed,\nproved, audited", overflow="fold")
     previous = None
     for group in sorted(analysis.attacked, key=lambda g: list(analysis.settings).index(g.setting)):
         first = previous is None or (previous.setting, previous.defense) != (group.setting, group.defense)

@@ -111,6 +111,18 @@ def test_an_update_needs_a_person_and_a_reason(suite, monkeypatch, ci, reason, s
     done.stderr.fnmatch_lines([f"*--leakage-update: *{says}*"])
 
 
+@pytest.mark.slow
+def test_tests_side_by_side_have_files_of_their_own(suite, pytester):
+    text = MINE + "\ndef test_mine_too(leak):\n    leak.assert_no_increase()\n"
+    pytester.makepyfile(test_mine=text)
+    for options in (["--leakage-update", "first"], []):
+        pytester.runpytest_subprocess("-n", "2", "-q", *options).assert_outcomes(passed=2)
+    assert {path.name for path in (pytester.path / "leakage").iterdir()} == {
+        "test_mine.py-test_mine.json",
+        "test_mine.py-test_mine_too.json",
+    }
+
+
 def test_the_plugin_costs_nothing_until_it_is_used(pytester):
     pytester.makepyfile("import sys\ndef test_light():\n    assert 'torch' not in sys.modules\n")
     pytester.runpytest_subprocess("-q", "-p", "no:hypothesispytest", "-p", "no:playwright").assert_outcomes(passed=1)

@@ -239,3 +239,4 @@ def test_the_terminal_table_says_what_an_audit_broke(run: Run) -> None:
     text = plain(run)
     assert max(map(len, text.splitlines())) <= 100
     assert "(audit)" in text
+    assert "audited ≥ 2.834" in text

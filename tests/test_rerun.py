@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from harness import rerun
+from harness.cli_gate import _again
 from harness.errors import StudyError
 from harness.gate import Rules, Verdict, judge
 from harness.measure import case, measured
@@ -85,6 +86,19 @@ def test_a_commit_that_is_not_there_is_said_in_a_line(folder):
     assert rerun.knows("HEAD", rerun.Bench(folder).source)
     with pytest.raises(StudyError, match="git rev-parse no such commit"):
         rerun.at_commit("no such commit", rerun.Bench(folder))
+
+
+def test_a_check_that_cannot_tell_runs_again_where_the_commit_is_known(folder, monkeypatch):
+    bench, asked = rerun.Bench(folder), []
+    monkeypatch.setattr(rerun, "settle", lambda found, ref, *rest, **named: asked.append(ref) or found)
+    unsure = outcome_of(folder, Verdict.INCONCLUSIVE)
+    found = _again(unsure, "0" * 40, bench, 0.0)
+    assert "no cell ran again: this checkout does not have the baseline's commit 000000000000" in found.warnings[-1]
+    assert _again(unsure, "HEAD", bench, 0.0) is unsure
+    for verdict in (Verdict.PASS, Verdict.FAIL):
+        decided = outcome_of(folder, verdict)
+        assert _again(decided, "HEAD", bench, 0.0) is decided
+    assert asked == ["HEAD"]
 
 
 def _worktrees():
