@@ -15,11 +15,13 @@ $(VENV)/installed: pyproject.toml constraints.txt
 demo: $(VENV)/installed
 	$(VENV)/bin/leakgauge run demo --out $(OUT)
 
-# Whether any defence leaks more than baselines/smoke.json says; see docs/ci.md.
+# Whether any defence leaks more than baselines/smoke.json says; see docs/ci.md. Where it does, the baseline's commit runs
+# here too: another processor rounds otherwise, and an attack may end elsewhere.
 gate: $(VENV)/installed
 	rm -rf $(GATE) && mkdir -p $(dir $(GATE))
 	$(VENV)/bin/leakgauge run smoke --out $(GATE) > $(GATE).log 2>&1 || { cat $(GATE).log; exit 1; }
-	$(VENV)/bin/leakgauge check $(GATE) --baseline baselines/smoke.json
+	$(VENV)/bin/leakgauge check $(GATE) --baseline baselines/smoke.json || $(VENV)/bin/leakgauge check $(GATE) \
+	  --baseline baselines/smoke.json --rerun-base $$(sed -n 's/.*"commit": "\([0-9a-f]*\)".*/\1/p' baselines/smoke.json)
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .
