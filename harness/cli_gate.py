@@ -110,7 +110,7 @@ def check(
     from harness.gate import Rules, judge
     from harness.gate_output import headline, titles
     from harness.measure import measured
-    from harness.rerun import Bench, at_commit
+    from harness.rerun import Bench, about_checkout, at_commit
     from harness.store import load_run
 
     fails = inconclusive is Inconclusive.fail
@@ -123,6 +123,7 @@ def check(
         outcome = judge(now, base.measured, Rules(), noise_sd=base.noise_sd)
         if not no_rerun:
             outcome = _again(outcome, rerun_base or base.measured.commit, bench, base.noise_sd)
+        outcome = replace(outcome, warnings=(*about_checkout(now), *outcome.warnings))
         for line in _table(outcome, titles(now.measures)):
             typer.echo(line)
         _write_outputs(outcome, now, base, junit, summary, to_json, fails)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.cell import Cell
+from harness.environment import environment
 from harness.errors import StudyError
 from harness.gate import Check, Outcome, Rules, Verdict, judge
 from harness.measure import DIGITS, Measured, case, measured
@@ -37,6 +38,7 @@ import json, sys
 from pathlib import Path
 from pydantic import TypeAdapter
 from harness.cell import Cell
+from harness.environment import environment
 from harness.run import run_study
 from harness.study import Study
 asked = json.loads(sys.stdin.read())
@@ -70,6 +72,19 @@ def knows(ref: str, source: Path) -> bool:
     except StudyError:
         return False
     return True
+
+
+def about_checkout(now: Measured) -> tuple[str, ...]:
+    """What a reader must know where the results are not of the code that is here: a resumed run keeps what is done."""
+    here = environment()
+    if now.commit != here.commit:
+        made = (
+            f"the results were made at {now.commit[:12] or 'an unknown commit'} and this code is at {here.commit[:12]}"
+        )
+        return (f"{made}: run the study again, in a new folder, to check this code",)
+    if here.dirty and not now.dirty:
+        return ("this code has changes that the results do not have: run the study again, in a new folder",)
+    return ()
 
 
 def at_commit(ref: str, bench: Bench) -> Measured:

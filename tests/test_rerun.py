@@ -12,6 +12,7 @@ from harness.gate import Rules, Verdict, judge
 from harness.measure import case, measured
 from harness.run import run_study
 from harness.study import resolve
+from tests.report_fixtures import ENVIRONMENT
 
 STUDY = {
     "name": "small",
@@ -99,6 +100,23 @@ def test_a_check_that_cannot_tell_runs_again_where_the_commit_is_known(folder, m
         decided = outcome_of(folder, verdict)
         assert _again(decided, "HEAD", bench, 0.0) is decided
     assert asked == ["HEAD"]
+
+
+def test_results_of_other_code_are_said_to_be_so(folder):
+    now, here = measured(rerun.load_run(folder)), rerun.environment()
+    assert (now.commit, now.dirty) == (here.commit, here.dirty)
+    assert rerun.about_checkout(now) == ()
+    (said,) = rerun.about_checkout(dataclasses.replace(now, commit="0" * 40))
+    assert said.startswith(f"the results were made at 000000000000 and this code is at {here.commit[:12]}: run")
+
+
+@pytest.mark.parametrize(
+    ("here", "now", "said"), [(True, False, 1), (True, True, 0), (False, True, 0), (False, False, 0)]
+)
+def test_changes_that_the_results_do_not_have_are_said(folder, monkeypatch, here, now, said):
+    found = measured(rerun.load_run(folder))
+    monkeypatch.setattr(rerun, "environment", lambda: dataclasses.replace(ENVIRONMENT, commit=found.commit, dirty=here))
+    assert len(rerun.about_checkout(dataclasses.replace(found, dirty=now))) == said
 
 
 def _worktrees():
