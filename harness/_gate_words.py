@@ -37,9 +37,12 @@ def moved(metric: str, rise: float, low: float, high: float, n: int) -> str:
     return f"{_LABELS[metric]} {verb} (90 %: {ends}) over {over}"
 
 
-def recognisable(images: Sequence[int], before: Sequence[float | None], now: Sequence[float | None]) -> str:
-    """Which images are newly recognisable, counted from 1 as on the page."""
-    shown = [f"image {number + 1} was {before[number]:.2f} and is {now[number]:.2f}" for number in images[:_MOST]]
+def recognisable(images: Sequence[int], before: Sequence[float | None], now: Sequence[float | None], seeds: int) -> str:
+    """Which images are newly recognisable, counted from 1 within each seed, as on the page."""
+    size = len(now) // max(1, seeds)
+    names = [f"{at % size + 1} (seed no. {at // size + 1})" if seeds > 1 else str(at + 1) for at in images[:_MOST]]
+    each = zip(names, images, strict=False)
+    shown = [f"image {name} was {before[at]:.2f} and is {now[at]:.2f}" for name, at in each]
     more = f" and {len(images) - _MOST} more" if len(images) > _MOST else ""
     return f"{', '.join(shown)}{more}: newly recognisable"
 

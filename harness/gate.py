@@ -221,7 +221,7 @@ def _together(tested: Sequence[_Tested], rules: Rules, noise_sd: float) -> Itera
         smallest = tests.smallest(error, float(rise.df), len(tested), rules)
         reason = words.tested(verdict, _moved(one), p, smallest, rules)
         if one.images:
-            reason = f"{words.recognisable(one.images, old.values, new.values)}; {_moved(one)}"
+            reason = f"{words.recognisable(one.images, old.values, new.values, len(new.items))}; {_moved(one)}"
         yield Check(
             key=new.key,
             name=new.name,

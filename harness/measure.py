@@ -204,7 +204,7 @@ def _of_trainings(run: Run) -> Iterable[Measure]:
     for identity, specs in groups.items():
         records = [run.trainings.get(spec.id) for spec in specs]
         lost = sum(record is None for record in records)
-        problem = f"{lost} of {len(records)} trainings have not finished" if lost else ""
+        problem = f"{lost} of {len(records)} trainings not finished" if lost else ""
         known = [record for record in records if record is not None]
         yield _trained(specs, "accuracy", identity, known, _accuracy, problem)
         yield _trained(specs, "bits", identity, known, _bits, problem)
@@ -339,7 +339,7 @@ def _problem(run: Run, cells: Sequence[Cell]) -> str:
         if (failure := run.failures.get(cell.id)) is not None:
             return f"a cell failed: {failure.kind}: {failure.message.splitlines()[0] if failure.message else ''}"
     lost = sum(cell.id not in run.results for cell in cells)
-    return f"{lost} of {len(cells)} cells are missing" if lost else ""
+    return f"{lost} of {len(cells)} cells missing" if lost else ""
 
 
 def _images(run: Run, cell: Cell) -> str:

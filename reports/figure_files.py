@@ -71,13 +71,13 @@ def _light() -> dict[str, str]:
     """The page's light colours, by the sentinels that the charts are drawn in."""
     block = source(STYLE).split(":root {", 1)[1].split("}", 1)[0]
     colours = dict(re.findall(r"--([a-z0-9]+): (#[0-9a-fA-F]{6})", block))
-    return {sentinel: colours[name] for sentinel, name in figures._COLOURS.items()}
+    return {sentinel: colours[name] for sentinel, name in figures.COLOURS.items()}
 
 
 def _file(chart: Chart, setting: str, kind: str) -> bytes:
     """One chart with title and legend as a file."""
     light = _light()
-    style = figures._STYLE | {"pdf.fonttype": 42}
+    style = figures.RC | {"pdf.fonttype": 42}
     style = {name: light.get(value, value) if isinstance(value, str) else value for name, value in style.items()}
     with matplotlib.rc_context(style), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a letter that the font lacks is a box
@@ -108,7 +108,7 @@ def _key(line: Line2D, chart: Chart, series: Series) -> Line2D:
     """The legend's sample: marker and dash, though the line that has the markers may have none."""
     sample = Line2D([], [])
     sample.update_from(line)
-    sample.set(linestyle=figures._dash(series.look) if chart.joined or series.trace else "none")
+    sample.set(linestyle=figures.dash(series.look) if chart.joined or series.trace else "none")
     return sample
 
 

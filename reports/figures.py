@@ -47,8 +47,10 @@ ACCURACY_BETTER = "Higher is better: the model is more useful."
 _SENTINELS = {f"#0000a{index + 1}": f"s{index + 1}" for index in range(MOST_SERIES)}
 _OPEN = "#0000a6"
 _INK, _MUTED, _GRID, _SURFACE = "#0000b1", "#0000b2", "#0000b3", "#0000b4"
-_COLOURS = _SENTINELS | {_OPEN: "s6", _INK: "ink", _MUTED: "muted", _GRID: "grid", _SURFACE: "surface"}
-_STYLE: dict[Any, Any] = {
+COLOURS = _SENTINELS | {_OPEN: "s6", _INK: "ink", _MUTED: "muted", _GRID: "grid", _SURFACE: "surface"}
+"""Sentinels, as `#rrggbb`: what a chart is drawn in, each with the name of the page's colour that takes its place."""
+
+RC: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "leakgauge",
     "font.family": "DejaVu Sans",
@@ -66,6 +68,7 @@ _STYLE: dict[Any, Any] = {
     "grid.color": _GRID,
     "grid.linewidth": 0.7,
 }
+"""matplotlib's settings while a chart is drawn; its colours are sentinels."""
 
 
 class Point(NamedTuple):
@@ -165,8 +168,8 @@ def key(series: Series, *, joined: bool = True) -> str:
     """The legend's sample of a series: a piece of its line with its marker."""
     index = series.look % MOST_SERIES
     name = f"s{index + 1}" if series.look >= 0 else "s6"
-    dash = DASHES[index] if series.look >= 0 else _OPEN_DASH
-    line = f'<path class="k-{name}" d="M1 6H33" stroke-width="1.8" fill="none" stroke-dasharray="{dash or "none"}"/>'
+    strokes = DASHES[index] if series.look >= 0 else _OPEN_DASH
+    line = f'<path class="k-{name}" d="M1 6H33" stroke-width="1.8" fill="none" stroke-dasharray="{strokes or "none"}"/>'
     marker = _SHAPES[index] if series.look >= 0 else _OPEN_SHAPE
     return (
         f'<svg class="key" viewBox="0 0 34 12" width="34" height="12" aria-hidden="true">{line if joined else ""}'
@@ -174,8 +177,8 @@ def key(series: Series, *, joined: bool = True) -> str:
     )
 
 
-def _dash(look: int) -> tuple[float, tuple[float, ...]] | str:
-    """matplotlib's line style of a look."""
+def dash(look: int) -> tuple[float, tuple[float, ...]] | str:
+    """matplotlib's line style of a look: `-`, or an offset of 0 with lengths of strokes and gaps, in points."""
     pattern = DASHES[look % MOST_SERIES] if look >= 0 else _OPEN_DASH
     return (0.0, tuple(float(length) for length in pattern.split())) if pattern else "-"
 
@@ -194,12 +197,12 @@ def _draw(axes: Axes, chart: Chart, series: Series, index: int) -> None:
         places = [there for _, there, _ in hollow], [height for _, _, height in hollow]
         axes.plot(*places, marker, color=colour, markersize=6.0, markerfacecolor="none", gid=f"proved{index}")
     if series.trace:
-        axes.plot(*zip(*series.trace, strict=True), color=colour, linestyle=_dash(series.look), linewidth=1.6)
+        axes.plot(*zip(*series.trace, strict=True), color=colour, linestyle=dash(series.look), linewidth=1.6)
     axes.plot(
         x,
         y,
         color=colour,
-        linestyle=_dash(series.look) if chart.joined and not series.trace else "none",
+        linestyle=dash(series.look) if chart.joined and not series.trace else "none",
         linewidth=1.6,
         marker=marker,
         markersize=6.0 if len(x) <= 25 else 3.0,
@@ -301,7 +304,7 @@ def svg(chart: Chart, *, prefix: str) -> str:
     Guarantees:
         Same chart, same text.
     """
-    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+    with matplotlib.rc_context(RC), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # text stays text: the reader's fonts draw it
         figure = Figure(figsize=(5.9, 3.5), layout="constrained")
         axes = figure.add_subplot()
@@ -322,4 +325,4 @@ def svg(chart: Chart, *, prefix: str) -> str:
         for index, s in enumerate(chart.series)
     }
     label = f"{chart.title}. {chart.caption} {chart.better} The numbers are in the data table below."
-    return embed(buffer.getvalue(), prefix=prefix, colours=_COLOURS, titles=titles, label=label)
+    return embed(buffer.getvalue(), prefix=prefix, colours=COLOURS, titles=titles, label=label)

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserType, Error, Page, sync_playwright
 
-from harness.cell import PartSpec, Target
-from harness.result import Run
+from harness.baseline import Baseline
+from harness.cell import Cell, PartSpec, Target
+from harness.gate import Rules, judge
+from harness.measure import measured
+from harness.result import Result, Run
+from harness.stats import mean
+from reports.changes import Against
 from tests import report_fixtures as double
+
+Theme = Literal["light", "dark"]
 
 FLAGS = (
     "--disable-gpu",
@@ -34,6 +42,16 @@ HOSTILE = (
     "=HYPERLINK(1)",
     "W" * 120,
 )
+LEAKING, LOST, BETTER, NEW, SAME, UNSURE = HOSTILE
+"""What becomes of the defence of this name, compared with the baseline; see `against`."""
+
+SSIM = {
+    LEAKING: ((0.3,) * 6, (0.33, 0.36, 0.58, 0.35, 0.61, 0.34)),
+    BETTER: ((0.5,) * 6, (0.31, 0.35, 0.29, 0.33, 0.32, 0.36)),
+    UNSURE: ((0.3,) * 6, (0.2, 0.44, 0.31, 0.43, 0.2, 0.4)),
+}
+"""Of the images, in the baseline and now."""
+
 AXE = """axe.run(%s, %s).then(found => found.violations.flatMap(
     rule => rule.nodes.map(node => `${rule.id}: ${node.target.join(" ")}`)))"""
 CONTRAST = """() => {
@@ -67,13 +85,22 @@ def chromium() -> Iterator[Browser]:
     found = shutil.which("chromium")
     if found is None:
         pytest.skip("chromium is not installed, see `make browser`")
-    with sync_playwright() as driver, driver.chromium.launch(executable_path=found, args=FLAGS) as browser:
+    with sync_playwright() as driver, started(driver.chromium, found) as browser:
         yield browser
+
+
+def started(kind: BrowserType, path: str) -> Browser:
+    """A browser that runs; a skipped test, with what it said, where it does not start."""
+    try:
+        return kind.launch(executable_path=path, args=FLAGS)
+    except Error as error:
+        said = re.findall(r"^\s*(?:- )?\[pid=\d+\]\[err\] (.+)$", error.message, re.MULTILINE)
+        pytest.skip(f"{path} does not start: {said[0] if said else error.message.splitlines()[0]}")
 
 
 @dataclasses.dataclass
 class Visit:
-    """A page that is open, what it asked for and what the console says."""
+    """A page, what it asked for and what the console says."""
 
     page: Page
     address: str
@@ -84,7 +111,29 @@ class Visit:
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("console", lambda message: self.complaints.append(message.text))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def open(self, *, width: int = 1366, theme: Theme = "light") -> None:
+        """Anew, with nothing remembered."""
+        if self.requests:
+            self.page.evaluate("localStorage.clear()")
+            self.requests.clear()
+            self.complaints.clear()
+        self.resize(width)
+        self.page.emulate_media(media="screen", color_scheme=theme)
         self.page.goto(self.address)
+
+    def check(self) -> None:
+        """Nothing stands on the console and no request left the page."""
+        assert self.complaints == []
+        assert set(self.requests) == {self.address}
+
+    def resize(self, width: int) -> None:
+        self.page.set_viewport_size({"width": width, "height": 900})
+
+    def colour(self, theme: Theme) -> str:
+        """That of the page where the system has this theme."""
+        self.page.emulate_media(color_scheme=theme)
+        return self.style("body", "backgroundColor")
 
     def open_details(self) -> None:
         self.page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
@@ -110,6 +159,13 @@ class Visit:
 
         return objections
 
+    def keep_text(self) -> None:
+        """Close details; take out what axe-core passes over for contrast, and is slow at: drawings, closed details."""
+        self.page.evaluate("""() => {
+            document.querySelectorAll("details").forEach(one => { one.open = false; });
+            document.querySelectorAll("svg > *, details > :not(summary)").forEach(one => one.remove());
+        }""")
+
     def poor_contrasts(self) -> list[str]:
         """Each text with less than 4.5 : 1 against what is behind it, cut off or not; no picture is behind a text."""
         return self.page.evaluate(CONTRAST)
@@ -129,16 +185,21 @@ class Visit:
 
 
 @contextmanager
+def tab(browser: Browser, path: Path, *, javascript: bool = True) -> Iterator[Visit]:
+    """A page to be opened in a browser that remembers nothing."""
+    with browser.new_context(java_script_enabled=javascript) as context:
+        yield Visit(context.new_page(), path.as_uri())
+
+
+@contextmanager
 def visit(
-    browser: Browser, path: Path, *, width: int = 1366, theme: str = "light", javascript: bool = True
+    browser: Browser, path: Path, *, width: int = 1366, theme: Theme = "light", javascript: bool = True
 ) -> Iterator[Visit]:
-    """A page in a new browser; whatever is done there, nothing stands on the console and no request leaves it."""
-    settings: dict[str, Any] = {"viewport": {"width": width, "height": 900}, "color_scheme": theme}
-    with browser.new_context(**settings, java_script_enabled=javascript) as context:
-        seen = Visit(context.new_page(), path.as_uri())
+    """The page, open; whatever is done there, it passes `Visit.check`."""
+    with tab(browser, path, javascript=javascript) as seen:
+        seen.open(width=width, theme=theme)
         yield seen
-        assert seen.complaints == []
-        assert set(seen.requests) == {seen.address}
+        seen.check()
 
 
 def few_run() -> Run:
@@ -150,20 +211,44 @@ def few_run() -> Run:
 
 
 def whole_run() -> Run:
-    """The same with audits and every verdict."""
+    """The same with a later round, audits, every verdict, and names that mean harm."""
     few, audited = few_run(), double.audited_run()
-    attacks = [(double.MAP, double.PROBE, "server"), (double.PRIOR, double.PROBE, "server")]
-    cells = [*few.cells, *audited.cells, *double.grid([PartSpec("sampled", {"epsilon": 2.0})], attacks, (0,))]
+    named = [PartSpec(name, {"epsilon": 2.0}) for name in ("sampled", *HOSTILE)]
+    later = [(double.MATCHING, Target("probe", 4, count=6), "server")]
+    cells = [
+        *few.cells,
+        *audited.cells,
+        *double.grid(named, [(double.MAP, double.PROBE, "server")], (0,)),
+        *double.grid([double.NONE, double.GAUSSIAN[1]], later, (0,)),
+    ]
     run = double.make_run(
         list({cell.id: cell for cell in cells}.values()),
         failed=lambda cell: cell.id in few.failures,
-        missing=lambda cell: cell.id in few.missing,
+        missing=lambda cell: cell.id in few.missing or is_map(cell, LOST),
+        make=lambda cell: result_of(cell, 1),
+        name=HOSTILE[1],
     )
     return dataclasses.replace(run, trainings=run.trainings | audited.trainings)
 
 
-def crowded_run() -> Run:
-    """A hundred defences with names that mean harm."""
-    defenses = [PartSpec(f"{HOSTILE[at % len(HOSTILE)]} {at}", {"epsilon": float(at + 1)}) for at in range(100)]
-    attacks = [(double.MATCHING, double.PROBE, HOSTILE[0]), (double.PRIOR, double.PROBE, HOSTILE[0])]
-    return double.make_run(double.grid([double.NONE, *defenses], attacks, (0,)), name=HOSTILE[1])
+def against(run: Run) -> Against:
+    """`whole_run` beside a baseline that leaks less here and more there; neither has all that the other has."""
+    before = double.make_run(
+        run.cells, missing=lambda cell: is_map(cell, NEW), make=lambda cell: result_of(cell, 0), name=UNSURE
+    )
+    base = dataclasses.replace(measured(before), machine=UNSURE)
+    now, rules = measured(run), Rules(least=double.PROBE.count)
+    return Against(judge(now, base, rules), now, Baseline(base, 0.0, f"first numbers {UNSURE}"))
+
+
+def is_map(cell: Cell, name: str) -> bool:
+    """Whether it is the attack that `SSIM` is of, on the defence of this name."""
+    return (cell.training.defense.name, cell.attack) == (name, double.MAP)
+
+
+def result_of(cell: Cell, which: int) -> Result:
+    """As the double has it, but for `SSIM`."""
+    made, name = double.result_of(cell), cell.training.defense.name
+    if name not in SSIM or not is_map(cell, name):
+        return made
+    return double.with_estimates(made, mean("ssim", SSIM[name][which], higher_leaks=True), *made.estimates[1:])

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import pytest
 from playwright.sync_api import Browser
 
-from harness.result import Run
+from harness.gate import Verdict
 from reports.export import to_csv
 from reports.html import render
 from reports.select import Analysis
-from tests import report_fixtures as double
-from tests.browser_case import HOSTILE, Visit, chromium, crowded_run, few_run, visit, whole_run
+from tests.browser_case import HOSTILE, SAME, Theme, Visit, against, chromium, few_run, started, tab, visit, whole_run
 
-RUNS: dict[str, Callable[[], Run]] = {
-    "full": double.full_run,
-    "whole": whole_run,
-    "few": few_run,
-    "crowded": crowded_run,
-}
 DARK, LIGHT = "rgb(15, 18, 22)", "rgb(243, 245, 247)"
-THEMES: dict[Literal["light", "dark"], str] = {"light": LIGHT, "dark": DARK}
+THEMES: dict[Theme, str] = {"light": LIGHT, "dark": DARK}
+WIDTHS = (500, 800, 1366)
 ELSEWHERE = "http://127.0.0.1:9/image.png"
 LOAD_ELSEWHERE = """async address => {
     const refused = new Promise(done => document.addEventListener("securitypolicyviolation", done));
@@ -36,6 +30,7 @@ LOAD_ELSEWHERE = """async address => {
     return (await Promise.race([refused, failed])).effectiveDirective;
 }"""
 RUN_SCRIPT = "document.body.append(Object.assign(document.createElement('script'), {text: 'ran = 1'}))"
+UNSEEN = "all => all.filter(one => !one.checkVisibility() || !one.getClientRects().length).length"
 FOCUS = """() => {
     const one = document.activeElement, style = getComputedStyle(one), box = one.getBoundingClientRect();
     const bar = document.querySelector(".bar");
@@ -52,50 +47,78 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    folder = tmp_path_factory.mktemp("pages")
+def few_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every section but that on changes, in few cells."""
+    path = tmp_path_factory.mktemp("few") / "report.html"
+    path.write_text(render(few_run()), encoding="utf-8")
+    return path
 
-    def written(name: str) -> Path:
-        path = folder / f"{name}.html"
-        if not path.exists():
-            path.write_text(render(RUNS[name]()), encoding="utf-8")
-        return path
 
-    return written
+@pytest.fixture(scope="module")
+def few_tab(browser: Browser, few_page: Path) -> Iterator[Visit]:
+    with tab(browser, few_page) as seen:
+        yield seen
+
+
+@pytest.fixture(scope="module")
+def whole_tab(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
+    """Every section, with every verdict of a claim and of a change, and names that mean harm."""
+    path, run = tmp_path_factory.mktemp("whole") / "report.html", whole_run()
+    path.write_text(render(run, against=against(run)), encoding="utf-8")
+    with tab(browser, path) as seen:
+        yield seen
 
 
 @pytest.fixture
-def few(browser: Browser, page: Callable[[str], Path]) -> Iterator[Visit]:
-    with visit(browser, page("few")) as seen:
-        yield seen
+def few(few_tab: Visit) -> Iterator[Visit]:
+    few_tab.open()
+    yield few_tab
+    few_tab.check()
+
+
+@pytest.fixture
+def whole(whole_tab: Visit) -> Iterator[Visit]:
+    whole_tab.open()
+    yield whole_tab
+    whole_tab.check()
 
 
 # for everybody
 
 
-@pytest.mark.parametrize("width", [500, 800, 1366])
-def test_axe_core_objects_to_nothing_in_both_themes(browser: Browser, page: Callable[[str], Path], width: int) -> None:
-    with visit(browser, page("whole"), width=width) as seen:
-        axe = seen.axe()
-        for theme, colour in THEMES.items():
-            seen.page.emulate_media(color_scheme=theme)
-            assert seen.style("body", "backgroundColor") == colour
-            assert axe(True) == []
-        seen.open_details()
-        assert axe(False) == []
+def test_axe_core_objects_to_nothing_at_any_width_in_either_theme(whole: Visit) -> None:
+    axe, found = whole.axe(), dict[tuple[int, str], list[str]]()
+    whole.open_details()
+    for width in WIDTHS:
+        whole.resize(width)
+        found[width, "but for contrast"] = axe(False)
+    whole.keep_text()
+    for width, (theme, colour) in itertools.product(WIDTHS, THEMES.items()):
+        whole.resize(width)
+        assert whole.colour(theme) == colour
+        found[width, theme] = axe(True)
+    assert {state: objections for state, objections in found.items() if objections} == {}
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_every_text_stands_out_and_no_page_is_wider_than_the_window(
-    browser: Browser, page: Callable[[str], Path], name: str
-) -> None:
-    with visit(browser, page(name), width=500) as seen:
-        seen.open_details()
-        assert seen.page.evaluate("document.documentElement.scrollWidth") == 500
-        for theme, colour in THEMES.items():
-            seen.page.emulate_media(color_scheme=theme)
-            assert seen.style("body", "backgroundColor") == colour
-            assert seen.poor_contrasts() == []
+def test_every_text_stands_out_and_no_page_is_wider_than_the_window(whole: Visit) -> None:
+    whole.open_details()
+    for width in WIDTHS:
+        whole.resize(width)
+        assert whole.page.evaluate("document.documentElement.scrollWidth") == width
+    for theme, colour in THEMES.items():
+        assert whole.colour(theme) == colour
+        assert whole.poor_contrasts() == []
+
+
+def test_changes_of_every_verdict_are_seen_whole_at_every_width(whole: Visit) -> None:
+    words = [text.split(maxsplit=1)[1] for text in whole.page.locator("#changes .pill").all_inner_texts()]
+    others = [verdict.value.lower() for verdict in Verdict if verdict not in (Verdict.FAIL, Verdict.PASS)]
+    assert set(words) == {"newly recognisable", "leakage decreased", *others}
+    box = whole.page.locator("#changes .scroll")
+    for width in WIDTHS:
+        whole.resize(width)
+        assert box.evaluate("one => one.scrollWidth - one.clientWidth") == 0
+        assert box.locator("tbody tr > *").evaluate_all(UNSEEN) == 0
 
 
 def test_defects_are_found(browser: Browser, tmp_path: Path) -> None:
@@ -112,21 +135,20 @@ def test_defects_are_found(browser: Browser, tmp_path: Path) -> None:
         assert seen.page.evaluate("document.documentElement.scrollWidth") > 500
 
 
-def test_everything_can_be_reached_by_keyboard_and_its_focus_is_seen(
-    browser: Browser, page: Callable[[str], Path]
-) -> None:
-    with visit(browser, page("whole"), width=800) as seen:
-        stops = []
-        for _ in range(400):
-            seen.page.keyboard.press("Tab")
-            stop = seen.page.evaluate(FOCUS)
-            if stop["end"]:
-                break
-            stops.append(stop)
-        assert [stop["name"] for stop in stops if stop["line"] < 2 or not stop["seen"]] == []
-        assert stop["end"]
-        names = " ".join(stop["name"] for stop in stops)
-        assert all(name in names for name in ("skip", "theme", "Claims", "summary", "filter", "status", "text/csv"))
+def test_everything_can_be_reached_by_keyboard_and_its_focus_is_seen(whole: Visit) -> None:
+    whole.resize(800)
+    stops = []
+    for _ in range(400):
+        whole.page.keyboard.press("Tab")
+        stop = whole.page.evaluate(FOCUS)
+        if stop["end"]:
+            break
+        stops.append(stop)
+    assert [stop["name"] for stop in stops if stop["line"] < 2 or not stop["seen"]] == []
+    assert stop["end"]
+    names = " ".join(stop["name"] for stop in stops)
+    expected = ("skip", "theme", "Changes", "changes-caption", "summary", "filter", "status", "text/csv")
+    assert all(name in names for name in expected)
 
 
 def test_a_section_that_is_jumped_to_begins_below_the_bar(few: Visit) -> None:
@@ -154,22 +176,19 @@ def test_a_data_table_opens_by_keyboard(few: Visit) -> None:
 # what it must not do
 
 
-def test_the_policy_refuses_a_script_and_a_picture_from_elsewhere(
-    browser: Browser, page: Callable[[str], Path]
-) -> None:
-    with visit(browser, page("few")) as seen:
-        assert seen.page.evaluate(LOAD_ELSEWHERE, ELSEWHERE) == "img-src"
-        seen.page.evaluate(RUN_SCRIPT)
-        assert seen.page.evaluate("window.ran") is None
-        assert ["img-src" in text or "inline script" in text for text in seen.complaints] == [True, True]
-        assert seen.requests == [seen.address, ELSEWHERE]  # asked for, and refused before it left
-        seen.complaints.clear()
-        seen.requests.pop()
+def test_the_policy_refuses_a_script_and_a_picture_from_elsewhere(few: Visit) -> None:
+    assert few.page.evaluate(LOAD_ELSEWHERE, ELSEWHERE) == "img-src"
+    few.page.evaluate(RUN_SCRIPT)
+    assert few.page.evaluate("window.ran") is None
+    assert ["img-src" in text or "inline script" in text for text in few.complaints] == [True, True]
+    assert few.requests == [few.address, ELSEWHERE]  # asked for, and refused before it left
+    few.complaints.clear()
+    few.requests.pop()
 
 
-def test_without_the_policy_both_are_noticed(browser: Browser, page: Callable[[str], Path], tmp_path: Path) -> None:
+def test_without_the_policy_both_are_noticed(browser: Browser, few_page: Path, tmp_path: Path) -> None:
     path = tmp_path / "open.html"
-    text = page("few").read_text(encoding="utf-8")
+    text = few_page.read_text(encoding="utf-8")
     path.write_text(re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", text), encoding="utf-8")
     with visit(browser, path) as seen:
         assert seen.page.evaluate(LOAD_ELSEWHERE, ELSEWHERE) == "none"
@@ -179,16 +198,14 @@ def test_without_the_policy_both_are_noticed(browser: Browser, page: Callable[[s
         assert "ERR_" in seen.complaints.pop()
 
 
-def test_names_that_mean_harm_are_only_names(browser: Browser, page: Callable[[str], Path]) -> None:
-    with visit(browser, page("crowded")) as seen:
-        assert seen.page.evaluate("window.ran") is None
-        shown = seen.column("Defence")
-        assert len(shown) == 202
-        for name in HOSTILE:
-            spelled = name.translate({0x202C: r"\u202c", 0x202E: r"\u202e"})
-            assert any(text.startswith(spelled) for text in shown), name
-        seen.page.locator("#filter").fill("<script>")
-        assert 2 * len(range(0, 100, len(HOSTILE))) <= len(seen.column("Defence")) <= 202
+def test_names_that_mean_harm_are_only_names(whole: Visit) -> None:
+    assert whole.page.evaluate("window.ran") is None
+    spelled = {name: name.translate({0x202C: r"\u202c", 0x202E: r"\u202e"}) for name in HOSTILE}
+    changed = whole.page.locator("#changes th[scope=row] strong").all_inner_texts()
+    assert set(spelled.values()) - {spelled[SAME]} <= set(changed)
+    assert set(spelled.values()) <= {text.partition("\n")[0] for text in whole.column("Defence")}
+    whole.page.locator("#filter").fill("<script>")
+    assert whole.column("Status") == ["done"]
 
 
 # all results
@@ -272,55 +289,66 @@ def test_the_download_is_the_table_however_it_is_sorted_and_filtered(few: Visit)
 # theme, print, no script
 
 
-def test_the_theme_follows_the_system_until_the_button_says_otherwise_and_is_remembered(
-    browser: Browser, page: Callable[[str], Path]
-) -> None:
-    with visit(browser, page("few"), theme="dark") as seen:
-        button = seen.page.get_by_role("button", name="Theme")
-        found = [(button.inner_text(), seen.style("body", "backgroundColor"))]
-        for _ in range(3):
-            button.click()
-            found.append((button.inner_text(), seen.style("body", "backgroundColor")))
-        assert found == [("Theme: auto", DARK), ("Theme: light", LIGHT), ("Theme: dark", DARK), ("Theme: auto", DARK)]
-        seen.page.emulate_media(color_scheme="light")
-        assert seen.style("body", "backgroundColor") == LIGHT
+def test_the_theme_follows_the_system_until_the_button_says_otherwise_and_is_remembered(few: Visit) -> None:
+    few.page.emulate_media(color_scheme="dark")
+    button = few.page.get_by_role("button", name="Theme")
+    found = [(button.inner_text(), few.style("body", "backgroundColor"))]
+    for _ in range(3):
         button.click()
-        button.click()
-        seen.page.reload()
-        assert (button.inner_text(), seen.style("body", "backgroundColor")) == ("Theme: dark", DARK)
+        found.append((button.inner_text(), few.style("body", "backgroundColor")))
+    assert found == [("Theme: auto", DARK), ("Theme: light", LIGHT), ("Theme: dark", DARK), ("Theme: auto", DARK)]
+    assert few.colour("light") == LIGHT
+    button.click()
+    button.click()
+    few.page.reload()
+    assert (button.inner_text(), few.style("body", "backgroundColor")) == ("Theme: dark", DARK)
 
 
 @pytest.mark.parametrize("how", ["by the system", "by the button"])
-def test_print_is_light_and_leaves_nothing_out(browser: Browser, page: Callable[[str], Path], how: str) -> None:
-    with visit(browser, page("few"), width=800, theme="dark" if how == "by the system" else "light") as seen:
-        if how == "by the button":
-            seen.page.get_by_role("button", name="Theme").click(click_count=2)
-        assert seen.style("body", "backgroundColor") == DARK
-        closed = seen.page.locator("details > :not(summary)")
-        assert not any(one.is_visible() for one in closed.all())
-        seen.page.emulate_media(media="print")
-        assert seen.style("body", "backgroundColor") == seen.style(".card", "backgroundColor") == "rgb(255, 255, 255)"
-        assert seen.style("body", "color") == "rgb(0, 0, 0)"
-        assert seen.poor_contrasts() == []
-        hidden = "all => all.filter(one => !one.checkVisibility() || !one.getClientRects().length).length"
-        assert closed.evaluate_all(hidden) == 0
-        assert closed.count() > 5
-        cut = "all => all.filter(one => getComputedStyle(one).overflow !== 'visible').length"
-        assert seen.page.locator(".scroll, pre").evaluate_all(cut) == 0
-        for name in (".bar", ".tools"):
-            assert not seen.page.locator(name).is_visible()
+def test_print_is_light_and_leaves_nothing_out(few: Visit, how: str) -> None:
+    few.resize(800)
+    if how == "by the button":
+        few.page.get_by_role("button", name="Theme").click(click_count=2)
+    else:
+        few.page.emulate_media(color_scheme="dark")
+    assert few.style("body", "backgroundColor") == DARK
+    closed = few.page.locator("details > :not(summary)")
+    assert not any(one.is_visible() for one in closed.all())
+    few.page.emulate_media(media="print")
+    assert few.style("body", "backgroundColor") == few.style(".card", "backgroundColor") == "rgb(255, 255, 255)"
+    assert few.style("body", "color") == "rgb(0, 0, 0)"
+    assert few.poor_contrasts() == []
+    assert closed.evaluate_all(UNSEEN) == 0
+    assert closed.count() > 5
+    cut = "all => all.filter(one => getComputedStyle(one).overflow !== 'visible').length"
+    assert few.page.locator(".scroll, pre").evaluate_all(cut) == 0
+    for name in (".bar", ".tools"):
+        assert not few.page.locator(name).is_visible()
 
 
 def test_without_a_script_the_page_is_complete_and_shows_no_control_that_does_nothing(
-    browser: Browser, page: Callable[[str], Path]
+    browser: Browser, few: Visit, few_page: Path
 ) -> None:
-    texts = []
-    for javascript in (True, False):
-        with visit(browser, page("few"), javascript=javascript) as seen:
+    with visit(browser, few_page, javascript=False) as bare:
+        texts = []
+        for seen, some in ((few, True), (bare, False)):
             controls = seen.page.locator("button:visible, input:visible, select:visible")
-            assert (controls.count() > 3) == javascript
+            assert (controls.count() > 3) == some
             assert seen.page.get_by_role("link", name="Download CSV").is_visible()
             seen.page.evaluate("document.querySelectorAll('.tools, #theme').forEach(one => one.remove())")
             texts.append(seen.page.locator("body").inner_text())
     assert texts[0] == texts[1]
     assert len(texts[0]) > 5000
+
+
+# no browser
+
+
+def test_a_browser_that_does_not_start_is_a_skip_with_its_reason(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "chromium"
+    path.write_text("#!/bin/sh\necho 'cannot open library' >&2\nexit 1\n", encoding="utf-8")
+    with pytest.raises(pytest.skip.Exception, match=r"chromium does not start: .*EACCES"):
+        started(browser.browser_type, str(path))
+    path.chmod(0o700)
+    with pytest.raises(pytest.skip.Exception, match="chromium does not start: cannot open library"):
+        started(browser.browser_type, str(path))

@@ -188,7 +188,7 @@ def no_baseline(path):
         ([failed_image], 5, "1 of 16 images have no number"),
         ([nan_in_a_file], 5, "Incomplete: 1 of "),
         ([cut_result], 5, "Incomplete: 1 of "),
-        ([cut_training], 5, "1 of 1 trainings have not finished"),
+        ([cut_training], 5, "1 of 1 trainings not finished"),
         ([other_images], 4, "Not comparable: "),
         ([other_study], 4, "Not comparable: "),
         ([worse, cut_training], 1, "Leakage increased in 1 of "),
