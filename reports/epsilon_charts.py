@@ -75,7 +75,7 @@ SSIM = Measure(
 MSE = Measure(
     "mse",
     "Distance to the image against claimed epsilon",
-    "mean MSE, nearest attack",
+    "median MSE, nearest attack",
     "Higher is better for the clients: a lower MSE means the attacker gets nearer to the image.",
     is_distance=True,
 )
