@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from harness.baseline import Baseline, Move
     from harness.gate import Check, Outcome
     from harness.measure import Measured
-    from harness.rerun import Bench
 
 gate = typer.Typer()
 baselines = typer.Typer(name="baseline", help="The numbers that 'check' compares with.", no_args_is_help=True)
@@ -110,7 +109,7 @@ def check(
     from harness.gate import Rules, judge
     from harness.gate_output import headline, titles
     from harness.measure import measured
-    from harness.rerun import Bench, about_checkout, at_commit
+    from harness.rerun import Bench, about_checkout, again, at_commit, base_commit
     from harness.store import load_run
 
     fails = inconclusive is Inconclusive.fail
@@ -122,7 +121,8 @@ def check(
             base = replace(base, measured=at_commit(rerun_base, bench))
         outcome = judge(now, base.measured, Rules(), noise_sd=base.noise_sd)
         if not no_rerun:
-            outcome = _again(outcome, rerun_base or base.measured.commit, bench, base.noise_sd)
+            ref = rerun_base or base_commit(base.measured.commit, baseline, bench)
+            outcome = again(outcome, ref, bench, Rules(), noise_sd=base.noise_sd)
         outcome = replace(outcome, warnings=(*about_checkout(now), *outcome.warnings))
         for line in _table(outcome, titles(now.measures)):
             typer.echo(line)
@@ -314,19 +314,6 @@ def _annotate(outcome: Outcome) -> None:
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in annotations(outcome):
             typer.echo(line)
-
-
-def _again(outcome: Outcome, ref: str, bench: Bench, noise_sd: float) -> Outcome:
-    """The outcome after inconclusive checks ran again, where the checkout knows the baseline's commit."""
-    from harness.gate import Rules, Verdict
-    from harness.rerun import knows, settle
-
-    if outcome.verdict is Verdict.FAIL or not any(one.verdict is Verdict.INCONCLUSIVE for one in outcome.checks):
-        return outcome
-    if not knows(ref, bench.source):
-        why = f"no cell ran again: this checkout does not have the baseline's commit {ref[:12] or '(unknown)'}"
-        return replace(outcome, warnings=(*outcome.warnings, f"{why}; fetch it, or say --rerun-base"))
-    return settle(outcome, ref, bench, Rules(), noise_sd=noise_sd)
 
 
 def _table(outcome: Outcome, named: dict[str, str]) -> Iterable[str]:

@@ -74,6 +74,30 @@ def knows(ref: str, source: Path) -> bool:
     return True
 
 
+def base_commit(made: str, file: Path, bench: Bench) -> str | None:
+    """The commit whose code made a baseline: the one that it names, or the last that changed its file.
+
+    The first is of leakgauge; where that was installed, the second is of the checkout that the defences lie in. None:
+    the checkout has neither.
+    """
+    if knows(made, bench.source):
+        return made
+    try:
+        return _git(bench.source, "log", "-1", "--format=%H", "--", str(file.resolve())) or None
+    except StudyError:
+        return None
+
+
+def again(outcome: Outcome, ref: str | None, bench: Bench, rules: Rules, *, noise_sd: float) -> Outcome:
+    """The outcome, `settle`d at `ref` where something is inconclusive and nothing fails; without one a warning."""
+    if outcome.verdict is Verdict.FAIL or not any(one.verdict is Verdict.INCONCLUSIVE for one in outcome.checks):
+        return outcome
+    if ref is None:
+        why = "no cell ran again: this checkout has neither the baseline's commit nor the history of its file"
+        return dataclasses.replace(outcome, warnings=(*outcome.warnings, f"{why}; fetch it, or say --rerun-base"))
+    return settle(outcome, ref, bench, rules, noise_sd=noise_sd)
+
+
 def about_checkout(now: Measured) -> tuple[str, ...]:
     """What a reader must know where the results are not of the code that is here: a resumed run keeps what is done."""
     here = environment()

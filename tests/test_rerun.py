@@ -6,7 +6,6 @@ import subprocess
 import pytest
 
 from harness import rerun
-from harness.cli_gate import _again
 from harness.errors import StudyError
 from harness.gate import Rules, Verdict, judge
 from harness.measure import case, measured
@@ -93,13 +92,32 @@ def test_a_check_that_cannot_tell_runs_again_where_the_commit_is_known(folder, m
     bench, asked = rerun.Bench(folder), []
     monkeypatch.setattr(rerun, "settle", lambda found, ref, *rest, **named: asked.append(ref) or found)
     unsure = outcome_of(folder, Verdict.INCONCLUSIVE)
-    found = _again(unsure, "0" * 40, bench, 0.0)
-    assert "no cell ran again: this checkout does not have the baseline's commit 000000000000" in found.warnings[-1]
-    assert _again(unsure, "HEAD", bench, 0.0) is unsure
+    found = rerun.again(unsure, None, bench, Rules(), noise_sd=0.0)
+    assert "no cell ran again: this checkout has neither the baseline's commit" in found.warnings[-1]
+    assert rerun.again(unsure, "HEAD", bench, Rules(), noise_sd=0.0) is unsure
     for verdict in (Verdict.PASS, Verdict.FAIL):
         decided = outcome_of(folder, verdict)
-        assert _again(decided, "HEAD", bench, 0.0) is decided
+        assert rerun.again(decided, "HEAD", bench, Rules(), noise_sd=0.0) is decided
     assert asked == ["HEAD"]
+
+
+def test_the_commit_of_a_baseline_is_its_own_or_the_last_of_its_file(tmp_path):
+    def git(*words):
+        named = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        done = subprocess.run(["git", *named, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    file, bench = tmp_path / "base.json", rerun.Bench(tmp_path, source=tmp_path)
+    assert rerun.base_commit("release 0.1.0", file, bench) is None
+    git("init", "--quiet")
+    assert rerun.base_commit("release 0.1.0", file, bench) is None
+    for name in ("base.json", "other"):
+        (tmp_path / name).write_text(name)
+        git("add", name)
+        git("commit", "--quiet", "-m", name)
+    assert rerun.base_commit(git("rev-parse", "HEAD"), file, bench) == git("rev-parse", "HEAD")
+    assert rerun.base_commit("release 0.1.0", file, bench) == git("rev-parse", "HEAD~1")
+    assert rerun.base_commit("", file, bench) == git("rev-parse", "HEAD~1")
 
 
 def test_results_of_other_code_are_said_to_be_so(folder):
