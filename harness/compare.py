@@ -273,7 +273,8 @@ def _shares(a: Measure, b: Measure) -> _Found:
     difference = b.value - a.value
     low = difference - math.hypot(b.value - b.low, a.high - a.value)
     high = difference + math.hypot(b.high - b.value, a.value - a.low)
-    return found._replace(low=low, high=high, method="Newcombe")
+    note = "too narrow: leaves out the threshold's own chance"
+    return found._replace(low=low, high=high, method="Newcombe", note=note)
 
 
 def welch(a: stats.Numbers, b: stats.Numbers) -> stats.Interval:

@@ -22,9 +22,6 @@ from harness.result import Run
 from harness.run import run_study
 from harness.study import Study
 
-RECOGNISABLE = 0.5
-"""SSIM from which an image counts as recognisable."""
-
 
 class LeakageWarning(UserWarning):
     """A check that cannot tell, or what a reader of one must know."""
@@ -123,7 +120,7 @@ class Leak:
         """Fail if more images than that have an SSIM of 0.5 or more under some attack."""
         each = zip(*(one.values for one in self._found()), strict=True)
         seen = [
-            number for number, values in enumerate(each, 1) if max(value or 0.0 for value in values) >= RECOGNISABLE
+            number for number, values in enumerate(each, 1) if max(value or 0.0 for value in values) >= Rules().above
         ]
         if len(seen) > at_most:
             named = ", ".join(map(str, seen[:10]))

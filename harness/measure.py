@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -206,7 +205,9 @@ def _of_trainings(run: Run) -> Iterable[Measure]:
         lost = sum(record is None for record in records)
         problem = f"{lost} of {len(records)} trainings not finished" if lost else ""
         known = [record for record in records if record is not None]
-        yield _trained(specs, "accuracy", identity, known, _accuracy, problem)
+        # a regression has no accuracy
+        if not known or any(record.accuracy is not None for record in known):
+            yield _trained(specs, "accuracy", identity, known, lambda record: record.accuracy, problem)
         yield _trained(specs, "bits", identity, known, _bits, problem)
         audits = [record.audited for record in known if record.audited is not None]
         if specs[0].audit and audits:
@@ -348,12 +349,6 @@ def _images(run: Run, cell: Cell) -> str:
     if pictures is None:
         return ""
     return hashlib.sha256(np.ascontiguousarray(pictures.original).tobytes()).hexdigest()[:16]
-
-
-def _accuracy(record: TrainingRecord) -> float | None:
-    """Of the last model that was evaluated."""
-    known = [one.accuracy for one in record.evaluations if one.accuracy is not None]
-    return known[-1] if known and math.isfinite(known[-1]) else None
 
 
 def _bits(record: TrainingRecord) -> float | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,7 +39,6 @@ import json, sys
 from pathlib import Path
 from pydantic import TypeAdapter
 from harness.cell import Cell
-from harness.environment import environment
 from harness.run import run_study
 from harness.study import Study
 asked = json.loads(sys.stdin.read())
@@ -53,7 +53,7 @@ class Bench:
     """Where things are run again.
 
     Attributes:
-        folder: of the run that is checked; what runs again lies in its folder `again`, and is found there next time.
+        folder: of the run that is checked; what runs again lies in its folder `again`, anew each time.
         data: folder of the data sets; None: the usual one.
         workers: processes; None: one a core.
         source: a folder inside the checkout whose history has the baseline's commit.
@@ -199,6 +199,8 @@ def _run(cells: Sequence[Cell], tree: Path, out: Path, bench: Bench) -> Run:
         "data": None if bench.data is None else str(bench.data.resolve()),
         "workers": bench.workers,
     }
+    # what lies there may be of other code, or of other packages
+    shutil.rmtree(out, ignore_errors=True)
     path = os.pathsep.join(filter(None, [str(tree), os.environ.get("PYTHONPATH", "")]))
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT],

@@ -204,6 +204,12 @@ class TrainingRecord:
     digest: str
     audited: AuditRecord | None = None
 
+    @property
+    def accuracy(self) -> float | None:
+        """Test accuracy of the last model that was evaluated; None where the task has none."""
+        known = [evaluation.accuracy for evaluation in self.evaluations if evaluation.accuracy is not None]
+        return known[-1] if known else None
+
 
 @dataclass(frozen=True)
 class Result:

@@ -11,7 +11,6 @@ import re
 from harness.cell import Cell, Scalar
 from harness.result import AuditRecord, ClaimRecord, ProofRecord, Run, TrainingRecord, to_data
 from reports.checked import verdict_of
-from reports.pool import last_accuracy
 from reports.select import Analysis
 
 _SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20"
@@ -143,7 +142,7 @@ def _fields(analysis: Analysis, cell: Cell, metrics: list[str]) -> list[Scalar]:
         target.client,
         target.outside,
         spec.seed,
-        None if training is None else last_accuracy(training),
+        None if training is None else training.accuracy,
         run.seconds.get(cell_id),
         " ".join(dict.fromkeys(flag.code for flag in analysis.flags_of(cell))),
         f"{failure.kind}: {failure.message}" if failure is not None and result is None else "",
@@ -186,7 +185,7 @@ def _training_data(training: TrainingRecord | None) -> dict[str, object]:
     audit = training.audited
     ends = {} if audit is None else {"claimed": _epsilon(audit.claimed), "proved": _epsilon(audit.proved)}
     return {
-        "accuracy": last_accuracy(training),
+        "accuracy": training.accuracy,
         "one_round": _claim_data(training.one_round),
         "whole_run": _claim_data(training.whole_run),
         "audited": None if audit is None else {**to_data(audit), **ends},

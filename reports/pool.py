@@ -72,15 +72,9 @@ def _pooled(first: Estimate, known: Sequence[Estimate], values: tuple[float | No
     return mean(name, items, higher_leaks=leaks, level=level)
 
 
-def last_accuracy(training: TrainingRecord) -> float | None:
-    """Test accuracy of the last model that was evaluated."""
-    known = [evaluation.accuracy for evaluation in training.evaluations if evaluation.accuracy is not None]
-    return known[-1] if known else None
-
-
 def accuracy(trainings: Sequence[TrainingRecord]) -> Estimate | None:
     """Final test accuracy: over the seeds with Student's t, of one seed with Clopper-Pearson over its test set."""
-    pairs = [(training, last_accuracy(training)) for training in trainings]
+    pairs = [(training, training.accuracy) for training in trainings]
     known = [(training, value) for training, value in pairs if value is not None]
     if not known:
         return None
