@@ -1,0 +1,153 @@
+"""Digests of the results of whole studies, stored beside this file: a change of any number shows.
+
+    python tests/digests/compare.py run          run the four studies, and compare
+    python tests/digests/compare.py check DIR... compare folders of results that are there
+    python tests/digests/compare.py record       run the four studies, and store their digests
+
+A digest covers every number of a result and the bytes of its arrays: messages, models, pictures, scores. It leaves out
+texts, versions and times. On another processor sums are rounded in another order; then only what does not depend on
+it is compared: which cells and trainings there are, and what is claimed and proved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).parent
+STUDIES = {
+    "demo": "demo",
+    "smoke": "smoke",
+    "digest-adaptive": HERE / "adaptive.toml",
+    "digest-membership": HERE / "membership.toml",
+}
+TEXTS = {
+    "note",
+    "message",
+    "method",
+    "source",
+    "assumes",
+    "reason",
+    "distinguisher",
+    "pair",
+    "environment",
+    "execution",
+}
+
+
+def numbers(value):
+    """`value` without texts that may be worded anew."""
+    if isinstance(value, dict):
+        return {key: numbers(inner) for key, inner in value.items() if key not in TEXTS}
+    return [numbers(inner) for inner in value] if isinstance(value, list) else value
+
+
+def sha(value):
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def arrays_of(path):
+    """A digest of each array in an npz; none where there is no file."""
+    if not path.exists():
+        return {}
+    with np.load(io.BytesIO(path.read_bytes())) as file:
+        found = {name: np.ascontiguousarray(file[name]) for name in file.files}
+    return {
+        name: hashlib.sha256(f"{a.dtype.str} {a.shape}".encode() + a.tobytes()).hexdigest() for name, a in found.items()
+    }
+
+
+def promised(claim):
+    """What is claimed and proved, to six digits: the same on every processor."""
+    if isinstance(claim, dict):
+        return {key: promised(inner) for key, inner in claim.items()}
+    if isinstance(claim, list):
+        return [promised(inner) for inner in claim]
+    return float(f"{claim:.6g}") if isinstance(claim, float) else claim
+
+
+def digests(folder):
+    """{id: [exact digest, digest that does not depend on the processor]} of a folder of results."""
+    found = {}
+    for path in sorted(folder.glob("cells/*/*.json")):
+        if path.name == "timing.json":
+            continue
+        data = numbers(json.loads(path.read_text("utf-8")))
+        data.pop("digest", None)
+        found[f"cell {path.parent.name}"] = [sha([path.name, data, arrays_of(path.parent / "arrays.npz")]), ""]
+    for path in sorted(folder.glob("trainings/*/record.json")):
+        data = numbers(json.loads(path.read_text("utf-8")))
+        claims = promised([data["one_round"], data["whole_run"], data["dim"], data["classes"]])
+        found[f"training {path.parent.name}"] = [sha([data, arrays_of(path.parent / "kept.npz")]), sha(claims)]
+    return found
+
+
+def processor():
+    """What decides how sums are rounded here."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        flags = next(line for line in lines if line.startswith("flags"))
+    except (OSError, StopIteration):
+        return platform.machine()
+    return f"{name}, {'AVX512' if 'avx512f' in flags else 'AVX2' if 'avx2' in flags else 'no AVX2'}"
+
+
+def stored(name):
+    return json.loads((HERE / f"{name}.json").read_text("utf-8"))
+
+
+def compare(name, folder):
+    """A line for everything that differs between a folder of results and the digests stored under `name`."""
+    was, now = stored(name), digests(folder)
+    which = 0 if was["processor"] == processor() else 1
+    if which:
+        print(f"{name}: recorded on {was['processor']}; here only ids and claims are compared")
+    lines = [f"{name}: {key} is missing" for key in was["digests"] if key not in now]
+    lines += [f"{name}: {key} is new" for key in now if key not in was["digests"]]
+    return lines + [
+        f"{name}: {key} differs"
+        for key, pair in was["digests"].items()
+        if key in now and pair[which] != now[key][which]
+    ]
+
+
+def run(name, folder):
+    """Run a study as its user does."""
+    command = ["-c", "from harness.cli import main; main()", "run", str(STUDIES[name]), "--out", str(folder)]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+    assert done.returncode in (0, 5), done.stdout + done.stderr
+
+
+def main(verb, *folders):
+    if verb == "check":
+        found = {
+            json.loads((Path(folder) / "study.json").read_text("utf-8"))["name"]: Path(folder) for folder in folders
+        }
+    else:
+        found = {name: Path(tempfile.mkdtemp()) / name for name in folders or STUDIES}
+        for name, folder in found.items():
+            run(name, folder)
+    lines = []
+    for name, folder in found.items():
+        if verb == "record":
+            data = {"processor": processor(), "digests": digests(folder)}
+            (HERE / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+        else:
+            lines += compare(name, folder)
+            print(f"{name}: {len(digests(folder))} digests compared")
+    for line in lines:
+        print(line, file=sys.stderr)
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
