@@ -2,8 +2,8 @@
 
 import sys
 
-from harness.result import Result
-from harness.store import load_run
+from leakgauge.harness.core.result import Result
+from leakgauge.harness.study.store import load_run
 
 
 def main() -> None:

@@ -9,15 +9,15 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, but not listed in __all__
 from torch.nn.functional import one_hot
 
-from attacks._closed_form import RIDGE, ClosedForm, Unsolvable, closed_form
-from attacks._failure import failed
-from attacks._labels import restore
-from attacks._layerwise import Underdetermined
-from attacks._objective import received_gradients
-from harness.contract import Attack, Guess, Message, Observation, Reconstruction, Task
-from harness.matching import gradients
-from harness.rng import Key
-from harness.vec import Vector
+from leakgauge.attacks._engine.failure import failed
+from leakgauge.attacks._engine.matching import gradients
+from leakgauge.attacks._engine.objective import received_gradients
+from leakgauge.attacks._labels.infer import restore
+from leakgauge.attacks._solve.closed_form import RIDGE, ClosedForm, Unsolvable, closed_form
+from leakgauge.attacks._solve.layerwise import Underdetermined
+from leakgauge.harness.core.contract import Attack, Guess, Message, Observation, Reconstruction, Task
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Vector
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Analytic(Attack):
     Raises:
         ValueError: ridge is not in (0, 1); in `run`, a loss that is not softmax cross-entropy.
 
-    Source: Zhu and Blaschko 2021 (R-GAP), for sigmoid and with weighed equations, see `attacks._layerwise`; dense
+    Source: Zhu and Blaschko 2021 (R-GAP), for sigmoid and with weighed equations, see `attacks._solve.layerwise`; dense
         layers: Phong et al. 2017 and Geiping et al. 2020, Prop. 3.1.
     """
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attacks._matching import Search, Start, match
-from attacks._objective import Explains, Kind, received_gradients
-from harness.contract import Attack, Observation, Reconstruction
-from harness.rng import Key
+from leakgauge.attacks._engine.objective import Explains, Kind, received_gradients
+from leakgauge.attacks._engine.reconstruct import Search, Start, match
+from leakgauge.harness.core.contract import Attack, Observation, Reconstruction
+from leakgauge.harness.core.rng import Key
 
 
 @dataclass(frozen=True)

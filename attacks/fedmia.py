@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from attacks._membership import fedmia
-from attacks._traffic import Traffic, membership, read
-from harness.contract import Attack, Membership, Observation
-from harness.rng import Key
+from leakgauge.attacks._members.scores import fedmia
+from leakgauge.attacks._members.traffic import Traffic, membership, read
+from leakgauge.harness.core.contract import Attack, Membership, Observation
+from leakgauge.harness.core.rng import Key
 
 
 @dataclass(frozen=True)

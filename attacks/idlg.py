@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attacks._labels import LabelSource, check_source, labels_of, needs
-from attacks._matching import Search, Start, match
-from attacks._objective import Explains, Kind, received_gradients
-from harness.contract import Attack, Observation, Reconstruction
-from harness.rng import Key
+from leakgauge.attacks._engine.objective import Explains, Kind, received_gradients
+from leakgauge.attacks._engine.reconstruct import Search, Start, match
+from leakgauge.attacks._labels.infer import LabelSource, check_source, labels_of, needs
+from leakgauge.harness.core.contract import Attack, Observation, Reconstruction
+from leakgauge.harness.core.rng import Key
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class IDLG(Attack):
             last layer that is not dense with one row a class.
 
     Source: Zhao, Mopuri and Bilen 2020, "iDLG: improved deep leakage from gradients", Algorithm 1. Differs: labels of
-        several images (`attacks._labels`), backtracking and a stop rule.
+        several images (`attacks._labels.infer`), backtracking and a stop rule.
     """
 
     kind: ClassVar[str] = "reconstruction"

@@ -9,15 +9,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attacks._direction import SMOOTHNESS, STEP, Direction
-from attacks._failure import failed, unusable
-from attacks._labels import LabelSource, check_source, labels_of, needs
-from attacks._matching import Start
-from attacks._objective import received_gradients
-from harness import rng
-from harness.contract import Attack, Guess, Message, Observation, Reconstruction, Task
-from harness.matching import unpack
-from harness.rng import Key
+from leakgauge.attacks._engine.failure import failed, unusable
+from leakgauge.attacks._engine.matching import unpack
+from leakgauge.attacks._engine.objective import received_gradients
+from leakgauge.attacks._engine.reconstruct import Start
+from leakgauge.attacks._labels.infer import LabelSource, check_source, labels_of, needs
+from leakgauge.attacks._search.direction import SMOOTHNESS, STEP, Direction
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Attack, Guess, Message, Observation, Reconstruction, Task
+from leakgauge.harness.core.rng import Key
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class InvertingGradients(Attack):
 
     Source: Geiping et al. 2020, "Inverting gradients: how easy is it to break privacy in federated learning?", eq. (4)
         and sec. 4. Differs: the best iterate instead of the last; the objective, not the distance alone, chooses among
-        the restarts; total variation with a rounded tip; labels of several images (`attacks._labels`); the pixels are
-        not standardised, and `lr` is meant for that.
+        the restarts; total variation with a rounded tip; labels of several images (`attacks._labels.infer`); the
+        pixels are not standardised, and `lr` is meant for that.
     """
 
     kind: ClassVar[str] = "reconstruction"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attacks._labels import apportion
-from harness.contract import Attack, Labels, Observation
-from harness.rng import Key
+from leakgauge.attacks._labels.infer import apportion
+from leakgauge.harness.core.contract import Attack, Labels, Observation
+from leakgauge.harness.core.rng import Key
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attacks._labels import labels_over_rounds, needs
-from harness.contract import Attack, Labels, Observation
-from harness.rng import Key
+from leakgauge.attacks._labels.infer import labels_over_rounds, needs
+from leakgauge.harness.core.contract import Attack, Labels, Observation
+from leakgauge.harness.core.rng import Key
 
 
 @dataclass(frozen=True)
@@ -19,15 +19,15 @@ class LabelRestoration(Attack):
     outsider's. It ignores the defence, but for how a message is read: what noise it sees it estimates. The evidence of
     several rounds is added up as if they were independent.
 
-    Cannot: see `attacks._labels.restore`; mainly, count the labels of a batch that a trained model predicts surely. Of
-    those it tells the usual ones, as the floor `label-prior` does.
+    Cannot: see `attacks._labels.infer.restore`; mainly, count the labels of a batch that a trained model predicts
+    surely. Of those it tells the usual ones, as the floor `label-prior` does.
 
     Raises:
         ValueError: in `run`, a loss that is not softmax cross-entropy, or a last layer that is not dense with one row a
             class.
 
     Source: Zhao et al. 2020 (iDLG), Wainakh et al. 2022 (LLG), Ma et al. 2023 (iLRG); where we differ stands in
-        `attacks._labels.restore`.
+        `attacks._labels.infer.restore`.
     """
 
     kind: ClassVar[str] = "labels"

@@ -11,15 +11,24 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from attacks._failure import failed, unusable
-from attacks._inverter import Inverter, Pairs, Plan, fit
-from attacks._labels import LabelSource, check_source, labels_of, needs, restore
-from attacks._last_layer import last_layer, rows_of
-from attacks._objective import received_gradients, update_per_gradient
-from harness import rng
-from harness.contract import Attack, Examples, Guess, Message, Observation, Reconstruction, Sender, Sighting
-from harness.rng import Key
-from harness.simulate import Local, client_updates
+from leakgauge.attacks._engine.failure import failed, unusable
+from leakgauge.attacks._engine.inverter import Inverter, Pairs, Plan, fit
+from leakgauge.attacks._engine.objective import received_gradients, update_per_gradient
+from leakgauge.attacks._engine.simulate import Local, client_updates
+from leakgauge.attacks._labels.infer import LabelSource, check_source, labels_of, needs, restore
+from leakgauge.attacks._labels.last_layer import last_layer, rows_of
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import (
+    Attack,
+    Examples,
+    Guess,
+    Message,
+    Observation,
+    Reconstruction,
+    Sender,
+    Sighting,
+)
+from leakgauge.harness.core.rng import Key
 
 _CHUNK = 32
 """Images whose gradients are computed at once."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from attacks._membership import Variance, confidence, lira_offline, lira_online
-from attacks._shadowing import ByShadows, check_runs, outputs, shadow
-from harness.contract import Membership, Observation
-from harness.rng import Key
+from leakgauge.attacks._members.scores import Variance, confidence, lira_offline, lira_online
+from leakgauge.attacks._members.shadowing import ByShadows, check_runs, outputs, shadow
+from leakgauge.harness.core.contract import Membership, Observation
+from leakgauge.harness.core.rng import Key
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class LiRA(ByShadows):
             is compared with shadows of both kinds. `offline`: no shadow sees a candidate, so that they can be trained
             before it is known; the test is then one-sided.
         shadows: models trained by the attacker.
-        variance: `pooled` over the records, `per-example` or `global`: see `attacks._membership.lira_online`. With 4
-            shadows, a record's own variance ruins the attack.
+        variance: `pooled` over the records, `per-example` or `global`: see `attacks._members.scores.lira_online`.
+            With 4 shadows, a record's own variance ruins the attack.
         shrink: of `online`: a record's two means are drawn towards what those of other records suggest, see there.
         simulate: the shadows' updates pass through the defence.
 

@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 
 import torch
 
-from attacks._membership import confidence, finite
-from attacks._shadowing import outputs
-from harness.contract import Attack, Membership, Observation
-from harness.matching import losses
-from harness.rng import Key
+from leakgauge.attacks._engine.matching import losses
+from leakgauge.attacks._members.scores import confidence, finite
+from leakgauge.attacks._members.shadowing import outputs
+from leakgauge.harness.core.contract import Attack, Membership, Observation
+from leakgauge.harness.core.rng import Key
 
 
 @dataclass(frozen=True)

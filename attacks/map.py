@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attacks._image_prior import ImagePrior
-from attacks._labels import LabelSource, check_source, labels_over_rounds, needs
-from attacks._matching import Search, Start, match
-from attacks._objective import Explains, Kind, received_gradients
-from harness.contract import Attack, Observation, Reconstruction
-from harness.rng import Key
+from leakgauge.attacks._engine.image_prior import ImagePrior
+from leakgauge.attacks._engine.objective import Explains, Kind, received_gradients
+from leakgauge.attacks._engine.reconstruct import Search, Start, match
+from leakgauge.attacks._labels.infer import LabelSource, check_source, labels_over_rounds, needs
+from leakgauge.harness.core.contract import Attack, Observation, Reconstruction
+from leakgauge.harness.core.rng import Key
 
 _DECREASE = 1e-5
 """Share of the objective that 200 evaluations must win: nearly all of it is noise, and single nats still count."""

@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from attacks._traffic import Traffic, membership, read
-from harness.contract import Attack, Membership, Observation
-from harness.rng import Key
+from leakgauge.attacks._members.traffic import Traffic, membership, read
+from leakgauge.harness.core.contract import Attack, Membership, Observation
+from leakgauge.harness.core.rng import Key
 
 Statistic = Literal["cosine", "difference", "likelihood"]
 
@@ -41,7 +41,7 @@ class MembershipCosine(Attack):
 
     Source: Li et al. 2022, "Effective passive membership inference attacks in federated learning against
         overparameterized models" (cosine and difference of one round; summed over rounds: Zhu et al. 2025, arXiv
-        2402.06289). `likelihood` is ours: see `attacks._traffic.Traffic.ratios`.
+        2402.06289). `likelihood` is ours: see `attacks._members.traffic.Traffic.ratios`.
     """
 
     kind: ClassVar[str] = "membership"

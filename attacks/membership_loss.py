@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import torch
 
-from harness.contract import Attack, Membership, Observation
-from harness.matching import losses
-from harness.rng import Key
+from leakgauge.attacks._engine.matching import losses
+from leakgauge.harness.core.contract import Attack, Membership, Observation
+from leakgauge.harness.core.rng import Key
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from harness import rng
-from harness.contract import Attack, Guess, Observation, Reconstruction
-from harness.rng import Key
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Attack, Guess, Observation, Reconstruction
+from leakgauge.harness.core.rng import Key
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from attacks._membership import confidence, rmia
-from attacks._shadowing import ByShadows, check_runs, outputs, shadow
-from harness.contract import Membership, Observation
-from harness.rng import Key
+from leakgauge.attacks._members.scores import confidence, rmia
+from leakgauge.attacks._members.shadowing import ByShadows, check_runs, outputs, shadow
+from leakgauge.harness.core.contract import Membership, Observation
+from leakgauge.harness.core.rng import Key
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class RMIA(ByShadows):
     """How much more probable the final model finds a record's label than the mean of shadow models does.
 
     Ranked by the logarithm of that ratio, which is the attack of the source without its ties: see
-    `attacks._membership.rmia`. The population is the auxiliary data in no shadow's pool; it changes no order.
+    `attacks._members.scores.rmia`. The population is the auxiliary data in no shadow's pool; it changes no order.
 
     Must know: the final model, the candidates with their labels, how the federation trains and on how many records, and
     auxiliary data, of which the shadow models' training sets are made up. With `simulate`, the defence as well.

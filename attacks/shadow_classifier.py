@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from attacks._membership import confidence, finite
-from attacks._shadowing import ByShadows, check_runs, outputs, shadow
-from harness.contract import Membership, Observation
-from harness.rng import Key
+from leakgauge.attacks._members.scores import confidence, finite
+from leakgauge.attacks._members.shadowing import ByShadows, check_runs, outputs, shadow
+from leakgauge.harness.core.contract import Membership, Observation
+from leakgauge.harness.core.rng import Key
 
 _TOP = 3
 """Largest probabilities that the classifier sees, as many as the source found to suffice."""

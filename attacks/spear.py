@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, but not listed in __all__
 from torch.nn.functional import linear, one_hot, relu
 
-from attacks._closed_form import closed_form
-from attacks._failure import failed, unusable
-from attacks._objective import received_gradients
-from attacks._spear import FirstLayer, Undecided, find
-from harness.contract import Attack, Guess, Message, Observation, Reconstruction, Task
-from harness.matching import gradients
-from harness.rng import Key
-from harness.vec import Vector
+from leakgauge.attacks._engine.failure import failed, unusable
+from leakgauge.attacks._engine.matching import gradients
+from leakgauge.attacks._engine.objective import received_gradients
+from leakgauge.attacks._solve.closed_form import closed_form
+from leakgauge.attacks._solve.spear import FirstLayer, Undecided, find
+from leakgauge.harness.core.contract import Attack, Guess, Message, Observation, Reconstruction, Task
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Vector
 
 _UNEXPLAINED = 0.5
 """Share of a tensor of the received gradient that the batch's own may leave unexplained, whatever its factor. Exact
@@ -56,7 +56,7 @@ class Spear(Attack):
         ValueError: samples < 1; in `run`, a loss that is not softmax cross-entropy.
 
     Source: Dimitrov et al. 2024, "SPEAR: exact gradient inversion of batches in federated learning". Differs: see
-        `attacks._spear`; labels are solved for from the last layer.
+        `attacks._solve.spear`; labels are solved for from the last layer.
     """
 
     kind: ClassVar[str] = "reconstruction"

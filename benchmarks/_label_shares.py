@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from attacks._labels import apportion, restore
-from harness import rng, stats
-from harness.batch import LocalPlan, Work, choose_engine, train_clients
-from harness.contract import Examples
-from harness.data.embedded import digits
-from harness.matching import gradients
-from harness.models import build
-from harness.rng import Key
-from harness.tasks import ModelTask
-from harness.vec import Vector
+from leakgauge.attacks._engine.matching import gradients
+from leakgauge.attacks._labels.infer import apportion, restore
+from leakgauge.harness.core import rng, stats
+from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.data.embedded import digits
+from leakgauge.harness.learn.batch import LocalPlan, Work, choose_engine, train_clients
+from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.tasks import ModelTask
 
 CLASSES = 10
 BATCHES = 100

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import vector_to_parameters
 
-from harness.contract import Guess
-from harness.models import Model
-from harness.vec import Vector
+from leakgauge.harness.core.contract import Guess
+from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.learn.models import Model
 
 OUTER = 300
 """Calls of the optimizer's `step`, each of up to 20 L-BFGS iterations."""

@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from harness import rng
-from harness.batch import LocalPlan, Work, train_clients
-from harness.contract import Defense, Examples, Guess, Message, Observation, Sender, Setting, Snapshot
-from harness.data import DataSet
-from harness.data.embedded import FACTORS, photos
-from harness.models import build
-from harness.rng import Key
-from harness.score import SUCCESS, score_reconstruction
-from harness.tasks import ModelTask
-from harness.threats import View
-from harness.vec import Vector
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Defense, Examples, Guess, Message, Observation, Sender, Setting, Snapshot
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import View
+from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.data import DataSet
+from leakgauge.harness.data.embedded import FACTORS, photos
+from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
+from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.tasks import ModelTask
+from leakgauge.harness.study.score import SUCCESS, score_reconstruction
 
 EXACT = 0.999
 """SSIM from which on the closed form counts as right."""

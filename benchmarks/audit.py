@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from harness import registry
-from harness.ask_audit import prepare_audit
-from harness.audit import Audited, choose, contradicts, counted, verdict, watcher
-from harness.claim import Claim
-from harness.rng import Key
-from harness.trials import Mechanism
+from leakgauge.harness.audit.engine import Audited, choose, contradicts, counted, verdict, watcher
+from leakgauge.harness.audit.standalone import prepare_audit
+from leakgauge.harness.audit.trials import Mechanism
+from leakgauge.harness.core.claim import Claim
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.federation import registry
 
 KEY = Key(0, ("audit",))
 BAR_MS = 50.0

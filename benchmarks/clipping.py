@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import torch
 
-from harness import rng
-from harness.batch import Engine, LocalPlan, Work, train_clients
-from harness.contract import Examples
-from harness.models import build
-from harness.rng import Key
-from harness.tasks import ModelTask
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn.batch import Engine, LocalPlan, Work, train_clients
+from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.tasks import ModelTask
 
 CLIENTS, CLIP = 10, 1.0
 DENSE_BAR, CONVOLUTION_BAR = 1.2, 1.6

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from harness import registry, rng
-from harness.contract import Sender, Setting
-from harness.hadamard import fast_walsh_hadamard
-from harness.rng import Key
-from harness.vec import Layout
+from leakgauge.defenses._wire.hadamard import fast_walsh_hadamard
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Sender, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Layout
+from leakgauge.harness.federation import registry
 
 D = 1_000_000
 REPEATS = 9

@@ -24,12 +24,13 @@ from _victims import Quality, Victims, judge, observed, photographs, sent
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from attacks._lbfgs import Stop, minimize
-from harness import registry, rng, stats
-from harness.cell import Scalar
-from harness.contract import Attack, Guess, Observation, Reconstruction
-from harness.matching import Function, SquaredDistance, evaluator
-from harness.rng import Key
+from leakgauge.attacks._engine.matching import Function, SquaredDistance, evaluator
+from leakgauge.attacks._search.lbfgs import Stop, minimize
+from leakgauge.harness.core import rng, stats
+from leakgauge.harness.core.cell import Scalar
+from leakgauge.harness.core.contract import Attack, Guess, Observation, Reconstruction
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.federation import registry
 
 KEY = Key(2024, ("inversion",))
 REPEATS = 30

@@ -14,12 +14,12 @@ from functools import partial
 import torch
 from torch import nn
 
-from harness import rng
-from harness.batch import Engine, LocalPlan, Work, plan_batches, train_clients
-from harness.contract import Examples
-from harness.models import build
-from harness.rng import Key
-from harness.tasks import ModelTask
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn.batch import Engine, LocalPlan, Work, plan_batches, train_clients
+from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.tasks import ModelTask
 
 CLIENTS, SAMPLES, REPEATS = 10, 600, 15
 PLAN = LocalPlan(gradient=False, steps=5, epochs=None, batch=32, lr=0.1, momentum=0.9)

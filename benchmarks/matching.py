@@ -1,9 +1,10 @@
 """One gradient-matching evaluation in four ways, interleaved in one process and one thread.
 
-Prints milliseconds an evaluation and instance: by hand (`harness.kernels`), by `vmap`, and by the usual loop over the
-instances, a torch module and a double backward; then how many times the first is faster than the others. `published`
-fills the gradients of the module's parameters too, as `backward` does in the programs of DLG and iDLG; `lean` asks for
-the dummy's alone. Images are 3x32x32, the misfit is the squared distance. Arguments choose models: all without.
+Prints milliseconds an evaluation and instance: by hand (`attacks._engine.kernels`), by `vmap`, and by the usual loop
+over the instances, a torch module and a double backward; then how many times the first is faster than the others.
+`published` fills the gradients of the module's parameters too, as `backward` does in the programs of DLG and iDLG;
+`lean` asks for the dummy's alone. Images are 3x32x32, the misfit is the squared distance. Arguments choose models: all
+without.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 from torch.nn.utils import vector_to_parameters
 
-from harness import rng
-from harness._layers import Chain, Conv, Dense, Flatten, MaxPool, Sigmoid
-from harness.matching import SquaredDistance, evaluator, gradients
-from harness.models import Model, build
-from harness.rng import Key
-from harness.tasks import ModelTask
+from leakgauge.attacks._engine.matching import SquaredDistance, evaluator, gradients
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn.layers import Chain, Conv, Dense, Flatten, MaxPool, Sigmoid
+from leakgauge.harness.learn.models import Model, build
+from leakgauge.harness.learn.tasks import ModelTask
 
 SECONDS = 2.0
 """Of measuring, a row."""

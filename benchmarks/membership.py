@@ -40,25 +40,26 @@ from membership_traffic import FEDERATION, WRONG, network
 from torch import Tensor
 from torch.nn.functional import interpolate, logsigmoid
 
-from attacks._membership import confidence, lira_offline, lira_online, rmia
-from attacks._shadowing import outputs
-from attacks.lira import LiRA
-from attacks.rmia import RMIA
-from defenses.none import NoDefense
-from harness import registry, rng
-from harness.batch import LocalPlan, choose_engine
-from harness.cell import FederationSpec, Target
-from harness.contract import Examples
-from harness.data.embedded import digits
-from harness.loop import Keep, train
-from harness.observe import Scene, observe
-from harness.partition import partition
-from harness.result import Estimate
-from harness.rng import Key
-from harness.score import score_membership
-from harness.shadows import Recipe, halves, train_shadows
-from harness.stats import auc, mean, roc, tpr_at_fpr
-from harness.threats import View
+from leakgauge.attacks._engine.shadows import Recipe, halves, train_shadows
+from leakgauge.attacks._members.scores import confidence, lira_offline, lira_online, rmia
+from leakgauge.attacks._members.shadowing import outputs
+from leakgauge.attacks.lira import LiRA
+from leakgauge.attacks.rmia import RMIA
+from leakgauge.defenses.none import NoDefense
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.cell import FederationSpec, Target
+from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.core.result import Estimate
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import auc, mean, roc, tpr_at_fpr
+from leakgauge.harness.core.threats import View
+from leakgauge.harness.data.embedded import digits
+from leakgauge.harness.federation import registry
+from leakgauge.harness.federation.loop import Keep, train
+from leakgauge.harness.federation.observe import Scene, observe
+from leakgauge.harness.learn.batch import LocalPlan, choose_engine
+from leakgauge.harness.learn.partition import partition
+from leakgauge.harness.study.score import score_membership
 
 Numbers = npt.NDArray[np.float64]
 
@@ -196,7 +197,7 @@ def rates(scored: Sequence[tuple[Numbers, Numbers]]) -> Rates:
     """Of the scores of members and others, one pair a target."""
     areas, low = [auc(*pair).value for pair in scored], [tpr_at_fpr(*pair, LOW).value for pair in scored]
     outside = np.sort(np.concatenate([pair[1] for pair in scored]))[::-1]
-    allowed = math.floor(LOWEST * len(outside) + 1e-9)  # as in harness.stats.tpr_at_fpr
+    allowed = math.floor(LOWEST * len(outside) + 1e-9)  # as in harness.core.stats.tpr_at_fpr
     over = [float(np.mean(pair[0] > outside[allowed])) if allowed else None for pair in scored]
     named = {"auc": areas, "tpr@1%": low, "tpr@0.1%": over}
     return Rates(*(mean(name, values, higher_leaks=True) for name, values in named.items()))

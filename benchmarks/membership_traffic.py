@@ -27,27 +27,27 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from attacks._traffic import Traffic, read
-from attacks.fedmia import FedMIA
-from attacks.membership_cosine import MembershipCosine
-from attacks.membership_loss import MembershipLoss
-from attacks.membership_sum import MembershipSum
-from defenses.gaussian import Gaussian
-from defenses.none import NoDefense
-from harness import rng
-from harness._layers import Chain, dense_stack
-from harness.batch import choose_engine
-from harness.cell import FederationSpec, Target
-from harness.contract import Defense, Examples, Observation
-from harness.data.embedded import digits
-from harness.loop import Keep, train
-from harness.models import Model
-from harness.observe import Scene, observe
-from harness.partition import partition
-from harness.rng import Key
-from harness.stats import auc, mean, tpr_at_fpr
-from harness.tasks import ModelTask
-from harness.threats import View
+from leakgauge.attacks._members.traffic import Traffic, read
+from leakgauge.attacks.fedmia import FedMIA
+from leakgauge.attacks.membership_cosine import MembershipCosine
+from leakgauge.attacks.membership_loss import MembershipLoss
+from leakgauge.attacks.membership_sum import MembershipSum
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.defenses.none import NoDefense
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.cell import FederationSpec, Target
+from leakgauge.harness.core.contract import Defense, Examples, Observation
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import auc, mean, tpr_at_fpr
+from leakgauge.harness.core.threats import View
+from leakgauge.harness.data.embedded import digits
+from leakgauge.harness.federation.loop import Keep, train
+from leakgauge.harness.federation.observe import Scene, observe
+from leakgauge.harness.learn.batch import choose_engine
+from leakgauge.harness.learn.layers import Chain, dense_stack
+from leakgauge.harness.learn.models import Model
+from leakgauge.harness.learn.partition import partition
+from leakgauge.harness.learn.tasks import ModelTask
 
 CLIENTS, OUTSIDE, WRONG = 10, 700, 0.1
 FEDERATION = FederationSpec(

@@ -27,22 +27,22 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from defenses.gaussian import Gaussian
-from defenses.ota import OTA
-from harness import accounting
-from harness.batch import Work, choose_engine, train_clients
-from harness.canaries import audit_messages, cosine_run, one_run
-from harness.cell import FederationSpec
-from harness.contract import Examples, Setting
-from harness.data.embedded import digits
-from harness.loop import Keep, client_key, make_plan, train
-from harness.models import build
-from harness.partition import partition
-from harness.rng import Key
-from harness.stats import clopper_pearson
-from harness.tasks import ModelTask
-from harness.threats import Threat
-from harness.vec import Layout
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.defenses.ota import OTA
+from leakgauge.harness.audit.canaries import audit_messages, cosine_run, one_run
+from leakgauge.harness.core import accounting
+from leakgauge.harness.core.cell import FederationSpec
+from leakgauge.harness.core.contract import Examples, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import clopper_pearson
+from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.core.vec import Layout
+from leakgauge.harness.data.embedded import digits
+from leakgauge.harness.federation.loop import Keep, client_key, make_plan, train
+from leakgauge.harness.learn.batch import Work, choose_engine, train_clients
+from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.partition import partition
+from leakgauge.harness.learn.tasks import ModelTask
 
 CONFIDENCE = 0.95
 FEDERATION = FederationSpec(clients=10, samples=1000, rounds=200, local_epochs=1, batch=20, lr=0.1, evaluate_every=200)

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import torch
 
-from attacks.map import MAP
-from defenses.gaussian import Gaussian
-from harness.batch import LocalPlan, Work, train_clients
-from harness.contract import Examples, Message, Observation, Sender, Setting, Snapshot
-from harness.data import default_root, load
-from harness.models import build
-from harness.rng import Key
-from harness.score import score_reconstruction
-from harness.tasks import ModelTask
-from harness.threats import View
+from leakgauge.attacks.map import MAP
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.harness.core.contract import Examples, Message, Observation, Sender, Setting, Snapshot
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import View
+from leakgauge.harness.data import default_root, load
+from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
+from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.tasks import ModelTask
+from leakgauge.harness.study.score import score_reconstruction
 
 IMAGES = range(1000, 1016)
 NOISE = (0.003, 0.01, 0.05)

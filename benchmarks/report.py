@@ -21,10 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.cell import Cell, PartSpec, Target
-from harness.result import Run, to_data
-from harness.store import Store, load_run
-from reports.html import render
+from leakgauge.harness.core.cell import Cell, PartSpec, Target
+from leakgauge.harness.core.result import Run, to_data
+from leakgauge.harness.study.store import Store, load_run
+from leakgauge.reports.html import render
 from tests import report_fixtures as double
 
 SECONDS, BYTES, REPEATS = 10.0, 5_000_000, 3

@@ -10,9 +10,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from harness.run import run_study
-from harness.study import resolve
-from reports.html import render
+from leakgauge.harness.study.run import run_study
+from leakgauge.harness.study.study import resolve
+from leakgauge.reports.html import render
 
 STUDY = {
     "name": "scale",

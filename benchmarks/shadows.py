@@ -19,13 +19,13 @@ from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
-from harness import rng
-from harness.batch import Engine, LocalPlan
-from harness.contract import Examples
-from harness.models import build
-from harness.rng import Key
-from harness.shadows import Recipe, halves, train_shadows
-from harness.tasks import ModelTask
+from leakgauge.attacks._engine.shadows import Recipe, halves, train_shadows
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn.batch import Engine, LocalPlan
+from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.tasks import ModelTask
 
 RUNS, RECORDS, INSIDE, PROCESSES = 64, 1000, 500, 2
 PLAN = LocalPlan(gradient=False, steps=None, epochs=27, batch=50, lr=0.05, momentum=0.9)

@@ -19,22 +19,31 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attacks.map import MAP
-from defenses._clip import clip_l2
-from defenses._privquant import PrivQuant, levels_to_values
-from defenses.sqsgd import Plan, SqSGD
-from harness.batch import LocalPlan, Work, train_clients
-from harness.claim import Claim
-from harness.codec import unpack_levels
-from harness.contract import Defense, Examples, Likelihood, Message, Observation, Sender, Setting, Snapshot
-from harness.data import default_root, load
-from harness.hadamard import fast_walsh_hadamard
-from harness.models import build
-from harness.rng import Key
-from harness.score import score_reconstruction
-from harness.tasks import ModelTask
-from harness.threats import View
-from harness.vec import Vector
+from leakgauge.attacks.map import MAP
+from leakgauge.defenses._common.clip import clip_l2
+from leakgauge.defenses._privquant import PrivQuant, levels_to_values
+from leakgauge.defenses._wire.hadamard import fast_walsh_hadamard
+from leakgauge.defenses.sqsgd import Plan, SqSGD
+from leakgauge.harness.core.claim import Claim
+from leakgauge.harness.core.codec import unpack_levels
+from leakgauge.harness.core.contract import (
+    Defense,
+    Examples,
+    Likelihood,
+    Message,
+    Observation,
+    Sender,
+    Setting,
+    Snapshot,
+)
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import View
+from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.data import default_root, load
+from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
+from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.tasks import ModelTask
+from leakgauge.harness.study.score import score_reconstruction
 
 FIRST = 1000
 PLAN = LocalPlan(gradient=True, steps=None, epochs=None, batch=0, lr=0.1, momentum=0.0)

@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 
-from harness import registry
-from harness.batch import choose_engine
-from harness.cell import FederationSpec
-from harness.contract import Examples
-from harness.data import default_root, load
-from harness.loop import Keep, train
-from harness.models import build
-from harness.partition import partition
-from harness.rng import Key, subset
-from harness.tasks import ModelTask
+from leakgauge.harness.core.cell import FederationSpec
+from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.core.rng import Key, subset
+from leakgauge.harness.data import default_root, load
+from leakgauge.harness.federation import registry
+from leakgauge.harness.federation.loop import Keep, train
+from leakgauge.harness.learn.batch import choose_engine
+from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.partition import partition
+from leakgauge.harness.learn.tasks import ModelTask
 
 CLIENTS, SAMPLES, ROUNDS, POINTS = 10, 6000, 20, 0.05
 

@@ -20,8 +20,8 @@ import numpy.typing as npt
 import torch
 from scipy import optimize, sparse
 
-from harness import rng
-from harness.rng import Key
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.rng import Key
 
 Floats = npt.NDArray[np.float64]
 

@@ -16,9 +16,9 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from harness import rng
-from harness.checks import positive
-from harness.rng import Key
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.checks import positive
+from leakgauge.harness.core.rng import Key
 
 _DIGITS = 3
 """Digits of 53 bits in a log-uniform draw: steps of 2^-159, where a generator with a 128-bit key resolves 2^-128."""

@@ -8,13 +8,13 @@ from typing import ClassVar
 
 from scipy import special
 
-from defenses._cepam import Cepam, check_dimension
-from defenses._cepam_claim import norm_scaled, theorem_12
-from defenses._lrsuq import Floats, gaussian_radii
-from harness.checks import positive
-from harness.claim import Claim
-from harness.contract import Setting
-from harness.rng import Key
+from leakgauge.defenses._cepam.claim import norm_scaled, theorem_12
+from leakgauge.defenses._cepam.lrsuq import Floats, gaussian_radii
+from leakgauge.defenses._cepam.mechanism import Cepam, check_dimension
+from leakgauge.harness.core.checks import positive
+from leakgauge.harness.core.claim import Claim
+from leakgauge.harness.core.contract import Setting
+from leakgauge.harness.core.rng import Key
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from defenses._cepam import Cepam
-from defenses._cepam_claim import norm_scaled, theorem_13
-from defenses._lrsuq import Floats, laplace_radii
-from harness.checks import positive
-from harness.claim import Claim
-from harness.contract import Setting
-from harness.rng import Key
+from leakgauge.defenses._cepam.claim import norm_scaled, theorem_13
+from leakgauge.defenses._cepam.lrsuq import Floats, laplace_radii
+from leakgauge.defenses._cepam.mechanism import Cepam
+from leakgauge.harness.core.checks import positive
+from leakgauge.harness.core.claim import Claim
+from leakgauge.harness.core.contract import Setting
+from leakgauge.harness.core.rng import Key
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from defenses._budget import check_delta, epsilon_unless, every_round
-from defenses._clip import clip_l2
-from defenses._misfit import gaussian_misfit
-from harness.accounting import repeat
-from harness.checks import check_update, positive
-from harness.claim import Claim, Horizon, Proof, Relation, Unit
-from harness.codec import pack_float32, unpack_float32
-from harness.contract import Defense, Likelihood, LocalRule, Sender, Setting
-from harness.rng import Key
-from harness.threats import Threat
-from harness.vec import Vector
+from leakgauge.defenses._common.budget import check_delta, epsilon_unless, every_round
+from leakgauge.defenses._common.clip import clip_l2
+from leakgauge.defenses._common.misfit import gaussian_misfit
+from leakgauge.harness.core.accounting import repeat
+from leakgauge.harness.core.checks import check_update, positive
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.codec import pack_float32, unpack_float32
+from leakgauge.harness.core.contract import Defense, Likelihood, LocalRule, Sender, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.core.vec import Vector
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class DPSGD(Defense[None, None]):
         ValueError: a parameter out of range, or both `epsilon` and `noise_std`.
 
     Source: Abadi et al. 2016, Algorithm 1; noise and claim by opacus 1.5 (`get_noise_multiplier`, `RDPAccountant`), the
-        steps by `harness.clipping`, which agrees with opacus' per-sample gradients (tested) and is many times faster.
-        Clients of different size: noise and claim are those of the smallest, who takes a record most often.
+        steps by `harness.learn.clipping`, which agrees with opacus' per-sample gradients (tested) and is many times
+        faster. Clients of different size: noise and claim are those of the smallest, who takes a record most often.
     """
 
     promises: ClassVar[Horizon] = Horizon.WHOLE_RUN

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from defenses._budget import check_delta, epsilon_unless, every_round
-from defenses._clip import clip_l2
-from defenses._misfit import gaussian_misfit
-from harness import rng
-from harness.accounting import epsilon, gaussian_mu, repeat
-from harness.cascade import Perturbs, Rounded, split_message
-from harness.checks import check_update, positive
-from harness.claim import Claim, Horizon, Proof, Relation, Unit
-from harness.codec import pack_float32
-from harness.contract import Defense, Likelihood, Sender, Setting
-from harness.rng import Key
-from harness.threats import Threat
-from harness.vec import Vector
+from leakgauge.defenses._common.budget import check_delta, epsilon_unless, every_round
+from leakgauge.defenses._common.clip import clip_l2
+from leakgauge.defenses._common.misfit import gaussian_misfit
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.accounting import epsilon, gaussian_mu, repeat
+from leakgauge.harness.core.cascade import Perturbs, Rounded, split_message
+from leakgauge.harness.core.checks import check_update, positive
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.codec import pack_float32
+from leakgauge.harness.core.contract import Defense, Likelihood, Sender, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.core.vec import Vector
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from defenses._budget import every_round
-from defenses._jopeq import Dithered, Radius, added_up, scalar_lattice
-from defenses._jopeq_privacy import cube_epsilon, scalar_epsilon
-from defenses._lattice import Lattice
-from defenses._misfit import Misfit, rounded_misfit
-from defenses._scale import Scaling
-from harness import rng
-from harness.accounting import Pure, repeat
-from harness.checks import positive
-from harness.claim import Claim, Horizon, Proof, Relation, Unit
-from harness.contract import Setting
-from harness.rng import Key
-from harness.threats import Threat
+from leakgauge.defenses._common.budget import every_round
+from leakgauge.defenses._common.misfit import Misfit, rounded_misfit
+from leakgauge.defenses._common.scale import Scaling
+from leakgauge.defenses._jopeq.lattice import Lattice
+from leakgauge.defenses._jopeq.privacy import cube_epsilon, scalar_epsilon
+from leakgauge.defenses._jopeq.quantizer import Dithered, Radius, added_up, scalar_lattice
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.accounting import Pure, repeat
+from leakgauge.harness.core.checks import positive
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.contract import Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import Threat
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,33 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from defenses._budget import every_round
-from defenses._jopeq import Carrier, Dithered, Radius, added_up, draw_student, pair_lattice, pairs_unclipped, student
-from defenses._jopeq_privacy import Student, Surrogate, surrogate_covariance, vector_epsilon, vector_epsilon_bound
-from defenses._lattice import Lattice
-from defenses._misfit import Misfit, student_misfit
-from defenses._scale import Mode, Scaling
-from harness.accounting import Pure, repeat
-from harness.checks import positive
-from harness.claim import Claim, Horizon, Proof, Relation, Unit
-from harness.contract import Setting
-from harness.rng import Key
-from harness.threats import Threat
+from leakgauge.defenses._common.budget import every_round
+from leakgauge.defenses._common.misfit import Misfit, student_misfit
+from leakgauge.defenses._common.scale import Mode, Scaling
+from leakgauge.defenses._jopeq.lattice import Lattice
+from leakgauge.defenses._jopeq.privacy import (
+    Student,
+    Surrogate,
+    surrogate_covariance,
+    vector_epsilon,
+    vector_epsilon_bound,
+)
+from leakgauge.defenses._jopeq.quantizer import (
+    Carrier,
+    Dithered,
+    Radius,
+    added_up,
+    draw_student,
+    pair_lattice,
+    pairs_unclipped,
+    student,
+)
+from leakgauge.harness.core.accounting import Pure, repeat
+from leakgauge.harness.core.checks import positive
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.contract import Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import Threat
 
 
 @dataclass(frozen=True)

@@ -9,20 +9,20 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from defenses._budget import epsilon_unless, every_round
-from defenses._clip import clip_coordinates
-from defenses._misfit import Misfit, laplace_misfit, rounded_misfit
-from defenses._scale import Mode, Scaling, unclipped
-from harness import rng
-from harness.accounting import Pure, repeat
-from harness.cascade import Perturbs, Rounded, split_message
-from harness.checks import check_update, positive
-from harness.claim import Claim, Horizon, Proof, Relation, Unit
-from harness.codec import pack_float32
-from harness.contract import Defense, Likelihood, Sender, Setting
-from harness.rng import Key
-from harness.threats import Threat
-from harness.vec import Parts, Vector
+from leakgauge.defenses._common.budget import epsilon_unless, every_round
+from leakgauge.defenses._common.clip import clip_coordinates
+from leakgauge.defenses._common.misfit import Misfit, laplace_misfit, rounded_misfit
+from leakgauge.defenses._common.scale import Mode, Scaling, unclipped
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.accounting import Pure, repeat
+from leakgauge.harness.core.cascade import Perturbs, Rounded, split_message
+from leakgauge.harness.core.checks import check_update, positive
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.codec import pack_float32
+from leakgauge.harness.core.contract import Defense, Likelihood, Sender, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.core.vec import Parts, Vector
 
 
 @dataclass(frozen=True)

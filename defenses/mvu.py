@@ -9,18 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from defenses._budget import every_round
-from defenses._mvu import Design, design, exact_epsilon, sample
-from defenses._scale import Mode, Scaling, unclipped
-from harness import rng
-from harness.accounting import Pure, repeat
-from harness.checks import check_update, positive
-from harness.claim import Claim, Horizon, Proof, Relation, Unit
-from harness.codec import pack_levels, unpack_levels
-from harness.contract import Defense, Likelihood, MessageError, Sender, Setting
-from harness.rng import Key
-from harness.threats import Threat
-from harness.vec import Parts, Vector
+from leakgauge.defenses._common.budget import every_round
+from leakgauge.defenses._common.scale import Mode, Scaling, unclipped
+from leakgauge.defenses._mvu import Design, design, exact_epsilon, sample
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.accounting import Pure, repeat
+from leakgauge.harness.core.checks import check_update, positive
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.codec import pack_levels, unpack_levels
+from leakgauge.harness.core.contract import Defense, Likelihood, MessageError, Sender, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.core.vec import Parts, Vector
 
 _LEAST = 1e-30
 """Of a probability in the likelihood: keeps its logarithm and gradient within float32."""

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from defenses._misfit import ROUNDING
-from harness.checks import check_update
-from harness.claim import Claim, nothing_promised
-from harness.codec import pack_float32, unpack_float32
-from harness.contract import Defense, Likelihood, Sender, Setting
-from harness.rng import Key
-from harness.vec import Vector
+from leakgauge.defenses._common.misfit import ROUNDING
+from leakgauge.harness.core.checks import check_update
+from leakgauge.harness.core.claim import Claim, nothing_promised
+from leakgauge.harness.core.codec import pack_float32, unpack_float32
+from leakgauge.harness.core.contract import Defense, Likelihood, Sender, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Vector
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from defenses._clip import clip_l2
-from defenses._misfit import gaussian_misfit
-from defenses._ota import Orthogonal, orthogonal
-from defenses._ota_channel import OverTheAir, exact, user_of
-from harness import rng
-from harness.claim import Claim
-from harness.codec import pack_float64, unpack_float64
-from harness.contract import Likelihood, Sender, Setting
-from harness.rng import Key
-from harness.threats import Threat
-from harness.vec import Vector, weighted_mean
+from leakgauge.defenses._common.clip import clip_l2
+from leakgauge.defenses._common.misfit import gaussian_misfit
+from leakgauge.defenses._ota.channel import OverTheAir, exact, user_of
+from leakgauge.defenses._ota.formulas import Orthogonal, orthogonal
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.claim import Claim
+from leakgauge.harness.core.codec import pack_float64, unpack_float64
+from leakgauge.harness.core.contract import Likelihood, Sender, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.core.vec import Vector, weighted_mean
 
 _RECEIVER = frozenset(Threat) - {Threat.EAVESDROPPER}
 """Who learns of a message through the server's own receiver, to which other clients have nothing to tell."""

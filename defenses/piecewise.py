@@ -11,17 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from defenses._budget import every_round
-from defenses._clip import clip_coordinates
-from harness import rng
-from harness.accounting import Pure, repeat
-from harness.checks import check_update, positive
-from harness.claim import Claim, Horizon, Proof, Relation, Unit
-from harness.codec import pack_float32, unpack_float32
-from harness.contract import Defense, Likelihood, MessageError, Sender, Setting
-from harness.rng import Key
-from harness.threats import Threat
-from harness.vec import Vector
+from leakgauge.defenses._common.budget import every_round
+from leakgauge.defenses._common.clip import clip_coordinates
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.accounting import Pure, repeat
+from leakgauge.harness.core.checks import check_update, positive
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.codec import pack_float32, unpack_float32
+from leakgauge.harness.core.contract import Defense, Likelihood, MessageError, Sender, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.core.vec import Vector
 
 _SHARE = 2.5
 """Epsilon of one coordinate where epsilon is divided: there the second moment of Algorithm 4 at t = 1 is smallest."""

@@ -9,14 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from defenses._misfit import ROUNDING
-from harness import rng
-from harness.checks import check_update
-from harness.claim import Claim, nothing_promised
-from harness.codec import check_length, pack_float32, pack_levels, unpack_float32
-from harness.contract import Defense, Likelihood, Sender, Setting
-from harness.rng import Key
-from harness.vec import Vector
+from leakgauge.defenses._common.misfit import ROUNDING
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.checks import check_update
+from leakgauge.harness.core.claim import Claim, nothing_promised
+from leakgauge.harness.core.codec import check_length, pack_float32, pack_levels, unpack_float32
+from leakgauge.harness.core.contract import Defense, Likelihood, Sender, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Vector
 
 _SEED_BYTES = 8
 

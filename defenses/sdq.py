@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from defenses._jopeq import Bare, bare_claim
-from defenses._jopeq_privacy import uniform_delta
-from harness.accounting import Leak, repeat
-from harness.claim import Claim, Proof, Unit
-from harness.contract import Setting
+from leakgauge.defenses._jopeq.privacy import uniform_delta
+from leakgauge.defenses._jopeq.quantizer import Bare, bare_claim
+from leakgauge.harness.core.accounting import Leak, repeat
+from leakgauge.harness.core.claim import Claim, Proof, Unit
+from leakgauge.harness.core.contract import Setting
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,19 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from defenses._budget import every_round
-from defenses._clip import clip_l2
-from defenses._privquant import PrivQuant, choose, levels_to_values, round_levels
-from harness import rng
-from harness.accounting import Pure, repeat
-from harness.checks import check_update, positive
-from harness.claim import Claim, Horizon, Proof, Relation, Unit
-from harness.codec import pack_levels, unpack_levels
-from harness.contract import Defense, Likelihood, Sender, Setting
-from harness.hadamard import fast_walsh_hadamard
-from harness.rng import Key
-from harness.threats import Threat
-from harness.vec import Vector
+from leakgauge.defenses._common.budget import every_round
+from leakgauge.defenses._common.clip import clip_l2
+from leakgauge.defenses._privquant import PrivQuant, choose, levels_to_values, round_levels
+from leakgauge.defenses._wire.hadamard import fast_walsh_hadamard
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.accounting import Pure, repeat
+from leakgauge.harness.core.checks import check_update, positive
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.codec import pack_levels, unpack_levels
+from leakgauge.harness.core.contract import Defense, Likelihood, Sender, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.core.vec import Vector
 
 _RESOLUTION = 128 * math.log(2)
 """ln(1/x) of the smallest chance x that a generator with a 128-bit key honours."""

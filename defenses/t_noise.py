@@ -11,21 +11,21 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from defenses._budget import every_round
-from defenses._jopeq import added_up, draw_student, pairs_unclipped, student
-from defenses._jopeq_privacy import Student, t_epsilon
-from defenses._lattice import student_variance
-from defenses._misfit import student_misfit
-from defenses._scale import Mode, Scaling
-from harness.accounting import Pure, repeat
-from harness.cascade import Perturbs, Rounded, split_message
-from harness.checks import check_update, positive
-from harness.claim import Claim, Horizon, Proof, Relation, Unit
-from harness.codec import pack_float32
-from harness.contract import Defense, Likelihood, Sender, Setting
-from harness.rng import Key
-from harness.threats import Threat
-from harness.vec import Parts, Vector
+from leakgauge.defenses._common.budget import every_round
+from leakgauge.defenses._common.misfit import student_misfit
+from leakgauge.defenses._common.scale import Mode, Scaling
+from leakgauge.defenses._jopeq.lattice import student_variance
+from leakgauge.defenses._jopeq.privacy import Student, t_epsilon
+from leakgauge.defenses._jopeq.quantizer import added_up, draw_student, pairs_unclipped, student
+from leakgauge.harness.core.accounting import Pure, repeat
+from leakgauge.harness.core.cascade import Perturbs, Rounded, split_message
+from leakgauge.harness.core.checks import check_update, positive
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.codec import pack_float32
+from leakgauge.harness.core.contract import Defense, Likelihood, Sender, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.core.vec import Parts, Vector
 
 
 @dataclass(frozen=True)

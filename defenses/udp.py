@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from defenses._udp import Calibration, multiplier
-from defenses._udp_claim import UDPRounds
-from harness.contract import Feedback, Setting
+from leakgauge.defenses._udp.claim import UDPRounds
+from leakgauge.defenses._udp.formulas import Calibration, multiplier
+from leakgauge.harness.core.contract import Feedback, Setting
 
 
 @dataclass(frozen=True)

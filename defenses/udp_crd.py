@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from defenses._udp import Calibration, Schedule, Spending, budget, discount, next_multiplier, spend
-from defenses._udp_claim import UDPRounds
-from harness.contract import Feedback, Setting
+from leakgauge.defenses._udp.claim import UDPRounds
+from leakgauge.defenses._udp.formulas import Calibration, Schedule, Spending, budget, discount, next_multiplier, spend
+from leakgauge.harness.core.contract import Feedback, Setting
 
 
 @dataclass(frozen=True)

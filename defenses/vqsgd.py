@@ -11,17 +11,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from defenses._budget import every_round
-from defenses._clip import clip_l2
-from harness import rng
-from harness.accounting import Pure, repeat
-from harness.checks import check_update, positive
-from harness.claim import Claim, Horizon, Proof, Relation, Unit
-from harness.codec import pack_levels, unpack_levels, width_of
-from harness.contract import Defense, Likelihood, MessageError, Sender, Setting
-from harness.rng import Key
-from harness.threats import Threat
-from harness.vec import Vector
+from leakgauge.defenses._common.budget import every_round
+from leakgauge.defenses._common.clip import clip_l2
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.accounting import Pure, repeat
+from leakgauge.harness.core.checks import check_update, positive
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.codec import pack_levels, unpack_levels, width_of
+from leakgauge.harness.core.contract import Defense, Likelihood, MessageError, Sender, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.core.vec import Vector
 
 _FLOOR = 1e-12
 """Least chance of a point in the likelihood, in units of 1 / 2d: keeps its gradients within float32."""

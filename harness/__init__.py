@@ -1,3 +1,1 @@
-"""leakgauge: what a federated-learning defence really leaks."""
-
-__version__ = "0.1.0"
+"""The bench: the federated loop, audits, studies, the gate and the command."""

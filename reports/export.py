@@ -8,10 +8,10 @@ import io
 import json
 import re
 
-from harness.cell import Cell, Scalar
-from harness.result import AuditRecord, ClaimRecord, ProofRecord, Run, TrainingRecord, to_data
-from reports.checked import verdict_of
-from reports.select import Analysis
+from leakgauge.harness.core.cell import Cell, Scalar
+from leakgauge.harness.core.result import AuditRecord, ClaimRecord, ProofRecord, Run, TrainingRecord, to_data
+from leakgauge.reports.sections.checked import verdict_of
+from leakgauge.reports.select import Analysis
 
 _SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20"
 _FORMULA = re.compile(rf"\A(?=[{_SIGNS}\t\r\n])|(?<=[;\t\r\n])(?=[{_SIGNS}])")

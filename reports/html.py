@@ -14,18 +14,19 @@ from typing import Any, NamedTuple, TypeVar
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from harness.result import Run
-from reports import figures, leakage
-from reports.changes import Against, Changes, changes
-from reports.claims import claims
-from reports.limits import limits
-from reports.messages import Traffic, traffic
-from reports.pictures import Images, gallery
-from reports.provenance import provenance
-from reports.results import everything
-from reports.select import HIGH, LOW, RECOGNISABLE, Analysis
-from reports.tradeoffs import charts
-from reports.verdict import verdict
+from leakgauge.harness.core.result import Run
+from leakgauge.reports.charts import figures
+from leakgauge.reports.charts.messages import Traffic, traffic
+from leakgauge.reports.sections import leakage
+from leakgauge.reports.sections.changes import Against, Changes, changes
+from leakgauge.reports.sections.claims import claims
+from leakgauge.reports.sections.limits import limits
+from leakgauge.reports.sections.pictures import Images, gallery
+from leakgauge.reports.sections.provenance import provenance
+from leakgauge.reports.sections.results import everything
+from leakgauge.reports.sections.tradeoffs import charts
+from leakgauge.reports.sections.verdict import verdict
+from leakgauge.reports.select import HIGH, LOW, RECOGNISABLE, Analysis
 
 STYLE, SCRIPT = "style.css", "script.js"
 """Beside a page that has them in files of their own."""
@@ -154,7 +155,7 @@ def _shown(value: object) -> object:
 def _environment() -> Environment:
     """Templates that escape everything, show what is hidden, and stop at a name that they do not know."""
     environment = Environment(
-        loader=PackageLoader("reports"),
+        loader=PackageLoader("leakgauge.reports"),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_shown,
@@ -182,7 +183,7 @@ def _section(environment: Environment, part: Part, analysis: Analysis, images: I
 
 def source(name: str) -> Markup:
     """A file of the templates as it is."""
-    return Markup(resources.files("reports").joinpath("templates", name).read_text("utf-8"))
+    return Markup(resources.files("leakgauge.reports").joinpath("templates", name).read_text("utf-8"))
 
 
 def _hash(text: str) -> str:

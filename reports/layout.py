@@ -9,10 +9,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
-from harness.result import Run
-from reports.changes import Against
-from reports.html import SCRIPT, STYLE, render, source
-from reports.pictures import Images
+from leakgauge.harness.core.result import Run
+from leakgauge.reports.html import SCRIPT, STYLE, render, source
+from leakgauge.reports.sections.changes import Against
+from leakgauge.reports.sections.pictures import Images
 
 Layout = Literal["file", "dir"]
 

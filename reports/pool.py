@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from harness.result import Estimate, Evaluation, TrainingRecord
-from harness.stats import clopper_pearson, mean, mean_interval, proportion
+from leakgauge.harness.core.result import Estimate, Evaluation, TrainingRecord
+from leakgauge.harness.core.stats import clopper_pearson, mean, mean_interval, proportion
 
 RANGES = {"ssim": (-1.0, 1.0), "auc": (0.0, 1.0), "accuracy": (0.0, 1.0)}
 """Of the headline metrics: Student's t does not know them."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from harness import stats
-from harness.cell import Cell, PartSpec, Target
-from harness.result import Estimate, Failure, Flag, PartInfo, Result, Run, TrainingRecord
-from reports.labels import UNDEFENDED, Label, label_parts, label_settings, setting_key
-from reports.notation import fixed, metric, where
-from reports.pool import pool
+from leakgauge.harness.core import stats
+from leakgauge.harness.core.cell import Cell, PartSpec, Target
+from leakgauge.harness.core.result import Estimate, Failure, Flag, PartInfo, Result, Run, TrainingRecord
+from leakgauge.reports.pool import pool
+from leakgauge.reports.text.labels import UNDEFENDED, Label, label_parts, label_settings, setting_key
+from leakgauge.reports.text.notation import fixed, metric, where
 
 RECOGNISABLE = 0.5
 """SSIM from which a reconstruction counts as recognisable."""

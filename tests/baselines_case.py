@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from harness.contract import Sender, Setting
-from harness.rng import Key
-from harness.vec import Layout
+from leakgauge.harness.core.contract import Sender, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Layout
 
 PRIVATE, SHARED, SERVER = Key(1), Key(2), Key(3)
 SENDERS = [Sender(number, samples) for number, samples in enumerate((8, 80, 8, 8))]

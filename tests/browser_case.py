@@ -15,13 +15,13 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Browser, BrowserType, Error, Page, sync_playwright
 
-from harness.baseline import Baseline
-from harness.cell import Cell, PartSpec, Target
-from harness.gate import Rules, judge
-from harness.measure import measured
-from harness.result import Result, Run
-from harness.stats import mean
-from reports.changes import Against
+from leakgauge.harness.core.cell import Cell, PartSpec, Target
+from leakgauge.harness.core.result import Result, Run
+from leakgauge.harness.core.stats import mean
+from leakgauge.harness.gate.baseline import Baseline
+from leakgauge.harness.gate.judge import Rules, judge
+from leakgauge.harness.gate.measure import measured
+from leakgauge.reports.sections.changes import Against
 from tests import report_fixtures as double
 
 Theme = Literal["light", "dark"]

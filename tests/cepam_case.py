@@ -2,9 +2,9 @@
 
 import pytest
 
-from harness.contract import Sender, Setting
-from harness.rng import Key
-from harness.vec import Layout
+from leakgauge.harness.core.contract import Sender, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Layout
 
 PRIVATE, SHARED = Key(0).child("private"), Key(0).child("shared")
 WHO = Sender(0, 8)

@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import data, rng
-from harness.rng import Key
+from leakgauge.harness import data
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.rng import Key
 
 REAL = Path(__file__).parents[2] / "shared" / "data"
 KEY = Key(0, ("test_data",))

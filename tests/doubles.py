@@ -7,14 +7,14 @@ from typing import ClassVar
 
 import torch
 
-from harness.claim import Claim, Horizon, Proof, Relation, Unit
-from harness.codec import pack_float32, unpack_float32
-from harness.contract import Attack, Defense, Guess, LocalRule, Membership, Reconstruction
-from harness.contract import Examples as Examples
-from harness.models import build
-from harness.rng import Key, normal
-from harness.tasks import ModelTask
-from harness.vec import weighted_mean
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.codec import pack_float32, unpack_float32
+from leakgauge.harness.core.contract import Attack, Defense, Guess, LocalRule, Membership, Reconstruction
+from leakgauge.harness.core.contract import Examples as Examples
+from leakgauge.harness.core.rng import Key, normal
+from leakgauge.harness.core.vec import weighted_mean
+from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.tasks import ModelTask
 
 
 def nothing(history):

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from defenses._scale import Scaling
-from harness import registry, rng
-from harness.codec import pack_float64
-from harness.contract import Defense
-from harness.rng import Key
+from leakgauge.defenses._common.scale import Scaling
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.codec import pack_float64
+from leakgauge.harness.core.contract import Defense
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.federation import registry
 
 ONE_KEY = Key(0, ("dither",))
 """The shared key of every round, where it is reused."""
@@ -144,5 +145,5 @@ def _keep_numbers(scaling, values):
 def _clips():
     """Where the modules of defences have their clips."""
     registry.classes("defense")
-    modules = [module for name, module in sys.modules.items() if name.startswith("defenses.")]
+    modules = [module for name, module in sys.modules.items() if name.startswith("leakgauge.defenses.")]
     return [(module, name) for module in modules for name in ("clip_l2", "clip_coordinates") if hasattr(module, name)]

@@ -5,12 +5,12 @@ import math
 
 import numpy as np
 
-from defenses._jopeq_privacy import GENERATOR
-from harness import registry
-from harness.codec import unpack_levels
-from harness.contract import Sender, Setting
-from harness.rng import Key
-from harness.vec import Layout
+from leakgauge.defenses._jopeq.privacy import GENERATOR
+from leakgauge.harness.core.codec import unpack_levels
+from leakgauge.harness.core.contract import Sender, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Layout
+from leakgauge.harness.federation import registry
 
 PRIVATE, SHARED = Key(1).child("private"), Key(1).child("shared")
 WHO = Sender(0, 8)

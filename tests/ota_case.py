@@ -6,12 +6,12 @@ import math
 import pytest
 import torch
 
-from defenses.ota import OTA
-from defenses.ota_orthogonal import OTAOrthogonal
-from harness import rng
-from harness.contract import Sender, Setting
-from harness.rng import Key
-from harness.vec import Layout
+from leakgauge.defenses.ota import OTA
+from leakgauge.defenses.ota_orthogonal import OTAOrthogonal
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Sender, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Layout
 
 D = 200_000
 DELTA = 1e-4

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from harness.cell import Cell, FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec, fingerprint
-from harness.result import (
+from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec, fingerprint
+from leakgauge.harness.core.result import (
     AuditRecord,
     ClaimRecord,
     Environment,
@@ -27,7 +27,7 @@ from harness.result import (
     TrainingRecord,
     to_data,
 )
-from harness.stats import mean
+from leakgauge.harness.core.stats import mean
 
 TASK = TaskSpec("invented", "lenet-dlg")
 FEDERATION = FederationSpec(clients=10, rounds=8, batch=1)
@@ -148,7 +148,7 @@ def proof(epsilon: float | None, delta: float, unit: str, reason: str, **changes
 
 
 def claim(epsilon: float | None, unit: str, horizon: str, proved: ProofRecord, verdict: str, **changes: object):
-    """A claim at the delta of its proof; the reason is put together as `harness.claim` does it."""
+    """A claim at the delta of its proof; the reason is put together as `harness.core.claim` does it."""
     promised = epsilon is not None
     numbers = f"claimed {epsilon:.6g}, proved {proved.epsilon or math.inf:.6g} a {proved.unit}" if promised else ""
     numbers += f" at delta {proved.delta:g}" if promised and proved.delta else ""

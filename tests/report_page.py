@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-from harness.cell import Cell, PartSpec, Target
-from harness.result import Result
-from harness.stats import mean
+from leakgauge.harness.core.cell import Cell, PartSpec, Target
+from leakgauge.harness.core.result import Result
+from leakgauge.harness.core.stats import mean
 from tests import report_fixtures as double
 
 SECTIONS = ["verdict", "claims", "leakage", "pictures", "tradeoffs", "results", "limits", "provenance"]

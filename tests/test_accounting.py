@@ -11,7 +11,7 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.accounting import delta, epsilon, gaussian_delta, gaussian_epsilon, gaussian_mu, repeat
+from leakgauge.harness.core.accounting import delta, epsilon, gaussian_delta, gaussian_epsilon, gaussian_mu, repeat
 
 # Computed once with two independent programs, ten printed decimals.
 ANALYTIC = [

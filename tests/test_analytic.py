@@ -5,16 +5,16 @@ import pytest
 import torch
 from torch.nn.functional import conv2d, relu
 
-from attacks._layerwise import Evidence, Geometry, inverse
-from attacks.analytic import Analytic
-from defenses.gaussian import Gaussian
-from harness import rng
-from harness.contract import Sender
-from harness.data import load
-from harness.models import Model, build
-from harness.rng import Key
-from harness.score import image_scores
-from harness.tasks import ModelTask
+from leakgauge.attacks._solve.layerwise import Evidence, Geometry, inverse
+from leakgauge.attacks.analytic import Analytic
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Sender
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.data import load
+from leakgauge.harness.learn.models import Model, build
+from leakgauge.harness.learn.tasks import ModelTask
+from leakgauge.harness.study.score import image_scores
 from tests.doubles import small_task
 from tests.victims import Case, Says, make
 

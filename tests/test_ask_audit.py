@@ -12,16 +12,16 @@ import torch
 from scipy import stats
 from typer.testing import CliRunner
 
-from defenses.dp_fedavg import DPFedAvg
-from defenses.gaussian import Gaussian
-from harness import rng
-from harness.ask import ratios_delta
-from harness.ask_audit import ask_audit
-from harness.cli import app
-from harness.codec import unpack_float32
-from harness.errors import StudyError
-from harness.gaussian import gaussian_delta, gaussian_epsilon
-from harness.rng import Key
+from leakgauge.defenses.dp_fedavg import DPFedAvg
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.harness.audit.claims import ratios_delta
+from leakgauge.harness.audit.standalone import ask_audit
+from leakgauge.harness.cli.app import app
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.codec import unpack_float32
+from leakgauge.harness.core.errors import StudyError
+from leakgauge.harness.core.gaussian import gaussian_delta, gaussian_epsilon
+from leakgauge.harness.core.rng import Key
 
 KEY = Key(0, ("ask-audit",))
 FEW = {"clients": 200, "dim": 200}

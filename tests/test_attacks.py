@@ -7,21 +7,22 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from attacks import _matching
-from attacks._labels import restore
-from attacks.dlg import DLG
-from attacks.idlg import IDLG
-from attacks.membership_loss import MembershipLoss
-from attacks.prior import Prior
-from defenses.gaussian import Gaussian
-from harness import registry, rng
-from harness.codec import pack_float32
-from harness.contract import Examples, Labels, Membership, Sender
-from harness.matching import gradients
-from harness.models import Model, build
-from harness.tasks import ModelTask
-from harness.threats import GRANTS, SEES
-from harness.vec import Layout
+from leakgauge.attacks._engine import reconstruct as _matching
+from leakgauge.attacks._engine.matching import gradients
+from leakgauge.attacks._labels.infer import restore
+from leakgauge.attacks.dlg import DLG
+from leakgauge.attacks.idlg import IDLG
+from leakgauge.attacks.membership_loss import MembershipLoss
+from leakgauge.attacks.prior import Prior
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.codec import pack_float32
+from leakgauge.harness.core.contract import Examples, Labels, Membership, Sender
+from leakgauge.harness.core.threats import GRANTS, SEES
+from leakgauge.harness.core.vec import Layout
+from leakgauge.harness.federation import registry
+from leakgauge.harness.learn.models import Model, build
+from leakgauge.harness.learn.tasks import ModelTask
 from tests.doubles import small_task
 from tests.victims import KEY, LENET, SHAPE, Case, Says, make, only
 
@@ -320,7 +321,7 @@ def test_seven_of_eight_photographs_are_found(attack):
     # Zhu et al. 2019 and Zhao et al. 2020: raw MSE < 1e-3 on LeNet with weights uniform in +-0.5; 6 to 7 of 8 in theirs
     from pathlib import Path
 
-    from harness.data.embedded import photos
+    from leakgauge.harness.data.embedded import photos
 
     data = photos(Path()).train
     task = ModelTask(build("lenet-dlg", (3, 32, 32), 8), "dlg")

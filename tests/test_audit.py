@@ -6,22 +6,22 @@ import math
 
 import pytest
 
-from defenses.gaussian import Gaussian
-from defenses.jopeq_sound import SoundJoPEQ
-from defenses.laplace import Laplace
-from defenses.mvu import MVU
-from defenses.none import NoDefense
-from defenses.udp import UDP
-from harness import registry
-from harness.ask_audit import ask_audit
-from harness.audit import Audited, audit, contradicts, verdict, watcher
-from harness.bounds import Counts
-from harness.claim import Relation, Unit, Verdict
-from harness.contract import Setting
-from harness.rng import Key
-from harness.threats import Threat
-from harness.trials import Mechanism, pairs
-from harness.vec import Layout
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.defenses.jopeq_sound import SoundJoPEQ
+from leakgauge.defenses.laplace import Laplace
+from leakgauge.defenses.mvu import MVU
+from leakgauge.defenses.none import NoDefense
+from leakgauge.defenses.udp import UDP
+from leakgauge.harness.audit.bounds import Counts
+from leakgauge.harness.audit.engine import Audited, audit, contradicts, verdict, watcher
+from leakgauge.harness.audit.standalone import ask_audit
+from leakgauge.harness.audit.trials import Mechanism, pairs
+from leakgauge.harness.core.claim import Relation, Unit, Verdict
+from leakgauge.harness.core.contract import Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.core.vec import Layout
+from leakgauge.harness.federation import registry
 from tests.faults import Faulty
 
 KEY = Key(0, ("audit",))

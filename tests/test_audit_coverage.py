@@ -5,16 +5,16 @@ import dataclasses
 import pytest
 from scipy import stats
 
-from defenses.gaussian import Gaussian
-from defenses.laplace import Laplace
-from defenses.mvu import MVU
-from defenses.sqsgd import SqSGD
-from harness.audit import audit
-from harness.contract import Setting
-from harness.rng import Key
-from harness.threats import Threat
-from harness.trials import Mechanism
-from harness.vec import Layout
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.defenses.laplace import Laplace
+from leakgauge.defenses.mvu import MVU
+from leakgauge.defenses.sqsgd import SqSGD
+from leakgauge.harness.audit.engine import audit
+from leakgauge.harness.audit.trials import Mechanism
+from leakgauge.harness.core.contract import Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.core.vec import Layout
 from tests.faults import Faulty
 
 SMALL = Setting(Layout(("all",), ((2,),)), 1, 1, 1, "update", 1, 0.1, 0, 20)

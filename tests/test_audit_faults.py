@@ -11,17 +11,18 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from harness import registry, rng
-from harness.accounting import Leak
-from harness.audit import Way, audit, choose, contradicts, counted, verdict, watcher
-from harness.bounds import split_threshold
-from harness.claim import Relation, Unit
-from harness.contract import Sender, Setting
-from harness.distinguish import distinguishers
-from harness.rng import Key
-from harness.threats import Threat
-from harness.trials import Mechanism, pairs
-from harness.vec import Layout
+from leakgauge.harness.audit.bounds import split_threshold
+from leakgauge.harness.audit.distinguish import distinguishers
+from leakgauge.harness.audit.engine import Way, audit, choose, contradicts, counted, verdict, watcher
+from leakgauge.harness.audit.trials import Mechanism, pairs
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.accounting import Leak
+from leakgauge.harness.core.claim import Relation, Unit
+from leakgauge.harness.core.contract import Sender, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.core.vec import Layout
+from leakgauge.harness.federation import registry
 from tests.faults import Faulty, with_changes
 
 KEY = Key(0, ("faults",))

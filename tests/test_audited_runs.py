@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from harness.audit_record import MOST_ROUNDS, audit_defense
-from harness.cell import PartSpec
-from harness.result import Flag
-from harness.rng import Key
-from harness.run import run_study
-from harness.store import Store, load_run
-from harness.study import resolve
-from reports.export import to_csv
-from reports.html import render
-from reports.select import Analysis
+from leakgauge.harness.audit.audit_record import MOST_ROUNDS, audit_defense
+from leakgauge.harness.core.cell import PartSpec
+from leakgauge.harness.core.result import Flag
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.study.run import run_study
+from leakgauge.harness.study.store import Store, load_run
+from leakgauge.harness.study.study import resolve
+from leakgauge.reports.export import to_csv
+from leakgauge.reports.html import render
+from leakgauge.reports.select import Analysis
 from tests.doubles import Counting, nothing
 from tests.report_page import complete
 from tests.test_run import ECHO, contents

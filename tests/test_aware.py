@@ -6,16 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import registry, stats
-from harness.batch import choose_engine
-from harness.cell import FederationSpec, Target, TaskSpec
-from harness.contract import Examples
-from harness.loop import Keep, train
-from harness.observe import Scene, observe
-from harness.rng import Key
-from harness.score import score_reconstruction
-from harness.threats import View
-from harness.work import load_data, make_task
+from leakgauge.harness.core import stats
+from leakgauge.harness.core.cell import FederationSpec, Target, TaskSpec
+from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import View
+from leakgauge.harness.federation import registry
+from leakgauge.harness.federation.loop import Keep, train
+from leakgauge.harness.federation.observe import Scene, observe
+from leakgauge.harness.learn.batch import choose_engine
+from leakgauge.harness.study.jobs import load_data, make_task
+from leakgauge.harness.study.score import score_reconstruction
 
 FEDERATION = FederationSpec(clients=4, rounds=1, algorithm="fedsgd", batch=16)
 PROBE = Target(round=0, count=8)

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from harness import registry
-from harness.contract import Reconstruction
+from leakgauge.harness.core.contract import Reconstruction
+from leakgauge.harness.federation import registry
 from tests.doubles import small_task
 from tests.victims import KEY, LENET, Says, make
 

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from harness.baseline import SCHEMA, Baseline, BaselineError, Move, moves, read, to_text, write
-from harness.cell import Target
-from harness.cli import app
-from harness.measure import Measure, Measured, measured
-from harness.store import StoreError
+from leakgauge.harness.cli.app import app
+from leakgauge.harness.core.cell import Target
+from leakgauge.harness.gate.baseline import SCHEMA, Baseline, BaselineError, Move, moves, read, to_text, write
+from leakgauge.harness.gate.measure import Measure, Measured, measured
+from leakgauge.harness.study.store import StoreError
 from tests.report_fixtures import GAUSSIAN, MAP, MATCHING, NONE, THRESHOLD, audited_run, grid, make_run
 
 PROBE = Target("probe", 0, 16)

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from defenses.dp_fedavg import DPFedAvg
-from defenses.piecewise import Piecewise
-from defenses.top_k import TopK
-from defenses.vqsgd import VQSGD
+from leakgauge.defenses.dp_fedavg import DPFedAvg
+from leakgauge.defenses.piecewise import Piecewise
+from leakgauge.defenses.top_k import TopK
+from leakgauge.defenses.vqsgd import VQSGD
 
 
 @pytest.mark.parametrize(

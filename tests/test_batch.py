@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.batch import LocalPlan, Work, choose_engine, plan_batches, train_clients
-from harness.rng import Key
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn.batch import LocalPlan, Work, choose_engine, plan_batches, train_clients
 from tests.doubles import random_examples, small_task
 
 PLAN = LocalPlan(gradient=False, steps=None, epochs=2, batch=8, lr=0.1, momentum=0.9)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import special
 from scipy import stats as scipy_stats
 
-from harness.bounds import (
+from leakgauge.harness.audit.bounds import (
     Counts,
     best_of,
     corrected_epsilon_lower,
@@ -23,9 +23,9 @@ from harness.bounds import (
     sampled_delta,
     split_threshold,
 )
-from harness.gaussian import gaussian_epsilon, gaussian_mu
-from harness.rng import Key, laplace, normal, permutations, uniform
-from harness.stats import clopper_pearson
+from leakgauge.harness.core.gaussian import gaussian_epsilon, gaussian_mu
+from leakgauge.harness.core.rng import Key, laplace, normal, permutations, uniform
+from leakgauge.harness.core.stats import clopper_pearson
 
 ROOT = Key(20240611, ("test_bounds",))
 ALPHA = 1e-6

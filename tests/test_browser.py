@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from harness.gate import Verdict
-from reports.export import to_csv
-from reports.html import render
-from reports.select import Analysis
+from leakgauge.harness.gate.judge import Verdict
+from leakgauge.reports.export import to_csv
+from leakgauge.reports.html import render
+from leakgauge.reports.select import Analysis
 from tests.browser_case import HOSTILE, SAME, Theme, Visit, against, chromium, few_run, started, tab, visit, whole_run
 
 DARK, LIGHT = "rgb(15, 18, 22)", "rgb(243, 245, 247)"

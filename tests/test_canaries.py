@@ -7,23 +7,24 @@ import pytest
 import torch
 from scipy import stats
 
-from defenses.cepam_clip import CepamClip
-from defenses.dp_fedavg import DPFedAvg
-from defenses.gaussian import Gaussian
-from defenses.laplace import Laplace
-from defenses.none import NoDefense
-from defenses.ota import OTA
-from defenses.sdq import SDQ
-from harness import registry, rng
-from harness.audit import watcher
-from harness.canaries import audit_messages, cosine_run, one_run
-from harness.claim import Horizon, Relation, Unit
-from harness.contract import Setting
-from harness.gaussian import gaussian_epsilon
-from harness.one_run import fdp_epsilon, steinke_epsilon
-from harness.rng import Key
-from harness.threats import SEES, Threat
-from harness.vec import Layout
+from leakgauge.defenses.cepam_clip import CepamClip
+from leakgauge.defenses.dp_fedavg import DPFedAvg
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.defenses.laplace import Laplace
+from leakgauge.defenses.none import NoDefense
+from leakgauge.defenses.ota import OTA
+from leakgauge.defenses.sdq import SDQ
+from leakgauge.harness.audit.canaries import audit_messages, cosine_run, one_run
+from leakgauge.harness.audit.engine import watcher
+from leakgauge.harness.audit.one_run import fdp_epsilon, steinke_epsilon
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.claim import Horizon, Relation, Unit
+from leakgauge.harness.core.contract import Setting
+from leakgauge.harness.core.gaussian import gaussian_epsilon
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import SEES, Threat
+from leakgauge.harness.core.vec import Layout
+from leakgauge.harness.federation import registry
 from tests.faults import Faulty
 
 KEY = Key(0, ("canaries",))

@@ -10,19 +10,20 @@ import pytest
 import torch
 from scipy import special, stats
 
-from defenses._jopeq_privacy import GENERATOR
-from defenses.gaussian import Gaussian
-from defenses.laplace import Laplace
-from defenses.sdq import SDQ
-from defenses.sdq_lattice import LatticeSDQ
-from defenses.t_noise import TNoise
-from harness import registry, rng
-from harness.cascade import Cascade
-from harness.cell import PartSpec
-from harness.claim import Horizon, Unit, Verdict, judge
-from harness.contract import MessageError
-from harness.registry import ParameterError
-from harness.rng import Key
+from leakgauge.defenses._jopeq.privacy import GENERATOR
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.defenses.laplace import Laplace
+from leakgauge.defenses.sdq import SDQ
+from leakgauge.defenses.sdq_lattice import LatticeSDQ
+from leakgauge.defenses.t_noise import TNoise
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.cascade import Cascade
+from leakgauge.harness.core.cell import PartSpec
+from leakgauge.harness.core.claim import Horizon, Unit, Verdict, judge
+from leakgauge.harness.core.contract import MessageError
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.federation import registry
+from leakgauge.harness.federation.registry import ParameterError
 from tests.jopeq_case import PRIVATE, SHARED, WHO, build, decode, encode, setting_of
 
 ALPHA = 1e-6

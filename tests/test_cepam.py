@@ -11,13 +11,13 @@ import pytest
 import torch
 from scipy import stats
 
-from defenses._clip import clip_l2
-from defenses.cepam_clip import CepamClip
-from defenses.cepam_gaussian import CepamGaussian
-from defenses.cepam_laplace import CepamLaplace
-from harness import rng
-from harness.contract import MessageError
-from harness.rng import Key
+from leakgauge.defenses._common.clip import clip_l2
+from leakgauge.defenses.cepam_clip import CepamClip
+from leakgauge.defenses.cepam_gaussian import CepamGaussian
+from leakgauge.defenses.cepam_laplace import CepamLaplace
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import MessageError
+from leakgauge.harness.core.rng import Key
 from tests.cepam_case import SHARED, WHO, decode, encode, every_n, setting
 
 ALPHA = 1e-6

@@ -9,20 +9,20 @@ import torch
 from scipy import stats
 from scipy.special import ndtr
 
-from defenses._lrsuq import encode, gaussian_radii
-from defenses.cepam_clip import CepamClip
-from defenses.cepam_gaussian import CepamGaussian
-from defenses.cepam_laplace import CepamLaplace
-from harness import rng
-from harness.accounting import Leak, gaussian_delta
-from harness.accounting import delta as delta_of
-from harness.ask import ask
-from harness.batch import LocalPlan, plan_batches
-from harness.claim import Horizon, Relation, Unit, Verdict, judge
-from harness.contract import Sender, Setting
-from harness.rng import Key
-from harness.threats import Threat
-from harness.vec import Layout
+from leakgauge.defenses._cepam.lrsuq import encode, gaussian_radii
+from leakgauge.defenses.cepam_clip import CepamClip
+from leakgauge.defenses.cepam_gaussian import CepamGaussian
+from leakgauge.defenses.cepam_laplace import CepamLaplace
+from leakgauge.harness.audit.claims import ask
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.accounting import Leak, gaussian_delta
+from leakgauge.harness.core.accounting import delta as delta_of
+from leakgauge.harness.core.claim import Horizon, Relation, Unit, Verdict, judge
+from leakgauge.harness.core.contract import Sender, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.core.vec import Layout
+from leakgauge.harness.learn.batch import LocalPlan, plan_batches
 
 ALPHA = 1e-6
 """False-alarm rate of every statistical test in this file."""

@@ -9,12 +9,12 @@ import torch
 from scipy import stats
 from scipy.special import ndtr
 
-from defenses import _cepam_wire
-from defenses._cepam_wire import attempt_contexts, cell_contexts, dithers, pack, unpack
-from defenses._lrsuq import encode_with, gaussian_radii, place
-from defenses.cepam_gaussian import CepamGaussian
-from harness import rng
-from harness.rng import Key
+from leakgauge.defenses._cepam import wire as _cepam_wire
+from leakgauge.defenses._cepam.lrsuq import encode_with, gaussian_radii, place
+from leakgauge.defenses._cepam.wire import attempt_contexts, cell_contexts, dithers, pack, unpack
+from leakgauge.defenses.cepam_gaussian import CepamGaussian
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.rng import Key
 from tests.cepam_case import decode, encode, every_n
 
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from harness.baseline import read, write
-from harness.cell import Target, fingerprint
-from harness.cli import app
-from harness.measure import measured
-from harness.result import Failure, to_data
-from harness.stats import mean
-from harness.store import Store, load_run
+from leakgauge.harness.cli.app import app
+from leakgauge.harness.core.cell import Target, fingerprint
+from leakgauge.harness.core.result import Failure, to_data
+from leakgauge.harness.core.stats import mean
+from leakgauge.harness.gate.baseline import read, write
+from leakgauge.harness.gate.measure import measured
+from leakgauge.harness.study.store import Store, load_run
 from tests import report_fixtures as made
 from tests.report_fixtures import GAUSSIAN, MAP, MATCHING, NONE, PRIOR, THRESHOLD, result_of, ssim_values
 
@@ -373,7 +373,7 @@ def test_a_baseline_lies_by_default_in_baselines_under_the_name_of_the_study(fol
 
 
 def test_a_bug_in_the_gate_does_not_look_like_a_leak(folder, base, monkeypatch):
-    monkeypatch.setattr("harness.gate.judge", lambda *words, **more: 1 / 0)
+    monkeypatch.setattr("leakgauge.harness.gate.judge.judge", lambda *words, **more: 1 / 0)
     done = call("check", folder, "--baseline", base)
     assert done.exit_code == 2
     assert "a bug; please report it" in done.stderr
@@ -384,14 +384,14 @@ def test_a_check_that_is_stopped_is_exit_code_130(folder, base, monkeypatch):
     def stopped(*words, **more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("harness.gate.judge", stopped)
+    monkeypatch.setattr("leakgauge.harness.gate.judge.judge", stopped)
     assert call("check", folder, "--baseline", base).exit_code == 130
 
 
 def test_a_check_needs_no_torch_and_its_code_is_that_of_the_process(folder, base):
     worse(folder)
     code = (
-        "import sys\nfrom harness.cli import main\n"
+        "import sys\nfrom harness.cli.app import main\n"
         "try:\n    main()\nfinally:\n    print('torch' in sys.modules, file=sys.stderr)"
     )
     words = [sys.executable, "-c", code, "check", str(folder), "--baseline", str(base)]

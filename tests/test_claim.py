@@ -6,12 +6,12 @@ import math
 import pytest
 from typer.testing import CliRunner
 
-from harness.accounting import Leak, Pure, epsilon, repeat
-from harness.accounting import delta as delta_of
-from harness.claim import Claim, Horizon, Proof, Relation, Unit, Verdict, judge
-from harness.claim_record import record_claim
-from harness.cli import app
-from harness.threats import Threat
+from leakgauge.harness.audit.claim_record import record_claim
+from leakgauge.harness.cli.app import app
+from leakgauge.harness.core.accounting import Leak, Pure, epsilon, repeat
+from leakgauge.harness.core.accounting import delta as delta_of
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, Verdict, judge
+from leakgauge.harness.core.threats import Threat
 
 
 def claim(claimed, proved, tight=True, delta=0.0):

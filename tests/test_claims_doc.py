@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.ask import assignments
-from harness.ask_audit import ask_audit
+from leakgauge.harness.audit.claims import assignments
+from leakgauge.harness.audit.standalone import ask_audit
 
 LINES = (Path(__file__).parents[1] / "docs" / "claims.md").read_text().splitlines()
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in LINES if re.match(r"\| `.*--trials", line)]

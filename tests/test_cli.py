@@ -9,7 +9,7 @@ import textwrap
 import pytest
 from typer.testing import CliRunner
 
-from harness.cli import app
+from leakgauge.harness.cli.app import app
 
 STUDY = textwrap.dedent("""
     name = "tiny"
@@ -33,7 +33,7 @@ def call(*words):
 def start(*words, **environment):
     """The command in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-c", "from harness.cli import main; main()", *map(str, words)],
+        [sys.executable, "-c", "from leakgauge.harness.cli.app import main; main()", *map(str, words)],
         capture_output=True,
         text=True,
         check=False,
@@ -138,7 +138,7 @@ def test_help_needs_nothing_heavy():
     assert done.returncode == 0
     assert "run" in done.stdout
     code = (
-        "import sys\nfrom typer.testing import CliRunner\nfrom harness.cli import app\n"
+        "import sys\nfrom typer.testing import CliRunner\nfrom harness.cli.app import app\n"
         "assert CliRunner().invoke(app, ['--help']).exit_code == 0\n"
         "print({'torch', 'numpy', 'pydantic', 'matplotlib', 'skimage'} & set(sys.modules))"
     )
@@ -150,7 +150,7 @@ def test_the_report_needs_no_torch(study, tmp_path):
     out = tmp_path / "out"
     assert call("run", study, "-o", out, "--workers", 0).exit_code == 0
     code = (
-        "import sys\nfrom typer.testing import CliRunner\nfrom harness.cli import app\n"
+        "import sys\nfrom typer.testing import CliRunner\nfrom harness.cli.app import app\n"
         f"assert CliRunner().invoke(app, ['report', {str(out)!r}]).exit_code == 0\n"
         "print('torch' in sys.modules)"
     )

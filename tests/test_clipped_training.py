@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from harness import batch
-from harness.batch import LocalPlan, Work, plan_batches, train_clients
-from harness.contract import Examples
-from harness.rng import Key, normal
+from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.core.rng import Key, normal
+from leakgauge.harness.learn import batch
+from leakgauge.harness.learn.batch import LocalPlan, Work, plan_batches, train_clients
 from tests.clipping_case import assert_near, clipped_sum, median_norm, record_gradients, shape_of
 from tests.doubles import random_examples, small_task
 

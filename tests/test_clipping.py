@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import conv2d, cross_entropy, linear, relu_
 
-from harness import clipping
-from harness.batch import LocalPlan, Work, train_clients
-from harness.clipping import UnknownUse, clipped_gradient
-from harness.models import Model, build, names
-from harness.rng import Key, normal
-from harness.tasks import ModelTask
-from harness.vec import Layout
+from leakgauge.harness.core.rng import Key, normal
+from leakgauge.harness.core.vec import Layout
+from leakgauge.harness.learn import clipping
+from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
+from leakgauge.harness.learn.clipping import UnknownUse, clipped_gradient
+from leakgauge.harness.learn.models import Model, build, names
+from leakgauge.harness.learn.tasks import ModelTask
 from tests.clipping_case import assert_near, clipped_sum, median_norm, record_gradients, shape_of
 from tests.doubles import random_examples, small_task
 

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import codec
-from harness.contract import MessageError
-from harness.rng import Key, integers, normal
+from leakgauge.harness.core import codec
+from leakgauge.harness.core.contract import MessageError
+from leakgauge.harness.core.rng import Key, integers, normal
 
 
 def levels_of(count, width):

@@ -16,12 +16,12 @@ from rich.console import Console
 from scipy import stats as reference
 from typer.testing import CliRunner
 
-from harness.cell import Cell, PartSpec, Target
-from harness.compare import Comparison, Difference, compare, table, to_json, to_markdown, welch
-from harness.compare_cli import compare as command
-from harness.result import Pictures, Result, Run, Scores, TrainingRecord, to_data
-from harness.stats import mean
-from harness.store import Store
+from leakgauge.harness.cli.compare import compare as command
+from leakgauge.harness.core.cell import Cell, PartSpec, Target
+from leakgauge.harness.core.result import Pictures, Result, Run, Scores, TrainingRecord, to_data
+from leakgauge.harness.core.stats import mean
+from leakgauge.harness.gate.compare import Comparison, Difference, compare, table, to_json, to_markdown, welch
+from leakgauge.harness.study.store import Store
 from tests import report_fixtures as double
 
 GAUSSIAN = double.GAUSSIAN[0]

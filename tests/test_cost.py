@@ -1,5 +1,5 @@
-from harness.cost import estimate
-from harness.study import resolve
+from leakgauge.harness.study.cost import estimate
+from leakgauge.harness.study.study import resolve
 
 
 def study(**attack):

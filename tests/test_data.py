@@ -14,9 +14,9 @@ import pytest
 import torch
 from PIL import Image
 
-from harness import data
-from harness.contract import Examples
-from harness.data import DataMissing, DataSet, DataUnreadable, embedded
+from leakgauge.harness import data
+from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.data import DataMissing, DataSet, DataUnreadable, embedded
 from tests.data_files import REAL, one_line, pixels
 
 # names

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from harness import data
-from harness.data import DataMissing, DataUnreadable, vision
-from harness.data.torchvision_shim import torchvision
+from leakgauge.harness import data
+from leakgauge.harness.data import DataMissing, DataUnreadable, vision
+from leakgauge.harness.data.torchvision_shim import torchvision
 from tests.data_files import one_line, pixels, real
 
 # benchmark sets, from files made here

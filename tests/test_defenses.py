@@ -7,15 +7,16 @@ import pytest
 import torch
 from scipy import stats
 
-from defenses._clip import clip_coordinates, clip_l2
-from defenses.gaussian import Gaussian
-from defenses.laplace import Laplace
-from defenses.none import NoDefense
-from harness import registry, rng
-from harness.claim import Horizon, Verdict, judge
-from harness.contract import MessageError, Sender, Setting
-from harness.rng import Key
-from harness.vec import Layout
+from leakgauge.defenses._common.clip import clip_coordinates, clip_l2
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.defenses.laplace import Laplace
+from leakgauge.defenses.none import NoDefense
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.claim import Horizon, Verdict, judge
+from leakgauge.harness.core.contract import MessageError, Sender, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Layout
+from leakgauge.harness.federation import registry
 
 D = 1000
 SETTING = Setting(

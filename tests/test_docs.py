@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import data, models, registry
-from harness.study import resolve, shipped
-from harness.threats import Threat
+from leakgauge.harness import data
+from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.federation import registry
+from leakgauge.harness.learn import models
+from leakgauge.harness.study.study import resolve, shipped
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")

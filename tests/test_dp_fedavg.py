@@ -6,12 +6,12 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from defenses.dp_fedavg import DPFedAvg, _moments_epsilon
-from harness import rng
-from harness.accounting import epsilon
-from harness.claim import Horizon, Unit, Verdict, judge
-from harness.rng import Key
-from harness.threats import Threat
+from leakgauge.defenses.dp_fedavg import DPFedAvg, _moments_epsilon
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.accounting import epsilon
+from leakgauge.harness.core.claim import Horizon, Unit, Verdict, judge
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import Threat
 from tests.baselines_case import SENDERS, SERVER, SHARED, encode, estimate, score, setting_of
 
 ALPHA = 1e-6

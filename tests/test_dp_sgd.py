@@ -7,14 +7,14 @@ import pytest
 import torch
 from scipy import stats
 
-from defenses.dp_sgd import DPSGD
-from harness.batch import Work, train_clients
-from harness.cell import FederationSpec
-from harness.claim import Verdict, judge
-from harness.contract import Setting
-from harness.loop import Keep, make_plan, train
-from harness.rng import Key
-from harness.vec import Layout
+from leakgauge.defenses.dp_sgd import DPSGD
+from leakgauge.harness.core.cell import FederationSpec
+from leakgauge.harness.core.claim import Verdict, judge
+from leakgauge.harness.core.contract import Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Layout
+from leakgauge.harness.federation.loop import Keep, make_plan, train
+from leakgauge.harness.learn.batch import Work, train_clients
 from tests.doubles import random_examples, small_task
 
 ALPHA = 1e-6

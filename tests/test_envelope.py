@@ -1,7 +1,7 @@
 import pytest
 
-from harness.contract import MessageError
-from harness.envelope import SIZE, seal, unseal
+from leakgauge.harness.core.contract import MessageError
+from leakgauge.harness.federation.envelope import SIZE, seal, unseal
 
 
 def test_what_is_sealed_comes_out():

@@ -11,10 +11,10 @@ import math
 import numpy as np
 import pytest
 
-from harness.cell import PartSpec
-from harness.result import Failure, Flag, Run
-from reports.export import harmless, to_csv, to_jsonl
-from reports.select import Analysis
+from leakgauge.harness.core.cell import PartSpec
+from leakgauge.harness.core.result import Failure, Flag, Run
+from leakgauge.reports.export import harmless, to_csv, to_jsonl
+from leakgauge.reports.select import Analysis
 from tests import report_fixtures as double
 from tests.report_page import small
 

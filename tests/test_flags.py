@@ -1,16 +1,16 @@
 import torch
 
-from attacks.idlg import IDLG
-from attacks.map import MAP
-from attacks.prior import Prior
-from defenses.gaussian import Gaussian
-from defenses.none import NoDefense
-from harness.cell import Target
-from harness.contract import Guess, Membership, Reconstruction
-from harness.flags import cell_flags, training_flags
-from harness.observe import Truth
-from harness.result import Estimate, Evaluation, Flag
-from harness.stats import mean
+from leakgauge.attacks.idlg import IDLG
+from leakgauge.attacks.map import MAP
+from leakgauge.attacks.prior import Prior
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.defenses.none import NoDefense
+from leakgauge.harness.core.cell import Target
+from leakgauge.harness.core.contract import Guess, Membership, Reconstruction
+from leakgauge.harness.core.result import Estimate, Evaluation, Flag
+from leakgauge.harness.core.stats import mean
+from leakgauge.harness.federation.observe import Truth
+from leakgauge.harness.study.flags import cell_flags, training_flags
 from tests.report_fixtures import full_run
 
 MANY, FEW = Target(count=8), Target(count=3, batch=2)

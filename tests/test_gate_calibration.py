@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from harness import _gate_rules as tests
-from harness import stats
-from harness.gate import Rules, Verdict, judge
-from harness.measure import placements
-from harness.result import Scores
-from harness.rng import Key, normal, uniform
+from leakgauge.harness.core import stats
+from leakgauge.harness.core.result import Scores
+from leakgauge.harness.core.rng import Key, normal, uniform
+from leakgauge.harness.gate import rules as tests
+from leakgauge.harness.gate.judge import Rules, Verdict, judge
+from leakgauge.harness.gate.measure import placements
 from tests.test_gate_rules import measure, measured
 
 ROOT = Key(20261121, ("test_gate_calibration",))

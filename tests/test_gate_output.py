@@ -10,10 +10,20 @@ from xml.etree import ElementTree
 
 import pytest
 
-from harness.baseline import Baseline
-from harness.gate import Check, Outcome, Verdict
-from harness.gate_output import annotations, as_json, escaped, headline, junit, number, signed, summary, titles
-from harness.measure import Measure, Measured
+from leakgauge.harness.gate.baseline import Baseline
+from leakgauge.harness.gate.judge import Check, Outcome, Verdict
+from leakgauge.harness.gate.measure import Measure, Measured
+from leakgauge.harness.gate.output import (
+    annotations,
+    as_json,
+    escaped,
+    headline,
+    junit,
+    number,
+    signed,
+    summary,
+    titles,
+)
 
 HOSTILE = 'a|b <script>alert("1")</script> & [x](http://x) `c` *d* \x00\x1b[31m \ud800 \u202e ]]> \\| %0A::error::, :'
 

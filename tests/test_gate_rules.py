@@ -8,10 +8,10 @@ import math
 import numpy as np
 import pytest
 
-from harness.gate import Check, Outcome, Rules, Verdict, judge
-from harness.measure import Measure, Measured, placements
-from harness.result import Scores
-from harness.rng import Key, normal
+from leakgauge.harness.core.result import Scores
+from leakgauge.harness.core.rng import Key, normal
+from leakgauge.harness.gate.judge import Check, Outcome, Rules, Verdict, judge
+from leakgauge.harness.gate.measure import Measure, Measured, placements
 
 ROOT = Key(20261121, ("test_gate_rules",))
 SPREAD = np.array([-0.03, 0.02, 0.01, -0.01, 0.03, -0.02, 0.0, 0.0] * 2)

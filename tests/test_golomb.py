@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from harness import golomb
-from harness.codec import BitWriter
-from harness.contract import MessageError
-from harness.rng import Key, integers, uniform
+from leakgauge.defenses._wire import golomb
+from leakgauge.harness.core.codec import BitWriter
+from leakgauge.harness.core.contract import MessageError
+from leakgauge.harness.core.rng import Key, integers, uniform
 
 ROOT = Key(20250301, ("test_golomb",))
 N = 200_000

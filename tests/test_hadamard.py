@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy.linalg import hadamard
 
-from harness.hadamard import fast_walsh_hadamard
-from harness.rng import Key, integers, normal
+from leakgauge.defenses._wire.hadamard import fast_walsh_hadamard
+from leakgauge.harness.core.rng import Key, integers, normal
 
 DTYPES = [torch.float32, torch.float64]
 

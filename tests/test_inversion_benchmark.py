@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from attacks import _matching
-from harness import registry, rng
-from harness.contract import Guess
-from harness.matching import SquaredDistance, evaluator, gradients
-from harness.models import build
-from harness.rng import Key
-from harness.tasks import ModelTask
+from leakgauge.attacks._engine import reconstruct as _matching
+from leakgauge.attacks._engine.matching import SquaredDistance, evaluator, gradients
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Guess
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.federation import registry
+from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.tasks import ModelTask
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))

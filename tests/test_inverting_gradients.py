@@ -6,16 +6,17 @@ import math
 import pytest
 import torch
 
-from attacks._adam import Schedule, descend
-from attacks._lbfgs import Status
-from attacks.inverting_gradients import InvertingGradients
-from harness import registry, rng
-from harness.contract import Defense, Message, Observation, Sender, Setting, Snapshot
-from harness.matching import Evaluation, gradients
-from harness.models import build
-from harness.rng import Key
-from harness.tasks import ModelTask
-from harness.threats import View
+from leakgauge.attacks._engine.matching import Evaluation, gradients
+from leakgauge.attacks._search.adam import Schedule, descend
+from leakgauge.attacks._search.lbfgs import Status
+from leakgauge.attacks.inverting_gradients import InvertingGradients
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Defense, Message, Observation, Sender, Setting, Snapshot
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import View
+from leakgauge.harness.federation import registry
+from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.tasks import ModelTask
 from tests.doubles import small_task
 
 KEY = Key(0)

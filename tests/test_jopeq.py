@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from defenses._jopeq_privacy import GENERATOR
-from defenses.jopeq import JoPEQ
-from defenses.jopeq_sound import SoundJoPEQ
-from defenses.jopeq_t import JoPEQT
-from defenses.sdq import SDQ
-from defenses.sdq_lattice import LatticeSDQ
-from defenses.t_noise import TNoise
-from harness import registry, rng
-from harness.contract import MessageError
-from harness.registry import ParameterError
-from harness.rng import Key
+from leakgauge.defenses._jopeq.privacy import GENERATOR
+from leakgauge.defenses.jopeq import JoPEQ
+from leakgauge.defenses.jopeq_sound import SoundJoPEQ
+from leakgauge.defenses.jopeq_t import JoPEQT
+from leakgauge.defenses.sdq import SDQ
+from leakgauge.defenses.sdq_lattice import LatticeSDQ
+from leakgauge.defenses.t_noise import TNoise
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import MessageError
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.federation import registry
+from leakgauge.harness.federation.registry import ParameterError
 from tests.jopeq_case import PRIVATE, SHARED, decode, encode, levels_of, round_trip, setting_of
 
 INF = math.inf

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from defenses._jopeq_privacy import vector_epsilon, vector_epsilon_bound
-from defenses.jopeq import JoPEQ
-from defenses.jopeq_sound import SoundJoPEQ
-from defenses.jopeq_t import JoPEQT
-from defenses.sdq import SDQ
-from defenses.sdq_lattice import LatticeSDQ, pair_leak
-from defenses.t_noise import TNoise
-from harness import rng
-from harness.accounting import delta, epsilon
-from harness.claim import Unit, Verdict, judge
-from harness.codec import unpack_levels
-from harness.rng import Key
-from harness.threats import Threat
+from leakgauge.defenses._jopeq.privacy import vector_epsilon, vector_epsilon_bound
+from leakgauge.defenses.jopeq import JoPEQ
+from leakgauge.defenses.jopeq_sound import SoundJoPEQ
+from leakgauge.defenses.jopeq_t import JoPEQT
+from leakgauge.defenses.sdq import SDQ
+from leakgauge.defenses.sdq_lattice import LatticeSDQ, pair_leak
+from leakgauge.defenses.t_noise import TNoise
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.accounting import delta, epsilon
+from leakgauge.harness.core.claim import Unit, Verdict, judge
+from leakgauge.harness.core.codec import unpack_levels
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import Threat
 from tests.jopeq_case import FROM_PAIRS, PRIVATE, SHARED, encode, setting_of
 
 INF = math.inf

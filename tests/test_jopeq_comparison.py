@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from harness import rng
-from harness.rng import Key
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.rng import Key
 from tests.jopeq_case import build, decode, encode, setting_of
 
 # J-Fig2: SNR against the rate

@@ -10,16 +10,16 @@ import pytest
 import torch
 from scipy import special, stats
 
-from defenses._jopeq import Carrier
-from defenses._jopeq_privacy import surrogate_law
-from defenses.jopeq import JoPEQ
-from defenses.jopeq_sound import SoundJoPEQ
-from defenses.jopeq_t import JoPEQT
-from defenses.sdq import SDQ
-from defenses.sdq_lattice import LatticeSDQ
-from defenses.t_noise import TNoise
-from harness import rng
-from harness.rng import Key
+from leakgauge.defenses._jopeq.privacy import surrogate_law
+from leakgauge.defenses._jopeq.quantizer import Carrier
+from leakgauge.defenses.jopeq import JoPEQ
+from leakgauge.defenses.jopeq_sound import SoundJoPEQ
+from leakgauge.defenses.jopeq_t import JoPEQT
+from leakgauge.defenses.sdq import SDQ
+from leakgauge.defenses.sdq_lattice import LatticeSDQ
+from leakgauge.defenses.t_noise import TNoise
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.rng import Key
 from tests.jopeq_case import FROM_PAIRS, decode, encode, like_one_bit, round_trip, setting_of
 
 ALPHA = 1e-6

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import integrate, special, stats
 
-from defenses._jopeq_privacy import (
+from leakgauge.defenses._jopeq.privacy import (
     GENERATOR,
     cube_epsilon,
     scalar_epsilon,
@@ -20,8 +20,8 @@ from defenses._jopeq_privacy import (
     surrogate_scale,
     uniform_delta,
 )
-from harness import rng
-from harness.rng import Key
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.rng import Key
 
 ALPHA = 1e-6
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import integrate, optimize
 
-from defenses import _jopeq_privacy as privacy
-from defenses._jopeq_privacy import (
+from leakgauge.defenses._jopeq import privacy
+from leakgauge.defenses._jopeq.privacy import (
     GENERATOR,
     SHIPPED,
     surrogate_covariance,
@@ -19,8 +19,8 @@ from defenses._jopeq_privacy import (
     vector_epsilon,
     vector_epsilon_bound,
 )
-from harness import rng
-from harness.rng import Key
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.rng import Key
 
 INF = math.inf
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, one_hot
 
-from harness import rng
-from harness._layers import Chain, Conv, MaxPool, Relu, Sigmoid, dense_stack
-from harness.kernels import Kernel
-from harness.matching import SlopedMisfit, SquaredDistance, _kernel, evaluator, gradients
-from harness.models import Model, build
-from harness.rng import Key
-from harness.tasks import ModelTask
+from leakgauge.attacks._engine.kernels import Kernel
+from leakgauge.attacks._engine.matching import SlopedMisfit, SquaredDistance, _kernel, evaluator, gradients
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn.layers import Chain, Conv, MaxPool, Relu, Sigmoid, dense_stack
+from leakgauge.harness.learn.models import Model, build
+from leakgauge.harness.learn.tasks import ModelTask
 
 KEY = Key(0)
 COVERED = ["linear", "mlp-small", "mlp", "cnn2", "cnn3", "lenet-dlg", "lenet5", "cnn-udp"]

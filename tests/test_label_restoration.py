@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 import torch
 
-from attacks._labels import apportion
-from attacks.label_prior import LabelPrior
-from attacks.label_restoration import LabelRestoration
-from defenses.gaussian import Gaussian
-from harness.contract import Examples, Labels, Sighting
-from harness.rng import Key
-from harness.score import score_labels
+from leakgauge.attacks._labels.infer import apportion
+from leakgauge.attacks.label_prior import LabelPrior
+from leakgauge.attacks.label_restoration import LabelRestoration
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.harness.core.contract import Examples, Labels, Sighting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.study.score import score_labels
 from tests.victims import make, only
 
 KEY = Key(5).child("labels")

@@ -8,16 +8,16 @@ import torch
 from scipy import stats
 from torch.nn.functional import linear, one_hot
 
-from attacks._labels import apportion, restore
-from attacks._last_layer import noise_of
-from harness import rng
-from harness.contract import Examples
-from harness.data.embedded import digits
-from harness.matching import gradients
-from harness.models import Model, build
-from harness.rng import Key
-from harness.tasks import ModelTask
-from harness.vec import Layout
+from leakgauge.attacks._engine.matching import gradients
+from leakgauge.attacks._labels.infer import apportion, restore
+from leakgauge.attacks._labels.last_layer import noise_of
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Layout
+from leakgauge.harness.data.embedded import digits
+from leakgauge.harness.learn.models import Model, build
+from leakgauge.harness.learn.tasks import ModelTask
 
 KEY = Key(0)
 CLASSES = 10

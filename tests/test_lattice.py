@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from defenses._dither import draw_dither
-from defenses._lattice import (
+from leakgauge.defenses._common.dither import draw_dither
+from leakgauge.defenses._jopeq.lattice import (
     Lattice,
     laplace_variance,
     paper_lattice_gamma,
@@ -17,8 +17,8 @@ from defenses._lattice import (
     reference_step,
     student_variance,
 )
-from harness import rng
-from harness.rng import Key
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.rng import Key
 
 ALPHA = 1e-6
 """False-alarm rate of every statistical test in this file."""

@@ -5,10 +5,10 @@ import pytest
 import scipy.optimize
 import torch
 
-from attacks._lbfgs import Status, Stop, _Memory, minimize
-from harness import rng
-from harness.matching import Evaluation
-from harness.rng import Key
+from leakgauge.attacks._engine.matching import Evaluation
+from leakgauge.attacks._search.lbfgs import Status, Stop, _Memory, minimize
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.rng import Key
 
 
 class Calls:

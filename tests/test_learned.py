@@ -5,19 +5,19 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from attacks._inverter import Pairs, Plan, fit
-from attacks.learned import Learned, _altered, _apart
-from defenses.gaussian import Gaussian
-from defenses.none import NoDefense
-from defenses.sdq import SDQ
-from defenses.top_k import TopK
-from harness import rng
-from harness.contract import Examples, LocalRule, Message, Observation, Sender, Setting, Snapshot
-from harness.models import build
-from harness.rng import Key
-from harness.simulate import Local, client_updates
-from harness.tasks import ModelTask
-from harness.threats import View
+from leakgauge.attacks._engine.inverter import Pairs, Plan, fit
+from leakgauge.attacks._engine.simulate import Local, client_updates
+from leakgauge.attacks.learned import Learned, _altered, _apart
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.defenses.none import NoDefense
+from leakgauge.defenses.sdq import SDQ
+from leakgauge.defenses.top_k import TopK
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Examples, LocalRule, Message, Observation, Sender, Setting, Snapshot
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import View
+from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.tasks import ModelTask
 from tests.doubles import Counting, Summing, small_task
 from tests.victims import Case, Says, make
 

@@ -9,24 +9,24 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from defenses._privquant import choose
-from defenses.dp_fedavg import DPFedAvg
-from defenses.dp_sgd import DPSGD
-from defenses.mvu import MVU
-from defenses.ota_orthogonal import OTAOrthogonal
-from defenses.piecewise import Piecewise
-from defenses.random_mask import RandomMask
-from defenses.sqsgd import SqSGD
-from defenses.top_k import TopK
-from defenses.udp import UDP
-from defenses.udp_crd import UDPCRD
-from defenses.udp_lei import UDPLei
-from defenses.vqsgd import VQSGD
-from harness import rng
-from harness.codec import pack_float32, pack_levels
-from harness.contract import Sender, Setting
-from harness.rng import Key
-from harness.vec import Layout
+from leakgauge.defenses._privquant import choose
+from leakgauge.defenses.dp_fedavg import DPFedAvg
+from leakgauge.defenses.dp_sgd import DPSGD
+from leakgauge.defenses.mvu import MVU
+from leakgauge.defenses.ota_orthogonal import OTAOrthogonal
+from leakgauge.defenses.piecewise import Piecewise
+from leakgauge.defenses.random_mask import RandomMask
+from leakgauge.defenses.sqsgd import SqSGD
+from leakgauge.defenses.top_k import TopK
+from leakgauge.defenses.udp import UDP
+from leakgauge.defenses.udp_crd import UDPCRD
+from leakgauge.defenses.udp_lei import UDPLei
+from leakgauge.defenses.vqsgd import VQSGD
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.codec import pack_float32, pack_levels
+from leakgauge.harness.core.contract import Sender, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Layout
 
 D, N = 256, 60
 SENDER = Sender(0, 8)

@@ -10,23 +10,24 @@ import pytest
 import torch
 from scipy import stats
 
-from attacks.map import MAP
-from defenses._misfit import WALL, ball_misfit, rounded_misfit
-from defenses.cepam_clip import CepamClip
-from defenses.cepam_gaussian import CepamGaussian
-from defenses.cepam_laplace import CepamLaplace
-from defenses.gaussian import Gaussian
-from defenses.jopeq import JoPEQ
-from defenses.jopeq_sound import SoundJoPEQ
-from defenses.jopeq_t import JoPEQT
-from defenses.laplace import Laplace
-from defenses.sdq import SDQ
-from defenses.sdq_lattice import LatticeSDQ
-from defenses.t_noise import TNoise
-from harness import registry, rng
-from harness.contract import Sender, Setting
-from harness.rng import Key
-from harness.vec import Layout
+from leakgauge.attacks.map import MAP
+from leakgauge.defenses._common.misfit import WALL, ball_misfit, rounded_misfit
+from leakgauge.defenses.cepam_clip import CepamClip
+from leakgauge.defenses.cepam_gaussian import CepamGaussian
+from leakgauge.defenses.cepam_laplace import CepamLaplace
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.defenses.jopeq import JoPEQ
+from leakgauge.defenses.jopeq_sound import SoundJoPEQ
+from leakgauge.defenses.jopeq_t import JoPEQT
+from leakgauge.defenses.laplace import Laplace
+from leakgauge.defenses.sdq import SDQ
+from leakgauge.defenses.sdq_lattice import LatticeSDQ
+from leakgauge.defenses.t_noise import TNoise
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Sender, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Layout
+from leakgauge.harness.federation import registry
 from tests.victims import make
 
 ALPHA = 1e-6

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from defenses.gaussian import Gaussian
-from defenses.none import NoDefense
-from harness.cell import FederationSpec
-from harness.loop import Keep, make_setting, replay_state, train
-from harness.rng import Key
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.defenses.none import NoDefense
+from leakgauge.harness.core.cell import FederationSpec
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.federation.loop import Keep, make_setting, replay_state, train
 from tests.doubles import Counting, Ruled, Summing, random_examples, small_task
 
 TASK = small_task()

@@ -5,10 +5,10 @@ import pytest
 import torch
 from scipy import stats
 
-from defenses import _lrsuq
-from defenses._lrsuq import decode, encode, encode_with, gaussian_radii, laplace_radii, place
-from harness import rng
-from harness.rng import Key
+from leakgauge.defenses._cepam import lrsuq as _lrsuq
+from leakgauge.defenses._cepam.lrsuq import decode, encode, encode_with, gaussian_radii, laplace_radii, place
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.rng import Key
 
 ALPHA = 1e-6
 """False-alarm rate of every statistical test in this file."""

@@ -2,20 +2,20 @@ import pytest
 import torch
 from skimage.filters import gaussian as blur
 
-from attacks._image_prior import ImagePrior
-from attacks.idlg import IDLG
-from attacks.map import MAP
-from defenses.dp_fedavg import DPFedAvg
-from defenses.gaussian import Gaussian
-from defenses.laplace import Laplace
-from defenses.none import NoDefense
-from harness import rng
-from harness.contract import Message, Observation, Sender, Setting, Snapshot
-from harness.matching import gradients
-from harness.models import build
-from harness.rng import Key
-from harness.tasks import ModelTask
-from harness.threats import View
+from leakgauge.attacks._engine.image_prior import ImagePrior
+from leakgauge.attacks._engine.matching import gradients
+from leakgauge.attacks.idlg import IDLG
+from leakgauge.attacks.map import MAP
+from leakgauge.defenses.dp_fedavg import DPFedAvg
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.defenses.laplace import Laplace
+from leakgauge.defenses.none import NoDefense
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Message, Observation, Sender, Setting, Snapshot
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import View
+from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.tasks import ModelTask
 
 LENET = ModelTask(build("lenet-dlg", (1, 16, 16), 10), "dlg")
 N = 4

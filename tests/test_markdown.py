@@ -1,9 +1,9 @@
 """The leakage matrix as Markdown."""
 
-from harness.cell import Target
-from harness.stats import mean
-from reports.markdown import to_markdown
-from reports.select import Analysis
+from leakgauge.harness.core.cell import Target
+from leakgauge.harness.core.stats import mean
+from leakgauge.reports.select import Analysis
+from leakgauge.reports.text.markdown import to_markdown
 from tests import report_fixtures as double
 
 PROBE = Target("probe", 0, count=3)

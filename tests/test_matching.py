@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from harness import rng
-from harness.matching import SquaredDistance, evaluator, gradients, losses, unpack
-from harness.models import build
-from harness.rng import Key
-from harness.tasks import ModelTask
+from leakgauge.attacks._engine.matching import SquaredDistance, evaluator, gradients, losses, unpack
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.tasks import ModelTask
 
 KEY = Key(0)
 every_model = pytest.mark.parametrize("name", ["linear", "mlp-small", "lenet-dlg", "resnet20"])

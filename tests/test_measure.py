@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from harness.measure import measured
+from leakgauge.harness.gate.measure import measured
 from tests.report_fixtures import GAUSSIAN, MATCHING, NONE, PROBE, grid, make_run
 
 

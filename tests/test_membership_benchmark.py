@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from harness import rng
-from harness.cell import FederationSpec
-from harness.contract import Examples
-from harness.rng import Key
-from harness.shadows import halves
-from harness.stats import mean, tpr_at_fpr
+from leakgauge.attacks._engine.shadows import halves
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.cell import FederationSpec
+from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import mean, tpr_at_fpr
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))

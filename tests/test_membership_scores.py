@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from attacks._membership import confidence, fedmia, finite, lira_offline, lira_online, rmia, rmia_count
-from harness import rng
-from harness.rng import Key
-from harness.stats import auc
+from leakgauge.attacks._members.scores import confidence, fedmia, finite, lira_offline, lira_online, rmia, rmia_count
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import auc
 
 KEY = Key(0)
 VARIANCES = ("pooled", "per-example", "global")

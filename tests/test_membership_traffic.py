@@ -8,23 +8,23 @@ import numpy as np
 import pytest
 import torch
 
-from attacks import _traffic
-from attacks._traffic import read
-from attacks.fedmia import FedMIA
-from attacks.membership_cosine import MembershipCosine
-from attacks.membership_sum import MembershipSum
-from defenses.none import NoDefense
-from defenses.random_mask import RandomMask
-from defenses.top_k import TopK
-from harness import registry
-from harness.cell import FederationSpec, Target
-from harness.codec import unpack_float32
-from harness.contract import Examples
-from harness.loop import Keep, train
-from harness.observe import Scene, observe
-from harness.rng import Key
-from harness.stats import auc
-from harness.threats import Threat, ThreatMismatch, View, require
+from leakgauge.attacks._members import traffic as _traffic
+from leakgauge.attacks._members.traffic import read
+from leakgauge.attacks.fedmia import FedMIA
+from leakgauge.attacks.membership_cosine import MembershipCosine
+from leakgauge.attacks.membership_sum import MembershipSum
+from leakgauge.defenses.none import NoDefense
+from leakgauge.defenses.random_mask import RandomMask
+from leakgauge.defenses.top_k import TopK
+from leakgauge.harness.core.cell import FederationSpec, Target
+from leakgauge.harness.core.codec import unpack_float32
+from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import auc
+from leakgauge.harness.core.threats import Threat, ThreatMismatch, View, require
+from leakgauge.harness.federation import registry
+from leakgauge.harness.federation.loop import Keep, train
+from leakgauge.harness.federation.observe import Scene, observe
 from tests.doubles import Ruled, Summing, random_examples, small_task
 from tests.victims import Says, make
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
-from harness import rng
-from harness.models import Model, build, names
-from harness.resnet import resnet_tensors
-from harness.rng import Key
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn.models import Model, build, names
+from leakgauge.harness.learn.resnet import resnet_tensors
 
 ALL = [name for name, _ in names()]
 

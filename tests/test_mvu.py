@@ -7,12 +7,12 @@ import pytest
 import torch
 from scipy import stats
 
-from defenses.mvu import MVU
-from harness import rng
-from harness.claim import Verdict, judge
-from harness.contract import Sender, Setting
-from harness.rng import Key
-from harness.vec import Layout
+from leakgauge.defenses.mvu import MVU
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.claim import Verdict, judge
+from leakgauge.harness.core.contract import Sender, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Layout
 
 ALPHA = 1e-6
 WHO = Sender(0, 8)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from scipy import optimize, stats
 
-from defenses import _mvu
-from defenses._mvu import Design, design, exact_epsilon, sample
-from harness import rng
-from harness.rng import Key
+from leakgauge.defenses import _mvu
+from leakgauge.defenses._mvu import Design, design, exact_epsilon, sample
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.rng import Key
 
 ALPHA = 1e-6
 

@@ -2,15 +2,15 @@ import numpy as np
 import pytest
 import torch
 
-from defenses.gaussian import Gaussian
-from defenses.none import NoDefense
-from harness.cell import FederationSpec, Target
-from harness.codec import unpack_float32
-from harness.contract import Examples, Sender
-from harness.loop import Keep, train
-from harness.observe import Scene, observe
-from harness.rng import Key
-from harness.threats import SEES, Threat, ThreatMismatch, View, require
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.defenses.none import NoDefense
+from leakgauge.harness.core.cell import FederationSpec, Target
+from leakgauge.harness.core.codec import unpack_float32
+from leakgauge.harness.core.contract import Examples, Sender
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import SEES, Threat, ThreatMismatch, View, require
+from leakgauge.harness.federation.loop import Keep, train
+from leakgauge.harness.federation.observe import Scene, observe
 from tests.doubles import Counting, Echo, Summing, random_examples, small_task
 
 TASK = small_task()

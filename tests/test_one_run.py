@@ -10,8 +10,7 @@ import pytest
 from scipy import integrate, special
 from scipy import stats as scipy_stats
 
-from harness.gaussian import gaussian_epsilon
-from harness.one_run import (
+from leakgauge.harness.audit.one_run import (
     corrected_steinke,
     cosine_epsilon,
     fdp_epsilon,
@@ -20,7 +19,8 @@ from harness.one_run import (
     p_value,
     steinke_epsilon,
 )
-from harness.rng import Key, normal, uniform
+from leakgauge.harness.core.gaussian import gaussian_epsilon
+from leakgauge.harness.core.rng import Key, normal, uniform
 
 ROOT = Key(20240612, ("test_one_run",))
 ALPHA = 1e-6

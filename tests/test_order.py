@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from attacks.map import MAP
-from harness.codec import pack_float32
-from harness.simulate import Local, client_updates
+from leakgauge.attacks._engine.simulate import Local, client_updates
+from leakgauge.attacks.map import MAP
+from leakgauge.harness.core.codec import pack_float32
 from tests.doubles import small_task
 from tests.victims import KEY, make
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from scipy import stats
 
-from defenses._ota import rayleigh_gains
-from defenses.ota import OTA
-from defenses.ota_orthogonal import OTAOrthogonal
-from harness import rng
-from harness.codec import pack_float64, unpack_float64
-from harness.contract import MessageError, Sender
-from harness.rng import Key
+from leakgauge.defenses._ota.formulas import rayleigh_gains
+from leakgauge.defenses.ota import OTA
+from leakgauge.defenses.ota_orthogonal import OTAOrthogonal
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.codec import pack_float64, unpack_float64
+from leakgauge.harness.core.contract import MessageError, Sender
+from leakgauge.harness.core.rng import Key
 from tests.ota_case import (
     A_ROUND,
     CHANNEL,

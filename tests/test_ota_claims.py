@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from defenses.ota import OTA
-from defenses.ota_orthogonal import OTAOrthogonal
-from harness.accounting import gaussian_epsilon
-from harness.ask import ask
-from harness.claim import Relation, Unit, Verdict, judge
-from harness.threats import Threat
+from leakgauge.defenses.ota import OTA
+from leakgauge.defenses.ota_orthogonal import OTAOrthogonal
+from leakgauge.harness.audit.claims import ask
+from leakgauge.harness.core.accounting import gaussian_epsilon
+from leakgauge.harness.core.claim import Relation, Unit, Verdict, judge
+from leakgauge.harness.core.threats import Threat
 from tests.ota_case import A_ROUND, DELTA, FIRST, SECOND, both, receive, setting_of, updates_of
 
 # ota.md, section 3: claim of one round -> what holds, half a unit of the last printed digit

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from defenses._ota import (
+from leakgauge.defenses._ota.formulas import (
     Channel,
     allocate,
     claimed_epsilon,
@@ -18,8 +18,8 @@ from defenses._ota import (
     orthogonal,
     rayleigh_gains,
 )
-from harness.accounting import gaussian_epsilon
-from harness.rng import Key
+from leakgauge.harness.core.accounting import gaussian_epsilon
+from leakgauge.harness.core.rng import Key
 
 DELTA = 1e-4
 ALPHA = 1e-6

@@ -8,19 +8,19 @@ import pytest
 import torch
 from scipy import stats
 
-from defenses.none import NoDefense
-from defenses.ota import OTA
-from defenses.ota_orthogonal import OTAOrthogonal
-from harness import rng
-from harness.cell import FederationSpec, Target
-from harness.codec import unpack_float64
-from harness.contract import Examples
-from harness.loop import Keep, train
-from harness.models import build
-from harness.observe import Scene, observe
-from harness.rng import Key
-from harness.tasks import ModelTask
-from harness.threats import Threat, View
+from leakgauge.defenses.none import NoDefense
+from leakgauge.defenses.ota import OTA
+from leakgauge.defenses.ota_orthogonal import OTAOrthogonal
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.cell import FederationSpec, Target
+from leakgauge.harness.core.codec import unpack_float64
+from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import Threat, View
+from leakgauge.harness.federation.loop import Keep, train
+from leakgauge.harness.federation.observe import Scene, observe
+from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.tasks import ModelTask
 from tests.doubles import random_examples, small_task
 from tests.ota_case import FIRST, both
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from harness.cell import Target
-from harness.result import Result
-from harness.stats import mean
-from reports.html import render
-from reports.select import Analysis
+from leakgauge.harness.core.cell import Target
+from leakgauge.harness.core.result import Result
+from leakgauge.harness.core.stats import mean
+from leakgauge.reports.html import render
+from leakgauge.reports.select import Analysis
 from tests import report_fixtures as double
 
 PROBE = Target("probe", 0, count=6)

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2, norm
 
-from harness import rng
-from harness.cell import FederationSpec
-from harness.partition import partition
-from harness.rng import Key
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.cell import FederationSpec
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn.partition import partition
 
 KEY = Key(0, ("partition",))
 KINDS = ("iid", "shards", "dirichlet", "unbalanced")

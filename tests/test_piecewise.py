@@ -8,12 +8,12 @@ import pytest
 import torch
 from scipy import stats
 
-from defenses.piecewise import Piecewise
-from harness import rng
-from harness.claim import Unit, Verdict, judge
-from harness.codec import pack_float32
-from harness.contract import MessageError
-from harness.rng import Key
+from leakgauge.defenses.piecewise import Piecewise
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.claim import Unit, Verdict, judge
+from leakgauge.harness.core.codec import pack_float32
+from leakgauge.harness.core.contract import MessageError
+from leakgauge.harness.core.rng import Key
 from tests.baselines_case import LENET, SHARED, encode, estimate, score, setting_of
 
 ALPHA = 1e-6

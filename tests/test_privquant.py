@@ -11,9 +11,17 @@ import torch
 from scipy import stats
 from torch.nn.functional import normalize, pad
 
-from defenses._privquant import _DIGITS, PrivQuant, _log_uniform, _round_by, choose, levels_to_values, round_levels
-from harness import rng
-from harness.rng import Key
+from leakgauge.defenses._privquant import (
+    _DIGITS,
+    PrivQuant,
+    _log_uniform,
+    _round_by,
+    choose,
+    levels_to_values,
+    round_levels,
+)
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.rng import Key
 
 ALPHA = 1e-6
 """False-alarm rate of every statistical test in this file."""

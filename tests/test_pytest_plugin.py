@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from harness import data, leakage, registry
+from leakgauge.harness import data
+from leakgauge.harness.cli import fixture as leakage
+from leakgauge.harness.federation import registry
 
 pytest_plugins = ["pytester"]
 
@@ -17,7 +19,7 @@ assert data.load("digits", data.default_root())
 MINE = """
 import dataclasses
 import pytest
-from defenses.gaussian import Gaussian
+from leakgauge.defenses.gaussian import Gaussian
 
 STD = 0.3
 

@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 import torch
 
-from defenses.random_mask import RandomMask
-from harness import rng
-from harness.claim import Verdict, judge
-from harness.contract import Sender, Setting
-from harness.rng import Key
-from harness.vec import Layout
+from leakgauge.defenses.random_mask import RandomMask
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.claim import Verdict, judge
+from leakgauge.harness.core.contract import Sender, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Layout
 
 PRIVATE, SHARED = Key(1).child("private"), Key(2).child("shared")
 SENDER = Sender(0, 8)

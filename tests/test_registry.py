@@ -4,11 +4,11 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
-from defenses.gaussian import Gaussian
-from harness import registry
-from harness.cell import PartSpec
-from harness.errors import UnknownNameError
-from harness.registry import ParameterError
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.harness.core.cell import PartSpec
+from leakgauge.harness.core.errors import UnknownNameError
+from leakgauge.harness.federation import registry
+from leakgauge.harness.federation.registry import ParameterError
 from tests.doubles import Counting, Echo
 
 
@@ -53,12 +53,12 @@ def test_a_class_may_be_named_by_its_module():
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_a_file_holds_one_public_class(count):
-    module = types.ModuleType("defenses.odd")
-    names = {f"Odd{i}": type(f"Odd{i}", (Gaussian,), {"__module__": "defenses.odd"}) for i in range(count)}
+    module = types.ModuleType("leakgauge.defenses.odd")
+    names = {f"Odd{i}": type(f"Odd{i}", (Gaussian,), {"__module__": "leakgauge.defenses.odd"}) for i in range(count)}
     vars(module).update(names)
-    assert "defenses.odd" not in sys.modules
-    with pytest.raises(ImportError, match=rf"expected one public defense class in defenses\.odd, got {count}"):
-        registry._only_class("defense", "defenses.odd", vars(module))
+    assert "leakgauge.defenses.odd" not in sys.modules
+    with pytest.raises(ImportError, match=rf"expected one public defense class in \S+\.odd, got {count}"):
+        registry._only_class("defense", "leakgauge.defenses.odd", vars(module))
 
 
 def test_everything_wrong_with_the_parameters_is_said_at_once():

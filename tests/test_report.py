@@ -14,11 +14,11 @@ import time
 
 import pytest
 
-from harness.cell import Cell, FederationSpec, PartSpec, Target, TaskSpec
-from harness.result import Estimate, Pictures, Result, Run
-from reports.html import render
-from reports.select import Analysis
-from reports.tables import plain
+from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, Target, TaskSpec
+from leakgauge.harness.core.result import Estimate, Pictures, Result, Run
+from leakgauge.reports.html import render
+from leakgauge.reports.select import Analysis
+from leakgauge.reports.text.tables import plain
 from tests import report_fixtures as double
 from tests.report_page import SECTIONS, Page, complete, small
 
@@ -49,11 +49,11 @@ def test_every_section_of_a_full_run_is_there_in_order(source: str, page: Page) 
 def test_the_page_is_the_same_in_every_process_and_torch_is_never_imported(source: str) -> None:
     script = (
         "import hashlib, sys\nfrom reports.html import render\n"
-        "from reports.tables import plain\nfrom tests import report_fixtures\n"
+        "from leakgauge.reports.text.tables import plain\nfrom tests import report_fixtures\n"
         "run = report_fixtures.full_run()\nplain(run)\n"
         "print(hashlib.sha256(render(run).encode()).hexdigest())\n"
         "print(sorted(name for name in sys.modules if name.split('.')[0] in ('torch', 'attacks', 'defenses')"
-        " or name in ('harness.run', 'matplotlib.pyplot')))\n"
+        " or name in ('leakgauge.harness.study.run', 'matplotlib.pyplot')))\n"
     )
     environment = os.environ | {"PYTHONHASHSEED": "7"}
     root = os.path.dirname(os.path.dirname(__file__))

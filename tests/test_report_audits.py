@@ -9,15 +9,15 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.result import AuditRecord, Run
-from reports.audits import refutation
-from reports.checked import BADGES, BY_AUDIT, broken, checked, overview, tally
-from reports.claims import ClaimRow, claims
-from reports.export import to_csv
-from reports.html import render
-from reports.limits import limits
-from reports.select import Analysis
-from reports.tables import plain
+from leakgauge.harness.core.result import AuditRecord, Run
+from leakgauge.reports.export import to_csv
+from leakgauge.reports.html import render
+from leakgauge.reports.sections.audits import refutation
+from leakgauge.reports.sections.checked import BADGES, BY_AUDIT, broken, checked, overview, tally
+from leakgauge.reports.sections.claims import ClaimRow, claims
+from leakgauge.reports.sections.limits import limits
+from leakgauge.reports.select import Analysis
+from leakgauge.reports.text.tables import plain
 from tests import report_fixtures as double
 from tests.report_page import Page, complete, small
 

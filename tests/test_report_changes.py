@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from harness.baseline import Baseline
-from harness.gate import Check, Outcome, Rules, Verdict, judge
-from harness.measure import Measure, Measured, measured
-from reports.changes import MOST, WIDTH, Changes, changes, moved
-from reports.html import _environment
+from leakgauge.harness.gate.baseline import Baseline
+from leakgauge.harness.gate.judge import Check, Outcome, Rules, Verdict, judge
+from leakgauge.harness.gate.measure import Measure, Measured, measured
+from leakgauge.reports.html import _environment
+from leakgauge.reports.sections.changes import MOST, WIDTH, Changes, changes, moved
 from tests import report_fixtures as double
 from tests.report_page import Page, complete
 

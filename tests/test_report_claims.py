@@ -11,18 +11,18 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.cell import FederationSpec
-from harness.result import ClaimRecord, Run
-from reports import figures
-from reports.checked import BADGES, BY_AUDIT, brief, broken, overview, states, tally, verdict_of
-from reports.claims import ClaimRow, claims
-from reports.epsilon_charts import SSIM, accuracy_charts, leakage_charts
-from reports.export import to_csv
-from reports.html import render
-from reports.limits import limits
-from reports.notation import bound, epsilon
-from reports.select import Analysis
-from reports.tables import plain
+from leakgauge.harness.core.cell import FederationSpec
+from leakgauge.harness.core.result import ClaimRecord, Run
+from leakgauge.reports.charts import figures
+from leakgauge.reports.charts.epsilon import SSIM, accuracy_charts, leakage_charts
+from leakgauge.reports.export import to_csv
+from leakgauge.reports.html import render
+from leakgauge.reports.sections.checked import BADGES, BY_AUDIT, brief, broken, overview, states, tally, verdict_of
+from leakgauge.reports.sections.claims import ClaimRow, claims
+from leakgauge.reports.sections.limits import limits
+from leakgauge.reports.select import Analysis
+from leakgauge.reports.text.notation import bound, epsilon
+from leakgauge.reports.text.tables import plain
 from tests import report_fixtures as double
 from tests.report_page import Page, complete, small
 

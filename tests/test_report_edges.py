@@ -7,12 +7,12 @@ import re
 
 import pytest
 
-from harness.cell import PartSpec, Target, TaskSpec
-from harness.result import Failure, Flag, Run
-from reports.html import PARTS, render, visible
-from reports.layout import PAGE, folder_files
-from reports.select import Analysis
-from reports.tradeoffs import charts
+from leakgauge.harness.core.cell import PartSpec, Target, TaskSpec
+from leakgauge.harness.core.result import Failure, Flag, Run
+from leakgauge.reports.html import PARTS, render, visible
+from leakgauge.reports.layout import PAGE, folder_files
+from leakgauge.reports.sections.tradeoffs import charts
+from leakgauge.reports.select import Analysis
 from tests import report_fixtures as double
 from tests.report_page import SECTIONS, Page, complete, small
 

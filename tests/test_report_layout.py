@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from harness.cli import app
-from harness.result import Run, to_data
-from harness.store import Store
-from reports.export import to_csv
-from reports.figure_files import FORMATS, figure_files, formats
-from reports.html import render
-from reports.layout import PAGE, folder_files
-from reports.select import Analysis
+from leakgauge.harness.cli.app import app
+from leakgauge.harness.core.result import Run, to_data
+from leakgauge.harness.study.store import Store
+from leakgauge.reports.charts.files import FORMATS, figure_files, formats
+from leakgauge.reports.export import to_csv
+from leakgauge.reports.html import render
+from leakgauge.reports.layout import PAGE, folder_files
+from leakgauge.reports.select import Analysis
 from tests import report_fixtures as double
 from tests.report_page import SECTIONS, Page, complete, small
 

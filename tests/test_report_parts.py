@@ -10,20 +10,20 @@ import re
 
 import pytest
 
-from harness.cell import Cell, PartSpec, Target
-from harness.result import Estimate, PartInfo, Result, Run
-from harness.stats import mean
-from reports import figures, svg
-from reports.export import harmless, to_csv
-from reports.html import render
-from reports.leakage import Entry, matrices
-from reports.limits import limits
-from reports.notation import fixed, short
-from reports.pool import pool
-from reports.select import Analysis
-from reports.tables import plain, summary
-from reports.tradeoffs import charts
-from reports.verdict import verdict
+from leakgauge.harness.core.cell import Cell, PartSpec, Target
+from leakgauge.harness.core.result import Estimate, PartInfo, Result, Run
+from leakgauge.harness.core.stats import mean
+from leakgauge.reports.charts import figures, svg
+from leakgauge.reports.export import harmless, to_csv
+from leakgauge.reports.html import render
+from leakgauge.reports.pool import pool
+from leakgauge.reports.sections.leakage import Entry, matrices
+from leakgauge.reports.sections.limits import limits
+from leakgauge.reports.sections.tradeoffs import charts
+from leakgauge.reports.sections.verdict import verdict
+from leakgauge.reports.select import Analysis
+from leakgauge.reports.text.notation import fixed, short
+from leakgauge.reports.text.tables import plain, summary
 from tests import report_fixtures as double
 from tests.report_page import Page, complete, small, ssim_of
 

@@ -9,12 +9,12 @@ import re
 import numpy as np
 import pytest
 
-from harness.cell import Cell, PartSpec
-from harness.result import Pictures, Result
-from harness.stats import mean
-from reports.html import render
-from reports.pictures import MOST_DEFENSES, Gallery, Grid, gallery
-from reports.select import Analysis
+from leakgauge.harness.core.cell import Cell, PartSpec
+from leakgauge.harness.core.result import Pictures, Result
+from leakgauge.harness.core.stats import mean
+from leakgauge.reports.html import render
+from leakgauge.reports.sections.pictures import MOST_DEFENSES, Gallery, Grid, gallery
+from leakgauge.reports.select import Analysis
 from tests import report_fixtures as double
 from tests.report_page import Page, complete, small, ssim_of
 
@@ -181,6 +181,6 @@ def test_each_setting_has_its_share_of_the_page() -> None:
 def test_an_image_that_is_too_large_for_the_page_is_not_shown_and_a_word_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("reports.pictures.MOST_BYTES", 1_000)
+    monkeypatch.setattr("leakgauge.reports.sections.pictures.MOST_BYTES", 1_000)
     grid = only_grid(small())
     assert (grid.rows, grid.notes) == ((), ("The images are too large for this page.",))

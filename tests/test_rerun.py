@@ -5,12 +5,12 @@ import subprocess
 
 import pytest
 
-from harness import rerun
-from harness.errors import StudyError
-from harness.gate import Rules, Verdict, judge
-from harness.measure import case, measured
-from harness.run import run_study
-from harness.study import resolve
+from leakgauge.harness.core.errors import StudyError
+from leakgauge.harness.gate import rerun
+from leakgauge.harness.gate.judge import Rules, Verdict, judge
+from leakgauge.harness.gate.measure import case, measured
+from leakgauge.harness.study.run import run_study
+from leakgauge.harness.study.study import resolve
 from tests.report_fixtures import ENVIRONMENT
 
 STUDY = {

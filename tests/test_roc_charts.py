@@ -10,15 +10,15 @@ import re
 import numpy as np
 import pytest
 
-from harness import stats
-from harness.cell import Cell, Target
-from harness.result import Result, Run, Scores
-from harness.stats import mean
-from reports import figures
-from reports.epsilon_charts import MSE, leakage_charts
-from reports.html import render
-from reports.roc_charts import rate_of, roc_charts, staircase, thinned, vertical_average
-from reports.select import Analysis
+from leakgauge.harness.core import stats
+from leakgauge.harness.core.cell import Cell, Target
+from leakgauge.harness.core.result import Result, Run, Scores
+from leakgauge.harness.core.stats import mean
+from leakgauge.reports.charts import figures
+from leakgauge.reports.charts.epsilon import MSE, leakage_charts
+from leakgauge.reports.charts.roc import rate_of, roc_charts, staircase, thinned, vertical_average
+from leakgauge.reports.html import render
+from leakgauge.reports.select import Analysis
 from tests import report_fixtures as double
 from tests.report_page import complete, small
 

@@ -12,12 +12,12 @@ import time
 import numpy as np
 import pytest
 
-from harness.errors import StudyError
-from harness.rng import Key, uniform
-from harness.run import run_study
-from harness.store import Store, load_run
-from harness.study import resolve
-from harness.supervisor import cores
+from leakgauge.harness.core.errors import StudyError
+from leakgauge.harness.core.rng import Key, uniform
+from leakgauge.harness.study.run import run_study
+from leakgauge.harness.study.store import Store, load_run
+from leakgauge.harness.study.study import resolve
+from leakgauge.harness.study.supervisor import cores
 
 ECHO, COIN = "tests.doubles:Echo", "tests.doubles:Coin"
 
@@ -226,8 +226,8 @@ def test_ctrl_c_keeps_what_is_done(tmp_path):
     script.write_text(
         "import sys, time\n"
         "from tests.test_run import study\n"
-        "from harness.run import run_study\n"
-        "from harness.supervisor import Interrupted\n"
+        "from leakgauge.harness.study.run import run_study\n"
+        "from leakgauge.harness.study.supervisor import Interrupted\n"
         "if __name__ == '__main__':\n"
         "    try:\n"
         f"        run_study(study(seeds=list(range(200))), {str(out)!r}, workers=1)\n"

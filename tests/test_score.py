@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.contract import Guess
-from harness.result import Estimate
-from harness.rng import Key, normal, permutation, uniform
-from harness.score import PSNR_CAP, image_scores, match, score_membership, score_reconstruction
+from leakgauge.harness.core.contract import Guess
+from leakgauge.harness.core.result import Estimate
+from leakgauge.harness.core.rng import Key, normal, permutation, uniform
+from leakgauge.harness.study.score import PSNR_CAP, image_scores, match, score_membership, score_reconstruction
 
 ROOT = Key(7, ("test_score",))
 

@@ -8,23 +8,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from attacks._shadowing import outputs, shadow
-from attacks.lira import LiRA
-from attacks.loss_trajectory import LossTrajectory
-from attacks.rmia import RMIA
-from attacks.shadow_classifier import ShadowClassifier
-from defenses.gaussian import Gaussian
-from defenses.none import NoDefense
-from harness import rng
-from harness.cell import FederationSpec
-from harness.contract import Examples, Observation, Snapshot
-from harness.data import load
-from harness.loop import Keep, train
-from harness.models import build
-from harness.rng import Key
-from harness.stats import auc
-from harness.tasks import ModelTask
-from harness.threats import View, require
+from leakgauge.attacks._members.shadowing import outputs, shadow
+from leakgauge.attacks.lira import LiRA
+from leakgauge.attacks.loss_trajectory import LossTrajectory
+from leakgauge.attacks.rmia import RMIA
+from leakgauge.attacks.shadow_classifier import ShadowClassifier
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.defenses.none import NoDefense
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.cell import FederationSpec
+from leakgauge.harness.core.contract import Examples, Observation, Snapshot
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import auc
+from leakgauge.harness.core.threats import View, require
+from leakgauge.harness.data import load
+from leakgauge.harness.federation.loop import Keep, train
+from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.tasks import ModelTask
 from tests.doubles import small_task
 
 KEY = Key(0)

@@ -4,19 +4,18 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-import harness.shadows
-from defenses.gaussian import Gaussian
-from defenses.none import NoDefense
-from defenses.top_k import TopK
-from defenses.udp_crd import UDPCRD
-from harness import rng
-from harness.batch import LocalPlan, Work, train_clients
-from harness.cell import FederationSpec
-from harness.codec import pack_float32, unpack_float32
-from harness.contract import Examples, Setting
-from harness.loop import Keep, make_setting, train
-from harness.rng import Key
-from harness.shadows import Recipe, halves, train_shadows
+from leakgauge.attacks._engine.shadows import Recipe, halves, train_shadows
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.defenses.none import NoDefense
+from leakgauge.defenses.top_k import TopK
+from leakgauge.defenses.udp_crd import UDPCRD
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.cell import FederationSpec
+from leakgauge.harness.core.codec import pack_float32, unpack_float32
+from leakgauge.harness.core.contract import Examples, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.federation.loop import Keep, make_setting, train
+from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from tests.doubles import Counting, Ruled, Summing, random_examples, small_task
 
 TASK = small_task()
@@ -150,7 +149,7 @@ def test_a_run_does_not_hang_on_those_beside_it(monkeypatch, runs_at_once):
     together = go(keep=[1])
     alone = go(inside=INSIDE[:1])
     torch.testing.assert_close(together.final[:1], alone.final, rtol=0, atol=1e-6)
-    monkeypatch.setattr(harness.shadows, "_ENTRIES", runs_at_once * (30 * 64 + 6 * TASK.layout.dim))
+    monkeypatch.setattr("leakgauge.attacks._engine.shadows._ENTRIES", runs_at_once * (30 * 64 + 6 * TASK.layout.dim))
     apart = go(keep=[1])
     torch.testing.assert_close(apart.final, together.final, rtol=0, atol=1e-6)
     torch.testing.assert_close(apart.models[1], together.models[1], rtol=0, atol=1e-6)

@@ -4,20 +4,20 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.map import MAP
-from defenses.gaussian import Gaussian
-from defenses.ota import OTA
-from defenses.top_k import TopK
-from harness.cell import Cell, FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec
-from harness.codec import unpack_float32
-from harness.contract import Examples
-from harness.errors import StudyError
-from harness.loop import Keep, train
-from harness.observe import Scene, observe
-from harness.rng import Key
-from harness.study import resolve
-from harness.threats import Threat, View
-from harness.work import keep_for
+from leakgauge.attacks.map import MAP
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.defenses.ota import OTA
+from leakgauge.defenses.top_k import TopK
+from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec
+from leakgauge.harness.core.codec import unpack_float32
+from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.core.errors import StudyError
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import Threat, View
+from leakgauge.harness.federation.loop import Keep, train
+from leakgauge.harness.federation.observe import Scene, observe
+from leakgauge.harness.study.jobs import keep_for
+from leakgauge.harness.study.study import resolve
 from tests.doubles import Ruled, Summing, random_examples, small_task
 
 TASK = small_task()

@@ -5,13 +5,13 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from harness import rng
-from harness.batch import LocalPlan, Work, plan_batches, train_clients
-from harness.contract import Examples
-from harness.models import build
-from harness.rng import Key
-from harness.simulate import Local, client_updates, update_evaluator
-from harness.tasks import ModelTask
+from leakgauge.attacks._engine.simulate import Local, client_updates, update_evaluator
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn.batch import LocalPlan, Work, plan_batches, train_clients
+from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.tasks import ModelTask
 from tests.doubles import small_task
 
 KEY = Key(3).child("test simulate")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import registry
-from harness.baseline import read
-from harness.study import load_study
+from leakgauge.harness.federation import registry
+from leakgauge.harness.gate.baseline import read
+from leakgauge.harness.study.study import load_study
 
 BASELINES = Path(__file__).parents[1] / "baselines"
 

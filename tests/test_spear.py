@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from attacks._spear import FirstLayer, Undecided, find
-from attacks.spear import Spear
-from defenses.gaussian import Gaussian
-from defenses.none import NoDefense
-from harness import rng
-from harness._layers import Chain, dense_stack
-from harness.contract import Message, Observation, Sender, Setting, Snapshot
-from harness.data import load
-from harness.models import Model, build
-from harness.rng import Key
-from harness.score import match
-from harness.tasks import ModelTask
-from harness.threats import View
+from leakgauge.attacks._solve.spear import FirstLayer, Undecided, find
+from leakgauge.attacks.spear import Spear
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.defenses.none import NoDefense
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Message, Observation, Sender, Setting, Snapshot
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import View
+from leakgauge.harness.data import load
+from leakgauge.harness.learn.layers import Chain, dense_stack
+from leakgauge.harness.learn.models import Model, build
+from leakgauge.harness.learn.tasks import ModelTask
+from leakgauge.harness.study.score import match
 from tests.victims import Says, make
 
 KEY = Key(0)

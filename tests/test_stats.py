@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from harness import stats
-from harness.result import Estimate
-from harness.rng import Key, normal
+from leakgauge.harness.core import stats
+from leakgauge.harness.core.result import Estimate
+from leakgauge.harness.core.rng import Key, normal
 
 ROOT = Key(20240607, ("test_stats",))
 ALPHA = BETA = 1e-6

@@ -5,9 +5,18 @@ import os
 import numpy as np
 import pytest
 
-from harness.cell import Cell, FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec, canonical, fingerprint
-from harness.result import Environment, Estimate, Execution, Failure, Result
-from harness.store import Store, StoreError, arrays_digest, write_atomically
+from leakgauge.harness.core.cell import (
+    Cell,
+    FederationSpec,
+    PartSpec,
+    Target,
+    TaskSpec,
+    TrainingSpec,
+    canonical,
+    fingerprint,
+)
+from leakgauge.harness.core.result import Environment, Estimate, Execution, Failure, Result
+from leakgauge.harness.study.store import Store, StoreError, arrays_digest, write_atomically
 
 CELL = Cell(
     TrainingSpec(TaskSpec("digits", "mlp"), FederationSpec(), PartSpec("none"), 0),

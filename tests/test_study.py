@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.cell import FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec
-from harness.errors import StudyError, UnknownNameError
-from harness.study import expand, load_study, resolve, shipped
+from leakgauge.harness.core.cell import FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec
+from leakgauge.harness.core.errors import StudyError, UnknownNameError
+from leakgauge.harness.study.study import expand, load_study, resolve, shipped
 
 ECHO = "tests.doubles:Echo"
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from harness import rng
-from harness.models import build
-from harness.rng import Key
-from harness.tasks import ModelTask
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.tasks import ModelTask
 
 KEY = Key(0)
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from defenses.top_k import TopK
-from harness import rng
-from harness.claim import Verdict, judge
-from harness.codec import pack_float32, pack_levels
-from harness.contract import MessageError
-from harness.rng import Key
+from leakgauge.defenses.top_k import TopK
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.claim import Verdict, judge
+from leakgauge.harness.core.codec import pack_float32, pack_levels
+from leakgauge.harness.core.contract import MessageError
+from leakgauge.harness.core.rng import Key
 from tests.baselines_case import encode, estimate, score, setting_of
 
 

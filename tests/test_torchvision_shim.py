@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 
-from harness.data import torchvision_shim
-from harness.data.torchvision_shim import torchvision
+from leakgauge.harness.data import torchvision_shim
+from leakgauge.harness.data.torchvision_shim import torchvision
 
 
 def test_the_module_comes_with_its_readers():
@@ -44,7 +44,7 @@ import torch
 theirs = torch.library.Library("torchvision", "FRAGMENT")
 for name in ("nms", "qnms"):
     theirs.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-from harness.data import torchvision_shim
+from leakgauge.harness.data import torchvision_shim
 print(torchvision_shim.torchvision().__name__, torchvision_shim._declared)
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)

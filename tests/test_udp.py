@@ -8,19 +8,19 @@ import pytest
 import torch
 from scipy import stats
 
-from defenses._clip import clip_l2
-from defenses.udp import UDP
-from defenses.udp_crd import UDPCRD
-from defenses.udp_lei import UDPLei
-from harness import rng
-from harness.accounting import gaussian_epsilon
-from harness.batch import Work, train_clients
-from harness.cell import FederationSpec
-from harness.claim import Verdict, judge
-from harness.contract import Feedback, LocalRule, MessageError, Sender, Setting
-from harness.loop import Keep, make_plan, replay_state, train
-from harness.rng import Key
-from harness.vec import Layout
+from leakgauge.defenses._common.clip import clip_l2
+from leakgauge.defenses.udp import UDP
+from leakgauge.defenses.udp_crd import UDPCRD
+from leakgauge.defenses.udp_lei import UDPLei
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.accounting import gaussian_epsilon
+from leakgauge.harness.core.cell import FederationSpec
+from leakgauge.harness.core.claim import Verdict, judge
+from leakgauge.harness.core.contract import Feedback, LocalRule, MessageError, Sender, Setting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Layout
+from leakgauge.harness.federation.loop import Keep, make_plan, replay_state, train
+from leakgauge.harness.learn.batch import Work, train_clients
 from tests.doubles import random_examples, small_task
 
 D = 200_000

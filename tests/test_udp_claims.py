@@ -6,17 +6,17 @@ import math
 import pytest
 from scipy import stats
 
-from defenses._udp import budget, claimed_epsilon
-from defenses.udp import UDP
-from defenses.udp_crd import UDPCRD
-from defenses.udp_lei import UDPLei
-from harness.accounting import gaussian_epsilon
-from harness.ask import ask
-from harness.claim import Relation, Unit, Verdict, judge
-from harness.contract import Feedback, Setting
-from harness.errors import StudyError
-from harness.threats import Threat
-from harness.vec import Layout
+from leakgauge.defenses._udp.formulas import budget, claimed_epsilon
+from leakgauge.defenses.udp import UDP
+from leakgauge.defenses.udp_crd import UDPCRD
+from leakgauge.defenses.udp_lei import UDPLei
+from leakgauge.harness.audit.claims import ask
+from leakgauge.harness.core.accounting import gaussian_epsilon
+from leakgauge.harness.core.claim import Relation, Unit, Verdict, judge
+from leakgauge.harness.core.contract import Feedback, Setting
+from leakgauge.harness.core.errors import StudyError
+from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.core.vec import Layout
 
 DELTA = 1e-3
 LOG = math.log(1e3)

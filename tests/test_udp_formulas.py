@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from defenses._clip import clip_l2
-from defenses._udp import (
+from leakgauge.defenses._common.clip import clip_l2
+from leakgauge.defenses._udp.formulas import (
     Schedule,
     budget,
     discount,
@@ -23,9 +23,9 @@ from defenses._udp import (
     spend,
     whole_run_mu,
 )
-from harness import rng
-from harness.accounting import gaussian_delta, gaussian_epsilon
-from harness.rng import Key
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.accounting import gaussian_delta, gaussian_epsilon
+from leakgauge.harness.core.rng import Key
 
 DELTA = 1e-3
 ONE = 8**2 / (2 * math.log(1e3))

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.vec import Layout, weighted_mean
+from leakgauge.harness.core.vec import Layout, weighted_mean
 
 LAYOUT = Layout(("w", "b", "v"), ((2, 3), (2,), (1, 2, 2)))
 

@@ -1,11 +1,11 @@
 """Several rounds taken together, on the page."""
 
-from harness.cell import Target
-from harness.stats import mean
-from reports.epsilon_charts import SSIM, leakage_charts
-from reports.notation import where
-from reports.round_charts import attack_charts
-from reports.select import Analysis
+from leakgauge.harness.core.cell import Target
+from leakgauge.harness.core.stats import mean
+from leakgauge.reports.charts.epsilon import SSIM, leakage_charts
+from leakgauge.reports.charts.rounds import attack_charts
+from leakgauge.reports.select import Analysis
+from leakgauge.reports.text.notation import where
 from tests import report_fixtures as double
 
 ROUNDS = (1, 2, 4)

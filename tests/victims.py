@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from defenses.none import NoDefense
-from harness import rng
-from harness.contract import Defense, Examples, Message, Observation, Sender, Setting, Snapshot
-from harness.matching import gradients
-from harness.models import build
-from harness.rng import Key
-from harness.tasks import ModelTask
-from harness.threats import View
+from leakgauge.attacks._engine.matching import gradients
+from leakgauge.defenses.none import NoDefense
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Defense, Examples, Message, Observation, Sender, Setting, Snapshot
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import View
+from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.tasks import ModelTask
 
 KEY = Key(0)
 SHAPE = (1, 8, 8)

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import torch
 
-from harness.contract import Examples
-from harness.errors import unknown
+from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.core.errors import unknown
 
 _BROKEN = (
     *(OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile, pickle.UnpicklingError),
@@ -107,7 +107,7 @@ def load(name: str, root: Path) -> DataSet:
         DataMissing: a file is not there.
         DataUnreadable: a file cannot be opened, is cut, or does not hold what it should.
     """
-    from harness.data import files
+    from leakgauge.harness.data import files
 
     kind, colon, path = name.partition(":")
     if colon and kind in files.FORMS:
@@ -122,7 +122,7 @@ def load(name: str, root: Path) -> DataSet:
 
 def names() -> tuple[tuple[str, str], ...]:
     """All names that `load` takes, each with a one-line summary."""
-    from harness.data import files
+    from leakgauge.harness.data import files
 
     sources = _sources() | {f"{kind}:PATH": source for kind, source in files.FORMS.items()}
     return tuple((name, source.summary) for name, source in sources.items())
@@ -180,7 +180,7 @@ def reading(path: Path) -> Iterator[None]:
 @functools.cache
 def _sources() -> dict[str, Source]:
     """Every set with a fixed name; read late, as the readers import this module."""
-    from harness.data import adult, embedded, vision
+    from leakgauge.harness.data import adult, embedded, vision
 
     return {**embedded.SETS, **vision.SETS, **adult.SETS}
 

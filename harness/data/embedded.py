@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from harness.contract import Examples
-from harness.data import DataSet, Source, find, reading, split_by_class
+from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.data import DataSet, Source, find, reading, split_by_class
 
 SIDE = 32
 STRIDE = 8

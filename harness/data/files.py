@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from harness.contract import Examples
-from harness.data import DataSet, DataUnreadable, Source, find, reading, split_by_class
-from harness.data.torchvision_shim import torchvision
+from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.data import DataSet, DataUnreadable, Source, find, reading, split_by_class
+from leakgauge.harness.data.torchvision_shim import torchvision
 
 _CHANNELS = (1, 3)
 _MAX_LABEL = 99_999  # more are identifiers, not classes

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from harness.contract import Examples
-from harness.data import DataMissing, DataSet, DataUnreadable, Source, find, reading
+from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.data import DataMissing, DataSet, DataUnreadable, Source, find, reading
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -209,7 +209,7 @@ def _examples(images: Bytes, labels: npt.NDArray[Any]) -> Examples:
 def _download(title: str, root: Path, arguments: str = "") -> str:
     """The command that lets torchvision download a set to `root`."""
     call = f"torchvision().datasets.{title}({str(root)!r}, {arguments}download=True)"
-    return f'get it: python -c "from harness.data.torchvision_shim import torchvision; {call}"'
+    return f'get it: python -c "from leakgauge.harness.data.torchvision_shim import torchvision; {call}"'
 
 
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")

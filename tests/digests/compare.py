@@ -122,7 +122,14 @@ def compare(name, folder):
 
 def run(name, folder):
     """Run a study as its user does."""
-    command = ["-c", "from harness.cli import main; main()", "run", str(STUDIES[name]), "--out", str(folder)]
+    command = [
+        "-m",
+        "leakgauge",
+        "run",
+        str(STUDIES[name]),
+        "--out",
+        str(folder),
+    ]
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
     assert done.returncode in (0, 5), done.stdout + done.stderr
 

@@ -1,0 +1,1 @@
+"""Gradient matching and shadow models: the engines of several attacks."""

@@ -1,0 +1,179 @@
+"""A small network from what a message tells to an image: a linear part in closed form, and a hidden layer beside it."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.rng import Key
+
+_RIDGES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, torch.inf)
+"""Penalties to choose from, for features of variance 1; with the last, a component keeps its mean."""
+
+_ATLAS = 1024
+"""Images at most that show in which directions images differ."""
+
+_BATCH = 128
+_PATIENCE = 3
+"""Epochs without a lower held-out error after which the hidden layer is left as it was best."""
+
+_CONSTANT = 1e-6
+"""Spread below which a feature counts as always the same. Of a victim it may still differ, and tells nothing."""
+
+
+class Pairs(NamedTuple):
+    """features [n, f] and the inputs [n, *input_shape] that they were made from."""
+
+    features: Tensor
+    images: Tensor
+
+
+class Scale(NamedTuple):
+    """How numbers are made small: of features center and spread [f], infinite
+    where a feature tells nothing; of images mean [D] and directions [D, k]."""
+
+    center: Tensor
+    spread: Tensor
+    mean: Tensor
+    directions: Tensor
+
+    def inputs(self, features: Tensor) -> Tensor:
+        """[n, f] features of mean 0 and variance 1 where it was learned."""
+        return (features - self.center) / self.spread
+
+    def components(self, images: Tensor) -> Tensor:
+        """[n, k] of images [n, *input_shape]."""
+        return (images.flatten(1) - self.mean) @ self.directions
+
+
+class Layers(NamedTuple):
+    """components = offset [k] + inputs @ linear [f, k] + relu(inputs @ first [f, h] + bias [h]) @ second [h, k]."""
+
+    offset: Tensor
+    linear: Tensor
+    first: Tensor
+    bias: Tensor
+    second: Tensor
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """[n, k] of inputs [n, f]."""
+        straight = torch.addmm(self.offset, inputs, self.linear)
+        return straight + torch.addmm(self.bias, inputs, self.first).relu() @ self.second
+
+
+class Inverter(NamedTuple):
+    """The fitted network. `error`: its mean squared error an entry on the held-out pairs; `pixels`: cut to [0, 1]."""
+
+    scale: Scale
+    layers: Layers
+    pixels: bool
+    error: float
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """[n, D] images of features [n, f]."""
+        flat = torch.addmm(self.scale.mean, self.layers(self.scale.inputs(features)), self.scale.directions.T)
+        return flat.clamp(0.0, 1.0) if self.pixels else flat
+
+
+class Plan(NamedTuple):
+    """components: of an image, at most; hidden: units, 0 for none; epochs: at most; lr: of the first step."""
+
+    components: int
+    hidden: int
+    epochs: int
+    lr: float
+
+
+def fit(train: Pairs, held: Pairs, plan: Plan, *, pixels: bool, key: Key) -> Inverter:
+    """The network with the least squared error on `train`, as far as that lowers the error on `held` too.
+
+    Images are told by their principal components. The linear part is a ridge regression with a penalty for each
+    component: noise hides fine detail long before it hides colour. Then the hidden layer, whose output starts at zero,
+    learns by Adam what is left; of all epochs and the start, that with the lowest error on `held` is taken.
+
+    Args:
+        train: its first images show the principal components.
+        held: of images that are not in `train`.
+        key: draws the first weights and the order of the examples.
+
+    Guarantees:
+        The hidden layer never raises the squared error of the held-out components.
+        `error` is not finite where a feature is not. Same arguments, same numbers, with one thread.
+    """
+    mean, directions = _principal(train.images.flatten(1)[:_ATLAS], plan.components)
+    spread = train.features.std(dim=0, correction=0)
+    spread = torch.where(spread < _CONSTANT, torch.inf, spread)
+    scale = Scale(train.features.mean(dim=0), spread, mean, directions)
+    inputs, known = scale.inputs(train.features), scale.inputs(held.features)
+    wanted, truth = scale.components(train.images), scale.components(held.images)
+    offset = wanted.mean(dim=0)
+    none = (inputs.new_zeros(inputs.shape[1], 0), inputs.new_zeros(0), inputs.new_zeros(0, len(offset)))
+    layers = Layers(offset, inputs.new_zeros(inputs.shape[1], len(offset)), *none)
+    if not bool(inputs.isfinite().all() and known.isfinite().all()):
+        return Inverter(scale, layers, pixels, math.nan)
+    layers = layers._replace(linear=_ridge(inputs, wanted - offset, known, truth - offset))
+    if plan.hidden:
+        rest, left = wanted - layers(inputs), truth - layers(known)
+        first, bias, second = _learn(Pairs(inputs, rest), Pairs(known, left), plan, key)
+        layers = layers._replace(first=first, bias=bias, second=second)
+    found = Inverter(scale, layers, pixels, math.nan)
+    return found._replace(error=float((found(held.features) - held.images.flatten(1)).square().mean()))
+
+
+def _principal(images: Tensor, components: int) -> tuple[Tensor, Tensor]:
+    """Mean [D] and the first principal directions [D, k] of images [n, D], k at most `components`, n and D."""
+    mean = images.mean(dim=0)
+    apart = (images - mean).double()
+    if len(apart) < apart.shape[1]:
+        _, vectors = torch.linalg.eigh(apart @ apart.T)
+        # orthonormal also where a direction has next to no variance
+        directions, _ = torch.linalg.qr(apart.T @ vectors.flip(1)[:, :components])
+    else:
+        _, vectors = torch.linalg.eigh(apart.T @ apart)
+        directions = vectors.flip(1)[:, :components]
+    return mean, directions.to(images.dtype)
+
+
+def _ridge(inputs: Tensor, wanted: Tensor, known: Tensor, truth: Tensor) -> Tensor:
+    """[f, k] weights, each column with the penalty under which it tells `truth` [m, k] best from `known` [m, f]."""
+    values, vectors = torch.linalg.eigh((inputs.T @ inputs).double() / len(inputs))
+    rotated = vectors.T @ ((inputs.T @ wanted).double() / len(inputs))
+    seen = known.double() @ vectors
+    tried = torch.stack([rotated / (values.clamp(min=0.0) + ridge)[:, None] for ridge in _RIDGES])
+    errors = (seen @ tried - truth).square().mean(dim=1)
+    columns = torch.arange(wanted.shape[1])
+    chosen: Tensor = vectors @ tried[errors.argmin(dim=0), :, columns].T
+    return chosen.to(inputs.dtype)
+
+
+def _learn(train: Pairs, held: Pairs, plan: Plan, key: Key) -> tuple[Tensor, Tensor, Tensor]:
+    """The hidden layer: weights [f, h], bias [h] and weights [h, k]; here `images` are the components to be told."""
+    f, k = train.features.shape[1], train.images.shape[1]
+    first = rng.normal(key.child("first"), (f, plan.hidden)).mul_(math.sqrt(2 / f)).requires_grad_()
+    bias = torch.zeros(plan.hidden, requires_grad=True)
+    second = torch.zeros(plan.hidden, k, requires_grad=True)
+    weights = [first, bias, second]
+    descent = torch.optim.Adam(weights, lr=plan.lr)
+    slower = torch.optim.lr_scheduler.CosineAnnealingLR(descent, plan.epochs)
+    lowest, best, waited = float(held.images.square().mean()), [weight.detach().clone() for weight in weights], 0
+    for epoch in range(plan.epochs):
+        order = torch.from_numpy(rng.permutation(key.child("order", epoch), len(train.features)))
+        for rows in torch.split(order, _BATCH):
+            guess = torch.addmm(bias, train.features[rows], first).relu() @ second
+            descent.zero_grad()
+            (guess - train.images[rows]).square().mean().backward()  # type: ignore[no-untyped-call]
+            descent.step()
+        slower.step()
+        with torch.no_grad():
+            guess = torch.addmm(bias, held.features, first).relu() @ second
+            error = float((guess - held.images).square().mean())
+        waited += 1
+        if error < lowest:
+            lowest, best, waited = error, [weight.detach().clone() for weight in weights], 0
+        if waited == _PATIENCE:
+            break
+    return best[0], best[1], best[2]

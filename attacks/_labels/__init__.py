@@ -1,0 +1,1 @@
+"""Labels, inferred from a gradient."""

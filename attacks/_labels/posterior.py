@@ -1,0 +1,161 @@
+"""How often each label occurs in a batch, given what inputs of each label usually add to its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributions import Binomial
+from torch.nn.functional import one_hot
+
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.rng import Key
+
+_KINDS, _MEMBERS = 8, 4
+"""A label has at most 8 kinds of inputs, of at least 4 examples each: how sure a model is spans powers of ten."""
+
+_BORROWED = 3.0
+"""Examples' worth of variance that a kind borrows from the kinds of other labels that are as sure."""
+
+_ROUNDING = 1e-7
+"""Of single precision, in shares of one image's largest possible entry."""
+
+_TAILS = 4.0
+"""Degrees of freedom: a normal law took too many entries, which only fit badly, for proofs."""
+
+_SWEEPS, _DROPPED = 30, 8
+"""Passes over the inputs of a batch, and how many of the first are not counted."""
+
+_AT_ONCE = 2**22
+"""Entries of the largest intermediate result."""
+
+_DOUBT = 1e-3
+"""No chance that was counted in one round is below this, or above one less this."""
+
+
+class Kinds(NamedTuple):
+    """Kinds of inputs. mean, variance [k, f]: of what one adds; log_share [k]; of_label [k, labels]: 1 for its own."""
+
+    mean: Tensor
+    variance: Tensor
+    log_share: Tensor
+    of_label: Tensor
+
+
+class Sums(NamedTuple):
+    """What n batches add up to: value [n, f], noise [n, f] its variance, proven [n, labels]: what occurs for sure."""
+
+    value: Tensor
+    noise: Tensor
+    proven: Tensor
+
+
+def kinds_of(added: Tensor, y: Tensor, unsure: Tensor, share: Tensor, counts: Tensor) -> Kinds:
+    """Kinds of the inputs of each label, from the surest to the least sure.
+
+    Args:
+        added: [n, f] what each example adds; y: [n] its label, each at least once; unsure: [n] to sort by.
+        share: [labels] of all inputs.
+        counts: [labels] examples that are what they say they are; fewer are not cut into kinds.
+    """
+    labels = len(share)
+    rows = [torch.nonzero(y == label)[:, 0] for label in range(labels)]
+    cuts = [max(1, min(_KINDS, count // _MEMBERS)) for count in counts.tolist()]
+    parts = [part for each, k in zip(rows, cuts, strict=True) for part in each[unsure[each].argsort()].tensor_split(k)]
+    place = torch.tensor([(2 * i + 1) * _KINDS // (2 * k) for k in cuts for i in range(k)])
+    size = torch.tensor([len(part) for part in parts], dtype=added.dtype)[:, None]
+    mean = torch.stack([added[part].mean(dim=0) for part in parts])
+    squares = torch.stack([(added[part] - mean[i]).square().sum(dim=0) for i, part in enumerate(parts)])
+    pooled = added.new_zeros(_KINDS, added.shape[1]).index_add_(0, place, squares)
+    pooled = pooled / added.new_zeros(_KINDS, 1).index_add_(0, place, size).clamp(min=1)
+    # one example each: nothing is known of the spread but that of all
+    borrowed = torch.where(pooled > 0, pooled, added.var(dim=0, correction=0))[place]
+    variance = (squares + _BORROWED * borrowed) / (size + _BORROWED) + _ROUNDING**2
+    label = torch.arange(labels).repeat_interleave(torch.tensor(cuts))
+    members = added.new_zeros(labels).index_add_(0, label, size[:, 0])
+    log_share = (share[label] * size[:, 0] / members[label]).log()
+    return Kinds(mean, variance, log_share, one_hot(label, labels).to(added.dtype))
+
+
+def chances(kinds: Kinds, sums: Sums, images: int, copies: int, keys: Sequence[Key]) -> Tensor:
+    """[n, labels, images]: in [v, c, k - 1] the probability that label c occurs at least k times in batch v.
+
+    A sum's entries are taken for independent of each other, and for `copies` tellings of the same. Gibbs sampling: one
+    input after the other is taken out, and its kind drawn anew given the others; its label's probabilities are added.
+    """
+    size = max(1, _AT_ONCE // kinds.mean.numel())
+    draws = [rng.uniform(key, (_SWEEPS, images), dtype=torch.float64) for key in keys]
+    parts = [
+        _sampled(kinds, Sums(*(part[start : start + size] for part in sums)), images, copies, draws[start:])
+        for start in range(0, len(sums.value), size)
+    ]
+    return torch.cat(parts) if parts else sums.value.new_zeros(0, kinds.of_label.shape[1], images)
+
+
+def _sampled(kinds: Kinds, sums: Sums, images: int, copies: int, draws: Sequence[Tensor]) -> Tensor:
+    """`chances` of so many batches at once."""
+    n, every = len(sums.value), torch.arange(len(sums.value))
+    times = torch.arange(1, images + 1)
+    proven = sums.proven & (sums.proven.sum(dim=1) <= images)[:, None]
+    sums = sums._replace(proven=proven)
+    counts = sums.value.new_zeros(n, len(kinds.mean))
+    drawn = sums.value.new_zeros(n, images, dtype=torch.int64)
+    for i in range(images):
+        drawn[:, i] = _weights(kinds, sums, counts, copies, unknown=images - i - 1).argmax(dim=1)
+        counts[every, drawn[:, i]] += 1
+    found = sums.value.new_zeros(n, kinds.of_label.shape[1], images)
+    uniform = torch.stack(list(draws[:n]))
+    # what is left of a single input does not depend on what was drawn before
+    for sweep in range(_SWEEPS if images > 1 else 1):
+        for i in range(images):
+            counts[every, drawn[:, i]] -= 1
+            share = _weights(kinds, sums, counts, copies).softmax(dim=1)
+            if sweep >= _DROPPED or images == 1:
+                other = (counts @ kinds.of_label).round()[..., None]
+                found += (other >= times).double() + (other == times - 1) * (share @ kinds.of_label)[..., None]
+            below = share.cumsum(dim=1) < uniform[:, sweep, i, None] * share.sum(dim=1, keepdim=True)
+            drawn[:, i] = below.sum(dim=1).clamp(max=len(kinds.mean) - 1)
+            counts[every, drawn[:, i]] += 1
+    return found / (images * (_SWEEPS - _DROPPED) if images > 1 else 1)
+
+
+def _weights(kinds: Kinds, sums: Sums, counts: Tensor, copies: int, unknown: int = 0) -> Tensor:
+    """[n, k] log-probability, up to a constant, that an input is of kind k, given the others' counts [n, k].
+
+    unknown: how many inputs more there are, of which nothing is known but what inputs usually add.
+    """
+    mean, variance = counts @ kinds.mean, sums.noise + counts @ kinds.variance
+    if unknown:
+        share = kinds.log_share.softmax(dim=0)
+        usual = share @ kinds.mean
+        mean = mean + unknown * usual
+        variance = variance + unknown * (share @ (kinds.variance + (kinds.mean - usual).square()))
+    spread = variance[:, None] + kinds.variance
+    off = (sums.value - mean)[:, None] - kinds.mean
+    surprise = (_TAILS + 1) * (off.square() / (_TAILS * spread)).log1p() + spread.log()
+    weights = kinds.log_share - surprise.sum(dim=2) / (2 * copies)
+    lacking = sums.proven & (counts @ kinds.of_label < 0.5)
+    barred = lacking.any(dim=1)[:, None] & (lacking.double() @ kinds.of_label.T < 0.5)
+    return weights.masked_fill(barred, -torch.inf)
+
+
+def prior(share: Tensor, images: int) -> Tensor:
+    """[labels, images]: in [c, k - 1] the probability that c occurs at least k times among so many inputs."""
+    times = torch.arange(1, images + 1, dtype=share.dtype)
+    exactly: Tensor = Binomial(images, share[:, None]).log_prob(times).exp()  # type: ignore[no-untyped-call]
+    return exactly.flip(1).cumsum(dim=1).flip(1)
+
+
+def joined(rounds: Sequence[Tensor], before: Tensor) -> Tensor:
+    """[labels, images] log-odds from the chances of several rounds, each of which begins with the chances `before`."""
+    odds = [chance.clamp(_DOUBT, 1 - _DOUBT).logit() for chance in rounds]
+    return torch.stack(odds).sum(dim=0) - (len(rounds) - 1) * before.clamp(1e-12, 1 - 1e-12).logit()
+
+
+def most_expected(chance: Tensor) -> Tensor:
+    """[images] int64, sorted: the labels of which most are expected to be right; chance [labels, images], or odds."""
+    images = chance.shape[1]
+    best = chance.nan_to_num(nan=-torch.inf).flatten().sort(descending=True, stable=True).indices[:images]
+    return (best // images).sort().values

@@ -1,0 +1,92 @@
+"""Adam on the signs of gradients, for many independent problems in a box at once, each with its own end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from leakgauge.attacks._engine.matching import Function
+from leakgauge.attacks._search.lbfgs import Minima, Status
+
+_DECAY = 0.1
+"""What the step size is multiplied with, 3/8, 5/8 and 7/8 of the way."""
+
+_MEMORIES = (0.9, 0.999)
+"""Of the mean and of the mean square (Kingma and Ba 2015, Algorithm 1)."""
+
+_TINY = 1e-8
+"""Added to the root mean square, which of signs is zero only where every gradient was."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How far, and how long.
+
+    Attributes:
+        evaluations: of one problem, at most.
+        step: size of the first steps, in units of x.
+        tolerance: a problem with this value or below has converged.
+        box: lower and upper bound of every variable; None: unbounded.
+    """
+
+    evaluations: int
+    step: float
+    tolerance: float = -torch.inf
+    box: tuple[float, float] | None = None
+
+    def size(self, used: int) -> float:
+        """Of the step after `used` evaluations."""
+        passed = sum(8 * used > eighths * self.evaluations for eighths in (3, 5, 7))
+        return self.step * _DECAY**passed
+
+    def project(self, x: Tensor) -> Tensor:
+        """The nearest point in the box."""
+        return x if self.box is None else x.clamp(*self.box)
+
+
+def descend(function: Function, start: Tensor, schedule: Schedule) -> Minima:
+    """Minimise n functions of D variables each.
+
+    Args:
+        function: values and gradients of any of the n functions.
+        start: [n, D], not modified; projected into the box first.
+
+    Guarantees:
+        The iterate with the lowest value is told, not the last; it lies in the box.
+        A value or gradient that is not finite ends a problem as `FAILED` and changes nothing for the others but
+            rounding; it keeps what it had found before, or an infinite value where that is nothing.
+        A problem that has ended is not evaluated again; a zero gradient ends one too, as `STALLED`.
+        Same arguments, same numbers.
+
+    Source: Geiping et al. 2020, sec. 4 and its published code: the sign of the gradient goes into Adam, the step size
+        decays, every iterate is projected. Differs: the best iterate instead of the last; own ends.
+    """
+    n = len(start)
+    x = schedule.project(start)
+    best = Minima(x.clone(), start.new_full((n,), torch.inf), start.new_zeros(n, dtype=torch.int64), ())
+    status = [Status.SPENT] * n
+    live, mean, square = torch.arange(n, device=start.device), torch.zeros_like(x), torch.zeros_like(x)
+    for used in range(1, schedule.evaluations + 1):
+        value, gradient = function(x, live)
+        best.evaluations[live] = used
+        sound = value.isfinite() & gradient.isfinite().all(dim=1)
+        better = sound & (value < best.value[live])
+        best.x[live[better]], best.value[live[better]] = x[better], value[better]
+
+        ends = (~sound, value <= schedule.tolerance, ~gradient.any(dim=1))
+        for end, where in reversed(list(zip((Status.FAILED, Status.CONVERGED, Status.STALLED), ends, strict=True))):
+            for instance in live[where].tolist():
+                status[instance] = end
+        on = ~torch.stack(ends).any(dim=0)
+        if not bool(on.all()):
+            live, x, gradient, mean, square = live[on], x[on], gradient[on], mean[on], square[on]
+        if not len(live):
+            break
+        sign = gradient.sign()
+        mean.lerp_(sign, 1 - _MEMORIES[0])
+        square.lerp_(sign.square(), 1 - _MEMORIES[1])
+        unbiased, spread = mean / (1 - _MEMORIES[0] ** used), square / (1 - _MEMORIES[1] ** used)
+        x = schedule.project(x - schedule.size(used) * unbiased / (spread.sqrt() + _TINY))
+    return best._replace(status=tuple(status))

@@ -1,0 +1,1 @@
+"""Reconstructions in closed form, layer by layer."""

@@ -1,0 +1,1 @@
+"""CEPAM: mechanism, wire and claim."""

@@ -1,0 +1,295 @@
+"""What CEPAM sends of a quantized vector: attempts and cells, in about their entropy given what both sides know.
+
+Both know the radius r of every sub-vector and all dithers v. Where coordinates are small against a cell of side 2r,
+these alone nearly tell the message: a dither within the ball of radius 1/2 is accepted, one outside is not, and the
+cell is 0 unless the dither lies near its edge. So each attempt is a bit, accepted or not, in contexts of the distance
+of its dither from the sphere; a cell is an integer in contexts of r and of the distance of its dither from the edge.
+Contexts are cut from the bits of doubles made by sums, products and square roots, which every machine rounds alike.
+
+| part, with its length before it | holds |
+|---|---|
+| far | how far each cell beyond 15 is beyond; empty where none is, or the message is short |
+| attempts, for n > 1 | of each attempt a bit for every sub-vector that is open; then the numbers of the last few |
+| cells, to the message's end | up to 15, or any; positive towards the edge that is nearer to their dither |
+
+Guarantees:
+    What is sent is a function of attempts, cells and shared randomness: it tells nothing else of the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from leakgauge.defenses._cepam import lrsuq as _lrsuq
+from leakgauge.defenses._cepam.lrsuq import Floats
+from leakgauge.defenses._cepam.lrsuq import Integers as Ints
+from leakgauge.defenses._wire.golomb import decode_integers, encode_integers
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.codec import Reader
+from leakgauge.harness.core.contract import MessageError
+from leakgauge.harness.core.rng import Key
+
+Contexts = npt.NDArray[np.uint8]
+
+_FEW = 64
+"""Open sub-vectors below which contexts cost more than they save."""
+
+_NEAR = 15
+"""Largest cell of the part `cells` in a message of many: the coder of integers takes half the time up to it."""
+
+_MANY = 1 << 16
+"""Cells from which time counts for more than the percent by which the part `far` lengthens a message of fine cells."""
+
+_BLOCK = 1 << 15
+"""Sub-vectors looked at together: few enough that they stay in the cache."""
+
+_ONE = int(np.float64(1.0).view(np.int64))
+"""The bits of 1.0. What those of a double exceed them by is about its logarithm, in octaves from bit 52 on."""
+
+
+def pack(x: Floats, radii: Floats, spread: float, key: Key) -> bytes:
+    """Quantize sub-vectors and write them.
+
+    Args:
+        x: [N, n], stored column by column.
+        radii: [N], shared.
+        spread: about the root mean square of x, public. Another one costs bits, no more.
+        key: of the dithers, shared.
+
+    Guarantees:
+        `unpack` gives y with |y - x| <= r in each sub-vector, uniform on that ball, independent of x.
+
+    Raises:
+        ValueError: x is not finite or more than 2^40 cells from 0, or a radius is not positive.
+    """
+    count, n = x.shape
+    attempts, tape = np.empty(count, np.int64), _Tape(key, radii, spread)
+    limit = _limit(x.size)
+    near, contexts = np.empty((count, n), np.min_scalar_type(-limit)), np.empty((count, n), np.uint8)
+    far, beyond = [], []
+    for here in _blocks(count):
+        tape.start(here)
+        attempts[here], cells = _lrsuq.encode_with(x[here], radii[here], tape)
+        contexts[here] = cell_contexts(tape.accepted, radii[here], spread)
+        np.clip(_folded(cells, tape.accepted), -limit, limit, out=near[here], casting="unsafe")
+        outside = np.flatnonzero(np.abs(near[here]) == limit)
+        far.append(outside + here.start * n)
+        beyond.append(np.abs(cells[outside // n, outside % n]) - limit)
+    where = np.concatenate(far)
+    parts = [encode_integers(np.concatenate(beyond), contexts.reshape(-1)[where]) if where.size else b""]
+    if n > 1:
+        parts += _pack_attempts(attempts, tape.contexts)
+    return b"".join([*map(_framed, parts), encode_integers(near.reshape(-1), contexts.reshape(-1))])
+
+
+def unpack(wire: bytes, radii: Floats, spread: float, key: Key, n: int) -> Floats:
+    """[N, n], stored column by column: what `pack` made into `wire` with the same radii [N], spread and key.
+
+    Raises:
+        MessageError: not such a message.
+    """
+    source = Reader(wire)
+    beyond = _take_framed(source, "far cells")
+    dither = dithers(key, 1, np.arange(len(radii), dtype=np.int64), n)
+    if n > 1:
+        _unpack_attempts(source, dither, radii, spread, key)
+    contexts = np.empty((len(radii), n), np.uint8)
+    for here in _blocks(len(radii)):
+        contexts[here] = cell_contexts(dither[here], radii[here], spread)
+    cells = decode_integers(source.take(source.left, "cells"), contexts.reshape(-1))
+    _add_far(cells, beyond, contexts.reshape(-1))
+    told = cells.reshape(-1, n)
+    for here in _blocks(len(radii)):
+        # in the place of the dithers: fresh memory takes longer than the arithmetic
+        dither[here] = _lrsuq.place(_folded(told[here], dither[here]), radii[here], dither[here])
+    return dither
+
+
+def dithers(key: Key, attempt: int, rows: Ints, n: int) -> Floats:
+    """[K, n] in (-1/2, 1/2], stored column by column: of these sub-vectors in an attempt, numbered from 1."""
+    drawn = rng.uniform_at(key.child("attempt", attempt), rows.view(np.uint64), n)
+    return np.subtract(0.5, drawn, out=drawn)
+
+
+def cell_contexts(dither: Floats, radii: Floats, spread: float) -> Contexts:
+    """[K, n]: of the cells of sub-vectors whose accepted dithers are [K, n], and radii [K]."""
+    found = np.empty(dither.shape, np.uint8)
+    width = radii * (2 / spread)
+    row = np.clip(_logarithm(width, 1, _THIN), 0, _WIDE - _THIN)
+    row *= _DISTANCES
+    for coordinate in range(dither.shape[1]):
+        distance = np.abs(dither[:, coordinate])
+        np.subtract(0.5, distance, out=distance)
+        distance *= width
+        level = np.clip(_logarithm(distance, 1, _CLOSE), 0, _DISTANCES - 1)
+        level += row
+        np.take(_CELL_CONTEXT, level, out=found[:, coordinate], mode="clip")
+    return found
+
+
+def attempt_contexts(dither: Floats, radii: Floats, spread: float) -> Contexts:
+    """[K]: of the question whether dithers [K, n] are accepted in sub-vectors of these radii [K].
+
+    0 where the cell is under half a spread, and the dither tells nothing; else outside or inside, and how far.
+    """
+    norm = dither[:, 0] * dither[:, 0]
+    for coordinate in range(1, dither.shape[1]):
+        norm += dither[:, coordinate] * dither[:, coordinate]
+    margin = np.sqrt(norm, out=norm)
+    margin -= 0.5
+    inside = margin < 0
+    np.abs(margin, out=margin)
+    widths = radii * (2 / spread)
+    margin *= widths
+    level = np.clip(_logarithm(margin, 0, -2), 0, 4)
+    return np.where(widths < 0.5, 0, np.where(inside, 6, 1) + level).astype(np.uint8)
+
+
+def _logarithm(values: Floats, halvings: int, start: int) -> Ints:
+    """Of values >= 0, in octaves (halvings = 0) or half-octaves (1), rounded down, and counted from `start` of them."""
+    bits = values.view(np.int64) - (_ONE + (start << (52 - halvings)))
+    bits >>= 52 - halvings
+    return bits
+
+
+_THIN, _WIDE = -20, 4
+"""Half-octaves of a cell's width that are told apart; all wider cells are alike."""
+_CLOSE, _AWAY = -4, 6
+"""Half-octaves of the distance of a dither from the edge."""
+_DISTANCES = _AWAY - _CLOSE + 1
+
+
+def _cell_context(width: int, distance: int) -> int:
+    """The context of a width and a distance, each a number of half-octaves."""
+    if width < 0:
+        return width - _THIN
+    # an octave of widths has its own distances, of which half the width is the largest
+    octave, largest = width // 2, (-1, 1, _AWAY)[width // 2]
+    return -_THIN + octave * _DISTANCES + min(distance, largest) - _CLOSE
+
+
+_CELL_CONTEXT = np.array(
+    [_cell_context(width, distance) for width in range(_THIN, _WIDE + 1) for distance in range(_CLOSE, _AWAY + 1)],
+    np.uint8,
+)
+"""Of each width and distance. Below one spread the distance tells nothing, from four on the width does not."""
+
+
+class _Tape:
+    """The dithers that a block of sub-vectors is offered, each drawn once.
+
+    accepted: [K, n], stored column by column: what each sub-vector of the block was offered last.
+    contexts: of each attempt, in the order of the sub-vectors that were open, block after block.
+    """
+
+    def __init__(self, key: Key, radii: Floats, spread: float) -> None:
+        self._key, self._radii, self._spread = key, radii, spread
+        self.contexts: list[list[Contexts]] = []
+
+    def start(self, here: slice) -> None:
+        """Turn to this block."""
+        self._here = here
+        self.accepted: Floats = np.empty((0, 0))
+
+    def __call__(self, attempt: int, rows: Ints, n: int) -> Floats:
+        """[K, n]: for rows of the block; all of them in the first attempt."""
+        drawn = dithers(self._key, attempt, rows + self._here.start, n)
+        if attempt == 1:
+            self.accepted = drawn
+        else:
+            self.accepted.T[:, rows] = drawn.T
+        if n > 1:
+            if attempt > len(self.contexts):
+                self.contexts.append([])
+            radii = self._radii[self._here][rows]
+            self.contexts[attempt - 1].append(attempt_contexts(drawn, radii, self._spread))
+        return drawn
+
+
+def _pack_attempts(attempts: Ints, contexts: list[list[Contexts]]) -> list[bytes]:
+    """The parts that tell attempts [N]."""
+    parts, rows, attempt = [], np.arange(len(attempts)), 1
+    while rows.size >= _FEW:
+        accepted = attempts[rows] == attempt
+        parts.append(encode_integers(accepted.view(np.int8), np.concatenate(contexts[attempt - 1])))
+        rows, attempt = rows[~accepted], attempt + 1
+    return [*parts, encode_integers(attempts[rows] - attempt, np.zeros(rows.size, np.uint8))]
+
+
+def _unpack_attempts(source: Reader, dither: Floats, radii: Floats, spread: float, key: Key) -> None:
+    """Replace the dithers [N, n] of the first attempt by those that were accepted."""
+    rows, attempt, into, n = np.arange(len(dither), dtype=np.int64), 1, dither.T, dither.shape[1]
+    drawn = dither
+    while rows.size >= _FEW:
+        part = _take_framed(source, f"attempt {attempt}")
+        told = decode_integers(part, attempt_contexts(drawn, radii[rows], spread))
+        if told.min() < 0 or told.max() > 1:
+            raise MessageError(f"expected 1 for an accepted dither and 0 for another, got {told.min()}..{told.max()}")
+        rows, attempt = rows[told == 0], attempt + 1
+        drawn = dithers(key, attempt, rows, n)
+        into[:, rows] = drawn.T
+    further = decode_integers(_take_framed(source, "the last attempts"), np.zeros(rows.size, np.uint8))
+    if further.min(initial=0) < 0:
+        raise MessageError(f"expected attempts from {attempt} on, got {attempt + int(further.min())}")
+    for late in np.unique(further[further > 0]).tolist():
+        mine = rows[further == late]
+        into[:, mine] = dithers(key, attempt + late, mine, n).T
+
+
+def _add_far(cells: Ints, beyond: bytes, contexts: Contexts) -> None:
+    """Move each cell that stands for the limit or more to where it is."""
+    limit = _limit(cells.size)
+    peak = max(int(cells.max(initial=0)), -int(cells.min(initial=0)))
+    if peak > limit:
+        raise MessageError(f"expected cells up to {limit}, got {peak}")
+    if peak < limit:
+        if beyond:
+            raise MessageError(f"expected no far cells, got {len(beyond)} bytes of them")
+        return
+    far = np.flatnonzero(np.abs(cells) == limit)
+    further = decode_integers(beyond, contexts[far])
+    if further.min() < 0:
+        raise MessageError(f"expected how far cells are beyond {limit}, got {int(further.min())}")
+    cells[far] += np.sign(cells[far]) * further
+
+
+def _limit(count: int) -> int:
+    """The largest of so many cells that is sent with the others; the quantizer's are below 2**41."""
+    return _NEAR if count >= _MANY else 1 << 53
+
+
+def _folded(cells: Ints, dither: Floats) -> Ints:
+    """[K, n]: cells with the sign changed where the dither is negative; undoes itself."""
+    # the sign bit as 0 or -1: x ^ -1 is -x - 1
+    negative = dither.view(np.int64) >> 63
+    folded = cells ^ negative
+    folded -= negative
+    return folded
+
+
+def _blocks(count: int) -> Iterator[slice]:
+    """0..count-1, cut."""
+    return (slice(start, min(start + _BLOCK, count)) for start in range(0, count, _BLOCK))
+
+
+def _framed(part: bytes) -> bytes:
+    """A part with its length before it: seven bits a byte, the lowest first, the eighth says that more follow."""
+    length, left = bytearray(), len(part)
+    while left > 127:
+        length.append(left & 127 | 128)
+        left >>= 7
+    return bytes([*length, left]) + part
+
+
+def _take_framed(source: Reader, what: str) -> bytes:
+    """Undo `_framed`."""
+    length = 0
+    for shift in range(0, 35, 7):
+        (byte,) = source.take(1, f"the length of {what}")
+        length |= (byte & 127) << shift
+        if byte < 128:
+            return source.take(length, what)
+    raise MessageError(f"expected {what} of fewer than 2**35 bytes, got a longer length")

@@ -1,0 +1,1 @@
+"""JoPEQ: quantizer, lattices, and what its noise proves."""

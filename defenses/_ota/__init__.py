@@ -1,0 +1,1 @@
+"""Analog over-the-air aggregation: formulas and channel."""

@@ -1,0 +1,1 @@
+"""UDP: formulas and claim."""

@@ -1,0 +1,1 @@
+"""Entropy codes and transforms of messages."""

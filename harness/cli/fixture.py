@@ -1,0 +1,196 @@
+"""What a user's own defence leaks, asked from a test: see `harness.cli.pytest_plugin`."""
+
+from __future__ import annotations
+
+import functools
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import pytest
+
+from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec
+from leakgauge.harness.core.contract import Defense
+from leakgauge.harness.core.result import Run
+from leakgauge.harness.federation import registry
+from leakgauge.harness.gate.baseline import NOISE_SD, Baseline, BaselineError, read, write
+from leakgauge.harness.gate.judge import Rules, Verdict, judge
+from leakgauge.harness.gate.measure import Measure, Measured, measured
+from leakgauge.harness.study.run import run_study
+from leakgauge.harness.study.study import Study
+
+
+class LeakageWarning(UserWarning):
+    """A check that cannot tell, or what a reader of one must know."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line said.
+
+    Attributes:
+        folder: of the baselines, one file a test.
+        update: why the present numbers are accepted; None: they are compared.
+        inconclusive: what becomes of a check that cannot tell.
+        scratch: where runs go.
+        test: the name of the test, of which the file's name is made.
+    """
+
+    folder: Path
+    update: str | None
+    inconclusive: Literal["warn", "fail"]
+    scratch: Path
+    test: str
+
+
+class Leakage:
+    """The fixture `leakage`: calling it attacks a defence."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._asked = 0
+
+    def __call__(
+        self,
+        defense: Defense[Any, Any] | str,
+        *,
+        attacks: Sequence[str | dict[str, Any]] = ("analytic", {"name": "map", "evaluations": 150}),
+        images: int = 16,
+        data: str = "digits",
+        model: str = "mlp-small",
+        threat: str = "server",
+        federation: dict[str, Any] | None = None,
+        audit: int = 0,
+        seed: int = 0,
+        data_root: Path | None = None,
+    ) -> Leak:
+        """Train a small federation with the defence, attack the messages of its first round, and return what came out.
+
+        Args:
+            defense: an object of a class at the top level of a module, or the name of a shipped one.
+            attacks: names, or tables with a name and parameters as in a study; reconstructions.
+            images: one a victim; comparisons need 8.
+            data, model, threat, federation: as in a study; by default 10 clients and one round of gradients.
+            audit: trials with each of two inputs, of an audit of the defence by itself; 0: none.
+            data_root: folder of the data sets; default `LEAKGAUGE_DATA`.
+
+        Raises:
+            ValueError, LookupError, StudyError: what cannot be run, in a line.
+        """
+        part = _part(defense)
+        asked = {"clients": 10, "rounds": 1, "algorithm": "fedsgd", "samples": 500, **(federation or {})}
+        training = TrainingSpec(TaskSpec(data, model), registry.construct(FederationSpec, asked), part, seed, audit)
+        tables = [{"name": one} if isinstance(one, str) else one for one in attacks]
+        cells = tuple(Cell(training, _attack(table), Target("probe", count=images), threat) for table in tables)
+        self._asked += 1
+        number = "" if self._asked == 1 else f"-{self._asked}"
+        name = re.sub(r"[^\w.-]+", "-", self._options.test).strip("-") + number
+        run = run_study(Study(name, "", cells), self._options.scratch / name, data=data_root, workers=0)
+        return Leak(run, self._options, self._options.folder / f"{name}.json")
+
+
+@dataclass(frozen=True)
+class Leak:
+    """What attacks on a defence found, and what a test may ask of it.
+
+    Attributes:
+        run: all results.
+        file: of the baseline.
+    """
+
+    run: Run
+    options: Options
+    file: Path
+
+    @functools.cached_property
+    def measured(self) -> Measured:
+        """The numbers that are compared."""
+        return measured(self.run)
+
+    def assert_below(self, limit: float) -> None:
+        """Fail unless the mean SSIM of every attack is below `limit`."""
+        bad = [f"{one.name} is {one.value:.3f} over {one.n} images" for one in self._found() if not _value(one) < limit]
+        if bad:
+            _fail(f"leakage is not below {limit:g}: {'; '.join(bad)}")
+
+    def assert_recognisable(self, *, at_most: int) -> None:
+        """Fail if more images than that have an SSIM of 0.5 or more under some attack."""
+        each = zip(*(one.values for one in self._found()), strict=True)
+        seen = [
+            number for number, values in enumerate(each, 1) if max(value or 0.0 for value in values) >= Rules().above
+        ]
+        if len(seen) > at_most:
+            named = ", ".join(map(str, seen[:10]))
+            _fail(f"{len(seen)} images are recognisable, at most {at_most} may be: image {named}")
+
+    def assert_no_increase(self) -> None:
+        """Fail if more leaks than in the baseline of this test; with `--leakage-update REASON` make it the baseline.
+
+        The rules are those of `leakgauge check`, with bits and accuracy. Needs 8 images.
+        """
+        self._found()
+        now = self.measured
+        if self.options.update is not None:
+            write(Baseline(now, NOISE_SD, self.options.update), self.file)
+            return
+        try:
+            base = read(self.file)
+        except BaselineError as error:
+            _fail(f"{error}; make it with --leakage-update REASON")
+        outcome = judge(now, base.measured, Rules(), noise_sd=base.noise_sd)
+        if outcome.problems:
+            _fail(f"not comparable: {'; '.join(outcome.problems)}")
+        by_verdict = {verdict: [one for one in outcome.checks if one.verdict is verdict] for verdict in Verdict}
+        unsure = by_verdict.pop(Verdict.INCONCLUSIVE)
+        by_verdict.pop(Verdict.PASS)
+        bad = [f"{one.name}: {one.reason}" for checks in by_verdict.values() for one in checks]
+        if self.options.inconclusive == "fail":
+            bad += [f"{one.name}: {one.reason}" for one in unsure]
+            unsure = []
+        if bad:
+            _fail(f"{outcome.verdict.value.lower()}: {'; '.join(bad)}")
+        for one in unsure:
+            warnings.warn(f"inconclusive: {one.name}: {one.reason}", LeakageWarning, stacklevel=2)
+
+    def _found(self) -> list[Measure]:
+        """The reconstructions; a test fails where one has no number."""
+        found = [one for one in self.measured.measures if one.metric == "ssim"]
+        lost = [f"{one.name}: {one.problem}" for one in found if one.problem or one.value is None]
+        if lost or not found:
+            _fail(f"no number: {'; '.join(lost) or 'no attack reconstructs images'}")
+        return found
+
+
+def _value(one: Measure) -> float:
+    """Of a measure that has one."""
+    assert one.value is not None
+    return one.value
+
+
+def _fail(message: str) -> NoReturn:
+    """Fail the test in one line."""
+    pytest.fail(message, pytrace=False)
+
+
+def _part(defense: Defense[Any, Any] | str) -> PartSpec:
+    """How a study names a defence."""
+    if isinstance(defense, str):
+        return PartSpec(defense, registry.defaults("defense", defense))
+    kind = type(defense)
+    shipped = {found: name for name, found in registry.classes("defense").items()}
+    name = shipped.get(kind, f"{kind.__module__}:{kind.__qualname__}")
+    if "<locals>" in name:
+        raise ValueError(f"expected a defence whose class stands at the top of a module, got {name}")
+    return PartSpec(name, defense.parameters())
+
+
+def _attack(table: dict[str, Any]) -> PartSpec:
+    """An attack with its defaults filled in."""
+    name = table["name"]
+    built = registry.build("attack", name, {key: value for key, value in table.items() if key != "name"})
+    if built.kind != "reconstruction":
+        raise ValueError(f"expected attacks that reconstruct, got {name!r}, which is of kind {built.kind}")
+    return PartSpec(name, built.parameters())

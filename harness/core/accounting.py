@@ -1,0 +1,323 @@
+"""What a `DpEvent` promises as (epsilon, delta): closed forms where they exist, privacy loss distributions elsewhere.
+
+An event describes the law of one pair of neighbours. Which pair is the caller's business: the sensitivity goes into the
+noise multiplier, z = noise_std / sensitivity; it is 2 * clip where a record is replaced, clip where it is added or
+removed.
+
+| event | epsilon at delta = 0 | epsilon at delta > 0 |
+|---|---|---|
+| None, `NonPrivate`, a noise multiplier of 0 | infinite | infinite |
+| Gaussians, any composition | infinite | exact |
+| one Laplace | exact | exact |
+| one randomized response, repeated or not | exact | exact |
+| `Pure`, repeated or not | exact | exact for the worst mechanism of that epsilon; the sum above 30 |
+| `Leak`, repeated or not | infinite | exact: 0 from its delta on, infinite below |
+| any other composition of these | exact | upper bound; ValueError with a randomized response in it |
+| what else `PLDAccountant` supports (add or remove) | ValueError | upper bound |
+| the rest | ValueError | ValueError |
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from scipy import optimize
+
+from leakgauge.harness.core.gaussian import check_delta, check_nonnegative
+from leakgauge.harness.core.gaussian import gaussian_delta as gaussian_delta
+from leakgauge.harness.core.gaussian import gaussian_epsilon as gaussian_epsilon
+from leakgauge.harness.core.gaussian import gaussian_mu as gaussian_mu
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+
+_FINEST = 1e-4
+"""Step of a discretised privacy loss: dp_accounting's own."""
+
+_POINTS = 2e6
+"""Of more, the steps are made wider, which leaves an upper bound one; a noise of 0.01 clips would ask for 4 GB."""
+
+
+@dataclass(frozen=True)
+class Pure:
+    """`times` mechanisms, each epsilon-DP: two answers are never more than exp(epsilon) apart in probability."""
+
+    epsilon: float
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Leak:
+    """`times` mechanisms, each of which tells everything with probability `delta`, and nothing otherwise.
+
+    Two uniform laws on overlapping intervals are one: delta is then the same at every epsilon.
+    """
+
+    delta: float
+    times: int = 1
+
+
+Event: TypeAlias = "DpEvent | Pure | Leak"
+
+
+def epsilon(event: Event | None, delta: float) -> float:
+    """Smallest epsilon that `event` is known to have at `delta`; infinite where nothing is promised.
+
+    Args:
+        event: sensitivities are in its noise multipliers (see the module). None promises nothing.
+
+    Raises:
+        ValueError: delta is outside [0, 1), or the event has no known law; the message names it.
+    """
+    check_delta(delta)
+    return math.inf if event is None else _law(event).epsilon(delta)
+
+
+def delta(event: Event | None, epsilon: float) -> float:
+    """Smallest delta that `event` is known to have at `epsilon`; 1 where nothing is promised, 0 at an infinite epsilon.
+
+    Raises:
+        ValueError: epsilon is negative, or the event has no known law; the message names it.
+    """
+    check_nonnegative(epsilon=epsilon)
+    if math.isinf(epsilon):
+        return 0.0
+    return 1.0 if event is None else _law(event).delta(epsilon)
+
+
+def is_gaussian(event: Event | None) -> bool:
+    """Whether the law is that of N(0, 1) against N(mu, 1) for a finite mu."""
+    law = None if event is None else _law(event)
+    return isinstance(law, _Gaussian) and math.isfinite(law.mu)
+
+
+def repeat(event: Event, rounds: int) -> Event:
+    """`event`, `rounds` times, adaptively.
+
+    Raises:
+        ValueError: rounds is negative.
+    """
+    if rounds < 0:
+        raise ValueError(f"expected rounds >= 0, got rounds={rounds}")
+    if isinstance(event, Pure | Leak):
+        return replace(event, times=event.times * rounds)
+    from dp_accounting import SelfComposedDpEvent
+
+    return SelfComposedDpEvent(event, rounds)
+
+
+class _Law(Protocol):
+    """The trade-off between epsilon and delta of one pair of neighbours."""
+
+    def epsilon(self, delta: float) -> float:
+        """Smallest epsilon at `delta`."""
+
+    def delta(self, epsilon: float) -> float:
+        """Smallest delta at a finite `epsilon`."""
+
+
+class _Gaussian(NamedTuple):
+    """N(0, 1) against N(mu, 1); mu = 0 tells nothing, mu = inf everything."""
+
+    mu: float
+
+    def epsilon(self, delta: float) -> float:
+        return gaussian_epsilon(self.mu, delta)
+
+    def delta(self, epsilon: float) -> float:
+        return gaussian_delta(self.mu, epsilon)
+
+
+class _Laplace(NamedTuple):
+    """Two Laplace laws of scale 1, shifted by `pure`: delta = 1 - exp((eps - pure) / 2)."""
+
+    pure: float
+
+    def epsilon(self, delta: float) -> float:
+        return max(0.0, self.pure + 2 * math.log1p(-delta))
+
+    def delta(self, epsilon: float) -> float:
+        return max(0.0, -math.expm1((epsilon - self.pure) / 2))
+
+
+class _Response(NamedTuple):
+    """`times` randomized responses; the privacy loss of each is +one, 0 or -one.
+
+    `PLDAccountant` of dp_accounting 0.6.0 counts a repeated response once, hence this closed form; for two buckets it
+    is Kairouz, Oh, Viswanath 2015, Thm 3.3.
+    """
+
+    noise: float
+    buckets: int
+    times: int
+
+    @property
+    def one(self) -> float:
+        """Epsilon of a single response at delta = 0."""
+        return math.log1p(self.buckets * (1 - self.noise) / self.noise) if self.noise > 0 else math.inf
+
+    def epsilon(self, delta: float) -> float:
+        high = self.times * self.one
+        if delta == 0 or math.isinf(high):
+            return high
+        if self.delta(0.0) <= delta:
+            return 0.0
+        return float(optimize.brentq(lambda eps: self.delta(eps) - delta, 0.0, high, xtol=1e-15 * high))
+
+    def delta(self, epsilon: float) -> float:
+        if math.isinf(self.one):
+            return 1.0
+        loss = self.one * np.arange(-self.times, self.times + 1)
+        return float(_chances(self.noise, self.buckets, self.times) @ -np.expm1(np.minimum(epsilon - loss, 0.0)))
+
+
+class _Numerical(NamedTuple):
+    """What `PLDAccountant` makes of it; `pure` is epsilon at delta = 0, None where no closed form is known."""
+
+    leaves: tuple[tuple[DpEvent, int], ...]
+    pure: float | None
+
+    def epsilon(self, delta: float) -> float:
+        if delta > 0:
+            found = float(_accountant(self.leaves).get_epsilon(delta))
+            return found if self.pure is None else min(found, self.pure)
+        if self.pure is None:
+            raise ValueError(f"no epsilon is known at delta = 0 for {_names(self.leaves)}; ask at delta > 0")
+        return self.pure
+
+    def delta(self, epsilon: float) -> float:
+        if self.pure is not None and epsilon >= self.pure:
+            return 0.0
+        return float(_accountant(self.leaves).get_delta(epsilon))
+
+
+@functools.lru_cache(maxsize=4)
+def _accountant(leaves: tuple[tuple[DpEvent, int], ...]) -> Any:
+    """A `PLDAccountant` that holds all leaves; a claim asks the same one several times."""
+    from dp_accounting.pld import PLDAccountant
+
+    widest = max(_widest_loss(leaf) * math.sqrt(count) for leaf, count in leaves)
+    accountant = PLDAccountant(value_discretization_interval=max(_FINEST, widest / _POINTS))
+    unknown = [pair for pair in leaves if not accountant.supports(pair[0])]
+    if unknown:
+        raise ValueError(f"no law is known for {_names(unknown)} within {_names(leaves)} at delta > 0")
+    for leaf, count in leaves:
+        accountant.compose(leaf, count)
+    return accountant
+
+
+class _Worst(NamedTuple):
+    """The worst that so many epsilon-DP mechanisms can be: randomized responses (Kairouz et al. 2015, Thm 3.3)."""
+
+    event: Pure
+
+    @property
+    def _response(self) -> _Response | None:
+        """The responses; None where exp(-epsilon) is lost in rounding, and the sum is the bound."""
+        one, times = self.event.epsilon, self.event.times
+        return _Response(2 / (1 + math.exp(one)), 2, times) if one <= 30 and times > 0 else None
+
+    def epsilon(self, delta: float) -> float:
+        total = self.event.epsilon * self.event.times
+        return total if delta == 0 or self._response is None else min(total, self._response.epsilon(delta))
+
+    def delta(self, epsilon: float) -> float:
+        if epsilon >= self.event.epsilon * self.event.times:
+            return 0.0
+        return 1.0 if self._response is None else self._response.delta(epsilon)
+
+
+class _Uneven(NamedTuple):
+    """Everything with probability `chance`, nothing otherwise."""
+
+    chance: float
+
+    def epsilon(self, delta: float) -> float:
+        return 0.0 if delta >= self.chance else math.inf
+
+    def delta(self, epsilon: float) -> float:
+        return self.chance
+
+
+def _law(event: Event) -> _Law:
+    """The law of `event`, in closed form where there is one."""
+    if isinstance(event, Pure):
+        return _Worst(event)
+    if isinstance(event, Leak):
+        return _Uneven(-math.expm1(event.times * math.log1p(-event.delta)) if event.delta < 1 else min(event.times, 1))
+    import dp_accounting as dp
+
+    leaves = tuple(_leaves(event, 1))
+    kinds = {type(leaf) for leaf, _ in leaves}
+    if dp.NonPrivateDpEvent in kinds:
+        return _Gaussian(math.inf)
+    if kinds <= {dp.GaussianDpEvent}:
+        return _Gaussian(math.hypot(*(math.sqrt(count) * _inverse(leaf.noise_multiplier) for leaf, count in leaves)))
+    if kinds == {dp.RandomizedResponseDpEvent} and len(leaves) == 1:
+        leaf, count = leaves[0]
+        return _Response(leaf.noise_parameter, leaf.num_buckets, count)
+    if kinds == {dp.LaplaceDpEvent} and sum(count for _, count in leaves) == 1:
+        return _Laplace(_inverse(leaves[0][0].noise_multiplier))
+    pure = [_pure(leaf, count) for leaf, count in leaves]
+    known = [value for value in pure if value is not None]
+    return _Numerical(leaves, sum(known) if len(known) == len(pure) else None)
+
+
+def _leaves(event: DpEvent, count: int) -> Iterator[tuple[Any, int]]:
+    """The mechanisms inside `event`, each with how often it ran."""
+    import dp_accounting as dp
+
+    if isinstance(event, dp.SelfComposedDpEvent):
+        yield from _leaves(event.event, count * event.count)
+    elif isinstance(event, dp.ComposedDpEvent):
+        for part in event.events:
+            yield from _leaves(part, count)
+    elif not isinstance(event, dp.NoOpDpEvent) and count > 0:
+        yield event, count
+
+
+def _pure(leaf: Any, count: int) -> float | None:
+    """Epsilon of `count` runs at delta = 0; None where it is not known."""
+    import dp_accounting as dp
+
+    if isinstance(leaf, dp.LaplaceDpEvent):
+        return count * _inverse(leaf.noise_multiplier)
+    if isinstance(leaf, dp.RandomizedResponseDpEvent):
+        return _Response(leaf.noise_parameter, leaf.num_buckets, count).epsilon(0.0)
+    if isinstance(leaf, dp.GaussianDpEvent):
+        return math.inf if _inverse(leaf.noise_multiplier) > 0 else 0.0
+    return None
+
+
+def _inverse(noise_multiplier: float) -> float:
+    """1 / z: how far apart two neighbours are, in units of the noise; no noise is infinitely far."""
+    check_nonnegative(noise_multiplier=noise_multiplier)
+    return 1 / noise_multiplier if noise_multiplier > 0 else math.inf
+
+
+def _widest_loss(leaf: Any) -> float:
+    """About the largest privacy loss of one run that matters; 0 where it is not known to be large."""
+    if hasattr(leaf, "event"):
+        return _widest_loss(leaf.event)
+    far = _inverse(getattr(leaf, "noise_multiplier", math.inf))
+    return far * far / 2 + 10 * far
+
+
+@functools.lru_cache(maxsize=16)
+def _chances(noise: float, buckets: int, count: int) -> npt.NDArray[np.float64]:
+    """Probabilities of a sum of `count` losses -1, 0, +1 of a randomized response, from -count to count."""
+    low = noise / buckets
+    one = np.array([low, (buckets - 2) * low, 1 - (buckets - 1) * low])
+    return functools.reduce(np.convolve, [one] * count, np.ones(1))
+
+
+def _names(leaves: Sequence[tuple[Any, int]]) -> str:
+    """The types of the leaves, for an error message."""
+    return ", ".join(sorted({type(leaf).__name__ for leaf, _ in leaves}))

@@ -1,0 +1,352 @@
+"""How numbers become bytes on the wire, and back."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from leakgauge.harness.core.contract import MessageError
+from leakgauge.harness.core.vec import Vector
+
+Words = npt.NDArray[np.uint64]
+Integers = npt.NDArray[np.integer]
+Bits = npt.NDArray[np.bool_]
+
+
+def pack_float32(vector: Vector) -> bytes:
+    """4 * d bytes: little-endian IEEE single precision, the same on every machine."""
+    return vector.detach().cpu().numpy().astype("<f4").tobytes()
+
+
+def unpack_float32(wire: bytes, dim: int) -> Vector:
+    """The vector [dim] that `pack_float32` made into `wire`.
+
+    Raises:
+        MessageError: not 4 * dim bytes, or an entry is not finite.
+    """
+    check_length(wire, 4 * dim, f"{dim} floats")
+    return _finite(np.frombuffer(wire, "<f4").astype(np.float32))
+
+
+def pack_float64(vector: Tensor) -> bytes:
+    """8 * d bytes: little-endian IEEE double precision, the same on every machine."""
+    return vector.detach().cpu().numpy().astype("<f8").tobytes()
+
+
+def unpack_float64(wire: bytes, dim: int) -> Tensor:
+    """The vector [dim] float64 that `pack_float64` made into `wire`.
+
+    Raises:
+        MessageError: not 8 * dim bytes, or an entry is not finite.
+    """
+    check_length(wire, 8 * dim, f"{dim} doubles")
+    return _finite(np.frombuffer(wire, "<f8").astype(np.float64))
+
+
+def width_of(levels: int) -> int:
+    """Bits that tell `levels` levels apart: ceil(log2(levels)), in integers. One level needs no bit: 0.
+
+    Raises:
+        ValueError: levels is not positive.
+    """
+    if levels < 1:
+        raise ValueError(f"expected levels >= 1, got levels={levels}")
+    return (levels - 1).bit_length()
+
+
+def pack_levels(levels: Integers, width: int) -> bytes:
+    """[n] integers in 0..2**width-1, one after the other, least significant bit first.
+
+    Args:
+        width: bits a level, 0 to 32. Levels of width 0 are all 0 and cost nothing.
+
+    Returns:
+        ceil(n * width / 8) bytes; the bits after the last level are 0.
+
+    Raises:
+        ValueError: a level or the width is out of range, or the levels are not flat.
+    """
+    _check_width(width)
+    if levels.ndim != 1:
+        raise ValueError(f"expected flat levels [n], got shape {levels.shape}")
+    # the union of all bits tells a negative number and one that is too large apart from the rest in one pass
+    union = int(np.bitwise_or.reduce(levels, initial=0))
+    if union < 0 or union >> width:
+        raise ValueError(f"expected levels in 0..{2**width - 1}, got {int(levels.min())}..{int(levels.max())}")
+    count, cell = levels.size, _cell(width)
+    if width in (0, cell):
+        return levels.astype(f"<u{cell // 8}").tobytes() if width else b""
+    if width == 1:
+        return np.packbits(levels != 0, bitorder="little").tobytes()
+    padded = np.zeros(-(-count // 8) * 8, f"<u{cell // 8}")
+    padded[:count] = levels
+    words = _squeeze(padded.view("<u8"), width, cell)
+    if width in (2, 4):
+        packed = words.astype(f"<u{width}").tobytes()
+    else:
+        columns = _join(words.reshape(-1, cell // 8), width * 64 // cell)
+        packed = columns.astype("<u8", copy=False).view(np.uint8)[:, :width].tobytes()
+    return packed[: -(-count * width // 8)]
+
+
+def unpack_levels(wire: bytes, count: int, width: int) -> npt.NDArray[np.int64]:
+    """The levels [count] that `pack_levels` made into `wire`.
+
+    Raises:
+        MessageError: not ceil(count * width / 8) bytes, or a bit after the last level is not 0.
+        ValueError: the width is out of range.
+    """
+    _check_width(width)
+    check_length(wire, -(-count * width // 8), f"{count} levels of {width} bits")
+    used = count * width % 8
+    if used and wire[-1] >> used:
+        raise MessageError(f"expected zero bits after {count} levels of {width} bits, got a last byte of {wire[-1]}")
+    if width == 0:
+        return np.zeros(count, np.int64)
+    cell, whole = _cell(width), len(wire) // width
+    if width == cell:
+        return np.frombuffer(wire, f"<u{cell // 8}").astype(np.int64)
+    rows = np.zeros((-(-count // 8), cell), np.uint8)
+    read = np.frombuffer(wire, np.uint8)
+    rows[:whole, :width] = read[: whole * width].reshape(whole, width)
+    if whole < len(rows):
+        rows[whole, : len(wire) - whole * width] = read[whole * width :]
+    words = _part(rows.view("<u8").astype(np.uint64, copy=False), width * 64 // cell)
+    cells = _spread(words.reshape(-1), width, cell).astype("<u8", copy=False).view(f"<u{cell // 8}")
+    return cells[:count].astype(np.int64)
+
+
+class Reader:
+    """A cursor over a message that has several parts."""
+
+    def __init__(self, wire: bytes) -> None:
+        self._wire = wire
+        self._at = 0
+
+    @property
+    def left(self) -> int:
+        """Bytes that were not taken."""
+        return len(self._wire) - self._at
+
+    def take(self, length: int, what: str) -> bytes:
+        """The next `length` bytes, which hold `what`.
+
+        Raises:
+            MessageError: fewer are left.
+        """
+        if not 0 <= length <= self.left:
+            raise MessageError(f"expected {length} bytes of {what} at byte {self._at}, got {self.left} bytes")
+        self._at += length
+        return self._wire[self._at - length : self._at]
+
+    def done(self) -> None:
+        """Check that the message ends here.
+
+        Raises:
+            MessageError: bytes are left.
+        """
+        if self.left:
+            raise MessageError(f"expected a message of {self._at} bytes, got {len(self._wire)} bytes")
+
+
+class BitWriter:
+    """A message whose parts are not whole bytes; least significant bit first."""
+
+    def __init__(self) -> None:
+        self._parts: list[Bits] = []
+
+    def put(self, bits: Bits) -> None:
+        """Append bits [n]."""
+        self._parts.append(bits)
+
+    def put_number(self, number: int, width: int) -> None:
+        """Append one number in `width` bits."""
+        self.put(np.array([number >> bit & 1 for bit in range(width)], np.bool_))
+
+    def put_fields(self, values: Integers, widths: npt.NDArray[np.int64]) -> None:
+        """Append non-negative integers [n] below 2**widths [n]: first the lowest bits of all, then the next ones."""
+        narrowest = int(widths.min(initial=64))
+        for bit in range(int(widths.max(initial=0))):
+            self.put((values if bit < narrowest else values[widths > bit]) >> bit & 1 != 0)
+
+    def put_counts(self, counts: Integers, top: int) -> None:
+        """Append integers [n] in 0..top, best of about one size: their bit lengths, then the bits below the highest.
+
+        The range of the bit lengths takes some 8 bits, then n equal lengths none, others ceil(log2(range)) bits each.
+        """
+        room = top.bit_length()
+        # the exponent that frexp splits off is the bit length
+        lengths = np.frexp(counts.astype(np.float64))[1].astype(np.int64)
+        least = int(lengths.min()) if lengths.size else 0
+        span = (int(lengths.max(initial=0)) - least).bit_length()
+        self.put_number(least, room.bit_length())
+        self.put_number(span, room.bit_length().bit_length())
+        self.put_fields(lengths - least, np.full(counts.size, span))
+        self.put_fields(counts, np.maximum(lengths - 1, 0))
+
+    def put_unary(self, values: Integers) -> None:
+        """Append non-negative integers [n]: that many zeros and a one for each."""
+        ends = np.cumsum(values, dtype=np.int64) + np.arange(values.size)
+        bits = np.zeros(int(ends[-1]) + 1 if values.size else 0, np.bool_)
+        bits[ends] = True
+        self.put(bits)
+
+    def wire(self) -> bytes:
+        """All that was appended, with zero bits up to a whole byte."""
+        return np.packbits(np.concatenate(self._parts), bitorder="little").tobytes() if self._parts else b""
+
+
+class BitReader:
+    """A cursor over what a `BitWriter` wrote."""
+
+    def __init__(self, wire: bytes) -> None:
+        self._bits = np.unpackbits(np.frombuffer(wire, np.uint8), bitorder="little").view(np.bool_)
+        self._at = 0
+
+    @property
+    def left(self) -> int:
+        """Bits that were not taken."""
+        return self._bits.size - self._at
+
+    def take(self, count: int) -> Bits:
+        """The next bits [count].
+
+        Raises:
+            MessageError: fewer are left.
+        """
+        if count > self.left:
+            raise MessageError(f"expected {count} bits at bit {self._at}, got {self.left}: the message is cut off")
+        self._at += count
+        return self._bits[self._at - count : self._at]
+
+    def take_number(self, width: int) -> int:
+        """The number that `put_number` appended."""
+        return sum(1 << bit for bit in np.flatnonzero(self.take(width)).tolist())
+
+    def take_fields(self, widths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The integers [n] that `put_fields` appended with the same `widths` [n], at most 63 each."""
+        values = np.zeros(widths.size, np.int64)
+        narrowest = int(widths.min(initial=64))
+        for bit in range(int(widths.max(initial=0))):
+            if bit < narrowest:
+                values |= self.take(widths.size).astype(np.int64) << bit
+            else:
+                live = np.flatnonzero(widths > bit)
+                values[live] |= self.take(live.size).astype(np.int64) << bit
+        return values
+
+    def take_counts(self, count: int, top: int) -> npt.NDArray[np.int64]:
+        """The integers [count] that `put_counts` appended with the same `top`, below 2**53.
+
+        Raises:
+            MessageError: one is longer than `top`.
+        """
+        room = top.bit_length()
+        least, span = self.take_number(room.bit_length()), self.take_number(room.bit_length().bit_length())
+        lengths = least + self.take_fields(np.full(count, span))
+        if lengths.max(initial=0) > room:
+            raise MessageError(f"expected integers of at most {room} bits, got one of {int(lengths.max())} bits")
+        low = self.take_fields(np.maximum(lengths - 1, 0))
+        return np.where(lengths > 0, low | (1 << np.maximum(lengths - 1, 0)), 0)
+
+    def take_unary(self, count: int, limit: int) -> npt.NDArray[np.int64]:
+        """The integers [count] that `put_unary` appended, at most `limit` bits in all.
+
+        Raises:
+            MessageError: these bits do not hold as many integers.
+        """
+        ends = np.flatnonzero(self._bits[self._at : self._at + limit])[:count]
+        if ends.size < count:
+            raise MessageError(f"expected {count} unary integers at bit {self._at}, got {ends.size}")
+        self._at += int(ends[-1]) + 1 if count else 0
+        return np.diff(ends, prepend=-1) - 1
+
+    def done(self) -> None:
+        """Check that nothing but the zero bits up to a whole byte is left.
+
+        Raises:
+            MessageError: there is more.
+        """
+        if self.left >= 8 or self._bits[self._at :].any():
+            raise MessageError(f"expected a message of {self._at} bits, then zeros, got {self._bits.size} bits")
+
+
+def check_length(wire: bytes, length: int, what: str) -> None:
+    """Refuse a message that has not the `length` bytes that `what` takes.
+
+    Raises:
+        MessageError: another length.
+    """
+    if len(wire) != length:
+        raise MessageError(f"expected a message of {length} bytes ({what}), got {len(wire)} bytes")
+
+
+def _finite(values: npt.NDArray[np.floating]) -> Tensor:
+    """The same numbers as a tensor, if all are finite."""
+    if not np.isfinite(values).all():
+        raise MessageError(f"expected a finite message, got {int((~np.isfinite(values)).sum())} non-finite entries")
+    return torch.from_numpy(values)
+
+
+def _check_width(width: int) -> None:
+    """Refuse a width that does not fit."""
+    if not 0 <= width <= 32:
+        raise ValueError(f"expected a width of 0 to 32 bits, got width={width}")
+
+
+def _cell(width: int) -> int:
+    """Bits of the smallest machine integer that holds a level."""
+    return 8 if width <= 8 else 16 if width <= 16 else 32
+
+
+def _squeeze(words: Words, width: int, cell: int) -> Words:
+    """Move the levels in the cells of each 64-bit word together, to its low end: halves the gaps' number each turn."""
+    while cell < 64:
+        low, high = _masks(width, cell)
+        words = (words & low) | ((words >> np.uint64(cell - width)) & high)
+        width, cell = 2 * width, 2 * cell
+    return words
+
+
+def _spread(words: Words, width: int, cell: int) -> Words:
+    """Undo `_squeeze`."""
+    turns = (64 // cell).bit_length() - 1
+    for turn in reversed(range(turns)):
+        low, high = _masks(width << turn, cell << turn)
+        words = (words & low) | ((words & high) << np.uint64((cell - width) << turn))
+    return words
+
+
+def _masks(width: int, cell: int) -> tuple[np.uint64, np.uint64]:
+    """Of each pair of cells: the bits of the first level, and those of the second once it follows the first."""
+    low = sum((2**width - 1) << (2 * cell * pair) for pair in range(32 // cell))
+    return np.uint64(low), np.uint64(low << width)
+
+
+def _join(words: Words, bits: int) -> Words:
+    """[rows, k] words of `bits` bits each, as [rows, k] words whose bits follow each other without a gap."""
+    if words.shape[1] == 1:
+        return words
+    joined = np.zeros_like(words)
+    for column in range(words.shape[1]):
+        at, shift = divmod(column * bits, 64)
+        joined[:, at] |= words[:, column] << np.uint64(shift)
+        if shift + bits > 64:
+            joined[:, at + 1] |= words[:, column] >> np.uint64(64 - shift)
+    return joined
+
+
+def _part(joined: Words, bits: int) -> Words:
+    """Undo `_join`."""
+    if joined.shape[1] == 1:
+        return joined
+    words = np.empty_like(joined)
+    for column in range(joined.shape[1]):
+        at, shift = divmod(column * bits, 64)
+        words[:, column] = joined[:, at] >> np.uint64(shift)
+        if shift + bits > 64:
+            words[:, column] |= joined[:, at + 1] << np.uint64(64 - shift)
+    words &= np.uint64(2**bits - 1)
+    return words

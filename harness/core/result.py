@@ -1,0 +1,321 @@
+"""What came out: results as plain frozen data without torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from leakgauge.harness.core.cell import Cell, TrainingSpec
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a cell ran: recorded, not part of its name."""
+
+    device: str
+    threads: int
+    engine: str
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What it ran on. `dirty` means that the checkout differed from `commit`."""
+
+    commit: str
+    dirty: bool
+    python: str
+    packages: dict[str, str]
+    machine: str
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its interval.
+
+    Attributes:
+        name: of the metric, e.g. `ssim`.
+        value: None where the number means nothing ("n/a"), with the reason in `note`.
+        low, high: ends of the interval, None where there is none.
+        level: confidence of the interval.
+        n: items that the number rests on.
+        unit: e.g. `dB`; empty for a pure number.
+        higher_leaks: True if a higher value means that the attacker learns more, False if less, None if neither.
+        method: of the interval.
+        values: per item, in the order of the victims; None for an item that failed.
+        note: why there is no value, or what to bear in mind.
+    """
+
+    name: str
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+    method: str
+    level: float = 0.95
+    unit: str = ""
+    higher_leaks: bool | None = None
+    values: tuple[float | None, ...] = ()
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for number in (self.value, self.low, self.high, *self.values):
+            if number is not None and not math.isfinite(number):
+                raise ValueError(f"expected finite numbers in {self.name!r}, got {number}; use None for n/a")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """Something that a reader of the number must know. `severity` is `warning` or `note`."""
+
+    code: str
+    message: str
+    severity: Literal["warning", "note"] = "warning"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The global model before round `round` (equal to the number of rounds after the last one)."""
+
+    round: int
+    accuracy: float | None
+    loss: float
+
+
+@dataclass(frozen=True)
+class ProofRecord:
+    """What provably holds for one unit; `epsilon` None is infinity.
+
+    `tight`: some pair of neighbours attains it. `against`: of whom it speaks.
+    """
+
+    epsilon: float | None
+    delta: float
+    unit: str
+    method: str
+    reason: str
+    tight: bool
+    against: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ClaimRecord:
+    """A defence's claim with its numbers; `epsilon` None means that nothing is promised (infinity).
+
+    Attributes:
+        proved: what holds for the claim's unit and adversaries, at the delta that was asked for.
+        further: the same for other units or adversaries.
+        verdict: HOLDS, LOOSE, BROKEN, UNPROVED or NOTHING PROMISED, at the claim's own delta.
+        reason: for the verdict, with both numbers.
+    """
+
+    epsilon: float | None
+    delta: float
+    unit: str
+    relation: str
+    horizon: str
+    against: tuple[str, ...]
+    source: str
+    assumes: tuple[str, ...]
+    proved: ProofRecord
+    further: tuple[ProofRecord, ...]
+    verdict: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class AuditRecord:
+    """A measured lower bound of a defence's epsilon in a small federation, beside what is claimed and proved there.
+
+    Attributes:
+        claimed, proved: epsilons in the small federation, at `delta`; None is infinity.
+        epsilon_lower: with this confidence, epsilon there is no smaller.
+        delta, unit, relation, horizon: of the claim there.
+        rounds: that each trial ran.
+        clients, samples, dim: the small federation: clients, records of each, numbers in an update.
+        trials: counted, with each of two inputs.
+        distinguisher, pair: how the two inputs were told apart, and which they were.
+        threat: who looked.
+        method: of the bound. `any_mechanism` is the bound that takes the mechanism for nothing in particular.
+        contradicts: the bound is above what is proved, too.
+        verdict, reason: of the claim there.
+    """
+
+    claimed: float | None
+    proved: float | None
+    epsilon_lower: float
+    delta: float
+    unit: str
+    relation: str
+    horizon: str
+    rounds: int
+    clients: int
+    samples: int
+    dim: int
+    confidence: float
+    trials: int
+    distinguisher: str
+    pair: str
+    threat: str
+    method: str
+    any_mechanism: float
+    contradicts: bool
+    verdict: str
+    reason: str
+
+    @property
+    def refutes(self) -> bool:
+        """Whether the bound is above what is claimed in the same federation."""
+        return self.claimed is not None and self.epsilon_lower > self.claimed
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """What one training says of itself, apart from any attack.
+
+    Attributes:
+        dim: d, parameters of the model.
+        evaluations: test accuracy and loss, in the order of the rounds.
+        test_samples: n behind each accuracy.
+        message_bytes: mean bytes of one client's message, a round, counted from the bytes.
+        snr_db: mean over the messages of a round of 10 log10(|u|^2 / |decoded - u|^2); None where the decoded update is
+            exact or the update is zero.
+        one_round, whole_run: the claim for one round and for all of them.
+        audited: of the defence by itself; None where none was asked for, or a flag says why there is none.
+    """
+
+    spec: TrainingSpec
+    environment: Environment
+    execution: Execution
+    dim: int
+    evaluations: tuple[Evaluation, ...]
+    test_samples: int
+    message_bytes: tuple[float, ...]
+    snr_db: tuple[float | None, ...]
+    one_round: ClaimRecord
+    whole_run: ClaimRecord
+    classes: tuple[str, ...]
+    flags: tuple[Flag, ...]
+    digest: str
+    audited: AuditRecord | None = None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Test accuracy of the last model that was evaluated; None where the task has none."""
+        known = [evaluation.accuracy for evaluation in self.evaluations if evaluation.accuracy is not None]
+        return known[-1] if known else None
+
+
+@dataclass(frozen=True)
+class Result:
+    """One finished cell."""
+
+    cell: Cell
+    execution: Execution
+    environment: Environment
+    estimates: tuple[Estimate, ...]
+    flags: tuple[Flag, ...]
+    digest: str
+
+    def estimate(self, name: str) -> Estimate:
+        """The estimate called `name`.
+
+        Raises:
+            LookupError: there is none.
+        """
+        for estimate in self.estimates:
+            if estimate.name == name:
+                return estimate
+        raise LookupError(f"no estimate {name!r}; there are: {', '.join(e.name for e in self.estimates)}")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One cell that did not finish: what went wrong, in one line, and the whole trace."""
+
+    cell: Cell
+    kind: str
+    message: str
+    trace: str
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """What a reconstruction attack was after, and what it made of it, for people to look at.
+
+    original, guess: [victims, batch, height, width, channels] float32 in [0, 1]; guesses are matched to the originals.
+    """
+
+    original: npt.NDArray[np.float32]
+    guess: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a membership attack made of the records that it was asked about; a higher score means member.
+
+    members: [m] float64, of those that took part; outside: [n] float64, of those that did not. who: a digest of which
+    of the records took part, in the order in which they were asked about.
+    """
+
+    members: npt.NDArray[np.float64]
+    outside: npt.NDArray[np.float64]
+    who: str = ""
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that a folder of results holds; what reports are made of.
+
+    Attributes:
+        name: of the study.
+        study: the study as resolved, plain data.
+        study_hash: fingerprint of the resolved cells.
+        cells: all planned, in the study's order.
+        trainings: by id, those that finished.
+        results: by cell id, those that finished.
+        failures: by cell id.
+        missing: ids of cells with neither.
+        pictures: loads the pictures of a cell id; None where it has none.
+        scores: loads the membership scores of a cell id; None where it has none.
+        seconds: by cell id and training id, where known.
+        public_data: names of the data sets whose images may be shown by default.
+        data_hashes: by data set name.
+        attacks: by `PartSpec.label`, those that the cells use.
+    """
+
+    name: str
+    study: dict[str, Any]
+    study_hash: str
+    cells: tuple[Cell, ...]
+    trainings: dict[str, TrainingRecord]
+    results: dict[str, Result]
+    failures: dict[str, Failure]
+    missing: tuple[str, ...]
+    pictures: Callable[[str], Pictures | None]
+    scores: Callable[[str], Scores | None]
+    seconds: dict[str, float]
+    public_data: frozenset[str]
+    data_hashes: dict[str, str]
+    attacks: dict[str, PartInfo]
+
+
+@dataclass(frozen=True)
+class PartInfo:
+    """What an attack is, for tables: `summary` is the first line of its docstring, `kind` as in the contract."""
+
+    name: str
+    summary: str
+    kind: str = ""
+    aware: bool = False
+    floor: bool = False
+
+
+def to_data(value: Any) -> Any:
+    """A dataclass of this module as plain data for JSON."""
+    return dataclasses.asdict(value)

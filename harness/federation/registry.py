@@ -1,0 +1,213 @@
+"""Finds defences and attacks: one file each in the packages `defenses` and `attacks`, entry points, or `module:Class`.
+
+The file name is the name (`membership_loss.py` is `membership-loss`), and the file holds one public class. The only
+module that imports the two packages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import importlib.metadata
+import inspect
+import json
+import pkgutil
+from typing import Any, Literal, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from leakgauge.harness.core.cascade import Cascade
+from leakgauge.harness.core.cell import PartSpec, Scalar
+from leakgauge.harness.core.contract import Attack, Defense
+from leakgauge.harness.core.errors import UnknownNameError, unknown
+from leakgauge.harness.core.result import PartInfo
+
+Kind = Literal["defense", "attack"]
+P = TypeVar("P")
+
+_PACKAGE = {"defense": "defenses", "attack": "attacks"}
+_BASE: dict[str, type] = {"defense": Defense, "attack": Attack}
+
+
+@functools.cache
+def classes(kind: Kind) -> dict[str, type]:
+    """All classes of this kind by name, in alphabetical order.
+
+    Raises:
+        ImportError: a file of the package holds no class of this kind, or more than one; or two have one name.
+    """
+    found: dict[str, type] = {}
+    package = importlib.import_module(f"leakgauge.{_PACKAGE[kind]}")
+    for info in pkgutil.iter_modules(package.__path__):
+        if not info.name.startswith("_"):
+            module = importlib.import_module(f"leakgauge.{_PACKAGE[kind]}.{info.name}")
+            found[info.name.replace("_", "-")] = _only_class(kind, module.__name__, vars(module))
+    for entry in importlib.metadata.entry_points(group=f"leakgauge.{_PACKAGE[kind]}"):
+        if entry.name in found:
+            raise ImportError(f"two {_PACKAGE[kind]} are named {entry.name!r}; one comes from {entry.value}")
+        found[entry.name] = entry.load()
+    return dict(sorted(found.items()))
+
+
+def _only_class(kind: Kind, module: str, names: dict[str, Any]) -> type:
+    """The one concrete class of this kind that the module defines."""
+    mine = [
+        value
+        for name, value in names.items()
+        if inspect.isclass(value)
+        and value.__module__ == module
+        and not name.startswith("_")
+        and issubclass(value, _BASE[kind])
+    ]
+    if len(mine) != 1:
+        raise ImportError(f"expected one public {kind} class in {module}, got {len(mine)}")
+    found: type = mine[0]
+    return found
+
+
+def lookup(kind: Kind, name: str) -> type:
+    """The class called `name`, or the class that `module:Class` names.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    known = classes(kind)
+    if name in known:
+        return known[name]
+    if ":" not in name:
+        raise unknown(kind, name, known)
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UnknownNameError(f"no {kind} {name!r}: {error}") from error
+    if not (inspect.isclass(found) and issubclass(found, _BASE[kind])):
+        raise UnknownNameError(f"expected a subclass of {_BASE[kind].__name__} for {name!r}, got {found!r}")
+    return found
+
+
+class ParameterError(ValueError):
+    """Parameters that a defence or an attack does not take; `problems` are (key, what came, what was expected)."""
+
+    def __init__(self, name: str, problems: list[tuple[str, str]]) -> None:
+        super().__init__("; ".join(f"{name}.{key}: {text}" if key else f"{name}: {text}" for key, text in problems))
+        self.problems = problems
+
+
+def build(kind: Kind, name: str, parameters: dict[str, Scalar]) -> Any:
+    """The defence or attack called `name` with these parameters, checked strictly.
+
+    Raises:
+        UnknownNameError: no such name.
+        ParameterError: unknown keys, wrong types, values out of range: all of them at once.
+    """
+    if kind == "defense" and "+" in name:
+        return _cascade(name, parameters)
+    found = lookup(kind, name)
+    try:
+        return construct(found, {key: value for key, value in parameters.items() if value is not None})
+    except ValidationError as error:
+        raise ParameterError(name, [explain(item) for item in error.errors()]) from error
+
+
+def _cascade(name: str, parameters: dict[str, Scalar]) -> Cascade:
+    """The two defences that `name` joins with a plus, each with the parameters that are its own.
+
+    A parameter that both have is written `defence.parameter`.
+    """
+    names = _parts(name)
+    fields = [{field.name for field in dataclasses.fields(lookup("defense", part))} for part in names]
+    tables: list[dict[str, Scalar]] = [{}, {}]
+    problems = []
+    for key, value in parameters.items():
+        part, _, inner = key.rpartition(".")
+        owners = [i for i in (0, 1) if inner in fields[i] and part in ("", names[i])]
+        if len(owners) == 1:
+            tables[owners[0]][inner] = value
+        elif owners:
+            problems.append((key, f"both have it; write {names[0]}.{key} or {names[1]}.{key}"))
+        else:
+            problems.append((key, f"unknown key, got {value!r}"))
+    built = []
+    for part, table in zip(names, tables, strict=True):
+        try:
+            built.append(build("defense", part, table))
+        except ParameterError as error:
+            problems += error.problems
+    if problems:
+        raise ParameterError(name, problems)
+    try:
+        return Cascade(names, *built)
+    except ValueError as error:
+        raise ParameterError(name, [("", str(error))]) from error
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """The two names in the name of a cascade."""
+    first, *rest = name.split("+")
+    if len(rest) != 1:
+        raise UnknownNameError(f"expected two defences joined by one '+', got {name!r}")
+    return first, rest[0]
+
+
+def construct(kind: type[P], table: dict[str, Any]) -> P:
+    """A dataclass from a table, checked strictly: no text where a number stands, no key that it does not have.
+
+    Raises:
+        pydantic.ValidationError: everything that is wrong, at once.
+    """
+    # through JSON, where strict mode takes a table for a dataclass and an integer for a float
+    adapter: Any = _adapter(kind)  # type: ignore[arg-type]  # a type is hashable, which a type variable does not say
+    found: P = adapter.validate_json(json.dumps(table, default=str), strict=True)
+    return found
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """The reader of a type, built once."""
+    return TypeAdapter(kind)
+
+
+def explain(item: Any) -> tuple[str, str]:
+    """One problem that pydantic found as (path, text): what came and what was expected."""
+    path = ".".join(str(part) for part in item["loc"])
+    came = item["input"]
+    if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return path, f"unknown key, got {came!r}"
+    if item["type"] in ("missing", "missing_argument"):
+        return path, "missing"
+    if item["type"] == "value_error":
+        return path, item["msg"].removeprefix("Value error, ")
+    return path, f"got {came!r}, expected: {item['msg'][0].lower()}{item['msg'][1:]}"
+
+
+def build_defense(spec: PartSpec) -> Defense[Any, Any]:
+    """The defence that a specification names."""
+    built: Defense[Any, Any] = build("defense", spec.name, spec.parameters)
+    return built
+
+
+def build_attack(spec: PartSpec) -> Attack:
+    """The attack that a specification names."""
+    built: Attack = build("attack", spec.name, spec.parameters)
+    return built
+
+
+def defaults(kind: Kind, name: str) -> dict[str, Scalar]:
+    """The parameters of a defence or an attack with their default values."""
+    found: dict[str, Scalar] = build(kind, name, {}).parameters()
+    return found
+
+
+def summary(kind: Kind, name: str) -> str:
+    """The first line of a defence's or an attack's docstring."""
+    if kind == "defense" and "+" in name:
+        return ", then ".join(summary(kind, part).rstrip(".") for part in _parts(name)) + "."
+    return (inspect.getdoc(lookup(kind, name)) or "").split("\n")[0]
+
+
+def describe(spec: PartSpec) -> PartInfo:
+    """What an attack with these parameters is."""
+    attack = build_attack(spec)
+    return PartInfo(spec.name, summary("attack", spec.name), attack.kind, attack.aware, attack.floor)

@@ -1,0 +1,216 @@
+"""The baseline: a committed JSON file of a run's measures, with why they are accepted.
+
+A measure takes three lines, so that a diff shows what moved: what it is, its number, and its values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from leakgauge.harness.gate.measure import Measure, Measured, measured
+from leakgauge.harness.study.store import load_run, write_atomically
+
+SCHEMA = 1
+
+NOISE_SD = 0.012
+"""The largest standard deviation of an image's SSIM over repeated runs that was measured (0.005 to 0.012)."""
+
+_BREAKS = ("value", "values")
+"""Fields of a measure that begin a line."""
+
+_ANEW = "make it anew with 'leakgauge baseline update'"
+
+
+class BaselineError(ValueError):
+    """A baseline that is not there, cannot be read, or is of another version; one line, saying what to do."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A run's measures and what was said when they were accepted.
+
+    Attributes:
+        noise_sd: standard deviation of an image's value over repeated runs.
+        reason: why this is the baseline.
+    """
+
+    measured: Measured
+    noise_sd: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Move:
+    """A measure that is not the same in two runs.
+
+    Attributes:
+        key, name: of the measure.
+        before, after: its value; None where there is none.
+        differ: single values that are not the same, or that one run lacks; 0 where it is in one run only.
+        of: single values in the run that has more of them.
+    """
+
+    key: str
+    name: str
+    kind: Literal["moved", "appeared", "vanished"]
+    before: float | None
+    after: float | None
+    differ: int
+    of: int
+
+
+@dataclass(frozen=True)
+class _File:
+    """What the file holds, in its order."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    schema: int
+    reason: str
+    noise_sd: float
+    measured: Measured
+
+
+def of(path: Path) -> Baseline:
+    """The baseline in a file; or a folder of results, taken for one.
+
+    Raises:
+        BaselineError, StoreError: it is neither.
+    """
+    if not path.is_dir():
+        return read(path)
+    return Baseline(measured(load_run(path)), NOISE_SD, f"the results in {path.name}")
+
+
+def read(path: Path) -> Baseline:
+    """The baseline in a file.
+
+    Raises:
+        BaselineError: there is no such file, it is cut or of another version, or something in it is of a wrong type,
+            not finite, or there twice.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise BaselineError(f"no baseline {path}; make one with 'leakgauge baseline update'") from error
+    except OSError as error:
+        raise BaselineError(f"cannot read baseline {path}: {error.strerror or error}; give a file") from error
+    try:
+        data: Any = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise BaselineError(f"baseline {path} is cut, or no JSON: {error}; restore it with git") from error
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema != SCHEMA:
+        raise BaselineError(f"baseline {path}: got schema {schema!r}, expected {SCHEMA}; delete it and {_ANEW}")
+    try:
+        file: _File = TypeAdapter(_File).validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BaselineError(f"baseline {path}: {where}: {first['msg']}; restore it with git") from error
+    if problem := _problem(file):
+        raise BaselineError(f"baseline {path}: {problem}; restore it with git")
+    return Baseline(file.measured, file.noise_sd, file.reason)
+
+
+def write(baseline: Baseline, path: Path) -> None:
+    """Atomically; stable key order, so that a diff of two versions shows what changed.
+
+    Raises:
+        ValueError: a number is not finite.
+        StoreError: the folder cannot be written.
+    """
+    write_atomically(path, to_text(baseline).encode())
+
+
+def to_text(baseline: Baseline) -> str:
+    """The JSON of a baseline: equal baselines, equal text."""
+    head = {
+        "schema": SCHEMA,
+        "reason": baseline.reason,
+        "noise_sd": baseline.noise_sd,
+        "measured": _shallow(baseline.measured, "measures"),
+    }
+    text = json.dumps(head, indent=1, ensure_ascii=False, allow_nan=False).removesuffix("\n }\n}")
+    lines = ",\n".join(_lines(measure) for measure in baseline.measured.measures)
+    return f'{text},\n  "measures": [\n{lines}\n  ]\n }}\n}}\n'
+
+
+def moves(old: Measured, new: Measured) -> tuple[Move, ...]:
+    """What moved or appeared, in the order of the later run, then what vanished."""
+    before, after = old.by_key(), new.by_key()
+    found = []
+    for key, now in after.items():
+        was = before.get(key)
+        if was is None:
+            found.append(Move(key, now.name, "appeared", None, now.value, 0, len(now.values)))
+        elif (was.value, was.values) != (now.value, now.values):
+            most = max(len(was.values), len(now.values))
+            same = sum(a == b for a, b in zip(was.values, now.values, strict=False))
+            found.append(Move(key, now.name, "moved", was.value, now.value, most - same, most))
+    gone = [was for key, was in before.items() if key not in after]
+    return (*found, *(Move(was.key, was.name, "vanished", was.value, None, 0, len(was.values)) for was in gone))
+
+
+def provenance(old: Measured, new: Measured) -> tuple[str, ...]:
+    """One line for each thing but the measures that is not the same in two runs."""
+    lines = []
+    for name in ("study", "study_hash", "data", "commit", "packages", "machine"):
+        was, now = getattr(old, name), getattr(new, name)
+        if isinstance(was, dict):
+            keys = [key for key in sorted(was.keys() | now.keys()) if was.get(key) != now.get(key)]
+            lines += [f"{name}, {key}: {was.get(key, 'none')} -> {now.get(key, 'none')}" for key in keys]
+        elif was != now:
+            lines.append(f"{name}: {was} -> {now}")
+    return tuple(lines)
+
+
+def _problem(file: _File) -> str:
+    """What is wrong with a file whose types are right; empty: nothing."""
+    measures = file.measured.measures
+    if not measures:
+        return "it has no measures"
+    seen: set[str] = set()
+    for measure in measures:
+        if measure.key in seen:
+            return f"{measure.key} is there twice"
+        seen.add(measure.key)
+        sides = sum(members + others for members, others in measure.sides)
+        if measure.metric == "auc" and sides != len(measure.values):
+            return f"{measure.key} has {len(measure.values)} values for {sides} records"
+    if file.noise_sd < 0:
+        return f"got noise_sd {file.noise_sd}, expected 0 or more"
+    return ""
+
+
+def _lines(measure: Measure) -> str:
+    """A measure as JSON on three lines, without what is as by default."""
+    defaults = {field.name: field.default for field in dataclasses.fields(measure)}
+    text = ""
+    for name, value in _shallow(measure).items():
+        if defaults[name] is not dataclasses.MISSING and value == defaults[name]:
+            continue
+        between = ",\n    " if name in _BREAKS else ", "
+        text += f"{between if text else ''}{json.dumps(name)}: {_json(value)}"
+    return f"   {{{text}}}"
+
+
+def _json(value: Any) -> str:
+    """JSON on one line."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _shallow(value: Measure | Measured, *without: str) -> dict[str, Any]:
+    """The fields in their order; mappings with sorted keys."""
+    found = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return {
+        name: dict(sorted(one.items())) if isinstance(one, Mapping) else one
+        for name, one in found.items()
+        if name not in without
+    }

@@ -1,0 +1,160 @@
+"""What makes a run and a baseline, or one measure of both, comparable."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from leakgauge.harness.core.stats import Numbers
+from leakgauge.harness.gate.measure import Measure, Measured
+from leakgauge.harness.gate.rules import Rules, Verdict
+
+NUMERIC = ("torch", "numpy", "scipy", "scikit-image", "torchvision")
+"""Packages whose versions the numbers rest on: with another one, a baseline is stale."""
+
+RATES = {"tpr@1%": 0.01, "tpr@0.1%": 0.001}
+"""Of false alarms."""
+
+TESTED = ("ssim", "auc", *RATES)
+"""Metrics that are judged by a test."""
+
+_UNITS = {"ssim": "images", "auc": "records", "tpr@1%": "records", "tpr@0.1%": "records"}
+_HELP = "`leakgauge baseline update` makes a new baseline, `leakgauge check --rerun-base` compares with older code"
+
+
+class Refusal(NamedTuple):
+    """Why a measure cannot be judged: INCOMPLETE or NOT COMPARABLE."""
+
+    verdict: Verdict
+    reason: str
+
+
+def problems(now: Measured, base: Measured) -> Iterable[str]:
+    """Why two runs cannot be compared at all."""
+    if now.study_hash != base.study_hash:
+        yield (
+            f"the run is of another study than the baseline: {now.study} {now.study_hash} against "
+            f"{base.study} {base.study_hash}; {_HELP}"
+        )
+    for name in sorted(now.data.keys() | base.data.keys()):
+        if now.data.get(name) != base.data.get(name):
+            found = f"{now.data.get(name, 'none')} against {base.data.get(name, 'none')}"
+            yield f"the data of {name!r} are not those of the baseline: {found}"
+    stale = [name for name in NUMERIC if _release(now.packages.get(name)) != _release(base.packages.get(name))]
+    if stale:
+        changes = [f"{name} {base.packages.get(name, 'none')} to {now.packages.get(name, 'none')}" for name in stale]
+        yield f"the baseline is stale: {', '.join(changes)}; {_HELP}"
+    for which, one in (("run", now), ("baseline", base)):
+        lost = len(one.measures) - len(one.by_key())
+        if lost:
+            yield f"{lost} measures of the {which} have the key of another one"
+
+
+def about_runs(now: Measured, base: Measured) -> Iterable[str]:
+    """What a reader must know of two runs that can be compared."""
+    if now.machine != base.machine:
+        yield f"another machine than the baseline's: {now.machine} against {base.machine}"
+    builds = [
+        f"{name} {base.packages[name]} to {now.packages[name]}"
+        for name in NUMERIC
+        if name in now.packages and name in base.packages and now.packages[name] != base.packages[name]
+    ]
+    if builds:
+        yield f"another build than the baseline's: {', '.join(builds)}"
+    for which, one in (("run", now), ("baseline", base)):
+        if not one.commit:
+            yield f"the {which} does not say which commit made it"
+        elif "," in one.commit:
+            yield f"several commits made the {which}: {one.commit}"
+        if one.dirty:
+            yield f"the {which} was made by code that was not committed"
+
+
+def refusal(new: Measure | None, old: Measure | None, rules: Rules) -> Refusal | None:
+    """Why a measure cannot be judged; None where it can. At least one of the two is there."""
+    if new is None:
+        return Refusal(Verdict.INCOMPLETE, "the run does not have this measure")
+    if lack := new.problem or _lack(new):
+        return Refusal(Verdict.INCOMPLETE, f"the run has no number: {lack}")
+    if old is None:
+        return Refusal(Verdict.NOT_COMPARABLE, "the baseline does not have this measure")
+    if lack := old.problem or _lack(old):
+        return Refusal(Verdict.NOT_COMPARABLE, f"the baseline has no number: {lack}")
+    if new.control != old.control:
+        was, is_now = (one.control or "a gated attack" for one in (old, new))
+        return Refusal(Verdict.NOT_COMPARABLE, f"this is {is_now} in the run and {was} in the baseline")
+    what = _UNITS.get(new.metric, "seeds")
+    if len(new.values) != len(old.values) or new.sides != old.sides:
+        return Refusal(
+            Verdict.NOT_COMPARABLE, f"the run has other {what} than the baseline: {_size(new)} against {_size(old)}"
+        )
+    if new.items != old.items:
+        return Refusal(Verdict.NOT_COMPARABLE, f"the run has other {what} than the baseline: their digests differ")
+    least = max(rules.least, 2)
+    if new.metric in TESTED and (few := _fewest(new)) < least:
+        return Refusal(
+            Verdict.NOT_COMPARABLE, f"{few} {what} are too few to tell a rise from noise: take {least} or more"
+        )
+    return None
+
+
+def curve(key: str) -> str:
+    """The key of the AUC of the same attack, whose placements a rate is judged by; of all else the key itself."""
+    for rate in RATES:
+        key = key.replace(f"/{rate}/", "/auc/")
+    return key
+
+
+def _lack(measure: Measure) -> str:
+    """What a measure without a problem of its own still lacks; empty where nothing."""
+    needed: list[float | None] = [measure.value, *measure.values]
+    if not measure.values and measure.metric not in RATES:
+        return "there are no values"
+    lost = sum(finite(value) is None for value in needed)
+    if lost:
+        return f"{lost} of {len(needed)} numbers are missing or not finite"
+    if measure.metric == "auc" and sum(map(sum, measure.sides)) != len(measure.values):
+        return f"{len(measure.values)} values for {_size(measure)} records"
+    return ""
+
+
+def _fewest(measure: Measure) -> int:
+    """Images; or records of the smallest side."""
+    if measure.metric == "ssim":
+        return len(by_image(numbers(measure), measure.items))
+    return min((min(sides) for sides in measure.sides), default=0)
+
+
+def by_image(values: Numbers, items: Sequence[str]) -> Numbers:
+    """The values, those of the same images under several seeds averaged: they are not independent."""
+    known = [item or str(seed) for seed, item in enumerate(items)]
+    if len(set(known)) == len(known) or len(values) % len(known):
+        return values
+    rows = values.reshape(len(known), -1)
+    same = [[row for row, one in enumerate(known) if one == item] for item in dict.fromkeys(known)]
+    return np.concatenate([rows[group].mean(axis=0) for group in same])
+
+
+def numbers(measure: Measure) -> Numbers:
+    """The values, of a measure that lacks none."""
+    return np.array(measure.values, dtype=np.float64)
+
+
+def finite(value: float | None) -> float | None:
+    """None for what is no number."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _size(measure: Measure) -> str:
+    """How many values there are."""
+    if measure.sides:
+        return " and ".join(f"{members} + {others}" for members, others in measure.sides)
+    return str(len(measure.values))
+
+
+def _release(version: str | None) -> list[str]:
+    """Major, minor and patch of a version, without its build."""
+    return [] if version is None else version.split("+")[0].split(".")[:3]

@@ -1,0 +1,251 @@
+"""Runs again what a gate asks for: the baseline at its commit, and cells that could not tell, on twice the images.
+
+The code of another commit runs in a process and a checkout of its own.
+
+Choices, with what was not chosen: one TOML study for each training (says a cell in two ways), two installed versions
+(one environment each), **the resolved cells as JSON, run by the library of that commit**.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from leakgauge.harness.core.cell import Cell
+from leakgauge.harness.core.errors import StudyError
+from leakgauge.harness.core.result import Run, to_data
+from leakgauge.harness.gate.judge import Check, Outcome, Rules, Verdict, judge
+from leakgauge.harness.gate.measure import DIGITS, Measured, case, measured
+from leakgauge.harness.study.environment import environment
+from leakgauge.harness.study.store import Store, load_run
+
+FRESH = 1_000_000
+"""Added to a seed: other images, other batches, other noise than any study asks for by itself."""
+
+AGAIN = ("ssim", "auc", "tpr@1%", "tpr@0.1%")
+"""Metrics of which more images, or more records, tell more."""
+
+_SCRIPT = """
+import json, sys
+from pathlib import Path
+from pydantic import TypeAdapter
+try:
+    from leakgauge.harness.core.cell import Cell
+    from leakgauge.harness.study.run import run_study
+    from leakgauge.harness.study.study import Study
+except ModuleNotFoundError:  # a commit from before the packages had one name
+    from harness.cell import Cell
+    from harness.run import run_study
+    from harness.study import Study
+asked = json.loads(sys.stdin.read())
+cells = TypeAdapter(tuple[Cell, ...]).validate_python(asked["cells"])
+data = None if asked["data"] is None else Path(asked["data"])
+run_study(Study("again", "", cells), asked["out"], data=data, workers=asked["workers"])
+"""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where things are run again.
+
+    Attributes:
+        folder: of the run that is checked; what runs again lies in its folder `again`, anew each time.
+        data: folder of the data sets; None: the usual one.
+        workers: processes; None: one a core.
+        source: a folder inside the checkout whose history has the baseline's commit.
+    """
+
+    folder: Path
+    data: Path | None = None
+    workers: int | None = None
+    source: Path = Path()
+
+
+def knows(ref: str, source: Path) -> bool:
+    """Whether the checkout around `source` has this commit."""
+    try:
+        _git(source, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+    except StudyError:
+        return False
+    return True
+
+
+def base_commit(made: str, file: Path, bench: Bench) -> str | None:
+    """The commit whose code made a baseline: the one that it names, or the last that changed its file.
+
+    The first is of leakgauge; where that was installed, the second is of the checkout that the defences lie in. None:
+    the checkout has neither.
+    """
+    if knows(made, bench.source):
+        return made
+    try:
+        return _git(bench.source, "log", "-1", "--format=%H", "--", str(file.resolve())) or None
+    except StudyError:
+        return None
+
+
+def again(outcome: Outcome, ref: str | None, bench: Bench, rules: Rules, *, noise_sd: float) -> Outcome:
+    """The outcome, `settle`d at `ref` where something is inconclusive and nothing fails; without one a warning."""
+    if outcome.verdict is Verdict.FAIL or not any(one.verdict is Verdict.INCONCLUSIVE for one in outcome.checks):
+        return outcome
+    if ref is None:
+        why = "no cell ran again: this checkout has neither the baseline's commit nor the history of its file"
+        return dataclasses.replace(outcome, warnings=(*outcome.warnings, f"{why}; fetch it, or say --rerun-base"))
+    return settle(outcome, ref, bench, rules, noise_sd=noise_sd)
+
+
+def about_checkout(now: Measured) -> tuple[str, ...]:
+    """What a reader must know where the results are not of the code that is here: a resumed run keeps what is done."""
+    here = environment()
+    if now.commit != here.commit:
+        made = (
+            f"the results were made at {now.commit[:12] or 'an unknown commit'} and this code is at {here.commit[:12]}"
+        )
+        return (f"{made}: run the study again, in a new folder, to check this code",)
+    if here.dirty and not now.dirty:
+        return ("this code has changes that the results do not have: run the study again, in a new folder",)
+    return ()
+
+
+def at_commit(ref: str, bench: Bench) -> Measured:
+    """The measures of the whole study by the code of `ref`, run in this job.
+
+    Raises:
+        StudyError: git does not know `ref`, or its code cannot run the study.
+    """
+    store = Store(bench.folder)
+    study = store.read_study()
+    found = measured(_run_at(ref, store.cells(), "base", bench))
+    return dataclasses.replace(found, study=study["name"], study_hash=study["hash"])
+
+
+def settle(outcome: Outcome, ref: str, bench: Bench, rules: Rules, *, noise_sd: float) -> Outcome:
+    """The outcome after its inconclusive checks were made again on twice as many fresh images or records.
+
+    Both sides run, the present code and that of `ref`, on the same fresh images. The second time is judged by the same
+    rules at half the level: looking twice costs at most half as many false alarms again. A check that cannot tell then
+    either, or for which there are not twice as many images, stays INCONCLUSIVE, and its reason says so.
+
+    Raises:
+        StudyError: as `at_commit`.
+    """
+    unsure = {check.key for check in outcome.checks if check.verdict is Verdict.INCONCLUSIVE and check.metric in AGAIN}
+    cells = [cell for cell in Store(bench.folder).cells() if any(key.endswith(_end(cell)) for key in unsure)]
+    if not cells:
+        return outcome
+    renamed = {_end(cell): _end(_twice(cell)) for cell in cells}
+    doubled = [_twice(cell) for cell in cells]
+    now = dataclasses.replace(measured(_run_here(doubled, bench)), study_hash="")
+    base = dataclasses.replace(measured(_run_at(ref, doubled, "again", bench)), study_hash="")
+    again = judge(now, base, dataclasses.replace(rules, level=rules.level / 2), noise_sd=noise_sd)
+    found = {check.key: check for check in again.checks}
+    problems = "; ".join(again.problems)
+    checks = []
+    for check in outcome.checks:
+        if check.key in unsure:
+            stem, _, end = check.key.rpartition("/")
+            checks.append(_settled(check, found.get(f"{stem}/{renamed[end]}"), problems))
+        else:
+            checks.append(check)
+    order = list(Verdict)
+    return dataclasses.replace(outcome, checks=tuple(sorted(checks, key=lambda check: order.index(check.verdict))))
+
+
+def _settled(check: Check, again: Check | None, problems: str) -> Check:
+    """A check with what came of it the second time."""
+    if again is None or again.verdict in (Verdict.INCOMPLETE, Verdict.NOT_COMPARABLE):
+        why = problems or (again.reason if again is not None else "it gave no number")
+        return dataclasses.replace(check, reason=f"{check.reason}; run again with twice as many: no answer, {why}")
+    reason = f"run again with twice as many, all fresh: {again.reason} (the first time: {check.reason})"
+    return dataclasses.replace(again, key=check.key, name=check.name, reason=reason)
+
+
+def _end(cell: Cell) -> str:
+    """The end of the keys of a cell's measures."""
+    return case(cell)[:DIGITS]
+
+
+def _twice(cell: Cell) -> Cell:
+    """The same question of twice as many, under another seed."""
+    target, training = cell.target, cell.training
+    outside = None if target.outside is None else 2 * target.outside
+    return dataclasses.replace(
+        cell,
+        training=dataclasses.replace(training, seed=training.seed + FRESH, audit=0),
+        target=dataclasses.replace(target, count=2 * target.count, outside=outside),
+    )
+
+
+def _run_here(cells: Sequence[Cell], bench: Bench) -> Run:
+    """The cells by the present code, from wherever it was imported."""
+    return _run(cells, Path(__file__).parents[3], bench.folder / "again" / "now", bench)
+
+
+def _run_at(ref: str, cells: Sequence[Cell], what: str, bench: Bench) -> Run:
+    """The cells by the code of a commit."""
+    with _checkout(ref, bench.source) as (tree, commit):
+        return _run(cells, tree, bench.folder / "again" / f"{what}-{commit[:12]}", bench)
+
+
+def _run(cells: Sequence[Cell], tree: Path, out: Path, bench: Bench) -> Run:
+    """The cells by the code in `tree`, in a process of its own whose working directory it is."""
+    asked = {
+        "cells": [to_data(cell) for cell in cells],
+        "out": str(out.resolve()),
+        "data": None if bench.data is None else str(bench.data.resolve()),
+        "workers": bench.workers,
+    }
+    # what lies there may be of other code, or of other packages
+    shutil.rmtree(out, ignore_errors=True)
+    path = os.pathsep.join(filter(None, [str(tree), os.environ.get("PYTHONPATH", "")]))
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT],
+        input=json.dumps(asked),
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == -2:
+        raise KeyboardInterrupt
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise StudyError("run again", [f"the code in {out.name} could not run {len(cells)} cells: {last}"])
+    return load_run(out)
+
+
+@contextmanager
+def _checkout(ref: str, source: Path) -> Iterator[tuple[Path, str]]:
+    """A folder with the files of a commit, and its full name; git forgets it afterwards."""
+    commit = _git(source, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+    with tempfile.TemporaryDirectory(prefix="leakgauge-base-") as parent:
+        tree = Path(parent) / "tree"
+        _git(source, "worktree", "add", "--quiet", "--detach", str(tree), commit)
+        try:
+            yield tree, commit
+        finally:
+            _git(source, "worktree", "remove", "--force", str(tree))
+
+
+def _git(where: Path, *words: str) -> str:
+    """What git prints.
+
+    Raises:
+        StudyError: it refuses, or there is none.
+    """
+    try:
+        done = subprocess.run(["git", *words], cwd=where, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", "") or str(error)
+        raise StudyError("run again", [f"git {words[0]} {words[-1]}: {said.strip().splitlines()[-1]}"]) from error
+    return done.stdout.strip()

@@ -1,0 +1,322 @@
+"""Local training: the one place that decides how clients' steps are computed.
+
+Measured (`benchmarks/local_training.py`): on a CPU a lean loop over clients is fastest for convolutions, where `vmap`
+was 1.5-2 times slower, and a batched product over clients for dense stacks; `vmap` over clients is for a GPU. What was
+chosen is recorded with every result, and the engines agree within a tested tolerance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Examples, LocalRule
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.learn.clipping import UnknownUse, clipped_gradient
+from leakgauge.harness.learn.steps import Accumulate, Step, clip_factors, clipped_dense_step, dense_step, row_squares
+from leakgauge.harness.learn.tasks import ModelTask
+
+Engine = Literal["loop", "dense", "vmap"]
+Indices = npt.NDArray[np.int64]
+
+_CHUNK = 5
+"""Clients in one batched product: many more fall out of the cache.
+
+Measured at one thread for 784-256-10, 784-64-10 and 784-32-16-10, batches of 50: best, or less than a tenth off.
+"""
+
+_ENTRIES = 2**26
+"""Entries of the per-record gradients that `vmap` writes out at once."""
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """How one client trains in one round.
+
+    A step of B samples goes along their mean gradient. With `clip` it is DP-SGD: each record's gradient of the loss is
+    scaled down to a norm of C before the mean. The gradient of the model's l2 penalty depends on no record; it is added
+    after the mean, neither clipped nor noised.
+
+    Attributes:
+        gradient: send the gradient of the first batch instead of the update (FedSGD).
+        steps: SGD steps, or None with `epochs`.
+        epochs: passes over the local data, or None with `steps`.
+        batch: samples a step; 0 means all of the client's.
+        lr, momentum: of SGD, v <- momentum v + g, w <- w - lr v, v = 0 at the start of the round.
+        clip: C, bound on the l2 norm of one record's gradient; None: no bound.
+        noise_multiplier: z; each step's mean gradient gets normal noise of standard deviation z C / B a coordinate,
+            with B = `size`. The sum is divided by B then, also in a pass's last batch, which may be smaller: one record
+            never moves the mean by more than C / B.
+        poisson: each step takes every sample independently with probability B / n, possibly none, and divides the sum
+            by B; an epoch is ceil(n / B) steps.
+
+    Raises:
+        ValueError: a clip that is not positive and finite, a negative noise multiplier, or noise without a clip.
+
+    Source: Abadi et al. 2016 (arXiv 1607.00133), Alg. 1; for the l2 penalty they say nothing.
+    """
+
+    gradient: bool
+    steps: int | None
+    epochs: int | None
+    batch: int
+    lr: float
+    momentum: float
+    clip: float | None = None
+    noise_multiplier: float = 0.0
+    poisson: bool = False
+
+    def __post_init__(self) -> None:
+        if self.clip is not None and not 0 < self.clip < math.inf:
+            raise ValueError(f"expected 0 < clip < inf, or None, got clip={self.clip}")
+        if not 0 <= self.noise_multiplier < math.inf:
+            raise ValueError(f"expected 0 <= noise_multiplier < inf, got noise_multiplier={self.noise_multiplier}")
+        if self.noise_multiplier and self.clip is None:
+            raise ValueError(f"noise_multiplier={self.noise_multiplier} needs a clip, to be a multiple of")
+
+    def under(self, rule: LocalRule, noise: float = 0.0) -> LocalPlan:
+        """With what a defence asks of local training; `noise` is its `step_noise`.
+
+        A rule of one full-batch step goes before what the plan says of steps, epochs, batch and momentum.
+        """
+        plan = replace(self, clip=rule.clip, noise_multiplier=noise, poisson=rule.poisson)
+        return replace(plan, steps=1, epochs=None, batch=0, momentum=0.0) if rule.full_batch else plan
+
+    def size(self, n: int) -> int:
+        """B, the nominal number of samples a step of a client with n."""
+        return n if self.batch == 0 else min(self.batch, n)
+
+    def divisor(self, n: int, taken: int) -> int:
+        """What a step that took so many of n samples divides its sum by."""
+        return self.size(n) if self.poisson or self.noise_multiplier else taken
+
+
+class Work(NamedTuple):
+    """One client's data and key for one round."""
+
+    data: Examples
+    key: Key
+
+
+class Trained(NamedTuple):
+    """updates: [clients, d]; batches: for each client the samples behind each step, as indices into its data."""
+
+    updates: Tensor
+    batches: tuple[tuple[Indices, ...], ...]
+
+
+def choose_engine(task: ModelTask, device: torch.device | str = "cpu") -> Engine:
+    """The fastest engine, by measurement, for this model on this device."""
+    if torch.device(device).type != "cpu":
+        return "vmap"
+    dense = task.model.widths is not None and task.softmax
+    return "dense" if dense else "loop"
+
+
+def plan_batches(n: int, plan: LocalPlan, key: Key) -> tuple[Indices, ...]:
+    """The samples of each step: fresh permutations of 0..n-1, cut into batches; the last of a pass may be smaller.
+
+    With `plan.poisson` a step's samples are an independent draw, in increasing order, and may be none.
+
+    Raises:
+        ValueError: the client has no data.
+    """
+    if n < 1:
+        raise ValueError("expected a client with at least one sample, got none")
+    size = plan.size(n)
+    a_pass = -(-n // size)
+    steps = 1 if plan.gradient else plan.steps
+    if steps is None:
+        steps = a_pass * (plan.epochs or 1)
+    if plan.poisson:
+        # float64: a draw in [0, 1) that is rounded to float32 can be 1, and B = n takes all
+        takes = rng.uniform(key.child("poisson"), (steps, n), dtype=torch.float64) < size / n
+        return tuple(np.flatnonzero(row) for row in takes.numpy())
+    orders = rng.permutations(key.child("order"), -(-steps // a_pass), n)
+    batches = [order[start : start + size] for order in orders for start in range(0, n, size)]
+    return tuple(batches[:steps])
+
+
+def train_clients(task: ModelTask, params: Tensor, work: Sequence[Work], plan: LocalPlan, engine: Engine) -> Trained:
+    """Every client's update (local parameters minus those it started from), or gradient, in the order of `work`.
+
+    Args:
+        params: float32; [d], the model from which all start, or [clients, d], one for each. Not modified.
+
+    Raises:
+        ValueError: no clients, a client without data, params of another shape, or an engine that this model does not
+            fit.
+    """
+    if not work:
+        raise ValueError("expected at least one client, got none")
+    d = task.layout.dim
+    if params.shape not in ((d,), (len(work), d)):
+        raise ValueError(f"expected params [{d}] or [{len(work)}, {d}], got {list(params.shape)}")
+    starts = params.expand(len(work), d)
+    batches = tuple(plan_batches(len(client.data.y), plan, client.key) for client in work)
+    if engine == "loop":
+        rows = [_train_one(task, *each, plan) for each in zip(starts, work, batches, strict=True)]
+        return Trained(torch.stack(rows), batches)
+    if engine == "dense":
+        if task.model.widths is None or not task.softmax:
+            raise ValueError(f"expected a dense ReLU stack for engine 'dense', got {task.model.name!r}")
+        step: Accumulate = dense_step if plan.clip is None else partial(clipped_dense_step, plan.clip)
+    else:
+        step = _vmap_step if plan.clip is None else partial(_clipped_vmap_step, plan.clip)
+    chunk = _CHUNK if params.device.type == "cpu" else len(work)
+    parts = [
+        _train_many(task, starts[i : i + chunk], work[i : i + chunk], batches[i : i + chunk], plan, step)
+        for i in range(0, len(work), chunk)
+    ]
+    return Trained(torch.cat(parts), batches)
+
+
+def _train_one(task: ModelTask, params: Vector, work: Work, batches: Sequence[Indices], plan: LocalPlan) -> Vector:
+    """One client, step by step, on views of one flat vector."""
+    local = params.clone()
+    tensors = [part.detach().requires_grad_() for part in task.layout.split(local)]
+    velocity: list[Tensor] | None = None
+    for number, index in enumerate(batches):
+        gradient = _gradient(task, tensors, work, number, index, plan)
+        if plan.gradient:
+            return task.layout.join(gradient)
+        if plan.momentum:
+            if velocity is not None:
+                torch._foreach_add_(gradient, velocity, alpha=plan.momentum)
+            velocity = gradient
+        with torch.no_grad():
+            torch._foreach_add_(tensors, gradient, alpha=-plan.lr)
+    return local - params
+
+
+def _gradient(
+    task: ModelTask, tensors: list[Tensor], work: Work, number: int, index: Indices, plan: LocalPlan
+) -> list[Tensor]:
+    """Of step `number`, on these samples, with its noise and penalty."""
+    rows = torch.from_numpy(index).to(work.data.x.device)
+    x, y = work.data.x[rows], work.data.y[rows]
+    keep = task.dropout_masks(work.key.child("dropout", number), len(index))
+    if plan.clip is None and not plan.poisson:
+        return list(torch.autograd.grad(task.loss_at(tensors, x, y, keep), tensors))
+    clip = math.inf if plan.clip is None else plan.clip
+    divisor = plan.divisor(len(work.data.y), len(index))
+    try:
+        gradient = clipped_gradient(task, tensors, x, y, keep, clip, divisor)
+    except UnknownUse:
+        flat = task.layout.join(tensors).detach()
+        weight = torch.full_like(rows, 1.0 / divisor, dtype=x.dtype)
+        alone = Step(x[None], y[None], weight[None], torch.ones(1), keep and [mask[None] for mask in keep])
+        gradient = task.layout.split(_clipped_sums(task, flat[None], alone, clip)[0])
+    with torch.no_grad():
+        if task.model.l2:
+            torch._foreach_add_(gradient, tensors, alpha=task.model.l2)
+        if plan.noise_multiplier:
+            torch._foreach_add_(gradient, task.layout.split(_noise(task, work, number, plan)))
+    return gradient
+
+
+def _noise(task: ModelTask, work: Work, number: int, plan: LocalPlan) -> Vector:
+    """[d], the noise of step `number`."""
+    assert plan.clip is not None  # the plan has refused noise without
+    std = plan.noise_multiplier * plan.clip / plan.size(len(work.data.y))
+    return std * rng.normal(work.key.child("noise", number), (task.layout.dim,)).to(work.data.x.device)
+
+
+def _train_many(
+    task: ModelTask,
+    starts: Tensor,
+    work: Sequence[Work],
+    batches: Sequence[Sequence[Indices]],
+    plan: LocalPlan,
+    accumulate: Accumulate,
+) -> Tensor:
+    """Several clients side by side, from `starts` [c, d]; [c, d]. A client that has finished stands still."""
+    local = starts.clone(memory_format=torch.contiguous_format)
+    velocity = torch.zeros_like(local)
+    for number in range(max(map(len, batches))):
+        step = _gather(task, work, batches, number, plan)
+        accumulate(task, local, step, velocity, plan.momentum)
+        if plan.noise_multiplier:
+            for row, (client, mine) in enumerate(zip(work, batches, strict=True)):
+                if number < len(mine):
+                    velocity[row] += _noise(task, client, number, plan)
+        if plan.gradient:
+            return velocity
+        everybody = bool(step.running.all())
+        local.sub_(velocity if everybody else velocity * step.running[:, None], alpha=plan.lr)
+    return local.sub_(starts)
+
+
+def _gather(
+    task: ModelTask, work: Sequence[Work], batches: Sequence[Sequence[Indices]], number: int, plan: LocalPlan
+) -> Step:
+    """Step `number` of all clients, padded with zero-weight copies of a sample."""
+    running = [number < len(mine) for mine in batches]
+    picks = [mine[number] if runs else mine[-1] for mine, runs in zip(batches, running, strict=True)]
+    size = max(1, *map(len, picks))
+    first, device = work[0].data, work[0].data.x.device
+    x = first.x.new_empty((len(work), size, *first.x.shape[1:]))
+    y = first.y.new_empty((len(work), size, *first.y.shape[1:]))
+    weight = torch.zeros(len(work), size)
+    keeps = []
+    for row, (client, pick) in enumerate(zip(work, picks, strict=True)):
+        filler = np.full(size - len(pick), pick[0] if len(pick) else 0)
+        rows = torch.from_numpy(np.concatenate([pick, filler])).to(device)
+        torch.index_select(client.data.x, 0, rows, out=x[row])
+        torch.index_select(client.data.y, 0, rows, out=y[row])
+        weight[row, : len(pick)] = 1.0 / plan.divisor(len(client.data.y), len(pick))
+        keep = task.dropout_masks(client.key.child("dropout", number), len(pick))
+        if keep is not None:
+            keeps.append([torch.cat([mask, mask.new_ones(len(filler), *mask.shape[1:])]) for mask in keep])
+    stacked = [torch.stack(masks) for masks in zip(*keeps, strict=True)] if keeps else None
+    return Step(x, y, weight.to(device), torch.tensor(running, dtype=torch.float32, device=device), stacked)
+
+
+def _vmap_step(task: ModelTask, local: Tensor, step: Step, velocity: Tensor, momentum: float) -> None:
+    """Any model, through `torch.func`; random draws were made outside."""
+
+    def weighted_loss(params: Tensor, x: Tensor, y: Tensor, weight: Tensor, keep: list[Tensor] | None) -> Tensor:
+        return (task.losses(params, x, y, keep) * weight).sum() + task.penalty(params)
+
+    in_dims = (0, 0, 0, 0, None if step.keep is None else 0)
+    gradient = torch.func.vmap(torch.func.grad(weighted_loss), in_dims=in_dims)
+    velocity.mul_(momentum).add_(gradient(local, step.x, step.y, step.weight, step.keep))
+
+
+def _clipped_vmap_step(
+    clip: float, task: ModelTask, local: Tensor, step: Step, velocity: Tensor, momentum: float
+) -> None:
+    """As `_vmap_step`, from gradients that are written out record by record."""
+    velocity.mul_(momentum).add_(_clipped_sums(task, local, step, clip))
+    if task.model.l2:
+        velocity.add_(local, alpha=task.model.l2)
+
+
+def _clipped_sums(task: ModelTask, local: Tensor, step: Step, clip: float) -> Tensor:
+    """[c, d], the weighted sums of the records' clipped gradients, so many records at once as fit."""
+
+    def loss_of_one(params: Tensor, x: Tensor, y: Tensor, keep: list[Tensor] | None) -> Tensor:
+        return task.losses(params, x[None], y[None], keep and [mask[None] for mask in keep])[0]
+
+    over_keep = None if step.keep is None else 0
+    of_client = torch.func.vmap(torch.func.grad(loss_of_one), in_dims=(None, 0, 0, over_keep))
+    gradients = torch.func.vmap(of_client, in_dims=(0, 0, 0, over_keep))
+    sums = torch.zeros_like(local)
+    size = max(1, _ENTRIES // local.numel())
+    for start in range(0, step.y.shape[1], size):
+        part = slice(start, start + size)
+        keep = step.keep and [mask[:, part] for mask in step.keep]
+        rows = gradients(local, step.x[:, part], step.y[:, part], keep)
+        factors = clip_factors([partial(row_squares, rows)], rows.dtype, clip) * step.weight[:, part]
+        sums += torch.bmm(factors[:, None], rows)[:, 0]
+    return sums

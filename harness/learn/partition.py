@@ -1,0 +1,114 @@
+"""Who holds which training samples."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.cell import FederationSpec
+from leakgauge.harness.core.rng import Key
+
+Indices = npt.NDArray[np.int64]
+
+
+def partition(spec: FederationSpec, labels: Tensor, key: Key) -> list[Indices]:
+    """The training samples of each client, by `spec.partition`.
+
+    Args:
+        spec: `clients`, `samples`, `partition` and its parameter are used.
+        labels: [n] integers, of all training samples.
+        key: fixes which samples are used and who gets them.
+
+    Returns:
+        One sorted array of indices into `labels` a client.
+
+    Guarantees:
+        Every used sample belongs to one client; no client is empty.
+        With `spec.samples`, that many samples are used: a uniform subset, the same for every kind of partition.
+
+    Raises:
+        ValueError: more samples asked for than there are, fewer samples than clients, or fewer samples than shards.
+    """
+    if labels.ndim != 1:
+        raise ValueError(f"expected labels with one axis, got shape {tuple(labels.shape)}")
+    available, used = len(labels), spec.samples or len(labels)
+    if used > available:
+        raise ValueError(f"expected samples <= {available} training samples, got samples={used}")
+    if used < spec.clients:
+        raise ValueError(f"expected a sample for each client or more, got {used} samples and {spec.clients} clients")
+    chosen = np.arange(available) if used == available else rng.subset(key.child("subset"), available, used)
+    classes = np.asarray(labels.cpu(), dtype=np.int64)[chosen]
+    match spec.partition:
+        case "iid":
+            parts = np.array_split(rng.permutation(key.child("deal"), used), spec.clients)
+        case "shards":
+            parts = shards(classes, spec.clients, spec.shards, key)
+        case "dirichlet":
+            parts = dirichlet(classes, spec.clients, spec.alpha, key)
+        case "unbalanced":
+            parts = unbalanced(used, spec.clients, spec.imbalance, key)
+    return [np.sort(chosen[part]) for part in parts]
+
+
+def shards(classes: Indices, clients: int, each: int, key: Key) -> list[Indices]:
+    """Sorted by class and cut into clients * each shards of equal size (to within one), `each` dealt to a client.
+
+    Raises:
+        ValueError: fewer samples than shards.
+
+    Source: McMahan et al. 2017, section 3 ("pathological non-IID": 200 shards of 300, two a client).
+    """
+    count = clients * each
+    if len(classes) < count:
+        raise ValueError(
+            f"expected a sample for each shard or more, got {len(classes)} samples and "
+            f"{count} shards ({each} for each of {clients} clients)"
+        )
+    pieces = np.array_split(np.argsort(classes, kind="stable"), count)
+    dealt = rng.permutation(key.child("deal"), count).reshape(clients, each)
+    return [np.concatenate([pieces[number] for number in hand]) for hand in dealt]
+
+
+def dirichlet(classes: Indices, clients: int, alpha: float, key: Key) -> list[Indices]:
+    """Class proportions q_k ~ Dir(alpha * p) for each client k, p the class frequencies of the used samples.
+
+    Client k gets the share q_k[c] / sum_j q_j[c] of class c, so that clients differ in size as well.
+
+    | case                                        | what happens                                               |
+    | ------------------------------------------- | ---------------------------------------------------------- |
+    | a client ends empty (small alpha)           | it takes one sample of the largest one, the first such     |
+    | every q_k[c] is 0 in floating point         | one client, at random, takes class c: the limit alpha -> 0 |
+
+    Source: Hsu et al. 2019 (arXiv:1909.06335). Differs: theirs draw clients of equal size and may leave
+    samples over; here every sample is used once, and the size follows from the proportions.
+    """
+    present, counts = np.unique(classes, return_counts=True)
+    proportions = rng.dirichlet(key.child("proportions"), alpha * counts / counts.sum(), clients)
+    hands: list[list[Indices]] = [[] for _ in range(clients)]
+    for value, count, weights in zip(present, counts, proportions.T, strict=True):
+        if weights.sum() == 0:
+            weights = np.eye(clients)[rng.integers(key.child("uncovered", int(value)), 1, clients)[0]]
+        members = np.flatnonzero(classes == value)[rng.permutation(key.child("deal", int(value)), int(count))]
+        for hand, part in zip(hands, np.split(members, _cuts(weights, int(count))), strict=True):
+            hand.append(part)
+    parts = [np.concatenate(hand) for hand in hands]
+    for number in range(clients):
+        if len(parts[number]) == 0:
+            largest = max(range(clients), key=lambda other: len(parts[other]))
+            parts[number], parts[largest] = parts[largest][:1], parts[largest][1:]
+    return parts
+
+
+def unbalanced(used: int, clients: int, imbalance: float, key: Key) -> list[Indices]:
+    """Log-normal sizes, at least 1: one sample each, and the rest in proportion to exp(imbalance * normal)."""
+    logs = imbalance * rng.normal(key.child("sizes"), (clients,), dtype=torch.float64).numpy()
+    cuts = _cuts(np.exp(logs - logs.max()), used - clients) + np.arange(1, clients)
+    return np.split(rng.permutation(key.child("deal"), used), cuts)
+
+
+def _cuts(weights: npt.NDArray[np.float64], count: int) -> Indices:
+    """Where to cut `count` things into parts in proportion to the weights, which have a positive sum."""
+    return np.asarray(np.rint(np.cumsum(weights / weights.sum())[:-1] * count), dtype=np.int64)

@@ -1,0 +1,175 @@
+"""A model and its loss as one function of the flat parameter vector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, relu
+
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Layout, Vector
+from leakgauge.harness.learn.layers import Chain
+from leakgauge.harness.learn.models import Model
+
+Initialisation = Literal["default", "dlg"]
+
+_DLG_BOUND = 0.5
+"""Zhu et al. 2019, and JoPEQ's inversion experiment."""
+
+
+@dataclass(frozen=True)
+class ModelTask:
+    """A model with its loss; implements `Task`.
+
+    Attributes:
+        initialisation: `default`: weights and biases uniform in +-1/sqrt(fan_in), a norm's scale 1 and bias 0, as in
+            torch; `dlg`: all uniform in +-0.5, a norm's scale 1.
+
+    Raises:
+        ValueError: an unknown initialisation.
+    """
+
+    model: Model
+    initialisation: Initialisation = "default"
+
+    def __post_init__(self) -> None:
+        known = get_args(Initialisation)
+        if self.initialisation not in known:
+            raise ValueError(f"no initialisation {self.initialisation!r}; known: {', '.join(known)}")
+
+    @property
+    def layout(self) -> Layout:
+        """Names and shapes of the tensors in the flat vector."""
+        return self.model.layout
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input, without the batch axis."""
+        return self.model.input_shape
+
+    @property
+    def classes(self) -> int:
+        """Number of label classes; 1 where the label is a number."""
+        return self.model.classes
+
+    @property
+    def softmax(self) -> bool:
+        """Whether the loss is softmax cross-entropy."""
+        return self.model.loss == "cross-entropy"
+
+    @property
+    def smooth(self) -> bool:
+        """Whether the scores are known to be a smooth function of the inputs."""
+        return isinstance(self.model.apply, Chain) and self.model.apply.smooth
+
+    def init(self, key: Key) -> Vector:
+        """Fresh parameters [d] from one draw.
+
+        Guarantees:
+            No entry is larger in magnitude than its tensor's bound.
+        """
+        flat = rng.uniform(key, (self.layout.dim,), -1.0, 1.0)
+        parts = zip(self.layout.split(flat), self.model.fan_in, strict=True)
+        return self.layout.join([self._scale(part, fan_in) for part, fan_in in parts])
+
+    def _scale(self, part: Tensor, fan_in: int) -> Tensor:
+        """One tensor's initial values, from draws in [-1, 1]."""
+        if fan_in == 0:
+            return torch.ones_like(part)
+        if self.initialisation == "dlg":
+            return part * _DLG_BOUND
+        return part * fan_in**-0.5 if fan_in > 0 else torch.zeros_like(part)
+
+    def outputs(self, params: Vector, x: Tensor) -> Tensor:
+        """[b, classes] scores of the inputs x [b, *input_shape], with dropout off."""
+        return self.model.apply(self.layout.split(params), x, None)
+
+    def loss(self, params: Vector, x: Tensor, y: Tensor, keep: Sequence[Tensor] | None = None) -> Tensor:
+        """Mean of `losses` plus `penalty`, a scalar."""
+        return self.loss_at(self.layout.split(params), x, y, keep)
+
+    def loss_at(self, tensors: Sequence[Tensor], x: Tensor, y: Tensor, keep: Sequence[Tensor] | None = None) -> Tensor:
+        """`loss` of parameters that stand apart, in the layout's shapes: spares a hot loop the flat gradient."""
+        loss = self._losses(tensors, x, y, keep).mean()
+        return loss + self._penalty(tensors) if self.model.l2 else loss
+
+    def losses(self, params: Vector, x: Tensor, y: Tensor, keep: Sequence[Tensor] | None = None) -> Tensor:
+        """[b] losses of the examples, without the penalty.
+
+        Args:
+            x: [b, *input_shape].
+            y: [b] int64, or [b, classes] probabilities: the loss expected under them. Squared loss: [b] numbers.
+            keep: dropout masks, see `dropout_masks`; None: dropout off.
+
+        Raises:
+            ValueError: labels of another shape.
+
+        Source: for hinge, Crammer and Singer 2001: max(0, 1 + the best other score - the true score).
+        """
+        return self._losses(self.layout.split(params), x, y, keep)
+
+    def _losses(self, tensors: Sequence[Tensor], x: Tensor, y: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
+        """`losses` of parameters that stand apart."""
+        scores = self.model.apply(tensors, x, keep)
+        hard, soft = (len(x),), (len(x), self.classes)
+        if y.shape != hard and (y.shape != soft or self.model.loss == "squared"):
+            wanted = hard if self.model.loss == "squared" else f"{hard} or {soft}"
+            raise ValueError(f"expected labels of shape {wanted}, got {tuple(y.shape)}")
+        if self.model.loss == "hinge":
+            return _hinge(scores, y)
+        if self.model.loss == "squared":
+            return (scores[:, 0] - y.to(scores.dtype)).square()
+        return cross_entropy(scores, y, reduction="none")
+
+    def penalty(self, params: Vector) -> Tensor:
+        """l2/2 ||params||^2, a scalar."""
+        if not self.model.l2:
+            return params.new_zeros(())  # not 0 * ||params||^2, which is NaN for a diverged model
+        return self._penalty(self.layout.split(params))
+
+    def _penalty(self, tensors: Sequence[Tensor]) -> Tensor:
+        """`penalty` of parameters that stand apart."""
+        return self.model.l2 / 2 * torch.stack([tensor.square().sum() for tensor in tensors]).sum()
+
+    def correct(self, params: Vector, x: Tensor, y: Tensor) -> int:
+        """How many of the labels y [b] int64 have the highest score.
+
+        Raises:
+            ValueError: labels of another shape, or the label is a number, of which none is the right one.
+        """
+        if self.model.loss == "squared":
+            raise ValueError(f"expected a classifier to count correct labels of, got model {self.model.name!r}")
+        if y.shape != (len(x),):
+            raise ValueError(f"expected labels of shape {(len(x),)}, got {tuple(y.shape)}")
+        with torch.no_grad():
+            return int((self.outputs(params, x).argmax(1) == y).sum())
+
+    def dropout_masks(self, key: Key, b: int) -> list[Tensor] | None:
+        """Masks of the model's dropouts for b examples; None for a model without.
+
+        Guarantees:
+            An entry is 0 with probability rate, else 1/(1-rate); its shape is [b, *shape].
+        """
+        if not self.model.dropout:
+            return None
+        dropouts = enumerate(self.model.dropout)
+        return [(rng.uniform(key.child(i), (b, *shape)) >= rate) / (1.0 - rate) for i, (shape, rate) in dropouts]
+
+
+def _hinge(scores: Tensor, y: Tensor) -> Tensor:
+    """[b] hinge losses of scores [b, classes]."""
+    itself = torch.eye(scores.shape[1], dtype=torch.bool, device=scores.device)
+    rivals = scores[:, None, :].masked_fill(itself, -torch.inf).amax(-1)
+    losses = relu(1.0 + rivals - scores)  # [b, classes]: if the label were that class
+    return losses.gather(1, y[:, None])[:, 0] if y.ndim == 1 else (losses * y).sum(1)
+
+
+if TYPE_CHECKING:
+    from leakgauge.harness.core.contract import Task
+
+    _: type[Task] = ModelTask

@@ -1,0 +1,97 @@
+"""What is kept of a training, as arrays: models and messages for the attacks that come after it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from leakgauge.harness.core.contract import Feedback, Message, Sender, Setting
+from leakgauge.harness.core.result import TrainingRecord
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.federation.loop import Keep, Training, client_key
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def to_arrays(training: Training, keep: Keep) -> Arrays:
+    """The arrays of a training. Shared keys are not among them: they follow from the seed."""
+    arrays: Arrays = {
+        # a round after a defence has stopped was asked for, and yet has none
+        "asked": np.array(sorted(keep.messages), np.int64),
+        "asked models": np.array(sorted(keep.models), np.int64),
+        "final": training.final.numpy(),
+        "learning_rates": np.array(training.learning_rates),
+        # before the first round and after each; NaN: not evaluated
+        "losses": np.array([np.nan if loss is None else loss for loss in _losses(training.feedback)]),
+    }
+    for number, params in training.models.items():
+        arrays[f"model {number}"] = params.numpy()
+    for number, messages in training.messages.items():
+        arrays[f"wires {number}"] = np.frombuffer(b"".join(message.wire for message in messages), np.uint8)
+        arrays[f"senders {number}"] = np.array([(*m.sender, len(m.wire), m.images, m.steps) for m in messages])
+        others = [(i, *other) for i, message in enumerate(messages) for other in message.others]
+        arrays[f"others {number}"] = np.array(others, np.int64).reshape(-1, 3)
+        for sender, samples in training.truth[number].items():
+            arrays[f"truth {number} {sender}"] = samples
+    return arrays
+
+
+def holds(arrays: Mapping[str, npt.NDArray[Any]], keep: Keep) -> bool:
+    """Whether what was kept suffices for what the attacks ask for."""
+    if "asked" not in arrays or "asked models" not in arrays:
+        return False  # of another version
+    return keep.messages <= set(arrays["asked"].tolist()) and keep.models <= set(arrays["asked models"].tolist())
+
+
+def _losses(feedback: Sequence[Feedback]) -> list[float | None]:
+    """The test loss before the first round, and after each."""
+    return [feedback[0].before, *(item.after for item in feedback)]
+
+
+def from_arrays(arrays: Mapping[str, npt.NDArray[Any]], setting: Setting, record: TrainingRecord, key: Key) -> Training:
+    """The training that `to_arrays` wrote; `key` is the training's."""
+    losses = [None if np.isnan(loss) else float(loss) for loss in arrays["losses"]]
+    training = Training(
+        setting,
+        torch.from_numpy(arrays["final"]),
+        evaluations=list(record.evaluations),
+        learning_rates=[float(lr) for lr in arrays["learning_rates"]],
+        feedback=[Feedback(number, *pair) for number, pair in enumerate(itertools.pairwise(losses))],
+        message_bytes=list(record.message_bytes),
+        snr_db=list(record.snr_db),
+    )
+    for name, array in arrays.items():
+        kind, _, rest = name.partition(" ")
+        if kind == "model":
+            training.models[int(rest)] = torch.from_numpy(array)
+        elif kind == "truth":
+            number, sender = map(int, rest.split())
+            training.truth.setdefault(number, {})[sender] = array
+        elif kind == "senders":
+            wires, others = arrays[f"wires {rest}"].tobytes(), arrays[f"others {rest}"]
+            training.messages[int(rest)] = _messages(int(rest), array, others, wires, key)
+    return training
+
+
+def _messages(
+    number: int, senders: npt.NDArray[Any], others: npt.NDArray[Any], wires: bytes, key: Key
+) -> tuple[Message, ...]:
+    """The messages of one round, cut out of their joined bytes; others: [k, 3] which message, sender, samples."""
+    ends = np.cumsum(senders[:, 2])
+    return tuple(
+        Message(
+            number,
+            Sender(int(sender), int(samples)),
+            wires[end - length : end],
+            client_key(key, number, int(sender)).child("shared"),
+            int(images),
+            int(steps),
+            tuple(Sender(int(k), int(n)) for which, k, n in others if which == i),
+        )
+        for i, ((sender, samples, length, images, steps), end) in enumerate(zip(senders, ends, strict=True))
+    )

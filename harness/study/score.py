@@ -1,0 +1,294 @@
+"""What an attack got: its guesses against the truth, which no attack sees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from leakgauge.harness.core import stats
+from leakgauge.harness.core.contract import Guess
+from leakgauge.harness.core.result import Estimate, Pictures
+
+Numbers = npt.NDArray[np.float64]
+
+RECOGNISABLE = 0.5
+"""SSIM from which on an image counts as recognised."""
+
+SUCCESS = 1e-3
+"""MSE below which a reconstruction counts as a success."""
+
+PSNR_CAP = 100.0
+"""dB, of an MSE of 1e-10: an exact reconstruction has no PSNR, and rounding to 8 bits alone is at 59 dB."""
+
+
+class ImageScores(NamedTuple):
+    """Of b images, [b] float64 each; psnr in dB."""
+
+    ssim: Numbers
+    mse: Numbers
+    psnr: Numbers
+
+
+class _Scores(NamedTuple):
+    """Of one victim's images, in the order of the truth: [b] each; `right` is 1 where the label was found."""
+
+    mse: Numbers
+    right: Numbers
+    images: ImageScores | None
+    guess: Tensor
+
+
+def image_scores(truth: Tensor, guess: Tensor) -> ImageScores:
+    """SSIM, MSE and PSNR of each image.
+
+    Args:
+        truth: [b, c, h, w] in [0, 1].
+        guess: [b, c, h, w], finite. SSIM and PSNR see it clipped to [0, 1]; MSE sees it as it is, as in the papers.
+
+    Guarantees:
+        truth against itself is SSIM 1, MSE 0 and PSNR `PSNR_CAP`.
+        The SSIM window is 7 x 7; where an image is smaller, the largest odd window that fits.
+
+    Raises:
+        ValueError: the shapes differ, or a side is below 3 pixels.
+
+    Source: Wang et al. 2004 in scikit-image (uniform window, sample covariance), data range 1, mean over the channels.
+    """
+    from skimage.metrics import structural_similarity
+
+    if truth.shape != guess.shape or truth.ndim != 4 or min(truth.shape[2:]) < 3:
+        raise ValueError(
+            f"expected two [b, c, h, w] of at least 3 x 3 pixels, got {tuple(truth.shape)} and {tuple(guess.shape)}"
+        )
+    side = min(7, *truth.shape[2:])
+    window = side if side % 2 else side - 1
+    x, raw = _array(truth), _array(guess)
+    seen = raw.clip(0, 1)
+    ssim = [
+        structural_similarity(a, b, win_size=window, data_range=1.0, channel_axis=0)  # type: ignore[no-untyped-call]
+        for a, b in zip(x, seen, strict=True)
+    ]
+    clipped = np.mean((x - seen) ** 2, axis=(1, 2, 3))
+    psnr = -10 * np.log10(np.maximum(clipped, 10 ** (-PSNR_CAP / 10)))
+    return ImageScores(np.array(ssim, dtype=np.float64), np.mean((x - raw) ** 2, axis=(1, 2, 3)), psnr)
+
+
+def match(truth: Tensor, guess: Tensor) -> Tensor:
+    """Which guess belongs to which true input, as a batch has no order.
+
+    Args:
+        truth: [b, ...].
+        guess: [b, ...], finite.
+
+    Returns:
+        [b] int64, a permutation: guess[permutation] is in the order of the truth.
+
+    Guarantees:
+        No other permutation has a lower total MSE.
+        The scores of a batch do not depend on the order of the guesses.
+    """
+    # not through a matrix product, which would lose the small distances
+    cost = torch.cdist(_flat(truth), _flat(guess), compute_mode="donot_use_mm_for_euclid_dist").square()
+    return torch.from_numpy(linear_sum_assignment(cost.numpy())[1].astype(np.int64))
+
+
+def score_reconstruction(
+    truth_x: Sequence[Tensor], truth_y: Sequence[Tensor], guesses: Sequence[Guess]
+) -> tuple[tuple[Estimate, ...], Pictures | None]:
+    """Judge one guess a victim.
+
+    A victim failed if its guess says so or is not finite. It counts in `failed`, has no SSIM, MSE, PSNR and labels
+    (None in `values`; every note says how many), and is neither recognised nor a success.
+
+    Args:
+        truth_x: [b, c, h, w] images in [0, 1] or [b, features] of each victim; b may differ.
+        truth_y: [b] int64 of each.
+        guesses: in the order of the victims.
+
+    Returns:
+        Of images: `ssim`, `mse` (the median: one diverged image would be the mean), `psnr`, `label_accuracy` (labels
+        in common, whatever their order), `recognised` (SSIM >= 0.5), `success` (MSE < 1e-3) and `failed`; of others
+        `mse`, `label_accuracy` and `failed`. `values` are in the order of the victims, images of a batch inside.
+        The pictures of equal batches of images; a failed victim's are grey.
+
+    Raises:
+        ValueError: not one guess a victim, no victim, or a guess of another shape than the truth.
+    """
+    if not len(truth_x) == len(truth_y) == len(guesses) > 0:
+        raise ValueError(
+            f"expected one guess a victim, got {len(guesses)} guesses, {len(truth_x)} inputs and {len(truth_y)} labels"
+        )
+    scores = [_judge(*one) for one in zip(truth_x, truth_y, guesses, strict=True)]
+    sizes = [len(x) for x in truth_x]
+    failed = sum(score is None for score in scores)
+    notes = [f"{failed} of {len(guesses)} victims failed"] if failed else []
+    if max(sizes) > 1:
+        notes.append("images of one batch are not independent: the interval is too narrow")
+    note = "; ".join(notes)
+
+    mse = _spread(scores, sizes, lambda score: score.mse)
+    right = _spread(scores, sizes, lambda score: score.right)
+    of_mse = stats.median("mse", mse, higher_leaks=False, note=note)
+    known = [value for value in right if value is not None]
+    of_labels = stats.proportion(
+        "label_accuracy", round(sum(known)), len(known), higher_leaks=True, values=right, note=note
+    )
+    of_failed = stats.proportion(
+        "failed", failed, len(guesses), higher_leaks=None, values=[float(score is None) for score in scores]
+    )
+    if truth_x[0].ndim == 2:
+        return (of_mse, of_labels, of_failed), None
+    ssim = _spread(scores, sizes, lambda score: _of_images(score).ssim)
+    psnr = _spread(scores, sizes, lambda score: _of_images(score).psnr)
+    estimates = (
+        stats.mean("ssim", ssim, higher_leaks=True, note=note),
+        of_mse,
+        stats.mean("psnr", psnr, higher_leaks=True, unit="dB", note=note),
+        of_labels,
+        _share("recognised", [value is not None and value >= RECOGNISABLE for value in ssim], notes),
+        _share("success", [value is not None and value < SUCCESS for value in mse], notes),
+        of_failed,
+    )
+    return estimates, _pictures(truth_x, scores)
+
+
+def score_labels(truth: Sequence[Tensor], guesses: Sequence[Tensor]) -> tuple[Estimate, ...]:
+    """Judge one guess of labels a victim, whatever their order.
+
+    Args:
+        truth: [b] int64 of each victim; b may differ.
+        guesses: as many labels of each, in the order of the victims.
+
+    Returns:
+        `label_accuracy`: the share of labels in common; `exact`: the share of victims all of whose labels are right.
+
+    Raises:
+        ValueError: not one guess a victim, no victim, or another number of labels.
+    """
+    sizes = [len(labels) for labels in truth]
+    if not sizes or [tuple(guess.shape) for guess in guesses] != [(size,) for size in sizes]:
+        raise ValueError(
+            f"expected {sizes} labels of the victims, got shapes {[tuple(guess.shape) for guess in guesses]}"
+        )
+    note = "labels of one batch are not independent: the interval is too narrow" if max(sizes) > 1 else ""
+    right = [_right(*pair) for pair in zip(truth, guesses, strict=True)]
+    return (
+        stats.proportion(
+            "label_accuracy",
+            round(sum(float(hits.sum()) for hits in right)),
+            sum(sizes),
+            higher_leaks=True,
+            values=[float(hit) for hits in right for hit in hits],
+            note=note,
+        ),
+        _share("exact", [bool(hits.all()) for hits in right], [], "victims"),
+    )
+
+
+def score_membership(
+    scores: Tensor | npt.NDArray[np.floating], is_member: Tensor | npt.NDArray[np.bool_]
+) -> tuple[Estimate, ...]:
+    """Judge membership scores [n], higher means member, by the truth [n]: AUC, TPR at low FPR, balanced accuracy.
+
+    Guarantees:
+        An attack that is wrong more often than chance has an AUC below 0.5: nothing is turned round.
+
+    Raises:
+        ValueError: the shapes differ, a score is not finite, or a side is empty.
+    """
+    s, truth = _array(torch.as_tensor(scores)), _array(torch.as_tensor(is_member)) > 0
+    if s.shape != truth.shape or s.ndim != 1:
+        raise ValueError(f"expected scores [n] and is_member [n], got shapes {s.shape} and {truth.shape}")
+    bad = int(np.sum(~np.isfinite(s)))
+    if bad:
+        raise ValueError(f"expected finite scores, got {bad} of {len(s)} that are not")
+    members, others = s[truth], s[~truth]
+    return (
+        stats.auc(members, others),
+        stats.tpr_at_fpr(members, others, 0.01),
+        stats.tpr_at_fpr(members, others, 0.001),
+        stats.balanced_accuracy(members, others),
+    )
+
+
+def _judge(x: Tensor, y: Tensor, guess: Guess) -> _Scores | None:
+    """The scores of one victim; None if it failed."""
+    # float32, as the attack's own numbers: what overflows there has diverged
+    if guess.failure or not bool(torch.isfinite(guess.x.float()).all()):
+        return None
+    if guess.x.shape != x.shape or guess.y.shape != y.shape or x.ndim not in (2, 4):
+        raise ValueError(
+            f"expected a guess like the truth, x {tuple(x.shape)} ([b, c, h, w] or [b, features]) and y "
+            f"{tuple(y.shape)}, got x {tuple(guess.x.shape)} and y {tuple(guess.y.shape)}"
+        )
+    order = match(x, guess.x)
+    found, labels = guess.x.detach().cpu()[order], guess.y.detach().cpu()[order]
+    mse = np.mean((_array(x) - _array(found)).reshape(len(x), -1) ** 2, axis=1)
+    return _Scores(mse, _right(y, labels), image_scores(x, found) if x.ndim == 4 else None, found)
+
+
+def _right(truth: Tensor, guess: Tensor) -> Numbers:
+    """[b] 1 for each true label among the guessed ones, each guess used once, the one of the matched image first."""
+    right = (truth.detach().cpu() == guess).numpy().astype(np.float64)
+    unused = [int(label) for label, hit in zip(guess, right, strict=True) if not hit]
+    for at in np.flatnonzero(right == 0):
+        label = int(truth[at])
+        if label in unused:
+            unused.remove(label)
+            right[at] = 1.0
+    return right
+
+
+def _of_images(score: _Scores) -> ImageScores:
+    """The image scores of a victim whose inputs are images."""
+    assert score.images is not None
+    return score.images
+
+
+def _spread(
+    scores: Sequence[_Scores | None], sizes: Sequence[int], pick: Callable[[_Scores], Numbers]
+) -> list[float | None]:
+    """One value an image, in the order of the victims; None for those of a failed victim."""
+    values: list[float | None] = []
+    for score, size in zip(scores, sizes, strict=True):
+        values += [None] * size if score is None else [float(value) for value in pick(score)]
+    return values
+
+
+def _share(name: str, hits: Sequence[bool], notes: Sequence[str], of: str = "images") -> Estimate:
+    """The share of all, failed ones included, that were hit."""
+    note = "; ".join([f"{sum(hits)} of {len(hits)} {of}", *notes])
+    return stats.proportion(
+        name, sum(hits), len(hits), higher_leaks=True, values=[float(hit) for hit in hits], note=note
+    )
+
+
+def _pictures(truth_x: Sequence[Tensor], scores: Sequence[_Scores | None]) -> Pictures | None:
+    """The images for people; None where the batches differ in size."""
+    if len({x.shape for x in truth_x}) > 1:
+        return None
+    grey = torch.full_like(truth_x[0], 0.5)
+    guesses = [grey if score is None else score.guess for score in scores]
+    return Pictures(*(_pixels(torch.stack([x.detach().cpu() for x in images])) for images in (truth_x, guesses)))
+
+
+def _pixels(images: Tensor) -> npt.NDArray[np.float32]:
+    """[victims, batch, c, h, w] as [victims, batch, h, w, c] in [0, 1]."""
+    return np.ascontiguousarray(images.float().clamp(0, 1).movedim(2, -1).numpy())
+
+
+def _flat(x: Tensor) -> Tensor:
+    """[b, ...] as [b, features] float64."""
+    return x.detach().cpu().double().reshape(len(x), math.prod(x.shape[1:]))
+
+
+def _array(x: Tensor) -> Numbers:
+    """A tensor as a float64 array."""
+    return x.detach().cpu().double().numpy()

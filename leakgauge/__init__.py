@@ -1,0 +1,48 @@
+"""leakgauge: how much a federated-learning defense really leaks.
+
+The public names are imported when they are first used, so that the command starts without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from leakgauge.harness.audit.claims import ask as claim
+    from leakgauge.harness.audit.standalone import ask_audit as audit
+    from leakgauge.harness.core.contract import Attack, Defense, Task
+    from leakgauge.harness.core.result import Run
+    from leakgauge.harness.core.rng import Key
+    from leakgauge.harness.study.run import run_study as run
+    from leakgauge.harness.study.study import Study, load_study
+
+__version__ = "0.1.0"
+
+__all__ = ["Attack", "Defense", "Key", "Run", "Study", "Task", "__version__", "audit", "claim", "load_study", "run"]
+
+_WHERE = {
+    "Attack": ("core.contract", "Attack"),
+    "Defense": ("core.contract", "Defense"),
+    "Key": ("core.rng", "Key"),
+    "Run": ("core.result", "Run"),
+    "Study": ("study.study", "Study"),
+    "Task": ("core.contract", "Task"),
+    "audit": ("audit.standalone", "ask_audit"),
+    "claim": ("audit.claims", "ask"),
+    "load_study": ("study.study", "load_study"),
+    "run": ("study.run", "run_study"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported now."""
+    if name not in _WHERE:
+        raise AttributeError(f"module 'leakgauge' has no attribute {name!r}; it has: {', '.join(__all__)}")
+    module, attribute = _WHERE[name]
+    return getattr(importlib.import_module(f"leakgauge.harness.{module}"), attribute)
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

@@ -1,0 +1,136 @@
+"""The charts of the page as files of their own, in the page's light colours."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+
+import matplotlib
+from matplotlib.artist import Artist, getp
+from matplotlib.collections import Collection
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.text import Text
+
+from leakgauge.reports.charts import figures
+from leakgauge.reports.charts.figures import Chart, Series, slug
+from leakgauge.reports.html import STYLE, drawable, source
+from leakgauge.reports.sections.tradeoffs import charts
+from leakgauge.reports.select import Analysis
+
+FORMATS: dict[str, dict[str, None]] = {
+    "png": {"Software": None},
+    "pdf": dict.fromkeys(("Creator", "Producer", "CreationDate")),
+    "svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
+}
+"""What would date a file, by its format; None keeps it out."""
+
+_WIDTH, _HEIGHT, _LINE, _DOTS = 6.4, 4.1, 0.19, 200
+"""Of a file, in inches: its size without a legend, a line of the legend; and dots an inch of a PNG."""
+
+_LONG = 34
+"""Letters of a name from which on the legend has one column."""
+
+
+def formats(text: str) -> tuple[str, ...]:
+    """The formats in a list such as `png,pdf`; none in an empty text.
+
+    Raises:
+        ValueError: one is not known.
+    """
+    found = tuple(word.strip() for word in text.split(",")) if text else ()
+    for name in found:
+        if name not in FORMATS:
+            raise ValueError(f"expected some of {','.join(FORMATS)}, got {name!r}")
+    return found
+
+
+def figure_files(analysis: Analysis, kinds: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """Each chart of the page in each of the formats, by its name: `1-ssim-record-replace-one-round.png`.
+
+    The number is that of the setting, in the study's order. A file name has lower-case letters, digits and dashes.
+
+    Guarantees:
+        Same run, same bytes: no date, no random id.
+        Charts only: no picture of anybody's data.
+    """
+    if not kinds:
+        return
+    several = len(analysis.settings) > 1
+    for number, (setting, name) in enumerate(analysis.settings.items(), 1):
+        for chart in charts(analysis, setting):
+            for kind in kinds:
+                yield f"{number}-{slug(chart.name)}.{kind}", _file(drawable(chart), name if several else "", kind)
+
+
+def _light() -> dict[str, str]:
+    """The page's light colours, by the sentinels that the charts are drawn in."""
+    block = source(STYLE).split(":root {", 1)[1].split("}", 1)[0]
+    colours = dict(re.findall(r"--([a-z0-9]+): (#[0-9a-fA-F]{6})", block))
+    return {sentinel: colours[name] for sentinel, name in figures.COLOURS.items()}
+
+
+def _file(chart: Chart, setting: str, kind: str) -> bytes:
+    """One chart with title and legend as a file."""
+    light = _light()
+    style = figures.RC | {"pdf.fonttype": 42}
+    style = {name: light.get(value, value) if isinstance(value, str) else value for name, value in style.items()}
+    with matplotlib.rc_context(style), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a letter that the font lacks is a box
+        figure = _figure(chart, setting)
+        _recolour(figure, light)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=kind, dpi=_DOTS, metadata=FORMATS[kind])
+    return buffer.getvalue()
+
+
+def _figure(chart: Chart, setting: str) -> Figure:
+    """The chart with what stands around it on the page."""
+    columns = 1 if max((len(series.label) for series in chart.series), default=0) > _LONG else 2
+    rows = -(-len(chart.series) // columns)
+    figure = Figure(figsize=(_WIDTH, _HEIGHT + _LINE * rows), layout="constrained")
+    axes = figure.add_subplot()
+    figures.fill(axes, chart)
+    figure.suptitle(chart.title, x=0.02, ha="left", fontsize=11.5, fontweight="bold")
+    axes.set_title("\n".join(filter(None, (setting, chart.better))), loc="left", fontsize=8.8)
+    lines = {line.get_gid(): line for line in axes.get_lines()}
+    handles = [_key(lines[f"series{index}"], chart, series) for index, series in enumerate(chart.series)]
+    labels = [series.label for series in chart.series]
+    figure.legend(handles, labels, loc="outside lower left", ncols=columns, frameon=False, handlelength=3.2)
+    return figure
+
+
+def _key(line: Line2D, chart: Chart, series: Series) -> Line2D:
+    """The legend's sample: marker and dash, though the line that has the markers may have none."""
+    sample = Line2D([], [])
+    sample.update_from(line)
+    sample.set(linestyle=figures.dash(series.look) if chart.joined or series.trace else "none")
+    return sample
+
+
+def _recolour(figure: Figure, light: Mapping[str, str]) -> None:
+    """Put the light colours in place of the sentinels."""
+    boxes = [text.get_bbox_patch() for text in figure.findobj(Text) if isinstance(text, Text)]
+    for artist in [*figure.findobj(), *filter(None, boxes)]:
+        paints: tuple[str, ...] = ()
+        if isinstance(artist, Line2D):
+            paints = ("markerfacecolor", "markeredgecolor", "color")
+        elif isinstance(artist, Text):
+            paints = ("color",)
+        elif isinstance(artist, (Collection, Patch)):
+            paints = ("facecolor", "edgecolor")
+        for paint in paints:
+            _paint(artist, paint, light)
+
+
+def _paint(artist: Artist, paint: str, light: Mapping[str, str]) -> None:
+    """One colour of an artist; a collection has a list of them, here all the same."""
+    found = getp(artist, paint)
+    colours = list(found) if isinstance(artist, Collection) else [found]
+    new = light.get(to_hex(colours[0])) if colours else None
+    if new is not None:
+        artist.set(**{paint: new})
