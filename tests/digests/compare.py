@@ -30,6 +30,7 @@ STUDIES = {
     "digest-membership": HERE / "membership.toml",
 }
 TEXTS = {
+    "trace",
     "note",
     "message",
     "method",
