@@ -1,5 +1,6 @@
 """Every number of four studies is what it was: see tests/digests/compare.py, which CI runs on all four."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -21,19 +22,24 @@ def test_a_result_that_changed_shows(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
     import compare
 
-    cell = tmp_path / "cells" / "abc" / "result.json"
-    cell.parent.mkdir(parents=True)
-    found = []
-    for text in (
-        '{"value": 1.5, "note": "one"}',
-        '{"value": 1.5, "note": "other words"}',
-        '{"value": 1.6, "note": "one"}',
-    ):
-        cell.write_text(text)
-        found.append(compare.digests(tmp_path))
-    assert found[0] == found[1] != found[2]
-    stored = {"processor": compare.processor(), "digests": found[0]}
+    def digests(value, note="one"):
+        for number in range(compare.ROUNDED + 1):
+            cell = tmp_path / "cells" / f"c{number}" / "result.json"
+            cell.parent.mkdir(parents=True, exist_ok=True)
+            cell.write_text(json.dumps({"estimates": [{"value": value if number <= last else 1.5, "note": note}]}))
+        return compare.digests(tmp_path)
+
+    last = compare.ROUNDED
+    stored = {"processor": compare.processor(), "digests": digests(1.5)}
     monkeypatch.setattr(compare, "stored", lambda name: stored)
-    assert compare.compare("x", tmp_path) == ["x: cell abc differs"]
-    cell.unlink()
-    assert compare.compare("x", tmp_path) == ["x: cell abc is missing"]
+    digests(1.5, "other words")
+    assert compare.compare("x", tmp_path) == []
+    digests(1.5001)
+    assert len(compare.compare("x", tmp_path)) == compare.ROUNDED + 1
+    last = 0
+    digests(1.5001)
+    assert compare.compare("x", tmp_path) == []
+    digests(1.6)
+    assert compare.compare("x", tmp_path) == ["x: cell c0 differs"]
+    (tmp_path / "cells" / "c0" / "result.json").unlink()
+    assert compare.compare("x", tmp_path) == ["x: cell c0 is missing"]
