@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from leakgauge.harness.core.contract import (
     Sighting,
 )
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.federation.round import Client, Round
 
 _CHUNK = 32
 """Images whose gradients are computed at once."""
@@ -245,27 +246,21 @@ class _Imitation:
 
     def _told(self, updates: Tensor, number: int, key: Key) -> Tensor:
         """[d]: the gradient that one message tells of, after its users' updates [users, d] went through the defence."""
-        defense, setting, state = self.seen.defense, self.seen.setting, self.sighting.model.state
+        seen, model = self.seen, self.sighting.model
+        here = Round(seen.defense, seen.setting, model.state, model.round)
         turn = number % len(self.sighting.messages)
         message = self.sighting.messages[turn]
-        senders = [message.sender, *message.others]
-        wires = []
-        for i, (who, update) in enumerate(zip(senders, updates, strict=True)):
+        clients = []
+        for i, (who, update) in enumerate(zip([message.sender, *message.others], updates, strict=True)):
             mine = key.child("user", i)
             noise = self._step_noise(message, who)
             if noise > 0:
-                update = update + noise * rng.normal(mine.child("steps"), (setting.dim,))
-            wires.append(self._encode(update, who, mine))
-        if defense.superposes:
-            taken = {who.number % setting.clients for who in senders}
-            silent = [Sender(k, setting.samples) for k in range(setting.clients) if k not in taken]
-            for who in silent[: setting.participants - len(senders)]:
-                wires.append(self._encode(torch.zeros(setting.dim), who, key.child("other", who.number)))
-                senders.append(who)
-        (received,) = defense.transmit(state, wires, senders=senders, channel=key.child("channel"), setting=setting)
-        shared = None if message.shared is None else key.child("user", 0).child("shared")
-        told = defense.estimate(state, received, sender=message.sender, shared=shared, setting=setting)
-        return told / update_per_gradient(setting, self.sighting)[turn]
+                update = update + noise * rng.normal(mine.child("steps"), (seen.setting.dim,))
+            clients.append(Client.of(who, update, seen.defense.remember(seen.setting), mine))
+        beside = here.silent([client.sender for client in clients], key) if seen.defense.superposes else []
+        (received,) = here.exchange([*clients, *beside], key.child("channel")).received
+        told = here.estimate(received, message.sender, None if message.shared is None else clients[0].shared)
+        return told / update_per_gradient(seen.setting, self.sighting)[turn]
 
     def _step_noise(self, message: Message, who: Sender) -> float:
         """Standard deviation of the noise in a client's update that comes from its steps."""
@@ -278,20 +273,6 @@ class _Imitation:
         size = message.images // message.users if gradient else min(setting.batch or who.samples, who.samples)
         length = 1.0 if gradient else self.sighting.lr * math.sqrt(message.steps)
         return length * multiplier * defense.local.clip / size
-
-    def _encode(self, update: Tensor, who: Sender, key: Key) -> bytes:
-        """A client's first message."""
-        defense: Any = self.seen.defense
-        wire: bytes = defense.encode(
-            self.sighting.model.state,
-            defense.remember(self.seen.setting),
-            update,
-            sender=who,
-            private=key.child("private"),
-            shared=key.child("shared"),
-            setting=self.seen.setting,
-        )[0]
-        return wire
 
     def features(self, gradients: Tensor, labels: Tensor) -> Tensor:
         """[m, b, f] of gradients [m, d] and labels [m, b]: for each image the last layer's input, its size, its label.

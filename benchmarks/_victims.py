@@ -13,12 +13,22 @@ import torch
 from torch import Tensor
 
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Defense, Examples, Guess, Message, Observation, Sender, Setting, Snapshot
+from leakgauge.harness.core.contract import (
+    Defense,
+    Examples,
+    Guess,
+    Message,
+    Observation,
+    Sender,
+    Setting,
+    Snapshot,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.data import DataSet
 from leakgauge.harness.data.embedded import FACTORS, photos
+from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
@@ -91,13 +101,9 @@ def observed(victims: Victims, defense: Defense[Any, Any], key: Key) -> Observat
     setting = Setting(task.layout, n, n, 1, sends="gradient", steps=1, lr=_PLAN.lr, batch=0, samples=1)
     state, messages = defense.init(setting), []
     for number, gradient in enumerate(sent(victims)):
-        sender, mine = Sender(number, 1), key.child(number)
-        private, shared = mine.child("private"), mine.child("shared")
-        memory = defense.remember(setting)
-        wire, _ = defense.encode(
-            state, memory, gradient, sender=sender, private=private, shared=shared, setting=setting
-        )
-        messages.append(Message(0, sender, wire, shared, 1))
+        client = Client.of(Sender(number, 1), gradient, defense.remember(setting), key.child(number))
+        (wire,) = Round(defense, setting, state).exchange([client], key.child(number, "channel")).sent
+        messages.append(Message(0, client.sender, wire, client.shared, 1))
     return Observation(
         View.parse("server"),
         setting,

@@ -18,10 +18,14 @@ import torch
 
 from leakgauge.defenses._wire.hadamard import fast_walsh_hadamard
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Sender, Setting
+from leakgauge.harness.core.contract import (
+    Sender,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
+from leakgauge.harness.federation.round import Client, Round
 
 D = 1_000_000
 REPEATS = 9
@@ -80,16 +84,13 @@ def measure(case: Case) -> tuple[float, float, float]:
     setting = Setting(layout, 10, 10, 20, sends="update", steps=15, lr=0.01, batch=1, samples=600)
     update = case.spread * rng.normal(Key(0), (case.dim,))
     state, memory, sender = defense.init(setting), defense.remember(setting), Sender(0, 600)
-    private, shared = Key(1), Key(2)
+    client, here = Client(sender, update, memory, private=Key(1), shared=Key(2)), Round(defense, setting, state)
 
     def encode() -> bytes:
-        wire: bytes = defense.encode(
-            state, memory, update, sender=sender, private=private, shared=shared, setting=setting
-        )[0]
-        return wire
+        return here.exchange([client], Key(3)).sent[0]
 
     wire = encode()
-    decode = best(lambda: defense.estimate(state, wire, sender=sender, shared=shared, setting=setting))
+    decode = best(lambda: here.estimate(wire, sender, client.shared))
     return best(encode), decode, 8 * len(wire) / case.dim
 
 

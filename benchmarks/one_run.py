@@ -38,7 +38,8 @@ from leakgauge.harness.core.stats import clopper_pearson
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.data.embedded import digits
-from leakgauge.harness.federation.loop import Keep, client_key, make_plan, train
+from leakgauge.harness.federation.loop import Keep, make_plan, train
+from leakgauge.harness.federation.round import client_key
 from leakgauge.harness.learn.batch import Work, choose_engine, train_clients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.partition import partition

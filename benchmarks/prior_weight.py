@@ -13,10 +13,18 @@ import torch
 
 from leakgauge.attacks.map import MAP
 from leakgauge.defenses.gaussian import Gaussian
-from leakgauge.harness.core.contract import Examples, Message, Observation, Sender, Setting, Snapshot
+from leakgauge.harness.core.contract import (
+    Examples,
+    Message,
+    Observation,
+    Sender,
+    Setting,
+    Snapshot,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.data import default_root, load
+from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
@@ -44,11 +52,9 @@ def main() -> None:
         defense = Gaussian(clip=1000.0, noise_std=noise)
         messages = []
         for i, gradient in zip(IMAGES, gradients, strict=True):
-            sender, private = Sender(i, 1), Key(6).child(i)
-            wire, _ = defense.encode(
-                None, None, gradient, sender=sender, private=private, shared=Key(6), setting=setting
-            )
-            messages.append(Message(0, sender, wire, None, 1))
+            client = Client(Sender(i, 1), gradient, None, private=Key(6).child(i), shared=Key(6))
+            (wire,) = Round(defense, setting, None).exchange([client], Key(6)).sent
+            messages.append(Message(0, client.sender, wire, None, 1))
         seen = Observation(
             View.parse("server"), setting, task, defense, 0.1, messages=tuple(messages), model=Snapshot(0, params, None)
         )

@@ -30,6 +30,8 @@ from leakgauge.harness.core.contract import (
     Defense,
     Examples,
     Likelihood,
+    Link,
+    Links,
     Message,
     Observation,
     Sender,
@@ -40,6 +42,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.data import default_root, load
+from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
@@ -116,38 +119,20 @@ class Rescored(Defense[Plan, Tensor]):
         """Of the inner one."""
         return self.inner.remember(setting)
 
-    def encode(
-        self,
-        state: Plan,
-        memory: Tensor,
-        update: Vector,
-        *,
-        sender: Sender,
-        private: Key,
-        shared: Key,
-        setting: Setting,
-    ) -> tuple[bytes, Tensor]:
+    def encode(self, state: Plan, memory: Tensor, update: Vector, link: Link, private: Key) -> tuple[bytes, Tensor]:
         """Of the inner one."""
-        return self.inner.encode(state, memory, update, sender=sender, private=private, shared=shared, setting=setting)
+        return self.inner.encode(state, memory, update, link, private)
 
-    def estimate(self, state: Plan, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting) -> Vector:
+    def estimate(self, state: Plan, received: bytes, link: Link) -> Vector:
         """Of the inner one."""
-        return self.inner.estimate(state, received, sender=sender, shared=shared, setting=setting)
+        return self.inner.estimate(state, received, link)
 
-    def likelihood(
-        self,
-        state: Plan,
-        received: Sequence[bytes],
-        *,
-        senders: Sequence[Sender],
-        shared: Sequence[Key] | None,
-        setting: Setting,
-    ) -> Likelihood:
+    def likelihood(self, state: Plan, received: Sequence[bytes], links: Links) -> Likelihood:
         """As `SqSGD.likelihood`, with this law."""
-        assert shared is not None
-        clip, count = self.inner.clip, self.inner.sent(setting.dim)
+        assert links.shared is not None
+        clip, count = self.inner.clip, self.inner.sent(links.setting.dim)
         levels = torch.stack([torch.from_numpy(unpack_levels(wire, count, self.inner.bits)) for wire in received])
-        chosen = torch.stack([self.inner.coordinates(key, setting) for key in shared])
+        chosen = torch.stack([self.inner.coordinates(key, links.setting) for key in links.shared])
 
         def score(update: Tensor) -> Tensor:
             sent = clip_l2(self.inner.beta * clip_l2(update, clip).gather(1, chosen), clip)
@@ -187,12 +172,10 @@ def observed(victims: Victims, defense: Rescored) -> Observation:
     setting = Setting(layout, n, n, 1, sends="gradient", steps=1, lr=PLAN.lr, batch=0, samples=1)
     state, messages = defense.init(setting), []
     for i, gradient in enumerate(victims.gradients):
-        sender, private, shared = Sender(i, 1), Key(6).child(i), Key(8).child(i)
         memory = defense.remember(setting)
-        wire, _ = defense.encode(
-            state, memory, gradient, sender=sender, private=private, shared=shared, setting=setting
-        )
-        messages.append(Message(0, sender, wire, shared, 1))
+        client = Client(Sender(i, 1), gradient, memory, private=Key(6).child(i), shared=Key(8).child(i))
+        (wire,) = Round(defense, setting, state).exchange([client], Key(6)).sent
+        messages.append(Message(0, client.sender, wire, client.shared, 1))
     return Observation(
         View.parse("server+labels"),
         setting,

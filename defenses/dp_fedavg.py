@@ -20,7 +20,13 @@ from leakgauge.harness.core.accounting import epsilon, gaussian_mu, repeat
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
-from leakgauge.harness.core.contract import Defense, Likelihood, Sender, Setting
+from leakgauge.harness.core.contract import (
+    Defense,
+    Likelihood,
+    Link,
+    Links,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector
@@ -89,44 +95,25 @@ class DPFedAvg(Defense[None, None]):
         share = setting.participants / setting.clients
         return self.clip * _noise_multiplier(share, setting.rounds, self.epsilon, self.delta)
 
-    def encode(
-        self, state: None, memory: None, update: Vector, *, sender: Sender, private: Key, shared: Key, setting: Setting
-    ) -> tuple[bytes, None]:
+    def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
         """Clip, send float32. Uses neither key."""
         check_update(update)
         return pack_float32(clip_l2(update, self.clip)), None
 
-    def estimate(self, state: None, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting) -> Vector:
+    def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """The clipped update, exactly."""
-        return unpack_float32(received, setting.dim)
+        return unpack_float32(received, link.setting.dim)
 
-    def decode(
-        self,
-        state: None,
-        received: Sequence[bytes],
-        *,
-        senders: Sequence[Sender],
-        shared: Sequence[Key],
-        private: Key,
-        setting: Setting,
-    ) -> Vector:
+    def decode(self, state: None, received: Sequence[bytes], links: Links, private: Key) -> Vector:
         """The sum of the clipped updates with noise from the server's key, over U."""
-        total = self.sigma(setting) * rng.normal(private, (setting.dim,), torch.float64)
+        total = self.sigma(links.setting) * rng.normal(private, (links.setting.dim,), torch.float64)
         for wire in received:
-            total += unpack_float32(wire, setting.dim)
-        return (total / setting.participants).float()
+            total += unpack_float32(wire, links.setting.dim)
+        return (total / links.setting.participants).float()
 
-    def likelihood(
-        self,
-        state: None,
-        received: Sequence[bytes],
-        *,
-        senders: Sequence[Sender],
-        shared: Sequence[Key] | None,
-        setting: Setting,
-    ) -> Likelihood:
+    def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """Squared distance of the clipped candidate in units of `ROUNDING`: messages have no noise."""
-        sent = torch.stack([unpack_float32(wire, setting.dim) for wire in received])
+        sent = torch.stack([unpack_float32(wire, links.setting.dim) for wire in received])
 
         def score(update: Tensor) -> Tensor:
             return 0.5 * ((clip_l2(update, self.clip) - sent) / ROUNDING).square().sum(-1)

@@ -20,7 +20,14 @@ from leakgauge.harness.core.accounting import repeat
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
-from leakgauge.harness.core.contract import Defense, Likelihood, LocalRule, Sender, Setting
+from leakgauge.harness.core.contract import (
+    Defense,
+    Likelihood,
+    Link,
+    Links,
+    LocalRule,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector
@@ -75,26 +82,16 @@ class DPSGD(Defense[None, None]):
         assert self.epsilon is not None  # __post_init__ leaves one of the two
         return _multiplier(self.epsilon, self.delta, _share(setting), setting.steps * setting.rounds)
 
-    def encode(
-        self, state: None, memory: None, update: Vector, *, sender: Sender, private: Key, shared: Key, setting: Setting
-    ) -> tuple[bytes, None]:
+    def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
         """The update's float32 bytes. Uses neither key: the noise is in the update."""
         check_update(update)
         return pack_float32(update), None
 
-    def estimate(self, state: None, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting) -> Vector:
+    def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """The update, exactly."""
-        return unpack_float32(received, setting.dim)
+        return unpack_float32(received, link.setting.dim)
 
-    def likelihood(
-        self,
-        state: None,
-        received: Sequence[bytes],
-        *,
-        senders: Sequence[Sender],
-        shared: Sequence[Key] | None,
-        setting: Setting,
-    ) -> Likelihood:
+    def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """|y - u|^2 / (2 sigma^2), sigma^2 the sum of the steps' variances, with what momentum makes of each.
 
         Exact for one step. Of several it leaves out that a step's noise moves where the later ones start. The learning
@@ -103,13 +100,13 @@ class DPSGD(Defense[None, None]):
         A candidate's norm is held to what clipped steps can reach, B nominal and all n records drawn; which records are
         clipped is for who makes it.
         """
-        sent = torch.stack([unpack_float32(wire, setting.dim) for wire in received])
-        weights = _weights(setting)
-        scale = self.clip * (1.0 if setting.sends == "gradient" else setting.lr)
-        sizes = [min(setting.batch or who.samples, who.samples) for who in senders]
-        each = scale * self.step_noise(setting) * math.hypot(*weights)
+        sent = torch.stack([unpack_float32(wire, links.setting.dim) for wire in received])
+        weights = _weights(links.setting)
+        scale = self.clip * (1.0 if links.setting.sends == "gradient" else links.setting.lr)
+        sizes = [min(links.setting.batch or who.samples, who.samples) for who in links.senders]
+        each = scale * self.step_noise(links.setting) * math.hypot(*weights)
         std = torch.tensor([[each / size] for size in sizes])
-        pairs = zip(senders, sizes, strict=True)
+        pairs = zip(links.senders, sizes, strict=True)
         reach = torch.tensor([[scale * sum(weights) * who.samples / size] for who, size in pairs])
 
         def score(update: Tensor) -> Tensor:

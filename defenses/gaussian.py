@@ -10,15 +10,21 @@ import torch
 from torch import Tensor
 
 from leakgauge.defenses._common.budget import check_delta, epsilon_unless, every_round
+from leakgauge.defenses._common.cascade import Perturbs, Rounded, split_message
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._common.misfit import gaussian_misfit
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import epsilon, gaussian_mu, repeat
-from leakgauge.harness.core.cascade import Perturbs, Rounded, split_message
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
 from leakgauge.harness.core.codec import pack_float32
-from leakgauge.harness.core.contract import Defense, Likelihood, Sender, Setting
+from leakgauge.harness.core.contract import (
+    Defense,
+    Likelihood,
+    Link,
+    Links,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector
@@ -65,9 +71,7 @@ class Gaussian(Defense[None, None], Perturbs):
         assert self.epsilon is not None  # __post_init__ leaves one of the two
         return 2 * self.clip / gaussian_mu(self.epsilon, self.delta)
 
-    def encode(
-        self, state: None, memory: None, update: Vector, *, sender: Sender, private: Key, shared: Key, setting: Setting
-    ) -> tuple[bytes, None]:
+    def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
         """Clip, add noise from the private key, send float32. Does not use the shared key."""
         check_update(update)
         noise = rng.normal(private, (update.numel(),), torch.float64)
@@ -90,21 +94,13 @@ class Gaussian(Defense[None, None], Perturbs):
         """sigma^2, in squared units."""
         return (self.sigma / self.unit(setting)) ** 2
 
-    def estimate(self, state: None, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting) -> Vector:
+    def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """The noisy clipped update: unbiased for the clipped one."""
-        return split_message(received, 0, setting.dim)[1]
+        return split_message(received, 0, link.setting.dim)[1]
 
-    def likelihood(
-        self,
-        state: None,
-        received: Sequence[bytes],
-        *,
-        senders: Sequence[Sender],
-        shared: Sequence[Key] | None,
-        setting: Setting,
-    ) -> Likelihood:
+    def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """|y - clip(u)|^2 / (2 sigma^2)."""
-        return self.misfit(received, setting=setting)
+        return self.misfit(received, setting=links.setting)
 
     def misfit(self, received: Sequence[bytes], *, setting: Setting, rounded: Rounded | None = None) -> Likelihood:
         """The likelihood; an error of rounding adds its variance."""

@@ -10,16 +10,22 @@ import torch
 from torch import Tensor
 
 from leakgauge.defenses._common.budget import epsilon_unless, every_round
+from leakgauge.defenses._common.cascade import Perturbs, Rounded, split_message
 from leakgauge.defenses._common.clip import clip_coordinates
 from leakgauge.defenses._common.misfit import Misfit, laplace_misfit, rounded_misfit
 from leakgauge.defenses._common.scale import Mode, Scaling, unclipped
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import Pure, repeat
-from leakgauge.harness.core.cascade import Perturbs, Rounded, split_message
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
 from leakgauge.harness.core.codec import pack_float32
-from leakgauge.harness.core.contract import Defense, Likelihood, Sender, Setting
+from leakgauge.harness.core.contract import (
+    Defense,
+    Likelihood,
+    Link,
+    Links,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Parts, Vector
@@ -95,33 +101,23 @@ class Laplace(Defense[None, None], Perturbs):
         """Of the first tensor."""
         return self._scaling.parts(setting.layout)
 
-    def encode(
-        self, state: None, memory: None, update: Vector, *, sender: Sender, private: Key, shared: Key, setting: Setting
-    ) -> tuple[bytes, None]:
+    def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
         """Bound, add noise from the private key, send float32. Does not use the shared key."""
         check_update(update)
         header, numbers = b"", clip_coordinates(update, self.clip)
         if self.scale != "public":
-            header, numbers = self._scaling.normalize(update, setting.layout)
+            header, numbers = self._scaling.normalize(update, link.setting.layout)
         noise = rng.laplace(private, (len(numbers),), torch.float64)
         return header + pack_float32((numbers.cpu().double() + self.noise_scale * noise).float()), None
 
-    def estimate(self, state: None, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting) -> Vector:
+    def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """The noisy bounded update: unbiased for the bounded one."""
-        header, numbers = split_message(received, self.header_size(setting), setting.dim)
-        return numbers if self.scale == "public" else self._scaling.undo(header, numbers, setting.layout)
+        header, numbers = split_message(received, self.header_size(link.setting), link.setting.dim)
+        return numbers if self.scale == "public" else self._scaling.undo(header, numbers, link.setting.layout)
 
-    def likelihood(
-        self,
-        state: None,
-        received: Sequence[bytes],
-        *,
-        senders: Sequence[Sender],
-        shared: Sequence[Key] | None,
-        setting: Setting,
-    ) -> Likelihood:
+    def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """sum |y - clamp(u)| / b, with the tip rounded; and how well the norms fit that were sent."""
-        return self.misfit(received, setting=setting)
+        return self.misfit(received, setting=links.setting)
 
     def misfit(self, received: Sequence[bytes], *, setting: Setting, rounded: Rounded | None = None) -> Likelihood:
         """The likelihood; with the cells of numbers that were rounded one by one, else with a tip as wide as theirs."""

@@ -17,7 +17,14 @@ from leakgauge.harness.core.accounting import Pure, repeat
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
 from leakgauge.harness.core.codec import pack_levels, unpack_levels
-from leakgauge.harness.core.contract import Defense, Likelihood, MessageError, Sender, Setting
+from leakgauge.harness.core.contract import (
+    Defense,
+    Likelihood,
+    Link,
+    Links,
+    MessageError,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Parts, Vector
@@ -72,46 +79,26 @@ class MVU(Defense[Design, None]):
         """Of the first tensor."""
         return self._scaling.parts(setting.layout)
 
-    def encode(
-        self,
-        state: Design,
-        memory: None,
-        update: Vector,
-        *,
-        sender: Sender,
-        private: Key,
-        shared: Key,
-        setting: Setting,
-    ) -> tuple[bytes, None]:
+    def encode(self, state: Design, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
         """Clamp, round at random to a level, send it through the channel. Does not use the shared key."""
         check_update(update)
-        header, numbers = self._scaling.normalize(update, setting.layout)
+        header, numbers = self._scaling.normalize(update, link.setting.layout)
         place = (numbers.double().clamp(-1.0, 1.0).numpy() + 1) / 2 * (len(state.P) - 1)
         chance = rng.uniform(private.child("rounding"), (len(place),), dtype=torch.float64).numpy()
         rows = np.floor(place).astype(np.int64)
         rows += chance < place - rows
         return header + pack_levels(sample(state.P, rows, private.child("channel")), self.bits), None
 
-    def estimate(
-        self, state: Design, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting
-    ) -> Vector:
+    def estimate(self, state: Design, received: bytes, link: Link) -> Vector:
         """The columns' values: unbiased for the clamped update."""
-        header, columns = self._read(received, setting)
+        header, columns = self._read(received, link.setting)
         values = torch.from_numpy(2 * state.alpha[columns] - 1).float()
-        return self._scaling.undo(header, values, setting.layout)
+        return self._scaling.undo(header, values, link.setting.layout)
 
-    def likelihood(
-        self,
-        state: Design,
-        received: Sequence[bytes],
-        *,
-        senders: Sequence[Sender],
-        shared: Sequence[Key] | None,
-        setting: Setting,
-    ) -> Likelihood:
+    def likelihood(self, state: Design, received: Sequence[bytes], links: Links) -> Likelihood:
         """Exact: a column's probability is linear between two levels; and how well a norm fits that was sent."""
-        read = [self._read(wire, setting) for wire in received]
-        candidates = self._scaling.candidates([header for header, _ in read], setting.layout)
+        read = [self._read(wire, links.setting) for wire in received]
+        candidates = self._scaling.candidates([header for header, _ in read], links.setting.layout)
         columns = torch.from_numpy(np.stack([columns for _, columns in read]))
         steps = len(state.P) - 1
         # of each column between each two levels; flat, as indexing by pairs takes several times as long

@@ -12,7 +12,13 @@ from leakgauge.defenses._common.misfit import ROUNDING
 from leakgauge.harness.core.checks import check_update
 from leakgauge.harness.core.claim import Claim, nothing_promised
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
-from leakgauge.harness.core.contract import Defense, Likelihood, Sender, Setting
+from leakgauge.harness.core.contract import (
+    Defense,
+    Likelihood,
+    Link,
+    Links,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
@@ -30,28 +36,18 @@ class NoDefense(Defense[None, None]):
 
     randomized = False
 
-    def encode(
-        self, state: None, memory: None, update: Vector, *, sender: Sender, private: Key, shared: Key, setting: Setting
-    ) -> tuple[bytes, None]:
+    def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
         """The update's float32 bytes. Uses neither key."""
         check_update(update)
         return pack_float32(update), None
 
-    def estimate(self, state: None, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting) -> Vector:
+    def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """The update, exactly."""
-        return unpack_float32(received, setting.dim)
+        return unpack_float32(received, link.setting.dim)
 
-    def likelihood(
-        self,
-        state: None,
-        received: Sequence[bytes],
-        *,
-        senders: Sequence[Sender],
-        shared: Sequence[Key] | None,
-        setting: Setting,
-    ) -> Likelihood:
+    def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """Squared distance in units of `ROUNDING`: what is left when both sides compute the same gradient."""
-        sent = torch.stack([unpack_float32(wire, setting.dim) for wire in received])
+        sent = torch.stack([unpack_float32(wire, links.setting.dim) for wire in received])
 
         def score(update: Tensor) -> Tensor:
             return 0.5 * ((update - sent) / ROUNDING).square().sum(-1)

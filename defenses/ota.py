@@ -17,7 +17,12 @@ from leakgauge.defenses._ota.formulas import Allocation, allocate, colluding_mu
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Claim, Proof
 from leakgauge.harness.core.codec import pack_float64, unpack_float64
-from leakgauge.harness.core.contract import Likelihood, Sender, Setting
+from leakgauge.harness.core.contract import (
+    Likelihood,
+    Link,
+    Links,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector
@@ -83,51 +88,30 @@ class OTA(OverTheAir[Allocation]):
         channel, lower = self.make_channel(setting), self.infeasible == "lower"
         return allocate(channel, asked, self.delta, self.clip, lower=lower)
 
-    def transmit(
-        self, state: Allocation, wires: Sequence[bytes], *, senders: Sequence[Sender], channel: Key, setting: Setting
-    ) -> Sequence[bytes]:
+    def transmit(self, state: Allocation, wires: Sequence[bytes], links: Links, channel: Key) -> Sequence[bytes]:
         """The sum of what the antennas send, each with its gain, and the receiver's noise from the channel's key."""
         gains = state.channel.squared_gains
-        heard = math.sqrt(self.noise_variance) * rng.normal(channel, (setting.dim,), torch.float64)
-        for wire, who in zip(wires, senders, strict=True):
-            heard.add_(unpack_float64(wire, setting.dim), alpha=math.sqrt(gains[user_of(who, setting)]))
+        heard = math.sqrt(self.noise_variance) * rng.normal(channel, (links.setting.dim,), torch.float64)
+        for wire, who in zip(wires, links.senders, strict=True):
+            heard.add_(unpack_float64(wire, links.setting.dim), alpha=math.sqrt(gains[user_of(who, links.setting)]))
         return [pack_float64(heard)]
 
-    def estimate(
-        self, state: Allocation, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting
-    ) -> Vector:
+    def estimate(self, state: Allocation, received: bytes, link: Link) -> Vector:
         """y / c: unbiased for the SUM of all clipped updates, which is the sender's where the others are zero."""
-        return (unpack_float64(received, setting.dim) / state.gain).float()
+        return (unpack_float64(received, link.setting.dim) / state.gain).float()
 
-    def decode(
-        self,
-        state: Allocation,
-        received: Sequence[bytes],
-        *,
-        senders: Sequence[Sender],
-        shared: Sequence[Key],
-        private: Key,
-        setting: Setting,
-    ) -> Vector:
+    def decode(self, state: Allocation, received: Sequence[bytes], links: Links, private: Key) -> Vector:
         """y / (K c): unbiased for the mean of the clipped updates, in which all senders count alike."""
         (heard,) = received
-        return (unpack_float64(heard, setting.dim) / (state.gain * len(senders))).float()
+        return (unpack_float64(heard, links.setting.dim) / (state.gain * len(links.senders))).float()
 
-    def likelihood(
-        self,
-        state: Allocation,
-        received: Sequence[bytes],
-        *,
-        senders: Sequence[Sender],
-        shared: Sequence[Key] | None,
-        setting: Setting,
-    ) -> Likelihood:
+    def likelihood(self, state: Allocation, received: Sequence[bytes], links: Links) -> Likelihood:
         """|y - c sum_k clip(u_k)|^2 / 2 over the variance of all noise; of one user, the others' updates are zero."""
-        heard = torch.stack([unpack_float64(wire, setting.dim) for wire in received])
+        heard = torch.stack([unpack_float64(wire, links.setting.dim) for wire in received])
         gain, variance = state.gain, state.noise_variance
 
         def score(update: Tensor) -> Tensor:
-            signal = gain * clip_l2(update.double(), self.clip).reshape(len(update), -1, setting.dim).sum(dim=1)
+            signal = gain * clip_l2(update.double(), self.clip).reshape(len(update), -1, links.setting.dim).sum(dim=1)
             return gaussian_misfit(signal - heard, variance).to(update.dtype)
 
         return score

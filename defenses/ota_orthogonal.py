@@ -17,7 +17,12 @@ from leakgauge.defenses._ota.formulas import Orthogonal, orthogonal
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.codec import pack_float64, unpack_float64
-from leakgauge.harness.core.contract import Likelihood, Sender, Setting
+from leakgauge.harness.core.contract import (
+    Likelihood,
+    Link,
+    Links,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector, weighted_mean
@@ -61,54 +66,33 @@ class OTAOrthogonal(OverTheAir[Orthogonal]):
         """How each client splits its power."""
         return orthogonal(self.make_channel(setting), (self.epsilon,) * setting.clients, self.delta, self.clip)
 
-    def transmit(
-        self, state: Orthogonal, wires: Sequence[bytes], *, senders: Sequence[Sender], channel: Key, setting: Setting
-    ) -> Sequence[bytes]:
+    def transmit(self, state: Orthogonal, wires: Sequence[bytes], links: Links, channel: Key) -> Sequence[bytes]:
         """Each waveform with its gain and receiver noise of its own, from the sender's child of the channel's key."""
         gains, spread = state.channel.squared_gains, math.sqrt(self.noise_variance)
         received = []
-        for wire, who in zip(wires, senders, strict=True):
-            noise = spread * rng.normal(channel.child(who.number), (setting.dim,), torch.float64)
-            gain = math.sqrt(gains[user_of(who, setting)])
-            received.append(pack_float64(noise.add_(unpack_float64(wire, setting.dim), alpha=gain)))
+        for wire, who in zip(wires, links.senders, strict=True):
+            noise = spread * rng.normal(channel.child(who.number), (links.setting.dim,), torch.float64)
+            gain = math.sqrt(gains[user_of(who, links.setting)])
+            received.append(pack_float64(noise.add_(unpack_float64(wire, links.setting.dim), alpha=gain)))
         return received
 
-    def estimate(
-        self, state: Orthogonal, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting
-    ) -> Vector:
+    def estimate(self, state: Orthogonal, received: bytes, link: Link) -> Vector:
         """y_k over the factor at which the update arrives: unbiased for the clipped update."""
-        gain = self._gains(state)[user_of(sender, setting)]
-        return (unpack_float64(received, setting.dim) / gain).float()
+        gain = self._gains(state)[user_of(link.sender, link.setting)]
+        return (unpack_float64(received, link.setting.dim) / gain).float()
 
-    def decode(
-        self,
-        state: Orthogonal,
-        received: Sequence[bytes],
-        *,
-        senders: Sequence[Sender],
-        shared: Sequence[Key],
-        private: Key,
-        setting: Setting,
-    ) -> Vector:
+    def decode(self, state: Orthogonal, received: Sequence[bytes], links: Links, private: Key) -> Vector:
         """The mean of the estimates, in which all senders count alike."""
-        pairs = zip(received, senders, strict=True)
-        updates = [self.estimate(state, wire, sender=who, shared=None, setting=setting) for wire, who in pairs]
+        pairs = zip(received, links.senders, strict=True)
+        updates = [self.estimate(state, wire, Link(links.setting, who, None)) for wire, who in pairs]
         return weighted_mean(updates, [1.0] * len(updates))
 
-    def likelihood(
-        self,
-        state: Orthogonal,
-        received: Sequence[bytes],
-        *,
-        senders: Sequence[Sender],
-        shared: Sequence[Key] | None,
-        setting: Setting,
-    ) -> Likelihood:
+    def likelihood(self, state: Orthogonal, received: Sequence[bytes], links: Links) -> Likelihood:
         """|y_k - c_k clip(u)|^2 / 2 over the variance of the noise in the sender's channel uses."""
-        users = [user_of(who, setting) for who in senders]
+        users = [user_of(who, links.setting) for who in links.senders]
         spread = torch.from_numpy(state.noise_variances)[users, None].sqrt()
         gains = self._gains(state)[users, None] / spread
-        heard = torch.stack([unpack_float64(wire, setting.dim) for wire in received]) / spread
+        heard = torch.stack([unpack_float64(wire, links.setting.dim) for wire in received]) / spread
 
         def score(update: Tensor) -> Tensor:
             return gaussian_misfit(gains * clip_l2(update.double(), self.clip) - heard, 1.0).to(update.dtype)

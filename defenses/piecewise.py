@@ -18,7 +18,14 @@ from leakgauge.harness.core.accounting import Pure, repeat
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
-from leakgauge.harness.core.contract import Defense, Likelihood, MessageError, Sender, Setting
+from leakgauge.harness.core.contract import (
+    Defense,
+    Likelihood,
+    Link,
+    Links,
+    MessageError,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector
@@ -143,41 +150,31 @@ class Piecewise(Defense[None, None]):
         chosen = rng.subset(shared.child("positions"), dim, k)
         return torch.from_numpy(chosen[rng.permutation(shared.child("order"), k)])
 
-    def encode(
-        self, state: None, memory: None, update: Vector, *, sender: Sender, private: Key, shared: Key, setting: Setting
-    ) -> tuple[bytes, None]:
+    def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
         """Clamp, take the coordinates of the shared key, perturb each by the private key, send float32."""
         check_update(update)
         dim = update.numel()
-        chosen = update.detach().cpu()[self.positions(dim, shared)].double()
+        chosen = update.detach().cpu()[self.positions(dim, link.key)].double()
         return pack_float32(self.law(dim).sample(self._scaled(chosen), private).float()), None
 
-    def estimate(self, state: None, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting) -> Vector:
+    def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """clip * d / k times the outputs, in their places; a flat vector for who does not know the places."""
-        sent, dim = self._read(received, setting), setting.dim
-        if shared is None:
+        sent, dim = self._read(received, link.setting), link.setting.dim
+        if link.shared is None:
             return (self.clip * sent.mean()).float().expand(dim).clone()
         found = torch.zeros(dim)
-        found[self.positions(dim, shared)] = (self.clip * dim / len(sent) * sent).float()
+        found[self.positions(dim, link.shared)] = (self.clip * dim / len(sent) * sent).float()
         return found
 
-    def likelihood(
-        self,
-        state: None,
-        received: Sequence[bytes],
-        *,
-        senders: Sequence[Sender],
-        shared: Sequence[Key] | None,
-        setting: Setting,
-    ) -> Likelihood:
+    def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """-ln of the two-level density, blurred: the exact one has no slope anywhere.
 
         Blurred by 3 % of the half-width of the interval in t. Without the shared key each output is taken for normal,
         with the mean and the variance of the mixture over all coordinates.
         """
-        law, dim = self.law(setting.dim), setting.dim
-        sent = torch.stack([self._read(wire, setting) for wire in received])
-        if shared is None:
+        law, dim = self.law(links.setting.dim), links.setting.dim
+        sent = torch.stack([self._read(wire, links.setting) for wire in received])
+        if links.shared is None:
             least = law.variance(torch.zeros((), dtype=torch.float64))
 
             def outsider(update: Tensor) -> Tensor:
@@ -188,7 +185,7 @@ class Piecewise(Defense[None, None]):
                 return 0.5 * odds.sum(-1).to(update.dtype)
 
             return outsider
-        places = torch.stack([self.positions(dim, key) for key in shared])
+        places = torch.stack([self.positions(dim, key) for key in links.shared])
 
         def score(update: Tensor) -> Tensor:
             return law.misfit(sent, self._scaled(update.double().gather(-1, places))).sum(-1).to(update.dtype)

@@ -14,7 +14,13 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import check_update
 from leakgauge.harness.core.claim import Claim, nothing_promised
 from leakgauge.harness.core.codec import check_length, pack_float32, pack_levels, unpack_float32
-from leakgauge.harness.core.contract import Defense, Likelihood, Sender, Setting
+from leakgauge.harness.core.contract import (
+    Defense,
+    Likelihood,
+    Link,
+    Links,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
@@ -65,34 +71,24 @@ class RandomMask(Defense[None, None]):
         """How many of d coordinates are sent."""
         return max(1, round(self.share * dim))
 
-    def encode(
-        self, state: None, memory: None, update: Vector, *, sender: Sender, private: Key, shared: Key, setting: Setting
-    ) -> tuple[bytes, None]:
+    def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
         """A seed, and the coordinates that it chooses. Does not use the shared key."""
         check_update(update)
         seed = pack_levels(rng.integers(private.child("seed"), 2, 1 << 32), 32)
         return seed + pack_float32(update.detach().cpu()[self._positions(seed, update.numel())]), None
 
-    def estimate(self, state: None, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting) -> Vector:
+    def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """What was sent, in its places, and zeros; with `rescale` times d / count."""
-        kept, dim = self._read(received, setting.dim), setting.dim
+        kept, dim = self._read(received, link.setting.dim), link.setting.dim
         scale = dim / self.count(dim) if self.rescale else 1.0
         return torch.zeros(dim).scatter(0, kept.positions, scale * kept.values)
 
-    def likelihood(
-        self,
-        state: None,
-        received: Sequence[bytes],
-        *,
-        senders: Sequence[Sender],
-        shared: Sequence[Key] | None,
-        setting: Setting,
-    ) -> Likelihood:
+    def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """Squared distance of what was sent in units of `ROUNDING`; nothing is known of the rest.
 
         The same with and without the shared key: the mask is in the message.
         """
-        kept = [self._read(wire, setting.dim) for wire in received]
+        kept = [self._read(wire, links.setting.dim) for wire in received]
         places = torch.stack([item.positions for item in kept])
         sent = torch.stack([item.values for item in kept])
 

@@ -20,7 +20,13 @@ from leakgauge.harness.core.accounting import Pure, repeat
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
 from leakgauge.harness.core.codec import pack_levels, unpack_levels
-from leakgauge.harness.core.contract import Defense, Likelihood, Sender, Setting
+from leakgauge.harness.core.contract import (
+    Defense,
+    Likelihood,
+    Link,
+    Links,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector
@@ -104,20 +110,10 @@ class SqSGD(Defense[Plan, Tensor]):
         """The residual: nothing yet."""
         return torch.zeros(setting.dim)
 
-    def encode(
-        self,
-        state: Plan,
-        memory: Tensor,
-        update: Vector,
-        *,
-        sender: Sender,
-        private: Key,
-        shared: Key,
-        setting: Setting,
-    ) -> tuple[bytes, Tensor]:
+    def encode(self, state: Plan, memory: Tensor, update: Vector, link: Link, private: Key) -> tuple[bytes, Tensor]:
         """Clip, add the residual, take the round's coordinates, rotate, round, privatise; the rest is kept."""
         check_update(update)
-        chosen = self.coordinates(shared, setting)
+        chosen = self.coordinates(link.key, link.setting)
         clipped = clip_l2(update.cpu(), self.clip)
         sent = clip_l2(memory[chosen] + self.beta * clipped[chosen], self.clip)
         kept = memory + self.alpha * clipped
@@ -127,25 +123,17 @@ class SqSGD(Defense[Plan, Tensor]):
         out = state.channel.privatize(levels, private.child("channel"))
         return pack_levels(out.numpy(), self.bits), kept
 
-    def estimate(self, state: Plan, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting) -> Vector:
+    def estimate(self, state: Plan, received: bytes, link: Link) -> Vector:
         """Unbiased on the coordinates that were sent, zero elsewhere."""
         levels = self._levels(state, received)
-        found = torch.zeros(setting.dim)
-        if shared is not None:
+        found = torch.zeros(link.setting.dim)
+        if link.shared is not None:
             values = levels_to_values(levels, self.clip, 1 << self.bits) / state.channel.normalizer
             back = fast_walsh_hadamard(values) * state.signs / math.sqrt(len(values))
-            found[self.coordinates(shared, setting)] = back.float()
+            found[self.coordinates(link.shared, link.setting)] = back.float()
         return found
 
-    def likelihood(
-        self,
-        state: Plan,
-        received: Sequence[bytes],
-        *,
-        senders: Sequence[Sender],
-        shared: Sequence[Key] | None,
-        setting: Setting,
-    ) -> Likelihood:
+    def likelihood(self, state: Plan, received: Sequence[bytes], links: Links) -> Likelihood:
         """The exact laws of the coordinates that were sent, continued where they have no slope: see `PrivQuant.misfit`.
 
         It leaves out that the matches depend on each other (`tail` below keeps it, and won nothing that shows).
@@ -169,9 +157,9 @@ class SqSGD(Defense[Plan, Tensor]):
         | 8192, 4096, 1 | 0.031 | 0.031 | 0.833 | 0.833 |
         """
         levels = torch.stack([self._levels(state, wire) for wire in received])
-        if shared is None:
+        if links.shared is None:
             return lambda update: 0.0 * update.sum(-1)
-        chosen = torch.stack([self.coordinates(key, setting) for key in shared])
+        chosen = torch.stack([self.coordinates(key, links.setting) for key in links.shared])
 
         def score(update: Tensor) -> Tensor:
             sent = clip_l2(self.beta * clip_l2(update, self.clip).gather(1, chosen), self.clip)

@@ -12,17 +12,23 @@ from scipy import special
 from torch import Tensor
 
 from leakgauge.defenses._common.budget import every_round
+from leakgauge.defenses._common.cascade import Perturbs, Rounded, split_message
 from leakgauge.defenses._common.misfit import student_misfit
 from leakgauge.defenses._common.scale import Mode, Scaling
 from leakgauge.defenses._jopeq.lattice import student_variance
 from leakgauge.defenses._jopeq.privacy import Student, t_epsilon
 from leakgauge.defenses._jopeq.quantizer import added_up, draw_student, pairs_unclipped, student
 from leakgauge.harness.core.accounting import Pure, repeat
-from leakgauge.harness.core.cascade import Perturbs, Rounded, split_message
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
 from leakgauge.harness.core.codec import pack_float32
-from leakgauge.harness.core.contract import Defense, Likelihood, Sender, Setting
+from leakgauge.harness.core.contract import (
+    Defense,
+    Likelihood,
+    Link,
+    Links,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Parts, Vector
@@ -103,31 +109,21 @@ class TNoise(Defense[None, None], Perturbs):
         """Of the first tensor."""
         return self._scaling.parts(setting.layout)
 
-    def encode(
-        self, state: None, memory: None, update: Vector, *, sender: Sender, private: Key, shared: Key, setting: Setting
-    ) -> tuple[bytes, None]:
+    def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
         """Scale, add noise from the private key, send float32. Does not use the shared key."""
         check_update(update)
-        header, numbers = self._scaling.normalize(update, setting.layout)
+        header, numbers = self._scaling.normalize(update, link.setting.layout)
         root = math.sqrt(self.noise.s2) * torch.eye(2, dtype=torch.float64)
         return header + pack_float32(numbers + draw_student(private, len(numbers) // 2, root, self.noise.nu)), None
 
-    def estimate(self, state: None, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting) -> Vector:
+    def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """The noisy numbers, scaled back: unbiased (for the clipped update, where it is clipped)."""
-        header, numbers = split_message(received, self.header_size(setting), self.count(setting))
-        return self._scaling.undo(header, numbers, setting.layout)
+        header, numbers = split_message(received, self.header_size(link.setting), self.count(link.setting))
+        return self._scaling.undo(header, numbers, link.setting.layout)
 
-    def likelihood(
-        self,
-        state: None,
-        received: Sequence[bytes],
-        *,
-        senders: Sequence[Sender],
-        shared: Sequence[Key] | None,
-        setting: Setting,
-    ) -> Likelihood:
+    def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """(nu + 2)/2 sum ln(1 + |r|^2 / (nu s2)) over pairs, and how well the scales fit that were sent."""
-        return self.misfit(received, setting=setting)
+        return self.misfit(received, setting=links.setting)
 
     def misfit(self, received: Sequence[bytes], *, setting: Setting, rounded: Rounded | None = None) -> Likelihood:
         """The likelihood; an error of rounding widens the law."""

@@ -23,7 +23,14 @@ from leakgauge.harness.core.codec import (
     unpack_levels,
     width_of,
 )
-from leakgauge.harness.core.contract import Defense, Likelihood, MessageError, Sender, Setting
+from leakgauge.harness.core.contract import (
+    Defense,
+    Likelihood,
+    Link,
+    Links,
+    MessageError,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
@@ -84,15 +91,7 @@ class TopK(Defense[None, Tensor | None]):
         return torch.zeros(setting.dim) if self.feedback else None
 
     def encode(
-        self,
-        state: None,
-        memory: Tensor | None,
-        update: Vector,
-        *,
-        sender: Sender,
-        private: Key,
-        shared: Key,
-        setting: Setting,
+        self, state: None, memory: Tensor | None, update: Vector, link: Link, private: Key
     ) -> tuple[bytes, Tensor | None]:
         """The largest coordinates of update and residual. Uses neither key."""
         check_update(update)
@@ -105,32 +104,24 @@ class TopK(Defense[None, Tensor | None]):
         wire = _pack_positions(positions, dim) + pack_float32(whole[chosen])
         return wire, None if memory is None else whole.index_fill(0, chosen, 0.0)
 
-    def estimate(self, state: None, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting) -> Vector:
+    def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """What was sent, in its places, and zeros."""
-        kept = self._read(received, setting.dim)
-        found = torch.zeros(setting.dim)
+        kept = self._read(received, link.setting.dim)
+        found = torch.zeros(link.setting.dim)
         found[torch.from_numpy(kept.positions)] = kept.values
         return found
 
-    def likelihood(
-        self,
-        state: None,
-        received: Sequence[bytes],
-        *,
-        senders: Sequence[Sender],
-        shared: Sequence[Key] | None,
-        setting: Setting,
-    ) -> Likelihood:
+    def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """Squared distance in units of `ROUNDING`: of what was sent to the candidate, of the rest to its bound.
 
         The rest is bounded by the smallest magnitude that was sent. With feedback the residual is not known, and taken
         for zero: right for a client's first message.
         """
-        kept = [self._read(wire, setting.dim) for wire in received]
+        kept = [self._read(wire, links.setting.dim) for wire in received]
         places = torch.from_numpy(np.stack([item.positions for item in kept]))
         sent = torch.stack([item.values for item in kept])
         smallest = sent.abs().min(dim=1, keepdim=True).values
-        bounds = smallest.expand(-1, setting.dim).scatter(1, places, math.inf)
+        bounds = smallest.expand(-1, links.setting.dim).scatter(1, places, math.inf)
 
         def score(update: Tensor) -> Tensor:
             off = (update.gather(-1, places) - sent) / ROUNDING

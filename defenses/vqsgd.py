@@ -18,7 +18,14 @@ from leakgauge.harness.core.accounting import Pure, repeat
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
 from leakgauge.harness.core.codec import pack_levels, unpack_levels, width_of
-from leakgauge.harness.core.contract import Defense, Likelihood, MessageError, Sender, Setting
+from leakgauge.harness.core.contract import (
+    Defense,
+    Likelihood,
+    Link,
+    Links,
+    MessageError,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector
@@ -66,34 +73,27 @@ class VQSGD(Defense[None, None]):
         likeliest = 1 / math.sqrt(dim) + (1 - 1 / math.sqrt(dim)) / (2 * dim)
         return self.epsilon + math.log(likeliest + (1 - likeliest) * math.exp(-self.epsilon))
 
-    def encode(
-        self, state: None, memory: None, update: Vector, *, sender: Sender, private: Key, shared: Key, setting: Setting
-    ) -> tuple[bytes, None]:
+    def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
         """Clip, draw points, lie about some by the private key, send their numbers. Does not use the shared key."""
         check_update(update)
         dim = update.numel()
         told = self._respond(self._draw(update.detach().cpu(), private.child("point")), 2 * dim, private)
         return pack_levels(told, width_of(2 * dim)), None
 
-    def estimate(self, state: None, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting) -> Vector:
+    def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """The mean of the points that were told, stretched by what the lies take away."""
-        told, dim = self._read(received, setting), setting.dim
+        told, dim = self._read(received, link.setting), link.setting.dim
         # the points sum to 0, so that lies shrink the mean and do not shift it
         stretch = -(1 + (2 * dim - 1) * math.exp(-self.epsilon)) / math.expm1(-self.epsilon)
         total = np.bincount(told % dim, np.where(told < dim, 1.0, -1.0), dim)
         return torch.from_numpy(self.clip * math.sqrt(dim) * stretch / self.repeats * total).float()
 
-    def likelihood(
-        self,
-        state: None,
-        received: Sequence[bytes],
-        *,
-        senders: Sequence[Sender],
-        shared: Sequence[Key] | None,
-        setting: Setting,
-    ) -> Likelihood:
+    def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """-sum ln P(point | update), exact down to chances of 1e-12 / 2d."""
-        told, dim = torch.from_numpy(np.stack([self._read(wire, setting) for wire in received])), setting.dim
+        told, dim = (
+            torch.from_numpy(np.stack([self._read(wire, links.setting) for wire in received])),
+            links.setting.dim,
+        )
         places, signs = told % dim, torch.where(told < dim, 1.0, -1.0).double()
         # a point is told by chance too: that share of 1 is spread evenly over all 2d
         even = math.exp(-float(np.logaddexp(self.epsilon, math.log(2 * dim - 1))))

@@ -2,7 +2,12 @@
 
 import dataclasses
 
-from leakgauge.harness.core.contract import Sender, Setting
+from leakgauge.harness.core.contract import (
+    Link,
+    Links,
+    Sender,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 
@@ -27,16 +32,14 @@ def setting_of(d, **changes):
 
 
 def encode(defense, update, private=PRIVATE, shared=SHARED, memory=None):
-    return defense.encode(
-        None, memory, update, sender=SENDERS[0], private=private, shared=shared, setting=setting_of(len(update))
-    )
+    return defense.encode(None, memory, update, Link(setting_of(len(update)), SENDERS[0], shared), private)
 
 
 def estimate(defense, wire, d, shared=SHARED):
-    return defense.estimate(None, wire, sender=SENDERS[0], shared=shared, setting=setting_of(d))
+    return defense.estimate(None, wire, Link(setting_of(d), SENDERS[0], shared))
 
 
 def score(defense, wires, d, candidates, shared=SHARED):
     keys = None if shared is None else [shared] * len(wires)
     senders = [SENDERS[0]] * len(wires)
-    return defense.likelihood(None, wires, senders=senders, shared=keys, setting=setting_of(d))(candidates)
+    return defense.likelihood(None, wires, Links(setting_of(d), senders, keys))(candidates)

@@ -2,7 +2,11 @@
 
 import pytest
 
-from leakgauge.harness.core.contract import Sender, Setting
+from leakgauge.harness.core.contract import (
+    Link,
+    Sender,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 
@@ -17,8 +21,8 @@ def setting(d):
 
 def encode(defense, update, shared=SHARED):
     here = setting(len(update))
-    return defense.encode(None, None, update, sender=WHO, private=PRIVATE, shared=shared, setting=here)[0]
+    return defense.encode(None, None, update, Link(here, WHO, shared), PRIVATE)[0]
 
 
 def decode(defense, wire, d, shared=SHARED):
-    return defense.estimate(None, wire, sender=WHO, shared=shared, setting=setting(d))
+    return defense.estimate(None, wire, Link(setting(d), WHO, shared))

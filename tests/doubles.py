@@ -37,18 +37,18 @@ class Counting(Defense[int, int]):
     def remember(self, setting):
         return 100
 
-    def encode(self, state, memory, update, *, sender, private, shared, setting):
+    def encode(self, state, memory, update, link, private):
         return bytes([state, memory]) + pack_float32(self.factor * update), memory + 1
 
-    def estimate(self, state, received, *, sender, shared, setting):
+    def estimate(self, state, received, link):
         assert received[0] == state
-        return unpack_float32(received[2:], setting.dim)
+        return unpack_float32(received[2:], link.setting.dim)
 
     def advance(self, state, feedback):
         return state + 1
 
-    def likelihood(self, state, received, *, senders, shared, setting):
-        sent = torch.stack([unpack_float32(wire[2:], setting.dim) for wire in received])
+    def likelihood(self, state, received, links):
+        sent = torch.stack([unpack_float32(wire[2:], links.setting.dim) for wire in received])
         return lambda update: (update - sent).square().sum(-1)
 
     def claim(self, history, setting):
@@ -63,19 +63,19 @@ class Summing(Defense[None, None]):
     analog: ClassVar[bool] = True
     superposes: ClassVar[bool] = True
 
-    def encode(self, state, memory, update, *, sender, private, shared, setting):
+    def encode(self, state, memory, update, link, private):
         return pack_float32(update), None
 
-    def transmit(self, state, wires, *, senders, channel, setting):
+    def transmit(self, state, wires, links, channel):
         return [pack_float32(sum(unpack_float32(wire, len(wire) // 4) for wire in wires))]
 
-    def estimate(self, state, received, *, sender, shared, setting):
-        return unpack_float32(received, setting.dim)
+    def estimate(self, state, received, link):
+        return unpack_float32(received, link.setting.dim)
 
-    def decode(self, state, received, *, senders, shared, private, setting):
-        return weighted_mean([unpack_float32(received[0], setting.dim) / len(senders)], [1.0])
+    def decode(self, state, received, links, private):
+        return weighted_mean([unpack_float32(received[0], links.setting.dim) / len(links.senders)], [1.0])
 
-    def likelihood(self, state, received, *, senders, shared, setting):
+    def likelihood(self, state, received, links):
         return lambda update: update.sum(-1)
 
     def claim(self, history, setting):

@@ -11,7 +11,9 @@ import pytest
 from leakgauge.defenses._common.scale import Scaling
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.codec import pack_float64
-from leakgauge.harness.core.contract import Defense
+from leakgauge.harness.core.contract import (
+    Defense,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 
@@ -64,35 +66,32 @@ class Faulty(Defense):
     def remember(self, setting):
         return self.actual.remember(setting)
 
-    def encode(self, state, memory, update, *, sender, private, shared, setting):
-        shared = self._key(shared)
-        private = shared if self.shared_noise else private
+    def encode(self, state, memory, update, link, private):
+        link = link._replace(shared=self._key(link.key))
+        private = link.key if self.shared_noise else private
         with self._code():
-            wire, memory = self.actual.encode(
-                state[1], memory, update, sender=sender, private=private, shared=shared, setting=setting
-            )
+            wire, memory = self.actual.encode(state[1], memory, update, link, private)
         return (pack_float64(update.double().norm()[None]) if self.clear else b"") + wire, memory
 
-    def transmit(self, state, wires, *, senders, channel, setting):
+    def transmit(self, state, wires, links, channel):
         """Norms do not add up in the air: of a sum, the first sender's arrives."""
         bare = [self._bare(wire) for wire in wires]
-        received = self.promised.transmit(state[0], bare, senders=senders, channel=channel, setting=setting)
+        received = self.promised.transmit(state[0], bare, links, channel)
         norms = [wire[: len(wire) - len(rest)] for wire, rest in zip(wires, bare, strict=True)]
         return [norm + wire for norm, wire in zip(norms, received, strict=False)]
 
-    def estimate(self, state, received, *, sender, shared, setting):
-        wire, shared = self._bare(received), self._key(shared)
-        return self._read_by.estimate(state[0], wire, sender=sender, shared=shared, setting=setting)
+    def estimate(self, state, received, link):
+        return self._read_by.estimate(state[0], self._bare(received), link._replace(shared=self._key(link.shared)))
 
-    def decode(self, state, received, *, shared, **others):
-        wires, keys = [self._bare(wire) for wire in received], [self._key(key) for key in shared]
+    def decode(self, state, received, links, private):
+        wires, links = [self._bare(wire) for wire in received], links._replace(shared=[*map(self._key, links.keys)])
         with self._code():
-            return self.actual.decode(state[1], wires, shared=keys, **others)
+            return self.actual.decode(state[1], wires, links, private)
 
-    def likelihood(self, state, received, *, senders, shared, setting):
+    def likelihood(self, state, received, links):
         wires = [self._bare(wire) for wire in received]
-        keys = None if shared is None else [self._key(key) for key in shared]
-        return self._read_by.likelihood(state[0], wires, senders=senders, shared=keys, setting=setting)
+        keys = None if links.shared is None else [self._key(key) for key in links.shared]
+        return self._read_by.likelihood(state[0], wires, links._replace(shared=keys))
 
     def advance(self, state, feedback):
         return self.promised.advance(state[0], feedback), self.actual.advance(state[1], feedback)

@@ -7,7 +7,11 @@ import numpy as np
 
 from leakgauge.defenses._jopeq.privacy import GENERATOR
 from leakgauge.harness.core.codec import unpack_levels
-from leakgauge.harness.core.contract import Sender, Setting
+from leakgauge.harness.core.contract import (
+    Link,
+    Sender,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
@@ -24,11 +28,11 @@ def setting_of(*sizes):
 
 def encode(defense, update, private=PRIVATE, shared=SHARED, setting=None):
     setting = setting or setting_of(len(update))
-    return defense.encode(None, None, update, sender=WHO, private=private, shared=shared, setting=setting)[0]
+    return defense.encode(None, None, update, Link(setting, WHO, shared), private)[0]
 
 
 def decode(defense, wire, setting, shared=SHARED):
-    return defense.estimate(None, wire, sender=WHO, shared=shared, setting=setting)
+    return defense.estimate(None, wire, Link(setting, WHO, shared))
 
 
 def round_trip(defense, update):

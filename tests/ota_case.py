@@ -9,7 +9,12 @@ import torch
 from leakgauge.defenses.ota import OTA
 from leakgauge.defenses.ota_orthogonal import OTAOrthogonal
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Sender, Setting
+from leakgauge.harness.core.contract import (
+    Link,
+    Links,
+    Sender,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 
@@ -52,7 +57,7 @@ def updates_of(clients, d=D, norm=0.8):
 def encode(defense, setting, update, user):
     state = defense.init(setting)
     sender, key = Sender(user, 20 + user), PRIVATE.child(user)
-    wire, _ = defense.encode(state, None, update, sender=sender, private=key, shared=Key(8), setting=setting)
+    wire, _ = defense.encode(state, None, update, Link(setting, sender, Key(8)), key)
     return wire
 
 
@@ -60,4 +65,4 @@ def receive(defense, setting, updates):
     """What arrives of one round of all clients."""
     wires = [encode(defense, setting, update, user) for user, update in enumerate(updates)]
     senders = senders_of(len(updates))
-    return defense.transmit(defense.init(setting), wires, senders=senders, channel=CHANNEL, setting=setting)
+    return defense.transmit(defense.init(setting), wires, Links(setting, senders, None), CHANNEL)

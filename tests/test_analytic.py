@@ -9,7 +9,10 @@ from leakgauge.attacks._solve.layerwise import Evidence, Geometry, inverse
 from leakgauge.attacks.analytic import Analytic
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Sender
+from leakgauge.harness.core.contract import (
+    Link,
+    Sender,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.data import load
 from leakgauge.harness.learn.models import Model, build
@@ -46,9 +49,7 @@ def sent(task, x, key=KEY, defense=None):
     for i, (image, label) in enumerate(zip(x, labels, strict=True)):
         leaf = params.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(task.loss(leaf, image[None], label[None]), leaf)
-        wire, _ = case.seen.defense.encode(
-            None, None, gradient, sender=Sender(i, 8), private=key.child(i), shared=key, setting=setting
-        )
+        wire, _ = case.seen.defense.encode(None, None, gradient, Link(setting, Sender(i, 8), key), key.child(i))
         messages.append(case.seen.messages[i]._replace(wire=wire))
     model = case.seen.model._replace(params=params)
     return Case(dataclasses.replace(case.seen, messages=tuple(messages), model=model), x[:, None], labels[:, None])
@@ -193,7 +194,7 @@ def test_a_dead_first_layer_is_a_failure():
 
     @dataclasses.dataclass(frozen=True, eq=False)
     class Dead(Says):
-        def estimate(self, state, received, *, sender, shared, setting):
+        def estimate(self, state, received, link):
             return dead
 
     guesses = Analytic().run(dataclasses.replace(case.seen, model=model, defense=Dead()), KEY).guesses

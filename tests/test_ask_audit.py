@@ -65,8 +65,8 @@ def test_messages_of_a_pure_claim_choose_the_threshold_on_the_first_rounds():
 class Quiet(Gaussian):
     """The normal mechanism with less noise than it says."""
 
-    def encode(self, *args, **others):
-        return Gaussian(epsilon=100.0).encode(*args, **others)
+    def encode(self, *args):
+        return Gaussian(epsilon=100.0).encode(*args)
 
 
 def test_messages_with_too_little_noise_break_the_claim():
@@ -107,8 +107,8 @@ def test_canary_clients_hidden_by_their_own_noise_show_nothing():
 class Noiseless(DPFedAvg):
     """DP-FedAvg whose server forgets the noise."""
 
-    def decode(self, state, received, *, setting, **others):
-        return torch.stack([unpack_float32(wire, setting.dim) for wire in received]).mean(0)
+    def decode(self, state, received, links, private):
+        return torch.stack([unpack_float32(wire, links.setting.dim) for wire in received]).mean(0)
 
 
 def test_canary_clients_whom_nothing_hides_break_the_claim():

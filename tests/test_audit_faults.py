@@ -18,7 +18,11 @@ from leakgauge.harness.audit.trials import Mechanism, pairs
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import Leak
 from leakgauge.harness.core.claim import Relation, Unit
-from leakgauge.harness.core.contract import Sender, Setting
+from leakgauge.harness.core.contract import (
+    Link,
+    Sender,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Layout
@@ -304,10 +308,8 @@ def repeats(defense, setting):
             defense.init(setting),
             None,
             update,
-            sender=Sender(0, 20),
-            private=KEY.child("private"),
-            shared=KEY.child(number, "shared"),
-            setting=setting,
+            Link(setting, Sender(0, 20), KEY.child(number, "shared")),
+            KEY.child("private"),
         )[0]
         for number in range(21)
     ]
@@ -342,5 +344,5 @@ def test_who_sees_the_same_with_both_inputs_bounds_nothing():
 class Deaf(Faulty):
     """Decodes to nothing, whatever was sent."""
 
-    def decode(self, state, received, **others):
-        return torch.zeros(others["setting"].dim)
+    def decode(self, state, received, links, private):
+        return torch.zeros(links.setting.dim)

@@ -141,9 +141,9 @@ class Remembers(NoDefense):
     def remember(self, setting):
         return torch.zeros(setting.dim)
 
-    def encode(self, state, memory, update, **others):
+    def encode(self, state, memory, update, link, private):
         self.met.append((float(update.norm()), float(memory.norm())))
-        return super().encode(state, None, update, **others)[0], update
+        return super().encode(state, None, update, link, private)[0], update
 
 
 def test_a_client_remembers_its_real_messages_and_no_canary():

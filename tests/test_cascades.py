@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy import special, stats
 
+from leakgauge.defenses._common.cascade import Cascade
 from leakgauge.defenses._jopeq.privacy import GENERATOR
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.laplace import Laplace
@@ -17,10 +18,12 @@ from leakgauge.defenses.sdq import SDQ
 from leakgauge.defenses.sdq_lattice import LatticeSDQ
 from leakgauge.defenses.t_noise import TNoise
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.cascade import Cascade
 from leakgauge.harness.core.cell import PartSpec
 from leakgauge.harness.core.claim import Horizon, Unit, Verdict, judge
-from leakgauge.harness.core.contract import MessageError
+from leakgauge.harness.core.contract import (
+    Links,
+    MessageError,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.registry import ParameterError
@@ -33,7 +36,7 @@ every_cascade = pytest.mark.parametrize("name", NAMES)
 
 
 def likelihood(defense, wires, setting, shared):
-    return defense.likelihood(None, wires, senders=[WHO] * len(wires), shared=shared, setting=setting)
+    return defense.likelihood(None, wires, Links(setting, [WHO] * len(wires), shared))
 
 
 # the contract

@@ -16,7 +16,10 @@ from leakgauge.defenses.cepam_clip import CepamClip
 from leakgauge.defenses.cepam_gaussian import CepamGaussian
 from leakgauge.defenses.cepam_laplace import CepamLaplace
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import MessageError
+from leakgauge.harness.core.contract import (
+    Links,
+    MessageError,
+)
 from leakgauge.harness.core.rng import Key
 from tests.cepam_case import SHARED, WHO, decode, encode, every_n, setting
 
@@ -34,7 +37,7 @@ every_variant = pytest.mark.parametrize("defense", [*GAUSSIANS, CepamLaplace(), 
 
 def score(defense, wire, candidate, shared=(SHARED,)):
     here = setting(candidate.shape[-1])
-    return defense.likelihood(None, [wire], senders=[WHO], shared=shared, setting=here)(candidate[None])[0]
+    return defense.likelihood(None, [wire], Links(here, [WHO], shared))(candidate[None])[0]
 
 
 def law(defense):

@@ -18,7 +18,12 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import Leak, gaussian_delta
 from leakgauge.harness.core.accounting import delta as delta_of
 from leakgauge.harness.core.claim import Horizon, Relation, Unit, Verdict, judge
-from leakgauge.harness.core.contract import Sender, Setting
+from leakgauge.harness.core.contract import (
+    Link,
+    Links,
+    Sender,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Layout
@@ -145,8 +150,8 @@ def test_the_break_is_real_as_an_unmoved_client_adds_no_noise(defense):
     for update, still in ((torch.zeros(50), True), (moved, False)):
         for i in range(20):
             key = Key(2).child(i)
-            wire, _ = defense.encode(None, None, update, sender=who, private=Key(0), shared=key, setting=here)
-            seen = defense.decode(None, [wire], senders=[who], shared=[key], private=Key(0), setting=here)
+            wire, _ = defense.encode(None, None, update, Link(here, who, key), Key(0))
+            seen = defense.decode(None, [wire], Links(here, [who], [key]), Key(0))
             assert bool((seen == 0).all()) == still
 
 

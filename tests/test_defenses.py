@@ -13,7 +13,13 @@ from leakgauge.defenses.laplace import Laplace
 from leakgauge.defenses.none import NoDefense
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Horizon, Verdict, judge
-from leakgauge.harness.core.contract import MessageError, Sender, Setting
+from leakgauge.harness.core.contract import (
+    Link,
+    Links,
+    MessageError,
+    Sender,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
@@ -49,7 +55,7 @@ def setting_of(d):
 
 def encode(defense, update, private=PRIVATE, shared=SHARED, sender=SENDERS[0], setting=SETTING):
     state, memory = defense.init(setting), defense.remember(setting)
-    return defense.encode(state, memory, update, sender=sender, private=private, shared=shared, setting=setting)[0]
+    return defense.encode(state, memory, update, Link(setting, sender, shared), private)[0]
 
 
 def receive(defense, update, private=PRIVATE, shared=SHARED, sender=SENDERS[0], setting=SETTING):
@@ -57,14 +63,12 @@ def receive(defense, update, private=PRIVATE, shared=SHARED, sender=SENDERS[0], 
     others = [who for who in SENDERS if who != sender] if defense.superposes else []
     wires = [encode(defense, update, private, shared, sender, setting)]
     wires += [encode(defense, torch.zeros_like(update), private.child(k.number), shared, k, setting) for k in others]
-    (received,) = defense.transmit(
-        defense.init(setting), wires, senders=[sender, *others], channel=CHANNEL, setting=setting
-    )
+    (received,) = defense.transmit(defense.init(setting), wires, Links(setting, [sender, *others], None), CHANNEL)
     return received
 
 
 def decode(defense, received, setting=SETTING, shared=SHARED):
-    return defense.estimate(defense.init(setting), received, sender=SENDERS[0], shared=shared, setting=setting)
+    return defense.estimate(defense.init(setting), received, Link(setting, SENDERS[0], shared))
 
 
 def decode_mean(defense, updates, setting=SETTING):
@@ -75,9 +79,9 @@ def decode_mean(defense, updates, setting=SETTING):
         encode(defense, update, PRIVATE.child(who.number), key, who, setting)
         for update, who, key in zip(updates, senders, keys, strict=True)
     ]
-    received = defense.transmit(state, wires, senders=senders, channel=CHANNEL, setting=setting)
+    received = defense.transmit(state, wires, Links(setting, senders, None), CHANNEL)
     server = Key(0).child("server")
-    return defense.decode(state, received, senders=senders, shared=keys, private=server, setting=setting)
+    return defense.decode(state, received, Links(setting, senders, keys), server)
 
 
 @every_defense
@@ -168,7 +172,7 @@ def test_the_likelihood_prefers_the_truth_and_can_be_differentiated(name):
     keys = [SHARED.child(i) for i in range(100)]
     senders = [SENDERS[0]] * 100
     wires = [receive(defense, update, PRIVATE.child(i), key) for i, key in enumerate(keys)]
-    score = defense.likelihood(defense.init(SETTING), wires, senders=senders, shared=keys, setting=SETTING)
+    score = defense.likelihood(defense.init(SETTING), wires, Links(SETTING, senders, keys))
     candidate = update.expand(100, -1).clone().requires_grad_()
     true, wrong = score(candidate), score(-candidate)
     assert true.shape == (100,)
@@ -187,7 +191,7 @@ def test_an_outsider_without_the_shared_key_can_score_too(name):
     if defense.superposes:
         return
     wires = [encode(defense, UPDATE)]
-    score = defense.likelihood(defense.init(SETTING), wires, senders=SENDERS[:1], shared=None, setting=SETTING)
+    score = defense.likelihood(defense.init(SETTING), wires, Links(SETTING, SENDERS[:1], None))
     assert torch.isfinite(score(UPDATE[None])).all()
     assert torch.isfinite(decode(defense, wires[0], shared=None)).all()
 

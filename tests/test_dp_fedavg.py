@@ -10,6 +10,7 @@ from leakgauge.defenses.dp_fedavg import DPFedAvg, _moments_epsilon
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import epsilon
 from leakgauge.harness.core.claim import Horizon, Unit, Verdict, judge
+from leakgauge.harness.core.contract import Links
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from tests.baselines_case import SENDERS, SERVER, SHARED, encode, estimate, score, setting_of
@@ -20,7 +21,7 @@ ALPHA = 1e-6
 def decode(defense, updates, setting, server=SERVER):
     wires = [encode(defense, update)[0] for update in updates]
     who = SENDERS[: len(updates)]
-    return defense.decode(None, wires, senders=who, shared=[SHARED] * len(who), private=server, setting=setting)
+    return defense.decode(None, wires, Links(setting, who, [SHARED] * len(who)), server)
 
 
 @pytest.mark.parametrize(

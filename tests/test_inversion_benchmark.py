@@ -11,7 +11,10 @@ from torch.nn.functional import one_hot
 from leakgauge.attacks._engine import reconstruct as _matching
 from leakgauge.attacks._engine.matching import SquaredDistance, evaluator, gradients
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Guess
+from leakgauge.harness.core.contract import (
+    Guess,
+    Link,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 from leakgauge.harness.learn.models import build
@@ -135,7 +138,7 @@ def test_the_quantisers_error_is_uniform_over_one_step_in_every_coordinate(numbe
     truth = victims.photographs(1, 100, KEY)
     seen = victims.observed(truth, defense, KEY)
     message = seen.messages[0]
-    told = defense.estimate(None, message.wire, sender=message.sender, shared=message.shared, setting=seen.setting)
+    told = defense.estimate(None, message.wire, Link(seen.setting, message.sender, message.shared))
     error = (told - victims.sent(truth)[0]) / step
     assert error.abs().max() == pytest.approx(0.5, rel=1e-3)  # no overload
     assert error.std() == pytest.approx(12**-0.5, rel=0.02)  # of 86,000: four standard errors are 0.5 %

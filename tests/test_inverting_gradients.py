@@ -54,13 +54,13 @@ def mse(guesses, x):
 class Raw(Defense):
     """A defence that sends numbers as they are, and does not mind what they are."""
 
-    def encode(self, state, memory, update, *, sender, private, shared, setting):
+    def encode(self, state, memory, update, link, private):
         return update.numpy().tobytes(), None
 
-    def estimate(self, state, received, *, sender, shared, setting):
+    def estimate(self, state, received, link):
         return torch.frombuffer(bytearray(received), dtype=torch.float32)
 
-    def likelihood(self, state, received, *, senders, shared, setting):
+    def likelihood(self, state, received, links):
         raise AssertionError("a naive attack asks no likelihood")
 
     def claim(self, history, setting):

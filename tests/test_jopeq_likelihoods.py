@@ -15,6 +15,7 @@ from leakgauge.defenses.sdq import SDQ
 from leakgauge.defenses.sdq_lattice import LatticeSDQ
 from leakgauge.defenses.t_noise import TNoise
 from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Links
 from leakgauge.harness.core.rng import Key
 from tests.jopeq_case import PRIVATE, SHARED, WHO, decode, encode, levels_of, like_one_bit, setting_of
 
@@ -22,7 +23,7 @@ from tests.jopeq_case import PRIVATE, SHARED, WHO, decode, encode, levels_of, li
 def score(defense, wires, candidates, shared=(SHARED,)):
     setting = setting_of(candidates.shape[1])
     keys = None if shared is None else list(shared) * len(wires)
-    return defense.likelihood(None, wires, senders=[WHO] * len(wires), shared=keys, setting=setting)(candidates)
+    return defense.likelihood(None, wires, Links(setting, [WHO] * len(wires), keys))(candidates)
 
 
 def test_the_likelihood_of_jopeq_is_laplace_noise_in_a_cell():
@@ -80,7 +81,7 @@ def test_the_gradient_of_the_likelihood_points_to_the_message_and_the_truth_beat
     for defense in (JoPEQ(bits=4), JoPEQT(bits=4), SDQ(bits=4), LatticeSDQ(bits=4), SoundJoPEQ(epsilon=40.0), TNoise()):
         wires = [encode(defense, update, PRIVATE.child(i), SHARED.child(i)) for i in range(20)]
         keys = [SHARED.child(i) for i in range(20)]
-        likelihood = defense.likelihood(None, wires, senders=[WHO] * 20, shared=keys, setting=setting_of(2000))
+        likelihood = defense.likelihood(None, wires, Links(setting_of(2000), [WHO] * 20, keys))
         off = 0.2 * rng.normal(Key(17), (2000,))
         off -= off.mean()
         true, near = (likelihood(u.expand(20, -1)).mean() for u in (update, update + off))

@@ -13,7 +13,17 @@ from leakgauge.defenses.none import NoDefense
 from leakgauge.defenses.sdq import SDQ
 from leakgauge.defenses.top_k import TopK
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Examples, LocalRule, Message, Observation, Sender, Setting, Snapshot
+from leakgauge.harness.core.contract import (
+    Examples,
+    Link,
+    Links,
+    LocalRule,
+    Message,
+    Observation,
+    Sender,
+    Setting,
+    Snapshot,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.learn.models import build
@@ -47,12 +57,12 @@ def seen_of(defense, n=5, images=1, users=1, labels=None, sends="gradient", step
     wires, messages = [], []
     for who, update in zip(senders, sent, strict=True):
         key = KEY.child("client", who.number)
-        keys = {"private": key.child("private"), "shared": key.child("shared")}
-        wires.append(defense.encode(state, defense.remember(setting), update, sender=who, setting=setting, **keys)[0])
+        link = Link(setting, who, key.child("shared"))
+        wires.append(defense.encode(state, defense.remember(setting), update, link, key.child("private"))[0])
     for first in range(0, n * users, users):
         group = slice(first, first + users)
         channel, shared = KEY.child("channel", first), KEY.child("client", first, "shared")
-        (wire,) = defense.transmit(state, wires[group], senders=senders[group], channel=channel, setting=setting)
+        (wire,) = defense.transmit(state, wires[group], Links(setting, senders[group], None), channel)
         who, *others = senders[group]
         messages.append(Message(0, who, wire, shared, images * users, steps, tuple(others)))
     model = Snapshot(0, params, state)
@@ -83,18 +93,18 @@ class Recording(Counting):
     def step_noise(self, setting):
         return self.noise
 
-    def encode(self, state, memory, update, *, sender, private, shared, setting):
-        self.keys.extend([private, shared])
+    def encode(self, state, memory, update, link, private):
+        self.keys.extend([private, link.key])
         self.updates.append(update)
-        return super().encode(state, memory, update, sender=sender, private=private, shared=shared, setting=setting)
+        return super().encode(state, memory, update, link, private)
 
-    def transmit(self, state, wires, *, senders, channel, setting):
+    def transmit(self, state, wires, links, channel):
         self.keys.append(channel)
         return wires
 
-    def estimate(self, state, received, *, sender, shared, setting):
-        self.read_with.append(shared)
-        return super().estimate(state, received, sender=sender, shared=shared, setting=setting)
+    def estimate(self, state, received, link):
+        self.read_with.append(link.shared)
+        return super().estimate(state, received, link)
 
     def forget(self):
         """Start a new page."""

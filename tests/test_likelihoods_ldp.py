@@ -24,7 +24,12 @@ from leakgauge.defenses.udp_lei import UDPLei
 from leakgauge.defenses.vqsgd import VQSGD
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.codec import pack_float32, pack_levels
-from leakgauge.harness.core.contract import Sender, Setting
+from leakgauge.harness.core.contract import (
+    Link,
+    Links,
+    Sender,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 
@@ -66,22 +71,16 @@ def wires_of(defense, update, keys, setting):
         if isinstance(defense, DPSGD):
             mine = update + defense.noise_std * defense.clip / 8 * rng.normal(key.child("step"), update.shape)
         wire, _ = defense.encode(
-            state,
-            defense.remember(setting),
-            mine,
-            sender=SENDER,
-            private=key.child("private"),
-            shared=key.child("shared"),
-            setting=setting,
+            state, defense.remember(setting), mine, Link(setting, SENDER, key.child("shared")), key.child("private")
         )
-        sent += defense.transmit(state, [wire], senders=[SENDER], channel=key.child("channel"), setting=setting)
+        sent += defense.transmit(state, [wire], Links(setting, [SENDER], None), key.child("channel"))
     return sent
 
 
 def law_of(defense, wires, keys, setting, senders=None):
     shared = None if keys is None else [key.child("shared") for key in keys]
     who = [SENDER] * len(wires) if senders is None else senders
-    return defense.likelihood(defense.init(setting), wires, senders=who, shared=shared, setting=setting)
+    return defense.likelihood(defense.init(setting), wires, Links(setting, who, shared))
 
 
 @every_law

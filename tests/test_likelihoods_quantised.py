@@ -24,7 +24,12 @@ from leakgauge.defenses.sdq import SDQ
 from leakgauge.defenses.sdq_lattice import LatticeSDQ
 from leakgauge.defenses.t_noise import TNoise
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Sender, Setting
+from leakgauge.harness.core.contract import (
+    Link,
+    Links,
+    Sender,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
@@ -65,11 +70,11 @@ def setting_of(d):
 
 def encode(defense, update, private=PRIVATE, shared=SHARED):
     here = setting_of(len(update))
-    return defense.encode(None, None, update, sender=WHO, private=private, shared=shared, setting=here)[0]
+    return defense.encode(None, None, update, Link(here, WHO, shared), private)[0]
 
 
 def scorer(defense, wires, d, shared):
-    return defense.likelihood(None, wires, senders=[WHO] * len(wires), shared=shared, setting=setting_of(d))
+    return defense.likelihood(None, wires, Links(setting_of(d), [WHO] * len(wires), shared))
 
 
 def chance(r, side, step, noise, dithered):
@@ -125,7 +130,7 @@ def test_the_levels_of_jopeq_come_as_often_as_the_outsiders_law_says():
     step, top = defense.lattice.step, defense.lattice.top
     wire = encode(defense, torch.full((n,), x))
     here = setting_of(n)
-    middles = defense.estimate(None, wire, sender=WHO, shared=None, setting=here) / step
+    middles = defense.estimate(None, wire, Link(here, WHO, None)) / step
     seen = np.bincount(middles.round().long().numpy() + top, minlength=2 * top + 1)
     residual = x - step * torch.arange(-top, top + 1, dtype=torch.float64)
     side = torch.zeros(2 * top + 1, 1)
@@ -144,7 +149,7 @@ def test_the_servers_law_of_jopeq_is_that_of_its_errors(factor):
     # Kolmogorov-Smirnov at 1e-6 sees 0.005 in 300,000; a scale off by 6 % moves the law by 0.01
     n, defense = 300_000, JoPEQ(epsilon=10.0, bits=6, gamma=16.0, scale="public")
     wire = encode(defense, torch.zeros(n))
-    sent = defense.estimate(None, wire, sender=WHO, shared=SHARED, setting=setting_of(n)).double()
+    sent = defense.estimate(None, wire, Link(setting_of(n), WHO, SHARED)).double()
     grid = torch.linspace(-4.0, 4.0, 8001, dtype=torch.float64)[:, None]
     law = rounded_misfit(torch.zeros(8001, 1), defense.lattice.step, defense.noise_scale, dithered=True)
     mass = (-law(grid)).exp().cumsum(0).numpy()
@@ -258,7 +263,7 @@ def test_the_error_of_cepam_is_inside_of_its_balls_and_a_hair_longer_is_not(name
     defense, d = NOISY[name], 3000
     update = 0.3 * rng.normal(Key(9), (d,))
     wire = encode(defense, update)
-    sent = defense.estimate(None, wire, sender=WHO, shared=SHARED, setting=setting_of(d))
+    sent = defense.estimate(None, wire, Link(setting_of(d), WHO, SHARED))
     score = scorer(defense, [wire], d, [SHARED])
     true, longer = (float(score(sent[None] + factor * (update - sent))) for factor in (1.0, 1.5))
     # a uniform draw has density n at the wall of an n-ball; the integral of -ln(1 - e^-z / 2) is Li2(1/2) = 0.5822

@@ -7,6 +7,7 @@ import torch
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.none import NoDefense
 from leakgauge.harness.core.cell import FederationSpec
+from leakgauge.harness.core.contract import Link
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation.loop import Keep, make_setting, replay_state, train
 from tests.doubles import Counting, Ruled, Summing, random_examples, small_task
@@ -52,8 +53,7 @@ def test_two_defenses_start_from_the_same_model_with_the_same_clients():
 def test_a_round_is_the_weighted_mean_of_what_was_decoded():
     training = go(FederationSpec(clients=5, rounds=1, batch=4, lr=0.5), keep=Keep(frozenset({0}), frozenset({0})))
     updates = [
-        NoDefense().estimate(None, m.wire, sender=m.sender, shared=m.shared, setting=training.setting)
-        for m in training.messages[0]
+        NoDefense().estimate(None, m.wire, Link(training.setting, m.sender, m.shared)) for m in training.messages[0]
     ]
     sizes = [len(CLIENTS[m.sender.number].y) for m in training.messages[0]]
     mean = sum(n * u.double() for n, u in zip(sizes, updates, strict=True)) / sum(sizes)

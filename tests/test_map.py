@@ -11,7 +11,14 @@ from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.laplace import Laplace
 from leakgauge.defenses.none import NoDefense
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Message, Observation, Sender, Setting, Snapshot
+from leakgauge.harness.core.contract import (
+    Link,
+    Message,
+    Observation,
+    Sender,
+    Setting,
+    Snapshot,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.learn.models import build
@@ -38,7 +45,7 @@ def observation(defense, x, task=LENET):
     messages = []
     for i, row in enumerate(sent):
         sender, private = Sender(i, 1), Key(3).child(i)
-        wire, _ = defense.encode(None, None, row, sender=sender, private=private, shared=Key(4), setting=setting)
+        wire, _ = defense.encode(None, None, row, Link(setting, sender, Key(4)), private)
         messages.append(Message(0, sender, wire, None, 1))
     view = View.parse("server")
     return Observation(view, setting, task, defense, 0.1, messages=tuple(messages), model=Snapshot(0, params, None))

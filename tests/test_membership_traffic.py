@@ -18,7 +18,10 @@ from leakgauge.defenses.random_mask import RandomMask
 from leakgauge.defenses.top_k import TopK
 from leakgauge.harness.core.cell import FederationSpec, Target
 from leakgauge.harness.core.codec import unpack_float32
-from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.core.contract import (
+    Examples,
+    Link,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import auc
 from leakgauge.harness.core.threats import Threat, ThreatMismatch, View, require
@@ -139,8 +142,8 @@ def test_a_record_is_clipped_as_the_defence_clips_it():
 class Clips(Ruled):
     """As no defence, but for the clipping of records."""
 
-    def estimate(self, state, received, *, sender, shared, setting):
-        return unpack_float32(received, setting.dim)
+    def estimate(self, state, received, link):
+        return unpack_float32(received, link.setting.dim)
 
 
 @every
@@ -182,9 +185,7 @@ def test_scores_are_finite_behind_a_defence(name, parameters):
 def test_only_coordinates_that_were_sent_count(defense):
     seen, _ = look(scene(defense), rounds=1)
     (traffic,) = read(seen, sent=True)
-    told = [
-        defense.estimate(None, m.wire, sender=m.sender, shared=m.shared, setting=seen.setting) for m in seen.messages
-    ]
+    told = [defense.estimate(None, m.wire, Link(seen.setting, m.sender, m.shared)) for m in seen.messages]
     x, y = seen.candidates
     leaf = seen.model.params.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(TASK.loss(leaf, x[:1], y[:1]), leaf)

@@ -10,7 +10,12 @@ from scipy import stats
 from leakgauge.defenses.mvu import MVU
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Verdict, judge
-from leakgauge.harness.core.contract import Sender, Setting
+from leakgauge.harness.core.contract import (
+    Link,
+    Links,
+    Sender,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 
@@ -25,8 +30,8 @@ def setting(*sizes):
 
 def through(defense, update, here, private):
     state = defense.init(here)
-    wire, _ = defense.encode(state, None, update, sender=WHO, private=private, shared=Key(9), setting=here)
-    return wire, defense.estimate(state, wire, sender=WHO, shared=None, setting=here)
+    wire, _ = defense.encode(state, None, update, Link(here, WHO, Key(9)), private)
+    return wire, defense.estimate(state, wire, Link(here, WHO, None))
 
 
 @pytest.mark.parametrize(("bits", "scale", "size"), [(1, "public", 126), (2, "public", 251), (3, "tensor", 376 + 16)])
@@ -82,7 +87,7 @@ def test_the_likelihood_is_the_probability_of_the_columns():
     defense, here = MVU(epsilon=2.0, bits=2), setting(1)
     state = defense.init(here)
     wires = [bytes([column]) for column in range(4)]
-    score = defense.likelihood(state, wires, senders=[WHO] * 4, shared=None, setting=here)
+    score = defense.likelihood(state, wires, Links(here, [WHO] * 4, None))
     for value in (-1.0, -0.3, 0.5, 0.99):
         assert float((-score(torch.full((4, 1), value))).exp().sum()) == pytest.approx(1.0, abs=1e-6)
 

@@ -12,7 +12,12 @@ from leakgauge.defenses.ota import OTA
 from leakgauge.defenses.ota_orthogonal import OTAOrthogonal
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.codec import pack_float64, unpack_float64
-from leakgauge.harness.core.contract import MessageError, Sender
+from leakgauge.harness.core.contract import (
+    Link,
+    Links,
+    MessageError,
+    Sender,
+)
 from leakgauge.harness.core.rng import Key
 from tests.ota_case import (
     A_ROUND,
@@ -45,10 +50,8 @@ def decode(defense, setting, received):
     return defense.decode(
         defense.init(setting),
         received,
-        senders=senders_of(setting.clients),
-        shared=[Key(8)] * setting.clients,
-        private=Key(10),
-        setting=setting,
+        Links(setting, senders_of(setting.clients), [Key(8)] * setting.clients),
+        Key(10),
     )
 
 
@@ -102,9 +105,7 @@ def test_orthogonal_messages_arrive_one_by_one_each_with_receiver_noise_of_its_o
     for row in heard:
         assert stats.kstest(row.numpy(), stats.norm.cdf).pvalue > ALPHA
     assert np.abs(np.corrcoef(heard.numpy()) - np.eye(4)).max() < 5.5 / d**0.5
-    alone = defense.transmit(
-        state, [pack_float64(torch.zeros(d))], senders=[Sender(2, 5)], channel=CHANNEL, setting=setting
-    )
+    alone = defense.transmit(state, [pack_float64(torch.zeros(d))], Links(setting, [Sender(2, 5)], None), CHANNEL)
     assert alone == [received[2]]
 
 
@@ -173,7 +174,7 @@ def test_all_clients_count_alike_whatever_their_samples(kind):
     defense = kind(gains="0.2,1,3", power=1e12, epsilon=1e6)
     received = receive(defense, setting, updates)
     torch.testing.assert_close(decode(defense, setting, received), updates.mean(0), rtol=0, atol=1e-4)
-    estimate = defense.estimate(defense.init(setting), received[0], sender=Sender(0, 5), shared=None, setting=setting)
+    estimate = defense.estimate(defense.init(setting), received[0], Link(setting, Sender(0, 5), None))
     told = updates.sum(0) if kind is OTA else updates[0]
     torch.testing.assert_close(estimate, told, rtol=0, atol=1e-3)
 
@@ -241,7 +242,7 @@ def test_a_waveform_of_another_length_or_with_no_number_in_it_is_refused(kind):
     state = kind().init(setting)
     for wire, said in ((bytes(79), "80 bytes"), (bytes(72) + b"\x00" * 6 + b"\xf0\x7f", "1 non-finite")):
         with pytest.raises(MessageError, match=said):
-            kind().transmit(state, [wire], senders=[Sender(0, 1)], channel=Key(1), setting=setting)
+            kind().transmit(state, [wire], Links(setting, [Sender(0, 1)], None), Key(1))
 
 
 @both
@@ -250,13 +251,12 @@ def test_a_victim_beyond_the_clients_takes_the_place_of_one_of_them(kind):
     update = updates_of(1, 10)[0]
     defense, state = kind(), kind().init(setting)
     place, beyond = (
-        defense.encode(state, None, update, sender=Sender(n, 1), private=Key(1), shared=Key(2), setting=setting)[0]
-        for n in (2, 6)
+        defense.encode(state, None, update, Link(setting, Sender(n, 1), Key(2)), Key(1))[0] for n in (2, 6)
     )
     assert place == beyond
     if kind is OTAOrthogonal:
-        wires = defense.estimate(state, place, sender=Sender(6, 1), shared=None, setting=setting)
-        assert torch.equal(wires, defense.estimate(state, place, sender=Sender(2, 1), shared=None, setting=setting))
+        wires = defense.estimate(state, place, Link(setting, Sender(6, 1), None))
+        assert torch.equal(wires, defense.estimate(state, place, Link(setting, Sender(2, 1), None)))
 
 
 @both
@@ -266,7 +266,7 @@ def test_the_likelihood_is_the_density_of_what_is_received(kind):
     state, senders = defense.init(setting), [Sender(0, 9), Sender(7, 9)]
     heard = rng.normal(Key(3), (2, 5), torch.float64)
     wires = [pack_float64(row) for row in heard]
-    score = defense.likelihood(state, wires, senders=senders, shared=None, setting=setting)
+    score = defense.likelihood(state, wires, Links(setting, senders, None))
     one, other = (rng.normal(Key(4).child(i), (2, 5), torch.float64) for i in range(2))
     for row, gain in enumerate((0.5, 4.0)):
         if kind is OTA:  # the golden A and Z, and the receiver's noise

@@ -14,7 +14,10 @@ from leakgauge.defenses.ota_orthogonal import OTAOrthogonal
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec, Target
 from leakgauge.harness.core.codec import unpack_float64
-from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.core.contract import (
+    Examples,
+    Link,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat, View
 from leakgauge.harness.federation.loop import Keep, train
@@ -105,9 +108,7 @@ def test_a_probe_of_the_baseline_is_heard_alone():
     for message, victim in zip(seen.messages, truth.victims, strict=True):
         params = here.training.models[1].clone().requires_grad_()
         (gradient,) = torch.autograd.grad(TASK.loss(params, *victim), params)
-        found = defense.estimate(
-            seen.model.state, message.wire, sender=message.sender, shared=None, setting=seen.setting
-        )
+        found = defense.estimate(seen.model.state, message.wire, Link(seen.setting, message.sender, None))
         kept = gradient * min(1.0, 1.0 / float(gradient.norm()))
         torch.testing.assert_close(found, kept, rtol=0, atol=1e-6)
 

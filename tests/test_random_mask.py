@@ -8,7 +8,12 @@ import torch
 from leakgauge.defenses.random_mask import RandomMask
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Verdict, judge
-from leakgauge.harness.core.contract import Sender, Setting
+from leakgauge.harness.core.contract import (
+    Link,
+    Links,
+    Sender,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 
@@ -30,16 +35,16 @@ UPDATE = rng.normal(Key(3), (200,))
 
 def encode(defense, update, private=PRIVATE):
     setting = setting_of(len(update))
-    return defense.encode(None, None, update, sender=SENDER, private=private, shared=SHARED, setting=setting)[0]
+    return defense.encode(None, None, update, Link(setting, SENDER, SHARED), private)[0]
 
 
 def estimate(defense, wire, d, shared=SHARED):
-    return defense.estimate(None, wire, sender=SENDER, shared=shared, setting=setting_of(d))
+    return defense.estimate(None, wire, Link(setting_of(d), SENDER, shared))
 
 
 def score(defense, wires, candidates, shared):
     setting, senders = setting_of(candidates.shape[-1]), [SENDER] * len(wires)
-    return defense.likelihood(None, wires, senders=senders, shared=shared, setting=setting)(candidates)
+    return defense.likelihood(None, wires, Links(setting, senders, shared))(candidates)
 
 
 def setting_of(d):

@@ -12,7 +12,10 @@ from leakgauge.defenses.udp_crd import UDPCRD
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
-from leakgauge.harness.core.contract import Examples, Setting
+from leakgauge.harness.core.contract import (
+    Examples,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation.loop import Keep, make_setting, train
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
@@ -31,13 +34,15 @@ SPEC = FederationSpec(clients=3, rounds=3, batch=4, lr=0.2, momentum=0.9, local_
 class Hissing(Summing):
     """Its channel adds noise, and so does its server."""
 
-    def transmit(self, state, wires, *, senders, channel, setting):
-        (heard,) = super().transmit(state, wires, senders=senders, channel=channel, setting=setting)
-        return [pack_float32(unpack_float32(heard, setting.dim) + 0.1 * rng.normal(channel, (setting.dim,)))]
+    def transmit(self, state, wires, links, channel):
+        (heard,) = super().transmit(state, wires, links, channel)
+        return [
+            pack_float32(unpack_float32(heard, links.setting.dim) + 0.1 * rng.normal(channel, (links.setting.dim,)))
+        ]
 
-    def decode(self, state, received, *, senders, shared, private, setting):
-        mean = super().decode(state, received, senders=senders, shared=shared, private=private, setting=setting)
-        return mean + 0.1 * rng.normal(private, (setting.dim,))
+    def decode(self, state, received, links, private):
+        mean = super().decode(state, received, links, private)
+        return mean + 0.1 * rng.normal(private, (links.setting.dim,))
 
 
 def go(recipe=RECIPE, inside=INSIDE, key=KEY, task=TASK, pool=POOL, **how):

@@ -13,7 +13,14 @@ from leakgauge.attacks.spear import Spear
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.none import NoDefense
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Message, Observation, Sender, Setting, Snapshot
+from leakgauge.harness.core.contract import (
+    Link,
+    Message,
+    Observation,
+    Sender,
+    Setting,
+    Snapshot,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.data import load
@@ -51,7 +58,7 @@ def sent(task, batches, defense=None, steps=0, lr=0.1, params=None):
             here = here - lr * gradient
         told = here - params if steps else gradient
         key = KEY.child("client", i)
-        wire, _ = defense.encode(None, None, told, sender=Sender(i, 8), private=key, shared=key, setting=setting)
+        wire, _ = defense.encode(None, None, told, Link(setting, Sender(i, 8), key), key)
         messages.append(Message(0, Sender(i, 8), wire, key, len(x), steps or 1))
     return Observation(
         View.parse("server"),

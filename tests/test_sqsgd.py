@@ -10,7 +10,12 @@ from scipy import stats
 from leakgauge.defenses.sqsgd import SqSGD
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Verdict, judge
-from leakgauge.harness.core.contract import Sender, Setting
+from leakgauge.harness.core.contract import (
+    Link,
+    Links,
+    Sender,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 
@@ -26,12 +31,12 @@ def setting(d):
 def encode(defense, update, memory=None, private=PRIVATE, shared=SHARED):
     here = setting(len(update))
     memory = defense.remember(here) if memory is None else memory
-    return defense.encode(defense.init(here), memory, update, sender=WHO, private=private, shared=shared, setting=here)
+    return defense.encode(defense.init(here), memory, update, Link(here, WHO, shared), private)
 
 
 def decode(defense, wire, d, shared=SHARED):
     here = setting(d)
-    return defense.estimate(defense.init(here), wire, sender=WHO, shared=shared, setting=here)
+    return defense.estimate(defense.init(here), wire, Link(here, WHO, shared))
 
 
 def sent_coordinates(defense, d, shared=SHARED):
@@ -160,14 +165,12 @@ def test_the_likelihood_knows_the_subset_the_rotation_and_the_clip():
     update = rng.normal(Key(3), (d,))
     here, keys = setting(d), [Key(1).child(i) for i in range(20)]
     wires = [encode(defense, update, None, Key(0).child(i), key)[0] for i, key in enumerate(keys)]
-    score = defense.likelihood(defense.init(here), wires, senders=[WHO] * 20, shared=keys, setting=here)
+    score = defense.likelihood(defense.init(here), wires, Links(here, [WHO] * 20, keys))
     other = score(rng.normal(Key(4), (20, d)))
     assert (score(update.expand(20, -1)) < other).all()
     # beyond the clip only the direction counts
     torch.testing.assert_close(score(update.expand(20, -1)), score(5 * update.expand(20, -1)), rtol=1e-4, atol=1e-3)
-    wrong = defense.likelihood(
-        defense.init(here), wires, senders=[WHO] * 20, shared=[key.child("x") for key in keys], setting=here
-    )
+    wrong = defense.likelihood(defense.init(here), wires, Links(here, [WHO] * 20, [key.child("x") for key in keys]))
     assert wrong(update.expand(20, -1)).mean() > score(update.expand(20, -1)).mean()
 
 

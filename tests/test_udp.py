@@ -16,7 +16,15 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import gaussian_epsilon
 from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.claim import Verdict, judge
-from leakgauge.harness.core.contract import Feedback, LocalRule, MessageError, Sender, Setting
+from leakgauge.harness.core.contract import (
+    Feedback,
+    Link,
+    Links,
+    LocalRule,
+    MessageError,
+    Sender,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation.loop import Keep, make_plan, replay_state, train
@@ -49,11 +57,11 @@ SPEC = FederationSpec(clients=4, rounds=12, batch=4, lr=0.05, local_steps=3, mom
 
 
 def encode(defense, state, update=UPDATE, sender=SENDER, setting=SETTING, private=PRIVATE):
-    return defense.encode(state, None, update, sender=sender, private=private, shared=SHARED, setting=setting)[0]
+    return defense.encode(state, None, update, Link(setting, sender, SHARED), private)[0]
 
 
 def decode(defense, state, wire, setting=SETTING):
-    return defense.estimate(state, wire, sender=SENDER, shared=None, setting=setting)
+    return defense.estimate(state, wire, Link(setting, SENDER, None))
 
 
 def history(defense, setting=SETTING, losses=lambda number: (None, None)):
@@ -164,7 +172,7 @@ def test_the_likelihood_is_the_density_of_each_sender():
         encode(defense, 0, row.float(), who, setting, Key(3).child(who.number))
         for row, who in zip(truth, senders, strict=True)
     ]
-    score = defense.likelihood(0, wires, senders=senders, shared=None, setting=setting)
+    score = defense.likelihood(0, wires, Links(setting, senders, None))
     other = truth + 1e-3
     for row, who in enumerate(senders):
         law = stats.norm(scale=defense.sigma(0, who, setting))
@@ -181,7 +189,7 @@ def test_the_likelihood_clips_a_candidate_to_the_norm_that_no_message_exceeds(ch
     setting = dataclasses.replace(SETTING, sends=sends)
     defense = UDP(clip=2.0, epsilon=1e4, **changes)
     wires = [encode(defense, 0, bound * UPDATE / UPDATE.norm(), setting=setting)]
-    score = defense.likelihood(0, wires, senders=[SENDER], shared=None, setting=setting)
+    score = defense.likelihood(0, wires, Links(setting, [SENDER], None))
     long, at, short = (scale * (UPDATE / UPDATE.norm())[None].double() for scale in (9 * bound, bound, 0.9 * bound))
     assert float(score(long)) == pytest.approx(float(score(at)), rel=1e-9)
     assert float(score(long)) != pytest.approx(float(score(short)), rel=1e-6)

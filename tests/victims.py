@@ -9,7 +9,16 @@ from torch.nn.functional import one_hot
 from leakgauge.attacks._engine.matching import gradients
 from leakgauge.defenses.none import NoDefense
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Defense, Examples, Message, Observation, Sender, Setting, Snapshot
+from leakgauge.harness.core.contract import (
+    Defense,
+    Examples,
+    Link,
+    Message,
+    Observation,
+    Sender,
+    Setting,
+    Snapshot,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.learn.models import build
@@ -26,13 +35,13 @@ class Says(Defense):
 
     value: float = 0.0
 
-    def encode(self, state, memory, update, *, sender, private, shared, setting):
+    def encode(self, state, memory, update, link, private):
         return b"", None
 
-    def estimate(self, state, received, *, sender, shared, setting):
-        return torch.full((setting.dim,), self.value)
+    def estimate(self, state, received, link):
+        return torch.full((link.setting.dim,), self.value)
 
-    def likelihood(self, state, received, *, senders, shared, setting):
+    def likelihood(self, state, received, links):
         return lambda update: update.sum(1) * torch.nan
 
     def claim(self, history, setting):
@@ -67,9 +76,7 @@ def make(task=LENET, n=3, images=1, defense=None, sends="gradient", lr=0.1, step
     for i in range(n):
         mine = key.child("client", i)
         private, shared = mine.child("private"), mine.child("shared")
-        wire, _ = defense.encode(
-            None, None, sent[i], sender=Sender(i, 8), private=private, shared=shared, setting=setting
-        )
+        wire, _ = defense.encode(None, None, sent[i], Link(setting, Sender(i, 8), shared), private)
         messages.append(Message(0, Sender(i, 8), wire, shared, images, steps))
     aside = rng.normal(KEY.child("aside"), (12, *shape)).sigmoid()
     seen = Observation(

@@ -13,7 +13,16 @@ from torch.nn.functional import one_hot
 from leakgauge.attacks._engine.image_prior import ImagePrior
 from leakgauge.attacks._engine.matching import Evaluation, Function, Misfit, SquaredDistance, evaluator, unpack
 from leakgauge.attacks._engine.simulate import Local, update_evaluator
-from leakgauge.harness.core.contract import Likelihood, Message, Observation, Setting, Sighting, Task
+from leakgauge.harness.core.contract import (
+    Likelihood,
+    Message,
+    Observation,
+    Setting,
+    Sighting,
+    Task,
+    links_of,
+)
+from leakgauge.harness.federation.round import Round
 
 Kind = Literal["l2", "likelihood"]
 
@@ -73,12 +82,8 @@ def told_gradients(seen: Observation, sighting: Sighting) -> Tensor:
     """`received_gradients` of any round."""
     if not seen.task.softmax:
         raise ValueError("expected a softmax cross-entropy loss for gradient matching, got another")
-    estimates = [
-        seen.defense.estimate(
-            sighting.model.state, message.wire, sender=message.sender, shared=message.shared, setting=seen.setting
-        )
-        for message in sighting.messages
-    ]
+    here = Round(seen.defense, seen.setting, sighting.model.state, sighting.model.round)
+    estimates = [here.read(message) for message in sighting.messages]
     return torch.stack(estimates) / update_per_gradient(seen.setting, sighting)[:, None]
 
 
@@ -204,14 +209,8 @@ class _Unlikelihood:
 
     def _likelihood(self, messages: Sequence[Message]) -> Likelihood:
         """Of these messages together."""
-        shared = [message.shared for message in messages if message.shared is not None]
-        return self.seen.defense.likelihood(
-            self.sighting.model.state,
-            [message.wire for message in messages],
-            senders=[message.sender for message in messages],
-            shared=shared if len(shared) == len(messages) else None,
-            setting=self.seen.setting,
-        )
+        wires, links = [message.wire for message in messages], links_of(self.seen.setting, messages)
+        return self.seen.defense.likelihood(self.sighting.model.state, wires, links)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,9 +14,17 @@ import torch
 from torch import Tensor
 
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Defense, Examples, Feedback, Sender, Setting, Task
+from leakgauge.harness.core.contract import (
+    Defense,
+    Examples,
+    Feedback,
+    Sender,
+    Setting,
+    Task,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector, weighted_mean
+from leakgauge.harness.federation.round import Client, Round, client_key
 from leakgauge.harness.learn.batch import Engine, LocalPlan, Work, choose_engine, train_clients
 from leakgauge.harness.learn.tasks import ModelTask
 
@@ -211,33 +219,15 @@ class _Defended:
 
     def mean(self, key: Key, number: int, senders: Sequence[Sender], updates: Tensor) -> Vector:
         """[d], what the server makes of these updates [clients, d]. `key` is the run's."""
-        shared = [_client_key(key, number, who.number).child("shared") for who in senders]
-        wires = []
-        for who, update, common in zip(senders, updates, shared, strict=True):
-            private = _client_key(key, number, who.number).child("private")
-            try:
-                wire, self.memories[who.number] = self.defense.encode(
-                    self.state,
-                    self.memories[who.number],
-                    update,
-                    sender=who,
-                    private=private,
-                    shared=common,
-                    setting=self.setting,
-                )
-            except ValueError as error:
-                raise ValueError(f"{'/'.join(map(str, private.path))}: {error}") from error
-            wires.append(wire)
-        channel = key.child("round", number, "channel")
-        received = self.defense.transmit(self.state, wires, senders=senders, channel=channel, setting=self.setting)
-        return self.defense.decode(
-            self.state,
-            received,
-            senders=senders,
-            shared=shared,
-            private=key.child("round", number, "server"),
-            setting=self.setting,
-        )
+        here = Round(self.defense, self.setting, self.state, number)
+        clients = [
+            Client.of(who, update, self.memories[who.number], client_key(key, number, who.number))
+            for who, update in zip(senders, updates, strict=True)
+        ]
+        sent = here.exchange(clients, key.child("round", number, "channel"))
+        for who, memory in zip(senders, sent.memories, strict=True):
+            self.memories[who.number] = memory
+        return here.decode(sent, key.child("round", number, "server"))
 
     def learn(self, number: int, run: _Run) -> None:
         """The state after a round, from the losses before and after it."""
@@ -281,7 +271,7 @@ class _Run:
     def work(self, number: int, senders: Sequence[Sender]) -> list[Work]:
         """Of these clients in a round."""
         return [
-            Work(self.clients[who.number], _client_key(self.key, number, who.number).child("train")) for who in senders
+            Work(self.clients[who.number], client_key(self.key, number, who.number).child("train")) for who in senders
         ]
 
     def take(self, number: int, senders: Sequence[Sender], updates: Tensor) -> None:
@@ -327,8 +317,3 @@ def _rows(data: Examples, index: Tensor) -> Examples:
     """Some of the records."""
     index = index.to(data.x.device)
     return Examples(data.x[index], data.y[index])
-
-
-def _client_key(key: Key, number: int, client: int) -> Key:
-    """The key of one client in one round of the run with this key; as in the loop."""
-    return key.child("round", number, "client", client)

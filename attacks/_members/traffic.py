@@ -19,7 +19,14 @@ from torch.nn.functional import one_hot
 from leakgauge.attacks._engine.matching import gradients
 from leakgauge.attacks._engine.objective import told_gradients
 from leakgauge.attacks._members.scores import finite
-from leakgauge.harness.core.contract import Membership, Message, Observation, Setting, Sighting
+from leakgauge.harness.core.contract import (
+    Membership,
+    Message,
+    Observation,
+    Setting,
+    Sighting,
+    links_of,
+)
 
 _CHUNK = 64
 """Candidates whose gradients are held at once."""
@@ -226,13 +233,7 @@ def _sent_coordinates(seen: Observation, sighting: Sighting, told: Tensor) -> Te
     messages, state = sighting.messages, sighting.model.state
     known = torch.ones_like(told, dtype=torch.bool)
     for row, message in enumerate(messages):
-        likelihood = seen.defense.likelihood(
-            state,
-            [message.wire],
-            senders=[message.sender],
-            shared=None if message.shared is None else [message.shared],
-            setting=seen.setting,
-        )
+        likelihood = seen.defense.likelihood(state, [message.wire], links_of(seen.setting, [message]))
         rms = float(told[row].norm()) / math.sqrt(len(told[row]))
         size = _PROBE * (rms * _step(seen.setting, sighting.lr, message) or 1.0)
         shape = (1, len(told[row])) if message.users == 1 else (1, message.users, len(told[row]))

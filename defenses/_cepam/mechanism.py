@@ -22,7 +22,14 @@ from leakgauge.defenses._common.misfit import ball_misfit
 from leakgauge.harness.core.checks import check_update
 from leakgauge.harness.core.claim import Horizon
 from leakgauge.harness.core.codec import Reader, unpack_float32
-from leakgauge.harness.core.contract import Defense, Likelihood, MessageError, Sender, Setting
+from leakgauge.harness.core.contract import (
+    Defense,
+    Likelihood,
+    Link,
+    Links,
+    MessageError,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
@@ -71,9 +78,7 @@ class Cepam(Defense[None, None]):
     def radii(self, key: Key, count: int, unit: float) -> Floats:
         """[count] radii of sub-vectors."""
 
-    def encode(
-        self, state: None, memory: None, update: Vector, *, sender: Sender, private: Key, shared: Key, setting: Setting
-    ) -> tuple[bytes, None]:
+    def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
         """The norm where it is sent, attempts and cells. Does not use the private key: all noise is shared."""
         check_update(update)
         header, unit, kept = b"", 1.0, update.detach().cpu()
@@ -84,47 +89,39 @@ class Cepam(Defense[None, None]):
                 return header, None
         else:
             kept = clip_l2(kept, self.bound)
-        x = self._padded(kept, setting).numpy().reshape(self.lattice_dimension, -1).T
-        radii = self.radii(shared.child("radii"), len(x), unit)
-        return header + _cepam_wire.pack(x, radii, self._spread(unit, setting), shared.child("dithers")), None
+        x = self._padded(kept, link.setting).numpy().reshape(self.lattice_dimension, -1).T
+        radii = self.radii(link.key.child("radii"), len(x), unit)
+        return header + _cepam_wire.pack(x, radii, self._spread(unit, link.setting), link.key.child("dithers")), None
 
-    def estimate(self, state: None, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting) -> Vector:
+    def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """The noisy update: unbiased for the (clipped) one. Without the shared key, zero: nothing can be read."""
         unit, payload = self._split(received)
-        if shared is None or unit == 0:
-            return torch.zeros(setting.dim)
-        points, _ = self._points(unit, payload, shared, setting)
-        found = torch.from_numpy(points.reshape(-1)[: setting.dim]).float()
+        if link.shared is None or unit == 0:
+            return torch.zeros(link.setting.dim)
+        points, _ = self._points(unit, payload, link.shared, link.setting)
+        found = torch.from_numpy(points.reshape(-1)[: link.setting.dim]).float()
         low, high = (float(extreme) for extreme in torch.aminmax(found))
         if not (math.isfinite(low) and math.isfinite(high)):
             raise MessageError(f"expected a finite update, got coordinates from {low} to {high}")
         return found
 
-    def likelihood(
-        self,
-        state: None,
-        received: Sequence[bytes],
-        *,
-        senders: Sequence[Sender],
-        shared: Sequence[Key] | None,
-        setting: Setting,
-    ) -> Likelihood:
+    def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """The error is uniform on balls of known radii, whose walls are blurred; and how the norm fits.
 
         Who lacks the key knows no radius and no dither, and cannot tell what the bits stand for: the norm is all.
         """
         split = [self._split(wire) for wire in received]
-        count = self._count(setting)
+        count = self._count(links.setting)
         points, inverse = torch.zeros(len(split), self.lattice_dimension, count), torch.zeros(len(split), count)
         for i, (unit, payload) in enumerate(split):
-            if shared is not None and unit > 0:
-                decoded, radii = self._points(unit, payload, shared[i], setting)
+            if links.shared is not None and unit > 0:
+                decoded, radii = self._points(unit, payload, links.shared[i], links.setting)
                 points[i], inverse[i] = torch.from_numpy(decoded).float(), torch.from_numpy(1 / radii).float()
         read = inverse[:, 0] > 0
         norms = torch.tensor([self.bound * unit for unit, _ in split], dtype=torch.float32)
 
         def score(update: Tensor) -> Tensor:
-            kept = self._padded(update if self.sends_norm else clip_l2(update, self.bound), setting)
+            kept = self._padded(update if self.sends_norm else clip_l2(update, self.bound), links.setting)
             errors = (kept.reshape(points.shape) - points) * inverse[:, None]
             # 1e-30: the square root has no slope at zero
             misfit = ball_misfit((errors.square().sum(1) + 1e-30).sqrt()) * read

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from leakgauge.defenses._common.cascade import Quantizes, Rounded
 from leakgauge.defenses._common.dither import draw_dither
 from leakgauge.defenses._common.misfit import Misfit, rounded_misfit
 from leakgauge.defenses._common.scale import Mode, Scaling
@@ -32,11 +33,17 @@ from leakgauge.defenses._jopeq.lattice import (
 )
 from leakgauge.defenses._jopeq.privacy import GENERATOR, SHIPPED, Student
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.cascade import Quantizes, Rounded
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Proof, nothing_promised
 from leakgauge.harness.core.codec import pack_levels, unpack_levels, width_of
-from leakgauge.harness.core.contract import Defense, Likelihood, MessageError, Sender, Setting
+from leakgauge.harness.core.contract import (
+    Defense,
+    Likelihood,
+    Link,
+    Links,
+    MessageError,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Parts, Vector
 
@@ -147,41 +154,31 @@ class Dithered(Defense[None, None]):
         """Of the first tensor."""
         return self.scaling.parts(setting.layout)
 
-    def encode(
-        self, state: None, memory: None, update: Vector, *, sender: Sender, private: Key, shared: Key, setting: Setting
-    ) -> tuple[bytes, None]:
+    def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
         """The scales, then the levels of the noisy numbers."""
         check_update(update)
-        header, values = self.scaling.normalize(update, setting.layout)
-        return header + Carrier(self.lattice).pack(self.perturb(values, private), shared), None
+        header, values = self.scaling.normalize(update, link.setting.layout)
+        return header + Carrier(self.lattice).pack(self.perturb(values, private), link.key), None
 
-    def estimate(self, state: None, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting) -> Vector:
+    def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """The values without their dither, scaled back: unbiased but for overload; without the shared key, coarser."""
-        header, levels = self._read(received, setting)
-        values = Carrier(self.lattice).place(levels, len(levels), shared)
-        return self.scaling.undo(header, values, setting.layout)
+        header, levels = self._read(received, link.setting)
+        values = Carrier(self.lattice).place(levels, len(levels), link.shared)
+        return self.scaling.undo(header, values, link.setting.layout)
 
-    def likelihood(
-        self,
-        state: None,
-        received: Sequence[bytes],
-        *,
-        senders: Sequence[Sender],
-        shared: Sequence[Key] | None,
-        setting: Setting,
-    ) -> Likelihood:
+    def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """How far a candidate is from the values, by the law of noise and quantisation error, and from the scales.
 
         A value at the edge tells that the number is there or beyond.
         """
-        keys: Sequence[Key | None] = [None] * len(received) if shared is None else shared
         carrier, scaling = Carrier(self.lattice), self.scaling
-        parts = [self._read(wire, setting) for wire in received]
+        parts = [self._read(wire, links.setting) for wire in received]
         levels = torch.stack([read for _, read in parts])
-        values = [carrier.place(read, len(read), key) for (_, read), key in zip(parts, keys, strict=True)]
+        each = zip(parts, links.each(), strict=True)
+        values = [carrier.place(read, len(read), link.shared) for (_, read), link in each]
         sent = torch.stack(values)
-        candidates = scaling.candidates([header for header, _ in parts], setting.layout)
-        misfit = self.misfit(carrier.side(levels), dithered=shared is not None)
+        candidates = scaling.candidates([header for header, _ in parts], links.setting.layout)
+        misfit = self.misfit(carrier.side(levels), dithered=links.shared is not None)
 
         def score(update: Tensor) -> Tensor:
             return misfit(candidates.numbers(update) - sent) + candidates.penalty(update)

@@ -25,7 +25,12 @@ from leakgauge.harness.core.accounting import repeat
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
 from leakgauge.harness.core.codec import pack_float64
-from leakgauge.harness.core.contract import Defense, Sender, Setting
+from leakgauge.harness.core.contract import (
+    Defense,
+    Link,
+    Sender,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector
@@ -78,15 +83,13 @@ class OverTheAir(Defense[P, None]):
             raise ValueError(f"expected one gain a client, got {len(squared)} for {setting.clients} clients")
         return Channel(squared, self.power, self.noise_variance)
 
-    def encode(
-        self, state: P, memory: None, update: Vector, *, sender: Sender, private: Key, shared: Key, setting: Setting
-    ) -> tuple[bytes, None]:
+    def encode(self, state: P, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
         """sqrt(alpha P) clip(u) / L + sqrt(beta P) n: the waveform, with its phase compensated.
 
         n comes from the private key. Does not use the shared key.
         """
         check_update(update)
-        user = user_of(sender, setting)
+        user = user_of(link.sender, link.setting)
         noise = rng.normal(private, (update.numel(),), torch.float64)
         signal = clip_l2(update.detach().cpu().double(), self.clip) / self.clip
         sent = math.sqrt(state.alpha[user] * self.power) * signal + math.sqrt(state.beta[user] * self.power) * noise

@@ -30,7 +30,15 @@ from leakgauge.harness.core.accounting import repeat
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
-from leakgauge.harness.core.contract import Defense, Likelihood, LocalRule, Sender, Setting
+from leakgauge.harness.core.contract import (
+    Defense,
+    Likelihood,
+    Link,
+    Links,
+    LocalRule,
+    Sender,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector
@@ -109,38 +117,28 @@ class UDPRounds(Defense[S, None]):
             return z * 2 * self.clip
         return z * sensitivity(self.clip, self._step(setting), sender.samples)
 
-    def encode(
-        self, state: S, memory: None, update: Vector, *, sender: Sender, private: Key, shared: Key, setting: Setting
-    ) -> tuple[bytes, None]:
+    def encode(self, state: S, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
         """Clip where it is the update that is clipped, add noise from the private key, send float32."""
         check_update(update)
         noise = rng.normal(private, (update.numel(),), torch.float64)
         kept = clip_l2(update, self.clip) if self.clips == "update" else update
-        noisy = kept.cpu().double() + self.sigma(state, sender, setting) * noise
+        noisy = kept.cpu().double() + self.sigma(state, link.sender, link.setting) * noise
         return pack_float32(noisy.float()), None
 
-    def estimate(self, state: S, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting) -> Vector:
+    def estimate(self, state: S, received: bytes, link: Link) -> Vector:
         """The noisy message: unbiased for what the client clipped."""
-        return unpack_float32(received, setting.dim)
+        return unpack_float32(received, link.setting.dim)
 
-    def likelihood(
-        self,
-        state: S,
-        received: Sequence[bytes],
-        *,
-        senders: Sequence[Sender],
-        shared: Sequence[Key] | None,
-        setting: Setting,
-    ) -> Likelihood:
+    def likelihood(self, state: S, received: Sequence[bytes], links: Links) -> Likelihood:
         """|y - clip(u)|^2 / (2 sigma_i^2), sigma_i of each message's sender.
 
         A candidate is clipped to the norm that no message exceeds. That is exact where the update is clipped, or there
         is one record. Of several clipped records it is all that the mean tells; who tries records clips each of them.
         An l2 penalty of the model, which no message's clip covers, is left out.
         """
-        sent = torch.stack([unpack_float32(wire, setting.dim) for wire in received])
-        noise = torch.tensor([[self.sigma(state, who, setting)] for who in senders], dtype=torch.float64)
-        bound = self.clip if self.clips == "update" else self.clip * self._step(setting)
+        sent = torch.stack([unpack_float32(wire, links.setting.dim) for wire in received])
+        noise = torch.tensor([[self.sigma(state, who, links.setting)] for who in links.senders], dtype=torch.float64)
+        bound = self.clip if self.clips == "update" else self.clip * self._step(links.setting)
 
         def score(update: Tensor) -> Tensor:
             return gaussian_misfit((clip_l2(update, bound) - sent) / noise.to(update.dtype), 1.0)

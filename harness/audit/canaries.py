@@ -25,11 +25,15 @@ from leakgauge.harness.audit.one_run import CosineAudit, corrected_steinke, cosi
 from leakgauge.harness.audit.trials import Inputs, pairs
 from leakgauge.harness.core import accounting, rng
 from leakgauge.harness.core.claim import Claim, Horizon, Relation, Unit
-from leakgauge.harness.core.contract import Defense, Sender, Setting
+from leakgauge.harness.core.contract import (
+    Defense,
+    Sender,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.threats import SEES, Threat
-from leakgauge.harness.federation.loop import client_key
+from leakgauge.harness.federation.round import Client, Exchange, Round, client_key
 
 _FAR = 100.0
 """Norm of what a canary client hands to the defence: outside every clip, which cuts it down."""
@@ -275,32 +279,25 @@ class _Federation:
     def memories(self) -> list[Any]:
         return [self.defense.remember(self.setting) for _ in range(self.clients)]
 
-    def keys(self, whose: str, number: int, key: Key) -> list[Key]:
-        """Each client's `private` or `shared` key of a round."""
-        return [client_key(key, number, client).child(whose) for client in range(self.clients)]
-
-    def send(self, number: int, memories: list[Any], updates: Tensor, key: Key) -> tuple[list[bytes], list[Any]]:
-        """What arrives of the updates [clients, d] of a round, and what everybody then remembers."""
-        defense, state, setting = self.defense, self.history[number], self.setting
-        private, shared = self.keys("private", number, key), self.keys("shared", number, key)
-        sent = [
-            defense.encode(state, memory, update, sender=who, private=own, shared=both, setting=setting)
-            for memory, update, who, own, both in zip(memories, updates, self.senders, private, shared, strict=True)
+    def send(self, number: int, memories: list[Any], updates: Tensor, key: Key) -> Exchange:
+        """The updates [clients, d] of a round, sent."""
+        clients = [
+            Client.of(who, update, memory, client_key(key, number, who.number))
+            for who, update, memory in zip(self.senders, updates, memories, strict=True)
         ]
-        wires, channel = [wire for wire, _ in sent], key.child("round", number, "channel")
-        received = defense.transmit(state, wires, senders=self.senders, channel=channel, setting=setting)
-        return list(received), [kept for _, kept in sent]
+        return self.round(number).exchange(clients, key.child("round", number, "channel"))
+
+    def round(self, number: int) -> Round:
+        return Round(self.defense, self.setting, self.history[number], number)
 
     def added_up(self, canaries: Tensor, key: Key) -> Tensor:
         """[d] float64: what all rounds decode to, with these [m, d] from the first m clients and zero from the rest."""
         memories, total = self.memories, torch.zeros(self.setting.dim, dtype=torch.float64)
         updates = torch.cat([canaries, torch.zeros(self.clients - len(canaries), self.setting.dim)])
-        for number, state in enumerate(self.history):
-            wires, memories = self.send(number, memories, updates, key)
-            shared, private = self.keys("shared", number, key), key.child("round", number, "server")
-            total += self.defense.decode(
-                state, wires, senders=self.senders, shared=shared, private=private, setting=self.setting
-            )
+        for number in range(len(self.history)):
+            sent = self.send(number, memories, updates, key)
+            memories = sent.memories
+            total += self.round(number).decode(sent, key.child("round", number, "server"))
         return total
 
 
@@ -323,7 +320,7 @@ class _Messages:
             if (row := number - rounds.start) >= 0:
                 ratios[row] = self._round(canary, number, memories, coins.reshape(-1, clients)[row], key)
             if any(memory is not None for memory in memories):
-                _, memories = self.federation.send(number, memories, self.updates[number], key.child("real"))
+                memories = self.federation.send(number, memories, self.updates[number], key.child("real")).memories
         found = np.asarray(ratios.flatten().numpy(), np.float64)
         return found[~coins.numpy()], found[coins.numpy()]
 
@@ -343,10 +340,9 @@ class _Messages:
         base = torch.zeros_like(real) if self.alone else real
         far = base.norm(dim=1, keepdim=True).clamp(min=1.0)
         inputs = base + far * torch.where(coins[:, None], canary.one, canary.zero)
-        wires, _ = federation.send(number, memories, inputs, key)
-        shared = federation.keys("shared", number, key) if "shared" in SEES[self.threat] else None
-        setting, senders, state = federation.setting, federation.senders, federation.history[number]
-        score = federation.defense.likelihood(state, wires, senders=senders, shared=shared, setting=setting)
+        sent = federation.send(number, memories, inputs, key)
+        links = sent.links if "shared" in SEES[self.threat] else sent.links._replace(shared=None)
+        score = federation.defense.likelihood(federation.history[number], sent.received, links)
         with torch.no_grad():
             # float64: the ratio is a small difference of sums over all coordinates
             zero, one = (score((base + far * side).double()).double() for side in canary.hypotheses)

@@ -41,7 +41,8 @@ from leakgauge.harness.core.contract import Defense, Examples, Setting
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import SEES, Threat
-from leakgauge.harness.federation.loop import Keep, client_key, make_plan, make_setting, train
+from leakgauge.harness.federation.loop import Keep, make_plan, make_setting, train
+from leakgauge.harness.federation.round import client_key
 from leakgauge.harness.learn.batch import Work, choose_engine, train_clients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.partition import partition

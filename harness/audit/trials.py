@@ -16,10 +16,17 @@ from torch import Tensor
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Relation, Unit
-from leakgauge.harness.core.contract import Defense, Examples, Sender, Setting
+from leakgauge.harness.core.contract import (
+    Defense,
+    Examples,
+    Links,
+    Sender,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import SEES, Threat
 from leakgauge.harness.core.vec import Parts, Vector
+from leakgauge.harness.federation.round import Client, Exchange, Round
 from leakgauge.harness.learn.batch import LocalPlan, Work, choose_engine, train_clients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
@@ -111,27 +118,26 @@ class Mechanism:
 
     def run(self, inputs: Inputs, bit: int, trials: int, key: Key, *, only: Part | None = None) -> Trace:
         """So many independent trials with input `bit`; `only` this part of the trace is worked out, None: all of it."""
-        setting, defense = self.setting, self.defense
-        sender = Sender(0, setting.samples)
-        memories = [defense.remember(setting) for _ in range(trials)]
+        setting, sender = self.setting, Sender(0, self.setting.samples)
+        memories = [self.defense.remember(setting) for _ in range(trials)]
         loss = torch.zeros(trials, dtype=torch.float64) if self.sees_messages and only in (None, "loss") else None
         told = torch.zeros(trials, setting.dim)
         first: tuple[tuple[bytes, ...], tuple[Key, ...]] = ((), ())
         for number, state in enumerate(self.history):
-            here = key.child("round", number)
-            updates = self._updates(inputs, bit, trials, here.child("train"))
-            received, shared = [], []
+            here, key_here = Round(self.defense, setting, state, number), key.child("round", number)
+            updates = self._updates(inputs, bit, trials, key_here.child("train"))
+            sent = []
             for trial, update in enumerate(updates):
-                mine = here.child("trial", trial)
-                wire, memories[trial] = self._encode(state, memories[trial], update, sender, mine)
-                received.append(self._deliver(state, wire, sender, mine))
-                shared.append(mine.child("shared"))
+                mine = key_here.child("trial", trial)
+                sent.append(self._send(here, Client.of(sender, update, memories[trial], mine), mine))
+                memories[trial] = sent[-1].memories[0]
+            wires, shared = [one.received[0] for one in sent], [one.links.keys[0] for one in sent]
             if number == 0:
-                first = tuple(wires[0] for wires in received), tuple(shared)
+                first = tuple(wires), tuple(shared)
             if loss is not None:
-                loss += self._ratio(state, [wires[0] for wires in received], sender, shared, inputs)
-            for trial, wires in enumerate(received if only in (None, "told") else ()):
-                told[trial] += self._told(state, wires, sender, shared[trial], here.child("trial", trial))
+                loss += self._ratio(state, wires, sender, shared, inputs)
+            for trial, one in enumerate(sent if only in (None, "told") else ()):
+                told[trial] += self._told(here, one, key_here.child("trial", trial, "server"))
         return Trace(loss, told if inputs.focus is None else told[:, inputs.focus], *first)
 
     def replay(self, update: Vector, shared: Key) -> Vector:
@@ -139,17 +145,15 @@ class Mechanism:
 
         A channel adds noise of its own, from a child of that key.
         """
-        memory, sender, state = self.defense.remember(self.setting), Sender(0, self.setting.samples), self.history[0]
-        wire, _ = self.defense.encode(
-            state, memory, update, sender=sender, private=shared, shared=shared, setting=self.setting
-        )
-        channel = shared.child("replay")
-        (heard,) = self.defense.transmit(state, [wire], senders=[sender], channel=channel, setting=self.setting)
+        here = Round(self.defense, self.setting, self.history[0])
+        sender, memory = Sender(0, self.setting.samples), self.defense.remember(self.setting)
+        (heard,) = here.exchange([Client(sender, update, memory, shared, shared)], shared.child("replay")).received
         return self.tell(heard, shared)
 
     def tell(self, wire: bytes, shared: Key) -> Vector:
         """[d] what a message of the first round tells."""
-        return self._told(self.history[0], [wire], Sender(0, self.setting.samples), shared, shared)
+        here = Round(self.defense, self.setting, self.history[0])
+        return here.estimate(wire, Sender(0, self.setting.samples), self._known(shared))
 
     def _updates(self, inputs: Inputs, bit: int, trials: int, key: Key) -> Tensor:
         """[n, d]."""
@@ -157,28 +161,14 @@ class Mechanism:
             return inputs.draw(bit, trials, key)
         return (inputs.one if bit else inputs.zero).expand(trials, -1)
 
-    def _encode(self, state: Any, memory: Any, update: Vector, who: Sender, key: Key) -> tuple[bytes, Any]:
-        """One message of one client."""
-        private, shared = key.child("private"), key.child("shared")
-        return self.defense.encode(
-            state, memory, update, sender=who, private=private, shared=shared, setting=self.setting
-        )
+    def _send(self, here: Round, client: Client, key: Key) -> Exchange:
+        """The one message; among those of all participants, where it matters what becomes of it there."""
+        alone = self.sees_messages and not self.defense.superposes
+        return here.exchange([client, *([] if alone else here.silent([client.sender], key))], key.child("channel"))
 
-    def _others(self) -> list[Sender]:
-        """The clients beside the one that is looked at."""
-        return [Sender(number, self.setting.samples) for number in range(1, self.setting.participants)]
-
-    def _deliver(self, state: Any, wire: bytes, sender: Sender, key: Key) -> Sequence[bytes]:
-        """What arrives: the one message, or where it matters what becomes of it among all."""
-        senders, wires = [sender], [wire]
-        if self.defense.superposes or not self.sees_messages:
-            silent = torch.zeros(self.setting.dim)
-            for who in self._others():
-                memory = self.defense.remember(self.setting)
-                wires.append(self._encode(state, memory, silent, who, key.child("other", who.number))[0])
-                senders.append(who)
-        channel = key.child("channel")
-        return self.defense.transmit(state, wires, senders=senders, channel=channel, setting=self.setting)
+    def _known(self, shared: Key) -> Key | None:
+        """The shared key, to an adversary who sees it."""
+        return shared if "shared" in SEES[self.threat] else None
 
     def _ratio(
         self, state: Any, wires: Sequence[bytes], sender: Sender, shared: Sequence[Key], inputs: Inputs
@@ -186,20 +176,16 @@ class Mechanism:
         """[n] log-likelihood ratios of one round."""
         n = len(wires)
         known = shared if "shared" in SEES[self.threat] else None
-        score = self.defense.likelihood(state, wires, senders=[sender] * n, shared=known, setting=self.setting)
+        score = self.defense.likelihood(state, wires, Links(self.setting, [sender] * n, known))
         with torch.no_grad():
             zero, one = (score(update.expand(n, -1).clone()).double() for update in inputs.hypotheses)
         return (zero - one).nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
 
-    def _told(self, state: Any, wires: Sequence[bytes], sender: Sender, shared: Key, key: Key) -> Vector:
-        """[d] for one trial and round."""
-        if self.sees_messages:
-            known = shared if "shared" in SEES[self.threat] else None
-            return self.defense.estimate(state, wires[0], sender=sender, shared=known, setting=self.setting)
-        senders = [sender, *self._others()]
-        keys = [shared, *(key.child("other", who.number, "shared") for who in senders[1:])]
-        private = key.child("server")
-        return self.defense.decode(state, wires, senders=senders, shared=keys, private=private, setting=self.setting)
+    def _told(self, here: Round, sent: Exchange, private: Key) -> Vector:
+        """[d] for one trial and round; private: the server's key."""
+        if not self.sees_messages:
+            return here.decode(sent, private)
+        return here.estimate(sent.received[0], sent.links.senders[0], self._known(sent.links.keys[0]))
 
 
 def pairs(defense: Defense[Any, Any], setting: Setting, unit: Unit, relation: Relation, key: Key) -> list[Inputs]:

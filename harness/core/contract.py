@@ -104,6 +104,42 @@ class Sender(NamedTuple):
     samples: int
 
 
+class Link(NamedTuple):
+    """One client's line to the server in one round: what both ends know of a message.
+
+    `shared` is None at the end of an adversary who lacks the shared key. A private key is never part of it.
+    """
+
+    setting: Setting
+    sender: Sender
+    shared: Key | None
+
+    @property
+    def key(self) -> Key:
+        """The shared key, at an end that holds it."""
+        assert self.shared is not None
+        return self.shared
+
+
+class Links(NamedTuple):
+    """The lines of several messages, in their order; `shared` as in `Link`."""
+
+    setting: Setting
+    senders: Sequence[Sender]
+    shared: Sequence[Key] | None
+
+    @property
+    def keys(self) -> Sequence[Key]:
+        """The shared keys, at an end that holds them."""
+        assert self.shared is not None
+        return self.shared
+
+    def each(self) -> list[Link]:
+        """One link a message."""
+        keys: Sequence[Key | None] = [None] * len(self.senders) if self.shared is None else self.shared
+        return [Link(self.setting, who, key) for who, key in zip(self.senders, keys, strict=True)]
+
+
 class LocalRule(NamedTuple):
     """What a defence asks of local training.
 
@@ -182,53 +218,47 @@ class Defense(ABC, Generic[S, M]):
         return None  # type: ignore[return-value]  # a forgetful defence has M = None
 
     @abstractmethod
-    def encode(
-        self, state: S, memory: M, update: Vector, *, sender: Sender, private: Key, shared: Key, setting: Setting
-    ) -> tuple[bytes, M]:
-        """Client: the bytes that cross the wire, all that leaves the client, and what it remembers.
+    def encode(self, state: S, memory: M, update: Vector, link: Link, private: Key) -> tuple[bytes, M]:
+        """Client: the bytes that cross the wire, which are all that leaves the client, and its new memory.
 
         Args:
             update: [d] float32, not modified.
-            sender: this client, as everybody knows it.
+            link: this client as everybody knows it, the setting, and the key that client and server share this round.
             private: known to this client only, for this round only.
-            shared: known to client and server, for this round only.
 
         Raises:
             ValueError: update is not finite.
         """
 
-    def transmit(
-        self, state: S, wires: Sequence[bytes], *, senders: Sequence[Sender], channel: Key, setting: Setting
-    ) -> Sequence[bytes]:
-        """What arrives of what was sent; an over-the-air channel returns the one superposition."""
+    def transmit(self, state: S, wires: Sequence[bytes], links: Links, channel: Key) -> Sequence[bytes]:
+        """What arrives. An over-the-air channel returns one superposition of all messages.
+
+        Args:
+            links: without shared keys.
+            channel: key of the channel's own noise.
+        """
         return wires
 
     @abstractmethod
-    def estimate(self, state: S, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting) -> Vector:
-        """The update [d] that one received message tells of; shared=None is an outsider who lacks the shared key.
+    def estimate(self, state: S, received: bytes, link: Link) -> Vector:
+        """The update [d] that one received message shows.
+
+        Args:
+            link: its `shared` is None for an outsider who lacks the shared key.
 
         Raises:
             MessageError: these bytes are not a message of this defence.
         """
 
-    def decode(
-        self,
-        state: S,
-        received: Sequence[bytes],
-        *,
-        senders: Sequence[Sender],
-        shared: Sequence[Key],
-        private: Key,
-        setting: Setting,
-    ) -> Vector:
+    def decode(self, state: S, received: Sequence[bytes], links: Links, private: Key) -> Vector:
         """Server: the mean update [d], weighted by the senders' numbers of samples.
 
         Args:
+            links: with the shared keys.
             private: known to the server only, for this round only.
         """
-        each = zip(received, senders, shared, strict=True)
-        updates = [self.estimate(state, wire, sender=who, shared=key, setting=setting) for wire, who, key in each]
-        return weighted_mean(updates, [float(who.samples) for who in senders])
+        updates = [self.estimate(state, wire, link) for wire, link in zip(received, links.each(), strict=True)]
+        return weighted_mean(updates, [float(who.samples) for who in links.senders])
 
     def advance(self, state: S, feedback: Feedback) -> S:
         """The public state of the next round."""
@@ -239,16 +269,12 @@ class Defense(ABC, Generic[S, M]):
         return False
 
     @abstractmethod
-    def likelihood(
-        self,
-        state: S,
-        received: Sequence[bytes],
-        *,
-        senders: Sequence[Sender],
-        shared: Sequence[Key] | None,
-        setting: Setting,
-    ) -> Likelihood:
-        """How an attacker who knows this defence scores candidate updates, for n messages at once."""
+    def likelihood(self, state: S, received: Sequence[bytes], links: Links) -> Likelihood:
+        """How an adversary who knows this defense scores candidate updates, for n messages at once.
+
+        Args:
+            links: its `shared` is None for an outsider who lacks the shared keys.
+        """
 
     @abstractmethod
     def claim(self, history: Sequence[S], setting: Setting) -> Claim:
@@ -287,6 +313,13 @@ class Message(NamedTuple):
     def users(self) -> int:
         """How many clients' updates this message holds."""
         return 1 + len(self.others)
+
+
+def links_of(setting: Setting, messages: Sequence[Message]) -> Links:
+    """The lines of several messages as an adversary sees them: without shared keys unless it holds all of them."""
+    keys = [message.shared for message in messages if message.shared is not None]
+    senders = [message.sender for message in messages]
+    return Links(setting, senders, keys if len(keys) == len(messages) else None)
 
 
 class Sighting(NamedTuple):

@@ -11,11 +11,19 @@ from torch import Tensor
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec
-from leakgauge.harness.core.contract import Defense, Examples, Feedback, LocalRule, Message, Sender, Setting
+from leakgauge.harness.core.contract import (
+    Defense,
+    Examples,
+    Feedback,
+    LocalRule,
+    Message,
+    Sender,
+    Setting,
+)
 from leakgauge.harness.core.result import Evaluation
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
-from leakgauge.harness.federation import envelope
+from leakgauge.harness.federation.round import Client, Exchange, Round, client_key
 from leakgauge.harness.learn.batch import Engine, Indices, LocalPlan, Work, train_clients
 from leakgauge.harness.learn.tasks import ModelTask
 
@@ -214,53 +222,32 @@ class _Run:
         plan = make_plan(self.spec, lr, self.defense.local, self.defense.step_noise(self.setting))
         trained, batches = train_clients(self.task, params.to(self.device), work, plan, self.engine)
         updates = trained.cpu()
-        who = [Sender(k, len(self.clients[k].y)) for k in senders]
-        shared = [client_key(self.key, number, k).child("shared") for k in senders]
-        wires = [self._encode(state, *each, number) for each in zip(who, updates, shared, strict=True)]
-        if not self.defense.analog:
-            wires = [envelope.unseal(wire, number, k) for wire, k in zip(wires, senders, strict=True)]
-        channel = self.key.child("round", number, "channel")
-        received = self.defense.transmit(state, wires, senders=who, channel=channel, setting=self.setting)
-        mean = self.defense.decode(
-            state,
-            received,
-            senders=who,
-            shared=shared,
-            private=self.key.child("round", number, "server"),
-            setting=self.setting,
+        here = Round(self.defense, self.setting, state, number)
+        sent = here.exchange(
+            [
+                Client.of(Sender(k, len(self.clients[k].y)), update, self.memories[k], client_key(self.key, number, k))
+                for k, update in zip(senders, updates, strict=True)
+            ],
+            self.key.child("round", number, "channel"),
         )
-        training.message_bytes.append(sum(map(len, wires)) / len(wires))
+        self.memories.update(zip(senders, sent.memories, strict=True))
+        mean = here.decode(sent, self.key.child("round", number, "server"))
+        training.message_bytes.append(sum(map(len, sent.sent)) / len(senders))
         if measured:
-            training.snr_db.append(self._snr_db(state, updates, received, who, shared))
+            training.snr_db.append(self._snr_db(here, updates, sent))
         if kept:
             training.truth[number] = {k: _flatten(mine) for k, mine in zip(senders, batches, strict=True)}
             images, steps = [len(_flatten(mine)) for mine in batches], [len(mine) for mine in batches]
+            who, keys = sent.links.senders, sent.links.keys
             if self.defense.superposes:
-                sender, *others = who
                 training.messages[number] = (
-                    Message(number, sender, received[0], shared[0], sum(images), max(steps), tuple(others)),
+                    Message(number, who[0], sent.received[0], keys[0], sum(images), max(steps), tuple(who[1:])),
                 )
             else:
                 training.messages[number] = tuple(
-                    Message(number, *each) for each in zip(who, received, shared, images, steps, strict=True)
+                    Message(number, *each) for each in zip(who, sent.received, keys, images, steps, strict=True)
                 )
         return params - lr * mean if self.setting.sends == "gradient" else params + mean
-
-    def _encode(self, state: Any, sender: Sender, update: Tensor, shared: Key, number: int) -> bytes:
-        """One client's message, in its envelope where it is digital; the client's memory moves on."""
-        try:
-            wire, self.memories[sender.number] = self.defense.encode(
-                state,
-                self.memories[sender.number],
-                update,
-                sender=sender,
-                private=client_key(self.key, number, sender.number).child("private"),
-                shared=shared,
-                setting=self.setting,
-            )
-        except ValueError as error:
-            raise ValueError(f"round {number}, client {sender.number}: {error}") from error
-        return wire if self.defense.analog else envelope.seal(wire, number, sender.number)
 
     def _participants(self, number: int) -> list[int]:
         """Client numbers of this round, in increasing order."""
@@ -268,15 +255,13 @@ class _Run:
         chosen = rng.subset(self.key.child("round", number, "participants"), len(numbers), self.setting.participants)
         return [numbers[i] for i in chosen]
 
-    def _snr_db(
-        self, state: Any, updates: Tensor, received: Sequence[bytes], who: Sequence[Sender], shared: Sequence[Key]
-    ) -> float | None:
+    def _snr_db(self, here: Round, updates: Tensor, sent: Exchange) -> float | None:
         """Mean over messages of 10 log10(|u|^2 / |decoded - u|^2); None where decoding is exact or u is zero."""
         if self.defense.superposes:
             return None
         ratios = []
-        for update, wire, sender, key in zip(updates, received, who, shared, strict=True):
-            decoded = self.defense.estimate(state, wire, sender=sender, shared=key, setting=self.setting)
+        for update, wire, link in zip(updates, sent.received, sent.links.each(), strict=True):
+            decoded = here.estimate(wire, link.sender, link.shared)
             signal = float(update.double().square().sum())
             noise = float((decoded.double() - update.double()).square().sum())
             if signal > 0 and noise > 0:
@@ -287,11 +272,6 @@ class _Run:
 def _on(data: Examples, device: str) -> Examples:
     """Examples on a device."""
     return Examples(data.x.to(device), data.y.to(device))
-
-
-def client_key(key: Key, number: int, client: int) -> Key:
-    """The key of one client in one round; its children are `train`, `private` and `shared`."""
-    return key.child("round", number, "client", client)
 
 
 def _flatten(batches: Sequence[Indices]) -> Indices:

@@ -13,10 +13,19 @@ from torch import Tensor
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec, Target
-from leakgauge.harness.core.contract import Defense, Examples, Message, Observation, Sender, Sighting, Snapshot
+from leakgauge.harness.core.contract import (
+    Defense,
+    Examples,
+    Message,
+    Observation,
+    Sender,
+    Sighting,
+    Snapshot,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.federation.loop import Training, make_plan, replay_state
+from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.learn.batch import Engine, Indices, LocalPlan, Work, train_clients
 from leakgauge.harness.learn.tasks import ModelTask
 
@@ -207,7 +216,7 @@ class _Probe:
             group = range(first, first + self.together)
             trained = [self._train(model, plan, client, keys[client]) for client in group]
             received = self._send(model, group, [update for update, _ in trained], keys)
-            sender, *others = (self._sender(client) for client in group)
+            sender, *others = map(self._sender, group)
             images = self.together * len(self.clients[first].y)
             shared = keys[first].child("shared")
             messages.append(Message(number, sender, received, shared, images, trained[0][1], tuple(others)))
@@ -230,33 +239,17 @@ class _Probe:
         Where the channel adds messages up, the others send an update of zero: an adversary who knows their data can
         take it away from the sum, but not the noise that they put in.
         """
-        defense, setting, state = self.scene.defense, self.scene.training.setting, model.state
-        senders, wires = [self._sender(client) for client in group], []
-        for client, who, update in zip(group, senders, updates, strict=True):
-            wire, self.memories[client] = self._encode(state, self.memories[client], who, update, keys[client])
-            wires.append(wire)
-        if defense.superposes:
-            taken = {who.number % setting.clients for who in senders}
-            silent = [Sender(k, setting.samples) for k in range(setting.clients) if k not in taken]
-            for who in silent[: setting.participants - len(senders)]:
-                zero, key = torch.zeros(setting.dim), keys[group[0]].child("other", who.number)
-                wires.append(self._encode(state, defense.remember(setting), who, zero, key)[0])
-                senders.append(who)
-        channel = keys[group[0]].child("channel")
-        (received,) = defense.transmit(state, wires, senders=senders, channel=channel, setting=setting)
+        here = Round(self.scene.defense, self.scene.training.setting, model.state, model.round)
+        clients = [
+            Client.of(self._sender(client), update, self.memories[client], keys[client])
+            for client, update in zip(group, updates, strict=True)
+        ]
+        key = keys[group[0]]
+        beside = here.silent([client.sender for client in clients], key) if here.defense.superposes else []
+        sent = here.exchange([*clients, *beside], key.child("channel"))
+        self.memories[group.start : group.stop] = sent.memories[: len(group)]
+        (received,) = sent.received
         return received
-
-    def _encode(self, state: Any, memory: Any, who: Sender, update: Tensor, key: Key) -> tuple[bytes, Any]:
-        """One client's message, and what it then remembers."""
-        return self.scene.defense.encode(
-            state,
-            memory,
-            update,
-            sender=who,
-            private=key.child("private"),
-            shared=key.child("shared"),
-            setting=self.scene.training.setting,
-        )
 
 
 def _real_messages(scene: Scene, target: Target) -> _Sent:

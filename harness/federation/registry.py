@@ -17,7 +17,6 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from leakgauge.harness.core.cascade import Cascade
 from leakgauge.harness.core.cell import PartSpec, Scalar
 from leakgauge.harness.core.contract import Attack, Defense
 from leakgauge.harness.core.errors import UnknownNameError, unknown
@@ -111,7 +110,7 @@ def build(kind: Kind, name: str, parameters: dict[str, Scalar]) -> Any:
         raise ParameterError(name, [explain(item) for item in error.errors()]) from error
 
 
-def _cascade(name: str, parameters: dict[str, Scalar]) -> Cascade:
+def _cascade(name: str, parameters: dict[str, Scalar]) -> Any:
     """The two defences that `name` joins with a plus, each with the parameters that are its own.
 
     A parameter that both have is written `defence.parameter`.
@@ -138,7 +137,7 @@ def _cascade(name: str, parameters: dict[str, Scalar]) -> Cascade:
     if problems:
         raise ParameterError(name, problems)
     try:
-        return Cascade(names, *built)
+        return importlib.import_module("leakgauge.defenses._common.cascade").Cascade(names, *built)
     except ValueError as error:
         raise ParameterError(name, [("", str(error))]) from error
 

@@ -13,7 +13,8 @@ import torch
 from leakgauge.harness.core.contract import Feedback, Message, Sender, Setting
 from leakgauge.harness.core.result import TrainingRecord
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.federation.loop import Keep, Training, client_key
+from leakgauge.harness.federation.loop import Keep, Training
+from leakgauge.harness.federation.round import client_key
 
 Arrays = dict[str, npt.NDArray[Any]]
 

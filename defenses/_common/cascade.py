@@ -12,7 +12,14 @@ from torch import Tensor
 from leakgauge.harness.core.accounting import Pure, repeat
 from leakgauge.harness.core.claim import Claim, Proof
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
-from leakgauge.harness.core.contract import Defense, Likelihood, MessageError, Sender, Setting
+from leakgauge.harness.core.contract import (
+    Defense,
+    Likelihood,
+    Link,
+    Links,
+    MessageError,
+    Setting,
+)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Parts, Vector
 
@@ -137,18 +144,14 @@ class Cascade(Defense[None, None]):
         """Of the first."""
         return self.first.parts(setting)
 
-    def encode(
-        self, state: None, memory: None, update: Vector, *, sender: Sender, private: Key, shared: Key, setting: Setting
-    ) -> tuple[bytes, None]:
+    def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
         """The first's header, then its numbers as the second carries them."""
-        wire, _ = self.first.encode(
-            None, None, update, sender=sender, private=private, shared=shared.child("noise"), setting=setting
-        )
-        header, numbers = split_message(wire, self._noise.header_size(setting), self._noise.count(setting))
+        wire, _ = self.first.encode(None, None, update, link._replace(shared=link.key.child("noise")), private)
+        header, numbers = split_message(wire, self._noise.header_size(link.setting), self._noise.count(link.setting))
         payload = self._quantizer.compress(
-            numbers / self._noise.unit(setting),
-            shared=shared.child("dither"),
-            noise_variance=self._noise.noise_variance(setting),
+            numbers / self._noise.unit(link.setting),
+            shared=link.key.child("dither"),
+            noise_variance=self._noise.noise_variance(link.setting),
         )
         return header + payload, None
 
@@ -163,34 +166,26 @@ class Cascade(Defense[None, None]):
         )
         return received[:size] + pack_float32(values * self._noise.unit(setting))
 
-    def estimate(self, state: None, received: bytes, *, sender: Sender, shared: Key | None, setting: Setting) -> Vector:
+    def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """What the first makes of the restored numbers."""
-        wire = self._first_message(received, shared, setting)
-        return self.first.estimate(None, wire, sender=sender, shared=None, setting=setting)
+        wire = self._first_message(received, link.shared, link.setting)
+        return self.first.estimate(None, wire, link._replace(shared=None))
 
-    def likelihood(
-        self,
-        state: None,
-        received: Sequence[bytes],
-        *,
-        senders: Sequence[Sender],
-        shared: Sequence[Key] | None,
-        setting: Setting,
-    ) -> Likelihood:
+    def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """The first's, with the quantiser's error as further noise of the same variance.
 
         That error is uniform and not normal: a surrogate that is close where one of the two errors is much larger than
         the other. A number in an outermost cell speaks only against candidates that are not as far out.
         """
-        keys: Sequence[Key | None] = [None] * len(received) if shared is None else shared
-        wires = [self._first_message(wire, key, setting) for wire, key in zip(received, keys, strict=True)]
+        each = zip(received, links.each(), strict=True)
+        wires = [self._first_message(wire, link.shared, links.setting) for wire, link in each]
         rounded = self._quantizer.rounded(
-            [wire[self._noise.header_size(setting) :] for wire in received],
-            self._noise.count(setting),
-            noise_variance=self._noise.noise_variance(setting),
-            dithered=shared is not None,
+            [wire[self._noise.header_size(links.setting) :] for wire in received],
+            self._noise.count(links.setting),
+            noise_variance=self._noise.noise_variance(links.setting),
+            dithered=links.shared is not None,
         )
-        return self._noise.misfit(wires, setting=setting, rounded=rounded)
+        return self._noise.misfit(wires, setting=links.setting, rounded=rounded)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """The first's: the second is post-processing, so that what is proved is a bound and need not be attained.
