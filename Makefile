@@ -15,7 +15,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 demo: $(VENV)/installed
 	$(VENV)/bin/leakgauge run demo --out $(OUT)
 
-# Whether any defence leaks more than baselines/smoke.json says; see docs/ci.md. Where it does, the baseline's commit runs
+# Whether any defense leaks more than baselines/smoke.json says; see docs/ci.md. Where it does, the baseline's commit runs
 # here too: another processor rounds otherwise, and an attack may end elsewhere.
 gate: $(VENV)/installed
 	rm -rf $(GATE) && mkdir -p $(dir $(GATE))

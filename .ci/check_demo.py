@@ -13,7 +13,7 @@ def main() -> None:
     problems += [f"no result: {cell_id}" for cell_id in run.missing]
 
     def find(defense: str, attack: str, guess: str | None = None) -> Result:
-        """The first cell of this defence and attack, which is the one at round 0."""
+        """The first cell of this defense and attack, which is the one at round 0."""
         return next(
             result
             for result in run.results.values()
@@ -27,16 +27,16 @@ def main() -> None:
     recovered = round(sum(value or 0.0 for value in success.values))
     ssim, guessed = undefended.estimate("ssim").value, floor.estimate("ssim").value
     print(
-        f"idlg, no defence, round 0: {recovered} of {len(success.values)} images with MSE < 1e-3, "
-        f"mean SSIM {ssim:.3f}; the floor (a flat image of the mean colour) has {guessed:.3f}"
+        f"idlg, no defense, round 0: {recovered} of {len(success.values)} images with MSE < 1e-3, "
+        f"mean SSIM {ssim:.3f}; the floor (a flat image of the mean color) has {guessed:.3f}"
     )
     if recovered < 7:
         problems.append(f"idlg recovered {recovered} images of {len(success.values)}, expected at least 7")
     for defense in ("gaussian", "laplace"):
         naive, aware = (find(defense, attack).estimate("ssim").value for attack in ("idlg", "map"))
-        print(f"{defense}: SSIM {naive:.3f} to who ignores the defence, {aware:.3f} to who knows it")
+        print(f"{defense}: SSIM {naive:.3f} to who ignores the defense, {aware:.3f} to who knows it")
         if not aware > naive:
-            problems.append(f"{defense}: who knows the defence sees no more than who ignores it")
+            problems.append(f"{defense}: who knows the defense sees no more than who ignores it")
     for problem in problems:
         print(f"demo: {problem}", file=sys.stderr)
     sys.exit(1 if problems else 0)

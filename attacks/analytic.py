@@ -26,7 +26,7 @@ class Analytic(Attack):
 
     Must know: one message of each victim, of one image, and the model it trained from: `lenet-dlg`, or dense layers
     with ReLU between them (`linear`, `mlp`, `mlp-small`). So for a server or an eavesdropper; without the shared key,
-    the estimate is an outsider's. It takes the defence's estimate for the gradient itself. A common factor, as of a
+    the estimate is an outsider's. It takes the defense's estimate for the gradient itself. A common factor, as of a
     clip, changes nothing.
 
     Cannot: batches, and models with max-pooling, group norm or ReLU convolutions, for which it says so; `map` and

@@ -16,7 +16,7 @@ class DLG(Attack):
     """Gradient matching for inputs and soft labels together, by L-BFGS.
 
     Must know: one message of each victim and the model it trained from. So for a server or an eavesdropper; without
-    the shared key, the estimate is an outsider's. It ignores the defence, but for how a message is read, unless
+    the shared key, the estimate is an outsider's. It ignores the defense, but for how a message is read, unless
     `objective` is `likelihood`.
 
     Cannot: use what images look like. Against noise it explains the noise too, and the picture drowns. Several images
@@ -27,7 +27,7 @@ class DLG(Attack):
     Args:
         restarts: from other random starts; the one with the lowest objective is told.
         evaluations: of the objective and its gradient, for one victim and restart, at most.
-        objective: `l2`: squared distance of the gradients; `likelihood`: by the defence's own likelihood.
+        objective: `l2`: squared distance of the gradients; `likelihood`: by the defense's own likelihood.
         start: law of the first dummy inputs: `normal` (standard) or `uniform` (in [0, 1]).
 
     Raises:
@@ -53,7 +53,7 @@ class DLG(Attack):
 
     @property
     def aware(self) -> bool:
-        """Whether the defence's likelihood is asked."""
+        """Whether the defense's likelihood is asked."""
         return self.objective == "likelihood"
 
     @property

@@ -23,11 +23,11 @@ class FedMIA(Attack):
         pooled: True: the quotients (own - mean) / std summed over the rounds, the variance pooled over the candidates.
             False: each record's own variance, and Phi of the quotient, as in the source.
         ratio: with `pooled`, each quotient weighs by how far a member's gradient would move the message: the log of the
-            likelihood ratio. Of the coordinates that were sent, gradients clipped as the defence clips records.
+            likelihood ratio. Of the coordinates that were sent, gradients clipped as the defense clips records.
 
     Must know: every client's messages, the models of their rounds and the candidates with their labels. So for a server
     or an eavesdropper; without the shared key, the estimate is an outsider's. That the others have the record too is
-    taken to be unlikely. The other messages carry the defence's noise as well, so that it needs no knowledge of it.
+    taken to be unlikely. The other messages carry the defense's noise as well, so that it needs no knowledge of it.
 
     Cannot: do with fewer than three messages a round (`membership-cosine` can); look through a channel that adds them
     up (`membership-sum`). Where it is not said in whose data membership is asked about, a record's score is the largest

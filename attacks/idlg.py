@@ -18,7 +18,7 @@ class IDLG(Attack):
 
     Must know: one message of each victim and the model it trained from, with a dense last layer, and data of the
     same kind, which tell the labels of batches. So for a server or an eavesdropper; without the shared key, the
-    estimate is an outsider's. It ignores the defence, but for how a message is read, unless `objective` is
+    estimate is an outsider's. It ignores the defense, but for how a message is read, unless `objective` is
     `likelihood`.
 
     Cannot: use what images look like. Against noise it explains the noise too, and the picture drowns. Labels that it
@@ -31,7 +31,7 @@ class IDLG(Attack):
     Args:
         restarts: from other random starts; the one with the lowest objective is told.
         evaluations: of the objective and its gradient, for one victim and restart, at most.
-        objective: `l2`: squared distance of the gradients; `likelihood`: by the defence's own likelihood.
+        objective: `l2`: squared distance of the gradients; `likelihood`: by the defense's own likelihood.
         labels: `inferred`, or `given`: the true ones, which a study must grant.
         start: law of the first dummy inputs: `normal` (standard) or `uniform` (in [0, 1]).
 
@@ -61,7 +61,7 @@ class IDLG(Attack):
 
     @property
     def aware(self) -> bool:
-        """Whether the defence's likelihood is asked."""
+        """Whether the defense's likelihood is asked."""
         return self.objective == "likelihood"
 
     @property

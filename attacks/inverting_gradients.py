@@ -26,7 +26,7 @@ class InvertingGradients(Attack):
 
     Must know: one message of each victim, the model it trained from, that inputs of shape [c, h, w] are images in
     [0, 1], and data of the same kind, which tell the labels of batches. So for a server or an eavesdropper; without
-    the shared key, the estimate is an outsider's. It ignores the defence, but for how a message is read, and the
+    the shared key, the estimate is an outsider's. It ignores the defense, but for how a message is read, and the
     length of the gradient, which a clip changes.
 
     Cannot: tell inputs apart whose gradients are parallel; use that a pixel is known better than another, as all its
@@ -41,8 +41,8 @@ class InvertingGradients(Attack):
         evaluations: of the objective and its gradient, for one victim and restart, at most. The source has 4800.
         restarts: from other random starts, side by side; the one with the lowest objective is told.
         lr: size of the first steps, in units of the pixel range; a tenth of it after 3/8, 5/8 and 7/8 of all.
-        tv: weight of the mean difference of neighbouring pixels, across plus down, beside a distance in [0, 2]. Fixed
-            once, on 8 photographs behind the LeNet of DLG, never for an image or a defence: SSIM 0.82 with 3e-3, 0.80
+        tv: weight of the mean difference of neighboring pixels, across plus down, beside a distance in [0, 2]. Fixed
+            once, on 8 photographs behind the LeNet of DLG, never for an image or a defense: SSIM 0.82 with 3e-3, 0.80
             with 1e-2, 0.68 with 3e-2. On 8 others it was 0.81 with 3e-3, 0.38 with 1e-4 and 0.34 with 1e-6.
         labels: `inferred`, or `given`: the true ones, which a study must grant.
         start: law of the first dummy inputs: `uniform` (in [0, 1]) or `normal` (standard, cut to [0, 1]).
@@ -54,7 +54,7 @@ class InvertingGradients(Attack):
     Source: Geiping et al. 2020, "Inverting gradients: how easy is it to break privacy in federated learning?", eq. (4)
         and sec. 4. Differs: the best iterate instead of the last; the objective, not the distance alone, chooses among
         the restarts; total variation with a rounded tip; labels of several images (`attacks._labels.infer`); the
-        pixels are not standardised, and `lr` is meant for that.
+        pixels are not standardized, and `lr` is meant for that.
     """
 
     kind: ClassVar[str] = "reconstruction"

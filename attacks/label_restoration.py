@@ -16,7 +16,7 @@ class LabelRestoration(Attack):
 
     Must know: the messages of each victim, the models it trained from, with a dense last layer, and data of the same
     kind, as everybody has. So for a server or an eavesdropper; without the shared key, the estimate is an
-    outsider's. It ignores the defence, but for how a message is read: what noise it sees it estimates. The evidence of
+    outsider's. It ignores the defense, but for how a message is read: what noise it sees it estimates. The evidence of
     several rounds is added up as if they were independent.
 
     Cannot: see `attacks._labels.infer.restore`; mainly, count the labels of a batch that a trained model predicts

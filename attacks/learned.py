@@ -1,4 +1,4 @@
-"""A small network, trained on auxiliary data through the defence itself, tells the image from the message."""
+"""A small network, trained on auxiliary data through the defense itself, tells the image from the message."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _ASKED = 1024
 class Learned(Attack):
     """A network from message to image, trained on auxiliary data: the attacker with data instead of a search.
 
-    Auxiliary images are sent as clients would send them, through the defence's own code with the attacker's own keys,
+    Auxiliary images are sent as clients would send them, through the defense's own code with the attacker's own keys,
     and the network learns to tell them from what arrives. One network serves all victims whose messages hold equally
     many images, users and steps. It reads the last layer alone: from the restored labels follows which rows belong to
     which image, and these give the layer's input. Of held-out photographs behind the LeNet of DLG, without noise, a
@@ -54,7 +54,7 @@ class Learned(Attack):
     nothing there, lost 0.03 to 0.09 against normal noise, and won 0.04 behind a clamp of single coordinates, which cuts
     the last layer's rows off.
 
-    Must know: one message of each victim, the model it trained from, the defence with its parameters, how clients
+    Must know: one message of each victim, the model it trained from, the defense with its parameters, how clients
     train, and data of the same kind as the victims'. So for a server or an eavesdropper; without the shared key, it
     trains on an outsider's estimates. How alike the data are decides much: of `photos` the auxiliary crops share no
     pixel with the victims', but they are of the same eight photographs.
@@ -64,8 +64,8 @@ class Learned(Attack):
     Poisson sample left out is not imitated. A label that is restored wrongly misleads it.
 
     Args:
-        samples: auxiliary images sent through the defence, in passes over the data. After the first pass they are
-            mirrored and faded at random, where they are images; the defence's noise is always drawn anew.
+        samples: auxiliary images sent through the defense, in passes over the data. After the first pass they are
+            mirrored and faded at random, where they are images; the defense's noise is always drawn anew.
         components: principal components by which an image is told, at most.
         hidden: units of the hidden layer; 0: the network is linear.
         epochs: of the hidden layer's training, at most; it ends early by the error on held-out auxiliary data.
@@ -111,7 +111,7 @@ class Learned(Attack):
 
     @property
     def aware(self) -> bool:
-        """It learns from messages that the defence made."""
+        """It learns from messages that the defense made."""
         return True
 
     @property
@@ -212,7 +212,7 @@ class _Imitation:
         """Features [m, b, f] and images [m, b, ...] of the messages from number `start` on."""
         updates = self._updates(batches)
         broken = ~updates.isfinite().flatten(1).all(dim=1)
-        # no defence carries such an update; the fit is told by its features
+        # no defense carries such an update; the fit is told by its features
         updates[broken] = 0.0
         gradients = torch.stack(
             [self._told(update, start + i, key.child("message", start + i)) for i, update in enumerate(updates)]
@@ -226,7 +226,7 @@ class _Imitation:
         return features, batches.x
 
     def _updates(self, batches: _Batches) -> Tensor:
-        """[m, users, d]: what the clients hand to the defence, but for the noise of their steps."""
+        """[m, users, d]: what the clients hand to the defense, but for the noise of their steps."""
         seen, sighting = self.seen, self.sighting
         message, m = sighting.messages[0], len(batches.x)
         noisy = seen.defense.step_noise(seen.setting) > 0
@@ -245,7 +245,7 @@ class _Imitation:
         return client_updates(seen.task, sighting.model.params, x, soft, local).view(m, message.users, -1)
 
     def _told(self, updates: Tensor, number: int, key: Key) -> Tensor:
-        """[d]: the gradient that one message tells of, after its users' updates [users, d] went through the defence."""
+        """[d]: the gradient that one message tells of, after its users' updates [users, d] went through the defense."""
         seen, model = self.seen, self.sighting.model
         here = Round(seen.defense, seen.setting, model.state, model.round)
         turn = number % len(self.sighting.messages)
@@ -289,7 +289,7 @@ class _Imitation:
 
 
 def _apart(data: Examples) -> tuple[Examples, Examples]:
-    """What is trained on, and what is held out: of each label the last ones, as neighbours may be alike."""
+    """What is trained on, and what is held out: of each label the last ones, as neighbors may be alike."""
     held = torch.zeros(len(data.y), dtype=torch.bool)
     for label in torch.unique(data.y):
         rows = (data.y == label).nonzero()[:, 0]
@@ -310,7 +310,7 @@ def _usual(seen: Observation, sighting: Sighting, data: Examples) -> Tensor:
 
 
 def _altered(x: Tensor, key: Key) -> Tensor:
-    """Images [m, b, c, h, w] mirrored at random, and faded by up to half towards a random grey; others as they are."""
+    """Images [m, b, c, h, w] mirrored at random, and faded by up to half towards a random gray; others as they are."""
     if x.ndim != 5:
         return x
     lead = x.shape[:2]

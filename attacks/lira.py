@@ -16,10 +16,10 @@ class LiRA(ByShadows):
     """How likely the final model's confidence in a record is if it trained on it, against if it did not.
 
     Must know: the final model, the candidates with their labels, how the federation trains and on how many records, and
-    auxiliary data, of which the shadow models' training sets are made up. With `simulate`, the defence as well.
+    auxiliary data, of which the shadow models' training sets are made up. With `simulate`, the defense as well.
 
     Cannot: use a round's model or message. Shadows that train on fewer records than the federation, for want of
-    auxiliary data, or without the defence, are wrong about how much a record changes.
+    auxiliary data, or without the defense, are wrong about how much a record changes.
 
     Args:
         mode: `online`: each shadow trains on a random part of the candidates and auxiliary records, and every candidate
@@ -29,7 +29,7 @@ class LiRA(ByShadows):
         variance: `pooled` over the records, `per-example` or `global`: see `attacks._members.scores.lira_online`.
             With 4 shadows, a record's own variance ruins the attack.
         shrink: of `online`: a record's two means are drawn towards what those of other records suggest, see there.
-        simulate: the shadows' updates pass through the defence.
+        simulate: the shadows' updates pass through the defense.
 
     Raises:
         ValueError: a parameter out of range; in `run`, fewer than two classes, too few records to train shadows on, or

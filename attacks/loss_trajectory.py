@@ -21,7 +21,7 @@ class LossTrajectory(Attack):
     One model's loss on a record wavers from round to round; the mean over rounds wavers less.
 
     Must know: the models of several rounds, as every participant does, and the candidates with their labels. It looks
-    at no message and ignores the defence.
+    at no message and ignores the defense.
 
     Cannot: tell a member from a record that is easy for any model, having no shadow models to compare with. The model
     before the first round, where it is among those looked at, has seen no member and says nothing.

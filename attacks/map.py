@@ -1,4 +1,4 @@
-"""The most probable image, given what was received and what is known of the defence."""
+"""The most probable image, given what was received and what is known of the defense."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _DECREASE = 1e-5
 
 @dataclass(frozen=True)
 class MAP(Attack):
-    """Maximum a posteriori: the defence's own likelihood of what was received, and a prior of images, by L-BFGS.
+    """Maximum a posteriori: the defense's own likelihood of what was received, and a prior of images, by L-BFGS.
 
-    Must know: the messages of each victim, the models it trained from, the defence with its parameters and how
+    Must know: the messages of each victim, the models it trained from, the defense with its parameters and how
     clients train (as everybody does), that the inputs are images in [0, 1], and data of the same kind, which tell
     the labels. So for a server or an eavesdropper. Of several rounds it adds the likelihoods up. Of a sum of
     several users' messages, as a channel makes it, it finds all users' images together.
@@ -36,14 +36,14 @@ class MAP(Attack):
 
     Args:
         tv: weight of the total variation, in nats a unit of pixel difference. Fixed once, on 16 CIFAR-10 images with
-            normal noise of 0.003, 0.01 and 0.05 (`benchmarks/prior_weight.py`), never for an image or a defence.
+            normal noise of 0.003, 0.01 and 0.05 (`benchmarks/prior_weight.py`), never for an image or a defense.
         box: weight of the squared distance of a pixel to [0, 1], in nats.
         restarts: from other random starts, and with the labels of several steps or users in another order; the one with
             the lowest objective is told.
         evaluations: of the objective and its gradient, for one victim and restart, at most.
-        objective: `likelihood`, or `l2` for the same prior without knowledge of the defence: the squared distance of
+        objective: `likelihood`, or `l2` for the same prior without knowledge of the defense: the squared distance of
             the gradients in units of `naive_std`, which tells the gain of the prior from that of the knowledge.
-        naive_std: of `l2`, the noise that is assumed in each coordinate, whatever the defence.
+        naive_std: of `l2`, the noise that is assumed in each coordinate, whatever the defense.
         unroll: follow the steps of a client's local SGD; otherwise an update counts as one long step.
         labels: `inferred`, or `given`: the true ones, which a study must grant.
         start: law of the first dummy inputs: `uniform` (in [0, 1]) or `normal` (standard).
@@ -52,7 +52,7 @@ class MAP(Attack):
             prior to matter on the way: of six CIFAR-10 images behind a random 3 % of the coordinates the SSIM was 0.04
             without stages, 0.54, 0.53 and 0.52 with 3e4, 3e5 and 3e6; against noise of 0.003 and 0.03 nothing changed.
         warm: evaluations of a search by direction (`inverting-gradients`) that comes first where the model has kinks,
-            for the gradient that the defence's estimate tells; 0: none.
+            for the gradient that the defense's estimate tells; 0: none.
         solve: the image of the closed form (`analytic`) is a candidate, too, where it covers the model and a message is
             of one image; told where nothing explains the messages better, and without a search where it explains all.
 
@@ -96,7 +96,7 @@ class MAP(Attack):
 
     @property
     def aware(self) -> bool:
-        """Whether the defence's likelihood is asked."""
+        """Whether the defense's likelihood is asked."""
         return self.objective == "likelihood"
 
     @property

@@ -23,12 +23,12 @@ class MembershipCosine(Attack):
     Args:
         statistic: `cosine` of the message with minus the candidate's gradient at the round's model, the mean over the
             rounds; `difference`: |U|^2 - |U - g|^2, the message U as a mean gradient; `likelihood`: log of the ratio
-            that U holds a member's share of g and not, of the coordinates that were sent, g clipped as the defence
+            that U holds a member's share of g and not, of the coordinates that were sent, g clipped as the defense
             clips records.
 
     Must know: every client's messages, the models of their rounds and the candidates with their labels. So for a server
     or an eavesdropper; without the shared key, the estimate is an outsider's. `likelihood` also knows which
-    coordinates a message tells of; noise it estimates, for most of it is not the defence's but the other records'.
+    coordinates a message tells of; noise it estimates, for most of it is not the defense's but the other records'.
 
     Cannot: look through a channel that adds the messages up (`membership-sum`); tell a member from a record whose
     gradient is like that of the client's other records, which `fedmia` does by the other clients' messages. Where it is

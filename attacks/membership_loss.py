@@ -17,7 +17,7 @@ class MembershipLoss(Attack):
     """The score of a candidate is minus its loss under the final model.
 
     Must know: the final model and the candidates with their labels, as everybody does who may use the model. It looks
-    at no message and ignores the defence.
+    at no message and ignores the defense.
 
     Cannot: tell a member from a record that is easy for any model, having no shadow models to compare with. It finds
     what is overfitted on average, and few members with certainty.

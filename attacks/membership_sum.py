@@ -18,14 +18,14 @@ from leakgauge.harness.core.rng import Key
 class MembershipSum(Attack):
     """A candidate's gradient against the mean of all clients' messages, over the rounds.
 
-    Of a channel that superposes, the one message over its number of users. Of another defence, the mean of the messages
+    Of a channel that superposes, the one message over its number of users. Of another defense, the mean of the messages
     weighted by their senders' samples, as behind secure aggregation: what single messages add to it is the difference
     to `membership-cosine` and `fedmia`.
 
     Args:
         statistic: `cosine` of the mean with minus the candidate's gradient at the round's model; `likelihood`: log of
             the ratio that the mean holds one record's share of that gradient and not. That share is small beside what
-            the records have in common: without a defence the cosine finds as many or more.
+            the records have in common: without a defense the cosine finds as many or more.
 
     Must know: what arrives in each round, the rounds' models and the candidates with their labels. So for a server or
     an eavesdropper. In whose data membership is asked about changes nothing.

@@ -19,7 +19,7 @@ class RMIA(ByShadows):
     `attacks._members.scores.rmia`. The population is the auxiliary data in no shadow's pool; it changes no order.
 
     Must know: the final model, the candidates with their labels, how the federation trains and on how many records, and
-    auxiliary data, of which the shadow models' training sets are made up. With `simulate`, the defence as well.
+    auxiliary data, of which the shadow models' training sets are made up. With `simulate`, the defense as well.
 
     Cannot: use a round's model or message, or how much the shadows disagree on a record: with many shadows, LiRA is
     better at few false alarms.
@@ -28,7 +28,7 @@ class RMIA(ByShadows):
         mode: `online`: shadows with and without each candidate. `offline`: no shadow sees a candidate.
         shadows: models trained by the attacker.
         offline_a: a, in `offline`: the shadows with the record are taken to have p_in = a p_out + 1 - a.
-        simulate: the shadows' updates pass through the defence.
+        simulate: the shadows' updates pass through the defense.
 
     Raises:
         ValueError: a parameter out of range; in `run`, fewer than two classes, too few records to train shadows on, or

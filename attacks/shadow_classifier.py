@@ -28,14 +28,14 @@ class ShadowClassifier(ByShadows):
     the half that they had not. Then it reads the final model's outputs on the candidates.
 
     Must know: the final model, the candidates with their labels, how the federation trains and on how many records, and
-    auxiliary data. With `simulate`, the defence as well.
+    auxiliary data. With `simulate`, the defense as well.
 
     Cannot: compare a record with itself under other models, as LiRA and RMIA do: a record that is easy for any model
     looks like a member.
 
     Args:
         shadows: models trained by the attacker.
-        simulate: the shadows' updates pass through the defence.
+        simulate: the shadows' updates pass through the defense.
 
     Raises:
         ValueError: a parameter out of range; in `run`, fewer than two classes, too few auxiliary records to train

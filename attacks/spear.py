@@ -31,7 +31,7 @@ class Spear(Attack):
 
     Must know: one message of each victim, how many images are behind it (public), and the model it trained from: dense
     layers with ReLU between them, at least two (`mlp`, `mlp-small`). So for a server or an eavesdropper; without the
-    shared key, the estimate is an outsider's. It takes the defence's estimate for the gradient itself. A common
+    shared key, the estimate is an outsider's. It takes the defense's estimate for the gradient itself. A common
     factor, as of a clip, changes no image.
 
     Cannot: withstand more than slight noise; tell an image that activates nearly all units, two that are alike, or one

@@ -29,7 +29,7 @@ NOISES = (0.0, 0.01)
 """Standard deviations of normal noise in each entry of the gradient."""
 
 MODELS = (("lenet-dlg", "dlg", 0.03), ("mlp", "default", 0.1), ("cnn2", "default", 0.05))
-"""Model, initialisation, learning rate."""
+"""Model, initialization, learning rate."""
 
 
 class Share(NamedTuple):

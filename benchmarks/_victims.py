@@ -96,7 +96,7 @@ def sent(victims: Victims) -> Tensor:
 
 
 def observed(victims: Victims, defense: Defense[Any, Any], key: Key) -> Observation:
-    """What a server sees of them through the defence; `key` is the clients'."""
+    """What a server sees of them through the defense; `key` is the clients'."""
     n, task = len(victims.y), victims.task
     setting = Setting(task.layout, n, n, 1, sends="gradient", steps=1, lr=_PLAN.lr, batch=0, samples=1)
     state, messages = defense.init(setting), []

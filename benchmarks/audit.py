@@ -1,4 +1,4 @@
-"""Audits: how long one takes, and what each defence's finds beside what is claimed and proved.
+"""Audits: how long one takes, and what each defense's finds beside what is claimed and proved.
 
 Milliseconds are the processor's, one thread: of set-up, which is the pilot, and of the audit, which makes 2 N messages
 by the real encode path, scores and counts them. Bar: an audit of 300 trials an input in 50 ms after set-up, for the
@@ -46,7 +46,7 @@ def timed(
 
 
 def table(names: Sequence[str], trials: int) -> list[str]:
-    """Print every defence; the names of those whose audit is above what is proved."""
+    """Print every defense; the names of those whose audit is above what is proved."""
     print(f"{trials} trials an input, confidence 0.95, d = 36; milliseconds of the processor")
     print(f"{'':<18}{'unit':<12}{'claimed':>10}{'proved':>11}{'audited':>9}  {'verdict':<17}{'set-up':>9}{'audit':>8}")
     wrong = []

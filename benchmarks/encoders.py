@@ -1,6 +1,6 @@
 """Encoders and decoders: millions of coordinates a second, one thread, encode and decode together, all draws included.
 
-A defence is given one tensor of 10^6 coordinates that look like an update, and timed from the update to the bytes and
+A defense is given one tensor of 10^6 coordinates that look like an update, and timed from the update to the bytes and
 from the bytes to the estimate; the best of several repeats, since a busy machine only ever adds. Prints the bars of the
 project beside what was measured, and the bits a coordinate, counted from the bytes. Exit code 1 where a bar is missed.
 
@@ -32,7 +32,7 @@ REPEATS = 9
 
 
 class Case(NamedTuple):
-    """A defence with parameters; `bar` in millions of coordinates a second, `spread` of a coordinate."""
+    """A defense with parameters; `bar` in millions of coordinates a second, `spread` of a coordinate."""
 
     name: str
     parameters: dict[str, Any]
@@ -123,7 +123,7 @@ def main(names: list[str]) -> int:
     """Print the table; 1 where a bar is missed."""
     torch.set_num_threads(1)
     missed = []
-    print(f"{'defence':<40} {'encode ms':>9} {'decode ms':>9} {'M coord/s':>9} {'bar':>6} {'bits':>8}")
+    print(f"{'defense':<40} {'encode ms':>9} {'decode ms':>9} {'M coord/s':>9} {'bar':>6} {'bits':>8}")
     for case in CASES:
         if names and case.name not in names:
             continue

@@ -67,7 +67,7 @@ class Row(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A defence with parameters, and the mean SSIM that an attacker who knows it must reach."""
+    """A defense with parameters, and the mean SSIM that an attacker who knows it must reach."""
 
     title: str
     name: str
@@ -75,8 +75,8 @@ class Case(NamedTuple):
     least: float
 
 
-def _quantiser(step: float) -> dict[str, Scalar]:
-    """Parameters of `jopeq` that make it a dithered quantiser of one step for every coordinate, without any noise.
+def _quantizer(step: float) -> dict[str, Scalar]:
+    """Parameters of `jopeq` that make it a dithered quantizer of one step for every coordinate, without any noise.
 
     `sdq` has a step for each tensor, a multiple of that tensor's own spread. Here the unit is public: entries up to 8
     are not clipped, and the levels reach farther. At this epsilon the error alone exceeds the noise that is asked for.
@@ -93,8 +93,8 @@ def _quantiser(step: float) -> dict[str, Scalar]:
 
 CASES = (
     Case("normal noise 0.01", "gaussian", {"clip": 1000.0, "noise_std": 0.01}, 0.70),
-    Case("quantiser, step 0.05", "jopeq", _quantiser(0.05), 0.62),
-    Case("quantiser, step 0.2", "jopeq", _quantiser(0.2), 0.33),
+    Case("quantizer, step 0.05", "jopeq", _quantizer(0.05), 0.62),
+    Case("quantizer, step 0.2", "jopeq", _quantizer(0.2), 0.33),
     Case("random 10 % of entries", "random-mask", {"share": 0.1}, 0.16),
 )
 
@@ -159,7 +159,7 @@ def reconstructions(images: int, classes: int, outer: int = OUTER, evaluations: 
     for name, mine in attacks.items():
         found, seconds = seconds_of(partial(mine.run, seen, KEY.child("attack")))
         rows[f"{name}, at once"] = _row(victims, found.guesses, [seconds / images])
-    print(f"\n{images} photographs, {classes} classes, no defence; 'at once': all victims in one run")
+    print(f"\n{images} photographs, {classes} classes, no defense; 'at once': all victims in one run")
     print(
         f"{'':<30}{'s mean':>8}{'median':>8}{'evals':>7}{'ms each':>8}{'MSE':>9}{'SSIM':>7}"
         f"{'recovered':>10}{'exact':>6}{'failed':>7}{'labels':>7}"
@@ -285,7 +285,7 @@ def finite(runs: int, evaluations: int, classes: Sequence[int]) -> list[Bar]:
 
 
 def aware(images: int, cases: Sequence[Case], evaluations: int | None = None) -> list[Bar]:
-    """Who knows the defence, who has the same prior without knowing it, who has neither, and the floors.
+    """Who knows the defense, who has the same prior without knowing it, who has neither, and the floors.
 
     evaluations: of the searches; None: each one's own.
     """

@@ -1,4 +1,4 @@
-"""Local training of a round: every engine against the plain module-and-optimiser loop, interleaved in one process.
+"""Local training of a round: every engine against the plain module-and-optimizer loop, interleaved in one process.
 
 Ten clients of 600 samples, five SGD steps of 32. Prints milliseconds a round and
 the ratio to the plain loop, the median of interleaved repeats, so that a busy machine slows all of them alike.
@@ -27,15 +27,15 @@ ENGINES: dict[str, tuple[Engine, ...]] = {"mlp": ("loop", "dense", "vmap"), "cnn
 
 
 def plain(make: Callable[[], nn.Module], work: list[Work]) -> None:
-    """The textbook loop: a module, an optimiser and a batch at a time, from the same shuffled indices."""
+    """The textbook loop: a module, an optimizer and a batch at a time, from the same shuffled indices."""
     for client in work:
         net = make()
-        optimiser = torch.optim.SGD(net.parameters(), lr=PLAN.lr, momentum=PLAN.momentum)
+        optimizer = torch.optim.SGD(net.parameters(), lr=PLAN.lr, momentum=PLAN.momentum)
         for index in plan_batches(SAMPLES, PLAN, client.key):
             rows = torch.from_numpy(index)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             nn.functional.cross_entropy(net(client.data.x[rows]), client.data.y[rows]).backward()
-            optimiser.step()
+            optimizer.step()
 
 
 def mlp() -> nn.Module:

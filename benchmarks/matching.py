@@ -84,7 +84,7 @@ def ways(name: str, classes: int, n: int, images: int) -> list[Callable[[], obje
     targets = gradients(task, params, other, y)
     functions = [
         evaluator(one, params, SquaredDistance(targets), images=images, labels=y)
-        for one in (task, Mapped(model, task.initialisation))
+        for one in (task, Mapped(model, task.initialization))
     ]
     parts = [task.layout.split(target) for target in targets]
     loops = [partial(loop, module(model, params), x, y, parts, lean) for lean in (False, True)]

@@ -2,13 +2,13 @@
 
 Ten clients of 50 digits each, made larger to 28x28 pixels by bilinear interpolation, with the labels of 10 % of all
 records (members or not) wrong; a dense network 784-64-10 (d = 50,890), 30 rounds of two local passes, batches of 10,
-lr 0.1. Without a defence, and behind normal noise of 0.05 C a coordinate; C = 1, of which an update has about half.
+lr 0.1. Without a defense, and behind normal noise of 0.05 C a coordinate; C = 1, of which an update has about half.
 Each client in turn is the suspect: its 50 records against the same 700 that nobody holds. Prints the mean AUC and the
 mean TPR at 1 % FPR over clients and seeds, with Student's 95 % interval over these 30; the clients of a seed share the
 model and the 700, so that it is somewhat too narrow. `anybody`: the suspect is not told, all 500 members are scored
 with the largest of the clients' evidence; `sum`: messages are seen only as their mean; one value a seed there.
 
-The bars are a mean AUC of 0.69 and a mean TPR of 0.09 without a defence, for the two likelihood ratios, ours; FedMIA by
+The bars are a mean AUC of 0.69 and a mean TPR of 0.09 without a defense, for the two likelihood ratios, ours; FedMIA by
 itself lies on them. Exit code 1 where one of the two misses a bar, or the loss of the final model has as large an AUC.
 
     python benchmarks/membership_traffic.py [SEEDS [FIRST]]
@@ -54,7 +54,7 @@ FEDERATION = FederationSpec(
     clients=CLIENTS, samples=500, rounds=30, local_epochs=2, batch=10, lr=0.1, evaluate_every=30
 )
 DEFENSES: dict[str, Defense[Any, Any]] = {
-    "no defence": NoDefense(),
+    "no defense": NoDefense(),
     "noise 0.05 C": Gaussian(clip=1.0, noise_std=0.05),
 }
 SINGLE: dict[str, MembershipCosine | FedMIA] = {
@@ -172,7 +172,7 @@ def show(name: str, values: Sequence[Rates]) -> Rates:
 
 
 def run(label: str, defense: Defense[Any, Any], seeds: range) -> dict[str, Rates]:
-    """All seeds of one defence; the means by statistic."""
+    """All seeds of one defense; the means by statistic."""
     print(f"{label}, {len(seeds)} seeds from {seeds.start} on")
     every = [measure(ask(defense, Key(seed))) for seed in seeds]
     return {name: show(name, [value for found in every for value in found[name]]) for name in every[0]}

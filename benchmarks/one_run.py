@@ -60,7 +60,7 @@ class Run(NamedTuple):
 
 
 def real_run(defense: Gaussian, key: Key) -> Run:
-    """Train behind the defence; the updates again, from each round's model."""
+    """Train behind the defense; the updates again, from each round's model."""
     loaded, every = digits(Path()), frozenset(range(FEDERATION.rounds))
     task = ModelTask(build("mlp-small", (1, 8, 8), 10))
     rows = [torch.as_tensor(mine) for mine in partition(FEDERATION, loaded.train.y, key.child("partition"))]

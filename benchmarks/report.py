@@ -1,6 +1,6 @@
 """The report of a thousand cells, read from disk: how long it takes and how large the page is.
 
-An invented run (`tests.report_fixtures`): 25 defences, each with three attacks that make pictures at five rounds and
+An invented run (`tests.report_fixtures`): 25 defenses, each with three attacks that make pictures at five rounds and
 one on membership of five clients, two seeds; 8 victims a cell, pictures and scores stored as a run stores them. Prints
 the processor seconds of `load_run` and of `render`, the median of several, and the bytes of the page, against the
 bars. Exit code 1 where a bar is missed.

@@ -1,6 +1,6 @@
 """What an attacker wins by sqSGD's exact law: MAP with four likelihoods of the same messages.
 
-CIFAR-10 training images, the LeNet of DLG with its initialisation, one image a victim, labels given. `smooth` is what
+CIFAR-10 training images, the LeNet of DLG with its initialization, one image a victim, labels given. `smooth` is what
 `SqSGD.likelihood` returns; `exact` the law of each coordinate, which has no slope where a coordinate is off by a level
 or more; `tail` that of the whole vector, at its best tilt; `moments` the normal law with the mean and variance of what
 is sent. Prints mean SSIM, median MSE and processor seconds an image. Needs `cifar10` (see README); a part will do.

@@ -1,8 +1,8 @@
-"""Whether every defence trains: MNIST, 20 rounds, each defence mild and harsh, against no defence.
+"""Whether every defense trains: MNIST, 20 rounds, each defense mild and harsh, against no defense.
 
-Ten clients of 600 samples, all take part. A defence that asks for one full-batch step, or for gradients, is compared
-with no defence under the same federation. Prints the test accuracy (10,000 images; half-width of the 95 % interval at
-most 1.0 points) and whether the mild setting stays within 5 points of no defence and the harsh one does not. Needs
+Ten clients of 600 samples, all take part. A defense that asks for one full-batch step, or for gradients, is compared
+with no defense under the same federation. Prints the test accuracy (10,000 images; half-width of the 95 % interval at
+most 1.0 points) and whether the mild setting stays within 5 points of no defense and the harsh one does not. Needs
 `mnist` (see README). Exit code 1 where one of the two fails.
 
     python benchmarks/training.py [NAME ...]
@@ -70,7 +70,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 class Bench:
-    """The data, cut once, and the accuracy of each federation without a defence."""
+    """The data, cut once, and the accuracy of each federation without a defense."""
 
     def __init__(self) -> None:
         loaded = load("mnist", default_root())
@@ -99,10 +99,10 @@ class Bench:
 
 
 def main(names: list[str]) -> int:
-    """Print the table; 1 where a defence does not do what it should."""
+    """Print the table; 1 where a defense does not do what it should."""
     torch.set_num_threads(1)
     bench = Bench()
-    print(f"no defence, {ROUNDS} rounds: " + ", ".join(f"{k} {v:.3f}" for k, v in bench.ceiling.items()))
+    print(f"no defense, {ROUNDS} rounds: " + ", ".join(f"{k} {v:.3f}" for k, v in bench.ceiling.items()))
     failed = []
     for name, (federation, mild, harsh) in CASES.items():
         if names and name not in names:

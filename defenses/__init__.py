@@ -1,1 +1,1 @@
-"""One defence a file; the registry finds them by scanning this folder."""
+"""One defense a file; the registry finds them by scanning this folder."""

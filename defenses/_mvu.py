@@ -1,6 +1,6 @@
 """MVU: the unbiased channel between a few levels that is epsilon-LDP and errs least.
 
-Minimising over the channel P alone is a linear program and over the values alpha alone least squares, but taking turns
+Minimizing over the channel P alone is a linear program and over the values alpha alone least squares, but taking turns
 stops at once: where P is invertible, alpha = P^-1 u is the only unbiased choice. So both move together, by linear
 programs within a trust region, from several starts.
 
@@ -71,9 +71,9 @@ def design(epsilon: float, bits_in: int, bits_out: int) -> Design:
 
     | case | design |
     |---|---|
-    | bits_out = 1 | randomised response between -1/(e^epsilon - 1) and e^epsilon/(e^epsilon - 1): the optimum |
-    | epsilon > 12, bits_out >= bits_in | randomised response among as many columns as there are levels |
-    | epsilon > 12, bits_out < bits_in | the design for 12, or rounding first, then randomised response |
+    | bits_out = 1 | randomized response between -1/(e^epsilon - 1) and e^epsilon/(e^epsilon - 1): the optimum |
+    | epsilon > 12, bits_out >= bits_in | randomized response among as many columns as there are levels |
+    | epsilon > 12, bits_out < bits_in | the design for 12, or rounding first, then randomized response |
     | else | the best of several local optima; no certificate that it is the global one |
 
     Guarantees:
@@ -139,7 +139,7 @@ def sample(P: Floats, rows: npt.NDArray[np.int64], key: Key) -> npt.NDArray[np.i
 
 
 def _rounded_response(epsilon: float, levels_in: int, levels_out: int) -> Design:
-    """Stochastic rounding to equal steps, then randomised response among them."""
+    """Stochastic rounding to equal steps, then randomized response among them."""
     k = min(levels_in, levels_out)
     levels, position = np.linspace(0.0, 1.0, k), np.linspace(0.0, k - 1.0, levels_in)
     rounded = np.maximum(0.0, 1.0 - np.abs(position[:, None] - np.arange(k)))
@@ -180,11 +180,11 @@ class _Program:
         return self._solve(lower, None, 0.0)
 
     def best_move(self, lower: Floats, channel: Floats, radius: float) -> tuple[float, Floats] | None:
-        """Objective and move of `lower`, linearised about `channel`, with no entry further than `radius`."""
+        """Objective and move of `lower`, linearized about `channel`, with no entry further than `radius`."""
         return self._solve(lower, channel, radius)
 
     def _solve(self, lower: Floats, channel: Floats | None, radius: float) -> tuple[float, Floats] | None:
-        """The program, with the values as variables too where a channel to linearise about is given."""
+        """The program, with the values as variables too where a channel to linearize about is given."""
         alpha, rows = self.values(lower), len(self.u)
         entries, free = self._channel.shape[0], 0 if channel is None else self.half
         each_row = sparse.eye_array(rows)
@@ -220,7 +220,7 @@ class _Program:
 def _descend(program: _Program, lower: Floats) -> tuple[Floats, Floats]:
     """Values and channel (lower halves) of a local optimum: trust region, linear model, exact program at each trial."""
     solved = program.best_channel(lower)
-    assert solved is not None  # every start leaves room for randomised response between its outer values
+    assert solved is not None  # every start leaves room for randomized response between its outer values
     objective, channel = solved
     radius = 0.1 * (1.0 + float(np.ptp(lower)))
     for _ in range(_STEPS):

@@ -36,7 +36,7 @@ _LEAST = 1e-250
 
 @dataclass(frozen=True)
 class PrivQuant:
-    """A channel on {0..K-1}^d that favours, uniformly, the vectors that match its input in tau coordinates or more.
+    """A channel on {0..K-1}^d that favors, uniformly, the vectors that match its input in tau coordinates or more.
 
     With probability p the output V is uniform on the vectors that have at least tau matches with the input u, otherwise
     on those that have fewer.
@@ -58,7 +58,7 @@ class PrivQuant:
     | K = 2 | PrivUnit-infinity of Bhowmick et al. 2018 |
 
     Raises:
-        ValueError: a parameter out of range, or a threshold and a logit that favour the vectors with few matches.
+        ValueError: a parameter out of range, or a threshold and a logit that favor the vectors with few matches.
 
     Source: sqSGD (ICLR 2021 submission), Algorithm 1 and eq. (8). Differs: eq. (8) bounds one direction of the ratio
         only, so we refuse where it is below 1; the division by `normalizer` is left to the server.
@@ -85,15 +85,15 @@ class PrivQuant:
 
     @property
     def kappa(self) -> int:
-        """The largest kappa that means this tau: favoured are matches minus mismatches above it."""
+        """The largest kappa that means this tau: favored are matches minus mismatches above it."""
         return 2 * self.tau - self.d - 1
 
     @property
     def log_rest(self) -> float:
         """ln(1 - p), the chance of the lesser branch: fewer than tau matches.
 
-        `privatize` honours it down to 2^-128 (logit 88); no generator with a 128-bit key goes further. Below, what runs
-        is the favoured branch alone. It is 1 - p away from the promised law in total variation, and yet keeps no part
+        `privatize` honors it down to 2^-128 (logit 88); no generator with a 128-bit key goes further. Below, what runs
+        is the favored branch alone. It is 1 - p away from the promised law in total variation, and yet keeps no part
         of the promise: an output rules out every input that it does not match in tau coordinates, so epsilon is
         infinite, and the delta that follows at `epsilon`, (1 + e^epsilon) (1 - p), is about N_lo / N_hi.
         """

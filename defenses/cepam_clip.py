@@ -39,7 +39,7 @@ class CepamClip(Cepam):
 
     Source: the code that an author of CEPAM published for a follow-up, which clips in place of Algorithm 1's division
         by the norm. Differs from it: client and server share radii and dithers, as in the paper; there the server
-        draws its own, and the error is neither centred nor normal. The claim is the paper's with C for gamma.
+        draws its own, and the error is neither centerd nor normal. The claim is the paper's with C for gamma.
     """
 
     sends_norm: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""JoPEQ with Laplace noise: quantisation with a shared dither, and noise that leaves some of its variance to it."""
+"""JoPEQ with Laplace noise: quantization with a shared dither, and noise that leaves some of its variance to it."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from leakgauge.harness.core.threats import Threat
 
 @dataclass(frozen=True)
 class JoPEQ(Dithered):
-    """JoPEQ on single coordinates: scale, add reduced Laplace noise, quantise with a shared dither.
+    """JoPEQ on single coordinates: scale, add reduced Laplace noise, quantize with a shared dither.
 
-    The noise of Theorems III.1 and III.2 does not exist: its characteristic function would have to be unbounded where
-    that of the quantisation error is zero. This is the surrogate of the reference code, of the right variance only.
+    The noise of Theorems III.1 and III.2 does not exist: its characteriztic function would have to be unbounded where
+    that of the quantization error is zero. This is the surrogate of the reference code, of the right variance only.
 
     Args:
         epsilon: as configured, of one coordinate of one message; noise and error should amount to b = 2/epsilon.
         bits: R, 1 to 16; 2^R + 1 levels.
-        gamma: radius of the quantiser: `reference` 1.5 sqrt(1 + 2 b^2) and `paper` 2 R + 1/epsilon, each with its own
+        gamma: radius of the quantizer: `reference` 1.5 sqrt(1 + 2 b^2) and `paper` 2 R + 1/epsilon, each with its own
             step, Delta = 2 gamma/(2^R + 1) and 2 gamma/2^R; or a number, with the first step.
         scale: `tensor` (the reference code) or `vector` (the text), by a norm of the update, which is sent; `public`:
             no norm, and coordinates are clamped to [-clip, clip].
@@ -151,7 +151,7 @@ class JoPEQ(Dithered):
         complete = Proof(None, Unit.MESSAGE, "by definition", told)
         if self.noise_scale == 0:
             return cube, complete
-        # (1/3, ..., 1/3) and its negative are the farthest apart; centred, half of them change sign
+        # (1/3, ..., 1/3) and its negative are the farthest apart; centerd, half of them change sign
         even = self.scale == "vector" or all(size % 2 == 0 for size in setting.layout.sizes)
         sphere = Proof(
             repeat(Pure(sphere_epsilon(2 / self.noise_scale, dim)), rounds),

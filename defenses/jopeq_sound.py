@@ -24,13 +24,13 @@ from leakgauge.harness.core.threats import Threat
 
 @dataclass(frozen=True)
 class SoundJoPEQ(Dithered):
-    """JoPEQ repaired: clamp to a public bound, add Laplace noise in full, quantise with a shared dither.
+    """JoPEQ repaired: clamp to a public bound, add Laplace noise in full, quantize with a shared dither.
 
     Args:
         epsilon: of one coordinate of one message; the noise has scale 2/epsilon in units of `clip`.
         bits: R, 1 to 16; 2^R + 1 levels.
         clip: C, bound on the magnitude of each coordinate, in units of the update.
-        gamma: radius of the quantiser, as in `jopeq`.
+        gamma: radius of the quantizer, as in `jopeq`.
 
     Guarantees:
         ceil(d * ceil(log2(2^R + 1)) / 8) bytes.

@@ -1,4 +1,4 @@
-"""JoPEQ with t noise on pairs: quantisation on a lattice, and noise that leaves some of its variance to it."""
+"""JoPEQ with t noise on pairs: quantization on a lattice, and noise that leaves some of its variance to it."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from leakgauge.harness.core.threats import Threat
 
 @dataclass(frozen=True)
 class JoPEQT(Dithered):
-    """JoPEQ on pairs of coordinates: scale, add reduced t noise, quantise on a lattice with a shared dither.
+    """JoPEQ on pairs of coordinates: scale, add reduced t noise, quantize on a lattice with a shared dither.
 
     The noise of Theorem III.1 does not exist (see `jopeq`); this is the surrogate of the reference code: t noise of the
-    same nu, whose covariance is what it should be less that of the quantisation error.
+    same nu, whose covariance is what it should be less that of the quantization error.
 
     Args:
         epsilon: nominal, of one pair of one message. Sets the noise by the reference code's table: 0.84, 1, 2, 3 or 4;
@@ -50,7 +50,7 @@ class JoPEQT(Dithered):
         s2: of the scale matrix s2 I that noise and error should amount to, in units of the scaled coordinates.
         nu: degrees of freedom, above 2.
         bits: R, 1 to 16; 2^R + 1 levels a lattice coordinate.
-        gamma: radius of the quantiser: `reference` 1.5 sqrt(1 + v) and `paper` 1.5 (1 + v), v = s2 nu/(nu - 2), each
+        gamma: radius of the quantizer: `reference` 1.5 sqrt(1 + v) and `paper` 1.5 (1 + v), v = s2 nu/(nu - 2), each
             with its own step, Delta = 2 gamma/(2^R + 1) and 2 gamma/2^R; or a number, with the first step.
         scale: `tensor` (the reference code) or `vector` (the text), by a norm of the update, which is sent; `public`:
             no norm, and pairs are scaled down into the disc of radius `clip`.

@@ -1,4 +1,4 @@
-"""No defence: the ceiling that every other defence is read against."""
+"""No defense: the ceiling that every other defense is read against."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from leakgauge.harness.core.vec import Vector
 
 @dataclass(frozen=True)
 class NoDefense(Defense[None, None]):
-    """No defence: the update as float32, nothing added, nothing promised.
+    """No defense: the update as float32, nothing added, nothing promised.
 
     Guarantees:
         decode(encode(u)) equals u, bit for bit.

@@ -1,4 +1,4 @@
-"""Subtractive dithered quantisation of single coordinates, without noise."""
+"""Subtractive dithered quantization of single coordinates, without noise."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from leakgauge.harness.core.contract import Setting
 
 @dataclass(frozen=True)
 class SDQ(Bare):
-    """Subtractive dithered quantisation: scale, add a shared dither, round each coordinate, subtract it again.
+    """Subtractive dithered quantization: scale, add a shared dither, round each coordinate, subtract it again.
 
-    Behind another defence, as in `laplace+sdq`, it carries that one's numbers; its own scale is then not used.
+    Behind another defense, as in `laplace+sdq`, it carries that one's numbers; its own scale is then not used.
 
     Args:
         bits: R, 1 to 16; 2^R + 1 levels.
-        gamma: radius of the quantiser; the step is Delta = 2 gamma/(2^R + 1). None: 1.5 sqrt(1 + v), v the variance of
+        gamma: radius of the quantizer; the step is Delta = 2 gamma/(2^R + 1). None: 1.5 sqrt(1 + v), v the variance of
             the noise that comes in; 1.5 where there is none.
 
     Guarantees:

@@ -1,4 +1,4 @@
-"""Subtractive dithered quantisation of pairs of coordinates on a lattice, without noise."""
+"""Subtractive dithered quantization of pairs of coordinates on a lattice, without noise."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from leakgauge.harness.core.contract import Setting
 
 @dataclass(frozen=True)
 class LatticeSDQ(Bare):
-    """Subtractive dithered quantisation on the hexagonal lattice: as `sdq`, with pairs of coordinates.
+    """Subtractive dithered quantization on the hexagonal lattice: as `sdq`, with pairs of coordinates.
 
-    Behind another defence, as in `t-noise+sdq-lattice`, it carries that one's numbers, neighbours together; its own
+    Behind another defense, as in `t-noise+sdq-lattice`, it carries that one's numbers, neighbors together; its own
     scale is then not used.
 
     Args:
         bits: R, 1 to 16; 2^R + 1 levels a lattice coordinate.
-        gamma: radius of the quantiser; the step is Delta = 2 gamma/(2^R + 1). None: 1.5 sqrt(1 + v), v the variance of
+        gamma: radius of the quantizer; the step is Delta = 2 gamma/(2^R + 1). None: 1.5 sqrt(1 + v), v the variance of
             the noise that comes in, a coordinate; 1.5 where there is none.
 
     Guarantees:

@@ -32,7 +32,7 @@ from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector
 
 _RESOLUTION = 128 * math.log(2)
-"""ln(1/x) of the smallest chance x that a generator with a 128-bit key honours."""
+"""ln(1/x) of the smallest chance x that a generator with a 128-bit key honors."""
 
 
 class Plan(NamedTuple):

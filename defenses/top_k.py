@@ -68,7 +68,7 @@ class TopK(Defense[None, Tensor | None]):
     Raises:
         ValueError: fraction is outside (0, 1].
 
-    Source: Zhu et al. 2019, "Deep leakage from gradients", sec. 5 (as a defence, without feedback); Aji & Heafield
+    Source: Zhu et al. 2019, "Deep leakage from gradients", sec. 5 (as a defense, without feedback); Aji & Heafield
         2017, "Sparse communication for distributed gradient descent" (with feedback). Differs: one threshold for the
         whole update, found exactly; no masking of momentum, no warm-up.
     """

@@ -38,7 +38,7 @@ class UDP(UDPRounds[int]):
 
     Source: Wei, Li, Ding, Ma, Su, Zhang, Poor 2021, "User-level privacy-preserving federated learning: analysis and
         performance optimization", Algorithm 1 and (10). Differs: clients are weighted by their samples among those who
-        take part. Despite the title, neighbours differ in one record; `claim` tells of all records of a client, too.
+        take part. Despite the title, neighbors differ in one record; `claim` tells of all records of a client, too.
         (10) is too little noise above epsilon 6.98 (delta 1e-3, all take part): the proof replaces e^x - 1 by x.
     """
 

@@ -1,4 +1,4 @@
-"""vqSGD with the cross-polytope: a few of 2d points, each told by randomised response."""
+"""vqSGD with the cross-polytope: a few of 2d points, each told by randomized response."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FLOOR = 1e-12
 
 @dataclass(frozen=True)
 class VQSGD(Defense[None, None]):
-    """vqSGD: the update as a mean of a few corners of a cross-polytope, each told by randomised response.
+    """vqSGD: the update as a mean of a few corners of a cross-polytope, each told by randomized response.
 
     v, the update clipped and divided by the clip, is the mean of a law on the 2d points +-sqrt(d) e_i. Each of the
     repetitions draws one point, and tells it truly with chance e^epsilon / (e^epsilon + 2d - 1), else any other.
@@ -50,14 +50,14 @@ class VQSGD(Defense[None, None]):
     Guarantees:
         ceil(b * ceil(log2 2d) / 8) bytes.
         The estimate is unbiased for the clipped update.
-        Randomised response on one point is exactly as likely to lie as stated while that chance is above 2^-53; below,
+        Randomized response on one point is exactly as likely to lie as stated while that chance is above 2^-53; below,
         what runs never lies, and the promise becomes (epsilon, b times that chance) instead of epsilon.
 
     Raises:
         ValueError: a parameter out of range.
 
     Source: Gandikota et al. 2019, "vqSGD: vector quantized stochastic gradient descent", cross-polytope scheme and its
-        randomised response, as sqSGD's baseline. The paper's epsilon of one point is not attained: the likeliest point
+        randomized response, as sqSGD's baseline. The paper's epsilon of one point is not attained: the likeliest point
         is drawn with p = 1/sqrt(d) + (1 - 1/sqrt(d)) / 2d at most, so that a repetition has ln(1 + (e^epsilon - 1) p).
     """
 
@@ -116,7 +116,7 @@ class VQSGD(Defense[None, None]):
             relation=Relation.ANY_TWO,
             horizon=Horizon.of(len(history)),
             against=frozenset(Threat),
-            source="Gandikota et al. 2019, randomised response on one point; sqSGD, comparison at equal bits",
+            source="Gandikota et al. 2019, randomized response on one point; sqSGD, comparison at equal bits",
             assumes=every_round(len(history)),
             proved=Proof(
                 repeat(Pure(each, self.repeats), len(history)),

@@ -26,7 +26,7 @@ from leakgauge.reports.sections.provenance import provenance
 from leakgauge.reports.sections.results import everything
 from leakgauge.reports.sections.tradeoffs import charts
 from leakgauge.reports.sections.verdict import verdict
-from leakgauge.reports.select import HIGH, LOW, RECOGNISABLE, Analysis
+from leakgauge.reports.select import HIGH, LOW, RECOGNIZABLE, Analysis
 
 STYLE, SCRIPT = "style.css", "script.js"
 """Beside a page that has them in files of their own."""
@@ -79,7 +79,7 @@ class Leakage(NamedTuple):
     methods: tuple[str, ...]
     high: str
     low: str
-    recognisable: float
+    recognizable: float
 
 
 def _leakage(analysis: Analysis, images: Images) -> Leakage | None:
@@ -87,7 +87,7 @@ def _leakage(analysis: Analysis, images: Images) -> Leakage | None:
     found = leakage.matrices(analysis)
     if found is None:
         return None
-    return Leakage(found, leakage.methods(analysis), f"{HIGH * 100:.0f} %", f"{LOW * 100:.0f} %", RECOGNISABLE)
+    return Leakage(found, leakage.methods(analysis), f"{HIGH * 100:.0f} %", f"{LOW * 100:.0f} %", RECOGNIZABLE)
 
 
 def _trade_offs(analysis: Analysis, images: Images) -> tuple[TradeOffs, ...] | None:
@@ -119,8 +119,8 @@ def _drawing(chart: figures.Chart, index: int) -> Drawing:
 
 PARTS = (
     Part("verdict", "Verdict", "Verdict", lambda analysis, _: verdict(analysis)),
-    Part("claims", "What the defences claim, and what holds", "Claims", lambda analysis, _: claims(analysis)),
-    Part("leakage", "Leakage by defence and attack", "Leakage", _leakage),
+    Part("claims", "What the defenses claim, and what holds", "Claims", lambda analysis, _: claims(analysis)),
+    Part("leakage", "Leakage by defense and attack", "Leakage", _leakage),
     Part("pictures", "What the attacker sees", "Reconstructions", gallery),
     Part("tradeoffs", "Trade-offs", "Trade-offs", _trade_offs),
     Part("results", "All results", "All results", lambda analysis, _: everything(analysis)),

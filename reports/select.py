@@ -14,8 +14,8 @@ from leakgauge.reports.pool import pool
 from leakgauge.reports.text.labels import UNDEFENDED, Label, label_parts, label_settings, setting_key
 from leakgauge.reports.text.notation import fixed, metric, where
 
-RECOGNISABLE = 0.5
-"""SSIM from which a reconstruction counts as recognisable."""
+RECOGNIZABLE = 0.5
+"""SSIM from which a reconstruction counts as recognizable."""
 
 HIGH, LOW = 0.5, 0.1
 """Shares of the way from the floor to the ceiling: High from the first, Low below the second."""
@@ -35,8 +35,8 @@ class Rating(NamedTuple):
     why: str
 
 
-class Recognised(NamedTuple):
-    """How many of how many images reach `RECOGNISABLE`."""
+class Recognized(NamedTuple):
+    """How many of how many images reach `RECOGNIZABLE`."""
 
     hits: int
     of: int
@@ -91,16 +91,16 @@ class Group:
         return len(self.cells) - len(self.results) - len(self.failures)
 
     @property
-    def recognised(self) -> Recognised | None:
-        """Recognisable images among those attacked; a failed one is not recognisable. None: no image was attacked."""
+    def recognized(self) -> Recognized | None:
+        """Recognizable images among those attacked; a failed one is not recognizable. None: no image was attacked."""
         if self.estimate is None or self.estimate.name != "ssim" or not self.estimate.values:
             return None
-        return Recognised(sum(is_recognisable(value) for value in self.estimate.values), len(self.estimate.values))
+        return Recognized(sum(is_recognizable(value) for value in self.estimate.values), len(self.estimate.values))
 
 
-def is_recognisable(ssim: float | None) -> bool:
-    """Whether a reconstruction with this SSIM counts as recognisable."""
-    return ssim is not None and ssim >= RECOGNISABLE
+def is_recognizable(ssim: float | None) -> bool:
+    """Whether a reconstruction with this SSIM counts as recognizable."""
+    return ssim is not None and ssim >= RECOGNIZABLE
 
 
 def _kind(run: Run, cell: Cell) -> str:
@@ -143,7 +143,7 @@ class Analysis:
 
     @cached_property
     def defenses(self) -> dict[str, Label]:
-        """Label of each defence by `PartSpec.label`, in the study's order."""
+        """Label of each defense by `PartSpec.label`, in the study's order."""
         return label_parts(cell.training.defense for cell in self.run.cells)
 
     @cached_property
@@ -198,7 +198,7 @@ class Analysis:
         return best
 
     def ceiling(self, group: Group) -> Group | None:
-        """The same attack, adversary and target without a defence."""
+        """The same attack, adversary and target without a defense."""
         return self._ceilings.get((group.setting, group.column.key))
 
     def floor(self, group: Group) -> Group | None:
@@ -211,7 +211,7 @@ class Analysis:
         return found.value if found is not None else CHANCE.get(group.metric)
 
     def beats_floor(self, ceiling: Group, floor: float) -> bool:
-        """Whether the attack on no defence is above the floor with the whole of its interval."""
+        """Whether the attack on no defense is above the floor with the whole of its interval."""
         estimate = ceiling.estimate
         if estimate is None or estimate.value is None:
             return False
@@ -227,16 +227,16 @@ class Analysis:
         if ceiling is None or ceiling.value is None:
             return Rating("not rated", None, "no ceiling was measured")
         if not self.beats_floor(ceiling, floor):
-            return Rating("not rated", None, "the attack does not beat the floor without a defence")
+            return Rating("not rated", None, "the attack does not beat the floor without a defense")
         place = (group.value - floor) / (ceiling.value - floor)
-        found, blind = group.recognised, self.floor(group)
-        guessed = blind.recognised if blind is not None else None
+        found, blind = group.recognized, self.floor(group)
+        guessed = blind.recognized if blind is not None else None
         if place >= HIGH or (found and guessed and found.hits * guessed.of > guessed.hits * found.of):
             return Rating("High", place, "")
         return Rating("Moderate" if place >= LOW else "Low", place, "")
 
     def says_nothing(self, setting: str, column: Column) -> bool:
-        """Whether a column's attack was measured without a defence and does not beat the floor there."""
+        """Whether a column's attack was measured without a defense and does not beat the floor there."""
         ceiling = self._ceilings.get((setting, column.key))
         if ceiling is None or ceiling.value is None:
             return False
@@ -249,12 +249,12 @@ class Analysis:
         return max(known, key=lambda group: group.value or 0.0) if known else None
 
     def defended(self, kind: str) -> tuple[Group, ...]:
-        """The attacked groups of one kind with a defence."""
+        """The attacked groups of one kind with a defense."""
         return tuple(group for group in self.attacked if group.kind == kind and not group.undefended)
 
     @cached_property
     def trainings(self) -> dict[tuple[str, str], tuple[TrainingRecord, ...]]:
-        """Finished trainings over the seeds, by setting and defence."""
+        """Finished trainings over the seeds, by setting and defense."""
         found: dict[tuple[str, str], list[TrainingRecord]] = {}
         for record in self.run.trainings.values():
             spec = record.spec
@@ -268,12 +268,12 @@ class Analysis:
 
     @cached_property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """(setting, defence) in the study's order."""
+        """(setting, defense) in the study's order."""
         return tuple(dict.fromkeys((group.setting, group.defense.label) for group in self.groups))
 
     @cached_property
     def outdone(self) -> dict[str, Flag]:
-        """By cell: where the best attack that knows a defence gets less than one that ignores it, beyond noise.
+        """By cell: where the best attack that knows a defense gets less than one that ignores it, beyond noise.
 
         Compared image by image, on the same target, by the same adversary, and where the naive attack is above the
         floor: below it both have nothing. Such an aware attack is not the strongest, and its number is not what leaks.
@@ -291,7 +291,7 @@ class Analysis:
             if aware is not None and naive is not None and self._above_floor(naive) and surely_less(aware, naive):
                 name = self.attacks[naive.column.attack.label].text
                 values = f"{metric(naive.metric)} {fixed(naive.value)}, here {fixed(aware.value)}"
-                text = f"{name} ignores the defence and gets more: {values}"
+                text = f"{name} ignores the defense and gets more: {values}"
                 found |= {cell.id: Flag("naive-beats-aware", text) for cell in aware.cells}
         return found
 

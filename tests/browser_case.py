@@ -43,7 +43,7 @@ HOSTILE = (
     "W" * 120,
 )
 LEAKING, LOST, BETTER, NEW, SAME, UNSURE = HOSTILE
-"""What becomes of the defence of this name, compared with the baseline; see `against`."""
+"""What becomes of the defense of this name, compared with the baseline; see `against`."""
 
 SSIM = {
     LEAKING: ((0.3,) * 6, (0.33, 0.36, 0.58, 0.35, 0.61, 0.34)),
@@ -60,8 +60,8 @@ CONTRAST = """() => {
     const linear = c => c <= 10.3 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4;
     const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b) + 0.05;
     const ground = one => {
-        const colour = numbers(getComputedStyle(one).backgroundColor), behind = one.parentElement;
-        return colour[3] === 1 ? colour : over(colour, behind ? ground(behind) : [255, 255, 255, 1]);
+        const color = numbers(getComputedStyle(one).backgroundColor), behind = one.parentElement;
+        return color[3] === 1 ? color : over(color, behind ? ground(behind) : [255, 255, 255, 1]);
     };
     const poor = [];
     const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -130,7 +130,7 @@ class Visit:
     def resize(self, width: int) -> None:
         self.page.set_viewport_size({"width": width, "height": 900})
 
-    def colour(self, theme: Theme) -> str:
+    def color(self, theme: Theme) -> str:
         """That of the page where the system has this theme."""
         self.page.emulate_media(color_scheme=theme)
         return self.style("body", "backgroundColor")
@@ -242,7 +242,7 @@ def against(run: Run) -> Against:
 
 
 def is_map(cell: Cell, name: str) -> bool:
-    """Whether it is the attack that `SSIM` is of, on the defence of this name."""
+    """Whether it is the attack that `SSIM` is of, on the defense of this name."""
     return (cell.training.defense.name, cell.attack) == (name, double.MAP)
 
 

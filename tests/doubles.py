@@ -26,7 +26,7 @@ def nothing(history):
 
 @dataclass(frozen=True)
 class Counting(Defense[int, int]):
-    """A defence with a state and a memory: both travel in the clear, so that a test can see them."""
+    """A defense with a state and a memory: both travel in the clear, so that a test can see them."""
 
     randomized: ClassVar[bool] = False
     factor: float = 1.0
@@ -84,7 +84,7 @@ class Summing(Defense[None, None]):
 
 @dataclass(frozen=True)
 class Ruled(Counting):
-    """A defence that asks something of local training, and stops when its state says so."""
+    """A defense that asks something of local training, and stops when its state says so."""
 
     clip: float = 1e-3
     full_batch: bool = True

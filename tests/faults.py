@@ -1,4 +1,4 @@
-"""Defences with a fault in them, that say of themselves what they said without it."""
+"""Defenses with a fault in them, that say of themselves what they said without it."""
 
 import contextlib
 import dataclasses
@@ -111,7 +111,7 @@ class Faulty(Defense):
 
     @contextlib.contextmanager
     def _code(self):
-        """The defence's code, with the fault in it."""
+        """The defense's code, with the fault in it."""
         with pytest.MonkeyPatch.context() as code:
             if self.quiet != 1.0:
                 for name in ("normal", "laplace", "signed_exponential"):
@@ -124,7 +124,7 @@ class Faulty(Defense):
 
 
 def with_changes(promised, **changes):
-    """The defence, with other parameters in the code than in what it says."""
+    """The defense, with other parameters in the code than in what it says."""
     return Faulty(promised, dataclasses.replace(promised, **changes))
 
 
@@ -142,7 +142,7 @@ def _keep_numbers(scaling, values):
 
 @functools.cache
 def _clips():
-    """Where the modules of defences have their clips."""
+    """Where the modules of defenses have their clips."""
     registry.classes("defense")
     modules = [module for name, module in sys.modules.items() if name.startswith("leakgauge.defenses.")]
     return [(module, name) for module in modules for name in ("clip_l2", "clip_coordinates") if hasattr(module, name)]

@@ -49,7 +49,7 @@ EVERYBODY = ("colluding-server", "eavesdropper", "participant", "public", "serve
 
 ATTACKS = {
     "matching": PartInfo("matching", "Gradient matching.", "reconstruction"),
-    "map": PartInfo("map", "Most likely image under the known defence.", "reconstruction", aware=True),
+    "map": PartInfo("map", "Most likely image under the known defense.", "reconstruction", aware=True),
     "threshold": PartInfo("threshold", "Loss threshold.", "membership"),
     "prior": PartInfo("prior", "A guess that looks at nothing.", "reconstruction", floor=True),
 }
@@ -79,7 +79,7 @@ def ssim_values(cell: Cell) -> tuple[float, ...]:
 
 
 def scene(at: int, size: int = 24) -> np.ndarray:
-    """A small colour picture: hills, a sun, rings or stripes."""
+    """A small color picture: hills, a sun, rings or stripes."""
     y, x = np.mgrid[0:size, 0:size] / (size - 1)
     hill = (y > 0.62 + 0.14 * np.sin(6.0 * x + at)).astype(float)
     sun = (np.hypot(x - 0.25 - 0.08 * (at % 6), y - 0.3) < 0.16).astype(float)
@@ -137,7 +137,7 @@ def result_of(cell: Cell) -> Result:
     estimates = membership_estimates(cell) if cell.attack.name == "threshold" else reconstruction_estimates(cell)
     few = Flag("few-images", f"{cell.target.count} images; a comparison wants 8 or more")
     flags = [few] * (cell.target.kind == "probe")
-    flags += [Flag("naive", "this attack ignores what it knows of the defence", "note")] * (cell.attack == MATCHING)
+    flags += [Flag("naive", "this attack ignores what it knows of the defense", "note")] * (cell.attack == MATCHING)
     return Result(cell, EXECUTION, ENVIRONMENT, estimates, tuple(flags), fingerprint(cell.id))
 
 
@@ -159,7 +159,7 @@ def claim(epsilon: float | None, unit: str, horizon: str, proved: ProofRecord, v
 
 
 def claim_of(defense: PartSpec, horizon: str) -> ClaimRecord:
-    """What a defence of the double promises, and what holds."""
+    """What a defense of the double promises, and what holds."""
     rounds = 1 if horizon == "one round" else FEDERATION.rounds
     if defense.name == "gaussian":
         epsilon = float(defense.parameters["epsilon"] or 0.0) * math.sqrt(rounds)
@@ -175,7 +175,7 @@ def claim_of(defense: PartSpec, horizon: str) -> ClaimRecord:
         return claim(epsilon, "coordinate", horizon, held, "HOLDS", source="Dwork 2006", further=(whole,))
     if defense.name in CHECKED:
         return CHECKED[defense.name](float(defense.parameters["epsilon"] or 0.0), horizon, rounds)
-    why = "The update is sent as it is." if defense.name == "none" else "A quantiser without noise."
+    why = "The update is sent as it is." if defense.name == "none" else "A quantizer without noise."
     return claim(
         None, "message", horizon, proof(None, 0.0, "message", why, method="by definition", against=()), NOTHING
     )
@@ -185,7 +185,7 @@ def points_claim(epsilon: float, horizon: str, rounds: int) -> ClaimRecord:
     """BROKEN by a finite amount: several points of one update are told, and the source counts one."""
     why = "113 points of one update are told, each with less than epsilon; they add up."
     held = proof(111.566 * epsilon * rounds, 0.0, "message", why)
-    about = "an article, randomised response on one point; another article, comparison at equal bits"
+    about = "an article, randomized response on one point; another article, comparison at equal bits"
     return claim(epsilon * rounds, "message", horizon, held, "BROKEN", source=about)
 
 
@@ -271,7 +271,7 @@ def grid(
 
 
 def full_grid() -> tuple[Cell, ...]:
-    """Every kind of attack on every kind of defence."""
+    """Every kind of attack on every kind of defense."""
     attacks = [(attack, Target("probe", at, 6), "server+labels") for attack in (MATCHING, MAP) for at in (0, 4)]
     attacks += [(PRIOR, Target("probe", at, 6), "server+labels") for at in (0, 4)]
     attacks += [(MATCHING, PROBE, "eavesdropper"), (PRIOR, PROBE, "eavesdropper")]

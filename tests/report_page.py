@@ -59,7 +59,7 @@ def small(
 
 
 def ssim_of(table: dict[str, list[float | None]]):
-    """A maker of results with the given SSIM values by the name of the defence, or of the attack for the floor."""
+    """A maker of results with the given SSIM values by the name of the defense, or of the attack for the floor."""
 
     def make(cell: Cell) -> Result:
         key = cell.attack.name if cell.attack.name in table else cell.training.defense.name

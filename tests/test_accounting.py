@@ -256,7 +256,7 @@ def test_repeated_laplace_has_the_golden_value_below_the_pure_one():
     assert delta(event, 4.22034735) == pytest.approx(1e-5, rel=1e-6)
 
 
-def test_a_discretised_epsilon_never_exceeds_the_pure_one():
+def test_a_discretized_epsilon_never_exceeds_the_pure_one():
     event = repeat(dp.LaplaceDpEvent(1.0), 2)
     assert epsilon(event, 1e-12) <= 2.0
 
@@ -268,7 +268,7 @@ def test_poisson_sampled_gaussian_has_the_golden_value():
 
 
 @pytest.mark.parametrize("z", [0.5, 1.0, 5.0])
-def test_closed_form_agrees_with_the_discretised_accountant(z):
+def test_closed_form_agrees_with_the_discretized_accountant(z):
     # grid 1e-4, rounded up: never below the truth, and above it by less than one step
     numerical = PLDAccountant().compose(dp.GaussianDpEvent(z))
     exact = epsilon(dp.GaussianDpEvent(z), 1e-5)
@@ -276,7 +276,7 @@ def test_closed_form_agrees_with_the_discretised_accountant(z):
     assert delta(dp.GaussianDpEvent(z), 2.0) == pytest.approx(numerical.get_delta(2.0), rel=1e-4)
 
 
-def test_one_laplace_agrees_with_the_discretised_accountant():
+def test_one_laplace_agrees_with_the_discretized_accountant():
     numerical = PLDAccountant().compose(dp.LaplaceDpEvent(0.5))
     assert epsilon(dp.LaplaceDpEvent(0.5), 1e-3) <= numerical.get_epsilon(1e-3) + 1e-9
     assert epsilon(dp.LaplaceDpEvent(0.5), 1e-3) == pytest.approx(numerical.get_epsilon(1e-3), abs=1e-4)

@@ -26,8 +26,8 @@ EXACT = 1e-6
 """Raw MSE; gradients are float32."""
 
 
-def lenet(shape, classes=10, initialisation="dlg"):
-    return ModelTask(build("lenet-dlg", shape, classes), initialisation)
+def lenet(shape, classes=10, initialization="dlg"):
+    return ModelTask(build("lenet-dlg", shape, classes), initialization)
 
 
 SMALL = lenet((1, 8, 8))
@@ -62,7 +62,7 @@ def assert_found(case, guesses, mse=EXACT):
 
 
 @pytest.mark.parametrize(("kind", "classes"), [("photographs", 10), ("photographs", 100), ("random", 10)])
-def test_colour_images_behind_the_lenet_are_found_with_their_labels(tmp_path, kind, classes):
+def test_color_images_behind_the_lenet_are_found_with_their_labels(tmp_path, kind, classes):
     x = photos(tmp_path, 8) if kind == "photographs" else rng.uniform(KEY.child("x"), (3, 3, 32, 32))
     case = sent(lenet((3, 32, 32), classes), x)
     guesses = Analytic().run(case.seen, KEY).guesses
@@ -82,9 +82,9 @@ def test_eight_photographs_behind_each_of_four_models_are_all_found(tmp_path, se
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 3, 5), (1, 8, 8), (1, 16, 16), (1, 28, 28), (3, 31, 29)])
-@pytest.mark.parametrize("initialisation", ["dlg", "default"])
-def test_other_shapes_and_the_usual_initialisation_are_no_obstacle(shape, initialisation):
-    case = make(lenet(shape, 10, initialisation), n=2)
+@pytest.mark.parametrize("initialization", ["dlg", "default"])
+def test_other_shapes_and_the_usual_initialization_are_no_obstacle(shape, initialization):
+    case = make(lenet(shape, 10, initialization), n=2)
     assert_found(case, Analytic().run(case.seen, KEY).guesses)
 
 

@@ -247,7 +247,7 @@ def test_trials_tell_the_delta_of_a_law_without_a_curve():
 
 
 def test_trials_tell_the_delta_by_which_a_claim_is_missed():
-    # a dithered quantiser, whose dither is known, of Laplace with epsilon 4.62: no more than Laplace's own delta
+    # a dithered quantizer, whose dither is known, of Laplace with epsilon 4.62: no more than Laplace's own delta
     found = asked("jopeq", {"scale": "public"}, {"dim": 4}, trials=200)
     row = found["audited"]["delta_at"]
     assert (found["verdict"], row["epsilon"], row["method"]) == ("BROKEN", 4.0, "sampling")

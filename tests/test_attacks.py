@@ -45,7 +45,7 @@ def test_an_attack_is_a_frozen_dataclass_that_rebuilds_from_its_parameters(name)
 
 
 @both
-def test_an_attack_is_aware_of_the_defence_where_it_asks_for_its_likelihood(attack):
+def test_an_attack_is_aware_of_the_defense_where_it_asks_for_its_likelihood(attack):
     assert not attack.aware
     assert dataclasses.replace(attack, objective="likelihood").aware
 
@@ -110,7 +110,7 @@ def test_an_update_is_divided_by_the_steps_of_its_own_message():
 
 
 @pytest.mark.parametrize("sends", ["gradient", "update"])
-def test_the_likelihood_of_no_defence_finds_what_the_distance_finds(sends):
+def test_the_likelihood_of_no_defense_finds_what_the_distance_finds(sends):
     case = make(n=10, sends=sends)  # more victims than one chunk
     assert (case.mse(IDLG(objective="likelihood").run(case.seen, KEY).guesses) < 1e-4).all()
 
@@ -267,7 +267,7 @@ def test_parameters_out_of_range_are_refused(wrong, message):
         wrong()
 
 
-def test_the_prior_is_the_mean_colour_or_another_picture_and_never_the_message():
+def test_the_prior_is_the_mean_color_or_another_picture_and_never_the_message():
     case = make(images=2)
     silent = dataclasses.replace(
         case.seen, messages=tuple(message._replace(wire=b"") for message in case.seen.messages)
@@ -283,11 +283,11 @@ def test_the_prior_is_the_mean_colour_or_another_picture_and_never_the_message()
     assert not DLG().floor
 
 
-def test_the_prior_of_colour_images_has_a_mean_a_channel_and_of_vectors_one_an_entry():
+def test_the_prior_of_color_images_has_a_mean_a_channel_and_of_vectors_one_an_entry():
     case = make()
-    colour = rng.uniform(KEY, (20, 3, 4, 5))
+    color = rng.uniform(KEY, (20, 3, 4, 5))
     vectors = rng.uniform(KEY, (20, 6))
-    for x, mean in ((colour, colour.mean((0, 2, 3))[:, None, None].expand(3, 4, 5)), (vectors, vectors.mean(0))):
+    for x, mean in ((color, color.mean((0, 2, 3))[:, None, None].expand(3, 4, 5)), (vectors, vectors.mean(0))):
         seen = dataclasses.replace(case.seen, auxiliary=Examples(x, torch.zeros(20, dtype=torch.int64)))
         assert torch.allclose(Prior().run(seen, KEY).guesses[0].x[0], mean, atol=1e-6)
 

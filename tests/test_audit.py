@@ -95,7 +95,7 @@ def test_what_is_sent_as_it_is_is_told_apart_every_time():
     assert verdict(claim, found)[0] is Verdict.NOTHING_PROMISED
 
 
-# ---- faults, and how they are found; that they are, defence by defence: test_audit_faults.py
+# ---- faults, and how they are found; that they are, defense by defense: test_audit_faults.py
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_scale_sent_in_clear_is_caught(defense):
 # ---- how it looks
 
 
-def test_a_pair_of_a_self_scaled_defence_keeps_norm_and_mean():
+def test_a_pair_of_a_self_scaled_defense_keeps_norm_and_mean():
     defense = registry.build("defense", "jopeq", {})
     (pair,) = pairs(defense, SETTING, Unit.COORDINATE, Relation.ANY_TWO, KEY)
     assert pair.zero.norm().item() == pytest.approx(pair.one.norm().item())

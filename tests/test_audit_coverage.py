@@ -40,7 +40,7 @@ def few(audits):
 HONEST = {
     "gaussian": (Gaussian(epsilon=4.0, delta=0.05), None),
     "laplace": (Laplace(epsilon=1.0), None),
-    "randomised response": (MVU(epsilon=1.0, bits=1), None),
+    "randomized response": (MVU(epsilon=1.0, bits=1), None),
     "privquant": (SqSGD(epsilon=2.0, bits=1, ratio=1.0), None),
     "null": (NULL, 0.0),
 }

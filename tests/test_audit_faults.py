@@ -1,4 +1,4 @@
-"""Seeded faults in each defence: an audit is above what is proved of what the defence says of itself.
+"""Seeded faults in each defense: an audit is above what is proved of what the defense says of itself.
 
 One table a fault; what is not in it is in `SENSELESS`, with the reason.
 """
@@ -54,7 +54,7 @@ def of_dim(dim):
     return Setting(Layout(("all",), ((dim,),)), 3, 3, 1, "update", 1, 0.1, 0, 20)
 
 
-# ---- the defences; n trials a side show log(n / 3.7) at most by Clopper-Pearson, hence the small epsilons
+# ---- the defenses; n trials a side show log(n / 3.7) at most by Clopper-Pearson, hence the small epsilons
 
 GAUSSIAN = made("gaussian", epsilon=4.0)
 LAPLACE = made("laplace", epsilon=1.5)
@@ -206,7 +206,7 @@ _SHARED = "noise from the shared stream"
 _NOTHING = "nothing is promised, and there is no noise"
 _UNUSED = "no dither: who knows the shared key has no other claim"
 _EACH = "what is proved holds for the worst dither, one that is reused included; the bytes below tell"
-_CHANNEL = "its level has no neighbour beyond the range: numbers are clamped to the last row"
+_CHANNEL = "its level has no neighbor beyond the range: numbers are clamped to the last row"
 _MODELS = "claimed against who sees models, and holds no key and no message"
 
 SENSELESS = {
@@ -214,7 +214,7 @@ SENSELESS = {
     _SHARED: {
         **dict.fromkeys(("none", "random-mask", "sdq", "sdq-lattice", "top-k"), _NOTHING),
         **dict.fromkeys(CEPAM, "all noise is shared, as the paper has it"),
-        "dp-sgd": "noise is drawn in local training, with keys that no defence sees",
+        "dp-sgd": "noise is drawn in local training, with keys that no defense sees",
         "dp-fedavg": _MODELS,
     },
     "a reused dither": {
@@ -235,7 +235,7 @@ SENSELESS = {
         "dp-fedavg": _MODELS,
     },
 }
-"""Of each fault, the defences for which it is none, or none that an audit could tell."""
+"""Of each fault, the defenses for which it is none, or none that an audit could tell."""
 
 
 def as_proved(claim, unit, threat):
@@ -291,7 +291,7 @@ def test_a_fault_is_above_what_is_proved_and_without_it_nothing_is(fault, name):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_defence_has_the_fault_or_a_reason_why_not(fault):
+def test_every_defense_has_the_fault_or_a_reason_why_not(fault):
     seeded = {name.partition(",")[0] for name in FAULTS[fault]}
     assert not seeded & set(SENSELESS[fault])
     assert seeded | set(SENSELESS[fault]) == set(registry.classes("defense"))
@@ -324,7 +324,7 @@ def test_a_dither_is_fresh_in_every_round_and_one_that_is_reused_is_seen(name):
 
 
 @pytest.mark.parametrize("name", ["sdq", "sdq-lattice"])
-def test_what_moves_beside_the_unit_is_not_held_against_a_defence(name):
+def test_what_moves_beside_the_unit_is_not_held_against_a_defense(name):
     # a pair at one norm moves a second part too: a replay of the whole message told the two apart
     defense = made(name, gamma={"sdq": 6.0, "sdq-lattice": 15.0}[name])
     unit = Unit.COORDINATE if name == "sdq" else Unit.SUBVECTOR

@@ -29,7 +29,7 @@ KEY = Key(0, ("training", "audit"))
 
 @dataclass(frozen=True)
 class Choosy(Counting):
-    """A defence that has no claim for a model as small as the one that is audited."""
+    """A defense that has no claim for a model as small as the one that is audited."""
 
     def claim(self, history, setting):
         if setting.dim < 100:

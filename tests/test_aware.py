@@ -1,4 +1,4 @@
-"""Who knows a defence gets no less than who ignores it, beyond noise: on every defence, with the same prior."""
+"""Who knows a defense gets no less than who ignores it, beyond noise: on every defense, with the same prior."""
 
 import functools
 from pathlib import Path
@@ -37,7 +37,7 @@ MILD = {
 
 @functools.cache
 def scene(name):
-    """Digits, and the first model of a federation with this defence."""
+    """Digits, and the first model of a federation with this defense."""
     loaded = load_data("digits", Path())
     task = make_task(TaskSpec("digits", "lenet-dlg", "dlg"), loaded)
     clients = {k: np.arange(20 * k, 20 * k + 20) for k in range(4)}
@@ -62,7 +62,7 @@ def ssim(name, attack, **parameters):
 
 @functools.cache
 def floor():
-    """What is guessed without looking; no defence changes it."""
+    """What is guessed without looking; no defense changes it."""
     return max(np.mean(ssim("none", "prior", guess=guess)) for guess in ("mean", "other"))
 
 

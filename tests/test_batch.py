@@ -18,14 +18,14 @@ def work(sizes=(20, 13, 8), shape=(1, 8, 8)):
 
 
 def by_hand(task, params, client, plan):
-    """The textbook loop, with torch's own optimiser."""
+    """The textbook loop, with torch's own optimizer."""
     local = params.clone().requires_grad_()
-    optimiser = torch.optim.SGD([local], lr=plan.lr, momentum=plan.momentum)
+    optimizer = torch.optim.SGD([local], lr=plan.lr, momentum=plan.momentum)
     for number, index in enumerate(plan_batches(len(client.data.y), plan, client.key)):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         keep = task.dropout_masks(client.key.child("dropout", number), len(index))
         task.loss(local, client.data.x[index], client.data.y[index], keep).backward()
-        optimiser.step()
+        optimizer.step()
     return local.detach() - params
 
 

@@ -350,7 +350,7 @@ def test_a_laplace_claimed_one_that_is_five_is_caught_with_three_hundred_samples
 def test_tilted_samples_find_a_delta_that_plain_ones_miss():
     # AUDITING.md: mu 1, epsilon 4.3772, 2e5 samples: tilted 1.0022e-5 +- 3.3e-8; true 1e-5
     x, shift = normal(ROOT.child("tilted"), (200_000,)).double().numpy(), 4.3772
-    y = x + shift + 0.5  # centred where the loss y - 1/2 is epsilon; p is N(1, 1)
+    y = x + shift + 0.5  # centerd where the loss y - 1/2 is epsilon; p is N(1, 1)
     log_weights = (y - shift - 0.5) ** 2 / 2 - (y - 1) ** 2 / 2
     value, low, high, n = sampled_delta(y - 0.5, shift, log_weights)
     error = (high - low) / (2 * 1.96)

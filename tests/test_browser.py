@@ -93,9 +93,9 @@ def test_axe_core_objects_to_nothing_at_any_width_in_either_theme(whole: Visit) 
         whole.resize(width)
         found[width, "but for contrast"] = axe(False)
     whole.keep_text()
-    for width, (theme, colour) in itertools.product(WIDTHS, THEMES.items()):
+    for width, (theme, color) in itertools.product(WIDTHS, THEMES.items()):
         whole.resize(width)
-        assert whole.colour(theme) == colour
+        assert whole.color(theme) == color
         found[width, theme] = axe(True)
     assert {state: objections for state, objections in found.items() if objections} == {}
 
@@ -105,15 +105,15 @@ def test_every_text_stands_out_and_no_page_is_wider_than_the_window(whole: Visit
     for width in WIDTHS:
         whole.resize(width)
         assert whole.page.evaluate("document.documentElement.scrollWidth") == width
-    for theme, colour in THEMES.items():
-        assert whole.colour(theme) == colour
+    for theme, color in THEMES.items():
+        assert whole.color(theme) == color
         assert whole.poor_contrasts() == []
 
 
 def test_changes_of_every_verdict_are_seen_whole_at_every_width(whole: Visit) -> None:
     words = [text.split(maxsplit=1)[1] for text in whole.page.locator("#changes .pill").all_inner_texts()]
     others = [verdict.value.lower() for verdict in Verdict if verdict not in (Verdict.FAIL, Verdict.PASS)]
-    assert set(words) == {"newly recognisable", "leakage decreased", *others}
+    assert set(words) == {"newly recognizable", "leakage decreased", *others}
     box = whole.page.locator("#changes .scroll")
     for width in WIDTHS:
         whole.resize(width)
@@ -123,15 +123,15 @@ def test_changes_of_every_verdict_are_seen_whole_at_every_width(whole: Visit) ->
 
 def test_defects_are_found(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "poor.html"
-    grey = (
-        "<p style='color: #999'>grey</p><svg><text y=20 fill='#aaa'>thin</text></svg><p style='width: 600px'>wide</p>"
+    gray = (
+        "<p style='color: #999'>gray</p><svg><text y=20 fill='#aaa'>thin</text></svg><p style='width: 600px'>wide</p>"
     )
-    path.write_text(f"<!doctype html><title>poor</title>{grey}<img src='data:,'>", encoding="utf-8")
+    path.write_text(f"<!doctype html><title>poor</title>{gray}<img src='data:,'>", encoding="utf-8")
     with visit(browser, path, width=500) as seen:
         axe = seen.axe()
         assert [found.split(":")[0] for found in axe(True)] == ["color-contrast"]
         assert "image-alt: img" in axe(False)
-        assert [text.split(":")[0] for text in seen.poor_contrasts()] == ["grey", "thin"]
+        assert [text.split(":")[0] for text in seen.poor_contrasts()] == ["gray", "thin"]
         assert seen.page.evaluate("document.documentElement.scrollWidth") > 500
 
 
@@ -203,7 +203,7 @@ def test_names_that_mean_harm_are_only_names(whole: Visit) -> None:
     spelled = {name: name.translate({0x202C: r"\u202c", 0x202E: r"\u202e"}) for name in HOSTILE}
     changed = whole.page.locator("#changes th[scope=row] strong").all_inner_texts()
     assert set(spelled.values()) - {spelled[SAME]} <= set(changed)
-    assert set(spelled.values()) <= {text.partition("\n")[0] for text in whole.column("Defence")}
+    assert set(spelled.values()) <= {text.partition("\n")[0] for text in whole.column("Defense")}
     whole.page.locator("#filter").fill("<script>")
     assert whole.column("Status") == ["done"]
 
@@ -225,14 +225,14 @@ def test_numbers_sort_by_value_both_ways_and_lacking_ones_come_last(few: Visit) 
 
 
 def test_text_sorts_both_ways_and_equal_rows_keep_their_order(few: Visit) -> None:
-    order = list(zip(few.column("Attack"), few.column("Defence"), few.column("Seed"), strict=True))
+    order = list(zip(few.column("Attack"), few.column("Defense"), few.column("Seed"), strict=True))
     head = few.page.locator("#cells thead").get_by_role("columnheader", name="Attack")
     assert head.get_attribute("aria-sort") == "none"
     for direction in ("ascending", "descending"):
         order.sort(key=lambda row: row[0], reverse=direction == "descending")
         head.get_by_role("button").click()
         assert head.get_attribute("aria-sort") == direction
-        assert list(zip(few.column("Attack"), few.column("Defence"), few.column("Seed"), strict=True)) == order
+        assert list(zip(few.column("Attack"), few.column("Defense"), few.column("Seed"), strict=True)) == order
     assert len({row[0] for row in order}) == 4
 
 
@@ -249,7 +249,7 @@ def test_sorting_by_keyboard_keeps_the_focus_and_tells_the_direction(few: Visit)
 
 def test_filter_and_status_narrow_the_rows_together_and_the_counter_says_so(few: Visit) -> None:
     counter, words, status = (few.page.locator(f"#{name}") for name in ("shown", "filter", "status"))
-    everything = list(zip(few.column("Defence"), few.column("Attack"), few.column("Status"), strict=True))
+    everything = list(zip(few.column("Defense"), few.column("Attack"), few.column("Status"), strict=True))
     assert counter.inner_text() == f"{len(everything)} of {len(everything)} rows"
     words.fill("  GAUSSIAN server ")
     wanted = [row for row in everything if row[0] == "gaussian" and row[1] != "threshold"]
@@ -297,7 +297,7 @@ def test_the_theme_follows_the_system_until_the_button_says_otherwise_and_is_rem
         button.click()
         found.append((button.inner_text(), few.style("body", "backgroundColor")))
     assert found == [("Theme: auto", DARK), ("Theme: light", LIGHT), ("Theme: dark", DARK), ("Theme: auto", DARK)]
-    assert few.colour("light") == LIGHT
+    assert few.color("light") == LIGHT
     button.click()
     button.click()
     few.page.reload()

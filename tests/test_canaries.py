@@ -118,13 +118,13 @@ def test_a_missing_clip_is_caught_and_large_updates_hide_no_canary():
 
 
 def test_one_who_lacks_the_shared_keys_tells_less():
-    # step 2 / 3 of the dithered quantiser: the dither is noise for those who cannot take it away
+    # step 2 / 3 of the dithered quantizer: the dither is noise for those who cannot take it away
     seen = [messages(SDQ(bits=1), rounds=40, threat=threat)[1] for threat in (Threat.SERVER, Threat.EAVESDROPPER)]
     assert seen[0].counts.false_positives == 0
     assert seen[0].epsilon_lower >= seen[1].epsilon_lower
 
 
-def test_neighbours_by_add_remove_are_half_as_far_apart():
+def test_neighbors_by_add_remove_are_half_as_far_apart():
     defense = Gaussian(noise_std=1.0)
     claim = dataclasses.replace(messages(defense, rounds=2)[0], relation=Relation.ADD_REMOVE)
     _, found = messages(defense, rounds=100, claim=claim)
@@ -210,7 +210,7 @@ def test_without_noise_all_guesses_are_right():
 
 
 def client_claim(rounds):
-    """Of a defence without one."""
+    """Of a defense without one."""
     claim = NoDefense().claim([None] * rounds, setting_of(1, 1, rounds))
     return dataclasses.replace(claim, unit=Unit.CLIENT, delta=1e-5)
 

@@ -1,4 +1,4 @@
-"""Two defences in a row: what is sent, and what stays of the first one's promise.
+"""Two defenses in a row: what is sent, and what stays of the first one's promise.
 
 Every statistical test has a false-alarm rate of 1e-6 or less.
 """
@@ -65,10 +65,10 @@ def test_each_parameter_goes_to_the_defense_that_has_it():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("sdq+laplace", "expected a defence that adds noise before '\\+', got 'sdq'"),
-        ("jopeq+sdq", "expected a defence that adds noise before '\\+', got 'jopeq'"),
-        ("laplace+gaussian", "expected a quantiser after '\\+', got 'gaussian'"),
-        ("laplace+jopeq", "expected a quantiser after '\\+', got 'jopeq'"),
+        ("sdq+laplace", "expected a defense that adds noise before '\\+', got 'sdq'"),
+        ("jopeq+sdq", "expected a defense that adds noise before '\\+', got 'jopeq'"),
+        ("laplace+gaussian", "expected a quantizer after '\\+', got 'gaussian'"),
+        ("laplace+jopeq", "expected a quantizer after '\\+', got 'jopeq'"),
     ],
 )
 def test_two_defenses_that_do_not_fit_are_refused(name, message):
@@ -132,7 +132,7 @@ def test_the_likelihood_prefers_the_truth_and_can_be_differentiated(name):
         assert torch.isfinite(gradient).all()
 
 
-def test_the_likelihood_counts_the_quantisation_error_as_noise_of_its_variance():
+def test_the_likelihood_counts_the_quantization_error_as_noise_of_its_variance():
     setting, update = setting_of(400), rng.normal(Key(4), (400,))
     defense = build("gaussian+sdq", noise_std=0.2, clip=100.0, bits=4, gamma=3.0)
     unit, step = 3 * 100 / 20, 6 / 17
@@ -178,7 +178,7 @@ def test_the_levels_replace_the_floats_of_the_first_message_and_its_header_stays
         ("gaussian+sdq", {"noise_std": 0.5, "clip": 2.0}, 0.5**2 * 1000 / 36),
     ],
 )
-def test_the_range_of_the_quantiser_follows_the_variance_of_the_noise(name, parameters, variance):
+def test_the_range_of_the_quantizer_follows_the_variance_of_the_noise(name, parameters, variance):
     defense = build(name, bits=2, **parameters)
     assert defense.first.noise_variance(setting_of(1000)) == pytest.approx(variance)
     # gamma = 1.5 sqrt(1 + variance), edge = 2 steps of 2 gamma / 5
@@ -235,7 +235,7 @@ def test_a_scale_in_the_clear_stays_in_the_clear():
 
 
 @pytest.mark.parametrize(("nominal", "bits"), [(2.0, 2), (3.0, 2), (3.0, 1)])
-def test_t_noise_breaks_its_nominal_epsilon_behind_the_quantiser_too(nominal, bits):
+def test_t_noise_breaks_its_nominal_epsilon_behind_the_quantizer_too(nominal, bits):
     defense = build("t-noise+sdq-lattice", epsilon=nominal, bits=bits)
     claim, run = (defense.claim([None] * rounds, setting_of(100)) for rounds in (1, 4))
     verdict, claimed, attained, _ = judge(claim)
@@ -252,7 +252,7 @@ def test_t_noise_breaks_its_nominal_epsilon_behind_the_quantiser_too(nominal, bi
     assert attained == pytest.approx(np.log(tails[0] / tails[1]).max(), rel=1e-5)
 
 
-def test_an_auditor_of_bytes_finds_what_is_attained_behind_the_quantiser():
+def test_an_auditor_of_bytes_finds_what_is_attained_behind_the_quantizer():
     # P(top level | first number 1) / P(top level | -1) where the dither puts the threshold next to the best one; the
     # ratio at a threshold is known, so that its mean over those dithers is; 5 sigma
     defense, pairs = build("t-noise+sdq-lattice", epsilon=3.0, bits=1, scale="public"), 1_000_000

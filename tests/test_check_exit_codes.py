@@ -64,7 +64,7 @@ def write_run(folder, cells=CELLS):
 
 
 def one(attack, defense=GAUSSIAN[1]):
-    """The cell of an attack on a defence."""
+    """The cell of an attack on a defense."""
     return next(cell for cell in CELLS if cell.attack == attack and cell.training.defense == defense)
 
 

@@ -121,9 +121,9 @@ def test_the_command_prints_json_with_infinity_as_text():
             "participants: got 4, expected at most 3",
         ),
         (["laplace", "--setting", "sends=nothing"], "setting.sends: got 'nothing', expected"),
-        (["laplace+gaussian"], "expected a quantiser after '+', got 'gaussian'"),
-        (["none+laplace"], "expected a defence that adds noise before '+', got 'none'"),
-        (["a+b+c"], "expected two defences joined by one '+'"),
+        (["laplace+gaussian"], "expected a quantizer after '+', got 'gaussian'"),
+        (["none+laplace"], "expected a defense that adds noise before '+', got 'none'"),
+        (["a+b+c"], "expected two defenses joined by one '+'"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(arguments, message):

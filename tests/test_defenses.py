@@ -1,4 +1,4 @@
-"""One contract suite for every defence that the registry finds, then the laws of each."""
+"""One contract suite for every defense that the registry finds, then the laws of each."""
 
 import dataclasses
 import math
@@ -46,7 +46,7 @@ def build(name):
 
 
 LOUD = {"ota": {"epsilon": 30.0}, "ota-orthogonal": {"epsilon": 30.0}}
-"""Defences whose default noise hides 100 messages of norm 0.9, with parameters for which it does not."""
+"""Defenses whose default noise hides 100 messages of norm 0.9, with parameters for which it does not."""
 
 
 def setting_of(d):

@@ -50,8 +50,8 @@ def simulate(noise: float, n: int = 16, rise: float = 0.0, runs: int = RUNS) -> 
 
 def decide(before: np.ndarray, now: np.ndarray, noise_sd: float) -> tests.Decision:
     """What the gate decides of many runs at once."""
-    recognised = tests.newly_recognisable(before, now, RULES, noise_sd).any(axis=-1)
-    return tests.decide(tests.paired(before, now), recognised, RULES)
+    recognized = tests.newly_recognizable(before, now, RULES, noise_sd).any(axis=-1)
+    return tests.decide(tests.paired(before, now), recognized, RULES)
 
 
 def most(share: float, cases: int) -> int:

@@ -118,7 +118,7 @@ def test_every_verdict_has_its_element() -> None:
     assert "now n/a" in str(found[1][0].text)
 
 
-def test_a_class_is_the_defence_with_its_parameters_where_the_run_has_it() -> None:
+def test_a_class_is_the_defense_with_its_parameters_where_the_run_has_it() -> None:
     assert [case.get("classname") for case in cases(junit(EACH, RUN))][:2] == ["gaussian(epsilon=1.0)", "gaussian"]
 
 
@@ -154,7 +154,7 @@ def test_the_verdict_comes_first_then_what_did_not_pass_then_the_rest_folded() -
     assert text.splitlines()[0] == "## ✕ leakgauge: Leakage increased in 1 of 5 checks"
     above, below = text.split("<details>")
     assert [row.split(" | ")[0] for row in rows(above)] == [
-        "| ✕ newly recognisable (image 3)",
+        "| ✕ newly recognizable (image 3)",
         "| ! incomplete",
         "| ≠ not comparable",
         "| ? inconclusive",
@@ -245,7 +245,7 @@ def test_annotations_are_worst_first_with_their_levels() -> None:
     found = annotations(EACH)
     levels = ["::error ", "::error ", "::warning ", "::warning ", "::warning "]
     assert [line.split("title=")[0] for line in found] == levels
-    assert found[0] == ("::error title=leakgauge%3A newly recognisable::gaussian under map 0: ssim: reason 0")
+    assert found[0] == ("::error title=leakgauge%3A newly recognizable::gaussian under map 0: ssim: reason 0")
     assert annotations(NOTHING)[1] == "::error title=leakgauge%3A not comparable::other data"
     assert annotations(Outcome((check(),), (), ())) == []
 

@@ -134,20 +134,20 @@ def test_holm_counts_every_test_of_the_run_and_nothing_else():
         (0.35, 0.50, 0.03, True),
     ],
 )
-def test_one_image_that_becomes_recognisable_fails(before, now, noise_sd, caught):
+def test_one_image_that_becomes_recognizable_fails(before, now, noise_sd, caught):
     old, new = np.full(16, 0.1), np.full(16, 0.1)
     old[7], new[7] = before, now
     check = verdict(measure(values=new), measure(values=old), noise_sd=noise_sd)
     assert check.images == ((7,) if caught else ())
     assert (check.verdict is Verdict.FAIL) == caught
     if caught:
-        assert check.reason.startswith(f"image 8 was {before:.2f} and is {now:.2f}: newly recognisable; mean SSIM rose")
+        assert check.reason.startswith(f"image 8 was {before:.2f} and is {now:.2f}: newly recognizable; mean SSIM rose")
 
 
-def test_many_recognisable_images_make_a_short_sentence():
+def test_many_recognizable_images_make_a_short_sentence():
     reason = verdict(measure(values=np.full(16, 0.9)), measure()).reason
     assert "image 1 was 0.05 and is 0.90" in reason
-    assert "and 13 more: newly recognisable" in reason
+    assert "and 13 more: newly recognizable" in reason
 
 
 def test_the_same_image_under_three_seeds_is_one_image():

@@ -130,7 +130,7 @@ def test_a_guess_that_diverged_or_is_not_finite_counts_as_failed():
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_the_quantisers_error_is_uniform_over_one_step_in_every_coordinate(number):
+def test_the_quantizers_error_is_uniform_over_one_step_in_every_coordinate(number):
     case, step = inversion.CASES[number], (0.05, 0.2)[number - 1]
     assert f"step {step:g}" in case.title
     defense = registry.build("defense", case.name, case.parameters)

@@ -52,7 +52,7 @@ def mse(guesses, x):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Raw(Defense):
-    """A defence that sends numbers as they are, and does not mind what they are."""
+    """A defense that sends numbers as they are, and does not mind what they are."""
 
     def encode(self, state, memory, update, link, private):
         return update.numpy().tobytes(), None

@@ -70,7 +70,7 @@ def test_jopeq_claims_a_coordinate_and_says_what_a_message_has():
     assert [proof.epsilon(0) for proof in claim(JoPEQ(), 7850, rounds=10).further] == pytest.approx(
         [10 * 7850 * each, 10 * 7850 / 3 * each, INF]
     )
-    # a centred tensor of odd length has no point with entries of +-1/3 only
+    # a centerd tensor of odd length has no point with entries of +-1/3 only
     assert sphere.tight
     assert not claim(JoPEQ(), 7849, 1).further[1].tight
     assert claim(JoPEQ(scale="vector"), 7849, 1).further[1].tight
@@ -193,7 +193,7 @@ def test_t_noise_keeps_its_nominal_epsilon_for_a_diameter_of_1_only(nominal, nea
 
 
 @pytest.mark.parametrize("kind", [SDQ, LatticeSDQ])
-def test_quantisation_alone_promises_nothing_and_leaks_by_its_dither(kind):
+def test_quantization_alone_promises_nothing_and_leaks_by_its_dither(kind):
     found = claim(kind(), 100)
     assert judge(found).verdict is Verdict.NOTHING_PROMISED
     assert found.proved.event is None

@@ -58,7 +58,7 @@ def power_with_overload(noise_scale, step, bits):
 
 @pytest.mark.parametrize("bits", [1, 2, 4])
 @pytest.mark.parametrize("eps", [3.0, 4.0])
-def test_as_run_the_figure_is_that_of_a_quantiser_that_overloads(eps, bits):
+def test_as_run_the_figure_is_that_of_a_quantizer_that_overloads(eps, bits):
     # clipping to the outermost level takes tails away, so that the SNR is above the closed form at any rate
     update, setting = rng.normal(Key(8), (400_000,)), setting_of(400_000)
     step = 2 * 1.5 * math.sqrt(1 + 8 / eps**2) / (2**bits + 1)

@@ -76,7 +76,7 @@ def test_an_outermost_level_speaks_against_the_inside_only(defense, shared):
         assert 1 < values[2] < values[3]
 
 
-def test_the_gradient_of_the_likelihood_points_to_the_message_and_the_truth_beats_its_neighbours():
+def test_the_gradient_of_the_likelihood_points_to_the_message_and_the_truth_beats_its_neighbors():
     update = 0.3 * rng.normal(Key(16), (2000,))
     for defense in (JoPEQ(bits=4), JoPEQT(bits=4), SDQ(bits=4), LatticeSDQ(bits=4), SoundJoPEQ(epsilon=40.0), TNoise()):
         wires = [encode(defense, update, PRIVATE.child(i), SHARED.child(i)) for i in range(20)]

@@ -93,7 +93,7 @@ def test_an_outermost_level_inside_the_inputs_hides_what_enumeration_says(epsilo
     assert hidden < scalar_epsilon(epsilon, step) * 0.999
 
 
-def test_quantising_takes_noise_away_and_gives_no_privacy_back():
+def test_quantizing_takes_noise_away_and_gives_no_privacy_back():
     assert scalar_epsilon(2, 0.0) == 2
     assert scalar_epsilon(2, 1.0, edge=7.0) == scalar_epsilon(2, 1.0) > 2
     assert scalar_epsilon(1, math.sqrt(96) * (1 - 1e-12)) > 1e5
@@ -160,7 +160,7 @@ def test_the_law_of_the_surrogate_is_exact_far_into_the_tail(epsilon, step):
     assert found[-2] == pytest.approx(0.5, rel=1e-14)
 
 
-def test_the_law_ends_in_laplace_without_a_quantiser_and_in_uniform_without_noise():
+def test_the_law_ends_in_laplace_without_a_quantizer_and_in_uniform_without_noise():
     z = np.linspace(-3, 3, 101)
     assert surrogate_law(z, 2, 0.0) == pytest.approx(stats.laplace.cdf(z), rel=1e-14)
     assert surrogate_law(z, 2, 1e-7) == pytest.approx(stats.laplace.cdf(z), rel=1e-12)
@@ -216,12 +216,12 @@ def test_the_law_has_laplaces_variance_and_not_its_kurtosis(ratio):
 
 
 def asked_for(t, epsilon, step):
-    """Modulus of the characteristic function that the paper's Thm III.2 asks for: Laplace's over that of the error."""
+    """Modulus of the characteriztic function that the paper's Thm III.2 asks for: Laplace's over that of the error."""
     return 1 / (1 + (2 * t / epsilon) ** 2) / np.abs(np.sinc(t * step / (2 * np.pi)))
 
 
 @pytest.mark.parametrize(("epsilon", "bits", "first"), [(4, 1, 1.04), (4, 8, 49.4)])
-def test_the_noise_that_is_asked_for_has_an_impossible_characteristic_function(epsilon, bits, first):
+def test_the_noise_that_is_asked_for_has_an_impossible_characteriztic_function(epsilon, bits, first):
     # as printed, to three digits: where it first exceeds 1
     step, digit = paper_step(epsilon, bits), 0.005 if first < 10 else 0.05
     assert asked_for(np.linspace(1e-3, first - digit, 100_000), epsilon, step).max() < 1
@@ -249,7 +249,7 @@ def test_no_choice_of_parameters_makes_it_possible(epsilon, bits, step):
 
 
 def test_nor_does_t_noise_over_the_lattice():
-    # the error's characteristic function vanishes on 2 pi times the dual lattice, that of t noise nowhere
+    # the error's characteriztic function vanishes on 2 pi times the dual lattice, that of t noise nowhere
     nu, s2, step = 4, 0.5, 0.6
     offset = np.stack(np.meshgrid(*[(np.arange(64) + 0.5) / 64 - 0.5] * 2), -1).reshape(-1, 2) * step @ GENERATOR.T
     for k in ((1, 0), (0, 1), (1, -1), (2, 1)):

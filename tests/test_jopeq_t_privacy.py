@@ -1,4 +1,4 @@
-"""The privacy of t noise and of JoPEQ with t noise in numbers, against direct maximisation and integration.
+"""The privacy of t noise and of JoPEQ with t noise in numbers, against direct maximization and integration.
 
 The paper is Lang, Sofer, Shaked, Shlezinger 2022. "As printed" is a table of derived values; tolerances follow from its
 digits.
@@ -58,7 +58,7 @@ def test_nothing_else_is_shipped():
 
 
 @pytest.mark.parametrize(("D", "nu", "d"), [(1, 4, 2), (2, 4, 2), (2, 12, 2), (3, 3, 1), (1.5, 5, 3), (0.01, 4, 2)])
-def test_the_epsilon_of_t_noise_maximises_the_ratio_of_densities(D, nu, d):
+def test_the_epsilon_of_t_noise_maximizes_the_ratio_of_densities(D, nu, d):
     def ratio(z):
         moved = z - np.eye(d)[0] * D
         return -(nu + d) / 2 * (np.log1p(z @ z / nu) - np.log1p(moved @ moved / nu))

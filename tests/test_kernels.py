@@ -209,7 +209,7 @@ def test_by_hand_and_by_vmap_are_one_objective(name, joint):
     params, x, logits, v = scene(task, b=1)
     candidates = torch.cat([x.flatten(1), logits.flatten(1)], 1) if joint else x.flatten(1)
     labels = None if joint else logits.softmax(2)
-    tasks = (task, Mapped(task.model, task.initialisation))
+    tasks = (task, Mapped(task.model, task.initialization))
     functions = [evaluator(one, params, SquaredDistance(v, 0.3), images=1, labels=labels) for one in tasks]
     rows = torch.tensor([2, 0, 1])
     assert_close(*(function(candidates, rows) for function in functions), 1e-10)

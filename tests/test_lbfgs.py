@@ -34,16 +34,16 @@ def draw(name, *shape):
 
 
 def quadratics(n, width):
-    """n functions (x - c)' A (x - c) / 2 with eigenvalues from 1 to 100; the function and the centres."""
+    """n functions (x - c)' A (x - c) / 2 with eigenvalues from 1 to 100; the function and the centers."""
     basis = torch.linalg.qr(draw("basis", n, width, width))[0]
     matrices = basis @ torch.diag(torch.logspace(0, 2, width, dtype=torch.float64)) @ basis.mT
-    centres = draw("centres", n, width)
+    centers = draw("centers", n, width)
 
     def values(x, instances):
-        r = x - centres[instances]
+        r = x - centers[instances]
         return 0.5 * torch.einsum("ni,nij,nj->n", r, matrices[instances], r)
 
-    return Calls(values), centres
+    return Calls(values), centers
 
 
 def until(n, evaluations=1000, tolerance=1e-20, **rest):
@@ -92,10 +92,10 @@ def test_problems_with_unequally_many_pairs_keep_their_own_directions():
 
 
 def test_quadratics_are_solved_and_leave_the_batch():
-    function, centres = quadratics(6, 30)
+    function, centers = quadratics(6, 30)
     found = minimize(function, torch.zeros(6, 30, dtype=torch.float64), until(6))
     assert set(found.status) == {Status.CONVERGED}
-    assert found.x.numpy() == pytest.approx(centres.numpy(), abs=1e-9)
+    assert found.x.numpy() == pytest.approx(centers.numpy(), abs=1e-9)
     asked = np.concatenate(function.asked)
     assert np.bincount(asked).tolist() == found.evaluations.tolist()
     assert function.asked[-1] != function.asked[0]
@@ -140,7 +140,7 @@ def test_one_problem_ends_as_it_would_alone():
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_a_problem_that_is_not_finite_fails_alone(bad):
-    function, centres = quadratics(4, 10)
+    function, centers = quadratics(4, 10)
     broken = Calls(lambda x, instances: torch.where(instances == 2, bad, function.values(x, instances)))
     start = torch.ones(4, 10, dtype=torch.float64)
     found = minimize(broken, start, until(4))
@@ -148,7 +148,7 @@ def test_a_problem_that_is_not_finite_fails_alone(bad):
     assert found.value[2] == torch.inf
     assert torch.equal(found.x[2], start[2])
     assert found.evaluations[2] == 1
-    assert found.x[[0, 1, 3]].numpy() == pytest.approx(centres[[0, 1, 3]].numpy(), abs=1e-9)
+    assert found.x[[0, 1, 3]].numpy() == pytest.approx(centers[[0, 1, 3]].numpy(), abs=1e-9)
 
 
 def test_a_step_into_what_is_not_finite_is_halved():

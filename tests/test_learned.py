@@ -132,7 +132,7 @@ def test_ramps_are_told_far_better_than_by_their_mean(defense, share):
     assert all(guess.x.min() >= 0 and guess.x.max() <= 1 for guess in guesses)
 
 
-def test_a_defence_that_drowns_the_image_leaves_about_the_mean():
+def test_a_defense_that_drowns_the_image_leaves_about_the_mean():
     case = seen_of(Gaussian(clip=0.5, noise_std=100.0))
     ratio = case.mse(QUICK.run(case.seen, KEY).guesses).mean() / mean_image_mse(case).mean()
     assert 0.5 < ratio < 1.5

@@ -1,4 +1,4 @@
-"""The likelihoods of defences that perturb, quantise or drop at the client: laws, slopes, and whom they prefer."""
+"""The likelihoods of defenses that perturb, quantize or drop at the client: laws, slopes, and whom they prefer."""
 
 import dataclasses
 import itertools
@@ -86,7 +86,7 @@ def law_of(defense, wires, keys, setting, senders=None):
 @every_law
 def test_over_many_messages_the_truth_scores_better_than_what_lies_beside_it(name):
     # paired over 60 messages; the mean difference is over 6 standard errors, a false pass of an equal pair under 1e-8.
-    # A longer candidate than the clip is the same to a defence that clips to half its length
+    # A longer candidate than the clip is the same to a defense that clips to half its length
     defense, keys = DEFENSES[name], [Key(2).child(i) for i in range(N)]
     score = law_of(defense, wires_of(defense, UPDATE, keys, SETTING), keys, SETTING)
     true = score(UPDATE.expand(N, -1))

@@ -29,7 +29,7 @@ N = 4
 
 
 def smooth_images(n=N, side=16):
-    """Blurred noise, stretched to [0, 1]: neighbours are alike, as in photographs."""
+    """Blurred noise, stretched to [0, 1]: neighbors are alike, as in photographs."""
     x = rng.uniform(Key(1), (n, 1, side, side))
     x = torch.stack([torch.from_numpy(blur(image[0].numpy(), 2))[None] for image in x]).float()
     low, high = x.amin((2, 3), keepdim=True), x.amax((2, 3), keepdim=True)
@@ -101,7 +101,7 @@ def test_where_the_closed_form_explains_all_nothing_is_searched(defense):
     assert (mse(MAP(evaluations=300, solve=False), seen, x) > 1e-11).all()
 
 
-def test_where_noise_has_spoilt_the_closed_form_the_search_finds_what_it_found_without():
+def test_where_noise_has_spoiled_the_closed_form_the_search_finds_what_it_found_without():
     x = smooth_images(2)
     seen = observation(Gaussian(clip=2.0, noise_std=0.01), x)
     with_it, without = (MAP(evaluations=60, solve=solve).run(seen, Key(5)).guesses for solve in (True, False))

@@ -38,10 +38,10 @@ def test_the_strongest_attack_of_a_row_is_bold_and_named():
     assert table["gaussian"][1].startswith("**0.510** (")
     assert not table["gaussian"][0].startswith("**")
     assert table["gaussian"][2] == "map 0.510"
-    assert table["no defence"][2] == "matching 0.910"
+    assert table["no defense"][2] == "matching 0.910"
     assert table["floor"][0] == "0.200 (0.200 to 0.200)"
-    assert table["defence"][2] == "strongest"
-    assert "matching, server · probe, round 0 (mean SSIM)" in table["defence"][0]
+    assert table["defense"][2] == "strongest"
+    assert "matching, server · probe, round 0 (mean SSIM)" in table["defense"][0]
 
 
 def test_a_row_where_nothing_beats_the_floor_says_so():
@@ -52,7 +52,7 @@ def test_a_row_where_nothing_beats_the_floor_says_so():
 def test_a_bar_in_a_name_does_not_end_a_cell():
     cells = double.grid([double.NONE], [(double.MATCHING, PROBE, "server")], seeds=(0,))
     run = double.make_run(cells)
-    text = to_markdown(Analysis(run)).replace("no defence", "no | defence")
+    text = to_markdown(Analysis(run)).replace("no defense", "no | defense")
     assert all(line.count(" | ") >= 2 for line in text.splitlines() if line.startswith("|"))
 
 

@@ -128,7 +128,7 @@ def _mixed(value, shift, noise):
     return math.log(0.75 + 0.25 * math.exp(float(ratio)))
 
 
-def test_a_record_is_clipped_as_the_defence_clips_it():
+def test_a_record_is_clipped_as_the_defense_clips_it():
     plain = make(TASK, n=4).seen
     (free,), clip = read(plain), 0.5
     clipped = dataclasses.replace(plain, defense=Clips(clip=clip))
@@ -140,7 +140,7 @@ def test_a_record_is_clipped_as_the_defence_clips_it():
 
 
 class Clips(Ruled):
-    """As no defence, but for the clipping of records."""
+    """As no defense, but for the clipping of records."""
 
     def estimate(self, state, received, link):
         return unpack_float32(received, link.setting.dim)
@@ -175,7 +175,7 @@ def test_messages_that_say_nothing_leave_scores_finite(attack, value):
         ("laplace", {}),
     ],
 )
-def test_scores_are_finite_behind_a_defence(name, parameters):
+def test_scores_are_finite_behind_a_defense(name, parameters):
     seen, _ = look(scene(registry.build("defense", name, parameters)), rounds=2)
     for attack in RATIOS + SUMS:
         assert scores(attack, seen).isfinite().all()

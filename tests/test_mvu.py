@@ -1,4 +1,4 @@
-"""MVU as a defence; the channel's design is in test_mvu_design.py."""
+"""MVU as a defense; the channel's design is in test_mvu_design.py."""
 
 import math
 
@@ -40,7 +40,7 @@ def test_the_wire_has_exactly_the_bits_of_the_columns(bits, scale, size):
     assert len(wire) == size == math.ceil(1001 * bits / 8) + (16 if scale == "tensor" else 0)
 
 
-def test_one_bit_is_randomised_response_on_the_bytes():
+def test_one_bit_is_randomized_response_on_the_bytes():
     # jopeq.md, section 5: a coordinate at the bound keeps its bit with probability e^eps / (1 + e^eps); alpha 1e-6
     wire, _ = through(MVU(epsilon=2.0), torch.ones(200_000), setting(200_000), Key(1))
     kept = int(np.unpackbits(np.frombuffer(wire, np.uint8)).sum())

@@ -46,7 +46,7 @@ every_design = pytest.mark.parametrize(
         (4.0, 0.98201379, (-0.01865736, 1.01865736)),
     ],
 )
-def test_one_bit_is_randomised_response(epsilon, kept, alpha):
+def test_one_bit_is_randomized_response(epsilon, kept, alpha):
     found = design(epsilon, 1, 1)
     channel = np.array([[kept, 1 - kept], [1 - kept, kept]])
     assert np.abs(found.P - channel).max() < 5.1e-9
@@ -131,7 +131,7 @@ def test_no_values_on_a_grid_err_less(epsilon, points):
     ("case", "gain"),
     [((1.0, 2, 2), 0.28), ((4.0, 2, 2), 0.0), ((1.0, 3, 3), 0.7), ((4.0, 3, 3), 0.19), ((2.0, 3, 2), 0.1)],
 )
-def test_it_errs_no_more_than_rounding_and_randomised_response(case, gain):
+def test_it_errs_no_more_than_rounding_and_randomized_response(case, gain):
     epsilon, bits_in, bits_out = case
     simple = _mvu._rounded_response(epsilon, 2**bits_in, 2**bits_out)
     assert np.abs(simple.P @ simple.alpha - np.linspace(0, 1, 2**bits_in)).max() < 1e-14

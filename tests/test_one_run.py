@@ -103,8 +103,8 @@ def test_the_p_value_never_falls_with_epsilon(m, r, delta):
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0])
-def test_randomised_response_is_refuted_in_five_per_cent_at_most_and_nearly_so(epsilon):
-    # all that a guess of randomised response can be is right with q, independently: the worst mechanism
+def test_randomized_response_is_refuted_in_five_per_cent_at_most_and_nearly_so(epsilon):
+    # all that a guess of randomized response can be is right with q, independently: the worst mechanism
     for m, r in [(200, 200), (1000, 100)]:
         fewest = fewest_refuting(m, r, epsilon, 0.0, 0.95)
         assert 0.015 < scipy_stats.binom.sf(fewest - 1, r, special.expit(epsilon)) <= 0.05

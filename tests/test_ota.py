@@ -1,4 +1,4 @@
-"""Over-the-air aggregation and its orthogonal baseline as defences: what is sent and received, parameters."""
+"""Over-the-air aggregation and its orthogonal baseline as defenses: what is sent and received, parameters."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Where an attack that knows the defence gets less than one that ignores it."""
+"""Where an attack that knows the defense gets less than one that ignores it."""
 
 import pytest
 
@@ -14,7 +14,7 @@ NAIVE = (0.40, 0.42, 0.38, 0.44, 0.41, 0.39)
 
 
 def run_with(aware, *, of_naive="server", naive=NAIVE):
-    """One defence, one naive and one aware attack, and the same without a defence."""
+    """One defense, one naive and one aware attack, and the same without a defense."""
     attacks = [(double.MATCHING, PROBE, of_naive), (double.MAP, PROBE, "server"), (double.PRIOR, PROBE, "server")]
 
     def make(cell) -> Result:
@@ -25,7 +25,7 @@ def run_with(aware, *, of_naive="server", naive=NAIVE):
 
 
 def flagged(run):
-    """Names of defence and attack of the cells with the flag."""
+    """Names of defense and attack of the cells with the flag."""
     analysis = Analysis(run)
     return {
         (cell.training.defense.name, cell.attack.name)
@@ -34,11 +34,11 @@ def flagged(run):
     }
 
 
-def test_an_aware_attack_that_gets_less_on_every_image_is_flagged_and_not_without_a_defence():
+def test_an_aware_attack_that_gets_less_on_every_image_is_flagged_and_not_without_a_defense():
     run = run_with(tuple(value - 0.05 for value in NAIVE))
     assert flagged(run) == {("gaussian", "map")}
     assert "naive-beats-aware" in render(run)
-    assert "matching ignores the defence and gets more: mean SSIM 0.407, here 0.357" in render(run)
+    assert "matching ignores the defense and gets more: mean SSIM 0.407, here 0.357" in render(run)
 
 
 @pytest.mark.parametrize(

@@ -137,8 +137,8 @@ def test_the_blurred_likelihood_of_piecewise_pulls_into_the_interval_and_costs_e
     t = torch.tensor([middle, middle + 0.6 * law.tail, -0.95, 0.95], dtype=torch.float64, requires_grad=True)
     misfit = law.misfit(y.expand(4), t)
     (slope,) = torch.autograd.grad(misfit.sum(), t)
-    centre, within, *beyond = misfit.tolist()
-    assert centre == 0
+    center, within, *beyond = misfit.tolist()
+    assert center == 0
     assert 0 <= within < 0.05
     # the tails of the blur take a little of the 2.5
     assert all(2.2 < value < 2.5 for value in beyond)

@@ -268,7 +268,7 @@ def test_values_are_symmetric_and_a_value_on_a_level_stays_there(levels, bound):
         assert torch.equal(_round_by(values, bound, levels, torch.tensor(chance, dtype=torch.float64)), index)
 
 
-def test_rounding_clamps_what_lies_outside_and_keeps_the_rest_between_its_neighbours():
+def test_rounding_clamps_what_lies_outside_and_keeps_the_rest_between_its_neighbors():
     x = torch.tensor([[-1e9, -2.0, -1.0, 0.1], [1.0, 1.0000001, 3.0, 0.2]])
     for seed in range(20):
         level = round_levels(x, 1.0, 16, Key(seed))

@@ -25,7 +25,7 @@ STD = 0.3
 
 @dataclasses.dataclass(frozen=True)
 class Mine(Gaussian):
-    "A defence of the user's own."
+    "A defense of the user's own."
 
     def parameters(self):
         return super().parameters() | {"noise_std": 0.3}
@@ -65,11 +65,11 @@ def test_a_baseline_is_made_with_a_reason_and_then_held(suite, pytester):
     suite("--leakage-baseline", "elsewhere").assert_outcomes(failed=1)
 
 
-def test_less_noise_in_the_code_fails_in_a_line_and_names_the_defence(suite):
+def test_less_noise_in_the_code_fails_in_a_line_and_names_the_defense(suite):
     suite("--leakage-update", "first").assert_outcomes(passed=1)
     done = suite(text=MINE.replace("STD = 0.3", "STD = 0.01"))
     done.assert_outcomes(failed=1)
-    done.stdout.fnmatch_lines(["*fail: test_mine:Mine*under analytic*newly recognisable*"])
+    done.stdout.fnmatch_lines(["*fail: test_mine:Mine*under analytic*newly recognizable*"])
     assert "Traceback" not in done.stdout.str()
 
 
@@ -77,14 +77,14 @@ def test_limits_by_themselves(suite):
     text = MINE.partition("def test_mine")[0] + (
         "def test_below(leak):\n    leak.assert_below(0.9)\n"
         "def test_not_below(leak):\n    leak.assert_below(-0.9)\n"
-        "def test_few(leak):\n    leak.assert_recognisable(at_most=8)\n"
+        "def test_few(leak):\n    leak.assert_recognizable(at_most=8)\n"
         "def test_too_many(leakage):\n"
-        "    leakage('none', attacks=['analytic'], images=8, model='linear').assert_recognisable(at_most=7)\n"
+        "    leakage('none', attacks=['analytic'], images=8, model='linear').assert_recognizable(at_most=7)\n"
     )
     done = suite(text=text)
     done.assert_outcomes(passed=2, failed=2)
     done.stdout.fnmatch_lines(["*leakage is not below -0.9: test_mine:Mine*over 8 images*"])
-    done.stdout.fnmatch_lines(["*8 images are recognisable, at most 7 may be: image 1, 2*"])
+    done.stdout.fnmatch_lines(["*8 images are recognizable, at most 7 may be: image 1, 2*"])
 
 
 def test_what_is_too_few_or_no_reconstruction_is_refused(suite):

@@ -91,7 +91,7 @@ def test_the_page_never_says_safe_or_private(page: Page) -> None:
     assert not re.search(r"\b(safe|safely|private|privately)\b", page.text, re.IGNORECASE)
 
 
-def test_headings_do_not_skip_a_level_and_tables_are_labelled(page: Page) -> None:
+def test_headings_do_not_skip_a_level_and_tables_are_labeled(page: Page) -> None:
     levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1
     assert levels.count(1) == 1
@@ -105,8 +105,8 @@ def test_headings_do_not_skip_a_level_and_tables_are_labelled(page: Page) -> Non
     assert labels <= set(ids)
 
 
-def luminance(colour: str) -> float:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+def luminance(color: str) -> float:
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -119,17 +119,17 @@ def contrast(one: str, other: str) -> float:
 @pytest.mark.parametrize("selector", [":root", ':root[data-theme="dark"]'])
 def test_text_has_a_contrast_over_four_and_a_half_and_lines_over_three(page: Page, selector: str) -> None:
     block = page.inline["style"][0].split(f"\n{selector} {{", 1)[1].split("}", 1)[0]
-    colours = dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-fA-F]{6});", block))
+    colors = dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-fA-F]{6});", block))
     for ground in ("surface", "page", "soft"):
         for ink in ("ink", "muted", "link"):
-            assert contrast(colours[ink], colours[ground]) > 4.5
+            assert contrast(colors[ink], colors[ground]) > 4.5
     for tone in ("bad", "warn", "good"):
-        assert contrast(colours[tone], colours[f"{tone}-soft"]) > 4.5
-        assert contrast(colours["ink"], colours[f"{tone}-tint"]) > 4.5
-        assert contrast(colours["muted"], colours[f"{tone}-tint"]) > 4.5
-        assert contrast(colours[tone], colours["surface"]) > 4.5
+        assert contrast(colors[tone], colors[f"{tone}-soft"]) > 4.5
+        assert contrast(colors["ink"], colors[f"{tone}-tint"]) > 4.5
+        assert contrast(colors["muted"], colors[f"{tone}-tint"]) > 4.5
+        assert contrast(colors[tone], colors["surface"]) > 4.5
     for line in ("s1", "s2", "s3", "s4", "s5", "s6"):
-        assert contrast(colours[line], colours["surface"]) > 2.9
+        assert contrast(colors[line], colors["surface"]) > 2.9
 
 
 def test_a_section_that_fails_prints_its_error_and_the_others_stand() -> None:
@@ -171,15 +171,15 @@ def test_names_are_escaped_everywhere() -> None:
 # runs of unusual shapes
 
 
-def test_one_defence_alone() -> None:
+def test_one_defense_alone() -> None:
     page = complete(render(double.make_run(small(double.GAUSSIAN[0]))))
     assert "no ceiling measured" in page.text
     assert "not rated" in page.text
 
 
-def test_only_the_undefended_gets_no_verdict_on_defences() -> None:
+def test_only_the_undefended_gets_no_verdict_on_defenses() -> None:
     page = complete(render(double.make_run(small(double.NONE))))
-    assert "No defence was measured" in page.text
+    assert "No defense was measured" in page.text
     assert "? No verdict" in page.text
 
 
@@ -194,7 +194,7 @@ def test_membership_only_has_no_pictures_and_says_what_is_lacking() -> None:
 
 def test_a_run_in_which_all_failed() -> None:
     page = complete(render(double.make_run(small(), failed=lambda cell: True)))
-    assert "No attack on a defence gave a number" in page.text
+    assert "No attack on a defense gave a number" in page.text
     assert page.text.count("RuntimeError: out of memory") == 4
     assert "second line" not in page.text
     assert "? No verdict" in page.text
@@ -223,11 +223,11 @@ def test_a_number_that_means_nothing_is_na_with_its_reason() -> None:
     assert "images below 7 pixels" in page.text
 
 
-def test_a_hundred_defences() -> None:
+def test_a_hundred_defenses() -> None:
     many = [double.NONE, *(PartSpec("gaussian", {"epsilon": float(e)}) for e in range(1, 101))]
     page = complete(render(double.make_run(small(*many))))
     assert "gaussian epsilon=100" in page.text
-    assert "12 of 101 defences: those that leak most by mean SSIM." in page.text
+    assert "12 of 101 defenses: those that leak most by mean SSIM." in page.text
     assert "6 of 101 lines are drawn; the data table has all." in page.text
 
 

@@ -70,7 +70,7 @@ def test_where_the_small_federation_claims_and_proves_the_same_it_is_only_named(
     audited = rows["points"].lines[0].audited
     assert audited is not None
     assert (audited.epsilon, audited.notes[1]) == ("≥ 0", "3 clients, d = 36")
-    nothing = rows["no defence"].lines[0].audited
+    nothing = rows["no defense"].lines[0].audited
     assert nothing is not None
     assert nothing.notes == ("per message, δ = 0, one round", "3 clients, d = 36")
 
@@ -86,10 +86,10 @@ def test_an_audit_stands_beside_the_claim_of_its_horizon(rows: dict[str, ClaimRo
 
 
 def test_what_promises_nothing_keeps_its_one_line_with_the_audit_on_it(rows: dict[str, ClaimRow]) -> None:
-    (line,) = rows["no defence"].lines
+    (line,) = rows["no defense"].lines
     assert line.horizon == "one round and whole run"
     assert line.audited is not None
-    assert badges(rows["no defence"]) == [["NOTHING PROMISED"]]
+    assert badges(rows["no defense"]) == [["NOTHING PROMISED"]]
     (other,) = rows["sqsgd"].lines
     assert other.audited is None
 
@@ -97,7 +97,7 @@ def test_what_promises_nothing_keeps_its_one_line_with_the_audit_on_it(rows: dic
 def test_how_an_audit_was_made_is_told_below(rows: dict[str, ClaimRow]) -> None:
     assert rows["generous"].audits == (
         "Audited for a whole run of 5 rounds in a small federation of 3 clients with 20 records each and d = 36, where "
-        "9 is claimed and 4.5 proved per record, δ = 1e−5. Neighbours: any-two-inputs, one record (told apart by "
+        "9 is claimed and 4.5 proved per record, δ = 1e−5. Neighbors: any-two-inputs, one record (told apart by "
         "likelihood ratio). Bound: Gaussian trade-off; whatever the mechanism is, ≥ 0.31.",
     )
     assert rows["sqsgd"].audits == ()
@@ -179,7 +179,7 @@ def test_the_page_has_a_column_of_audits_and_every_cell_its_name(run: Run, page:
         "Audited is a lower bound that was measured",
         "✕ BROKEN (audit)",
         "not audited",
-        "Claimed, proved and audited by defence.",
+        "Claimed, proved and audited by defense.",
     ):
         assert text in page.text
     assert "Nothing in this report audits" not in page.text

@@ -103,13 +103,13 @@ def test_rows_keep_the_order_of_the_gate_and_the_last_ones_are_counted() -> None
 def test_a_row_says_case_numbers_interval_images_n_and_what_it_could_see() -> None:
     text = page_of(build([check(images=(2, 4))])).text
     for part in (
-        "✕ newly recognisable",
+        "✕ newly recognizable",
         "gaussian(epsilon=1.0)",
         "map(tv=5.0), server, probe at round 0",
-        "mean SSIM, knows the defence",
+        "mean SSIM, knows the defense",
         "0.148 0.213 +0.065 +0.047 to +0.083",
         "16 sees 0.021",
-        "Newly recognisable: images 3, 5. Reason 0.",
+        "Newly recognizable: images 3, 5. Reason 0.",
     ):
         assert part in text
     assert "Baseline: smoke at commit bbbbbbbbbb, now cccccccccc (first numbers)." in text

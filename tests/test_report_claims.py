@@ -98,13 +98,13 @@ def test_every_verdict_is_a_badge_with_its_word(rows: dict[str, ClaimRow], sourc
 
 def test_the_reason_of_the_verdict_is_told(rows: dict[str, ClaimRow]) -> None:
     assert rows["points epsilon=2"].lines[0].reason.startswith("113 points of one update are told")
-    assert rows["no defence"].lines[0].reason == "The update is sent as it is."
+    assert rows["no defense"].lines[0].reason == "The update is sent as it is."
 
 
 def test_the_page_holds_all_of_it_and_no_infinite_number_by_name(source: str) -> None:
     page = complete(source)
     for text in (
-        "Claimed in an article, Algorithm 1. Neighbours: add-remove. Against participant and public.",
+        "Claimed in an article, Algorithm 1. Neighbors: add-remove. Against participant and public.",
         "ε = ∞ per client, δ = 1e−5, against server, colluding-server and eavesdropper, one round and whole run "
         "(by definition, no finite bound) : messages are clipped and sent without noise.",
         "the server is honest and tells nobody the messages",
@@ -122,7 +122,7 @@ def test_an_infinite_epsilon_never_holds() -> None:
     assert [[s.badge.words for s in line.states] for line in claims(Analysis(made)).rows[0].lines] == [
         ["NOTHING PROMISED"]
     ]
-    assert overview(Analysis(made)) == "No defence here promises an epsilon."
+    assert overview(Analysis(made)) == "No defense here promises an epsilon."
     assert "HOLDS" not in plain(made)
 
 
@@ -167,7 +167,7 @@ def test_a_study_of_one_round_has_one_line() -> None:
     assert [line.horizon for line in row.lines] == ["one round"]
 
 
-def test_a_defence_without_a_training_has_a_row_that_says_so() -> None:
+def test_a_defense_without_a_training_has_a_row_that_says_so() -> None:
     made = double.make_run(small(), failed=lambda cell: cell.training.defense != double.NONE)
     assert [len(row.lines) for row in claims(Analysis(made)).rows] == [1, 0]
     assert "no training finished" in complete(render(made)).text
@@ -263,7 +263,7 @@ def test_many_broken_claims_are_counted_and_the_first_are_told() -> None:
     found = broken(Analysis(made))
     assert found is not None
     assert (found.heading, len(found.sentences), found.more) == ("8 of 8 claims are broken", 5, 3)
-    assert "3 more are in what the defences claim, and what holds" in complete(render(made)).text
+    assert "3 more are in what the defenses claim, and what holds" in complete(render(made)).text
 
 
 def test_limits_say_that_nothing_is_audited_and_what_is_open(analysis: Analysis) -> None:
@@ -300,7 +300,7 @@ def test_a_hollow_marker_stands_where_the_proved_epsilon_differs(analysis: Analy
     assert "Hollow markers: epsilon as proved" in charts["message"].caption
     assert "Hollow" not in charts["client"].caption
     assert "(∞, BROKEN) and dithered epsilon=8 (∞, BROKEN)." in charts["sub-vector"].caption
-    assert charts["message"].header[:4] == ("Defence", "ε claimed", "ε proved", "Verdict")
+    assert charts["message"].header[:4] == ("Defense", "ε claimed", "ε proved", "Verdict")
     assert charts["message"].rows[0][:4] == ("points epsilon=2", "2", "223.1", "BROKEN")
     whole = next(c for c in accuracy_charts(analysis, setting) if "client" in c.title)
     assert [p.proved for p in whole.series[0].points] == [pytest.approx(7.6), pytest.approx(30.4)]

@@ -118,13 +118,13 @@ def test_a_run_without_any_result_is_a_page_that_names_every_cell(what: str) -> 
     assert page.all("img") == []
 
 
-def test_one_defence_without_any_control_is_a_page() -> None:
+def test_one_defense_without_any_control_is_a_page() -> None:
     page = complete(render(double.make_run(small(double.LAPLACE[0], attacks=[(double.MAP, double.PROBE, "server")]))))
     assert "laplace" in page.text
     assert {"claims", "leakage", "results"} <= set(sections(page))
 
 
-def test_with_twenty_five_defences_every_one_is_in_every_table() -> None:
+def test_with_twenty_five_defenses_every_one_is_in_every_table() -> None:
     scales = [round(0.01 * 1.3**k, 4) for k in range(24)]
     many = [double.NONE, *(PartSpec("laplace", {"scale": scale}) for scale in scales)]
     run = double.make_run(small(*many))
@@ -134,7 +134,7 @@ def test_with_twenty_five_defences_every_one_is_in_every_table() -> None:
     for name in ("claims", "leakage", "tradeoffs", "results"):
         words = Page(bodies[name]).text
         assert all(re.search(rf"scale= ?{scale:g}\b", words) for scale in scales), name
-    assert "12 of 25 defences" in Page(bodies["pictures"]).text
+    assert "12 of 25 defenses" in Page(bodies["pictures"]).text
     analysis = Analysis(run)
     for chart in charts(analysis, next(iter(analysis.settings))):
         assert len(chart.series) <= 6

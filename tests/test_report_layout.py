@@ -183,7 +183,7 @@ def test_the_files_are_what_they_are_called_and_undated() -> None:
         assert not re.search(rb"CreationDate|ModDate|dc:date|tIME", content)
 
 
-def test_charts_are_in_the_page_s_light_colours_with_title_legend_and_direction() -> None:
+def test_charts_are_in_the_page_s_light_colors_with_title_legend_and_direction() -> None:
     analysis = Analysis(double.make_run(small(double.NONE, *double.GAUSSIAN[:2])))
     found = {name: content.decode() for name, content in figure_files(analysis, ["svg"])}
     text = next(content for name, content in found.items() if "ssim" in name)

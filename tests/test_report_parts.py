@@ -49,7 +49,7 @@ def page(source: str) -> Page:
 @pytest.mark.parametrize(
     ("ssim", "word", "badge"),
     [(0.36, "High", "Leaks"), (0.355, "Moderate", "Leaks in part"), (0.24, "Moderate", "Leaks in part"),
-     (0.235, "Low", "Nothing recognisable")],
+     (0.235, "Low", "Nothing recognizable")],
 )  # fmt: skip
 def test_the_word_follows_from_the_way_between_floor_and_ceiling(ssim: float, word: str, badge: str) -> None:
     table = {"none": [0.505, 0.495], "gaussian": [ssim, ssim], "prior": [0.21, 0.21]}
@@ -59,7 +59,7 @@ def test_the_word_follows_from_the_way_between_floor_and_ceiling(ssim: float, wo
     assert verdict(analysis).badge.words == badge
 
 
-def test_a_single_recognisable_image_is_high_although_the_mean_is_low() -> None:
+def test_a_single_recognizable_image_is_high_although_the_mean_is_low() -> None:
     table = {"none": [0.95] * 7 + [0.9], "gaussian": [0.1] * 7 + [0.6], "prior": [0.1] * 7 + [0.11]}
     analysis = Analysis(double.make_run(small(), make=ssim_of(table)))
     group = analysis.defended("reconstruction")[0]
@@ -67,18 +67,18 @@ def test_a_single_recognisable_image_is_high_although_the_mean_is_low() -> None:
     assert (analysis.rating(group).place or 0.0) < 0.1
     found = verdict(analysis)
     assert found.figures[1][1:3] == ("1", "of 8 defended")
-    assert found.sentence == "1 of 1 defence leaks to the attacks that ran"
+    assert found.sentence == "1 of 1 defense leaks to the attacks that ran"
 
 
-def test_an_attack_that_fails_without_a_defence_says_nothing_about_defences() -> None:
+def test_an_attack_that_fails_without_a_defense_says_nothing_about_defenses() -> None:
     table = {"none": [0.2, 0.3, 0.25], "gaussian": [0.2, 0.2, 0.2], "prior": [0.25, 0.25, 0.25]}
     made = double.make_run(small(), make=ssim_of(table))
     page = complete(render(made))
-    flag = "the attack does not beat the floor without a defence: this column says nothing about the defences."
+    flag = "the attack does not beat the floor without a defense: this column says nothing about the defenses."
     assert f"Warning: {flag} matching, server, probe, round 0" in page.text
     assert "! does not beat the floor" in page.text
     assert "? No verdict" in page.text
-    assert any("fails without a defence too" in limit for limit in limits(Analysis(made)))
+    assert any("fails without a defense too" in limit for limit in limits(Analysis(made)))
 
 
 def test_the_floor_is_the_best_guess_and_the_undefended_one() -> None:
@@ -115,13 +115,13 @@ def test_the_four_figures_are_the_numbers_of_the_run(run: Run) -> None:
     worst, images, cost, cells = verdict(Analysis(run)).figures
     assert worst.value == "0.904"
     assert "gaussian epsilon=64" in worst.detail
-    assert images.unit == "of 168 defended"  # 7 defences x 6 images x 2 rounds x 2 seeds
+    assert images.unit == "of 168 defended"  # 7 defenses x 6 images x 2 rounds x 2 seeds
     assert cost.value.startswith("−")
     assert (cells.value, cells.unit) == ("141", "of 144 cells")
     assert cells.detail.startswith("2 failed, 1 missing")
 
 
-# leakage by defence and attack
+# leakage by defense and attack
 
 
 def rows_of(cells: tuple[Cell, ...], **changes: object) -> dict[str, tuple[Entry, ...]]:
@@ -129,10 +129,10 @@ def rows_of(cells: tuple[Cell, ...], **changes: object) -> dict[str, tuple[Entry
     return {row.defense.name: row.entries for row in matrix.rows}
 
 
-def test_a_study_without_a_defence_has_its_ceiling_above_its_floor() -> None:
+def test_a_study_without_a_defense_has_its_ceiling_above_its_floor() -> None:
     rows = rows_of(small(double.NONE))
     assert [(name, entry.value, entry.word) for name, (entry,) in rows.items()] == [
-        ("no defence", "0.925", ""),
+        ("no defense", "0.925", ""),
         ("floor", "0.147", "prior"),
     ]
 
@@ -206,7 +206,7 @@ def test_style_declarations_become_attributes() -> None:
         '<svg xmlns="http://www.w3.org/2000/svg" width="10pt" height="5pt" version="1.1"><style>*{}</style>'
         "<text style=\"font: bold 9px 'Sans'; fill: #0000a1; text-anchor: middle\">a</text></svg>"
     )
-    drawn = svg.embed(source, prefix="p", colours={"#0000a1": "s1"}, titles={}, label="<l>")
+    drawn = svg.embed(source, prefix="p", colors={"#0000a1": "s1"}, titles={}, label="<l>")
     assert '<text font-size="9" font-weight="bold"' in drawn.replace('text-anchor="middle" ', "")
     assert 'class="f-s1"' in drawn
     assert 'viewBox="0 0 10 5"' in drawn
@@ -248,9 +248,9 @@ def test_all_cells_are_readable_without_a_script(run: Run, page: Page) -> None:
     assert "few-images" in page.text
 
 
-def test_limits_name_the_attacks_that_know_the_defence(run: Run) -> None:
+def test_limits_name_the_attacks_that_know_the_defense(run: Run) -> None:
     said = " ".join(limits(Analysis(run)))
-    assert "map uses what is known of the defence; matching and threshold ignore it" in said
+    assert "map uses what is known of the defense; matching and threshold ignore it" in said
     assert "no epsilon here is audited" in said
     naive = " ".join(limits(Analysis(double.make_run(small()))))
     assert "matching ignores it, so each number is a lower bound" in naive

@@ -37,7 +37,7 @@ def heads(grid: Grid) -> list[tuple[str, list[tuple[str, str]]]]:
     return [(head.defense.name, [(column.word, column.attack) for column in head.columns]) for head in grid.heads]
 
 
-def test_a_defence_has_a_column_of_the_best_naive_and_one_of_the_best_aware_attack() -> None:
+def test_a_defense_has_a_column_of_the_best_naive_and_one_of_the_best_aware_attack() -> None:
     other = PartSpec("matching", {"objective": "cosine", "restarts": 2})
     attacks = [*BOTH, (other, double.PROBE, "server")]
 
@@ -47,18 +47,18 @@ def test_a_defence_has_a_column_of_the_best_naive_and_one_of_the_best_aware_atta
 
     grid = only_grid(small(attacks=attacks), make=make)
     assert heads(grid) == [
-        ("no defence", [("", "map, server")]),
+        ("no defense", [("", "map, server")]),
         ("gaussian", [("naive", "matching objective=cosine, server"), ("aware", "map, server")]),
         ("floor", [("", "prior, server")]),
     ]
     captions = [[tile.caption for tile in row] for _, row in grid.rows]
     assert captions == [["", "0.60", "0.40", "0.60", "0.10"]] * 6
-    assert [tile.recognisable for tile in grid.rows[0][1]] == [False, True, False, True, False]
+    assert [tile.recognizable for tile in grid.rows[0][1]] == [False, True, False, True, False]
     assert grid.opening == (True, True, True, False, True)
 
 
 @pytest.mark.parametrize(("attacks", "word"), [([NAIVE, FLOOR], "naive"), ([AWARE, FLOOR], "aware")])
-def test_a_run_with_attacks_of_one_kind_has_one_column_a_defence(attacks, word) -> None:
+def test_a_run_with_attacks_of_one_kind_has_one_column_a_defense(attacks, word) -> None:
     grid = only_grid(small(attacks=attacks))
     assert [[kind for kind, _ in columns] for _, columns in heads(grid)] == [[""], [word], [""]]
 
@@ -70,7 +70,7 @@ def test_an_aware_attack_that_failed_keeps_its_column() -> None:
     assert all(row[2].source for _, row in grid.rows)
 
 
-def test_the_page_names_the_defence_once_above_its_two_columns() -> None:
+def test_the_page_names_the_defense_once_above_its_two_columns() -> None:
     text = render(double.make_run(small(attacks=BOTH)))
     page = complete(text)
     assert [attributes["colspan"] for attributes in page.all("th") if "colspan" in attributes] == ["1", "2", "1"]
@@ -80,7 +80,7 @@ def test_the_page_names_the_defence_once_above_its_two_columns() -> None:
     assert cells == [5, 5] + [6] * 6  # 2 + 3 headings, one empty + 4 attacks, name + original + 4 pictures
 
 
-def test_every_recognisable_picture_has_the_outline_and_the_word() -> None:
+def test_every_recognizable_picture_has_the_outline_and_the_word() -> None:
     table = {"none": [0.9, 0.6], "gaussian": [0.5, 0.499], "prior": [0.1, 0.2]}
 
     def two(cell: Cell) -> Pictures:
@@ -92,16 +92,16 @@ def test_every_recognisable_picture_has_the_outline_and_the_word() -> None:
         attributes["class"] for attributes in Page(text).all("div") if attributes.get("class", "").startswith("tile")
     ]
     assert tiles == ["tile", "tile seen", "tile seen", "tile", "tile", "tile seen", "tile", "tile"]
-    assert len(re.findall('"sub seen-word">[0-9.]+ recognisable</span>', text)) == 3
+    assert len(re.findall('"sub seen-word">[0-9.]+ recognizable</span>', text)) == 3
 
 
-def test_of_many_defences_those_that_leak_most_are_shown_in_the_order_of_the_study() -> None:
+def test_of_many_defenses_those_that_leak_most_are_shown_in_the_order_of_the_study() -> None:
     many = [PartSpec("gaussian", {"clip": 1.0, "epsilon": float(e), "delta": 1e-5}) for e in range(30, 0, -1)]
     grid = only_grid(small(double.NONE, *many, attacks=BOTH))
     assert len(grid.heads) == MOST_DEFENSES + 1
     names = [head.defense.text for head in grid.heads]
-    assert names == ["no defence", *(f"gaussian epsilon={e}" for e in range(30, 31 - MOST_DEFENSES, -1)), "floor"]
-    assert f"{MOST_DEFENSES} of 31 defences: those that leak most by mean SSIM." in grid.notes
+    assert names == ["no defense", *(f"gaussian epsilon={e}" for e in range(30, 31 - MOST_DEFENSES, -1)), "floor"]
+    assert f"{MOST_DEFENSES} of 31 defenses: those that leak most by mean SSIM." in grid.notes
 
 
 def test_pictures_of_data_not_known_to_be_public_are_withheld_with_a_word() -> None:
@@ -109,7 +109,7 @@ def test_pictures_of_data_not_known_to_be_public_are_withheld_with_a_word() -> N
     page = complete(text)
     assert "data:image" not in text
     assert "the data set invented is not known to be public" in page.text
-    assert "0.92 recognisable" in page.text
+    assert "0.92 recognizable" in page.text
     assert "data:image" not in render(double.make_run(small()), images="redact")
     assert "by the option --images redact" in render(double.make_run(small()), images="redact")
     assert "--images none" in render(double.make_run(small()), images="none")
@@ -127,7 +127,7 @@ def test_the_attack_is_chosen_on_the_mean_and_not_image_by_image() -> None:
     assert [columns[0][1] for _, columns in heads(grid)] == ["matching objective=cosine, server"] * 2
     assert [row[1][1].caption for row in grid.rows] == ["0.30"] * 5 + ["no reconstruction"]
     assert grid.rows[5][1][1].word == "failed"
-    assert not any(tile.recognisable for _, row in grid.rows for tile in row)
+    assert not any(tile.recognizable for _, row in grid.rows for tile in row)
 
 
 def test_a_picture_is_at_its_own_size_and_a_column_of_failed_cells_says_so() -> None:
@@ -138,19 +138,19 @@ def test_a_picture_is_at_its_own_size_and_a_column_of_failed_cells_says_so() -> 
     content = base64.b64decode(first.source.split(",", 1)[1])
     assert content[:4] == b"\x89PNG"
     assert (int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")) == (24, 24)
-    assert undefended.recognisable
+    assert undefended.recognizable
     assert (defended.word, defended.source) == ("failed", "")
     assert floor.source
 
 
-def test_a_guess_that_is_not_finite_is_a_failed_one_and_grey_images_are_shown() -> None:
-    def grey(cell: Cell) -> Pictures:
+def test_a_guess_that_is_not_finite_is_a_failed_one_and_gray_images_are_shown() -> None:
+    def gray(cell: Cell) -> Pictures:
         made = double.pictures_of(cell)
         guess = made.guess[..., :1].copy()
         guess[0] = np.nan
         return Pictures(made.original[..., :1], guess)
 
-    rows = only_grid(small(), pictures=grey).rows
+    rows = only_grid(small(), pictures=gray).rows
     assert rows[0][1][1].word == "failed"
     assert rows[1][1][1].source
 

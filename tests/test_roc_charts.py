@@ -121,7 +121,7 @@ def test_markers_are_on_the_line_and_their_intervals_are_of_the_members() -> Non
     run = scored(double.make_run(membership()), {("threshold", 0): drawn(6, 2_000, 5_000, 1.5)})
     chart = only_chart(run)
     undefended = chart.series[0]
-    assert (undefended.label, undefended.look) == ("no defence", -1)
+    assert (undefended.label, undefended.look) == ("no defense", -1)
     assert [point.x for point in undefended.points] == [0.001, 0.01]
     for point in undefended.points:
         assert height(undefended.trace, point.x) == pytest.approx(point.y, rel=0.02)
@@ -156,14 +156,14 @@ def test_over_several_seeds_the_table_has_a_row_for_all_and_one_for_each() -> No
     assert "Each of 2 seeds has its own threshold" in chart.caption
 
 
-def test_a_defence_whose_scores_are_lost_or_not_finite_has_no_line_and_a_row_that_says_so() -> None:
+def test_a_defense_whose_scores_are_lost_or_not_finite_has_no_line_and_a_row_that_says_so() -> None:
     lost = Scores(np.array([0.0, np.nan]), np.zeros(3))
     for other in (None, lost, Scores(np.zeros(0), np.zeros(3))):
         run = double.make_run(membership())
         gone = [cell.id for cell in run.cells if cell.training.defense != double.NONE]
         given = {cell.id: drawn(10, 200, 200) for cell in run.cells} | dict.fromkeys(gone, other)
         chart = only_chart(dataclasses.replace(run, scores=given.__getitem__))
-        assert [series.label for series in chart.series] == ["no defence"]
+        assert [series.label for series in chart.series] == ["no defense"]
         assert chart.rows[1][-1] == "no scores are stored"
         assert "1 of 2 lines are drawn" in chart.caption
     complete(render(dataclasses.replace(run, scores=given.__getitem__)))
@@ -221,7 +221,7 @@ def test_two_lines_close_together_have_their_names_on_two_sides() -> None:
 
 
 def distances(table: dict[str, float]) -> list[figures.Chart]:
-    """The charts of a run with these mean squared errors, by defence."""
+    """The charts of a run with these mean squared errors, by defense."""
 
     def make(cell: Cell) -> Result:
         value = table[cell.training.defense.label] * (0.5 if cell.attack == double.MAP else 1.0)
@@ -237,12 +237,12 @@ def test_the_distance_is_that_of_the_attack_that_gets_nearest() -> None:
     none, one, four = (part.label for part in (double.NONE, *double.GAUSSIAN[:2]))
     (chart,) = distances({none: 0.004, one: 0.2, four: 0.06})
     assert [point.y for point in chart.series[0].points] == pytest.approx([0.1, 0.03])
-    assert chart.lines == ((0.002, "no defence 0.002"),)
+    assert chart.lines == ((0.002, "no defense 0.002"),)
     assert chart.log_y
     assert chart.better.startswith("Higher is better for the clients: a lower MSE")
     (chart,) = distances({none: 0.0004, one: 0.2, four: 0.06})
     assert chart.lines == ()
-    assert "Far below the axis: no defence 0.0002." in chart.caption
+    assert "Far below the axis: no defense 0.0002." in chart.caption
 
 
 def test_a_distance_of_zero_is_drawn_on_a_plain_axis() -> None:

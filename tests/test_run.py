@@ -64,7 +64,7 @@ def test_every_cell_has_estimates_with_n_and_a_digest(reference):
         assert len(result.digest) == 64
         assert all(estimate.n > 0 for estimate in result.estimates)
     names = {estimate.name for result in run.results.values() for estimate in result.estimates}
-    assert {"ssim", "mse", "psnr", "label_accuracy", "recognised", "auc", "balanced_accuracy"} <= names
+    assert {"ssim", "mse", "psnr", "label_accuracy", "recognized", "auc", "balanced_accuracy"} <= names
     record = next(iter(run.trainings.values()))
     assert len(record.evaluations) == 3
     assert record.message_bytes == (4 * record.dim,) * 2

@@ -39,7 +39,7 @@ def by_name(estimates: tuple[Estimate, ...]) -> dict[str, Estimate]:
 
 
 def three_victims() -> tuple[list[Tensor], list[Tensor], list[Guess]]:
-    """Batches of two: the first found exactly but shuffled, the second failed, the third all grey and wrong."""
+    """Batches of two: the first found exactly but shuffled, the second failed, the third all gray and wrong."""
     x = [images(f"victim-{i}", 2, 1, 8, 8) for i in range(3)]
     y = [labels(3, 4), labels(5, 6), labels(7, 8)]
     guesses = [
@@ -128,7 +128,7 @@ def test_scores_of_a_batch_do_not_depend_on_the_order_of_the_guesses():
 
 def test_images_have_seven_estimates_in_order():
     found, _ = score_reconstruction(*three_victims())
-    names = ["ssim", "mse", "psnr", "label_accuracy", "recognised", "success", "failed"]
+    names = ["ssim", "mse", "psnr", "label_accuracy", "recognized", "success", "failed"]
     assert [estimate.name for estimate in found] == names
     assert [estimate.higher_leaks for estimate in found] == [True, False, True, True, True, True, None]
     assert found[2].unit == "dB"
@@ -143,18 +143,18 @@ def test_values_are_in_the_order_of_the_victims_with_none_for_a_failed_one():
     assert found["ssim"].values[:2] == pytest.approx((1, 1), abs=1e-12)
     assert found["mse"].values[:2] == (0, 0)
     assert found["mse"].values[4] > 0.01
-    assert found["recognised"].values == found["success"].values == (1, 1, 0, 0, 0, 0)
+    assert found["recognized"].values == found["success"].values == (1, 1, 0, 0, 0, 0)
     assert found["failed"].values == (0, 1, 0)
 
 
 def test_a_failed_victim_counts_where_it_must_and_is_told_where_it_does_not():
     found = by_name(score_reconstruction(*three_victims())[0])
     assert [found[name].n for name in ("ssim", "mse", "psnr", "label_accuracy")] == [4, 4, 4, 4]
-    assert [found[name].n for name in ("recognised", "success", "failed")] == [6, 6, 3]
-    assert found["recognised"].value == found["success"].value == found["failed"].value == 1 / 3
-    for name in ("ssim", "mse", "psnr", "label_accuracy", "recognised", "success"):
+    assert [found[name].n for name in ("recognized", "success", "failed")] == [6, 6, 3]
+    assert found["recognized"].value == found["success"].value == found["failed"].value == 1 / 3
+    for name in ("ssim", "mse", "psnr", "label_accuracy", "recognized", "success"):
         assert "1 of 3 victims failed" in found[name].note
-    assert found["recognised"].note.startswith("2 of 6 images")
+    assert found["recognized"].note.startswith("2 of 6 images")
 
 
 def test_mean_of_ssim_and_median_of_mse_are_of_the_finished_ones():
@@ -189,7 +189,7 @@ def test_all_failed_is_no_value_and_not_zero():
     for name in ("ssim", "mse", "psnr", "label_accuracy"):
         assert found[name].value is None
         assert "3 of 3 victims failed" in found[name].note
-    assert (found["recognised"].value, found["success"].value, found["failed"].value) == (0, 0, 1)
+    assert (found["recognized"].value, found["success"].value, found["failed"].value) == (0, 0, 1)
     assert pictures is not None
     assert np.all(pictures.guess == 0.5)
 
@@ -205,7 +205,7 @@ def test_all_failed_is_no_value_and_not_zero():
     ],
 )
 def test_labels_are_compared_as_multisets_the_matched_image_first(truth, said, hits):
-    x = images("labelled", 3, 1, 8, 8)
+    x = images("labeled", 3, 1, 8, 8)
     found = by_name(score_reconstruction([x], [truth], [guess(x, said)])[0])["label_accuracy"]
     assert found.values == hits
     assert found.value == pytest.approx(sum(hits) / 3)

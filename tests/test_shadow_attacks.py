@@ -215,7 +215,7 @@ def test_too_few_records_for_a_shadow_federation_are_refused():
         shadow(with_few(slice(800, 802)), KEY, runs=2, online=False, simulate=False)
 
 
-def test_simulated_shadows_pass_through_the_defence():
+def test_simulated_shadows_pass_through_the_defense():
     seen = dataclasses.replace(with_few(), defense=Gaussian(clip=0.01, noise_std=1e-6))
     plain, simulated = (shadow(seen, KEY, runs=1, online=True, simulate=how).models[0] for how in (False, True))
     start = TASK.init(KEY.child("train", "run", 0, "init"))
@@ -247,7 +247,7 @@ def test_it_needs_no_message(attack):
 
 
 @shadowed
-def test_it_is_aware_of_the_defence_where_its_shadows_pass_through_it(attack):
+def test_it_is_aware_of_the_defense_where_its_shadows_pass_through_it(attack):
     assert not attack.aware
     assert dataclasses.replace(attack, simulate=True).aware
 

@@ -20,7 +20,7 @@ def test_the_baseline_is_of_the_study_as_it_is(name):
     assert not [measure.key for measure in base.measured.measures if measure.problem]
 
 
-def test_every_defence_meets_a_naive_attack_and_one_that_knows_it():
+def test_every_defense_meets_a_naive_attack_and_one_that_knows_it():
     asked = {}
     for cell in load_study("smoke").cells:
         asked.setdefault(cell.training.defense.name, set()).add(cell.attack.parameters.get("objective"))

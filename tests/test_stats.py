@@ -154,7 +154,7 @@ def test_an_interval_of_what_is_not_finite_is_refused(bad):
 
 
 def test_a_proportion_of_nothing_has_no_value():
-    found = stats.proportion("recognised", 0, 0, higher_leaks=True, note="8 of 8 victims failed")
+    found = stats.proportion("recognized", 0, 0, higher_leaks=True, note="8 of 8 victims failed")
     assert (found.value, found.low, found.high, found.n) == (None, None, None, 0)
     assert found.note == "no item to judge; 8 of 8 victims failed"
 
@@ -224,8 +224,8 @@ def test_delong_interval_has_the_closed_form():
     members = [1.0, 1.0, 0.8, 0.6, 0.4]  # share of the non-members below each
     nonmembers = [0.4, 0.6, 0.8, 1.0, 1.0]  # share of the members above each
     half = 1.959964 * math.sqrt((np.var(members, ddof=1) + np.var(nonmembers, ddof=1)) / 5) / (0.76 * 0.24)
-    centre = math.log(0.76 / 0.24)
-    expected = [1 / (1 + math.exp(-(centre + sign * half))) for sign in (-1, 1)]
+    center = math.log(0.76 / 0.24)
+    expected = [1 / (1 + math.exp(-(center + sign * half))) for sign in (-1, 1)]
     assert ends(stats.auc(MEMBERS, NONMEMBERS)) == pytest.approx(expected, abs=1e-7)
 
 

@@ -57,7 +57,7 @@ def test_everything_wrong_is_said_at_once_with_path_value_and_expectation():
         tasks=[{"data": "digits", "model": 3}],
         federations=[{"clients": 4, "participants": 5, "rounds": 3}, {"cleints": 4, "rounds": "many"}],
         defenses=[{"name": "gausian"}, {"name": "gaussian", "epsilon": [0.0, "high"]}, {"epsilon": 1.0}],
-        attacks=[{"name": ECHO, "target": {"round": 9}}, {"name": ECHO, "colour": "red"}],
+        attacks=[{"name": ECHO, "target": {"round": 9}}, {"name": ECHO, "color": "red"}],
     )
     text = "\n".join(found)
     for said in (
@@ -70,7 +70,7 @@ def test_everything_wrong_is_said_at_once_with_path_value_and_expectation():
         "defenses[1]: expected epsilon > 0, got epsilon=0.0",
         "defenses[1].epsilon: got 'high', expected: input should be a valid number",
         "defenses[2]: name: missing",
-        "attacks[1].colour: unknown key, got 'red'",
+        "attacks[1].color: unknown key, got 'red'",
     ):
         assert said in text, said
 

@@ -1,4 +1,4 @@
-"""Initialisation, losses and gradients of the models."""
+"""Initialization, losses and gradients of the models."""
 
 import dataclasses
 import math
@@ -52,7 +52,7 @@ def test_a_model_is_smooth_where_all_its_layers_are_known_to_be():
     assert smooth == {"linear", "lenet-dlg"}
 
 
-# ---- initialisation
+# ---- initialization
 
 
 @pytest.mark.parametrize("layer", [nn.Linear(20, 1000), nn.Conv2d(3, 1000, 5)])
@@ -63,7 +63,7 @@ def test_torch_itself_draws_weights_and_biases_within_one_over_root_fan_in(layer
 
 
 @pytest.mark.parametrize("name", ["mlp-small", "lenet-dlg", "resnet20"])
-def test_default_initialisation_is_one_draw_scaled_by_the_fan_in(name):
+def test_default_initialization_is_one_draw_scaled_by_the_fan_in(name):
     task = _task(name)
     draw = task.layout.split(rng.uniform(KEY, (task.layout.dim,), -1, 1))
     parts = task.layout.split(task.init(KEY))
@@ -76,23 +76,23 @@ def test_default_initialisation_is_one_draw_scaled_by_the_fan_in(name):
 
 
 @pytest.mark.parametrize("name", ["lenet-dlg", "resnet20"])
-def test_dlg_initialisation_is_uniform_within_a_half_but_for_the_scales(name):
-    task = ModelTask(build(name, *SMALL[name]), initialisation="dlg")
+def test_dlg_initialization_is_uniform_within_a_half_but_for_the_scales(name):
+    task = ModelTask(build(name, *SMALL[name]), initialization="dlg")
     draw = task.layout.split(rng.uniform(KEY, (task.layout.dim,), -1, 1))
     for part, unit, name_of in zip(task.layout.split(task.init(KEY)), draw, task.layout.names, strict=True):
         assert torch.equal(part, torch.ones_like(part) if name_of.endswith("scale") else unit / 2)
 
 
-def test_a_key_fixes_the_initialisation():
+def test_a_key_fixes_the_initialization():
     task = _task("mlp")
     assert torch.equal(task.init(KEY), task.init(KEY))
     assert not torch.equal(task.init(KEY), task.init(KEY.child("other")))
     assert task.init(KEY).dtype == torch.float32
 
 
-def test_an_unknown_initialisation_is_refused():
-    with pytest.raises(ValueError, match="no initialisation 'he'; known: default, dlg"):
-        ModelTask(build("linear", (5,), 3), initialisation="he")
+def test_an_unknown_initialization_is_refused():
+    with pytest.raises(ValueError, match="no initialization 'he'; known: default, dlg"):
+        ModelTask(build("linear", (5,), 3), initialization="he")
 
 
 # ---- losses

@@ -1,4 +1,4 @@
-"""UDP, CRD and Lei's approach as defences: their noise on the wire, and their runs."""
+"""UDP, CRD and Lei's approach as defenses: their noise on the wire, and their runs."""
 
 import dataclasses
 import itertools

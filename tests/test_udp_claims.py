@@ -97,10 +97,10 @@ def test_a_budget_that_crd_leaves_over_is_not_claimed():
 @pytest.mark.parametrize("kind", [UDP, UDPCRD])
 def test_a_whole_run_has_the_printed_epsilon(kind, epsilon, true, digit):
     made = claim(kind(epsilon=epsilon))
-    judgement = judge(made)
+    judgment = judge(made)
     assert made.epsilon == pytest.approx(epsilon, rel=1e-9)
-    assert judgement.proved == pytest.approx(true, abs=1.02 * digit)
-    assert judgement.verdict is (Verdict.LOOSE if epsilon < 6.9 else Verdict.BROKEN)  # above 6.978 for delta 1e-3
+    assert judgment.proved == pytest.approx(true, abs=1.02 * digit)
+    assert judgment.verdict is (Verdict.LOOSE if epsilon < 6.9 else Verdict.BROKEN)  # above 6.978 for delta 1e-3
     assert (made.unit, made.relation, made.delta) == (Unit.RECORD, Relation.REPLACE, DELTA)
     assert made.against == frozenset(Threat)
 

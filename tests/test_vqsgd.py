@@ -20,7 +20,7 @@ ALPHA = 1e-6
 
 
 def chances(defense, v):
-    """Of all 2d points, by the definition: the mixture, then randomised response."""
+    """Of all 2d points, by the definition: the mixture, then randomized response."""
     d = len(v)
     spare = 1 - v.abs().sum() / d**0.5
     drawn = torch.cat([v.clamp(min=0), (-v).clamp(min=0)]) / d**0.5 + spare / (2 * d)

@@ -31,7 +31,7 @@ LENET = ModelTask(build("lenet-dlg", SHAPE, 10), "dlg")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Says(Defense):
-    """A defence whose message says one value in every coordinate."""
+    """A defense whose message says one value in every coordinate."""
 
     value: float = 0.0
 
@@ -63,7 +63,7 @@ class Case:
 
 
 def make(task=LENET, n=3, images=1, defense=None, sends="gradient", lr=0.1, steps=1, labels=None, scale=1.0, key=KEY):
-    """n victims who sent the gradient of their images, or the update of one step; `key` draws the defence's noise."""
+    """n victims who sent the gradient of their images, or the update of one step; `key` draws the defense's noise."""
     defense = defense or NoDefense()
     shape, classes = task.input_shape, task.classes
     setting = Setting(task.layout, 8, 8, 1, sends, steps, lr, images, 8)

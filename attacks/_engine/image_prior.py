@@ -13,10 +13,10 @@ _SMOOTH = 1e-2
 
 @dataclass(frozen=True)
 class ImagePrior:
-    """-log p(x) up to a constant: neighbours are alike, and pixels are in [0, 1].
+    """-log p(x) up to a constant: neighbors are alike, and pixels are in [0, 1].
 
     Attributes:
-        tv: weight of the total variation: a Laplace law of the differences of neighbouring pixels, of scale 1/tv.
+        tv: weight of the total variation: a Laplace law of the differences of neighboring pixels, of scale 1/tv.
         box: weight of the squared distance to [0, 1].
     """
 

@@ -92,7 +92,7 @@ def fit(train: Pairs, held: Pairs, plan: Plan, *, pixels: bool, key: Key) -> Inv
     """The network with the least squared error on `train`, as far as that lowers the error on `held` too.
 
     Images are told by their principal components. The linear part is a ridge regression with a penalty for each
-    component: noise hides fine detail long before it hides colour. Then the hidden layer, whose output starts at zero,
+    component: noise hides fine detail long before it hides color. Then the hidden layer, whose output starts at zero,
     learns by Adam what is left; of all epochs and the start, that with the lowest error on `held` is taken.
 
     Args:

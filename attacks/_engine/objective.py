@@ -1,4 +1,4 @@
-"""What an attacker minimises: how badly candidate images explain the messages of one round or of several."""
+"""What an attacker minimizes: how badly candidate images explain the messages of one round or of several."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Explains:
     """How messages are explained.
 
     Attributes:
-        kind: `l2`: squared distance to what the defence's own estimate tells; `likelihood`: what the defence says of
+        kind: `l2`: squared distance to what the defense's own estimate tells; `likelihood`: what the defense says of
             the candidate's update.
         scale: factor of the squared distance of gradients, so that it can be weighed against a prior.
         unroll: follow the client's steps, and the clipping of its records where `likelihood` is asked; otherwise an
@@ -65,7 +65,7 @@ def update_per_gradient(setting: Setting, sighting: Sighting) -> Tensor:
 
 
 def received_gradients(seen: Observation) -> Tensor:
-    """[n, d]: the gradient that each message of the first round tells of, by the defence's own estimate.
+    """[n, d]: the gradient that each message of the first round tells of, by the defense's own estimate.
 
     An update of several steps is taken for one step of their joint length, -update / (lr * steps): the gradient at the
     round's model up to first order in lr * steps. A sum of several users' messages is taken for their mean.
@@ -192,7 +192,7 @@ class _OfGradients:
 
 @dataclass(frozen=True, eq=False)
 class _Unlikelihood:
-    """-log p(received | the messages before the defence), by the defence itself."""
+    """-log p(received | the messages before the defense), by the defense itself."""
 
     seen: Observation
     sighting: Sighting

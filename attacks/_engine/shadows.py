@@ -77,7 +77,7 @@ class Recipe(NamedTuple):
         return cls(setting.clients, setting.rounds, plan, setting.participants)
 
     def under(self, defense: Defense[Any, Any], setting: Setting) -> Recipe:
-        """With what the defence asks of local training."""
+        """With what the defense asks of local training."""
         return self._replace(plan=self.plan.under(defense.local, defense.step_noise(setting)))
 
 
@@ -133,10 +133,10 @@ def train_shadows(
     Args:
         inside: [runs, records of the pool] bool.
         defense: each client's update goes through its encode, the channel and its decode, with memory and state; local
-            training keeps its rule. The test losses that some defences look at are those of the records left out.
-        setting: of the defended federation, for the defence; not looked at without one.
+            training keeps its rule. The test losses that some defenses look at are those of the records left out.
+        setting: of the defended federation, for the defense; not looked at without one.
         engine: of local training; None: the fastest for the model, where the pool lies.
-        keep: rounds before which the models are kept. A run that its defence has ended stands still.
+        keep: rounds before which the models are kept. A run that its defense has ended stands still.
         start: [d], where all runs start; None: each draws its own.
 
     Raises:
@@ -187,7 +187,7 @@ def _side_by_side(task: ModelTask, recipe: Recipe, pool: Examples, inside: Tenso
 
 
 class _Protection(NamedTuple):
-    """A defence, its setting, and its state before round 0."""
+    """A defense, its setting, and its state before round 0."""
 
     defense: Defense[Any, Any]
     setting: Setting
@@ -195,7 +195,7 @@ class _Protection(NamedTuple):
 
 
 def _protect(recipe: Recipe, defense: Defense[Any, Any] | None, setting: Setting | None) -> _Protection | None:
-    """None without a defence; refuses one whose setting is missing or of another federation."""
+    """None without a defense; refuses one whose setting is missing or of another federation."""
     if defense is None:
         return None
     if setting is None:
@@ -210,7 +210,7 @@ def _protect(recipe: Recipe, defense: Defense[Any, Any] | None, setting: Setting
 
 
 class _Defended:
-    """A defence in one run: its state, and what each client remembers."""
+    """A defense in one run: its state, and what each client remembers."""
 
     def __init__(self, protection: _Protection, clients: int) -> None:
         self.defense, self.setting, self.state = protection
@@ -236,7 +236,7 @@ class _Defended:
         self.state = self.defense.advance(self.state, Feedback(number, before, self.loss))
 
     def stops(self) -> bool:
-        """Whether the defence ends the run here."""
+        """Whether the defense ends the run here."""
         return self.defense.stops(self.state)
 
 
@@ -276,7 +276,7 @@ class _Run:
 
     def take(self, number: int, senders: Sequence[Sender], updates: Tensor) -> None:
         """The round's updates [clients, d] or gradients: the model moves on."""
-        if not bool(updates.isfinite().all()):  # which a defence refuses to encode
+        if not bool(updates.isfinite().all()):  # which a defense refuses to encode
             self.params, self.ended = torch.full_like(self.params, torch.nan), True
             return
         if self.defended is None:

@@ -47,7 +47,7 @@ class Local(NamedTuple):
 
 
 def client_updates(task: Task, params: Vector, x: Tensor, y: Tensor, local: Local) -> Tensor:
-    """The messages that clients would send who trained on these images, before a defence; differentiable in x and y.
+    """The messages that clients would send who trained on these images, before a defense; differentiable in x and y.
 
     The steps take the images in the candidate's own order. The client's is not known: images with one label may change
     places in a search, and whoever holds labels fixed can try their orders. Every pass takes them in the same order;

@@ -113,14 +113,14 @@ def _shrunk(sides: tuple[_Side, _Side], variance: Variance) -> tuple[Tensor, Ten
     mean = torch.stack([side.mean for side in sides], -1)
     noise = torch.stack([side.std(variance) for side in sides], -1).square()
     both = (size > 0).all(-1)
-    centre = mean[both].mean(0)
-    away = mean[both] - centre
+    center = mean[both].mean(0)
+    away = mean[both] - center
     values, vectors = torch.linalg.eigh(away.T @ away / len(away) - (noise / size)[both].mean(0).diag())
     prior = vectors * values.clamp_min(0.0) @ vectors.T
     weight = size / noise
     # (prior^-1 + weight)^-1, for a prior that may be singular: where all gaps are equal
     spread = prior @ torch.linalg.inv(torch.eye(2, dtype=prior.dtype) + weight[..., None] * prior)
-    drawn = centre + (spread @ (weight * (mean - centre))[..., None])[..., 0]
+    drawn = center + (spread @ (weight * (mean - center))[..., None])[..., 0]
     return drawn, noise + spread.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)
 
 

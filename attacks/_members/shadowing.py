@@ -25,7 +25,7 @@ class ByShadows(Attack):
 
     @property
     def aware(self) -> bool:
-        """It uses the defence where its shadows pass through it."""
+        """It uses the defense where its shadows pass through it."""
         return self.simulate
 
     @property
@@ -65,7 +65,7 @@ def shadow(seen: Observation, key: Key, *, runs: int, online: bool, simulate: bo
     another key.
 
     Args:
-        simulate: the models' updates pass through the defence, as in the federation.
+        simulate: the models' updates pass through the defense, as in the federation.
 
     Raises:
         ValueError: the pool has no more records than the federation has clients, or all models diverged.

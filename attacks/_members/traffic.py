@@ -38,7 +38,7 @@ far below what top-k leaves out."""
 
 @dataclass(frozen=True)
 class Traffic:
-    """One round: k messages U, n candidates' gradients g at its model, clipped where the defence clips records.
+    """One round: k messages U, n candidates' gradients g at its model, clipped where the defense clips records.
 
     All float64. A message or a gradient that is not finite counts as zero.
 
@@ -150,7 +150,7 @@ def read(seen: Observation, *, sent: bool = False, together: bool = False) -> It
     """Round by round, as far as it has messages.
 
     Args:
-        sent: ask the defence which coordinates each message tells of (one slope of its likelihood a message).
+        sent: ask the defense which coordinates each message tells of (one slope of its likelihood a message).
         together: take the mean of a round's messages, weighted by their senders' samples, for one message: what
             reaches whoever sees the sum alone.
 

@@ -47,7 +47,7 @@ class Schedule:
 
 
 def descend(function: Function, start: Tensor, schedule: Schedule) -> Minima:
-    """Minimise n functions of D variables each.
+    """Minimize n functions of D variables each.
 
     Args:
         function: values and gradients of any of the n functions.

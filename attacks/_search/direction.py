@@ -32,7 +32,7 @@ class Direction:
     Attributes:
         evaluations: for one victim and start, at most.
         step: size of the first steps, in units of the pixel range.
-        tv: weight of the mean difference of neighbouring pixels, across plus down, beside a distance in [0, 2].
+        tv: weight of the mean difference of neighboring pixels, across plus down, beside a distance in [0, 2].
 
     Raises:
         ValueError: a parameter out of range; a step is called `lr` there, as whoever sets it does.
@@ -68,7 +68,7 @@ class Direction:
         # float64: the squares of a finite target may overflow, and those of a small one vanish
         units = normalize(targets.double(), dim=1, eps=0.0).to(params.dtype)
         matched = evaluator(seen.task, params, _Directions(units, times), images=images, labels=fixed)
-        # a sum over neighbours there, the mean here, so that `tv` means the same for every size
+        # a sum over neighbors there, the mean here, so that `tv` means the same for every size
         prior = ImagePrior(self.tv / (images * math.prod(seen.task.input_shape)), box=0.0)
         box = (0.0, 1.0) if len(seen.task.input_shape) == 3 else None
         schedule = Schedule(self.evaluations, self.step, _TOLERANCE, box)

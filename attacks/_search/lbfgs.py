@@ -65,7 +65,7 @@ class Minima(NamedTuple):
 
 
 def minimize(function: Function, start: Tensor, stop: Stop, *, history: int = 100) -> Minima:
-    """Minimise n functions of D variables each.
+    """Minimize n functions of D variables each.
 
     Args:
         function: values and gradients of any of the n functions. A value or gradient that is not finite is a step too

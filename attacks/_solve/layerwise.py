@@ -222,7 +222,7 @@ def _convolve(x: Tensor, kernel: Tensor, geometry: Geometry) -> Tensor:
 class _Band:
     """Where the squared output equations have entries: a band, once the unknowns stand row by row.
 
-    Blocks of unknowns are as many rows of the image as a kernel spans less one, so that only neighbours meet.
+    Blocks of unknowns are as many rows of the image as a kernel spans less one, so that only neighbors meet.
 
     Attributes:
         blocks, size: number of blocks, and unknowns in each; the last may be filled up.

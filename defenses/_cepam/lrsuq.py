@@ -8,7 +8,7 @@ the cell M:
     M = the integers with x / 2r - v in M + (-1/2, 1/2]^n,    |2r (M + v) - x| <= r,    y = 2r (M + v).
 
 Differs from the printed Algorithm 2, line 10, which tests |2r M - x| <= r: that never accepts some sub-vectors, and
-the error of the others is neither centred nor of the law.
+the error of the others is neither centerd nor of the law.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from leakgauge.harness.core.vec import Vector
 
 _STIFF = 1e-3
 """Relative deviation of a candidate's norm from the one that was sent which counts as one standard deviation. What was
-sent is exact to 6e-8; an optimiser that starts far away needs a softer wall."""
+sent is exact to 6e-8; an optimizer that starts far away needs a softer wall."""
 
 _LEAST = 1e-6
 """Norm of an update below which `_STIFF` is of this, not of the norm, so that a zero update has a finite slope."""

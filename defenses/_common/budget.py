@@ -5,7 +5,7 @@ from __future__ import annotations
 from leakgauge.harness.core.checks import positive
 
 DEFAULT_EPSILON = 8.0
-"""Of a defence that is told neither."""
+"""Of a defense that is told neither."""
 
 
 def epsilon_unless(epsilon: float | None, noise_std: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Two defences in a row, `laplace+sdq`: the second carries the numbers of the first, whose promise stays."""
+"""Two defenses in a row, `laplace+sdq`: the second carries the numbers of the first, whose promise stays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from leakgauge.harness.core.vec import Parts, Vector
 
 
 class Rounded(NamedTuple):
-    """How the numbers of n messages were quantised, all in units.
+    """How the numbers of n messages were quantized, all in units.
 
     step: width of a cell, along each generator of the lattice where numbers share one.
     side: [n, count], 1 where the cell of a number (of a lattice coordinate) has no upper end, -1 where it has no lower.
@@ -45,7 +45,7 @@ class Rounded(NamedTuple):
 
 
 class Perturbs(ABC):
-    """A defence that may stand first: its message is a header and the noisy numbers as float32."""
+    """A defense that may stand first: its message is a header and the noisy numbers as float32."""
 
     @abstractmethod
     def header_size(self, setting: Setting) -> int:
@@ -57,7 +57,7 @@ class Perturbs(ABC):
 
     @abstractmethod
     def unit(self, setting: Setting) -> float:
-        """What one unit of a quantiser's input is in the message's numbers.
+        """What one unit of a quantizer's input is in the message's numbers.
 
         In that unit the numbers without their noise lie in [-1, 1] but for outliers; their mean square is 1/9 or less.
         """
@@ -68,10 +68,10 @@ class Perturbs(ABC):
 
     @abstractmethod
     def misfit(self, received: Sequence[bytes], *, setting: Setting, rounded: Rounded | None = None) -> Likelihood:
-        """The likelihood, where the numbers have been quantised in addition."""
+        """The likelihood, where the numbers have been quantized in addition."""
 
     def attained(self, edge: float) -> float:
-        """Epsilon of the claim's unit that one round attains even if numbers are quantised; 0: none is known.
+        """Epsilon of the claim's unit that one round attains even if numbers are quantized; 0: none is known.
 
         Args:
             edge: in units; all that is told of a number is whether it exceeds a threshold, of which those from -edge to
@@ -81,7 +81,7 @@ class Perturbs(ABC):
 
 
 class Quantizes(ABC):
-    """A defence that may stand second: it carries any numbers as bits, with a dither from the shared key."""
+    """A defense that may stand second: it carries any numbers as bits, with a dither from the shared key."""
 
     @abstractmethod
     def compress(self, values: Tensor, *, shared: Key, noise_variance: float) -> bytes:
@@ -106,14 +106,14 @@ class Quantizes(ABC):
 
 @dataclass(frozen=True)
 class Cascade(Defense[None, None]):
-    """A perturbation, then a quantiser that replaces the floats of its message.
+    """A perturbation, then a quantizer that replaces the floats of its message.
 
     Guarantees:
-        What is sent is a function of the first defence's message and of the shared key: whatever holds of that message
+        What is sent is a function of the first defense's message and of the shared key: whatever holds of that message
         holds of this one (post-processing).
 
     Raises:
-        ValueError: the first does not perturb, or the second does not quantise.
+        ValueError: the first does not perturb, or the second does not quantize.
     """
 
     randomized: ClassVar[bool] = True
@@ -124,9 +124,9 @@ class Cascade(Defense[None, None]):
 
     def __post_init__(self) -> None:
         if not isinstance(self.first, Perturbs):
-            raise ValueError(f"expected a defence that adds noise before '+', got {self.names[0]!r}")
+            raise ValueError(f"expected a defense that adds noise before '+', got {self.names[0]!r}")
         if not isinstance(self.second, Quantizes):
-            raise ValueError(f"expected a quantiser after '+', got {self.names[1]!r}")
+            raise ValueError(f"expected a quantizer after '+', got {self.names[1]!r}")
 
     @property
     def _noise(self) -> Perturbs:
@@ -172,7 +172,7 @@ class Cascade(Defense[None, None]):
         return self.first.estimate(None, wire, link._replace(shared=None))
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
-        """The first's, with the quantiser's error as further noise of the same variance.
+        """The first's, with the quantizer's error as further noise of the same variance.
 
         That error is uniform and not normal: a surrogate that is close where one of the two errors is much larger than
         the other. A number in an outermost cell speaks only against candidates that are not as far out.
@@ -225,7 +225,7 @@ def split_message(wire: bytes, header_size: int, count: int) -> tuple[bytes, Ten
 
 
 def join_parameters(names: tuple[str, str], first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """One table from two: a key that both have is written `defence.key`."""
+    """One table from two: a key that both have is written `defense.key`."""
     tables = zip(names, (first, second), (second, first), strict=True)
     return {
         f"{name}.{key}" if key in other else key: value for name, mine, other in tables for key, value in mine.items()

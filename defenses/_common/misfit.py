@@ -1,7 +1,7 @@
-"""-log density of a residual under the laws that defences add, smooth enough for an optimiser.
+"""-log density of a residual under the laws that defenses add, smooth enough for an optimizer.
 
 A residual is a candidate's numbers minus those that were received, [n, count]. Every law gives [n], at least 0, with
-finite slopes everywhere. `extra` is the variance of a further error (a quantiser's) that is not known in detail: it
+finite slopes everywhere. `extra` is the variance of a further error (a quantizer's) that is not known in detail: it
 widens the law, or rounds its tip.
 """
 
@@ -23,7 +23,7 @@ _TIP = 0.1
 """Width of the rounded tip of |r|/b, in units of b: L-BFGS needs a gradient at zero."""
 
 WALL = 0.02
-"""Scale of the Laplace law that blurs the wall of a cell, in units of the cell's width: an optimiser cannot use a jump.
+"""Scale of the Laplace law that blurs the wall of a cell, in units of the cell's width: an optimizer cannot use a jump.
 Measured, see `rounded_misfit`."""
 
 
@@ -53,7 +53,7 @@ def student_misfit(residual: Tensor, s2: float, nu: float, extra: float = 0.0) -
 
 
 def ball_misfit(distance: Tensor) -> Tensor:
-    """[n]: nothing inside the ball, of distances [n, count] in radii from its centre; a constant slope far outside.
+    """[n]: nothing inside the ball, of distances [n, count] in radii from its center; a constant slope far outside.
 
     -log of the chance that a distance plus Laplace noise of scale 2 `WALL` is below 1. Attacks better than a normal law
     of the ball's covariance with a softer wall: as in `rounded_misfit`, on `cepam-clip` with noise of 0.05, mean SSIM

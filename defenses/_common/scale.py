@@ -1,4 +1,4 @@
-"""How an update gets the unit that a noise scale and a quantiser's range refer to."""
+"""How an update gets the unit that a noise scale and a quantizer's range refer to."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Scaling:
 
 _STIFF = 1e-3
 """Relative deviation of a candidate's scale from the one that was sent which counts as one standard deviation. What was
-sent is exact to 6e-8; an optimiser that starts far away needs a softer wall."""
+sent is exact to 6e-8; an optimizer that starts far away needs a softer wall."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,9 +180,9 @@ class Candidates:
 
     def numbers(self, updates: Tensor) -> Tensor:
         """[n, count] of updates [n, d], by the scales that were sent."""
-        centred = self._take(updates) - self.means
+        centerd = self._take(updates) - self.means
         scales = self.scales[:, self.piece]
-        numbers = torch.where(scales > 0, centred / scales.where(scales > 0, 1.0), 0.0)
+        numbers = torch.where(scales > 0, centerd / scales.where(scales > 0, 1.0), 0.0)
         if self.scaling.mode != "public":
             return numbers
         if self.scaling.lanes == 1:

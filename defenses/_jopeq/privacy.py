@@ -1,10 +1,10 @@
 """JoPEQ in numbers: the noise that can be drawn in place of the one it asks for, and how private its messages are then.
 
-JoPEQ wants a private noise n such that n plus the quantisation error is exactly Laplace (or t). No law has the
-characteristic function that this takes: it exceeds 1 near every non-zero point of 2 pi times the dual lattice. What can
+JoPEQ wants a private noise n such that n plus the quantization error is exactly Laplace (or t). No law has the
+characteriztic function that this takes: it exceeds 1 near every non-zero point of 2 pi times the dual lattice. What can
 be drawn is the surrogate of the reference code, of the same family and with the variance that the sum should have less
 that of the error. The server knows the dither, so a message is a function of the input plus n, and its epsilon is that
-of n alone unless the quantiser hides some of it; the error has bounded support and counts for nothing.
+of n alone unless the quantizer hides some of it; the error has bounded support and counts for nothing.
 
 Inputs are in [-1, 1], or in the unit disc where two coordinates share a lattice; the lattice is
 `GENERATOR` times the integers times the step.
@@ -72,7 +72,7 @@ def scalar_epsilon(epsilon: float, step: float, edge: float = 1.0) -> float:
 
     Args:
         epsilon: as configured.
-        step: of the quantiser.
+        step: of the quantizer.
         edge: its outermost level, 2^(bits - 1) * step.
 
     | case | value |
@@ -139,7 +139,7 @@ def sphere_epsilon(epsilon_per_coordinate: float, sub_vectors: int) -> float:
 def surrogate_law(error: npt.ArrayLike, epsilon: float, step: float) -> Floats:
     """Distribution function of decoded minus true, per coordinate, as long as nothing overloads.
 
-    Uniform(-step/2, step/2) plus Laplace(b'), with b' = `surrogate_scale`; vectorised in `error`. Right to 1e-12 of
+    Uniform(-step/2, step/2) plus Laplace(b'), with b' = `surrogate_scale`; vectorized in `error`. Right to 1e-12 of
     itself where error <= 0, and 1 minus the value at -error above.
 
     | case | law |
@@ -223,7 +223,7 @@ def vector_epsilon(s2: float, nu: float, bits: int, gamma: float, radius: float 
     Args:
         s2, nu: the t noise that the surrogate stands for.
         bits: R; 2^R + 1 levels a lattice coordinate. Costs the same whatever it is.
-        gamma: of the reference code, step = 2 gamma / (2^R + 1). A quantiser with the paper's step, 2 gamma / 2^R, is
+        gamma: of the reference code, step = 2 gamma / (2^R + 1). A quantizer with the paper's step, 2 gamma / 2^R, is
             the one whose gamma is (2^R + 1) / 2^R as large.
         radius: of the disc of inputs.
 
@@ -334,15 +334,15 @@ def _lost_ratio(v: Floats, noise: _LatticeNoise, family: _Family, to_lattice: Fl
     return float(far - near)
 
 
-def _log_probability(noise: _LatticeNoise, family: _Family, centres: Floats) -> Floats:
-    """ln P(noise in the box at each of [..., 2] centres)."""
-    chance = noise.probability(centres - family.below, centres + family.above)
+def _log_probability(noise: _LatticeNoise, family: _Family, centers: Floats) -> Floats:
+    """ln P(noise in the box at each of [..., 2] centers)."""
+    chance = noise.probability(centers - family.below, centers + family.above)
     # raising the smaller of two chances keeps their ratio a lower bound
     return np.asarray(np.log(np.maximum(chance, 1e-300)))
 
 
 def _step(bits: int, gamma: float) -> float:
-    """Step of the reference code's quantiser."""
+    """Step of the reference code's quantizer."""
     # 24: the chance of a narrower cell loses its digits, and the search its slopes
     if not 1 <= bits <= 24:
         raise ValueError(f"expected 1 <= bits <= 24, got bits={bits}")
@@ -360,7 +360,7 @@ def _error_scale(s2: float, nu: float, step: float) -> float:
 
 
 def _check_scalar(epsilon: float, step: float) -> None:
-    """Refuse parameters that no scalar quantiser has."""
+    """Refuse parameters that no scalar quantizer has."""
     _check_above_zero(epsilon=epsilon)
     _check_from_zero(step=step)
 

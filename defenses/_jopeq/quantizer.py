@@ -1,4 +1,4 @@
-"""What the defences of JoPEQ have in common: scale, add private noise, quantise with a shared dither.
+"""What the defenses of JoPEQ have in common: scale, add private noise, quantize with a shared dither.
 
 Source: Lang, Sofer, Shaked, Shlezinger 2022, "Joint privacy enhancement and quantization in federated learning", and
     its reference code.
@@ -56,7 +56,7 @@ _FIND = torch.tensor(np.linalg.inv(GENERATOR), dtype=torch.float32)
 
 
 class Carrier(NamedTuple):
-    """A dithered lattice as a code for unit-free numbers [n]: neighbours share a cell where it has two dimensions.
+    """A dithered lattice as a code for unit-free numbers [n]: neighbors share a cell where it has two dimensions.
 
     Guarantees:
         ceil(n * ceil(log2(2^R + 1)) / 8) bytes, with n rounded up to whole cells: levels of R + 1 bits each. There are
@@ -120,13 +120,13 @@ class Carrier(NamedTuple):
         return residual if self.lattice.dimension == 1 else _turn(residual, _FIND)
 
     def _rows(self, values: Tensor) -> Tensor:
-        """[M], or [2, M] with neighbours in one column."""
+        """[M], or [2, M] with neighbors in one column."""
         return values if self.lattice.dimension == 1 else values.reshape(-1, 2).T
 
 
 @dataclass(frozen=True)
 class Dithered(Defense[None, None]):
-    """A defence that scales an update, adds noise from the private key and sends levels with dither from the shared."""
+    """A defense that scales an update, adds noise from the private key and sends levels with dither from the shared."""
 
     @property
     @abstractmethod
@@ -167,7 +167,7 @@ class Dithered(Defense[None, None]):
         return self.scaling.undo(header, values, link.setting.layout)
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
-        """How far a candidate is from the values, by the law of noise and quantisation error, and from the scales.
+        """How far a candidate is from the values, by the law of noise and quantization error, and from the scales.
 
         A value at the edge tells that the number is there or beyond.
         """
@@ -206,7 +206,7 @@ class _AlongGenerators:
 
 @dataclass(frozen=True)
 class Bare(Dithered, Quantizes):
-    """Subtractive dithered quantisation by itself: no noise, no promise; after a '+' it carries another's numbers."""
+    """Subtractive dithered quantization by itself: no noise, no promise; after a '+' it carries another's numbers."""
 
     randomized: ClassVar[bool] = False
     dimension: ClassVar[int]
@@ -327,7 +327,7 @@ def pairs_unclipped(mode: Mode) -> tuple[str, ...]:
 
 
 def bare_claim(rounds: int, leak: Proof) -> Claim:
-    """The claim of a quantiser without noise; what its dither hides is `leak`."""
+    """The claim of a quantizer without noise; what its dither hides is `leak`."""
     why = "no noise: for who knows the dither, a message is a function of the update; a norm is sent in the clear."
     return nothing_promised(rounds, why, leak)
 

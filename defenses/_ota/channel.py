@@ -1,4 +1,4 @@
-"""What the defences over a fading channel have in common: who is heard how well, what is sent, what is claimed."""
+"""What the defenses over a fading channel have in common: who is heard how well, what is sent, what is claimed."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A noise multiplier is z = noise_std / sensitivity. A run spends sum 1/z^2 over i
 the rounds together tell as much as one Gaussian of mu = sqrt(sum 1/z^2).
 
 Source: Wei, Li, Ding, Ma, Su, Zhang, Poor 2021, "User-level privacy-preserving federated learning: analysis and
-    performance optimization". Despite the title the neighbours differ in one record.
+    performance optimization". Despite the title the neighbors differ in one record.
 """
 
 from __future__ import annotations

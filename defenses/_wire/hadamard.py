@@ -18,7 +18,7 @@ _BITS = 4
 
 
 def fast_walsh_hadamard(x: Array) -> Array:
-    """H x along the last axis, where H is Sylvester's Hadamard matrix: natural order, entries 1 and -1, not normalised.
+    """H x along the last axis, where H is Sylvester's Hadamard matrix: natural order, entries 1 and -1, not normalized.
 
     Args:
         x: [..., n] float32 or float64, n a power of two. Not modified.

@@ -19,10 +19,10 @@ CONFIDENCE = 0.95
 
 
 def audit_defense(spec: PartSpec, rounds: int, trials: int, key: Key, *, sends: str = "update") -> AuditRecord:
-    """A lower bound of a defence's epsilon, in the small federation of `leakgauge audit`.
+    """A lower bound of a defense's epsilon, in the small federation of `leakgauge audit`.
 
     Args:
-        rounds: of the study's federation; of a defence that promises one round one is audited, else `MOST_ROUNDS` at
+        rounds: of the study's federation; of a defense that promises one round one is audited, else `MOST_ROUNDS` at
             most.
         trials: counted, with each of the two inputs.
         sends: `update` or `gradient`, as in the study's federation.
@@ -32,7 +32,7 @@ def audit_defense(spec: PartSpec, rounds: int, trials: int, key: Key, *, sends: 
         What is claimed and proved in the record is of the small federation, as the bound is.
 
     Raises:
-        ValueError: the defence cannot be used there, or its claim cannot be worked out.
+        ValueError: the defense cannot be used there, or its claim cannot be worked out.
     """
     one_round = registry.build_defense(spec).promises is Horizon.ONE_ROUND
     asked = 1 if one_round else min(rounds, MOST_ROUNDS)

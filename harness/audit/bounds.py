@@ -111,7 +111,7 @@ def gaussian_epsilon_lower(counts: Counts, delta: float, confidence: float = 0.9
 def split_threshold(zeros: Numbers, ones: Numbers, delta: float, confidence: float = 0.95) -> float:
     """The threshold whose `epsilon_lower` on these trials is largest; to be used on OTHER trials.
 
-    It lies half-way between two neighbouring scores, further apart than a millionth of their range: what is closer
+    It lies half-way between two neighboring scores, further apart than a millionth of their range: what is closer
     counts as equal but for rounding. Where every bound is 0, the one that is the least below 0 wins.
 
     Args:
@@ -183,7 +183,7 @@ def sampled_delta(loss: Numbers, epsilon: float, log_weights: Numbers | None = N
 
     Args:
         loss: [n] privacy losses of samples from P, or from a proposal Q; infinite ones are welcome.
-        log_weights: [n] log p - log q of these samples, both densities normalised. None: Q is P.
+        log_weights: [n] log p - log q of these samples, both densities normalized. None: Q is P.
 
     Raises:
         ValueError: no samples, a loss that is not a number, a weight that is not a number or infinite, another number

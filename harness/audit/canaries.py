@@ -36,7 +36,7 @@ from leakgauge.harness.core.threats import SEES, Threat
 from leakgauge.harness.federation.round import Client, Exchange, Round, client_key
 
 _FAR = 100.0
-"""Norm of what a canary client hands to the defence: outside every clip, which cuts it down."""
+"""Norm of what a canary client hands to the defense: outside every clip, which cuts it down."""
 
 _PILOT = 0.25
 """Share of the rounds that choose canary and threshold, where the mechanism is not Gaussian."""
@@ -108,19 +108,19 @@ def audit_messages(
 
     Half of the messages, at random, are made of input 1, the others of input 0, by `encode` with the round's public
     state and with what the real messages left in the client's memory. The auditor knows the real updates; it tells the
-    two inputs apart by the defence's likelihood ratio, at the threshold 0 where the mechanism is Gaussian, else with
+    two inputs apart by the defense's likelihood ratio, at the threshold 0 where the mechanism is Gaussian, else with
     the pair and at the threshold that do best in the first quarter of the rounds, which is then not counted.
 
-    | the claim's unit | inputs 0 and 1, neighbours by the claim's relation: real update u, c_0 and c_1 of `pairs` |
+    | the claim's unit | inputs 0 and 1, neighbors by the claim's relation: real update u, c_0 and c_1 of `pairs` |
     |---|---|
-    | message, client | u + c_0 and u + c_1; c is 100 times as long as u, or as 1: the defence cuts it down |
+    | message, client | u + c_0 and u + c_1; c is 100 times as long as u, or as 1: the defense cuts it down |
     | coordinate, sub-vector | the same; c is not zero in the first place alone |
     | the same, where the update sets its own unit | c_0 and c_1, which have one norm |
     | any, with add-remove | c_0 = 0 and c_1 |
     | record | refused: it acts through local training, see `harness.audit.engine` |
 
     Args:
-        updates: [T, clients, d] what the clients of a run sent, before the defence.
+        updates: [T, clients, d] what the clients of a run sent, before the defense.
         history: [T] the public state of each round.
         claim: of one round.
         threat: an adversary who sees messages; without the shared keys it reads them as an outsider.
@@ -181,7 +181,7 @@ def one_run(
     clip along a direction of its own; if not, zero, or the opposite. Other clients send zero. Canaries are ranked by
     the sum of <what a round decodes to, direction>; of r guesses, half call the highest in, half the lowest out.
 
-    | pair | what the defence adds up moves by | neighbours by |
+    | pair | what the defense adds up moves by | neighbors by |
     |---|---|---|
     | from nothing | a clip: half of what replacing an update can do | add-remove, replace, any-two-inputs |
     | end to end | two clips | replace, any-two-inputs |

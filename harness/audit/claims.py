@@ -1,4 +1,4 @@
-"""What a defence claims and what holds, of its epsilon and of its delta, asked without a study."""
+"""What a defense claims and what holds, of its epsilon and of its delta, asked without a study."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _ROUNDING = 1e-5
 
 
 class Asked(NamedTuple):
-    """A defence in a federation, and the public state of each round."""
+    """A defense in a federation, and the public state of each round."""
 
     defense: Defense[Any, Any]
     setting: Setting
@@ -60,15 +60,15 @@ class Asked(NamedTuple):
 def ask(
     name: str, parameters: dict[str, Scalar], setting: dict[str, Scalar], rounds: int | None, delta: float | None
 ) -> dict[str, Any]:
-    """The claim of a defence and what holds, as plain data; an infinite epsilon is the text "inf".
+    """The claim of a defense and what holds, as plain data; an infinite epsilon is the text "inf".
 
     Args:
         setting: what differs from `USUAL`.
-        rounds: T; by default 1 for a defence that promises one round, else its own number of rounds, or 200.
+        rounds: T; by default 1 for a defense that promises one round, else its own number of rounds, or 200.
         delta: at which to say what holds; by default the claim's.
 
     Raises:
-        UnknownNameError: no such defence.
+        UnknownNameError: no such defense.
         StudyError: parameters, setting, rounds or delta that make no sense: all problems of one kind at once.
     """
     defense, public, history = prepare(name, parameters, setting, rounds, delta, USUAL)
@@ -111,7 +111,7 @@ def ratios_delta(
 ) -> Delta | None:
     """delta(epsilon) of a pair, the larger of both directions, from its log-likelihood ratios: `bounds.sampled_delta`.
 
-    It believes the law that the ratios are of. A defence's likelihood is made for attacks, and some are smoothed where
+    It believes the law that the ratios are of. A defense's likelihood is made for attacks, and some are smoothed where
     the law has walls or steps. None where the ratios are seen not to be those of two laws: the means of 1 / (1 + e^L)
     over input 1 and of 1 / (1 + e^-L) over input 0 are one number for two laws, or one is above what is proved.
 
@@ -150,7 +150,7 @@ def prepare(
     delta: float | None,
     usual: dict[str, Any],
 ) -> Asked:
-    """The defence, its setting and the states of its rounds.
+    """The defense, its setting and the states of its rounds.
 
     Args:
         setting, rounds, delta: as of `ask`.

@@ -1,4 +1,4 @@
-"""Ways to tell input 1 from input 0: by the defence's likelihood, or without believing what the defence says of itself.
+"""Ways to tell input 1 from input 0: by the defense's likelihood, or without believing what the defense says of itself.
 
 Whatever a distinguisher is, the bound of an audit holds; a better one only makes it larger. Those that ignore the
 likelihood are there for faults: noise that the receiver can draw too, a scale in the clear, a clip that is missing.
@@ -72,7 +72,7 @@ class _Blind:
 
 @dataclass(frozen=True)
 class _Ratio:
-    """The likelihood ratio, by the defence's own law."""
+    """The likelihood ratio, by the defense's own law."""
 
     name: str = "likelihood ratio"
     reads: Part = "loss"

@@ -71,7 +71,7 @@ class Audited:
         any_mechanism: the bound by Clopper-Pearson, whatever the mechanism.
         trials: counted, with each of the two inputs.
         distinguisher: see `harness.audit.distinguish`.
-        pair: which neighbours.
+        pair: which neighbors.
         threat: who looks.
     """
 
@@ -178,8 +178,8 @@ def contradicts(claim: Claim, audited: Audited) -> bool:
 def _pilot(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, key: Key) -> Way:
     """The way that does best on trials that are not counted; half of them fit the distinguishers."""
     best: tuple[float, float, Way] | None = None
-    neighbours = pairs(mechanism.defense, mechanism.setting, claim.unit, claim.relation, key.child("pairs"))
-    for number, inputs in enumerate(neighbours):
+    neighbors = pairs(mechanism.defense, mechanism.setting, claim.unit, claim.relation, key.child("pairs"))
+    for number, inputs in enumerate(neighbors):
         zero, one = (mechanism.run(inputs, bit, 2 * trials, key.child(number, bit)) for bit in (0, 1))
         for how in distinguishers(mechanism, inputs, zero.first(trials), one.first(trials)):
             low, high = how.scores(zero.after(trials)), how.scores(one.after(trials))

@@ -1,8 +1,8 @@
-"""Audits asked without a study: of a defence by itself, or inside a federated run.
+"""Audits asked without a study: of a defense by itself, or inside a federated run.
 
 | `by` | what is audited | says |
 |---|---|---|
-| `trials` | the defence on two inputs, many times: `harness.audit.engine` | a lower bound for the claim's rounds |
+| `trials` | the defense on two inputs, many times: `harness.audit.engine` | a lower bound for the claim's rounds |
 | `messages` | every message of a real training on digits: `canaries.audit_messages` | a lower bound for one round |
 | `one-run` | what rounds decode to, with canary clients: `canaries.one_run` | a lower bound for all rounds together |
 | `cosine` | the same: `canaries.cosine_run` | an estimate for all rounds together, which changes no verdict |
@@ -62,7 +62,7 @@ _CANARIES = 10
 
 
 class _Way(NamedTuple):
-    """What one `by` takes: the federation where nobody says, its rounds (None: the defence's), and options."""
+    """What one `by` takes: the federation where nobody says, its rounds (None: the defense's), and options."""
 
     setting: dict[str, Any]
     rounds: int | None
@@ -152,7 +152,7 @@ def ask_audit(
 
 
 def prepare_audit(name: str, parameters: dict[str, Scalar], setting: dict[str, Scalar], rounds: int | None) -> Asked:
-    """The defence in the small federation that it is audited in by trials.
+    """The defense in the small federation that it is audited in by trials.
 
     Raises:
         UnknownNameError, StudyError: as `ask`.
@@ -180,7 +180,7 @@ def lines(row: dict[str, Any]) -> list[str]:
     at = row["delta_at"]
     how = "exact, of the pair that attains the proof"
     if at["method"] != "exact":
-        how = f"{at['low']:.4g} to {at['high']:.4g}, {at['n']} trials an input, by the defence's own law"
+        how = f"{at['low']:.4g} to {at['high']:.4g}, {at['n']} trials an input, by the defense's own law"
     return [found, f"  delta    {at['delta']:.4g} at epsilon {at['epsilon']:.6g} ({how})"]
 
 
@@ -222,7 +222,7 @@ def _by_messages(digits: _Digits, claim: Claim, looks: Threat, confidence: float
 
 
 def _by_one_run(asked: Asked, claim: Claim, looks: Threat, confidence: float, key: Key) -> _Found:
-    """`canaries.one_run`; all clients are canaries, from end to end where neighbours may be so far apart."""
+    """`canaries.one_run`; all clients are canaries, from end to end where neighbors may be so far apart."""
     defense, setting, history = asked
     m = setting.clients
     pair: Literal["from nothing", "end to end"] = "end to end"
@@ -250,7 +250,7 @@ def _by_cosine(asked: Asked, claim: Claim, key: Key) -> _Found:
 
 @dataclass(frozen=True, eq=False)
 class _Digits:
-    """A softmax regression on digits, each client with as many samples: a training with the defence in it."""
+    """A softmax regression on digits, each client with as many samples: a training with the defense in it."""
 
     defense: Defense[Any, Any]
     task: ModelTask
@@ -284,7 +284,7 @@ class _Digits:
         return cls(asked.defense, task, spec, clients, digits.test, setting, key.child("training"))
 
     def train(self) -> tuple[Tensor, list[Any]]:
-        """[T, clients, d], the updates before the defence, trained again from each round's model; public states."""
+        """[T, clients, d], the updates before the defense, trained again from each round's model; public states."""
         engine, defense = choose_engine(self.task), self.defense
         keep = Keep(models=frozenset(range(self.spec.rounds)))
         run = train(self.task, self.spec, defense, self.clients, self.test, self.key, engine=engine, keep=keep)

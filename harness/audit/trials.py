@@ -1,4 +1,4 @@
-"""A defence run many times on two inputs, by its real encode path, as one adversary sees it.
+"""A defense run many times on two inputs, by its real encode path, as one adversary sees it.
 
 What moves from input 0 to input 1 is what the claim's unit names: one coordinate, one sub-vector, a whole message, all
 of a client, or one record, which goes through real local training. Everything else stays still.
@@ -32,14 +32,14 @@ from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
 
 _FAR = 100.0
-"""Entries of an input: far outside every clip, so that each defence cuts them down to the ends of its own range."""
+"""Entries of an input: far outside every clip, so that each defense cuts them down to the ends of its own range."""
 
 _CANARY = 1e4
 """Entry of a canary's input; its gradient is twice that times its label, above every clip."""
 
 
 class Inputs(NamedTuple):
-    """A pair of neighbours: what a client's update is with input 0 and with input 1, before the defence.
+    """A pair of neighbors: what a client's update is with input 0 and with input 1, before the defense.
 
     Attributes:
         name: for people.
@@ -73,9 +73,9 @@ class Trace(NamedTuple):
     """What n trials showed.
 
     Attributes:
-        loss: [n] log-likelihood ratio of input 1 against input 0, by the defence's own likelihood, summed over the
+        loss: [n] log-likelihood ratio of input 1 against input 0, by the defense's own likelihood, summed over the
             rounds; None for an adversary who sees no messages.
-        told: [n, d], or the focus of it: what messages tell by the defence's estimate, or the new model's move; summed
+        told: [n, d], or the focus of it: what messages tell by the defense's estimate, or the new model's move; summed
             over the rounds.
         wires: [n] what arrived first of the first round's message.
         shared: [n] the key that client and server share in the first round.
@@ -97,7 +97,7 @@ class Trace(NamedTuple):
 
 @dataclass(frozen=True)
 class Mechanism:
-    """What a trial runs: a defence in a federation over the rounds of `history`, one client, one adversary.
+    """What a trial runs: a defense in a federation over the rounds of `history`, one client, one adversary.
 
     The other clients send updates of zero, which is as good as knowing and subtracting them, but for their noise.
 
@@ -189,13 +189,13 @@ class Mechanism:
 
 
 def pairs(defense: Defense[Any, Any], setting: Setting, unit: Unit, relation: Relation, key: Key) -> list[Inputs]:
-    """Neighbours that differ as far as the unit allows, along several directions: the worst depends on the defence.
+    """Neighbors that differ as far as the unit allows, along several directions: the worst depends on the defense.
 
     | unit | what moves |
     |---|---|
     | coordinate, sub-vector | the first, see `Defense.parts`; a sub-vector in four directions of its first plane |
     | message, client | all coordinates together, the first alone, or all with signs at random |
-    | record | one record, whose gradient turns round, in local training as the defence asks for it |
+    | record | one record, whose gradient turns round, in local training as the defense asks for it |
 
     From one end of the range to the other, and once from nothing to one end; with add-remove only so.
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="leakgauge",
-    help="Measures how much a federated-learning defence really leaks.",
+    help="Measures how much a federated-learning defense really leaks.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -252,7 +252,7 @@ def show(study: StudyArgument, as_json: JsonOption = False) -> None:
 
 @app.command()
 def claim(
-    defense: Annotated[str, typer.Argument(help="Name of a defence, or of two as in laplace+sdq.")],
+    defense: Annotated[str, typer.Argument(help="Name of a defense, or of two as in laplace+sdq.")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="A parameter, as key=value; may be repeated.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds that the claim covers.")] = None,
     delta: Annotated[float | None, typer.Option(help="Delta at which to say what holds; default the claim's.")] = None,
@@ -262,7 +262,7 @@ def claim(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a defence claims, what provably holds, and the verdict."""
+    """Say what a defense claims, what provably holds, and the verdict."""
     from leakgauge.harness.audit.claims import ask, assignments
 
     with _usage_errors():
@@ -275,7 +275,7 @@ def claim(
 
 @app.command()
 def audit(
-    defense: Annotated[str, typer.Argument(help="Name of a defence, or of two as in laplace+sdq.")],
+    defense: Annotated[str, typer.Argument(help="Name of a defense, or of two as in laplace+sdq.")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="A parameter, as key=value; may be repeated.")] = None,
     by: Annotated[
         str, typer.Option(help="trials; messages of a real training; canary clients in one-run; cosine: an estimate.")
@@ -293,7 +293,7 @@ def audit(
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Audit a defence on two neighbouring inputs, alone or inside a run: a measured lower bound under its claim."""
+    """Audit a defense on two neighboring inputs, alone or inside a run: a measured lower bound under its claim."""
     from leakgauge.harness.audit.claims import assignments
     from leakgauge.harness.audit.standalone import ask_audit
 

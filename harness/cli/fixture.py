@@ -1,4 +1,4 @@
-"""What a user's own defence leaks, asked from a test: see `harness.cli.pytest_plugin`."""
+"""What a user's own defense leaks, asked from a test: see `harness.cli.pytest_plugin`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Options:
 
 
 class Leakage:
-    """The fixture `leakage`: calling it attacks a defence."""
+    """The fixture `leakage`: calling it attacks a defense."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -67,14 +67,14 @@ class Leakage:
         seed: int = 0,
         data_root: Path | None = None,
     ) -> Leak:
-        """Train a small federation with the defence, attack the messages of its first round, and return what came out.
+        """Train a small federation with the defense, attack the messages of its first round, and return what came out.
 
         Args:
             defense: an object of a class at the top level of a module, or the name of a shipped one.
             attacks: names, or tables with a name and parameters as in a study; reconstructions.
             images: one a victim; comparisons need 8.
             data, model, threat, federation: as in a study; by default 10 clients and one round of gradients.
-            audit: trials with each of two inputs, of an audit of the defence by itself; 0: none.
+            audit: trials with each of two inputs, of an audit of the defense by itself; 0: none.
             data_root: folder of the data sets; default `LEAKGAUGE_DATA`.
 
         Raises:
@@ -94,7 +94,7 @@ class Leakage:
 
 @dataclass(frozen=True)
 class Leak:
-    """What attacks on a defence found, and what a test may ask of it.
+    """What attacks on a defense found, and what a test may ask of it.
 
     Attributes:
         run: all results.
@@ -116,7 +116,7 @@ class Leak:
         if bad:
             _fail(f"leakage is not below {limit:g}: {'; '.join(bad)}")
 
-    def assert_recognisable(self, *, at_most: int) -> None:
+    def assert_recognizable(self, *, at_most: int) -> None:
         """Fail if more images than that have an SSIM of 0.5 or more under some attack."""
         each = zip(*(one.values for one in self._found()), strict=True)
         seen = [
@@ -124,7 +124,7 @@ class Leak:
         ]
         if len(seen) > at_most:
             named = ", ".join(map(str, seen[:10]))
-            _fail(f"{len(seen)} images are recognisable, at most {at_most} may be: image {named}")
+            _fail(f"{len(seen)} images are recognizable, at most {at_most} may be: image {named}")
 
     def assert_no_increase(self) -> None:
         """Fail if more leaks than in the baseline of this test; with `--leakage-update REASON` make it the baseline.
@@ -176,14 +176,14 @@ def _fail(message: str) -> NoReturn:
 
 
 def _part(defense: Defense[Any, Any] | str) -> PartSpec:
-    """How a study names a defence."""
+    """How a study names a defense."""
     if isinstance(defense, str):
         return PartSpec(defense, registry.defaults("defense", defense))
     kind = type(defense)
     shipped = {found: name for name, found in registry.classes("defense").items()}
     name = shipped.get(kind, f"{kind.__module__}:{kind.__qualname__}")
     if "<locals>" in name:
-        raise ValueError(f"expected a defence whose class stands at the top of a module, got {name}")
+        raise ValueError(f"expected a defense whose class stands at the top of a module, got {name}")
     return PartSpec(name, defense.parameters())
 
 

@@ -1,9 +1,9 @@
-"""A pytest plugin: the fixture `leakage`, for defences in somebody's own tests.
+"""A pytest plugin: the fixture `leakage`, for defenses in somebody's own tests.
 
     def test_my_defense(leakage):
         leak = leakage(MyDefense(clip=1.0))
         leak.assert_below(0.3)
-        leak.assert_recognisable(at_most=0)
+        leak.assert_recognizable(at_most=0)
         leak.assert_no_increase()
 
 Every test has a baseline file of its own, so that tests may run side by side. Nothing heavy is imported before a test
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options of the fixture."""
-    group = parser.getgroup("leakgauge", "leakage of federated-learning defences")
+    group = parser.getgroup("leakgauge", "leakage of federated-learning defenses")
     group.addoption(
         "--leakage-baseline", metavar="DIR", default="leakage", help="Folder of baselines, from the root of the tests."
     )
@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def leakage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Leakage:
-    """Attacks a defence: `leakage(MyDefense())`; see `harness.cli.fixture.Leakage`."""
+    """Attacks a defense: `leakage(MyDefense())`; see `harness.cli.fixture.Leakage`."""
     from leakgauge.harness.cli.fixture import Leakage, Options
 
     config = request.config

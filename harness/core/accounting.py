@@ -1,6 +1,6 @@
 """What a `DpEvent` promises as (epsilon, delta): closed forms where they exist, privacy loss distributions elsewhere.
 
-An event describes the law of one pair of neighbours. Which pair is the caller's business: the sensitivity goes into the
+An event describes the law of one pair of neighbors. Which pair is the caller's business: the sensitivity goes into the
 noise multiplier, z = noise_std / sensitivity; it is 2 * clip where a record is replaced, clip where it is added or
 removed.
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 _FINEST = 1e-4
-"""Step of a discretised privacy loss: dp_accounting's own."""
+"""Step of a discretized privacy loss: dp_accounting's own."""
 
 _POINTS = 2e6
 """Of more, the steps are made wider, which leaves an upper bound one; a noise of 0.01 clips would ask for 4 GB."""
@@ -114,7 +114,7 @@ def repeat(event: Event, rounds: int) -> Event:
 
 
 class _Law(Protocol):
-    """The trade-off between epsilon and delta of one pair of neighbours."""
+    """The trade-off between epsilon and delta of one pair of neighbors."""
 
     def epsilon(self, delta: float) -> float:
         """Smallest epsilon at `delta`."""
@@ -297,7 +297,7 @@ def _pure(leaf: Any, count: int) -> float | None:
 
 
 def _inverse(noise_multiplier: float) -> float:
-    """1 / z: how far apart two neighbours are, in units of the noise; no noise is infinitely far."""
+    """1 / z: how far apart two neighbors are, in units of the noise; no noise is infinitely far."""
     check_nonnegative(noise_multiplier=noise_multiplier)
     return 1 / noise_multiplier if noise_multiplier > 0 else math.inf
 

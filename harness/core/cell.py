@@ -1,4 +1,4 @@
-"""What is asked: tasks, federations, defences, attacks and targets as plain frozen data, and their names.
+"""What is asked: tasks, federations, defenses, attacks and targets as plain frozen data, and their names.
 
 An id is a fingerprint of the meaning: the same question has the same id in every study.
 """
@@ -121,7 +121,7 @@ class FederationSpec:
 
 @dataclass(frozen=True)
 class PartSpec:
-    """A defence or an attack: its name and all its parameters, defaults included."""
+    """A defense or an attack: its name and all its parameters, defaults included."""
 
     name: str
     parameters: dict[str, Scalar] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class Target:
         rounds: looked at one after another, from `round` on; the victims send the same images in each. Of `messages`
             only where every round takes all of a client's samples; of `members`, everybody's messages in each.
         users: for `probe`, clients that send at once. A channel that superposes delivers `count` sums of so many
-            messages, the remaining clients being silent, as for an adversary who knows their data; of another defence
+            messages, the remaining clients being silent, as for an adversary who knows their data; of another defense
             these are `count` times `users` victims, of the same images.
         client: for `members`, in whose data membership is asked; None: in anybody's.
         outside: for `members`, how many took no part; None: as many as `count`.
@@ -200,7 +200,7 @@ class TrainingSpec:
     """One federated training: shared by every attack on it.
 
     Attributes:
-        audit: trials with each of two inputs, of an audit of the defence by itself; 0: none.
+        audit: trials with each of two inputs, of an audit of the defense by itself; 0: none.
     """
 
     task: TaskSpec
@@ -243,6 +243,6 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """For people: defence, attack, where, adversary, seed."""
+        """For people: defense, attack, where, adversary, seed."""
         where = self.target.kind if self.target.round is None else f"{self.target.kind} at round {self.target.round}"
         return f"{self.training.defense.label} x {self.attack.name}, {where}, {self.threat}, seed {self.training.seed}"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def check_update(update: Tensor) -> None:
-    """Refuse an update that no defence can carry.
+    """Refuse an update that no defense can carry.
 
     Raises:
         ValueError: not one-dimensional, or not finite; the message says which and where.

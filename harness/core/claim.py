@@ -1,4 +1,4 @@
-"""What a defence promises, what holds, and whether the second keeps the first."""
+"""What a defense promises, what holds, and whether the second keeps the first."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Unit(enum.Enum):
 
 
 class Relation(enum.Enum):
-    """Which pairs of inputs are neighbours."""
+    """Which pairs of inputs are neighbors."""
 
     REPLACE = "replace"
     ADD_REMOVE = "add-remove"
@@ -65,7 +65,7 @@ class Proof:
         event: the law of what the adversary sees; None: no bound, epsilon is infinite at every delta below 1.
         method: how the number comes about, e.g. `analytic Gaussian`, `closed form`, `privacy loss distribution`.
         reason: one sentence, why it is what it is.
-        tight: whether some pair of neighbours attains it, so that a smaller claim is false and not merely unproved.
+        tight: whether some pair of neighbors attains it, so that a smaller claim is false and not merely unproved.
         against: of whom it speaks; empty: of those against whom the claim is made.
     """
 
@@ -112,7 +112,7 @@ class Claim:
             raise ValueError(f"expected adversaries exactly where something is promised, got epsilon={self.epsilon}")
 
 
-class Judgement(NamedTuple):
+class Judgment(NamedTuple):
     """claimed, proved: epsilons at the claim's delta."""
 
     verdict: Verdict
@@ -121,7 +121,7 @@ class Judgement(NamedTuple):
     reason: str
 
 
-def judge(claim: Claim) -> Judgement:
+def judge(claim: Claim) -> Judgment:
     """Compare what is claimed with what is proved, at the claim's own delta.
 
     | proved | verdict |
@@ -134,18 +134,18 @@ def judge(claim: Claim) -> Judgement:
     """
     claimed, proved = claim.epsilon, claim.proved.epsilon(claim.delta)
     if math.isinf(claimed):
-        return Judgement(Verdict.NOTHING_PROMISED, claimed, proved, claim.proved.reason)
+        return Judgment(Verdict.NOTHING_PROMISED, claimed, proved, claim.proved.reason)
     if proved > claimed * (1 + _EQUAL):
         verdict = Verdict.BROKEN if claim.proved.tight else Verdict.UNPROVED
     else:
         verdict = Verdict.LOOSE if proved < claimed * (1 - _LOOSE) else Verdict.HOLDS
     at = f" at delta {claim.delta:g}" if claim.delta else ""
     said = f"claimed {claimed:.6g}, proved {proved:.6g} a {claim.proved.unit.value}{at}"
-    return Judgement(verdict, claimed, proved, f"{said}: {claim.proved.reason}")
+    return Judgment(verdict, claimed, proved, f"{said}: {claim.proved.reason}")
 
 
 def nothing_promised(rounds: int, reason: str, *further: Proof) -> Claim:
-    """The claim of a defence that makes none, over so many rounds; `further` as in `Claim`."""
+    """The claim of a defense that makes none, over so many rounds; `further` as in `Claim`."""
     return Claim(
         epsilon=math.inf,
         delta=0.0,

@@ -1,6 +1,6 @@
-"""The nouns: what a model, a defence, an adversary and an attack are, and what passes between them.
+"""The nouns: what a model, a defense, an adversary and an attack are, and what passes between them.
 
-A defence is two halves with bytes between them. What an adversary knows is a value, `Observation`, built in one place
+A defense is two halves with bytes between them. What an adversary knows is a value, `Observation`, built in one place
 (`harness.federation.observe`) from one table, `SEES`. An attack is a function of an observation and a
 key; the truth never enters.
 """
@@ -141,7 +141,7 @@ class Links(NamedTuple):
 
 
 class LocalRule(NamedTuple):
-    """What a defence asks of local training.
+    """What a defense asks of local training.
 
     Attributes:
         clip: every record's gradient is scaled to an l2 norm of at most this before a batch is averaged; None: no.
@@ -173,7 +173,7 @@ class Feedback(NamedTuple):
 
 
 class MessageError(ValueError):
-    """A message that this defence did not make: wrong length, wrong round, not finite."""
+    """A message that this defense did not make: wrong length, wrong round, not finite."""
 
 
 @dataclass(frozen=True)
@@ -206,16 +206,16 @@ class Defense(ABC, Generic[S, M]):
         return 0.0
 
     def parts(self, setting: Setting) -> Parts:
-        """The sub-vectors of an update: single coordinates, unless the defence says otherwise."""
+        """The sub-vectors of an update: single coordinates, unless the defense says otherwise."""
         return Parts(torch.arange(setting.dim)[:, None])
 
     def init(self, setting: Setting) -> S:
         """The public state before round 0."""
-        return None  # type: ignore[return-value]  # a stateless defence has S = None
+        return None  # type: ignore[return-value]  # a stateless defense has S = None
 
     def remember(self, setting: Setting) -> M:
         """What a client remembers before its first message."""
-        return None  # type: ignore[return-value]  # a forgetful defence has M = None
+        return None  # type: ignore[return-value]  # a forgetful defense has M = None
 
     @abstractmethod
     def encode(self, state: S, memory: M, update: Vector, link: Link, private: Key) -> tuple[bytes, M]:
@@ -247,7 +247,7 @@ class Defense(ABC, Generic[S, M]):
             link: its `shared` is None for an outsider who lacks the shared key.
 
         Raises:
-            MessageError: these bytes are not a message of this defence.
+            MessageError: these bytes are not a message of this defense.
         """
 
     def decode(self, state: S, received: Sequence[bytes], links: Links, private: Key) -> Vector:
@@ -286,7 +286,7 @@ class Defense(ABC, Generic[S, M]):
 
 
 class Snapshot(NamedTuple):
-    """The model of a round: what everybody trains from in it, and the defence's public state then."""
+    """The model of a round: what everybody trains from in it, and the defense's public state then."""
 
     round: int
     params: Vector
@@ -413,11 +413,11 @@ class Attack(ABC):
     """`reconstruction`, `labels` or `membership`."""
 
     floor: ClassVar[bool] = False
-    """Whether it looks at nothing that the defence protects: a control, not an attack."""
+    """Whether it looks at nothing that the defense protects: a control, not an attack."""
 
     @property
     def aware(self) -> bool:
-        """Whether it uses what it knows of the defence."""
+        """Whether it uses what it knows of the defense."""
         return False
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class UnknownNameError(LookupError):
-    """No such defence, attack, data set, model or study; one line."""
+    """No such defense, attack, data set, model or study; one line."""
 
     def __str__(self) -> str:
         """The message itself: a LookupError's would be quoted."""

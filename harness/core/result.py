@@ -91,7 +91,7 @@ class Evaluation:
 class ProofRecord:
     """What provably holds for one unit; `epsilon` None is infinity.
 
-    `tight`: some pair of neighbours attains it. `against`: of whom it speaks.
+    `tight`: some pair of neighbors attains it. `against`: of whom it speaks.
     """
 
     epsilon: float | None
@@ -105,7 +105,7 @@ class ProofRecord:
 
 @dataclass(frozen=True)
 class ClaimRecord:
-    """A defence's claim with its numbers; `epsilon` None means that nothing is promised (infinity).
+    """A defense's claim with its numbers; `epsilon` None means that nothing is promised (infinity).
 
     Attributes:
         proved: what holds for the claim's unit and adversaries, at the delta that was asked for.
@@ -130,7 +130,7 @@ class ClaimRecord:
 
 @dataclass(frozen=True)
 class AuditRecord:
-    """A measured lower bound of a defence's epsilon in a small federation, beside what is claimed and proved there.
+    """A measured lower bound of a defense's epsilon in a small federation, beside what is claimed and proved there.
 
     Attributes:
         claimed, proved: epsilons in the small federation, at `delta`; None is infinity.
@@ -186,7 +186,7 @@ class TrainingRecord:
         snr_db: mean over the messages of a round of 10 log10(|u|^2 / |decoded - u|^2); None where the decoded update is
             exact or the update is zero.
         one_round, whole_run: the claim for one round and for all of them.
-        audited: of the defence by itself; None where none was asked for, or a flag says why there is none.
+        audited: of the defense by itself; None where none was asked for, or a flag says why there is none.
     """
 
     spec: TrainingSpec

@@ -179,8 +179,8 @@ def auc(members: Numbers, nonmembers: Numbers, *, level: float = 0.95) -> Estima
     if min(len(m), len(n)) > 1:
         variance = float(np.var(of_members, ddof=1)) / len(m) + float(np.var(of_nonmembers, ddof=1)) / len(n)
     if variance > 0:
-        centre, half = float(special.logit(value)), z * math.sqrt(variance) / (value * (1 - value))
-        interval = Interval(float(special.expit(centre - half)), float(special.expit(centre + half)))
+        center, half = float(special.logit(value)), z * math.sqrt(variance) / (value * (1 - value))
+        interval = Interval(float(special.expit(center - half)), float(special.expit(center + half)))
         method = "Mann-Whitney, DeLong (logit)"
     else:
         interval = _wilson(value, min(len(m), len(n)), z)
@@ -278,8 +278,8 @@ def _sides(members: Numbers, nonmembers: Numbers) -> tuple[Numbers, Numbers]:
 
 def _wilson(share: float, n: int, z: float) -> Interval:
     """Wilson's interval of a share of n items."""
-    centre, spread = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return Interval(max(0.0, (centre - spread) / (1 + z * z / n)), min(1.0, (centre + spread) / (1 + z * z / n)))
+    center, spread = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return Interval(max(0.0, (center - spread) / (1 + z * z / n)), min(1.0, (center + spread) / (1 + z * z / n)))
 
 
 def _join(*notes: str) -> str:

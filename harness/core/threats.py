@@ -17,7 +17,7 @@ class Threat(enum.Enum):
 
 
 _PUBLIC = frozenset({"task", "setting", "defense", "auxiliary", "candidates"})
-"""Known to everybody: the model's architecture, the federation's settings, the defence with its parameters and state
+"""Known to everybody: the model's architecture, the federation's settings, the defense with its parameters and state
 (Kerckhoffs), data of the same kind that belongs to no victim, and the records whose membership is asked about."""
 
 SEES: dict[Threat, frozenset[str]] = {

@@ -56,7 +56,7 @@ class Crop(NamedTuple):
 
 
 def photos(root: Path) -> DataSet:
-    """Colour crops of 32x32 pixels from the eight photographs in scikit-image's wheel; the photograph is the class.
+    """Color crops of 32x32 pixels from the eight photographs in scikit-image's wheel; the photograph is the class.
 
     A photograph is reduced by the mean of blocks of 2x2 or 3x3 pixels (`FACTORS`) and cut on a grid of 8 pixels:
     training crops from the left two thirds of its width, test crops from the rest. Crops of one split overlap each
@@ -71,7 +71,7 @@ def photos(root: Path) -> DataSet:
 
     Three of the files are JPEG, so that `digest` depends on the decoder of the installed Pillow.
 
-    Source: scikit-image, `skimage/data`; licences in its README.txt.
+    Source: scikit-image, `skimage/data`; licenses in its README.txt.
     """
     crops = photo_crops()
     reduced = {name: reduced_photo(name) for name in FACTORS}
@@ -136,6 +136,6 @@ def reduced_photo(name: str) -> npt.NDArray[np.float64]:
 
 
 SETS = {
-    "digits": Source("1,797 handwritten digits, 8x8 grey, from scikit-learn; no download", digits),
-    "photos": Source("32x32 colour crops of 8 photographs, from scikit-image; no download", photos),
+    "digits": Source("1,797 handwritten digits, 8x8 gray, from scikit-learn; no download", digits),
+    "photos": Source("32x32 color crops of 8 photographs, from scikit-image; no download", photos),
 }

@@ -21,7 +21,7 @@ _MAX_LABEL = 99_999  # more are identifiers, not classes
 def folder(path: Path) -> DataSet:
     """Images in one folder a class: PATH/train/<class>/* with PATH/test/<class>/*, or PATH/<class>/*.
 
-    Without both of `train` and `test`, every fifth image of a class, sorted by name, is a test image. Grey images
+    Without both of `train` and `test`, every fifth image of a class, sorted by name, is a test image. Gray images
     (Pillow's modes 1 and L) have one channel; palette images and those with transparency become RGB.
 
     Raises:

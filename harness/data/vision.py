@@ -215,18 +215,18 @@ def _download(title: str, root: Path, arguments: str = "") -> str:
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 IDX = (
-    Idx("mnist", "MNIST", "MNIST: 60,000 + 10,000 handwritten digits, 28x28 grey"),
+    Idx("mnist", "MNIST", "MNIST: 60,000 + 10,000 handwritten digits, 28x28 gray"),
     Idx(
         "fashion_mnist",
         "FashionMNIST",
-        "Fashion-MNIST: 60,000 + 10,000 pieces of clothing, 28x28 grey",
+        "Fashion-MNIST: 60,000 + 10,000 pieces of clothing, 28x28 gray",
         classes=FASHION,
     ),
     # of EMNIST's splits, the one of MNIST's size and classes (Cohen et al. 2017, arXiv:1702.05373)
     Idx(
         "emnist",
         "EMNIST",
-        "EMNIST, split `mnist`: 60,000 + 10,000 handwritten digits, 28x28 grey, turned upright",
+        "EMNIST, split `mnist`: 60,000 + 10,000 handwritten digits, 28x28 gray, turned upright",
         starts=("emnist-mnist-train", "emnist-mnist-test"),
         is_transposed=True,
         arguments="split='mnist', ",
@@ -237,7 +237,7 @@ CIFAR = (
     Cifar(
         "cifar10",
         "CIFAR10",
-        "CIFAR-10: 50,000 + 10,000 photographs in 10 classes, 32x32 colour; the batches that are there",
+        "CIFAR-10: 50,000 + 10,000 photographs in 10 classes, 32x32 color; the batches that are there",
         folder="cifar-10-batches-py",
         train=("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5"),
         test="test_batch",
@@ -248,7 +248,7 @@ CIFAR = (
     Cifar(
         "cifar100",
         "CIFAR100",
-        "CIFAR-100: 50,000 + 10,000 photographs in 100 classes, 32x32 colour",
+        "CIFAR-100: 50,000 + 10,000 photographs in 100 classes, 32x32 color",
         folder="cifar-100-python",
         train=("train",),
         test="test",

@@ -1,4 +1,4 @@
-"""The federated loop: clients train, a defence wraps what they send, the server decodes and averages."""
+"""The federated loop: clients train, a defense wraps what they send, the server decodes and averages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Training:
     Attributes:
         final: parameters after the last round.
         evaluations: in the order of the rounds.
-        feedback: what everybody learned after each round; replays the defence's state.
+        feedback: what everybody learned after each round; replays the defense's state.
         learning_rates: of each round.
         models: parameters before the kept rounds.
         messages: of the kept rounds, in the order of the senders' numbers; one of all where the channel adds them up.
@@ -68,7 +68,7 @@ class Training:
 def make_setting(
     task: ModelTask, spec: FederationSpec, clients: Mapping[int, Examples], rule: LocalRule = _NO_RULE
 ) -> Setting:
-    """The public setting of a federation over these clients, who train by the defence's rule."""
+    """The public setting of a federation over these clients, who train by the defense's rule."""
     plan = make_plan(spec, spec.lr, rule)
     largest = max(len(data.y) for data in clients.values())
     size = largest if plan.batch == 0 else min(plan.batch, largest)
@@ -105,7 +105,7 @@ def make_plan(spec: FederationSpec, lr: float, rule: LocalRule = _NO_RULE, noise
 
 
 def replay_state(defense: Defense[Any, Any], setting: Setting, feedback: Sequence[Feedback]) -> Any:
-    """The defence's public state after these rounds: a function of what everybody knows."""
+    """The defense's public state after these rounds: a function of what everybody knows."""
     state = defense.init(setting)
     for item in feedback:
         state = defense.advance(state, item)
@@ -128,12 +128,12 @@ def train(
 
     Args:
         clients: data by client number; the order in which they are listed changes nothing.
-        key: of everything that is drawn. Equal for two defences, so that they start from the same model with the same
+        key: of everything that is drawn. Equal for two defenses, so that they start from the same model with the same
             clients, batches and test set.
         device: where the clients train and the model is evaluated; messages are made, sent and decoded on the CPU.
 
     Raises:
-        ValueError: training diverged: an update or the test loss is not finite; or the defence allows no round.
+        ValueError: training diverged: an update or the test loss is not finite; or the defense allows no round.
     """
     setting = make_setting(task, spec, clients, defense.local)
     placed = {number: _on(clients[number], device) for number in sorted(clients)}
@@ -158,7 +158,7 @@ def train(
         training.feedback.append(Feedback(number, before, after))
         state, before = defense.advance(state, training.feedback[-1]), after
     if not training.feedback:
-        raise ValueError("the defence stops before the first round: nothing was trained")
+        raise ValueError("the defense stops before the first round: nothing was trained")
     if before is None:
         run.evaluate(params, len(training.feedback), training)
     training.final = params

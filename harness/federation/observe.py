@@ -55,7 +55,7 @@ class Scene:
 
     Attributes:
         clients: indices into `train` by client number.
-        key: of the study's seed, without the training's part: what is drawn from it is the same for every defence.
+        key: of the study's seed, without the training's part: what is drawn from it is the same for every defense.
     """
 
     task: ModelTask
@@ -161,7 +161,7 @@ def _through(sighting: Sighting, sees: frozenset[str]) -> Sighting:
 
 
 def _snapshot(scene: Scene, number: int) -> Snapshot:
-    """The model before round `number` and the defence's state then."""
+    """The model before round `number` and the defense's state then."""
     trained = len(scene.training.feedback)
     if number >= trained:
         raise ValueError(f"there is no round {number}: the training ended after {trained} rounds")
@@ -174,7 +174,7 @@ def _snapshot(scene: Scene, number: int) -> Snapshot:
 def _probes(scene: Scene, target: Target) -> _Sent:
     """Victims, each with `batch` images of its own, through the real encode path in every round that is looked at.
 
-    The images are those of the federation's clients, chosen by the study's seed alone: the same for every defence.
+    The images are those of the federation's clients, chosen by the study's seed alone: the same for every defense.
     """
     used = np.sort(np.concatenate(list(scene.clients.values())))
     if target.images > len(used):

@@ -1,4 +1,4 @@
-"""Finds defences and attacks: one file each in the packages `defenses` and `attacks`, entry points, or `module:Class`.
+"""Finds defenses and attacks: one file each in the packages `defenses` and `attacks`, entry points, or `module:Class`.
 
 The file name is the name (`membership_loss.py` is `membership-loss`), and the file holds one public class. The only
 module that imports the two packages.
@@ -87,7 +87,7 @@ def lookup(kind: Kind, name: str) -> type:
 
 
 class ParameterError(ValueError):
-    """Parameters that a defence or an attack does not take; `problems` are (key, what came, what was expected)."""
+    """Parameters that a defense or an attack does not take; `problems` are (key, what came, what was expected)."""
 
     def __init__(self, name: str, problems: list[tuple[str, str]]) -> None:
         super().__init__("; ".join(f"{name}.{key}: {text}" if key else f"{name}: {text}" for key, text in problems))
@@ -95,7 +95,7 @@ class ParameterError(ValueError):
 
 
 def build(kind: Kind, name: str, parameters: dict[str, Scalar]) -> Any:
-    """The defence or attack called `name` with these parameters, checked strictly.
+    """The defense or attack called `name` with these parameters, checked strictly.
 
     Raises:
         UnknownNameError: no such name.
@@ -111,9 +111,9 @@ def build(kind: Kind, name: str, parameters: dict[str, Scalar]) -> Any:
 
 
 def _cascade(name: str, parameters: dict[str, Scalar]) -> Any:
-    """The two defences that `name` joins with a plus, each with the parameters that are its own.
+    """The two defenses that `name` joins with a plus, each with the parameters that are its own.
 
-    A parameter that both have is written `defence.parameter`.
+    A parameter that both have is written `defense.parameter`.
     """
     names = _parts(name)
     fields = [{field.name for field in dataclasses.fields(lookup("defense", part))} for part in names]
@@ -146,7 +146,7 @@ def _parts(name: str) -> tuple[str, str]:
     """The two names in the name of a cascade."""
     first, *rest = name.split("+")
     if len(rest) != 1:
-        raise UnknownNameError(f"expected two defences joined by one '+', got {name!r}")
+        raise UnknownNameError(f"expected two defenses joined by one '+', got {name!r}")
     return first, rest[0]
 
 
@@ -182,7 +182,7 @@ def explain(item: Any) -> tuple[str, str]:
 
 
 def build_defense(spec: PartSpec) -> Defense[Any, Any]:
-    """The defence that a specification names."""
+    """The defense that a specification names."""
     built: Defense[Any, Any] = build("defense", spec.name, spec.parameters)
     return built
 
@@ -194,13 +194,13 @@ def build_attack(spec: PartSpec) -> Attack:
 
 
 def defaults(kind: Kind, name: str) -> dict[str, Scalar]:
-    """The parameters of a defence or an attack with their default values."""
+    """The parameters of a defense or an attack with their default values."""
     found: dict[str, Scalar] = build(kind, name, {}).parameters()
     return found
 
 
 def summary(kind: Kind, name: str) -> str:
-    """The first line of a defence's or an attack's docstring."""
+    """The first line of a defense's or an attack's docstring."""
     if kind == "defense" and "+" in name:
         return ", then ".join(summary(kind, part).rstrip(".") for part in _parts(name)) + "."
     return (inspect.getdoc(lookup(kind, name)) or "").split("\n")[0]

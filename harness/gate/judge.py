@@ -2,12 +2,12 @@
 
 | metric | FAIL | PASS |
 |---|---|---|
-| `ssim` | an image is newly recognisable, or the paired t test fails | the bound of the rise is tolerable |
+| `ssim` | an image is newly recognizable, or the paired t test fails | the bound of the rise is tolerable |
 | `auc` | DeLong's test for correlated curves fails | the same |
 | `tpr@..` | the test of paired rates, threshold and all, fails | the same |
 | `epsilon` | the largest over the seeds passes the claim, as the baseline's did not | no large rise |
 | `bits` | the mean over the seeds rises by more than a share | all else |
-| `accuracy` | the mean falls by more than a tolerance: no defence by breaking the model | all else |
+| `accuracy` | the mean falls by more than a tolerance: no defense by breaking the model | all else |
 
 What neither fails nor passes is INCONCLUSIVE. A test fails where its p, by Holm's method over all tests of the run, is
 below the level, and the rise is no smaller than the margin.
@@ -16,7 +16,7 @@ An audited epsilon that rises below its claim never fails: with 100 trials, the 
 keys have a standard deviation of up to 1.4. That one passes a true claim has a known chance; that one rises has not.
 The claim is the smaller of the run's and the baseline's, so that no claim can be lifted out of the way.
 
-A control is never judged: no defence (the ceiling), an attack that looks at nothing (the floor). Where one moves, what
+A control is never judged: no defense (the ceiling), an attack that looks at nothing (the floor). Where one moves, what
 the attacks can do has changed, and a warning says so.
 """
 
@@ -55,14 +55,14 @@ class Check:
     Attributes:
         key, name: of the measure; see `Measure`.
         metric: of the measure.
-        aware: whether the attack knows the defence.
+        aware: whether the attack knows the defense.
         before, now: values, of `epsilon` the largest over the seeds; None where there is none.
         rise: now - before; of `accuracy` also so, though there a fall is what counts.
         low, high: 90 % interval of the rise: each end is a one-sided 95 % bound. None where none is known.
         p: one-sided, adjusted by Holm over all tests of the run; None where the rule is no test.
         n: pairs behind the rise: images (the same image under several seeds is one), records, or seeds.
         smallest: the smallest rise that this check would have failed with probability 0.8; None where not known.
-        images: indices into the values, from 0, of the images that are newly recognisable.
+        images: indices into the values, from 0, of the images that are newly recognizable.
         reason: one sentence, for people, that stands by itself.
     """
 
@@ -88,7 +88,7 @@ class Outcome:
     """What the gate says of a run.
 
     Attributes:
-        checks: worst first: FAIL, INCOMPLETE, NOT COMPARABLE, INCONCLUSIVE, PASS; in each, images newly recognisable
+        checks: worst first: FAIL, INCOMPLETE, NOT COMPARABLE, INCONCLUSIVE, PASS; in each, images newly recognizable
             first, then by metric the largest rise.
         problems: why the two cannot be compared at all; then there are no checks.
         warnings: what a reader must know: another machine, code that was not committed, a ceiling that fell.
@@ -179,7 +179,7 @@ def judge(now: Measured, base: Measured, rules: Rules, *, noise_sd: float = 0.0)
 
 
 def _place(check: Check) -> tuple[int, bool, int, float, str]:
-    """Where a check stands: the worst first, then images newly recognisable, then by metric the largest rise."""
+    """Where a check stands: the worst first, then images newly recognizable, then by metric the largest rise."""
     rise = math.inf if check.rise is None else -check.rise
     return _ORDER.index(check.verdict), not check.images, _METRICS.index(check.metric), rise, check.key
 
@@ -189,7 +189,7 @@ def _measure(pair: _Pair, curves: _Pair, rules: Rules, noise_sd: float) -> _Test
     new, old = pair
     if new.metric == "ssim":
         before, now = numbers(old), numbers(new)
-        found = np.flatnonzero(tests.newly_recognisable(before, now, rules, noise_sd))
+        found = np.flatnonzero(tests.newly_recognizable(before, now, rules, noise_sd))
         before, now = comparable.by_image(before, old.items), comparable.by_image(now, new.items)
         return _Tested(pair, float(np.mean(before)), tests.paired(before, now), len(now), tuple(found.tolist()))
     sides = [*zip(*(by_seed(one.values, one.sides) for one in (curves.base, curves.now)), strict=True)]
@@ -220,7 +220,7 @@ def _together(tested: Sequence[_Tested], rules: Rules, noise_sd: float) -> Itera
         smallest = tests.smallest(error, float(rise.df), len(tested), rules)
         reason = words.tested(verdict, _moved(one), p, smallest, rules)
         if one.images:
-            reason = f"{words.recognisable(one.images, old.values, new.values, len(new.items))}; {_moved(one)}"
+            reason = f"{words.recognizable(one.images, old.values, new.values, len(new.items))}; {_moved(one)}"
         yield Check(
             key=new.key,
             name=new.name,

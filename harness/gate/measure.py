@@ -1,13 +1,13 @@
 """What a gate looks at: the numbers of a run as plain data, one `Measure` for each case and metric.
 
-A case is an attack by one adversary on one target of one defence, over all seeds; or a defence's training.
+A case is an attack by one adversary on one target of one defense, over all seeds; or a defense's training.
 
 | metric | of | values, one for each | more is |
 |---|---|---|---|
 | `ssim` | an attack that reconstructs | image | leakage |
 | `auc` | an attack that tells members | record: its placement among those of the other side | leakage |
 | `tpr@0.1%`, `tpr@1%` | the same, with 10,000 or 1,000 who took no part | | leakage |
-| `epsilon` | a training with an audit: the audited lower bound | seed | a weaker defence |
+| `epsilon` | a training with an audit: the audited lower bound | seed | a weaker defense |
 | `bits` | a training: bits sent for a parameter | seed | traffic |
 | `accuracy` | a training: of the last model | seed | use |
 """
@@ -29,7 +29,7 @@ from leakgauge.harness.core.result import AuditRecord, Estimate, PartInfo, Resul
 Metric = Literal["ssim", "auc", "tpr@1%", "tpr@0.1%", "epsilon", "bits", "accuracy"]
 
 OPEN = "none"
-"""The defence that is none: the ceiling."""
+"""The defense that is none: the ceiling."""
 
 OUTSIDE = {"tpr@0.1%": 10_000, "tpr@1%": 1_000}
 """Non-members that a rate at few false alarms needs; with fewer, the AUC stands alone."""
@@ -46,12 +46,12 @@ class Measure:
     """One number of a run with what it was made of.
 
     Attributes:
-        key: `defence/attack/adversary/metric/eight hex digits`, or `defence/metric/eight hex digits`: of the whole
+        key: `defense/attack/adversary/metric/eight hex digits`, or `defense/metric/eight hex digits`: of the whole
             question but for the seed, so that the same question has the same key in every run.
         defense, attack, threat, target: for people; the last three are empty for a training.
         setting: task and federation, for people.
-        aware: whether the attack knows the defence.
-        control: `ceiling` without a defence, `floor` of an attack that looks at nothing, else empty.
+        aware: whether the attack knows the defense.
+        control: `ceiling` without a defense, `floor` of an attack that looks at nothing, else empty.
         value: None where there is none; then `problem` says why.
         low, high: ends of the 95 % interval of the value, where there is one.
         values: see the table of this module; None for an item that failed.
@@ -88,7 +88,7 @@ class Measure:
 
     @property
     def name(self) -> str:
-        """Defence, attack, adversary, target and metric in one phrase."""
+        """Defense, attack, adversary, target and metric in one phrase."""
         case = f" under {self.attack}, {self.threat}, {self.target}" if self.attack else ""
         return f"{self.defense}{case}: {self.metric}{f' {self.about}' if self.about else ''}"
 
@@ -196,7 +196,7 @@ def placements(scores: Scores) -> tuple[stats.Numbers, stats.Numbers]:
 
 
 def _of_trainings(run: Run) -> Iterable[Measure]:
-    """Accuracy, bits and audit of each defence in each setting, over the seeds."""
+    """Accuracy, bits and audit of each defense in each setting, over the seeds."""
     groups: dict[str, list[TrainingSpec]] = {}
     for spec in {cell.training.id: cell.training for cell in run.cells}.values():
         groups.setdefault(_identity(spec), []).append(spec)

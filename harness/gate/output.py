@@ -63,7 +63,7 @@ _INTERVAL = "Each end of a 90 % interval is a one-sided 95 % bound. p is one-sid
 def word(check: Check) -> str:
     """The verdict of a check in words."""
     if check.verdict is Verdict.FAIL:
-        return _FAILED.get(check.metric, "newly recognisable" if check.images else _LEAKS)
+        return _FAILED.get(check.metric, "newly recognizable" if check.images else _LEAKS)
     if check.verdict is Verdict.PASS:
         return _PASSED.get(check.metric, "no increase detected")
     return check.verdict.value.lower()
@@ -93,7 +93,7 @@ def headline(outcome: Outcome) -> str:
 
 
 def junit(outcome: Outcome, measured: Measured) -> str:
-    """JUnit XML: one test case a check, its class the defence and its name the key.
+    """JUnit XML: one test case a check, its class the defense and its name the key.
 
     | verdict | element |
     |---|---|
@@ -115,7 +115,7 @@ def junit(outcome: Outcome, measured: Measured) -> str:
         counts["error"] += 1
         ElementTree.SubElement(case, "error", message=clipped(problem), type=Verdict.NOT_COMPARABLE.value)
     for check in outcome.checks:
-        # a check that the run lacks has only its key, which begins with the defence
+        # a check that the run lacks has only its key, which begins with the defense
         defense = known[check.key].defense if check.key in known else check.key.split("/")[0]
         case = ElementTree.SubElement(suite, "testcase", classname=clipped(defense), name=clean(check.key))
         text = f"{clipped(names.get(check.key, check.name))}\n{numbers(check)}"
@@ -258,7 +258,7 @@ def pictured(images: Sequence[int], measure: Measure | None) -> str:
 
 
 def titles(measures: Iterable[Measure]) -> dict[str, str]:
-    """By key, what a measure is called among these: of defences and attacks only the parameters in which they differ.
+    """By key, what a measure is called among these: of defenses and attacks only the parameters in which they differ.
 
     Where there are several settings, each name ends in its own; what is still alike has the end of its key.
     """

@@ -82,7 +82,7 @@ def knows(ref: str, source: Path) -> bool:
 def base_commit(made: str, file: Path, bench: Bench) -> str | None:
     """The commit whose code made a baseline: the one that it names, or the last that changed its file.
 
-    The first is of leakgauge; where that was installed, the second is of the checkout that the defences lie in. None:
+    The first is of leakgauge; where that was installed, the second is of the checkout that the defenses lie in. None:
     the checkout has neither.
     """
     if knows(made, bench.source):

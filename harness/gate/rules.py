@@ -51,7 +51,7 @@ class Rules:
         level: of the family of all tests of a run: chance of a false alarm.
         margin: a mean that rises by less is no increase.
         tolerable: PASS where the 95 % upper bound of the rise is below this.
-        below, above: an image below the first that is now at the second or above is newly recognisable,
+        below, above: an image below the first that is now at the second or above is newly recognizable,
         gap: if it rose by this, or by five times the noise of a repeated run.
         least: images, or records of either side, that a check needs.
         accuracy: share of the test set by which accuracy may fall.
@@ -117,19 +117,19 @@ class Decision(NamedTuple):
     passes: Truths
 
 
-def decide(rise: Rise, recognised: Truths, rules: Rules) -> Decision:
+def decide(rise: Rise, recognized: Truths, rules: Rules) -> Decision:
     """Judge all tests of a run together.
 
     Args:
         rise: [..., m], of all tests of the run.
-        recognised: [..., m], whether a check has an image that is newly recognisable.
+        recognized: [..., m], whether a check has an image that is newly recognizable.
 
     Guarantees:
         Where no mean rises, the chance that any of the m tests fails is at most `rules.level`, but for images.
         A check that fails never passes.
     """
     p = holm(rise.chance())
-    fails = recognised | ((p < rules.level) & (rise.mean >= rules.margin - ROUNDING))
+    fails = recognized | ((p < rules.level) & (rise.mean >= rules.margin - ROUNDING))
     return Decision(p, fails, ~fails & (rise.high() < rules.tolerable))
 
 
@@ -141,7 +141,7 @@ def paired(before: Numbers, now: Numbers) -> Rise:
     return Rise(np.mean(difference, axis=-1), error, np.full_like(error, n - 1))
 
 
-def newly_recognisable(before: Numbers, now: Numbers, rules: Rules, noise_sd: float) -> Truths:
+def newly_recognizable(before: Numbers, now: Numbers, rules: Rules, noise_sd: float) -> Truths:
     """Which of the images were below `below`, are at `above` or more, and rose by more than noise does."""
     gap = max(rules.gap, 5 * noise_sd) - ROUNDING
     return np.asarray((before < rules.below) & (now >= rules.above) & (now - before >= gap))

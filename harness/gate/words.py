@@ -37,14 +37,14 @@ def moved(metric: str, rise: float, low: float, high: float, n: int) -> str:
     return f"{_LABELS[metric]} {verb} (90 %: {ends}) over {over}"
 
 
-def recognisable(images: Sequence[int], before: Sequence[float | None], now: Sequence[float | None], seeds: int) -> str:
-    """Which images are newly recognisable, counted from 1 within each seed, as on the page."""
+def recognizable(images: Sequence[int], before: Sequence[float | None], now: Sequence[float | None], seeds: int) -> str:
+    """Which images are newly recognizable, counted from 1 within each seed, as on the page."""
     size = len(now) // max(1, seeds)
     names = [f"{at % size + 1} (seed no. {at // size + 1})" if seeds > 1 else str(at + 1) for at in images[:_MOST]]
     each = zip(names, images, strict=False)
     shown = [f"image {name} was {before[at]:.2f} and is {now[at]:.2f}" for name, at in each]
     more = f" and {len(images) - _MOST} more" if len(images) > _MOST else ""
-    return f"{', '.join(shown)}{more}: newly recognisable"
+    return f"{', '.join(shown)}{more}: newly recognizable"
 
 
 def audited(verdict: Verdict, before: float, now: float, claim: float, *, was_above: bool) -> str:
@@ -81,5 +81,5 @@ def control(kind: str, moved: str, *, rose: bool) -> str:
     if kind == "floor":
         return f"{moved}: this attack looks at nothing, so the images or the score have changed"
     if rose:
-        return f"{moved}: without a defence, so the attack got stronger"
-    return f"{moved}: without a defence, so the attack lost strength and a pass says less"
+        return f"{moved}: without a defense, so the attack got stronger"
+    return f"{moved}: without a defense, so the attack lost strength and a pass says less"

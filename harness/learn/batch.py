@@ -85,7 +85,7 @@ class LocalPlan:
             raise ValueError(f"noise_multiplier={self.noise_multiplier} needs a clip, to be a multiple of")
 
     def under(self, rule: LocalRule, noise: float = 0.0) -> LocalPlan:
-        """With what a defence asks of local training; `noise` is its `step_noise`.
+        """With what a defense asks of local training; `noise` is its `step_noise`.
 
         A rule of one full-batch step goes before what the plan says of steps, epochs, batch and momentum.
         """

@@ -280,9 +280,9 @@ class _GroupNorm:
         return True
 
     def per_record(self, deltas: Tensor) -> list[_PerRecord]:
-        """Few entries; the normalised input is computed once more."""
-        normalised = group_norm(self.input, self.num_groups, eps=self.eps)
-        scale = _Rows(_sum_positions(deltas * normalised))
+        """Few entries; the normalized input is computed once more."""
+        normalized = group_norm(self.input, self.num_groups, eps=self.eps)
+        scale = _Rows(_sum_positions(deltas * normalized))
         return [scale] if self.bias is None else [scale, _Rows(_sum_positions(deltas))]
 
 

@@ -48,7 +48,7 @@ def dense(name: str, inputs: int, outputs: int, *, bias: bool = True) -> list[Sl
 
 
 def norm(name: str, channels: int) -> list[Slot]:
-    """A normalisation's scale [channels] and bias [channels]; ones and zeros to start with."""
+    """A normalization's scale [channels] and bias [channels]; ones and zeros to start with."""
     return [Slot(f"{name}.scale", (channels,), 0), Slot(f"{name}.bias", (channels,), -1)]
 
 

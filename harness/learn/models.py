@@ -36,7 +36,7 @@ class Model:
 
     Attributes:
         layout: tensors, in the order in which `apply` takes them.
-        fan_in: of each tensor; the usual initialisation is uniform in +-1/sqrt(fan_in). 0: ones (a norm's scale);
+        fan_in: of each tensor; the usual initialization is uniform in +-1/sqrt(fan_in). 0: ones (a norm's scale);
             -1: zeros.
         apply: (tensors, x [b, *input_shape], keep) -> [b, classes] scores. `keep` holds one dropout mask per entry of
             `dropout`, already scaled by 1/(1-rate), or is None: dropout off. Where it is a `Chain`, its layers are

@@ -16,7 +16,7 @@ from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.learn.layers import Chain
 from leakgauge.harness.learn.models import Model
 
-Initialisation = Literal["default", "dlg"]
+Initialization = Literal["default", "dlg"]
 
 _DLG_BOUND = 0.5
 """Zhu et al. 2019, and JoPEQ's inversion experiment."""
@@ -27,20 +27,20 @@ class ModelTask:
     """A model with its loss; implements `Task`.
 
     Attributes:
-        initialisation: `default`: weights and biases uniform in +-1/sqrt(fan_in), a norm's scale 1 and bias 0, as in
+        initialization: `default`: weights and biases uniform in +-1/sqrt(fan_in), a norm's scale 1 and bias 0, as in
             torch; `dlg`: all uniform in +-0.5, a norm's scale 1.
 
     Raises:
-        ValueError: an unknown initialisation.
+        ValueError: an unknown initialization.
     """
 
     model: Model
-    initialisation: Initialisation = "default"
+    initialization: Initialization = "default"
 
     def __post_init__(self) -> None:
-        known = get_args(Initialisation)
-        if self.initialisation not in known:
-            raise ValueError(f"no initialisation {self.initialisation!r}; known: {', '.join(known)}")
+        known = get_args(Initialization)
+        if self.initialization not in known:
+            raise ValueError(f"no initialization {self.initialization!r}; known: {', '.join(known)}")
 
     @property
     def layout(self) -> Layout:
@@ -81,7 +81,7 @@ class ModelTask:
         """One tensor's initial values, from draws in [-1, 1]."""
         if fan_in == 0:
             return torch.ones_like(part)
-        if self.initialisation == "dlg":
+        if self.initialization == "dlg":
             return part * _DLG_BOUND
         return part * fan_in**-0.5 if fan_in > 0 else torch.zeros_like(part)
 

@@ -37,7 +37,7 @@ def cell_flags(
             Flag("probe", "the victim's images were sent through the encode path alone, not mixed with others", "note")
         )
     if defense.parameters() and not attack.aware and not attack.floor:
-        flags.append(Flag("naive", "this attack ignores what it knows of the defence: a lower bound", "note"))
+        flags.append(Flag("naive", "this attack ignores what it knows of the defense: a lower bound", "note"))
     if truth.note:
         flags.append(Flag("candidates", truth.note, "warning" if "test set" in truth.note else "note"))
     flags += [Flag("not-available", f"{e.name}: {e.note}", "note") for e in estimates if e.value is None and e.note]

@@ -179,7 +179,7 @@ def stored_scene(spec: TrainingSpec, store: Store, root: Path) -> Scene:
 def run_attack(cell: Cell, store: Store, root: Path) -> Result:
     """Attack one cell of a stored training, score it, and store the result.
 
-    The attack's randomness depends on the seed, the attack and the target, not on the defence: every defence meets the
+    The attack's randomness depends on the seed, the attack and the target, not on the defense: every defense meets the
     same starts.
     """
     start = time.perf_counter()
@@ -222,7 +222,7 @@ def _score(found: Reconstruction | Labels | Membership, truth: Truth) -> tuple[t
 
 
 def _claims(ready: Prepared, training: Training) -> tuple[ClaimRecord, ClaimRecord]:
-    """The defence's claim for its first round and for all of them."""
+    """The defense's claim for its first round and for all of them."""
     first = ready.defense.init(ready.setting)
     states = list(itertools.accumulate(training.feedback[:-1], ready.defense.advance, initial=first))
     return (

@@ -22,7 +22,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 def to_arrays(training: Training, keep: Keep) -> Arrays:
     """The arrays of a training. Shared keys are not among them: they follow from the seed."""
     arrays: Arrays = {
-        # a round after a defence has stopped was asked for, and yet has none
+        # a round after a defense has stopped was asked for, and yet has none
         "asked": np.array(sorted(keep.messages), np.int64),
         "asked models": np.array(sorted(keep.models), np.int64),
         "final": training.final.numpy(),

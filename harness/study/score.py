@@ -18,8 +18,8 @@ from leakgauge.harness.core.result import Estimate, Pictures
 
 Numbers = npt.NDArray[np.float64]
 
-RECOGNISABLE = 0.5
-"""SSIM from which on an image counts as recognised."""
+RECOGNIZABLE = 0.5
+"""SSIM from which on an image counts as recognized."""
 
 SUCCESS = 1e-3
 """MSE below which a reconstruction counts as a success."""
@@ -105,7 +105,7 @@ def score_reconstruction(
     """Judge one guess a victim.
 
     A victim failed if its guess says so or is not finite. It counts in `failed`, has no SSIM, MSE, PSNR and labels
-    (None in `values`; every note says how many), and is neither recognised nor a success.
+    (None in `values`; every note says how many), and is neither recognized nor a success.
 
     Args:
         truth_x: [b, c, h, w] images in [0, 1] or [b, features] of each victim; b may differ.
@@ -114,9 +114,9 @@ def score_reconstruction(
 
     Returns:
         Of images: `ssim`, `mse` (the median: one diverged image would be the mean), `psnr`, `label_accuracy` (labels
-        in common, whatever their order), `recognised` (SSIM >= 0.5), `success` (MSE < 1e-3) and `failed`; of others
+        in common, whatever their order), `recognized` (SSIM >= 0.5), `success` (MSE < 1e-3) and `failed`; of others
         `mse`, `label_accuracy` and `failed`. `values` are in the order of the victims, images of a batch inside.
-        The pictures of equal batches of images; a failed victim's are grey.
+        The pictures of equal batches of images; a failed victim's are gray.
 
     Raises:
         ValueError: not one guess a victim, no victim, or a guess of another shape than the truth.
@@ -152,7 +152,7 @@ def score_reconstruction(
         of_mse,
         stats.mean("psnr", psnr, higher_leaks=True, unit="dB", note=note),
         of_labels,
-        _share("recognised", [value is not None and value >= RECOGNISABLE for value in ssim], notes),
+        _share("recognized", [value is not None and value >= RECOGNIZABLE for value in ssim], notes),
         _share("success", [value is not None and value < SUCCESS for value in mse], notes),
         of_failed,
     )
@@ -274,8 +274,8 @@ def _pictures(truth_x: Sequence[Tensor], scores: Sequence[_Scores | None]) -> Pi
     """The images for people; None where the batches differ in size."""
     if len({x.shape for x in truth_x}) > 1:
         return None
-    grey = torch.full_like(truth_x[0], 0.5)
-    guesses = [grey if score is None else score.guess for score in scores]
+    gray = torch.full_like(truth_x[0], 0.5)
+    guesses = [gray if score is None else score.guess for score in scores]
     return Pictures(*(_pixels(torch.stack([x.detach().cpu() for x in images])) for images in (truth_x, guesses)))
 
 

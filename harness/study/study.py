@@ -1,4 +1,4 @@
-"""Studies: a TOML file is a grid of tasks x federations x defences x attacks x threats x seeds.
+"""Studies: a TOML file is a grid of tasks x federations x defenses x attacks x threats x seeds.
 
 A list where one value stands expands the grid. All that is wrong with a file is said at once, each with its path, the
 value that came and what was expected.
@@ -182,7 +182,7 @@ def _spec(kind: type[T]) -> Callable[[Table], T]:
 
 
 def _name(table: Table) -> str:
-    """The `name` of a defence's or an attack's table."""
+    """The `name` of a defense's or an attack's table."""
     name = table.get("name")
     if not isinstance(name, str):
         raise ValueError(f"name: got {name!r}, expected a string" if "name" in table else "name: missing")
@@ -190,7 +190,7 @@ def _name(table: Table) -> str:
 
 
 def _defense(table: Table) -> PartSpec:
-    """A defence with its defaults filled in."""
+    """A defense with its defaults filled in."""
     name = _name(table)
     built = registry.build("defense", name, {key: value for key, value in table.items() if key != "name"})
     return PartSpec(name, built.parameters())

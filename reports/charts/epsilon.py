@@ -11,12 +11,12 @@ from leakgauge.harness.core.result import ClaimRecord, Estimate
 from leakgauge.reports.charts.figures import ACCURACY_BETTER, LEAK_BETTER, Chart, Point, Series, capped, slug
 from leakgauge.reports.pool import accuracy, pool
 from leakgauge.reports.sections.checked import checked, severity, verdict_of
-from leakgauge.reports.select import RECOGNISABLE, Analysis, Group
+from leakgauge.reports.select import RECOGNIZABLE, Analysis, Group
 from leakgauge.reports.text.labels import UNDEFENDED, varying_parameters, written
 from leakgauge.reports.text.notation import INFINITE, adversaries, fixed, listing, per, percent, short
 
 MOST_NAMES = 3
-"""Defences that a caption names."""
+"""Defenses that a caption names."""
 
 FAR = 100.0
 """How many times nearer the undefended attack may come before its line is left out of a chart of distances."""
@@ -36,7 +36,7 @@ class Axis(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One defence at one epsilon: the claim and what was measured."""
+    """One defense at one epsilon: the claim and what was measured."""
 
     defense: PartSpec
     claim: ClaimRecord
@@ -70,7 +70,7 @@ SSIM = Measure(
     "Leakage against claimed epsilon",
     "mean SSIM, strongest attack",
     LEAK_BETTER,
-    line=(RECOGNISABLE, f"recognisable from {RECOGNISABLE}"),
+    line=(RECOGNIZABLE, f"recognizable from {RECOGNIZABLE}"),
 )
 MSE = Measure(
     "mse",
@@ -179,7 +179,7 @@ def _chart(
         series.append(Series(label, tuple(_point(sample, measure.scale) for sample in ordered), look))
     shown, rest = capped(series)
     against = {adversaries(sample.claim.against) for sample in samples}
-    scope = f"Epsilon as claimed, per {axis.unit}, {axis.horizon}, neighbours: {axis.relation}"
+    scope = f"Epsilon as claimed, per {axis.unit}, {axis.horizon}, neighbors: {axis.relation}"
     scope += f", against {against.pop()}." if len(against) == 1 else "."
     hollow = ""
     if any(point.proved is not None for one in shown for point in one.points):
@@ -199,7 +199,7 @@ def _chart(
         better=measure.better,
         caption=" ".join(filter(None, (scope, hollow, _unmarked(analysis, samples), far, bars, rest))),
         header=(
-            "Defence",
+            "Defense",
             "ε claimed",
             "ε proved",
             "Verdict",
@@ -218,10 +218,10 @@ def _chart(
 def _ceiling(
     measure: Measure, samples: Sequence[Sample], open_: Estimate | None
 ) -> tuple[list[tuple[float, str]], str]:
-    """The line of no defence, or a sentence where it is so far from a distance that it would flatten the rest."""
+    """The line of no defense, or a sentence where it is so far from a distance that it would flatten the rest."""
     if open_ is None or open_.value is None:
         return [], ""
-    text = f"no defence {measure.write(open_.value)}"
+    text = f"no defense {measure.write(open_.value)}"
     if measure.is_distance and open_.value < min(sample.estimate.value or 0.0 for sample in samples) / FAR:
         return [], f"Far below the axis: {text}."
     return [(measure.scale * open_.value, text)], ""
@@ -261,7 +261,7 @@ def leakage_charts(analysis: Analysis, setting: str, kind: str, measure: Measure
 
 
 def _strongest(analysis: Analysis, setting: str, kind: str, measure: Measure) -> list[tuple[Group, Estimate]]:
-    """The group of each defence that gets furthest by a measure, the first of equals, with what it gets."""
+    """The group of each defense that gets furthest by a measure, the first of equals, with what it gets."""
     found: dict[str, tuple[Group, Estimate]] = {}
     for group in analysis.attacked:
         # several rounds watched together do not belong beside the epsilon of one

@@ -23,7 +23,7 @@ from leakgauge.reports.text.notation import short
 MOST_SERIES = 5
 MARKERS = ("o", "s", "D", "^", "v")
 DASHES = ("", "6 2", "6 2 1.5 2", "1.5 1.5", "9 2 1.5 2 1.5 2")
-"""As in SVG: lengths of strokes and gaps, in points; one a series, so that colour is never the only sign."""
+"""As in SVG: lengths of strokes and gaps, in points; one a series, so that color is never the only sign."""
 
 _SHAPES = (
     "M13 6a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
@@ -47,8 +47,8 @@ ACCURACY_BETTER = "Higher is better: the model is more useful."
 _SENTINELS = {f"#0000a{index + 1}": f"s{index + 1}" for index in range(MOST_SERIES)}
 _OPEN = "#0000a6"
 _INK, _MUTED, _GRID, _SURFACE = "#0000b1", "#0000b2", "#0000b3", "#0000b4"
-COLOURS = _SENTINELS | {_OPEN: "s6", _INK: "ink", _MUTED: "muted", _GRID: "grid", _SURFACE: "surface"}
-"""Sentinels, as `#rrggbb`: what a chart is drawn in, each with the name of the page's colour that takes its place."""
+COLORS = _SENTINELS | {_OPEN: "s6", _INK: "ink", _MUTED: "muted", _GRID: "grid", _SURFACE: "surface"}
+"""Sentinels, as `#rrggbb`: what a chart is drawn in, each with the name of the page's color that takes its place."""
 
 RC: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -68,7 +68,7 @@ RC: dict[Any, Any] = {
     "grid.color": _GRID,
     "grid.linewidth": 0.7,
 }
-"""matplotlib's settings while a chart is drawn; its colours are sentinels."""
+"""matplotlib's settings while a chart is drawn; its colors are sentinels."""
 
 
 class Point(NamedTuple):
@@ -91,7 +91,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Series:
-    """One line. `look` picks colour, marker and dash; -1 is the undefended one's, grey.
+    """One line. `look` picks color, marker and dash; -1 is the undefended one's, gray.
 
     `trace`: (x, y) of the corners of its line, where this is not the one that joins the points.
     """
@@ -155,12 +155,12 @@ def slug(text: str) -> str:
 
 
 def capped(series: Sequence[Series]) -> tuple[tuple[Series, ...], str]:
-    """As many series as there are looks, no defence besides, and a sentence on the rest."""
+    """As many series as there are looks, no defense besides, and a sentence on the rest."""
     open_ = [one for one in series if one.look < 0]
     others = [one for one in series if one.look >= 0]
     if len(others) <= MOST_SERIES:
         return (*open_, *others), ""
-    rest = f"{MOST_SERIES} of {len(others)} defences are drawn, the first ones; the data table has all."
+    rest = f"{MOST_SERIES} of {len(others)} defenses are drawn, the first ones; the data table has all."
     return (*open_, *others[:MOST_SERIES]), rest
 
 
@@ -185,23 +185,23 @@ def dash(look: int) -> tuple[float, tuple[float, ...]] | str:
 
 def _draw(axes: Axes, chart: Chart, series: Series, index: int) -> None:
     """One series: error bars and hollow markers below, then the line with its markers."""
-    colour = list(_SENTINELS)[series.look % MOST_SERIES] if series.look >= 0 else _OPEN
+    color = list(_SENTINELS)[series.look % MOST_SERIES] if series.look >= 0 else _OPEN
     x, y = [point.x for point in series.points], [max(chart.least, point.y) for point in series.points]
-    _draw_bars(axes, chart, series, colour)
+    _draw_bars(axes, chart, series, color)
     marker = MARKERS[series.look % MOST_SERIES] if series.look >= 0 else "X"
     marked = zip(series.points, y, strict=True)
     hollow = [(point.x, point.proved, height) for point, height in marked if point.proved is not None]
     for here, there, height in hollow:
-        axes.plot((here, there), (height, height), color=colour, linestyle=(0, (1, 2)), linewidth=1.0)
+        axes.plot((here, there), (height, height), color=color, linestyle=(0, (1, 2)), linewidth=1.0)
     if hollow:
         places = [there for _, there, _ in hollow], [height for _, _, height in hollow]
-        axes.plot(*places, marker, color=colour, markersize=6.0, markerfacecolor="none", gid=f"proved{index}")
+        axes.plot(*places, marker, color=color, markersize=6.0, markerfacecolor="none", gid=f"proved{index}")
     if series.trace:
-        axes.plot(*zip(*series.trace, strict=True), color=colour, linestyle=dash(series.look), linewidth=1.6)
+        axes.plot(*zip(*series.trace, strict=True), color=color, linestyle=dash(series.look), linewidth=1.6)
     axes.plot(
         x,
         y,
-        color=colour,
+        color=color,
         linestyle=dash(series.look) if chart.joined and not series.trace else "none",
         linewidth=1.6,
         marker=marker,
@@ -213,14 +213,14 @@ def _draw(axes: Axes, chart: Chart, series: Series, index: int) -> None:
     )
 
 
-def _draw_bars(axes: Axes, chart: Chart, series: Series, colour: str) -> None:
+def _draw_bars(axes: Axes, chart: Chart, series: Series, color: str) -> None:
     """The error bars of a series."""
     bars = [(p.x, max(chart.least, p.y), p.low, p.high) for p in series.points if None not in (p.low, p.high)]
     if bars:
         below = [max(0.0, y - max(chart.least, low or 0.0)) for _, y, low, _ in bars]
         above = [max(0.0, (high or 0.0) - y) for _, y, _, high in bars]
         places = [x for x, *_ in bars], [y for _, y, *_ in bars]
-        axes.errorbar(*places, yerr=[below, above], fmt="none", ecolor=colour, elinewidth=1.1, capsize=2.5, alpha=0.75)
+        axes.errorbar(*places, yerr=[below, above], fmt="none", ecolor=color, elinewidth=1.1, capsize=2.5, alpha=0.75)
 
 
 def _draw_references(axes: Axes, chart: Chart) -> None:
@@ -289,7 +289,7 @@ def _scale(axes: Axes, chart: Chart) -> None:
 
 
 def fill(axes: Axes, chart: Chart) -> None:
-    """Draw a chart into empty axes, in the sentinel colours."""
+    """Draw a chart into empty axes, in the sentinel colors."""
     for index, series in enumerate(chart.series):
         _draw(axes, chart, series, index)
     for height, _ in chart.lines:
@@ -325,4 +325,4 @@ def svg(chart: Chart, *, prefix: str) -> str:
         for index, s in enumerate(chart.series)
     }
     label = f"{chart.title}. {chart.caption} {chart.better} The numbers are in the data table below."
-    return embed(buffer.getvalue(), prefix=prefix, colours=COLOURS, titles=titles, label=label)
+    return embed(buffer.getvalue(), prefix=prefix, colors=COLORS, titles=titles, label=label)

@@ -1,4 +1,4 @@
-"""The charts of the page as files of their own, in the page's light colours."""
+"""The charts of the page as files of their own, in the page's light colors."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def figure_files(analysis: Analysis, kinds: Sequence[str]) -> Iterator[tuple[str
 
 
 def _light() -> dict[str, str]:
-    """The page's light colours, by the sentinels that the charts are drawn in."""
+    """The page's light colors, by the sentinels that the charts are drawn in."""
     block = source(STYLE).split(":root {", 1)[1].split("}", 1)[0]
-    colours = dict(re.findall(r"--([a-z0-9]+): (#[0-9a-fA-F]{6})", block))
-    return {sentinel: colours[name] for sentinel, name in figures.COLOURS.items()}
+    colors = dict(re.findall(r"--([a-z0-9]+): (#[0-9a-fA-F]{6})", block))
+    return {sentinel: colors[name] for sentinel, name in figures.COLORS.items()}
 
 
 def _file(chart: Chart, setting: str, kind: str) -> bytes:
@@ -82,7 +82,7 @@ def _file(chart: Chart, setting: str, kind: str) -> bytes:
     with matplotlib.rc_context(style), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a letter that the font lacks is a box
         figure = _figure(chart, setting)
-        _recolour(figure, light)
+        _recolor(figure, light)
         buffer = io.BytesIO()
         figure.savefig(buffer, format=kind, dpi=_DOTS, metadata=FORMATS[kind])
     return buffer.getvalue()
@@ -112,8 +112,8 @@ def _key(line: Line2D, chart: Chart, series: Series) -> Line2D:
     return sample
 
 
-def _recolour(figure: Figure, light: Mapping[str, str]) -> None:
-    """Put the light colours in place of the sentinels."""
+def _recolor(figure: Figure, light: Mapping[str, str]) -> None:
+    """Put the light colors in place of the sentinels."""
     boxes = [text.get_bbox_patch() for text in figure.findobj(Text) if isinstance(text, Text)]
     for artist in [*figure.findobj(), *filter(None, boxes)]:
         paints: tuple[str, ...] = ()
@@ -128,9 +128,9 @@ def _recolour(figure: Figure, light: Mapping[str, str]) -> None:
 
 
 def _paint(artist: Artist, paint: str, light: Mapping[str, str]) -> None:
-    """One colour of an artist; a collection has a list of them, here all the same."""
+    """One color of an artist; a collection has a list of them, here all the same."""
     found = getp(artist, paint)
-    colours = list(found) if isinstance(artist, Collection) else [found]
-    new = light.get(to_hex(colours[0])) if colours else None
+    colors = list(found) if isinstance(artist, Collection) else [found]
+    new = light.get(to_hex(colors[0])) if colors else None
     if new is not None:
         artist.set(**{paint: new})

@@ -83,7 +83,7 @@ def fidelity_charts(analysis: Analysis, setting: str) -> list[Chart]:
             series=shown,
             better="Higher means that the update arrives more faithfully: better for learning, and for an attacker.",
             caption=" ".join(filter(None, ("Mean over rounds and seeds.", rest))),
-            header=("Defence", "Bits per parameter", "SNR, dB"),
+            header=("Defense", "Bits per parameter", "SNR, dB"),
             rows=tuple(rows),
             joined=False,
         )

@@ -36,7 +36,7 @@ class Trained(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One defence under its strongest attack, with the trainings whose scores can be read."""
+    """One defense under its strongest attack, with the trainings whose scores can be read."""
 
     group: Group
     trained: tuple[Trained, ...]
@@ -53,7 +53,7 @@ class Line(NamedTuple):
 
 
 def roc_charts(analysis: Analysis, setting: str) -> list[Chart]:
-    """One chart for each target: a line a defence, under the attack with the highest AUC."""
+    """One chart for each target: a line a defense, under the attack with the highest AUC."""
     groups = [g for g in analysis.attacked if g.setting == setting and g.metric == "auc" and g.value is not None]
     charts, targets = [], list(dict.fromkeys(group.column.target for group in groups))
     for target in targets:
@@ -188,7 +188,7 @@ def _measured(trained: Trained) -> _Found:
 
 
 def _rows(analysis: Analysis, line: Line) -> list[tuple[str, ...]]:
-    """All trainings of a defence together, where there are several, and each."""
+    """All trainings of a defense together, where there are several, and each."""
     names = analysis.defenses[line.group.defense.label].text, _attack(analysis, line.group)
     if not line.trained:
         return [(*names, "", "", "", NO_VALUE, *("no scores are stored" for _ in RATES))]
@@ -230,7 +230,7 @@ def _chart(analysis: Analysis, lines: Sequence[Line], place: str, aside: str) ->
         better=LEAK_BETTER,
         caption=" ".join(filter(None, (_caption(drawn, series, least), rest))),
         header=(
-            "Defence",
+            "Defense",
             "Attack",
             "Seed",
             "Members",
@@ -248,7 +248,7 @@ def _chart(analysis: Analysis, lines: Sequence[Line], place: str, aside: str) ->
 
 def _caption(drawn: Sequence[Line], series: Sequence[Series], least: float) -> str:
     """What is drawn, over which trainings, and what an interval is of."""
-    parts = ["Each defence under the attack with the highest AUC; steps are what a threshold attains."]
+    parts = ["Each defense under the attack with the highest AUC; steps are what a threshold attains."]
     seeds = max((len(line.trained) for line in drawn), default=1)
     if seeds > 1:
         parts.append(

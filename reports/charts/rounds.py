@@ -9,7 +9,7 @@ from typing import NamedTuple
 from leakgauge.harness.core.cell import Target
 from leakgauge.reports.charts.figures import ACCURACY_BETTER, LEAK_BETTER, MOST_SERIES, Chart, Point, Series, slug
 from leakgauge.reports.pool import curve
-from leakgauge.reports.select import RECOGNISABLE, Analysis, Group
+from leakgauge.reports.select import RECOGNIZABLE, Analysis, Group
 from leakgauge.reports.text.labels import UNDEFENDED
 from leakgauge.reports.text.notation import fixed, interval, percent
 
@@ -45,7 +45,7 @@ _WATCHED = _Axis(
 
 
 def attack_charts(analysis: Analysis, setting: str) -> list[Chart]:
-    """SSIM of the strongest attack at each attacked round, and at each number of rounds, one line a defence."""
+    """SSIM of the strongest attack at each attacked round, and at each number of rounds, one line a defense."""
     charts = []
     groups = [
         g for g in analysis.attacked if g.setting == setting and g.kind == "reconstruction" and g.value is not None
@@ -63,11 +63,11 @@ def attack_charts(analysis: Analysis, setting: str) -> list[Chart]:
 
 
 _Lines = list[tuple[str, list[tuple[int, Group]]]]
-"""By defence, the strongest group at each place of an axis."""
+"""By defense, the strongest group at each place of an axis."""
 
 
 def _lines(analysis: Analysis, groups: Sequence[Group], axis: _Axis) -> _Lines:
-    """The lines of a chart, in the study's order of the defences."""
+    """The lines of a chart, in the study's order of the defenses."""
     found = []
     for defense in analysis.defenses:
         at: dict[int, list[Group]] = {}
@@ -98,17 +98,17 @@ def _chart(analysis: Analysis, kind: str, axis: _Axis, lines: _Lines) -> Chart:
         series=shown,
         better=LEAK_BETTER,
         caption=" ".join(filter(None, (axis.caption, rest))),
-        header=("Defence", axis.column, "Attack", "Mean SSIM", "95 % interval"),
+        header=("Defense", axis.column, "Attack", "Mean SSIM", "95 % interval"),
         rows=tuple(rows),
-        lines=((RECOGNISABLE, f"recognisable from {RECOGNISABLE}"),),
+        lines=((RECOGNIZABLE, f"recognizable from {RECOGNIZABLE}"),),
         whole_x=True,
     )
 
 
 def looks(analysis: Analysis) -> dict[str, int]:
-    """The look of each defence that is drawn, one on all charts; -1 is no defence.
+    """The look of each defense that is drawn, one on all charts; -1 is no defense.
 
-    One defence of each name, in the study's order, then more, as many as there are looks.
+    One defense of each name, in the study's order, then more, as many as there are looks.
     """
     names: dict[str, list[str]] = {}
     for defense, label in analysis.defenses.items():
@@ -120,7 +120,7 @@ def looks(analysis: Analysis) -> dict[str, int]:
 
 
 def _drawn(analysis: Analysis, lines: Sequence[tuple[str, tuple[Point, ...]]]) -> tuple[tuple[Series, ...], str]:
-    """Series with one look a defence on all charts, no defence first and grey; and a sentence on what is not drawn."""
+    """Series with one look a defense on all charts, no defense first and gray; and a sentence on what is not drawn."""
     look = looks(analysis)
     found = sorted(
         (look[defense], analysis.defenses[defense].text, points) for defense, points in lines if defense in look
@@ -153,7 +153,7 @@ def _training_chart(analysis: Analysis, setting: str, what: str) -> Chart | None
         series=series,
         better=ACCURACY_BETTER if what == "accuracy" else "Lower is better: the model fits the test data.",
         caption=" ".join(filter(None, ("Mean over the seeds.", rest))),
-        header=("Defence", "Round", f"Test {what}", "Lowest to highest seed"),
+        header=("Defense", "Round", f"Test {what}", "Lowest to highest seed"),
         rows=tuple(rows),
         whole_x=True,
     )

@@ -1,4 +1,4 @@
-"""matplotlib's SVG made fit for a strict page: no style attributes, themed colours, short numbers, unique names."""
+"""matplotlib's SVG made fit for a strict page: no style attributes, themed colors, short numbers, unique names."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def _declarations(style: str) -> dict[str, str]:
     return {name: value for name, value in found.items() if name not in _DROPPED_PROPERTIES}
 
 
-def _paint(element: ElementTree.Element, declarations: Mapping[str, str], colours: Mapping[str, str]) -> None:
-    """Declarations as presentation attributes; a sentinel colour as the class `f-NAME` (fill) or `k-NAME` (stroke)."""
+def _paint(element: ElementTree.Element, declarations: Mapping[str, str], colors: Mapping[str, str]) -> None:
+    """Declarations as presentation attributes; a sentinel color as the class `f-NAME` (fill) or `k-NAME` (stroke)."""
     classes = []
     for name, value in declarations.items():
-        colour = colours.get(value.lower())
-        if name in ("fill", "stroke") and colour is not None:
-            classes.append(f"{'f' if name == 'fill' else 'k'}-{colour}")
+        color = colors.get(value.lower())
+        if name in ("fill", "stroke") and color is not None:
+            classes.append(f"{'f' if name == 'fill' else 'k'}-{color}")
         else:
             element.set(name, value)
     if classes:
         element.set("class", " ".join(classes))
 
 
-def _clean(element: ElementTree.Element, prefix: str, colours: Mapping[str, str], wanted: set[str]) -> None:
+def _clean(element: ElementTree.Element, prefix: str, colors: Mapping[str, str], wanted: set[str]) -> None:
     """One element and all below it, in place."""
     element.tag = _local(element.tag)
     declarations: dict[str, str] = {
@@ -64,12 +64,12 @@ def _clean(element: ElementTree.Element, prefix: str, colours: Mapping[str, str]
         elif name in ("d", "x", "y"):
             value = _LONG.sub(lambda found: f"{float(found[0]):.2f}", value)
         element.set(_local(name), _REFERENCE.sub(rf"url(#{prefix}\1)", value))
-    _paint(element, declarations, colours)
+    _paint(element, declarations, colors)
     for child in list(element):
         if _local(str(child.tag)) in _DROPPED_TAGS:
             element.remove(child)
         else:
-            _clean(child, prefix, colours, wanted)
+            _clean(child, prefix, colors, wanted)
 
 
 def _add_titles(root: ElementTree.Element, titles: Mapping[str, Sequence[str]]) -> None:
@@ -82,13 +82,13 @@ def _add_titles(root: ElementTree.Element, titles: Mapping[str, Sequence[str]]) 
                 ElementTree.SubElement(marker, "tooltip").text = text
 
 
-def embed(svg: str, *, prefix: str, colours: Mapping[str, str], titles: Mapping[str, Sequence[str]], label: str) -> str:
+def embed(svg: str, *, prefix: str, colors: Mapping[str, str], titles: Mapping[str, Sequence[str]], label: str) -> str:
     """The `<svg>` element for a page whose policy forbids inline styles.
 
     Args:
         svg: a whole SVG file, as matplotlib writes it.
         prefix: put before every id, so that several drawings can stand on one page.
-        colours: class name by sentinel colour, `#rrggbb` in lower case.
+        colors: class name by sentinel color, `#rrggbb` in lower case.
         titles: by id of a group with markers, the tooltip of each marker in order.
         label: what a screen reader says instead of the drawing.
 
@@ -102,7 +102,7 @@ def embed(svg: str, *, prefix: str, colours: Mapping[str, str], titles: Mapping[
     wanted |= {
         name for element in root.iter() for value in element.attrib.values() for name in _REFERENCE.findall(value)
     }
-    _clean(root, prefix, colours, wanted)
+    _clean(root, prefix, colors, wanted)
     for element in root.iter("tooltip"):
         element.tag = "title"
     width, height = root.attrib.pop("width", ""), root.attrib.pop("height", "")

@@ -91,7 +91,7 @@ def _told(audits: Sequence[AuditRecord]) -> list[str]:
     found = [
         f"Audited for {span} in a small federation of {where}, where {claimed} and {_number(first.proved)} proved "
         f"{per(first.unit, first.delta)}. "
-        f"Neighbours: {first.relation}, {' / '.join(ways)}. Bound: {method}."
+        f"Neighbors: {first.relation}, {' / '.join(ways)}. Bound: {method}."
     ]
     above = sum(one.contradicts for one in audits)
     if above:

@@ -65,7 +65,7 @@ class Scale(NamedTuple):
 
 
 class Change(NamedTuple):
-    """One row. `tone` colours the verdict, which its icon and word say too; `case` is the attack and its target."""
+    """One row. `tone` colors the verdict, which its icon and word say too; `case` is the attack and its target."""
 
     tone: str
     icon: str
@@ -111,7 +111,7 @@ def changes(outcome: Outcome, now: Measured, base: Baseline, *, names: Mapping[s
     """What moved, what did not, and what a reader must know of the comparison.
 
     Args:
-        names: how the page calls a defence or an attack, by its full label; others keep that.
+        names: how the page calls a defense or an attack, by its full label; others keep that.
 
     A check moved if it is no PASS, or if the interval of its change leaves out zero; without one, if it changed at all.
     """

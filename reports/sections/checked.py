@@ -17,7 +17,7 @@ MOST_SENTENCES = 5
 
 
 class Badge(NamedTuple):
-    """A state: `tone` picks the colours, the icon and the words carry the meaning."""
+    """A state: `tone` picks the colors, the icon and the words carry the meaning."""
 
     tone: str
     icon: str
@@ -96,7 +96,7 @@ def severity(claim: ClaimRecord) -> int:
 
 
 def states(claims: Sequence[ClaimRecord]) -> tuple[State, ...]:
-    """The distinct verdicts of one defence's trainings, the worst first."""
+    """The distinct verdicts of one defense's trainings, the worst first."""
     found = Counter(map(verdict_of, claims))
     return tuple(
         State(BADGES[name], "" if count == len(claims) else f"in {count} of {plural(len(claims), 'seed')}")
@@ -118,7 +118,7 @@ def said(claim: ClaimRecord) -> str:
 
 
 def _claims(analysis: Analysis) -> Mapping[tuple[str, str], list[ClaimRecord]]:
-    """The claims of each setting and defence that has a training: one round first, then the whole run."""
+    """The claims of each setting and defense that has a training: one round first, then the whole run."""
     found = {}
     for pair in analysis.pairs:
         trainings = analysis.trainings.get(pair, ())
@@ -129,7 +129,7 @@ def _claims(analysis: Analysis) -> Mapping[tuple[str, str], list[ClaimRecord]]:
 
 
 def tally(analysis: Analysis) -> Counter[str]:
-    """How many defences have which verdict, counted once a setting; the worst over seeds and horizons decides.
+    """How many defenses have which verdict, counted once a setting; the worst over seeds and horizons decides.
 
     What an audit broke counts as BROKEN.
     """
@@ -143,7 +143,7 @@ def overview(analysis: Analysis) -> str:
     empty = found["NOTHING PROMISED"]
     total = found.total() - empty
     if not total:
-        return "No defence here promises an epsilon." if empty else ""
+        return "No defense here promises an epsilon." if empty else ""
     parts = [f"{found[name]} {words[found[name] != 1]}" for name, words in _SAID.items() if found[name]]
     rest = f"; {empty} more {'promises' if empty == 1 else 'promise'} nothing" if empty else ""
     return f"Of {plural(total, 'claim')} {listing(parts)}{rest}."
@@ -169,7 +169,7 @@ def broken(analysis: Analysis) -> Broken | None:
 
 
 def brief(one_round: Sequence[ClaimRecord], whole_run: Sequence[ClaimRecord]) -> tuple[str, str]:
-    """One defence's claim in a few short lines for a terminal, and its worst verdict.
+    """One defense's claim in a few short lines for a terminal, and its worst verdict.
 
     The numbers are of the seed with the worst verdict, for one round; the whole run is named where its verdict differs.
     """

@@ -1,4 +1,4 @@
-"""What each defence claims beside what is proved, for one round and for the whole run, and the verdict."""
+"""What each defense claims beside what is proved, for one round and for the whole run, and the verdict."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Amount(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One horizon of one defence, or both where all is the same."""
+    """One horizon of one defense, or both where all is the same."""
 
     horizon: str
     claimed: Amount
@@ -42,10 +42,10 @@ class Further(NamedTuple):
 
 
 class ClaimRow(NamedTuple):
-    """One defence in one setting.
+    """One defense in one setting.
 
     Attributes:
-        basis: source, neighbours and adversaries of the claim.
+        basis: source, neighbors and adversaries of the claim.
         audits: how it was audited, and where.
     """
 
@@ -63,7 +63,7 @@ class Claims(NamedTuple):
 
     Attributes:
         units: those of the finite claims.
-        audited: whether any defence was.
+        audited: whether any defense was.
     """
 
     rows: tuple[ClaimRow, ...]
@@ -172,7 +172,7 @@ def _basis(claims: Sequence[ClaimRecord]) -> str:
         return ""
     parts = {
         "Claimed in": [claim.source for claim in finite],
-        "Neighbours:": [claim.relation for claim in finite],
+        "Neighbors:": [claim.relation for claim in finite],
         "Against": [adversaries(claim.against) for claim in finite],
     }
     spans = [claim.horizon for claim in finite]
@@ -181,7 +181,7 @@ def _basis(claims: Sequence[ClaimRecord]) -> str:
 
 
 def claims(analysis: Analysis) -> Claims:
-    """One row a defence and setting, in the study's order."""
+    """One row a defense and setting, in the study's order."""
     rows, units = [], []
     for setting, defense in analysis.pairs:
         trainings = analysis.trainings.get((setting, defense), ())

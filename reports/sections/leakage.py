@@ -1,4 +1,4 @@
-"""Leakage by defence and attack: one matrix a setting, with the ceiling on top and the floor at the bottom."""
+"""Leakage by defense and attack: one matrix a setting, with the ceiling on top and the floor at the bottom."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Entry(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One defence, or a control (`role` says which)."""
+    """One defense, or a control (`role` says which)."""
 
     defense: Label
     role: str
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """One setting. `flags` names the columns whose attack does not beat the floor without a defence."""
+    """One setting. `flags` names the columns whose attack does not beat the floor without a defense."""
 
     setting: str
     heads: tuple[Head, ...]
@@ -60,11 +60,11 @@ def _columns(groups: list[Group]) -> list[Column]:
 
 
 def _notes(analysis: Analysis, group: Group) -> tuple[str, ...]:
-    """What stands under a value: recognisable images, cells that are lacking, what to bear in mind."""
+    """What stands under a value: recognizable images, cells that are lacking, what to bear in mind."""
     notes = []
-    found = group.recognised
+    found = group.recognized
     if found is not None and found.hits:
-        notes.append(f"{found.hits}/{found.of} recognisable")
+        notes.append(f"{found.hits}/{found.of} recognizable")
     if group.failures:
         notes.append(f"{plural(len(group.failures), 'seed')} failed")
     if group.missing:
@@ -103,7 +103,7 @@ def _entry(analysis: Analysis, group: Group, strongest: bool) -> Entry:
 
 
 def _strongest(analysis: Analysis, groups: list[Group]) -> set[int]:
-    """Identities of the strongest group of each defence and kind of attack, of equals all."""
+    """Identities of the strongest group of each defense and kind of attack, of equals all."""
     by_row: dict[tuple[str, str], list[Group]] = {}
     for group in groups:
         by_row.setdefault((group.defense.label, group.kind), []).append(group)

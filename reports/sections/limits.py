@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from leakgauge.reports.sections.checked import tally
-from leakgauge.reports.select import RECOGNISABLE, Analysis
+from leakgauge.reports.select import RECOGNIZABLE, Analysis
 from leakgauge.reports.text.labels import UNDEFENDED
 from leakgauge.reports.text.notation import listing, plural
 
@@ -12,7 +12,7 @@ FEW_SEEDS = 3
 
 
 def _attacks(analysis: Analysis) -> list[str]:
-    """Which attacks ran, which of them know the defence, which kinds did not run."""
+    """Which attacks ran, which of them know the defense, which kinds did not run."""
     infos = {group.info.name: group.info for group in analysis.attacked}
     if not infos:
         return ["No attack was planned: there is no number on leakage."]
@@ -21,13 +21,13 @@ def _attacks(analysis: Analysis) -> list[str]:
     found = [f"Other attacks than {listing(infos)}: an attack that did not run may succeed where these did not."]
     if not aware:
         found.append(
-            f"An attacker who uses what is known of the defence: {listing(blind)} "
+            f"An attacker who uses what is known of the defense: {listing(blind)} "
             f"{'ignores' if len(blind) == 1 else 'ignore'} it, so each number is a lower bound of what leaks."
         )
     else:
         rest = f"; {listing(blind)} {'ignores' if len(blind) == 1 else 'ignore'} it" if blind else ""
         uses = "uses" if len(aware) == 1 else "use"
-        found.append(f"Better adapted attacks: {listing(aware)} {uses} what is known of the defence{rest}.")
+        found.append(f"Better adapted attacks: {listing(aware)} {uses} what is known of the defense{rest}.")
     kinds = {group.kind for group in analysis.attacked}
     missing = [word for kind, word in (("reconstruction", "Reconstruction of images"), ("membership", "Membership"))
                if kind not in kinds]  # fmt: skip
@@ -79,27 +79,27 @@ def _certainty(analysis: Analysis) -> list[str]:
         )
     if any(group.kind == "reconstruction" for group in analysis.attacked):
         found.append(
-            f"Whether a person would recognise an image: “recognisable” means SSIM ≥ {RECOGNISABLE}, and a flat image "
+            f"Whether a person would recognize an image: “recognizable” means SSIM ≥ {RECOGNIZABLE}, and a flat image "
             "can reach that against a flat original."
         )
     return found
 
 
 def _controls(analysis: Analysis) -> list[str]:
-    """Where a number has no floor or no ceiling, or its attack fails without a defence."""
+    """Where a number has no floor or no ceiling, or its attack fails without a defense."""
     defended = [group for group in analysis.attacked if not group.undefended]
     found = []
     if any(analysis.floor_value(group) is None for group in analysis.attacked):
         found.append("How much a guess without any message scores, in columns without a floor.")
     if any(analysis.ceiling(group) is None for group in defended):
-        found.append("How much leaks without a defence, in columns without a ceiling.")
+        found.append("How much leaks without a defense, in columns without a ceiling.")
     nothing = {
         analysis.column_text(group.column)
         for group in analysis.attacked
         if analysis.says_nothing(group.setting, group.column)
     }
     for text in sorted(nothing):
-        found.append(f"Anything about the defences in the column {text}: the attack fails without a defence too.")
+        found.append(f"Anything about the defenses in the column {text}: the attack fails without a defense too.")
     return found
 
 
@@ -133,6 +133,6 @@ def limits(analysis: Analysis) -> tuple[str, ...]:
     data = dict.fromkeys(cell.training.task.data for cell in analysis.run.cells)
     general = [f"Other data, models and federations than those measured ({listing(data)})."]
     if all(cell.training.defense.name == UNDEFENDED for cell in analysis.run.cells):
-        general.insert(0, "Any defence: none was measured.")
+        general.insert(0, "Any defense: none was measured.")
     parts = [_attacks, _claims, _adversaries, _controls, _certainty, _gaps]
     return (*[text for part in parts for text in part(analysis)], *general)

@@ -1,4 +1,4 @@
-"""What the attacker sees: originals beside the reconstructions under each defence, as far as they may be shown."""
+"""What the attacker sees: originals beside the reconstructions under each defense, as far as they may be shown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image
 
 from leakgauge.harness.core.cell import Target
 from leakgauge.harness.core.result import Pictures, Result
-from leakgauge.reports.select import RECOGNISABLE, Analysis, Group, is_recognisable
+from leakgauge.reports.select import RECOGNIZABLE, Analysis, Group, is_recognizable
 from leakgauge.reports.text.labels import UNDEFENDED, Label
 from leakgauge.reports.text.notation import fixed, plural, where
 
@@ -34,11 +34,11 @@ class Tile(NamedTuple):
     alt: str
     word: str
     caption: str
-    recognisable: bool
+    recognizable: bool
 
 
 class Column(NamedTuple):
-    """By which attack the pictures of a column are. `word` says whether it knows the defence; empty for a control."""
+    """By which attack the pictures of a column are. `word` says whether it knows the defense; empty for a control."""
 
     word: str
     attack: str
@@ -69,7 +69,7 @@ class Grid(NamedTuple):
 
     @property
     def opening(self) -> tuple[bool, ...]:
-        """For each tile of a row, whether it is the first of its defence."""
+        """For each tile of a row, whether it is the first of its defense."""
         return (True, *(at == 0 for head in self.heads for at in range(len(head.columns))))
 
 
@@ -78,7 +78,7 @@ class Gallery(NamedTuple):
 
     grids: tuple[Grid, ...]
     withheld: str
-    recognisable: float = RECOGNISABLE
+    recognizable: float = RECOGNIZABLE
 
 
 class _Shown(NamedTuple):
@@ -125,7 +125,7 @@ def _shown(analysis: Analysis, group: Group, seed: int) -> _Shown:
 
 
 def _tile(shown: _Shown, at: int, original: Pixels, name: str, withheld: bool) -> Tile:
-    """The reconstruction of one image under one defence."""
+    """The reconstruction of one image under one defense."""
     if shown.pictures is None:
         return Tile("", f"{name}: {shown.lack}", shown.lack, "", False)
     originals, guesses = _flat(shown.pictures.original), _flat(shown.pictures.guess)
@@ -134,13 +134,13 @@ def _tile(shown: _Shown, at: int, original: Pixels, name: str, withheld: bool) -
     ssim = shown.ssim[at]
     if ssim is None or not np.isfinite(guesses[at]).all():
         return Tile("", f"{name}: failed", "failed", "no reconstruction", False)
-    seen = is_recognisable(ssim)
-    alt = f"{name}: reconstruction of image {at + 1}, SSIM {fixed(ssim, 2)}{', recognisable' if seen else ''}"
+    seen = is_recognizable(ssim)
+    alt = f"{name}: reconstruction of image {at + 1}, SSIM {fixed(ssim, 2)}{', recognizable' if seen else ''}"
     return Tile("" if withheld else data_uri(guesses[at]), alt, "withheld" if withheld else "", fixed(ssim, 2), seen)
 
 
 def _candidates(analysis: Analysis, setting: str) -> tuple[Target, list[tuple[Group, ...]]] | None:
-    """The first target that has reconstructions, and on it the groups of each defence that are shown."""
+    """The first target that has reconstructions, and on it the groups of each defense that are shown."""
     groups = [g for g in analysis.attacked if g.setting == setting and g.kind == "reconstruction"]
     target = next((g.column.target for g in groups if g.results), None)
     if target is None:
@@ -148,7 +148,7 @@ def _candidates(analysis: Analysis, setting: str) -> tuple[Target, list[tuple[Gr
     found = []
     for defense in dict.fromkeys(group.defense.label for group in groups):
         mine = [g for g in groups if g.defense.label == defense and g.column.target == target]
-        # without a defence there is nothing to know
+        # without a defense there is nothing to know
         kinds = (
             [mine] if defense == UNDEFENDED else [[g for g in mine if g.info.aware is aware] for aware in (False, True)]
         )
@@ -157,7 +157,7 @@ def _candidates(analysis: Analysis, setting: str) -> tuple[Target, list[tuple[Gr
 
 
 def _choose(found: list[tuple[Group, ...]]) -> list[tuple[Group, ...]]:
-    """At most `MOST_DEFENSES` defences in the study's order, no defence first; of more, those that leak most."""
+    """At most `MOST_DEFENSES` defenses in the study's order, no defense first; of more, those that leak most."""
     open_ = [groups for groups in found if groups[0].undefended]
     others = [groups for groups in found if not groups[0].undefended]
     kept = sorted(others, key=lambda groups: -_most(groups))[: MOST_DEFENSES - len(open_)]
@@ -165,7 +165,7 @@ def _choose(found: list[tuple[Group, ...]]) -> list[tuple[Group, ...]]:
 
 
 def _most(groups: tuple[Group, ...]) -> float:
-    """The highest mean SSIM under one defence."""
+    """The highest mean SSIM under one defense."""
     return max(-1.0 if group.value is None else group.value for group in groups)
 
 
@@ -213,7 +213,7 @@ def _grid(analysis: Analysis, setting: str, images: Images, budget: int) -> Grid
     elif len(rows) < len(originals):
         notes.append(f"The first {len(rows)} of {plural(len(originals), 'image')}, in the order of the victims.")
     if len(chosen) < len(defenses):
-        notes.append(f"{len(chosen)} of {len(defenses)} defences: those that leak most by mean SSIM.")
+        notes.append(f"{len(chosen)} of {len(defenses)} defenses: those that leak most by mean SSIM.")
     heads = tuple(Head(_name(analysis, g[0]), tuple(_column(analysis, one) for one in g)) for g in chosen)
     if floor is not None:
         heads = (*heads, Head(Label("floor", "", ""), (_column(analysis, floor),)))
@@ -221,7 +221,7 @@ def _grid(analysis: Analysis, setting: str, images: Images, budget: int) -> Grid
 
 
 def _name(analysis: Analysis, group: Group) -> Label:
-    """The defence of a group."""
+    """The defense of a group."""
     return analysis.defenses[group.defense.label]
 
 

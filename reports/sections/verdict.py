@@ -7,7 +7,7 @@ from typing import NamedTuple
 from leakgauge.harness.core.result import Environment
 from leakgauge.reports.pool import accuracy
 from leakgauge.reports.sections.checked import Badge, Broken, broken
-from leakgauge.reports.select import HIGH, LOW, RECOGNISABLE, Analysis, Group, Recognised, Word, is_recognisable
+from leakgauge.reports.select import HIGH, LOW, RECOGNIZABLE, Analysis, Group, Recognized, Word, is_recognizable
 from leakgauge.reports.text.notation import fixed, interval, listing, metric, percent, plural, points
 
 
@@ -37,13 +37,13 @@ class Verdict(NamedTuple):
 
 LEAKS = Badge("bad", "✕", "Leaks")
 PARTLY = Badge("warn", "!", "Leaks in part")
-NOTHING_SEEN = Badge("good", "○", "Nothing recognisable")
+NOTHING_SEEN = Badge("good", "○", "Nothing recognizable")
 NEAR_FLOOR = Badge("good", "○", "Close to the floor")
 NO_VERDICT = Badge("none", "?", "No verdict")
 
 
-def recognised_images(analysis: Analysis, *, defended: bool) -> Recognised | None:
-    """Images that at least one attack makes recognisable, counted once a defence, seed and target."""
+def recognized_images(analysis: Analysis, *, defended: bool) -> Recognized | None:
+    """Images that at least one attack makes recognizable, counted once a defense, seed and target."""
     hit: dict[tuple[object, ...], list[bool]] = {}
     for group in analysis.attacked:
         if group.kind != "reconstruction" or group.undefended is defended:
@@ -54,16 +54,16 @@ def recognised_images(analysis: Analysis, *, defended: bool) -> Recognised | Non
             seen = hit.setdefault(key, [False] * len(values))
             seen.extend([False] * (len(values) - len(seen)))
             for at, value in enumerate(values):
-                seen[at] = seen[at] or is_recognisable(value)
+                seen[at] = seen[at] or is_recognizable(value)
     images = [found for seen in hit.values() for found in seen]
-    return Recognised(sum(images), len(images)) if images else None
+    return Recognized(sum(images), len(images)) if images else None
 
 
 def badge(analysis: Analysis) -> Badge:
-    """The worst word among the defended groups decides; without words, whether an image is recognisable."""
+    """The worst word among the defended groups decides; without words, whether an image is recognizable."""
     groups = [group for group in analysis.attacked if not group.undefended and group.value is not None]
     words: set[Word] = {analysis.rating(group).word for group in groups}
-    found = recognised_images(analysis, defended=True)
+    found = recognized_images(analysis, defended=True)
     if "High" in words:
         return LEAKS
     if "Moderate" in words:
@@ -77,15 +77,15 @@ def rule() -> str:
     """When the badge says what."""
     return (
         f"“Leaks”: some defended case is High, which means at least {100 * HIGH:.0f} % of the way from the floor to "
-        f"the ceiling, or more recognisable images (SSIM ≥ {RECOGNISABLE}) than the floor has. “Leaks in part”: none "
-        f"is High, one is at least {100 * LOW:.0f} % of the way. “Nothing recognisable” and “Close to the floor”: all "
+        f"the ceiling, or more recognizable images (SSIM ≥ {RECOGNIZABLE}) than the floor has. “Leaks in part”: none "
+        f"is High, one is at least {100 * LOW:.0f} % of the way. “Nothing recognizable” and “Close to the floor”: all "
         "are below that. Each word holds for the attacks and adversaries of this report only. Claimed epsilons do not "
         "enter."
     )
 
 
 def describe(analysis: Analysis, group: Group) -> str:
-    """Defence, attack, adversary and target of a group in one phrase."""
+    """Defense, attack, adversary and target of a group in one phrase."""
     return f"{analysis.defenses[group.defense.label].text} under {analysis.column_text(group.column)}"
 
 
@@ -96,31 +96,31 @@ def _sentence(analysis: Analysis, state: Badge, worst: Group | None) -> tuple[st
     known = plural(len({group.column.key for group in analysis.attacked}), "combination")
     frame = f"Measured with {known} of attack, adversary and target."
     if not defended:
-        return "No defence was measured", f"The numbers show what leaks without one. {frame}"
+        return "No defense was measured", f"The numbers show what leaks without one. {frame}"
     if worst is None:
         return (
-            "No attack on a defence gave a number",
+            "No attack on a defense gave a number",
             "Every such cell failed, is missing or has no value; see all results.",
         )
     worst_text = (
         f"The case that leaks most is {describe(analysis, worst)}: {metric(worst.metric)} {fixed(worst.value)}."
     )
     rated = {"High": "High", "Moderate": "Moderate"}
-    found = recognised_images(analysis, defended=True)
+    found = recognized_images(analysis, defended=True)
     if state is LEAKS:
         bad = {g.defense.label for g in defended if analysis.rating(g).word == "High"}
-        bad = bad or {g.defense.label for g in defended if g.recognised and g.recognised.hits}
+        bad = bad or {g.defense.label for g in defended if g.recognized and g.recognized.hits}
         text = (
-            f"{len(bad)} of {plural(total, 'defence')} {'leaks' if len(bad) == 1 else 'leak'} to the attacks that ran"
+            f"{len(bad)} of {plural(total, 'defense')} {'leaks' if len(bad) == 1 else 'leak'} to the attacks that ran"
         )
         return text, f"{worst_text} {frame}"
     if state is PARTLY:
         part = {g.defense.label for g in defended if analysis.rating(g).word in rated}
-        text = f"{len(part)} of {plural(total, 'defence')} {'leaks' if len(part) == 1 else 'leak'} in part"
+        text = f"{len(part)} of {plural(total, 'defense')} {'leaks' if len(part) == 1 else 'leak'} in part"
         return text, f"No case is High. {worst_text} {frame}"
     if state is NOTHING_SEEN and found is not None:
-        text = "No image was recognisable under any defence"
-        return text, f"By SSIM ≥ {RECOGNISABLE}, with the attacks that ran. {worst_text} {frame}"
+        text = "No image was recognizable under any defense"
+        return text, f"By SSIM ≥ {RECOGNIZABLE}, with the attacks that ran. {worst_text} {frame}"
     if state is NEAR_FLOOR:
         return "Every defended case is close to the floor", f"With the attacks that ran. {worst_text} {frame}"
     reasons = dict.fromkeys(analysis.rating(group).why for group in defended if group.value is not None)
@@ -132,20 +132,20 @@ def _worst_figure(analysis: Analysis, worst: Group | None) -> Figure:
     if worst is None or worst.estimate is None:
         return Figure("Worst defended case", "n/a", "", "No defended case has a number.")
     ceiling, floor = analysis.ceiling(worst), analysis.floor_value(worst)
-    bounds = f"no defence {fixed(ceiling.value)}" if ceiling is not None else "no ceiling measured"
+    bounds = f"no defense {fixed(ceiling.value)}" if ceiling is not None else "no ceiling measured"
     bounds += f", floor {fixed(floor)}" if floor is not None else ", no floor measured"
     spread = f" ({interval(worst.estimate)})" if interval(worst.estimate) else ""
     name = analysis.defenses[worst.defense.label].text
     return Figure("Worst defended case", fixed(worst.value), metric(worst.metric), f"{name}{spread}; {bounds}")
 
 
-def _recognised_figure(analysis: Analysis) -> Figure:
-    """How many defended images are recognisable; for membership only, the worst rate at few false alarms."""
-    found, open_ = recognised_images(analysis, defended=True), recognised_images(analysis, defended=False)
+def _recognized_figure(analysis: Analysis) -> Figure:
+    """How many defended images are recognizable; for membership only, the worst rate at few false alarms."""
+    found, open_ = recognized_images(analysis, defended=True), recognized_images(analysis, defended=False)
     if found is not None:
-        detail = f"SSIM ≥ {RECOGNISABLE} under at least one attack"
-        detail += f"; no defence: {open_.hits} of {open_.of}" if open_ is not None else ""
-        return Figure("Recognisable images", str(found.hits), f"of {found.of} defended", detail)
+        detail = f"SSIM ≥ {RECOGNIZABLE} under at least one attack"
+        detail += f"; no defense: {open_.hits} of {open_.of}" if open_ is not None else ""
+        return Figure("Recognizable images", str(found.hits), f"of {found.of} defended", detail)
     rates = [
         (estimate.value, group)
         for group in analysis.defended("membership")
@@ -154,7 +154,7 @@ def _recognised_figure(analysis: Analysis) -> Figure:
         if estimate.name == "tpr@1%" and estimate.value is not None
     ]
     if not rates:
-        return Figure("Recognisable images", "n/a", "", "No reconstruction attack gave a number on a defence.")
+        return Figure("Recognizable images", "n/a", "", "No reconstruction attack gave a number on a defense.")
     rate, group = max(rates, key=lambda pair: pair[0])
     name = analysis.defenses[group.defense.label].text
     return Figure(
@@ -163,7 +163,7 @@ def _recognised_figure(analysis: Analysis) -> Figure:
 
 
 def _accuracy_figure(analysis: Analysis) -> Figure:
-    """The largest loss of accuracy against no defence in the same setting."""
+    """The largest loss of accuracy against no defense in the same setting."""
     costs = []
     for setting, defense in analysis.pairs:
         mine = accuracy(analysis.trainings.get((setting, defense), ()))
@@ -177,7 +177,7 @@ def _accuracy_figure(analysis: Analysis) -> Figure:
             "Largest accuracy cost", "n/a", "", "Needs a defended and an undefended training with an accuracy."
         )
     change, mine_value, theirs_value, name = min(costs)
-    detail = f"{name}: {percent(mine_value)} against {percent(theirs_value)} without a defence"
+    detail = f"{name}: {percent(mine_value)} against {percent(theirs_value)} without a defense"
     return Figure("Largest accuracy cost", points(change), "points", detail)
 
 
@@ -236,7 +236,7 @@ def verdict(analysis: Analysis) -> Verdict:
     sentence, support = _sentence(analysis, state, worst)
     figures = (
         _worst_figure(analysis, worst),
-        _recognised_figure(analysis),
+        _recognized_figure(analysis),
         _accuracy_figure(analysis),
         _coverage_figure(analysis),
     )

@@ -1,4 +1,4 @@
-"""Short names of defences, attacks and settings: only the parameters in which they differ are spelled out."""
+"""Short names of defenses, attacks and settings: only the parameters in which they differ are spelled out."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from leakgauge.reports.text.notation import plural
 
 _EXPONENT = re.compile(r"e([+-])0*(\d+)$")
 UNDEFENDED = "none"
-"""The name of the defence that does nothing."""
+"""The name of the defense that does nothing."""
 
 
 class Label(NamedTuple):
-    """How a defence or an attack is called on a page.
+    """How a defense or an attack is called on a page.
 
     Attributes:
-        name: without parameters; the defence `none` is called `no defence`.
+        name: without parameters; the defense `none` is called `no defense`.
         varying: the parameters in which the study's parts of this name differ.
         full: all parameters.
     """
@@ -55,7 +55,7 @@ def label_parts(parts: Iterable[PartSpec]) -> dict[str, Label]:
     labels = {}
     for key, part in distinct.items():
         varying = [name for name in part.parameters if len(values[part.name][name]) > 1]
-        shown = "no defence" if part.name == UNDEFENDED else part.name
+        shown = "no defense" if part.name == UNDEFENDED else part.name
         labels[key] = Label(shown, written(part.parameters, varying), written(part.parameters, part.parameters))
     return labels
 

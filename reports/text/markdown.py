@@ -10,7 +10,7 @@ _NOTHING = "nothing beats the floor"
 
 
 def to_markdown(analysis: Analysis) -> str:
-    """One table a setting: a row a defence and one for the floor, a column an attack and its target.
+    """One table a setting: a row a defense and one for the floor, a column an attack and its target.
 
     A cell is the headline number with its 95 % interval, the strongest attack of a row in bold; the last column names
     it, or says that no attack is above its floor beyond noise, image by image.
@@ -18,7 +18,7 @@ def to_markdown(analysis: Analysis) -> str:
     parts = []
     for key, matrix in zip(analysis.settings, matrices(analysis) or (), strict=False):
         heads = [f"{head.attack.text}, {head.place} ({head.metric})" for head in matrix.heads]
-        lines = [f"### {matrix.setting}", "", _line(["defence", *heads, "strongest"])]
+        lines = [f"### {matrix.setting}", "", _line(["defense", *heads, "strongest"])]
         lines.append(_line(["---"] * (len(heads) + 2)))
         for row in matrix.rows:
             name = row.defense.text or "floor"
@@ -42,7 +42,7 @@ def _cell(entry: Entry) -> str:
 
 
 def _strongest(analysis: Analysis, setting: str, name: str) -> str:
-    """The attack that gets most of a defence's images, or that none gets any."""
+    """The attack that gets most of a defense's images, or that none gets any."""
     mine = [group for group in analysis.attacked if group.setting == setting and group.kind == "reconstruction"]
     groups = [group for group in mine if analysis.defenses[group.defense.label].text == name]
     best = analysis.best(groups)

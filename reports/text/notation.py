@@ -17,7 +17,7 @@ METRICS = {
     "psnr": "PSNR",
     "label_accuracy": "labels right",
     "exact": "victims with all labels right",
-    "recognised": "recognised",
+    "recognized": "recognized",
     "success": "success",
     "failed": "failed",
     "auc": "AUC",
@@ -149,14 +149,14 @@ def where(target: Target) -> str:
 
 
 def epsilon(claims: Sequence[ClaimRecord], digits: int = 4) -> str:
-    """The claimed epsilon of one defence's trainings: a number, a range over the seeds, or that nothing is promised."""
+    """The claimed epsilon of one defense's trainings: a number, a range over the seeds, or that nothing is promised."""
     if any(claim.epsilon is None for claim in claims):
         return NO_PROMISE
     return over_seeds([claim.epsilon for claim in claims], digits)
 
 
 def bound(proofs: Sequence[ProofRecord], digits: int = 4) -> str:
-    """The proved epsilon of one defence's trainings: a number or a range over the seeds, up to ∞."""
+    """The proved epsilon of one defense's trainings: a number or a range over the seeds, up to ∞."""
     return over_seeds([proof.epsilon for proof in proofs], digits)
 
 

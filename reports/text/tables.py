@@ -55,7 +55,7 @@ def _claim(trainings: Sequence[TrainingRecord]) -> Text:
 
 
 def _row(analysis: Analysis, group: Group, *, first: bool) -> list[Text]:
-    """One row; `Text`, so that no name is taken for markup. `first`: of its defence and setting."""
+    """One row; `Text`, so that no name is taken for markup. `first`: of its defense and setting."""
     ceiling, trainings = analysis.ceiling(group), analysis.of(group)
     reached = accuracy(trainings)
     word = "ceiling" if group.undefended else analysis.rating(group).word if group.value is not None else ""
@@ -82,10 +82,10 @@ def _title(run: Run) -> str:
 
 
 def summary(run: Run) -> Table:
-    """One row a defence, attack, adversary and target; the controls stand in the columns floor and ceiling."""
+    """One row a defense, attack, adversary and target; the controls stand in the columns floor and ceiling."""
     analysis = Analysis(run)
     table = Table(title=Text(_title(run)), caption=Text(_CAPTION), box=_BOX, padding=0)
-    for name in ("Defence", "Attack", "Adversary\nTarget", "Measured\n95 %", "Leakage"):
+    for name in ("Defense", "Attack", "Adversary\nTarget", "Measured\n95 %", "Leakage"):
         table.add_column(name, overflow="fold")
     table.add_column("Floor\nCeiling", justify="right")
     table.add_column("Final\naccuracy", justify="right")

@@ -39,7 +39,7 @@ ALPHA = 1e-6
 PRIVATE, SHARED = Key(1).child("private"), Key(1).child("shared")
 WHO = Sender(0, 8)
 
-QUANTISED = {
+QUANTIZED = {
     "sdq": SDQ(bits=4),
     "sdq-lattice": LatticeSDQ(bits=4),
     "jopeq": JoPEQ(epsilon=10.0, bits=3),
@@ -60,7 +60,7 @@ NOISY = {
     "laplace": Laplace(noise_std=0.1),
     "t-noise": TNoise(),
 }
-EVERY = QUANTISED | NOISY
+EVERY = QUANTIZED | NOISY
 CLAMPED = {"jopeq-sound", "laplace", "laplace+sdq", "laplace+sdq-lattice"}
 
 
@@ -209,7 +209,7 @@ def test_who_lacks_the_dither_is_wrong_to_score_as_the_server_does(known, bits):
 )
 @pytest.mark.parametrize("sign", [1, -1])
 def test_beyond_the_outermost_cell_costs_nothing_more_and_inside_costs(defense, known, sign):
-    # beyond the edge of 0.16, also of pairs along both generators of the lattice, whether neighbours or halves pair up
+    # beyond the edge of 0.16, also of pairs along both generators of the lattice, whether neighbors or halves pair up
     beyond = sign * torch.tensor([0.25, 0.5] * 16 + [0.5, 0.85] * 16)
     wire = encode(defense, beyond)
     score = scorer(defense, [wire], 64, [SHARED] if known else None)
@@ -218,7 +218,7 @@ def test_beyond_the_outermost_cell_costs_nothing_more_and_inside_costs(defense, 
 
 
 @pytest.mark.parametrize("name", ["sdq", "sdq-lattice"])
-def test_an_outlier_of_a_bare_quantiser_may_be_anywhere_beyond(name):
+def test_an_outlier_of_a_bare_quantizer_may_be_anywhere_beyond(name):
     # one number in a thousand is far outside of 1.5 times three standard deviations
     defense, d = {"sdq": SDQ(bits=3), "sdq-lattice": LatticeSDQ(bits=3)}[name], 1000
     numbers = 0.3 * rng.normal(Key(6), (1, d))
@@ -283,7 +283,7 @@ def test_the_error_of_cepam_is_inside_of_its_balls_and_a_hair_longer_is_not(name
     ],
     ids=repr,
 )
-def test_an_attacker_who_knows_the_defence_is_no_worse_than_one_who_does_not(defense):
+def test_an_attacker_who_knows_the_defense_is_no_worse_than_one_who_does_not(defense):
     case = make(n=4, defense=defense)
     aware, naive = (
         case.mse(MAP(tv=1.0, evaluations=600, objective=how).run(case.seen, Key(10)).guesses).clamp(max=1.0)
