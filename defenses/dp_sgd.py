@@ -13,12 +13,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from leakgauge.defenses._common.budget import check_delta, epsilon_unless, every_round
+from leakgauge.defenses._common.budget import check_delta, epsilon_unless
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._common.misfit import gaussian_misfit
 from leakgauge.harness.core.accounting import repeat
 from leakgauge.harness.core.checks import check_update, positive
-from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, every_round
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
 from leakgauge.harness.core.contract import (
     Defense,

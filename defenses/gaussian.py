@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from leakgauge.defenses._common.budget import check_delta, epsilon_unless, every_round
+from leakgauge.defenses._common.budget import check_delta, epsilon_unless
 from leakgauge.defenses._common.cascade import Perturbs, Rounded, split_message
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._common.misfit import gaussian_misfit
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import epsilon, gaussian_mu, repeat
 from leakgauge.harness.core.checks import check_update, positive
-from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
 from leakgauge.harness.core.codec import pack_float32
 from leakgauge.harness.core.contract import (
     Defense,
@@ -26,7 +26,6 @@ from leakgauge.harness.core.contract import (
     Setting,
 )
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector
 
 
@@ -119,20 +118,13 @@ class Gaussian(Defense[None, None], Perturbs):
         """(epsilon, delta) for one message; T messages of one client compose to mu sqrt(T)."""
         from dp_accounting import GaussianDpEvent
 
-        event = repeat(GaussianDpEvent(self.sigma / (2 * self.clip)), len(history))
-        return Claim(
-            epsilon=epsilon(event, self.delta),
-            delta=self.delta,
-            unit=Unit.MESSAGE,
-            relation=Relation.ANY_TWO,
-            horizon=Horizon.of(len(history)),
-            against=frozenset(Threat),
+        rounds = len(history)
+        event = repeat(GaussianDpEvent(self.sigma / (2 * self.clip)), rounds)
+        reason = "normal noise on an update clipped to a public l2 bound; rounds compose exactly."
+        return claim_over(
+            rounds,
+            epsilon(event, self.delta),
+            Proof(event, Unit.MESSAGE, "analytic Gaussian", reason),
             source="Balle & Wang 2018, Thm 8",
-            assumes=every_round(len(history)),
-            proved=Proof(
-                event,
-                Unit.MESSAGE,
-                "analytic Gaussian",
-                "normal noise on an update clipped to a public l2 bound; rounds compose exactly.",
-            ),
+            delta=self.delta,
         )

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from leakgauge.defenses._common.budget import every_round
 from leakgauge.defenses._common.misfit import Misfit, rounded_misfit
 from leakgauge.defenses._common.scale import Scaling
 from leakgauge.defenses._jopeq.lattice import Lattice
@@ -16,7 +15,7 @@ from leakgauge.defenses._jopeq.quantizer import Dithered, Radius, added_up, scal
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import Pure, repeat
 from leakgauge.harness.core.checks import positive
-from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, every_round
 from leakgauge.harness.core.contract import Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from leakgauge.defenses._common.budget import every_round
 from leakgauge.defenses._common.misfit import Misfit, student_misfit
 from leakgauge.defenses._common.scale import Mode, Scaling
 from leakgauge.defenses._jopeq.lattice import Lattice
@@ -31,7 +30,7 @@ from leakgauge.defenses._jopeq.quantizer import (
 )
 from leakgauge.harness.core.accounting import Pure, repeat
 from leakgauge.harness.core.checks import positive
-from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, every_round
 from leakgauge.harness.core.contract import Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat

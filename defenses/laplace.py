@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from leakgauge.defenses._common.budget import epsilon_unless, every_round
+from leakgauge.defenses._common.budget import epsilon_unless
 from leakgauge.defenses._common.cascade import Perturbs, Rounded, split_message
 from leakgauge.defenses._common.clip import clip_coordinates
 from leakgauge.defenses._common.misfit import Misfit, laplace_misfit, rounded_misfit
@@ -17,7 +17,7 @@ from leakgauge.defenses._common.scale import Mode, Scaling, unclipped
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import Pure, repeat
 from leakgauge.harness.core.checks import check_update, positive
-from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, every_round
 from leakgauge.harness.core.codec import pack_float32
 from leakgauge.harness.core.contract import (
     Defense,

@@ -9,13 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakgauge.defenses._common.budget import every_round
 from leakgauge.defenses._common.scale import Mode, Scaling, unclipped
 from leakgauge.defenses._mvu import Design, design, exact_epsilon, sample
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import Pure, repeat
 from leakgauge.harness.core.checks import check_update, positive
-from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, every_round
 from leakgauge.harness.core.codec import pack_levels, unpack_levels
 from leakgauge.harness.core.contract import (
     Defense,

@@ -11,12 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakgauge.defenses._common.budget import every_round
 from leakgauge.defenses._common.clip import clip_coordinates
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import Pure, repeat
 from leakgauge.harness.core.checks import check_update, positive
-from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, every_round
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
 from leakgauge.harness.core.contract import (
     Defense,

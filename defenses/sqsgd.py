@@ -11,14 +11,13 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from leakgauge.defenses._common.budget import every_round
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._privquant import PrivQuant, choose, levels_to_values, round_levels
 from leakgauge.defenses._wire.hadamard import fast_walsh_hadamard
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import Pure, repeat
 from leakgauge.harness.core.checks import check_update, positive
-from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, every_round
 from leakgauge.harness.core.codec import pack_levels, unpack_levels
 from leakgauge.harness.core.contract import (
     Defense,

@@ -11,7 +11,6 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from leakgauge.defenses._common.budget import every_round
 from leakgauge.defenses._common.cascade import Perturbs, Rounded, split_message
 from leakgauge.defenses._common.misfit import student_misfit
 from leakgauge.defenses._common.scale import Mode, Scaling
@@ -20,7 +19,7 @@ from leakgauge.defenses._jopeq.privacy import Student, t_epsilon
 from leakgauge.defenses._jopeq.quantizer import added_up, draw_student, pairs_unclipped, student
 from leakgauge.harness.core.accounting import Pure, repeat
 from leakgauge.harness.core.checks import check_update, positive
-from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, every_round
 from leakgauge.harness.core.codec import pack_float32
 from leakgauge.harness.core.contract import (
     Defense,

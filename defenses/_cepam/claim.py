@@ -30,9 +30,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from scipy import special, stats
 
-from leakgauge.defenses._common.budget import every_round
 from leakgauge.harness.core.accounting import Leak, delta, gaussian_delta, repeat
-from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, every_round
 from leakgauge.harness.core.contract import Setting
 from leakgauge.harness.core.threats import Threat
 

@@ -24,11 +24,6 @@ def epsilon_unless(epsilon: float | None, noise_std: float | None) -> float | No
     return epsilon
 
 
-def every_round(rounds: int) -> tuple[str, ...]:
-    """What a claim over several rounds takes for granted."""
-    return ("the client takes part in every round",) if rounds > 1 else ()
-
-
 def check_delta(delta: float) -> None:
     """Refuse a delta that a claim cannot have.
 

@@ -9,7 +9,6 @@ from typing import ClassVar, Literal, TypeVar
 
 import torch
 
-from leakgauge.defenses._common.budget import every_round
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._ota.formulas import (
     Allocation,
@@ -23,7 +22,7 @@ from leakgauge.defenses._ota.formulas import (
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import repeat
 from leakgauge.harness.core.checks import check_update, positive
-from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, every_round
 from leakgauge.harness.core.codec import pack_float64
 from leakgauge.harness.core.contract import (
     Defense,

@@ -144,6 +144,32 @@ def judge(claim: Claim) -> Judgment:
     return Judgment(verdict, claimed, proved, f"{said}: {claim.proved.reason}")
 
 
+def claim_over(
+    rounds: int,
+    epsilon: float,
+    proved: Proof,
+    *,
+    source: str,
+    delta: float = 0.0,
+    relation: Relation = Relation.ANY_TWO,
+    against: frozenset[Threat] = frozenset(Threat),
+    assumes: tuple[str, ...] = (),
+    further: tuple[Proof, ...] = (),
+) -> Claim:
+    """The claim of a mechanism over `rounds` rounds, for the unit of its proof, by default against every adversary.
+
+    Over several rounds it assumes that the client takes part in each of them.
+    """
+    horizon = Horizon.of(rounds)
+    assumes += every_round(rounds)
+    return Claim(epsilon, delta, proved.unit, relation, horizon, against, source, assumes, proved, further)
+
+
+def every_round(rounds: int) -> tuple[str, ...]:
+    """What a claim over several rounds assumes."""
+    return ("the client takes part in every round",) if rounds > 1 else ()
+
+
 def nothing_promised(rounds: int, reason: str, *further: Proof) -> Claim:
     """The claim of a defense that makes none, over so many rounds; `further` as in `Claim`."""
     return Claim(
