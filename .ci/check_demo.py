@@ -1,4 +1,4 @@
-"""What must hold of the demo's results: nothing failed, and the attacks and their controls are what they should be."""
+"""Checks the results of the demo: nothing failed, and the attacks and their controls behave as expected."""
 
 import sys
 
@@ -7,20 +7,16 @@ from leakgauge.harness.study.store import load_run
 
 
 def main() -> None:
-    """Check the folder that is given; exit 1 with a line for each thing that does not hold."""
+    """Check the folder of results in the first argument; exit 1 with one line for each problem."""
     run = load_run(sys.argv[1])
     problems = [f"{failure.cell.label}: {failure.message}" for failure in run.failures.values()]
     problems += [f"no result: {cell_id}" for cell_id in run.missing]
 
     def find(defense: str, attack: str, guess: str | None = None) -> Result:
-        """The first cell of this defense and attack, which is the one at round 0."""
-        return next(
-            result
-            for result in run.results.values()
-            if result.cell.training.defense.name == defense
-            and result.cell.attack.name == attack
-            and result.cell.attack.parameters.get("guess") == guess
-        )
+        """The first cell of this defense and attack: the one at round 0."""
+        wanted = (defense, attack, guess)
+        parts = [(one.cell.training.defense, one.cell.attack, one) for one in run.results.values()]
+        return next(one for d, a, one in parts if (d.name, a.name, a.parameters.get("guess")) == wanted)
 
     undefended, floor = find("none", "idlg"), find("none", "prior", "mean")
     success = undefended.estimate("success")
@@ -34,9 +30,9 @@ def main() -> None:
         problems.append(f"idlg recovered {recovered} images of {len(success.values)}, expected at least 7")
     for defense in ("gaussian", "laplace"):
         naive, aware = (find(defense, attack).estimate("ssim").value for attack in ("idlg", "map"))
-        print(f"{defense}: SSIM {naive:.3f} to who ignores the defense, {aware:.3f} to who knows it")
+        print(f"{defense}: SSIM {naive:.3f} for the naive attack, {aware:.3f} for the defense-aware attack")
         if not aware > naive:
-            problems.append(f"{defense}: who knows the defense sees no more than who ignores it")
+            problems.append(f"{defense}: the defense-aware attack does no better than the naive attack")
     for problem in problems:
         print(f"demo: {problem}", file=sys.stderr)
     sys.exit(1 if problems else 0)

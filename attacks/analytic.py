@@ -1,4 +1,4 @@
-"""The image behind a gradient, solved for instead of searched."""
+"""The image behind a gradient, by solving equations instead of searching."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, but not listed in __all__
 from torch.nn.functional import one_hot
 
-from leakgauge.attacks._engine.failure import failed
 from leakgauge.attacks._engine.matching import gradients
 from leakgauge.attacks._engine.objective import received_gradients
+from leakgauge.attacks._engine.reconstruct import failed, unusable
 from leakgauge.attacks._labels.infer import restore
 from leakgauge.attacks._solve.closed_form import RIDGE, ClosedForm, Unsolvable, closed_form
 from leakgauge.attacks._solve.layerwise import Underdetermined
@@ -22,33 +22,32 @@ from leakgauge.harness.core.vec import Vector
 
 @dataclass(frozen=True)
 class Analytic(Attack):
-    """Closed form: one image's input, layer by layer from the last, by linear equations; no start, no iteration.
+    """Solves for a message's single image by linear equations, layer by layer from the last, without a search.
 
-    Must know: one message of each victim, of one image, and the model it trained from: `lenet-dlg`, or dense layers
-    with ReLU between them (`linear`, `mlp`, `mlp-small`). So for a server or an eavesdropper; without the shared key,
-    the estimate is an outsider's. It takes the defense's estimate for the gradient itself. A common factor, as of a
-    clip, changes nothing.
+    Must know: one message of each victim, with one image, and the model of its round: `lenet-dlg`, or dense layers with
+    ReLU between them (`linear`, `mlp`, `mlp-small`); a server or an eavesdropper does. Without the shared key, the
+    estimate is an outsider's. The defense's estimate is treated as the gradient itself. A common factor, for example
+    from a clip, changes nothing.
 
-    Cannot: batches, and models with max-pooling, group norm or ReLU convolutions, for which it says so; `map` and
-    `idlg` do those. Withstand noise behind convolutions: each layer magnifies it. For dense stacks, noise is averaged
-    over the first layer's units. Of an update it takes the mean step for the gradient, exact for one step.
+    Cannot: solve for batches, or behind max-pooling, group norm or ReLU convolutions; it then returns a `failure`, and
+    `map` and `idlg` can be used. Noise behind convolutions is magnified by each layer; for dense stacks, it is averaged
+    over the first layer's units. An update is treated as its mean step, which is exact for one step.
 
     On models of a federation, fresh and after 100 rounds (study `trained-models`: 8 photographs, undefended, mean
     SSIM, floor 0.25): 1.000 and 1.000 behind sigmoid with stride and behind dense ReLU layers.
 
     Edge cases, each a guess with a `failure`: a gradient that is zero, not finite or of no single label; no active unit
-    in a dense first layer; an image that the model does not determine (`lenet-dlg` above 38 x 38); a model that is
-    not finite.
+    in a dense first layer; an image that the model does not determine (`lenet-dlg` above 38 x 38); a non-finite model.
 
     Args:
-        ridge: added to the squares of a first convolution's output equations, as a share of their largest. One
-            default, for noise-free float32 gradients; 1e-12 to 1e-8 give the same images.
+        ridge: added to the squares of a first convolution's output equations, as a share of their largest. The default
+            is for noise-free float32 gradients; 1e-12 to 1e-8 give the same images.
 
     Raises:
-        ValueError: ridge is not in (0, 1); in `run`, a loss that is not softmax cross-entropy.
+        ValueError: ridge is not in (0, 1); in `run`: a loss that is not softmax cross-entropy.
 
-    Source: Zhu and Blaschko 2021 (R-GAP), for sigmoid and with weighed equations, see `attacks._solve.layerwise`; dense
-        layers: Phong et al. 2017 and Geiping et al. 2020, Prop. 3.1.
+    Source: Zhu and Blaschko 2021 (R-GAP), for sigmoid and with weighted equations, see `attacks._solve.layerwise`;
+        dense layers: Phong et al. 2017 and Geiping et al. 2020, Prop. 3.1.
     """
 
     kind: ClassVar[str] = "reconstruction"
@@ -66,50 +65,41 @@ class Analytic(Attack):
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
         """Raw inputs, not clipped, and the labels; the objective is the squared distance of the gradients."""
-        assert seen.model is not None
-        assert seen.messages is not None
-        targets, params = received_gradients(seen), seen.model.params
-        finite = bool(params.isfinite().all())
-        # once for all victims, as what it prepares depends on the model only
-        form = closed_form(seen.task, params, self.ridge) if finite else None
-        guesses = []
-        for message, target in zip(seen.messages, targets, strict=True):
-            failure = _refusal(message, target, finite, form)
-            if failure or form is None:
-                guesses.append(failed(seen.task, message, failure))
-            else:
-                guesses.append(_guess(seen.task, params, form, message, target, key.child("dummies")))
+        (messages, model, _), targets = seen.sightings[0], received_gradients(seen)
+        # prepared once for all victims, because it depends on the model only
+        form = closed_form(seen.task, model.params, self.ridge) if bool(model.params.isfinite().all()) else None
+        guesses = [
+            _guess(seen.task, model.params, form, message, target, key.child("dummies"))
+            for message, target in zip(messages, targets, strict=True)
+        ]
         return Reconstruction(tuple(guesses))
 
 
-def _refusal(message: Message, target: Tensor, finite: bool, form: ClosedForm | None) -> str:
-    """Why a message is not attacked, or nothing."""
-    if not finite:
+def _refusal(params: Vector, form: ClosedForm | None, message: Message, target: Tensor) -> str:
+    """Why a message is not attacked, or an empty string."""
+    if not bool(params.isfinite().all()):
         return "the model is not finite"
     if form is None:
         return "the closed form does not cover this model, only lenet-dlg and dense ReLU layers; map and idlg do"
     if message.images != 1:
         return f"the closed form takes one image a message, and this one has {message.images}; map and idlg take more"
-    if not bool(target.isfinite().all()):
-        return "the gradient is not finite"
-    return "" if bool(target.any()) else "the gradient is zero"
+    return unusable(target)
 
 
-def _guess(task: Task, params: Vector, form: ClosedForm, message: Message, target: Tensor, key: Key) -> Guess:
-    """The solution for one message, and how well it explains what was received."""
+def _guess(task: Task, params: Vector, form: ClosedForm | None, message: Message, target: Tensor, key: Key) -> Guess:
+    """The solution for one message; the objective is its distance to the received gradient."""
+    failure = _refusal(params, form, message, target)
+    if failure or form is None:
+        return failed(task, message, failure)
+    # the last bias' gradient is p - [y = i]
+    if not bool((task.layout.split(target)[-1] < 0).any()):
+        return failed(task, message, "no entry of the last bias' gradient is negative, as any label would make it")
     (label,) = restore(task, params, target[None], [1], key)
     try:
-        _check_label(task.layout.split(target)[-1])
         x = form.solve(target.double())[None].to(params.dtype)
     except (Unsolvable, Underdetermined, LinAlgError) as error:
         return failed(task, message, str(error))
     if not bool(x.isfinite().all()):
         return failed(task, message, "the equations have no finite solution")
-    told = gradients(task, params, x[None], one_hot(label, task.classes).to(params.dtype)[None])
-    return Guess(x, label, float((told[0] - target).square().sum()), 1)
-
-
-def _check_label(bias: Tensor) -> None:
-    """Refuse a last bias' gradient p - [y = i] that has no negative entry: it is of no label."""
-    if not bool((bias < 0).any()):
-        raise Unsolvable("no entry of the last bias' gradient is negative, as it would be for an image's label")
+    (own,) = gradients(task, params, x[None], one_hot(label, task.classes).to(params.dtype)[None])
+    return Guess(x, label, float((own - target).square().sum()), 1)

@@ -1,4 +1,4 @@
-"""Deep leakage from gradients: inputs and labels by matching the gradient."""
+"""Deep leakage from gradients: inputs and labels by gradient matching."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from leakgauge.harness.core.rng import Key
 
 @dataclass(frozen=True)
 class DLG(Attack):
-    """Gradient matching for inputs and soft labels together, by L-BFGS.
+    """Searches for inputs and soft labels whose gradient matches the received one, by L-BFGS.
 
-    Must know: one message of each victim and the model it trained from. So for a server or an eavesdropper; without
-    the shared key, the estimate is an outsider's. It ignores the defense, but for how a message is read, unless
-    `objective` is `likelihood`.
+    Must know: one message of each victim and the model of its round, as a server or an eavesdropper does. Without the
+    shared key, the estimate is an outsider's. It ignores the defense except to read messages, unless `objective` is
+    `likelihood`.
 
-    Cannot: use what images look like. Against noise it explains the noise too, and the picture drowns. Several images
-    a victim need many times the evaluations. Of an update it takes the mean step for the gradient.
-
-    Behind ReLU with max-pooling its search stops at kinks, as that of `idlg`, which tells what that comes to.
+    Cannot: use what images look like. Under noise it also fits the noise, which drowns the image. Several images per
+    victim need many times the evaluations. An update is treated as its mean step. Behind ReLU with max-pooling the
+    search stops at kinks; `idlg` states the results.
 
     Args:
-        restarts: from other random starts; the one with the lowest objective is told.
-        evaluations: of the objective and its gradient, for one victim and restart, at most.
-        objective: `l2`: squared distance of the gradients; `likelihood`: by the defense's own likelihood.
+        restarts: random starts; the result with the lowest objective is returned.
+        evaluations: most evaluations of the objective and its gradient, per victim and restart.
+        objective: `l2`: squared distance of the gradients; `likelihood`: the defense's own likelihood.
         start: law of the first dummy inputs: `normal` (standard) or `uniform` (in [0, 1]).
 
     Raises:
-        ValueError: a parameter out of range; in `run`, a loss that is not softmax cross-entropy.
+        ValueError: a parameter is out of range; in `run`: a loss that is not softmax cross-entropy.
 
     Source: Zhu, Liu and Han 2019, "Deep leakage from gradients", Algorithm 1. Differs: backtracking and a stop rule,
         without which 1 or 2 of 8 runs diverge.
@@ -53,7 +52,7 @@ class DLG(Attack):
 
     @property
     def aware(self) -> bool:
-        """Whether the defense's likelihood is asked."""
+        """True if it uses the defense's likelihood."""
         return self.objective == "likelihood"
 
     @property
@@ -62,5 +61,5 @@ class DLG(Attack):
         return frozenset({"messages", "models"})
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
-        """Raw inputs, not clipped, and the most likely of the labels found."""
+        """Raw inputs, not clipped, each with its most likely label."""
         return Reconstruction(match(seen, received_gradients(seen), None, self._search(), key))

@@ -3,47 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from leakgauge.attacks._engine.objective import Explains, Kind, received_gradients
 from leakgauge.attacks._engine.reconstruct import Search, Start, match
-from leakgauge.attacks._labels.infer import LabelSource, check_source, labels_of, needs
-from leakgauge.harness.core.contract import Attack, Observation, Reconstruction
+from leakgauge.attacks._labels.infer import ByLabels, LabelSource, check_source, labels_of
+from leakgauge.harness.core.contract import Observation, Reconstruction
 from leakgauge.harness.core.rng import Key
 
 
 @dataclass(frozen=True)
-class IDLG(Attack):
-    """Labels read off the last layer's gradient, then gradient matching for the inputs, by L-BFGS.
+class IDLG(ByLabels):
+    """Reads labels off the last layer's gradient, then searches for inputs by gradient matching with L-BFGS.
 
-    Must know: one message of each victim and the model it trained from, with a dense last layer, and data of the
-    same kind, which tell the labels of batches. So for a server or an eavesdropper; without the shared key, the
-    estimate is an outsider's. It ignores the defense, but for how a message is read, unless `objective` is
-    `likelihood`.
+    Must know: one message of each victim and the model of its round, with a dense last layer, and data of the same kind
+    to infer the labels of batches; a server or an eavesdropper does. Without the shared key, the estimate is an
+    outsider's. It ignores the defense except to read messages, unless `objective` is `likelihood`.
 
-    Cannot: use what images look like. Against noise it explains the noise too, and the picture drowns. Labels that it
-    infers wrongly are never corrected. Of an update it takes the mean step for the gradient.
+    Cannot: use what images look like. Under noise it also fits the noise, which drowns the image. Wrongly inferred
+    labels are never corrected. An update is treated as its mean step.
 
     On models of a federation, fresh and after 100 rounds (study `trained-models`: 8 photographs, undefended, mean
     SSIM, floor 0.25): sigmoid and stride 0.42 to 0.88, dense ReLU 0.68 and 0.88, one ReLU convolution 1.00 and 0.63;
-    behind ReLU with max-pooling below the floor, 0.06 to 0.12.
+    behind ReLU with max-pooling 0.06 to 0.12, below the floor.
 
     Args:
-        restarts: from other random starts; the one with the lowest objective is told.
-        evaluations: of the objective and its gradient, for one victim and restart, at most.
-        objective: `l2`: squared distance of the gradients; `likelihood`: by the defense's own likelihood.
-        labels: `inferred`, or `given`: the true ones, which a study must grant.
+        restarts: random starts; the result with the lowest objective is returned.
+        evaluations: most evaluations of the objective and its gradient, per victim and restart.
+        objective: `l2`: squared distance of the gradients; `likelihood`: the defense's own likelihood.
+        labels: `inferred`, or `given`: the true labels, which a study must grant.
         start: law of the first dummy inputs: `normal` (standard) or `uniform` (in [0, 1]).
 
     Raises:
-        ValueError: a parameter out of range; in `run`, a loss that is not softmax cross-entropy, or, to infer labels, a
-            last layer that is not dense with one row a class.
+        ValueError: a parameter is out of range; in `run`: a loss that is not softmax cross-entropy, or, to infer
+            labels, a last layer that is not dense with one row per class.
 
     Source: Zhao, Mopuri and Bilen 2020, "iDLG: improved deep leakage from gradients", Algorithm 1. Differs: labels of
         several images (`attacks._labels.infer`), backtracking and a stop rule.
     """
-
-    kind: ClassVar[str] = "reconstruction"
 
     restarts: int = 2
     evaluations: int = 10_000
@@ -58,16 +54,6 @@ class IDLG(Attack):
     def _search(self) -> Search:
         """The checked parameters."""
         return Search(self.restarts, self.evaluations, self.start, Explains(self.objective))
-
-    @property
-    def aware(self) -> bool:
-        """Whether the defense's likelihood is asked."""
-        return self.objective == "likelihood"
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Messages, the round's model, and the labels where they are given, else auxiliary data to infer them with."""
-        return needs(self.labels)
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
         """Raw inputs, not clipped, and the labels."""

@@ -1,63 +1,59 @@
-"""Inverting gradients: the direction of the gradient and smooth images, by signed Adam."""
+"""Inverting gradients: match the gradient's direction with smooth images, by signed Adam."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from leakgauge.attacks._engine.failure import failed, unusable
 from leakgauge.attacks._engine.matching import unpack
 from leakgauge.attacks._engine.objective import received_gradients
-from leakgauge.attacks._engine.reconstruct import Start
-from leakgauge.attacks._labels.infer import LabelSource, check_source, labels_of, needs
+from leakgauge.attacks._engine.reconstruct import Start, failed, unusable
+from leakgauge.attacks._labels.infer import ByLabels, LabelSource, check_source, labels_of
 from leakgauge.attacks._search.direction import SMOOTHNESS, STEP, Direction
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Attack, Guess, Message, Observation, Reconstruction, Task
+from leakgauge.harness.core.contract import Guess, Message, Observation, Reconstruction, Task
 from leakgauge.harness.core.rng import Key
 
 
 @dataclass(frozen=True)
-class InvertingGradients(Attack):
-    """Cosine distance of the gradients plus total variation, by Adam on signs, with images kept in [0, 1].
+class InvertingGradients(ByLabels):
+    """Minimizes the cosine distance of the gradients plus total variation, by signed Adam, on images in [0, 1].
 
-    Must know: one message of each victim, the model it trained from, that inputs of shape [c, h, w] are images in
-    [0, 1], and data of the same kind, which tell the labels of batches. So for a server or an eavesdropper; without
-    the shared key, the estimate is an outsider's. It ignores the defense, but for how a message is read, and the
-    length of the gradient, which a clip changes.
+    Must know: one message of each victim, the model of its round, that inputs of shape [c, h, w] are images in [0, 1],
+    and data of the same kind to infer the labels of batches; a server or an eavesdropper does. Without the shared key,
+    the estimate is an outsider's. It ignores the defense except to read messages, and the length of the gradient, which
+    a clip changes.
 
-    Cannot: tell inputs apart whose gradients are parallel; use that a pixel is known better than another, as all its
-    steps have one size. Against noise it explains the noise too, as far as the images stay smooth. Labels that it
-    infers wrongly are never corrected. Of an update it takes the mean step for the gradient.
+    Cannot: separate inputs with parallel gradients, or use that some pixels are known better than others, because all
+    its steps have one size. Under noise it also fits the noise, as far as the images stay smooth. Wrongly inferred
+    labels are never corrected. An update is treated as its mean step.
 
     On models of a federation, fresh and after 100 rounds (study `trained-models`: 8 photographs, undefended, mean
     SSIM, floor 0.25): sigmoid and stride 0.10 to 0.25, dense ReLU 0.62 and 1.00, one ReLU convolution 1.00 and
     0.81, ReLU with max-pooling 0.09 to 0.27 fresh and 0.45 to 0.47 trained.
 
     Args:
-        evaluations: of the objective and its gradient, for one victim and restart, at most. The source has 4800.
-        restarts: from other random starts, side by side; the one with the lowest objective is told.
-        lr: size of the first steps, in units of the pixel range; a tenth of it after 3/8, 5/8 and 7/8 of all.
+        evaluations: most evaluations of the objective and its gradient, per victim and restart. The source uses 4800.
+        restarts: random starts, side by side; the result with the lowest objective is returned.
+        lr: size of the first steps, in units of the pixel range; divided by ten after 3/8, 5/8 and 7/8 of all steps.
         tv: weight of the mean difference of neighboring pixels, across plus down, beside a distance in [0, 2]. Fixed
-            once, on 8 photographs behind the LeNet of DLG, never for an image or a defense: SSIM 0.82 with 3e-3, 0.80
-            with 1e-2, 0.68 with 3e-2. On 8 others it was 0.81 with 3e-3, 0.38 with 1e-4 and 0.34 with 1e-6.
-        labels: `inferred`, or `given`: the true ones, which a study must grant.
+            once, on 8 photographs behind the LeNet of DLG, never for one image or defense: SSIM 0.82 with 3e-3, 0.80
+            with 1e-2, 0.68 with 3e-2; on 8 others 0.81 with 3e-3, 0.38 with 1e-4 and 0.34 with 1e-6.
+        labels: `inferred`, or `given`: the true labels, which a study must grant.
         start: law of the first dummy inputs: `uniform` (in [0, 1]) or `normal` (standard, cut to [0, 1]).
 
     Raises:
-        ValueError: a parameter out of range; in `run`, a loss that is not softmax cross-entropy, or, to infer labels, a
-            last layer that is not dense with one row a class.
+        ValueError: a parameter is out of range; in `run`: a loss that is not softmax cross-entropy, or, to infer
+            labels, a last layer that is not dense with one row per class.
 
     Source: Geiping et al. 2020, "Inverting gradients: how easy is it to break privacy in federated learning?", eq. (4)
         and sec. 4. Differs: the best iterate instead of the last; the objective, not the distance alone, chooses among
-        the restarts; total variation with a rounded tip; labels of several images (`attacks._labels.infer`); the
-        pixels are not standardized, and `lr` is meant for that.
+        the restarts; total variation with a rounded tip; labels of several images (`attacks._labels.infer`); pixels
+        are not standardized, and `lr` is scaled accordingly.
     """
-
-    kind: ClassVar[str] = "reconstruction"
 
     evaluations: int = 2400
     restarts: int = 1
@@ -74,22 +70,14 @@ class InvertingGradients(Attack):
         if self.start not in ("normal", "uniform"):
             raise ValueError(f"expected start 'normal' or 'uniform', got {self.start!r}")
 
-    @property
-    def needs(self) -> frozenset[str]:
-        """Messages, the round's model, and the labels where they are given, else auxiliary data to infer them with."""
-        return needs(self.labels)
-
     def run(self, seen: Observation, key: Key) -> Reconstruction:
-        """Images in [0, 1], other inputs as they are, and the labels."""
-        assert seen.messages is not None
-        targets = received_gradients(seen)
+        """Images in [0, 1], other inputs unchanged, and the labels."""
+        messages, targets = seen.sightings[0].messages, received_gradients(seen)
         labels = labels_of(seen, targets, self.labels, key.child("dummies"))
-        guesses = [
-            failed(seen.task, message, unusable(target)) for message, target in zip(seen.messages, targets, strict=True)
-        ]
-        usable = [i for i, target in enumerate(targets) if not unusable(target)]
-        for images in sorted({seen.messages[i].images for i in usable}):
-            victims = [i for i in usable if seen.messages[i].images == images]
+        guesses = [failed(seen.task, *pair) for pair in zip(messages, map(unusable, targets), strict=True)]
+        usable = [i for i, guess in enumerate(guesses) if guess.failure == ""]
+        for images in sorted({messages[i].images for i in usable}):
+            victims = [i for i in usable if messages[i].images == images]
             found = self._invert(seen, victims, targets[victims], torch.stack([labels[i] for i in victims]), key)
             for i, guess in zip(victims, found, strict=True):
                 guesses[i] = guess
@@ -98,15 +86,11 @@ class InvertingGradients(Attack):
     def _invert(
         self, seen: Observation, victims: Sequence[int], targets: Tensor, labels: Tensor, key: Key
     ) -> list[Guess]:
-        """Victims with labels [n, b], all restarts at once."""
-        assert seen.messages is not None
-        messages = [seen.messages[i] for i in victims]
+        """Guesses for victims with labels [n, b], all restarts at once."""
+        messages = [seen.sightings[0].messages[i] for i in victims]
         n, images = labels.shape
         starts = torch.stack(
-            [
-                torch.stack([self._start(seen.task, message, key, i) for i in range(self.restarts)])
-                for message in messages
-            ]
+            [torch.stack([self._start(seen.task, m, key, i) for i in range(self.restarts)]) for m in messages]
         )
         found = self._direction().search(seen, targets, labels, starts)
         value, restart = found.value.view(n, self.restarts).min(dim=1)
@@ -124,6 +108,6 @@ class InvertingGradients(Attack):
         return Direction(self.evaluations, self.lr, self.tv)
 
     def _start(self, task: Task, message: Message, key: Key, restart: int) -> Tensor:
-        """[D]: a victim's first dummy inputs."""
+        """[D]: the first dummy inputs of a victim."""
         draw = rng.normal if self.start == "normal" else rng.uniform
         return draw(key.child("start", message.sender.number, restart), (message.images, *task.input_shape)).flatten()

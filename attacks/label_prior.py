@@ -1,4 +1,4 @@
-"""The floor of label restoration: what is guessed without looking."""
+"""The floor of label restoration: labels that ignore the messages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from leakgauge.harness.core.rng import Key
 
 @dataclass(frozen=True)
 class LabelPrior(Attack):
-    """A control: labels as often as they occur in data of the same kind, whatever was sent.
+    """A control that guesses labels in their proportions in data of the same kind, whatever was sent.
 
-    Must know: how many messages there are and of how many images, but not what they say.
+    Must know: the number of messages and of their images, but not their content.
 
     Raises:
-        ValueError: in `run`, no auxiliary data.
+        ValueError: in `run`: no auxiliary data.
     """
 
     kind: ClassVar[str] = "labels"
@@ -25,11 +25,11 @@ class LabelPrior(Attack):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Messages, to be counted, and auxiliary data."""
+        """Messages, which are only counted, and auxiliary data."""
         return frozenset({"messages", "auxiliary"})
 
     def run(self, seen: Observation, key: Key) -> Labels:
-        """Of one image the most frequent label; of several the auxiliary frequencies, rounded to whole labels."""
+        """For one image the most frequent label; for several the auxiliary frequencies, rounded to whole labels."""
         assert seen.messages is not None
         assert seen.auxiliary is not None
         y = seen.auxiliary.y

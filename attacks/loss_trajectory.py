@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 
 from leakgauge.attacks._engine.matching import losses
-from leakgauge.attacks._members.scores import confidence, finite
+from leakgauge.attacks._members.scores import confidence, finite, or_nan
 from leakgauge.attacks._members.shadowing import outputs
 from leakgauge.harness.core.contract import Attack, Membership, Observation
 from leakgauge.harness.core.rng import Key
@@ -16,26 +16,26 @@ from leakgauge.harness.core.rng import Key
 
 @dataclass(frozen=True)
 class LossTrajectory(Attack):
-    """The score of a candidate is minus its mean loss under the models of the rounds that are looked at.
+    """The score of a candidate is minus its mean loss under the models of the observed rounds.
 
-    One model's loss on a record wavers from round to round; the mean over rounds wavers less.
+    The loss of one model on a record fluctuates from round to round; the mean over rounds fluctuates less.
 
-    Must know: the models of several rounds, as every participant does, and the candidates with their labels. It looks
-    at no message and ignores the defense.
+    Must know: the models of several rounds, as every participant does, and the candidates with their labels. It uses no
+    message and ignores the defense.
 
-    Cannot: tell a member from a record that is easy for any model, having no shadow models to compare with. The model
-    before the first round, where it is among those looked at, has seen no member and says nothing.
+    Cannot: separate a member from a record that is easy for every model, because it compares with no shadow model. The
+    model before the first round has seen no member; if observed, it adds nothing.
 
     Args:
-        statistic: `loss`: minus the loss. `confidence`: the log odds of the label, which do not saturate where the
-            model is sure.
+        statistic: `loss`: minus the loss. `confidence`: the log odds of the label, which do not saturate when the model
+            is sure.
 
     Raises:
-        ValueError: another statistic; in `run`, no model, or `confidence` with fewer than two classes.
+        ValueError: an unknown statistic; in `run`: no model, or `confidence` with fewer than two classes.
 
     Source: Yeom et al. 2018 for the loss; its sequence over training after Liu et al. 2022, "Membership inference
-        attacks by exploiting loss trajectory" (arXiv 2208.14933). Differs: the federation's own models, so that nothing
-        is distilled, and their mean, for a classifier of the sequence.
+        attacks by exploiting loss trajectory" (arXiv 2208.14933). Differs: the federation's own models, without
+        distillation, and their mean instead of a classifier of the sequence.
     """
 
     kind: ClassVar[str] = "membership"
@@ -52,7 +52,7 @@ class LossTrajectory(Attack):
         return frozenset({"models", "candidates"})
 
     def run(self, seen: Observation, key: Key) -> Membership:
-        """The mean over the models on which a record's value is finite; without any, it is no sign of a member."""
+        """The mean over the models with a finite value; a record without one gets the lowest score."""
         assert seen.models is not None
         assert seen.candidates is not None
         if not seen.models:
@@ -63,5 +63,4 @@ class LossTrajectory(Attack):
             values = confidence(outputs(seen.task, models, x), y)
         else:
             values = -torch.stack([losses(seen.task, model, x, y) for model in models]).double()
-        known = torch.where(values.isfinite(), values, torch.nan)
-        return Membership(finite(known.nanmean(0)))
+        return Membership(finite(or_nan(values).nanmean(0)))

@@ -1,82 +1,67 @@
-"""Membership by the direction of what a client sent: a member's gradient points the way of its client's update."""
+"""Membership by the direction of a client's message: a member's gradient points along it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 
-from leakgauge.attacks._members.traffic import Traffic, membership, read
-from leakgauge.harness.core.contract import Attack, Membership, Observation
-from leakgauge.harness.core.rng import Key
+from leakgauge.attacks._members.traffic import ByTraffic, Traffic
 
 Statistic = Literal["cosine", "difference", "likelihood"]
 
 
 @dataclass(frozen=True)
-class MembershipCosine(Attack):
-    """A candidate's gradient against each message of the suspect, by itself, summed over the rounds.
+class MembershipCosine(ByTraffic):
+    """Measures how a candidate's gradient aligns with each message of the suspect, summed over the rounds.
 
     Args:
-        statistic: `cosine` of the message with minus the candidate's gradient at the round's model, the mean over the
-            rounds; `difference`: |U|^2 - |U - g|^2, the message U as a mean gradient; `likelihood`: log of the ratio
-            that U holds a member's share of g and not, of the coordinates that were sent, g clipped as the defense
-            clips records.
+        statistic: `cosine` of the message and minus the candidate's gradient at the round's model, averaged over the
+            rounds; `difference`: |U|^2 - |U - g|^2 with the message U as a mean gradient; `likelihood`: log likelihood
+            ratio that U holds a member's share of g, over the sent coordinates, with g clipped as the defense clips
+            records.
 
-    Must know: every client's messages, the models of their rounds and the candidates with their labels. So for a server
-    or an eavesdropper; without the shared key, the estimate is an outsider's. `likelihood` also knows which
-    coordinates a message tells of; noise it estimates, for most of it is not the defense's but the other records'.
+    Must know: every client's messages, the models of their rounds, and the candidates with their labels; a server or an
+    eavesdropper does. Without the shared key, the estimate is an outsider's. `likelihood` also uses which coordinates
+    a message reveals. It estimates the noise, most of which comes from the other records, not from the defense.
 
-    Cannot: look through a channel that adds the messages up (`membership-sum`); tell a member from a record whose
-    gradient is like that of the client's other records, which `fedmia` does by the other clients' messages. Where it is
-    not said in whose data membership is asked about, a record's score is the largest among the clients, which of ten
-    clients leaves little (AUC 0.56 for 0.70).
+    Cannot: handle a channel that adds the messages up (`membership-sum` can), or separate a member from a record whose
+    gradient resembles the client's other records; `fedmia` does, with the other clients' messages. If no suspect is
+    named, a record's score is the largest among the clients, which costs most of the signal with ten clients (AUC 0.56
+    instead of 0.70).
 
     Raises:
-        ValueError: an unknown statistic; in `run`, a loss that is not softmax cross-entropy, a channel that adds
+        ValueError: an unknown statistic; in `run`: a loss that is not softmax cross-entropy, a channel that adds
             messages up, or no message of the suspect.
 
     Source: Li et al. 2022, "Effective passive membership inference attacks in federated learning against
-        overparameterized models" (cosine and difference of one round; summed over rounds: Zhu et al. 2025, arXiv
-        2402.06289). `likelihood` is ours: see `attacks._members.traffic.Traffic.ratios`.
+        overparameterized models" (cosine and difference in one round); Zhu et al. 2025 (arXiv 2402.06289) for the sum
+        over rounds. `likelihood` is ours: see `attacks._members.traffic.Traffic.ratios`.
     """
-
-    kind: ClassVar[str] = "membership"
 
     statistic: Statistic = "cosine"
 
     def __post_init__(self) -> None:
-        if self.statistic not in ("cosine", "difference", "likelihood"):
+        if self.statistic not in get_args(Statistic):
             raise ValueError(f"expected statistic cosine, difference or likelihood, got {self.statistic!r}")
 
     @property
     def aware(self) -> bool:
-        """With `likelihood`."""
+        """True with `likelihood`."""
         return self.statistic == "likelihood"
 
     @property
-    def needs(self) -> frozenset[str]:
-        """Messages, the rounds' models and the candidates."""
-        return frozenset({"messages", "models", "candidates"})
+    def averages(self) -> bool:
+        """True with `cosine`."""
+        return self.statistic == "cosine"
 
-    def run(self, seen: Observation, key: Key) -> Membership:
-        """One score a candidate; nothing is drawn."""
-        return self.judge(list(read(seen, sent=self.aware)), seen.suspect)
-
-    def judge(self, rounds: Sequence[Traffic], suspect: int | None) -> Membership:
-        """Of rounds that were read before: one reading serves several attacks."""
-        return membership(rounds, partial(_evidence, self.statistic), suspect, mean=self.statistic == "cosine")
-
-
-def _evidence(statistic: Statistic, traffic: Traffic, row: int) -> Tensor:
-    """[n], of one message."""
-    match statistic:
-        case "cosine":
-            return traffic.cosines[row]
-        case "difference":
-            return traffic.differences[row]
-        case "likelihood":
-            return traffic.ratios[row]
+    def evidence(self, traffic: Traffic, row: int) -> Tensor:
+        """[n], from one message."""
+        match self.statistic:
+            case "cosine":
+                return traffic.cosines[row]
+            case "difference":
+                return traffic.differences[row]
+            case "likelihood":
+                return traffic.ratios[row]

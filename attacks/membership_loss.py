@@ -1,4 +1,4 @@
-"""Membership by loss: what a model was trained on, it predicts better."""
+"""Membership by loss: a model predicts its training records better."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from leakgauge.harness.core.rng import Key
 class MembershipLoss(Attack):
     """The score of a candidate is minus its loss under the final model.
 
-    Must know: the final model and the candidates with their labels, as everybody does who may use the model. It looks
-    at no message and ignores the defense.
+    Must know: the final model and the candidates with their labels, as every user of the model does. It uses no message
+    and ignores the defense.
 
-    Cannot: tell a member from a record that is easy for any model, having no shadow models to compare with. It finds
-    what is overfitted on average, and few members with certainty.
+    Cannot: separate a member from a record that is easy for every model, because it compares with no shadow model. It
+    detects overfitting on average, and few members with certainty.
 
     Source: Yeom et al. 2018, "Privacy risk in machine learning: analyzing the connection to overfitting", Adversary 2.
-        Differs: the score is told, not compared with the mean training loss.
+        Differs: returns the score instead of comparing it with the mean training loss.
     """
 
     kind: ClassVar[str] = "membership"
@@ -34,7 +34,7 @@ class MembershipLoss(Attack):
         return frozenset({"final", "candidates"})
 
     def run(self, seen: Observation, key: Key) -> Membership:
-        """Minus the losses; one that is not finite counts as the largest finite one: no sign of a member."""
+        """Minus the losses; a non-finite loss counts as the largest float32, which indicates no member."""
         assert seen.final is not None
         assert seen.candidates is not None
         largest = torch.finfo(torch.float32).max

@@ -1,4 +1,4 @@
-"""The floor: what is guessed without looking."""
+"""The floor of reconstruction: guesses that ignore the messages."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from leakgauge.harness.core.rng import Key
 
 @dataclass(frozen=True)
 class Prior(Attack):
-    """A control: the same guess whatever was sent, from data of the same kind that everybody has.
+    """A control that makes the same guess from public data of the same kind, whatever was sent.
 
-    Must know: how many messages there are and of how many images, but not what they say. An attack that scores no
-    better has learned nothing from a message.
+    Must know: the number of messages and of their images, but not their content. An attack that scores no better has
+    learned nothing from a message.
 
     Args:
-        guess: `mean`: the flat image of the auxiliary data's mean in each channel (of vectors, the mean vector), which
-            has the least expected error of all flat ones; `other`: auxiliary inputs at random, which look real.
+        guess: `mean`: a flat image with the auxiliary data's mean in each channel (for vectors, the mean vector), which
+            has the least expected error of all flat images; `other`: random auxiliary inputs, which look real.
 
     Raises:
-        ValueError: an unknown guess; in `run`, fewer auxiliary inputs than one victim has.
+        ValueError: an unknown guess; in `run`: fewer auxiliary inputs than one victim has images.
     """
 
     kind: ClassVar[str] = "reconstruction"
@@ -39,11 +39,11 @@ class Prior(Attack):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Messages, to be counted, and auxiliary data."""
+        """Messages, which are only counted, and auxiliary data."""
         return frozenset({"messages", "auxiliary"})
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
-        """The inputs of its choice, all with the most frequent auxiliary label."""
+        """The chosen inputs, all with the most frequent auxiliary label."""
         assert seen.messages is not None
         assert seen.auxiliary is not None
         x, y = seen.auxiliary
@@ -58,9 +58,9 @@ class Prior(Attack):
         return Reconstruction(tuple(guesses))
 
     def _inputs(self, x: Tensor, count: int, key: Key) -> Tensor:
-        """`count` guesses from auxiliary inputs x."""
+        """`count` guesses, from auxiliary inputs x."""
         if self.guess == "other":
             return x[torch.from_numpy(rng.subset(key, len(x), count))]
-        # over the pixels of an image too, so that nothing of an auxiliary image's layout shows
+        # also over the pixels of an image, so that the guess shows no layout of auxiliary images
         mean = x.double().mean(dim=(0, *range(2, x.ndim)), keepdim=True).to(x.dtype)
         return mean.expand(count, *x.shape[1:]).clone()

@@ -1,4 +1,4 @@
-"""How many labels the last layer's gradient tells: fresh and trained models, several images a message, some noise."""
+"""Label restoration: the share of correct labels behind fresh and trained models, for several images and noise."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ MODELS = (("lenet-dlg", "dlg", 0.03), ("mlp", "default", 0.1), ("cnn2", "default
 
 
 class Share(NamedTuple):
-    """Of m batches of b labels: labels told, batches told without a mistake, labels that a guess has right.
+    """Counts for m batches of b labels.
 
-    bare: labels told without auxiliary data; margin: of `labels` less `floor`, in shares, half an interval at 95 %.
+    labels: correct labels; batches: batches without a mistake; floor: correct labels of the floor; bare: correct labels
+    without auxiliary data; margin: half-width of the 95 % interval of `labels` minus `floor`, in shares.
     """
 
     labels: int
@@ -47,23 +48,23 @@ class Share(NamedTuple):
 
 @functools.cache
 def data() -> Examples:
-    """The digits of scikit-learn, enlarged to 16 x 16 pixels, which `cnn2` needs: the victims'."""
+    """The victims' data: the digits of scikit-learn, enlarged to 16 x 16 pixels, which `cnn2` needs."""
     return _enlarged(digits(Path()).train)
 
 
 @functools.cache
 def auxiliary() -> Examples:
-    """The digits that are nobody's."""
+    """Digits that belong to no victim."""
     return _enlarged(digits(Path()).test)
 
 
 def _enlarged(examples: Examples) -> Examples:
-    """8 x 8 pixels as 16 x 16."""
+    """Images of 8 x 8 pixels, enlarged to 16 x 16."""
     return Examples(examples.x.repeat_interleave(2, 2).repeat_interleave(2, 3), examples.y)
 
 
 def draw(kind: str, batches: int, size: int, key: Key) -> Tensor:
-    """[batches, size] labels: `distinct`; `independent`, as often as in the data; or `repeated`: each twice."""
+    """[batches, size] labels: `distinct`; `independent` draws from the data; or `repeated`: each label twice."""
     if kind == "independent":
         return data().y[torch.from_numpy(rng.integers(key, batches * size, len(data().y)))].view(batches, size)
     different = size if kind == "distinct" else size // 2
@@ -83,29 +84,29 @@ def pictures(labels: Tensor, key: Key) -> Tensor:
 
 
 def share(task: ModelTask, params: Vector, labels: Tensor, key: Key, noise: float = 0.0) -> Share:
-    """Restored from the gradients of batches with labels [m, b]; the floor tells them as often as they are usual."""
+    """The counts for batches with labels [m, b]; the floor returns labels in their proportions in the data."""
     size = labels.shape[1]
     sent = gradients(task, params, pictures(labels, key.child("pictures")), one_hot(labels, CLASSES).float())
     if noise:
         sent = sent + noise * rng.normal(key.child("noise"), tuple(sent.shape))
-    told, bare = (
+    hits, bare = (
         _in_common(labels, torch.stack(restore(task, params, sent, [size] * len(labels), key.child("dummies"), seen)))
         for seen in (auxiliary(), None)
     )
     usual = torch.bincount(data().y, minlength=CLASSES).double() * size / len(data().y)
     floor = _in_common(labels, apportion(usual, size).expand_as(labels))
-    margin = 1.96 * float(((told - floor).double() / size).std()) / len(labels) ** 0.5
-    return Share(int(told.sum()), int((told == size).sum()), int(floor.sum()), int(bare.sum()), margin)
+    margin = 1.96 * float(((hits - floor).double() / size).std()) / len(labels) ** 0.5
+    return Share(int(hits.sum()), int((hits == size).sum()), int(floor.sum()), int(bare.sum()), margin)
 
 
-def _in_common(truth: Tensor, told: Tensor) -> Tensor:
-    """[m] labels that both rows [m, b] have, each used once."""
-    counts = [one_hot(labels, CLASSES).sum(1) for labels in (truth, told)]
+def _in_common(truth: Tensor, guess: Tensor) -> Tensor:
+    """[m]: number of labels common to both rows [m, b], each used once."""
+    counts = [one_hot(labels, CLASSES).sum(1) for labels in (truth, guess)]
     return torch.minimum(*counts).sum(1)
 
 
 def train(task: ModelTask, lr: float, key: Key) -> Vector:
-    """The model after 300 steps of 32 digits."""
+    """The model after 300 steps on 32 digits each."""
     params = task.init(key.child("model"))
     plan = LocalPlan(gradient=False, steps=300, epochs=None, batch=32, lr=lr, momentum=0.9)
     return (
@@ -116,9 +117,9 @@ def train(task: ModelTask, lr: float, key: Key) -> Vector:
 def labels(key: Key) -> None:
     """Print the table."""
     print(
-        f"\nlabels restored from the gradients of {BATCHES} batches of digits, 10 classes; beside it without auxiliary "
-        f"data; the floor tells the usual ones.\nIntervals at 95 %, over batches, as the labels of one are not "
-        f"independent."
+        f"\nshare of correct labels restored from the gradients of {BATCHES} batches of digits, 10 classes\nbare: no "
+        f"auxiliary data; floor: the most frequent labels. Intervals at 95 %, over batches, because the labels of one "
+        f"batch are not independent."
     )
     print(
         f"{'':<37}{'images':>7}{'noise':>6}{'labels':>8}{'bare':>7}{'floor':>7}{'over the floor':>17}"
@@ -134,11 +135,11 @@ def labels(key: Key) -> None:
 
 
 def _rows(title: str, task: ModelTask, params: Vector, kind: str, size: int, key: Key) -> None:
-    """Print what is told of batches of one law and size, for each noise."""
+    """Print the shares for batches of one law and size, for each noise."""
     n = BATCHES * size
     for noise in NOISES:
         found = share(task, params, draw(kind, BATCHES, size, key.child("labels")), key, noise)
-        whole = stats.proportion("batches", found.batches, BATCHES, higher_leaks=True)
+        whole = stats.proportion("batches", found.batches, BATCHES)
         print(
             f"{title:<37}{size:7}{noise:6}{found.labels / n:8.3f}{found.bare / n:7.2f}{found.floor / n:7.2f}"
             f"{(found.labels - found.floor) / n:+10.3f} +-{found.margin:.3f}"

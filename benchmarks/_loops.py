@@ -1,7 +1,7 @@
-"""The usual gradient-matching loops, as their authors published them: one image, torch's L-BFGS, no line search.
+"""The usual gradient-matching loops, as published: one image, torch's L-BFGS, no line search.
 
-Written anew from the papers and what the published programs do, so that both sides of a comparison meet the same
-images, models and machine. What is reported on the way (losses, pictures) is left out.
+Reimplemented from the papers and the published programs, so that both sides of a comparison use the same images, models
+and machine. Intermediate output (losses, pictures) is left out.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ OUTER = 300
 """Calls of the optimizer's `step`, each of up to 20 L-BFGS iterations."""
 
 ENOUGH = 1e-6
-"""Loss below which iDLG stops; DLG never does."""
+"""Loss below which iDLG stops; DLG never stops early."""
 
 
 class LeNet(nn.Module):
     """The LeNet of Zhu et al. 2019: three 5x5 convolutions of 12 channels and a dense layer, with sigmoid."""
 
     def __init__(self, model: Model, params: Vector) -> None:
-        """`model` is a `lenet-dlg`, for its sizes alone; `params` [d] its parameters, in the order of its layout."""
+        """`model`: a `lenet-dlg`, of which only the sizes are used; `params`: [d], in the order of its layout."""
         super().__init__()
         *_, (classes, flat), _ = model.layout.shapes
-        with torch.device("meta"):  # nothing is drawn: the parameters come from outside
+        with torch.device("meta"):  # nothing is drawn: `params` replaces the parameters
             self.body = nn.Sequential(
                 nn.Conv2d(model.input_shape[0], 12, 5, stride=2, padding=2),
                 nn.Sigmoid(),
@@ -50,15 +50,15 @@ class LeNet(nn.Module):
         return scores
 
     def gradient(self, x: Tensor, y: Tensor) -> list[Tensor]:
-        """Of the mean cross-entropy of x [b, *input_shape] and labels y [b], one tensor a parameter."""
+        """Gradient of the mean cross-entropy of x [b, *input_shape] and labels y [b], one tensor per parameter."""
         return list(torch.autograd.grad(cross_entropy(self(x), y), list(self.parameters())))
 
 
 class Matching:
-    """The closure that the optimizer calls: distance of the dummy's gradient to the target, and its own gradient.
+    """The optimizer's closure: distance of the dummy's gradient to the target, and the gradient of that distance.
 
-    `calls` counts evaluations. label: [1] int64, held fixed, or [1, classes] logits that are searched too. As in the
-    originals, `backward` also fills the gradients of the model's parameters, which nobody uses.
+    `calls` counts evaluations. label: [1] int64, held fixed, or [1, classes] logits, which are searched too. As in the
+    originals, `backward` also fills the unused gradients of the model's parameters.
     """
 
     def __init__(self, model: LeNet, target: Sequence[Tensor], x: Tensor, label: Tensor) -> None:
@@ -74,27 +74,27 @@ class Matching:
         self.optimizer.zero_grad()
         loss = self._loss(self.model(self.x))
         dummy = torch.autograd.grad(loss, list(self.model.parameters()), create_graph=True)
-        distances = [((mine - sent) ** 2).sum() for mine, sent in zip(dummy, self.target, strict=True)]
+        distances = [((own - sent) ** 2).sum() for own, sent in zip(dummy, self.target, strict=True)]
         distance = torch.stack(distances).sum()
         distance.backward()  # type: ignore[no-untyped-call]
         return distance
 
     def _loss(self, scores: Tensor) -> Tensor:
-        """Cross-entropy with the label, or with its probabilities."""
+        """Cross-entropy with the label, or with label probabilities."""
         if not self.soft:
             return cross_entropy(scores, self.label)
         return torch.mean(torch.sum(-self.label.softmax(-1) * scores.log_softmax(-1), 1))
 
 
 def dlg(model: LeNet, target: Sequence[Tensor], x: Tensor, logits: Tensor, *, outer: int = OUTER) -> Guess:
-    """Image and label together; the last iterate, whatever became of it.
+    """Search image and label together; return the last iterate, even if it diverged.
 
     Args:
-        target: the gradient that was sent, one tensor a parameter.
-        x, logits: dummies to start from, [1, *input_shape] and [1, classes].
+        target: the received gradient, one tensor per parameter.
+        x, logits: first dummies, [1, *input_shape] and [1, classes].
 
     Returns:
-        The objective is that of the last step's beginning, as the optimizer returns it.
+        The guess; its objective is from the start of the last step, as the optimizer returns it.
 
     Source: Zhu, Liu and Han 2019, main.py.
     """
@@ -106,9 +106,9 @@ def dlg(model: LeNet, target: Sequence[Tensor], x: Tensor, logits: Tensor, *, ou
 
 
 def idlg(model: LeNet, target: Sequence[Tensor], x: Tensor, *, outer: int = OUTER) -> Guess:
-    """The label from the sign of the last layer's gradient, then the image; ends below `ENOUGH`, asked after each step.
+    """Take the label from the sign of the last layer's gradient, then search the image; stop below `ENOUGH`.
 
-    Args: as of `dlg`.
+    The loss is evaluated once more after each step. Arguments as in `dlg`.
 
     Source: Zhao, Mopuri and Bilen 2020, iDLG.py.
     """

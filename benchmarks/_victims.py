@@ -1,4 +1,4 @@
-"""Photographs behind the LeNet of DLG: what was sent of them, and how well guesses tell them."""
+"""Photographs behind the LeNet of DLG: their messages, and the quality of reconstructions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.score import SUCCESS, score_reconstruction
 
 EXACT = 0.999
-"""SSIM from which on the closed form counts as right."""
+"""SSIM from which the closed form counts as exact."""
 
 DIVERGED = 1.0
 """MSE above which a search has left the range of images."""
@@ -44,7 +44,7 @@ _PLAN = LocalPlan(gradient=True, steps=None, epochs=None, batch=0, lr=0.1, momen
 
 
 class Victims(NamedTuple):
-    """n clients with one image each, who met one model: x [n, 3, 32, 32], y [n]."""
+    """n clients with one image each and a common model: x [n, 3, 32, 32], y [n]."""
 
     task: ModelTask
     params: Vector
@@ -53,10 +53,10 @@ class Victims(NamedTuple):
 
 
 class Quality(NamedTuple):
-    """Of n guesses: median raw MSE, mean SSIM (0 for one that is not finite), and how many of them.
+    """Quality of n guesses: median raw MSE, mean SSIM (0 for a non-finite guess), and counts.
 
-    recovered: MSE < 1e-3; exact: SSIM >= 0.999; infinite: not finite, or without a reconstruction; failed: those, and
-    MSE > 1; labels: right.
+    recovered: MSE < 1e-3; exact: SSIM >= 0.999; infinite: not finite, or without a reconstruction; failed: infinite, or
+    MSE > 1; labels: label correct.
     """
 
     mse: float
@@ -76,10 +76,10 @@ def _photos() -> DataSet:
 
 
 def photographs(count: int, classes: int, key: Key) -> Victims:
-    """Distinct training photographs and a fresh model, weights and biases uniform in +-0.5.
+    """Distinct training photographs and a fresh model, with weights and biases uniform in +-0.5.
 
-    With as many classes as there are photographs, labels are the data's own; else they are drawn, each as likely: to a
-    fresh model a label is a number.
+    If `classes` is the number of source photographs, the labels are the data's own. Otherwise they are drawn uniformly;
+    for a fresh model a label is only a number.
     """
     x, y = _photos().train
     chosen = torch.from_numpy(rng.subset(key.child("photos"), len(y), count))
@@ -90,13 +90,13 @@ def photographs(count: int, classes: int, key: Key) -> Victims:
 
 
 def sent(victims: Victims) -> Tensor:
-    """[n, d]: the gradients that the clients compute."""
+    """[n, d]: the clients' gradients."""
     work = [Work(Examples(x[None], y[None]), Key(0)) for x, y in zip(victims.x, victims.y, strict=True)]
     return train_clients(victims.task, victims.params, work, _PLAN, "loop").updates
 
 
 def observed(victims: Victims, defense: Defense[Any, Any], key: Key) -> Observation:
-    """What a server sees of them through the defense; `key` is the clients'."""
+    """The server's observation of the victims through the defense; `key` is the clients'."""
     n, task = len(victims.y), victims.task
     setting = Setting(task.layout, n, n, 1, sends="gradient", steps=1, lr=_PLAN.lr, batch=0, samples=1)
     state, messages = defense.init(setting), []
@@ -117,7 +117,7 @@ def observed(victims: Victims, defense: Defense[Any, Any], key: Key) -> Observat
 
 
 def judge(victims: Victims, guesses: Sequence[Guess]) -> Quality:
-    """The guesses against the truth."""
+    """The quality of the guesses."""
     truth = [x[None] for x in victims.x], [y[None] for y in victims.y]
     estimates, _ = score_reconstruction(*truth, guesses)
     values = {estimate.name: estimate.values for estimate in estimates}

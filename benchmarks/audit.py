@@ -1,8 +1,8 @@
-"""Audits: how long one takes, and what each defense's finds beside what is claimed and proved.
+"""Audits: their time, and each defense's audited bound beside the claimed and the proved epsilon.
 
-Milliseconds are the processor's, one thread: of set-up, which is the pilot, and of the audit, which makes 2 N messages
-by the real encode path, scores and counts them. Bar: an audit of 300 trials an input in 50 ms after set-up, for the
-Laplace mechanism with d = 5. Exit code 1 where it is missed, or where an audit is above what is proved.
+Times are processor milliseconds, one thread: for set-up, which is the pilot, and for the audit, which makes, scores and
+counts 2 N messages by the real encode path. Bar: an audit with 300 trials per input within 50 ms after set-up, for the
+Laplace mechanism with d = 5. Exit code 1 if it is missed, or if an audited bound exceeds the proved epsilon.
 
     python benchmarks/audit.py [--trials N] [--defense NAME ...] [--repeats N]
 """
@@ -18,7 +18,14 @@ from typing import Any
 
 import torch
 
-from leakgauge.harness.audit.engine import Audited, choose, contradicts, counted, verdict, watcher
+from leakgauge.harness.audit.engine import (
+    AuditResult,
+    apply_test,
+    choose_test,
+    contradicts,
+    strongest_adversary,
+    verdict,
+)
 from leakgauge.harness.audit.standalone import prepare_audit
 from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.claim import Claim
@@ -28,26 +35,26 @@ from leakgauge.harness.federation import registry
 KEY = Key(0, ("audit",))
 BAR_MS = 50.0
 ROUNDS = {"udp": 10, "udp-crd": 10, "udp-lei": 10, "dp-sgd": 3, "dp-fedavg": 10}
-"""Of those that promise something for a whole run: shorter than theirs, whose noise is then as much less."""
+"""Rounds for defenses with a claim for a whole run: fewer than their default, with accordingly less noise."""
 
 
 def timed(
     name: str, parameters: dict[str, Any], setting: dict[str, Any], trials: int
-) -> tuple[Claim, Audited, float, float]:
-    """The claim, the audit, and ms of set-up with pilot and of the audit proper."""
-    asked = prepare_audit(name, parameters, setting, ROUNDS.get(name))
-    claim = asked.defense.claim(asked.history, asked.setting)
-    mechanism = Mechanism(asked.defense, asked.setting, tuple(asked.history), watcher(claim))
+) -> tuple[Claim, AuditResult, float, float]:
+    """The claim, the audit, milliseconds of set-up with pilot, and milliseconds of the audit itself."""
+    deployment = prepare_audit(name, parameters, setting, ROUNDS.get(name))
+    claim = deployment.defense.claim(deployment.history, deployment.setting)
+    mechanism = Mechanism(*deployment, strongest_adversary(claim))
     start = time.process_time()
-    way = choose(mechanism, claim, trials, 0.95, KEY)
+    test = choose_test(mechanism, claim, trials, 0.95, KEY)
     middle = time.process_time()
-    found = counted(mechanism, claim, way, trials, 0.95, KEY)
+    found = apply_test(mechanism, claim, test, trials, 0.95, KEY)
     return claim, found, 1e3 * (middle - start), 1e3 * (time.process_time() - middle)
 
 
 def table(names: Sequence[str], trials: int) -> list[str]:
-    """Print every defense; the names of those whose audit is above what is proved."""
-    print(f"{trials} trials an input, confidence 0.95, d = 36; milliseconds of the processor")
+    """Print every defense; return the names of defenses whose audited bound exceeds the proved epsilon."""
+    print(f"{trials} trials per input, confidence 0.95, d = 36; processor milliseconds")
     print(f"{'':<18}{'unit':<12}{'claimed':>10}{'proved':>11}{'audited':>9}  {'verdict':<17}{'set-up':>9}{'audit':>8}")
     wrong = []
     for name in names:
@@ -64,20 +71,20 @@ def table(names: Sequence[str], trials: int) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table and the bar; 1 where something is wrong."""
+    """Print the table and the bar; return 1 if the bar is missed or a bound exceeds the proof."""
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description="Audits of one mechanism.")
     parser.add_argument("--trials", type=int, default=300)
     parser.add_argument("--defense", nargs="*", default=list(registry.classes("defense")))
-    parser.add_argument("--repeats", type=int, default=5, help="of the audit that the bar is about")
-    told = parser.parse_args(arguments)
-    if min(told.trials, told.repeats) < 1:
+    parser.add_argument("--repeats", type=int, default=5, help="repeats of the audit that the bar is for")
+    options = parser.parse_args(arguments)
+    if min(options.trials, options.repeats) < 1:
         parser.error("expected at least 1 trial and repeat")
-    wrong = table(told.defense, told.trials)
-    ms = [timed("laplace", {"epsilon": 5.0}, {"dim": 5}, 300)[3] for _ in range(told.repeats)]
+    wrong = table(options.defense, options.trials)
+    ms = [timed("laplace", {"epsilon": 5.0}, {"dim": 5}, 300)[3] for _ in range(options.repeats)]
     took = statistics.median(ms)
-    print(f"\nlaplace, d = 5, 300 trials an input: {took:.0f} ms after set-up, with its 600 messages; bar {BAR_MS:g}")
-    print(f"audits above what is proved: {', '.join(wrong) or 'none'}")
+    print(f"\nlaplace, d = 5, 300 trials per input: {took:.0f} ms after set-up, with its 600 messages; bar {BAR_MS:g}")
+    print(f"audited bounds above the proved epsilon: {', '.join(wrong) or 'none'}")
     return int(bool(wrong) or not took <= BAR_MS)
 
 

@@ -1,8 +1,8 @@
-"""Per-record clipping: a clipped against an unclipped step, on the same batches, interleaved in one process.
+"""Per-record clipping: the cost of a clipped step relative to an unclipped one, on the same batches.
 
-Ten clients; every engine that the CPU uses. Prints milliseconds of a client's step and the ratio of the two, then
-whether the bars hold: 1.2 for dense stacks, 1.6 for convolutions. What is counted is the thread's own time, and of the
-ratio the median of interleaved repeats, so that whatever else the machine does counts for little.
+Ten clients; every engine that the CPU uses. Prints milliseconds per client and step, their ratio, and whether the bars
+hold: 1.2 for dense stacks, 1.6 for convolutions. Times are thread time, and the ratio is the median of interleaved
+repeats in one process, so other work on the machine has little effect.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DENSE_BAR, CONVOLUTION_BAR = 1.2, 1.6
 
 
 class Case(NamedTuple):
-    """A row of the table; `repeats` are pairs of runs of so many steps a client."""
+    """A row of the table; `repeats`: pairs of runs with `steps` steps per client."""
 
     model: str
     shape: tuple[int, int, int]
@@ -52,7 +52,7 @@ CASES = [
 
 
 def measure(case: Case) -> tuple[list[float], list[float]]:
-    """Seconds a client's step, unclipped and clipped, in pairs."""
+    """Seconds per client and step, unclipped and clipped, in pairs."""
     task = ModelTask(build(case.model, case.shape, 10))
     params = task.init(Key(0).child("init"))
     labels = torch.arange(600) % 10
@@ -65,13 +65,13 @@ def measure(case: Case) -> tuple[list[float], list[float]]:
         for plan, taken in zip((free, replace(free, clip=CLIP)), seconds, strict=True):
             start = time.thread_time()
             train_clients(task, params, work, plan, case.engine)
-            if repeat:  # the first warms up
+            if repeat:  # the first run warms up
                 taken.append((time.thread_time() - start) / (CLIENTS * case.steps))
     return seconds
 
 
 def main() -> None:
-    """Print the table and the verdicts."""
+    """Print the table, and whether each bar holds."""
     torch.set_num_threads(1)
     print(
         f"{'model':8} {'input':>8} {'engine':6} {'batch':>5} {'ms unclipped':>12} {'ms clipped':>10} {'ratio':>6}  bar"

@@ -1,8 +1,9 @@
-"""Encoders and decoders: millions of coordinates a second, one thread, encode and decode together, all draws included.
+"""Encoders and decoders: millions of coordinates per second, encode and decode together, one thread, draws included.
 
-A defense is given one tensor of 10^6 coordinates that look like an update, and timed from the update to the bytes and
-from the bytes to the estimate; the best of several repeats, since a busy machine only ever adds. Prints the bars of the
-project beside what was measured, and the bits a coordinate, counted from the bytes. Exit code 1 where a bar is missed.
+Each defense gets one tensor of 10^6 coordinates that resembles an update. It is timed from the update to the bytes and
+from the bytes to the estimate; the best of several repeats counts, because other work on the machine only adds time.
+Prints the measured rate beside its bar, and the bits per coordinate, counted from the bytes. Exit code 1 if a bar is
+missed.
 
     python benchmarks/encoders.py [NAME ...]
 """
@@ -32,7 +33,7 @@ REPEATS = 9
 
 
 class Case(NamedTuple):
-    """A defense with parameters; `bar` in millions of coordinates a second, `spread` of a coordinate."""
+    """A defense with parameters; bar: millions of coordinates per second; spread: a coordinate's standard deviation."""
 
     name: str
     parameters: dict[str, Any]
@@ -56,7 +57,7 @@ CASES = (
     *(Case("cepam-gaussian", {"noise_std": std, "dimension": 3}, 4.0) for std in (0.1, 0.01)),
     Case("cepam-laplace", {}),
     Case("cepam-clip", {}),
-    # dt = 2^17 of 2^17 coordinates: under 40 ms in all is 3.3 million a second
+    # dt = 2^17 of 2^17 coordinates; 40 ms in total is 3.3 million per second
     Case("sqsgd", {"ratio": 1.0, "epsilon": 400.0}, 2**17 / 0.040 / 1e6, 2**17),
     Case("mvu", {"bits": 2}),
     Case("piecewise", {}),
@@ -67,7 +68,7 @@ CASES = (
 
 
 def best(work: Callable[[], Any]) -> float:
-    """Seconds of the fastest of several repeats, after a first that builds what is kept."""
+    """Seconds of the fastest of several repeats, after a first run that fills the caches."""
     work()
     seconds = []
     for _ in range(REPEATS):
@@ -78,7 +79,7 @@ def best(work: Callable[[], Any]) -> float:
 
 
 def measure(case: Case) -> tuple[float, float, float]:
-    """(encode seconds, decode seconds, bits a coordinate)."""
+    """(encode seconds, decode seconds, bits per coordinate)."""
     defense = registry.build("defense", case.name, case.parameters)
     layout = Layout(("w",), ((case.dim,),))
     setting = Setting(layout, 10, 10, 20, sends="update", steps=15, lr=0.01, batch=1, samples=600)
@@ -95,32 +96,32 @@ def measure(case: Case) -> tuple[float, float, float]:
 
 
 def transform() -> bool:
-    """The Walsh-Hadamard transform against one pass over memory, a coordinate.
+    """Compare the Walsh-Hadamard transform with one pass over memory, per coordinate; return whether its bar holds.
 
-    A pass is memory-bound where no cache holds the vector: 2^25 floats. The transform writes new memory, so the bar is
-    three passes that do; one into memory that is there already costs a few times less, and is printed beside it. The
-    transform does log2(n) additions a coordinate, which alone take longer than a pass in the cache.
+    With 2^25 floats, no cache holds the vector, and a pass is memory-bound. The transform writes new memory, so the bar
+    is three passes into new memory; a pass into existing memory, a few times cheaper, is printed beside it. The
+    transform needs log2(n) additions per coordinate, which take longer than a pass within the cache.
     """
     big = torch.ones(2**25)
     out = torch.empty_like(big)
     fresh = best(lambda: big * 2.0) / len(big)
     there = best(lambda: torch.mul(big, 2.0, out=out)) / len(big)
-    print(f"a memory-bound pass: {1e9 * fresh:.2f} ns a coordinate into new memory, {1e9 * there:.2f} into old")
+    print(f"memory-bound pass: {1e9 * fresh:.2f} ns per coordinate into new memory, {1e9 * there:.2f} into old")
     right = True
     for power in (13, 17, 20):
         n = 2**power
         x = rng.normal(Key(0), (n,))
-        mine = best(lambda x=x: fast_walsh_hadamard(x)) / n
-        right &= mine <= 3 * fresh
+        took = best(lambda x=x: fast_walsh_hadamard(x)) / n
+        right &= took <= 3 * fresh
         print(
-            f"Hadamard 2^{power}: {1e9 * mine:.2f} ns a coordinate, {mine / fresh:.1f} passes into new memory (bar 3), "
-            f"{mine / there:.1f} into old"
+            f"Hadamard 2^{power}: {1e9 * took:.2f} ns per coordinate, {took / fresh:.1f} passes into new memory (bar "
+            f"3), {took / there:.1f} into old"
         )
     return right
 
 
 def main(names: list[str]) -> int:
-    """Print the table; 1 where a bar is missed."""
+    """Print the table; return 1 if a bar is missed."""
     torch.set_num_threads(1)
     missed = []
     print(f"{'defense':<40} {'encode ms':>9} {'decode ms':>9} {'M coord/s':>9} {'bar':>6} {'bits':>8}")

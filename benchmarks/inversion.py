@@ -1,7 +1,7 @@
-"""Gradient inversion: our attacks against the usual loops, and what each part of them reaches.
+"""Gradient inversion: our attacks compared with the usual loops, and the contribution of each part.
 
-Photographs from scikit-image behind the LeNet of DLG, one image a victim, one thread. Times are seconds of the
-processor, which other work on the machine stretches less than those of the clock. Exit code 1 where a bar is missed.
+Photographs from scikit-image behind the LeNet of DLG, one image per victim, one thread. Times are processor seconds,
+which depend less on other work on the machine than wall-clock seconds. Exit code 1 if a bar is missed.
 
     python benchmarks/inversion.py [--part NAME] [--images N] [--classes N ...] [--runs N] [--evaluations N] [--gpu]
 """
@@ -36,12 +36,12 @@ KEY = Key(2024, ("inversion",))
 REPEATS = 30
 CLOSED_MODELS, CLOSED_IMAGES = 4, 8
 AWARE_CLASSES, AWARE_IMAGES = 100, 16
-"""100 classes, as the originals have: the noise and the steps below were chosen for them. With the data's own 8, the
-entries of a gradient are about three times as large, and noise of the same size hides less."""
+"""100 classes, as in the originals; the noise and the steps below were chosen for them. With the data's own 8 classes,
+gradient entries are about three times larger, and the same noise hides less."""
 
 
 class Bar(NamedTuple):
-    """Something that must be at least `least`."""
+    """A value that must be at least `least`."""
 
     name: str
     value: float
@@ -49,12 +49,12 @@ class Bar(NamedTuple):
 
     @property
     def missed(self) -> bool:
-        """Whether it is not; NaN is not."""
+        """Whether the value is below `least` or NaN."""
         return not self.value >= self.least
 
 
 class Row(NamedTuple):
-    """One way, on n images: seconds a reconstruction (one entry where all ran at once), evaluations of all."""
+    """One method on n images: seconds per reconstruction (one entry if all ran at once), and all evaluations."""
 
     seconds: tuple[float, ...]
     evaluations: int
@@ -62,12 +62,12 @@ class Row(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Seconds a reconstruction."""
+        """Mean seconds per reconstruction."""
         return statistics.fmean(self.seconds)
 
 
 class Case(NamedTuple):
-    """A defense with parameters, and the mean SSIM that an attacker who knows it must reach."""
+    """A defense with parameters, and the mean SSIM that the defense-aware attack must reach."""
 
     title: str
     name: str
@@ -76,10 +76,10 @@ class Case(NamedTuple):
 
 
 def _quantizer(step: float) -> dict[str, Scalar]:
-    """Parameters of `jopeq` that make it a dithered quantizer of one step for every coordinate, without any noise.
+    """Parameters that make `jopeq` a dithered quantizer with one step for all coordinates and no noise.
 
-    `sdq` has a step for each tensor, a multiple of that tensor's own spread. Here the unit is public: entries up to 8
-    are not clipped, and the levels reach farther. At this epsilon the error alone exceeds the noise that is asked for.
+    `sdq` has one step per tensor, a multiple of that tensor's own spread. Here the unit is public, entries up to 8 are
+    not clipped, and the levels reach farther. At this epsilon, the quantization error alone exceeds the required noise.
     """
     clip, bits = 8.0, 10
     return {
@@ -100,17 +100,17 @@ CASES = (
 
 
 def attack(name: str, parameters: dict[str, Scalar] | None = None, evaluations: int | None = None) -> Any:
-    """The attack called so; None: with its own number of evaluations."""
+    """The attack `name`; evaluations None: its default."""
     return registry.build("attack", name, {**(parameters or {}), "evaluations": evaluations})
 
 
 def undefended(victims: Victims) -> Observation:
-    """What a server sees of them."""
+    """The server's observation of the victims without a defense."""
     return observed(victims, registry.build("defense", "none", {}), KEY.child("clients"))
 
 
 def loop(victims: Victims, model: LeNet, joint: bool, outer: int, number: int) -> Guess:
-    """The usual loop on one victim."""
+    """Run the usual loop on one victim."""
     x, y = victims.x[number : number + 1], victims.y[number : number + 1]
     target, key = model.gradient(x, y), KEY.child("start", number)
     start = rng.normal(key.child("inputs"), tuple(x.shape))
@@ -119,45 +119,47 @@ def loop(victims: Victims, model: LeNet, joint: bool, outer: int, number: int) -
     return idlg(model, target, start, outer=outer)
 
 
-def ours(way: Attack, seen: Observation, number: int) -> Guess:
-    """Our attack on one victim, alone."""
+def ours(one: Attack, seen: Observation, number: int) -> Guess:
+    """Run our attack on one victim."""
     assert seen.messages is not None
     alone = dataclasses.replace(seen, messages=seen.messages[number : number + 1])
-    found = way.run(alone, KEY.child("attack"))
+    found = one.run(alone, KEY.child("attack"))
     assert isinstance(found, Reconstruction)
     return found.guesses[0]
 
 
 def seconds_of(work: Callable[[], Any]) -> tuple[Any, float]:
-    """What it returns, and the processor's seconds."""
+    """The result of `work`, and its processor seconds."""
     start = time.process_time()
     done = work()
     return done, time.process_time() - start
 
 
 def reconstructions(images: int, classes: int, outer: int = OUTER, evaluations: int | None = None) -> list[Bar]:
-    """Loops and attacks on the same victims, one victim at a time by turns, and our attacks on all at once.
+    """Run loops and attacks alternately on one victim at a time, then our attacks on all victims at once.
 
-    outer, evaluations: of the loops, and of our searches (None: each one's own).
+    Args:
+        outer: optimizer calls of the loops.
+        evaluations: of our searches; None: their defaults.
     """
     victims = photographs(images, classes, KEY.child("loops", classes))
     model, seen = LeNet(victims.task.model, victims.params), undefended(victims)
     attacks = {"analytic": attack("analytic")}
-    # one start each, as the loops have
+    # one start each, like the loops
     attacks |= {name: attack(name, {"restarts": 1}, evaluations) for name in ("idlg", "dlg", "inverting-gradients")}
     ways: dict[str, Callable[[int], Guess]] = {
         "usual loop, iDLG": partial(loop, victims, model, False, outer),
         "usual loop, DLG": partial(loop, victims, model, True, outer),
-        **{name: partial(ours, mine, seen) for name, mine in attacks.items()},
+        **{name: partial(ours, one, seen) for name, one in attacks.items()},
     }
     done: dict[str, list[tuple[Guess, float]]] = {name: [] for name in ways}
     for number in range(images):
-        print(f"image {number + 1} of {images}, one way after the other", file=sys.stderr)
+        print(f"image {number + 1} of {images}, one method after the other", file=sys.stderr)
         for name, way in ways.items():
             done[name].append(seconds_of(partial(way, number)))
     rows = {name: _row(victims, [g for g, _ in runs], [s for _, s in runs]) for name, runs in done.items()}
-    for name, mine in attacks.items():
-        found, seconds = seconds_of(partial(mine.run, seen, KEY.child("attack")))
+    for name, one in attacks.items():
+        found, seconds = seconds_of(partial(one.run, seen, KEY.child("attack")))
         rows[f"{name}, at once"] = _row(victims, found.guesses, [seconds / images])
     print(f"\n{images} photographs, {classes} classes, no defense; 'at once': all victims in one run")
     print(
@@ -170,7 +172,7 @@ def reconstructions(images: int, classes: int, outer: int = OUTER, evaluations: 
 
 
 def _row(victims: Victims, guesses: Sequence[Guess], seconds: Sequence[float]) -> Row:
-    """Judged."""
+    """The row of a method from its guesses and seconds."""
     return Row(tuple(seconds), sum(guess.evaluations for guess in guesses), judge(victims, guesses))
 
 
@@ -187,27 +189,27 @@ def _print_row(name: str, row: Row, images: int) -> None:
 
 
 def _speed_bars(rows: dict[str, Row], classes: int) -> list[Bar]:
-    """Against the loops; of ours, the way in which a study runs them: all victims at once."""
+    """Speed and recovered images relative to the loops; our attacks run on all victims at once, as in a study."""
     bars = []
     for name, usual, times in (("analytic", "iDLG", 30.0), ("idlg", "iDLG", 2.0), ("dlg", "DLG", 2.0)):
-        mine, theirs = rows[f"{name}, at once"], rows[f"usual loop, {usual}"]
-        bars.append(Bar(f"{name} against the loop, {classes} classes: times faster", theirs.mean / mine.mean, times))
-        more = mine.quality.recovered - theirs.quality.recovered
+        own, theirs = rows[f"{name}, at once"], rows[f"usual loop, {usual}"]
+        bars.append(Bar(f"{name} against the loop, {classes} classes: times faster", theirs.mean / own.mean, times))
+        more = own.quality.recovered - theirs.quality.recovered
         bars.append(Bar(f"{name} against the loop, {classes} classes: more recovered", more, 0.0))
     return bars
 
 
 def engine(images: int, classes: int) -> list[Bar]:
-    """One evaluation of the loop, an image at a time, and of ours, interleaved; without the optimizers."""
+    """Compare one evaluation of the loop, per image, with one of ours, interleaved and without the optimizers."""
     bars = []
-    print(f"\none evaluation and image, {classes} classes: {'images':>7}{'loop ms':>9}{'ours ms':>9}{'ratio':>7}")
+    print(f"\none evaluation per image, {classes} classes: {'images':>7}{'loop ms':>9}{'ours ms':>9}{'ratio':>7}")
     for joint in (False, True):
         for n in (1, images):
-            theirs, mine = _evaluations(n, classes, joint)
-            ratio = statistics.median(a / b for a, b in zip(theirs, mine, strict=True))
+            theirs, own = _evaluations(n, classes, joint)
+            ratio = statistics.median(a / b for a, b in zip(theirs, own, strict=True))
             label = "soft labels" if joint else "known labels"
             print(
-                f"{label:>38} {n:6}{1e3 * statistics.median(theirs):9.2f}{1e3 * statistics.median(mine):9.2f}"
+                f"{label:>38} {n:6}{1e3 * statistics.median(theirs):9.2f}{1e3 * statistics.median(own):9.2f}"
                 f"{ratio:7.2f}",
                 flush=True,
             )
@@ -216,7 +218,7 @@ def engine(images: int, classes: int) -> list[Bar]:
 
 
 def _evaluations(images: int, classes: int, joint: bool) -> tuple[list[float], list[float]]:
-    """Seconds an evaluation and image, of the loop and of ours, by turns."""
+    """Seconds per evaluation and image, of the loop and of ours, interleaved."""
     victims = photographs(images, classes, KEY.child("engine"))
     model = LeNet(victims.task.model, victims.params)
     start = rng.normal(KEY.child("engine", "inputs"), tuple(victims.x.shape))
@@ -236,19 +238,19 @@ def _evaluations(images: int, classes: int, joint: bool) -> tuple[list[float], l
     for repeat in range(REPEATS + 1):
         for taken, work in zip(times, ways, strict=True):
             _, seconds = seconds_of(work)
-            if repeat:  # the first warms up
+            if repeat:  # the first run warms up
                 taken.append(seconds / images)
     return times
 
 
 def _all(closures: Sequence[Callable[[], Any]]) -> None:
-    """One evaluation of each."""
+    """Evaluate each closure once."""
     for closure in closures:
         closure()
 
 
 def closed(models: int, images: int, classes: int) -> list[Bar]:
-    """The closed form on several fresh models."""
+    """Run the closed form on several fresh models."""
     qualities = []
     seconds = 0.0
     for number in range(models):
@@ -260,14 +262,14 @@ def closed(models: int, images: int, classes: int) -> list[Bar]:
     worst = min(min(quality.each_ssim) for quality in qualities)
     print(
         f"\nclosed form, {classes} classes, {models} models of {images} images: {exact} of {n} at SSIM >= 0.999, the "
-        f"lowest {worst:.6f}; {seconds / n:.2f} s a reconstruction, models included",
+        f"lowest {worst:.6f}; {seconds / n:.2f} s per reconstruction, models included",
         flush=True,
     )
     return [Bar(f"closed form, {classes} classes: exact of {n}", exact, n - n // 32)]
 
 
 def finite(runs: int, evaluations: int, classes: Sequence[int]) -> list[Bar]:
-    """`idlg` on as many models, images and starts, by turns with each number of classes."""
+    """Run `idlg` on `runs` models, images and starts, alternating over the numbers of classes."""
     qualities = []
     for run in range(runs):
         victims = photographs(1, classes[run % len(classes)], KEY.child("finite", run))
@@ -285,9 +287,9 @@ def finite(runs: int, evaluations: int, classes: Sequence[int]) -> list[Bar]:
 
 
 def aware(images: int, cases: Sequence[Case], evaluations: int | None = None) -> list[Bar]:
-    """Who knows the defense, who has the same prior without knowing it, who has neither, and the floors.
+    """Compare the defense-aware attack, the same prior without that knowledge, an attack without both, and floors.
 
-    evaluations: of the searches; None: each one's own.
+    evaluations: of the searches; None: their defaults.
     """
     victims = photographs(images, AWARE_CLASSES, KEY.child("aware"))
     attacks = {
@@ -299,16 +301,16 @@ def aware(images: int, cases: Sequence[Case], evaluations: int | None = None) ->
     }
     spread = float(sent(victims).square().mean(1).sqrt().median())
     print(
-        f"\nmean SSIM of {images} photographs, with its interval at 95 %; {AWARE_CLASSES} classes, entries of a "
-        f"gradient {spread:.3f} (rms, median image)\n{'':<24}" + "".join(f"{name:>22}" for name in attacks)
+        f"\nmean SSIM of {images} photographs with 95 % interval; {AWARE_CLASSES} classes, gradient entries "
+        f"{spread:.3f} (rms, median image)\n{'':<24}" + "".join(f"{name:>22}" for name in attacks)
     )
     bars = []
     for case in cases:
         seen = observed(victims, registry.build("defense", case.name, case.parameters), KEY.child("aware", "clients"))
         print(f"{case.title:<24}", end="", flush=True)
-        for name, way in attacks.items():
-            ssim = judge(victims, way.run(seen, KEY.child("attack")).guesses).each_ssim
-            estimate = stats.mean(name, ssim, higher_leaks=True)
+        for name, one in attacks.items():
+            ssim = judge(victims, one.run(seen, KEY.child("attack")).guesses).each_ssim
+            estimate = stats.mean(name, ssim)
             print(f"{estimate.value:8.3f} [{estimate.low:5.3f}, {estimate.high:5.3f}]", end="", flush=True)
             if name == "knows":
                 bars.append(Bar(f"{case.title}: mean SSIM", statistics.fmean(ssim), case.least))
@@ -317,7 +319,7 @@ def aware(images: int, cases: Sequence[Case], evaluations: int | None = None) ->
 
 
 def many(count: int, evaluations: int, device: str) -> float:
-    """Reconstructions a second of so many victims in one batch; labels known, 100 classes."""
+    """Reconstructions per second for `count` victims in one batch; labels known, 100 classes."""
     victims = photographs(count, 100, KEY.child("many"))
     targets: Tensor = sent(victims).to(device)
     known = one_hot(victims.y, 100).float()[:, None].to(device)
@@ -334,51 +336,53 @@ def many(count: int, evaluations: int, device: str) -> float:
         for image, label, value, used in zip(x, victims.y, found.value, found.evaluations, strict=True)
     ]
     recovered = judge(victims, guesses).recovered
-    print(f"\n{count} at once on {device}: {count / seconds:.2f} reconstructions a second, {recovered} recovered")
+    print(f"\n{count} at once on {device}: {count / seconds:.2f} reconstructions per second, {recovered} recovered")
     return count / seconds
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the tables; 1 where a bar is missed."""
+    """Print the tables; return 1 if a bar is missed."""
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description="Gradient inversion against the usual loops.")
     parts = ("loops", "engine", "closed", "finite", "labels", "aware")
     parser.add_argument("--part", choices=(*parts, "all"), default="all")
-    parser.add_argument("--images", type=int, default=8, help="of the loops and the engine")
-    parser.add_argument("--classes", type=int, nargs="+", default=[8, 100], help="of those, and of the closed form")
-    parser.add_argument("--runs", type=int, default=100, help="of idlg, that must all be finite")
-    parser.add_argument("--evaluations", type=int, default=600, help="of each of these runs")
-    parser.add_argument("--gpu", action="store_true", help="hundreds at once on a CUDA device, and nothing else")
-    told = parser.parse_args(arguments)
-    if min(told.images, told.runs, told.evaluations) < 1:
+    parser.add_argument("--images", type=int, default=8, help="images of the loops and the engine")
+    parser.add_argument(
+        "--classes", type=int, nargs="+", default=[8, 100], help="classes of the loops, the engine and the closed form"
+    )
+    parser.add_argument("--runs", type=int, default=100, help="runs of idlg, which must all be finite")
+    parser.add_argument("--evaluations", type=int, default=600, help="evaluations of each of these runs")
+    parser.add_argument("--gpu", action="store_true", help="run only 512 victims at once on a CUDA device")
+    options = parser.parse_args(arguments)
+    if min(options.images, options.runs, options.evaluations) < 1:
         parser.error("expected at least 1 image, run and evaluation")
-    if told.gpu:
+    if options.gpu:
         if not torch.cuda.is_available():
             print("no CUDA device")
             return 1
-        torch.backends.cudnn.allow_tf32 = False  # its 10 bits end a search long before the image is found
+        torch.backends.cudnn.allow_tf32 = False  # its 10 bits stop a search long before the image is found
         many(512, 6000, "cuda")
         return 0
     bars: list[Bar] = []
-    for part in parts if told.part == "all" else (told.part,):
+    for part in parts if options.part == "all" else (options.part,):
         if part == "finite":
-            bars += finite(told.runs, told.evaluations, told.classes)
+            bars += finite(options.runs, options.evaluations, options.classes)
         elif part == "labels":
             labels(KEY.child("labels"))
         elif part == "aware":
             bars += aware(AWARE_IMAGES, CASES)
-        for classes in told.classes:
+        for classes in options.classes:
             if part == "loops":
-                bars += reconstructions(told.images, classes)
+                bars += reconstructions(options.images, classes)
             elif part == "engine":
-                bars += engine(told.images, classes)
+                bars += engine(options.images, classes)
             elif part == "closed":
                 bars += closed(CLOSED_MODELS, CLOSED_IMAGES, classes)
     return _verdict(bars)
 
 
 def _verdict(bars: Sequence[Bar]) -> int:
-    """Print the bars; 1 where one is missed."""
+    """Print the bars; return 1 if one is missed."""
     print()
     for bar in bars:
         print(f"{bar.name:<62}{bar.value:9.2f}  bar {bar.least:g}{'  MISSED' if bar.missed else ''}")

@@ -1,7 +1,7 @@
-"""Local training of a round: every engine against the plain module-and-optimizer loop, interleaved in one process.
+"""Local training of a round: every engine compared with a plain module-and-optimizer loop.
 
-Ten clients of 600 samples, five SGD steps of 32. Prints milliseconds a round and
-the ratio to the plain loop, the median of interleaved repeats, so that a busy machine slows all of them alike.
+Ten clients with 600 samples, five SGD steps on 32 samples. Prints milliseconds per round and the ratio to the plain
+loop: medians of repeats that are interleaved in one process, so that other work on the machine slows all engines alike.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ENGINES: dict[str, tuple[Engine, ...]] = {"mlp": ("loop", "dense", "vmap"), "cnn
 
 
 def plain(make: Callable[[], nn.Module], work: list[Work]) -> None:
-    """The textbook loop: a module, an optimizer and a batch at a time, from the same shuffled indices."""
+    """The textbook loop: one module, optimizer and batch at a time, with the engines' shuffled indices."""
     for client in work:
         net = make()
         optimizer = torch.optim.SGD(net.parameters(), lr=PLAN.lr, momentum=PLAN.momentum)
@@ -39,7 +39,7 @@ def plain(make: Callable[[], nn.Module], work: list[Work]) -> None:
 
 
 def mlp() -> nn.Module:
-    """784-256-10."""
+    """Dense 784-256-10 with ReLU."""
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
 
 
@@ -52,7 +52,7 @@ def cnn2() -> nn.Module:
 def main() -> None:
     """Print the table."""
     torch.set_num_threads(1)
-    print(f"{'model':6} {'engine':6} {'ms a round':>10} {'ratio to plain':>15}")
+    print(f"{'model':6} {'engine':6} {'ms / round':>10} {'ratio to plain':>15}")
     for name, make in (("mlp", mlp), ("cnn2", cnn2)):
         task = ModelTask(build(name, (1, 28, 28), 10))
         params = task.init(Key(0).child("init"))
@@ -62,19 +62,19 @@ def main() -> None:
             )
             for i in range(CLIENTS)
         ]
-        ways: dict[str, Callable[[], object]] = {"plain": partial(plain, make, work)}
+        methods: dict[str, Callable[[], object]] = {"plain": partial(plain, make, work)}
         for engine in ENGINES[name]:
-            ways[engine] = partial(train_clients, task, params, work, PLAN, engine)
-        seconds: dict[str, list[float]] = {way: [] for way in ways}
+            methods[engine] = partial(train_clients, task, params, work, PLAN, engine)
+        seconds: dict[str, list[float]] = {method: [] for method in methods}
         for repeat in range(REPEATS + 1):
-            for way, go in ways.items():
+            for method, run in methods.items():
                 start = time.perf_counter()
-                go()
-                if repeat:  # the first warms up
-                    seconds[way].append(time.perf_counter() - start)
-        for way, taken in seconds.items():
+                run()
+                if repeat:  # the first run warms up
+                    seconds[method].append(time.perf_counter() - start)
+        for method, taken in seconds.items():
             ratio = statistics.median(a / b for a, b in zip(taken, seconds["plain"], strict=True))
-            print(f"{name:6} {way:6} {1000 * statistics.median(taken):10.1f} {ratio:15.2f}")
+            print(f"{name:6} {method:6} {1000 * statistics.median(taken):10.1f} {ratio:15.2f}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""One gradient-matching evaluation in four ways, interleaved in one process and one thread.
+"""One gradient-matching evaluation by four methods, interleaved in one process and one thread.
 
-Prints milliseconds an evaluation and instance: by hand (`attacks._engine.kernels`), by `vmap`, and by the usual loop
-over the instances, a torch module and a double backward; then how many times the first is faster than the others.
-`published` fills the gradients of the module's parameters too, as `backward` does in the programs of DLG and iDLG;
-`lean` asks for the dummy's alone. Images are 3x32x32, the misfit is the squared distance. Arguments choose models: all
-without.
+Prints milliseconds per evaluation and instance: by hand (`attacks._engine.kernels`), by `vmap`, and by the usual loop
+over the instances with a torch module and a double backward; then the speedup of the first method over the others.
+`published` also fills the gradients of the module's parameters, as `backward` does in the programs of DLG and iDLG;
+`lean` computes only the dummy's gradient. Images are 3x32x32, and the misfit is the squared distance. Arguments choose
+models; the default is all.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from leakgauge.harness.learn.models import Model, build
 from leakgauge.harness.learn.tasks import ModelTask
 
 SECONDS = 2.0
-"""Of measuring, a row."""
+"""Measuring time per row."""
 
 MODELS = ("lenet-dlg", "mlp", "cnn2", "lenet5")
 
 
 @dataclass(frozen=True)
 class Mapped(ModelTask):
-    """A task whose layers are not looked at, so that it goes through `vmap`."""
+    """A task of another type, so that the evaluator uses `vmap` instead of the kernels for its layers."""
 
 
 def module(model: Model, params: Tensor) -> nn.Sequential:
@@ -47,7 +47,7 @@ def module(model: Model, params: Tensor) -> nn.Sequential:
 
 
 def _modules(model: Model) -> Iterator[nn.Module]:
-    """Layer by layer."""
+    """The torch modules of the layers, in order."""
     assert isinstance(model.apply, Chain)
     for layer in model.apply.layers:
         if isinstance(layer, Conv):
@@ -63,7 +63,7 @@ def _modules(model: Model) -> Iterator[nn.Module]:
 
 
 def loop(net: nn.Module, x: Tensor, y: Tensor, targets: Sequence[Sequence[Tensor]], lean: bool) -> None:
-    """The usual way, one instance after the other."""
+    """The usual loop, one instance after the other."""
     parameters = list(net.parameters())
     for images, labels, target in zip(x, y, targets, strict=True):
         net.zero_grad()
@@ -74,8 +74,8 @@ def loop(net: nn.Module, x: Tensor, y: Tensor, targets: Sequence[Sequence[Tensor
         distance.backward(inputs=[dummy] if lean else None)  # type: ignore[no-untyped-call]
 
 
-def ways(name: str, classes: int, n: int, images: int) -> list[Callable[[], object]]:
-    """By hand, by vmap, the loop as published and lean."""
+def methods(name: str, classes: int, n: int, images: int) -> list[Callable[[], object]]:
+    """The four methods: by hand, by vmap, the loop as published, and the lean loop."""
     model = build(name, (3, 32, 32), classes)
     task = ModelTask(model, "dlg" if name == "lenet-dlg" else "default")
     params = task.init(Key(0))
@@ -94,14 +94,14 @@ def ways(name: str, classes: int, n: int, images: int) -> list[Callable[[], obje
 def measure(name: str, classes: int, n: int, images: int) -> str:
     """One row of the table: medians, and medians of the ratios."""
     taken: list[list[float]] = [[], [], [], []]
-    chosen = ways(name, classes, n, images)
-    for way in chosen:
-        way()
+    chosen = methods(name, classes, n, images)
+    for method in chosen:
+        method()
     end = time.perf_counter() + SECONDS
     while time.perf_counter() < end or len(taken[0]) < 5:
-        for way, seconds in zip(chosen, taken, strict=True):
+        for method, seconds in zip(chosen, taken, strict=True):
             start = time.perf_counter()
-            way()
+            method()
             seconds.append(1000 * (time.perf_counter() - start) / n)
     ratios = [statistics.median(b / a for a, b in zip(taken[0], other, strict=True)) for other in taken[1:]]
     times = "".join(f"{statistics.median(seconds):10.3f}" for seconds in taken)

@@ -1,22 +1,22 @@
-"""Membership from the final model: LiRA, RMIA and the loss, leave one out, and the attacks in real federations.
+"""Membership from the final model: LiRA, RMIA and the loss, by leave-one-out and in real federations.
 
-The digits, made larger to 28x28 pixels by bilinear interpolation, with the labels of 10 % of all records (members or
-not) wrong; a dense network 784-64-10. A model trains on 500 of a pool of 1,000 records: SGD of lr 0.05 with momentum
-0.9, 30 epochs in batches of 50. The other 797 records are RMIA's population, and the attacker's auxiliary data.
+Data: the digits, enlarged to 28x28 pixels by bilinear interpolation, with wrong labels for 10 % of all records (members
+or not); a dense network 784-64-10. A model trains on 500 of a pool of 1,000 records: SGD with lr 0.05 and momentum 0.9,
+30 epochs in batches of 50. The other 797 records are RMIA's population and the attacker's auxiliary data.
 
-Leave one out: 66 models on 33 random halves and their complements. 32 of them, of 32 pairs, are targets, each attacked
-with the first 4, 16 or 63 of the models of the other pairs. The complement of a target's half is no shadow of it: it
-would be one as no attacker has it, drawn with the answer (with it, LiRA's AUC from 63 was 0.005 higher). AUC and TPR at
-1 % FPR are the mean over targets, of 500 members against 500; at 0.1 % the threshold is one for all targets' scores
-(n/a where fewer than 1,000 non-members are scored). Student's 95 % interval over targets. They share the pool, of whose
-choice it does not speak: over four pools, LiRA's AUC from 4 was between 0.653 and 0.668.
+Leave-one-out: 66 models on 33 random halves and their complements. The targets are 32 of them, from 32 pairs. Each is
+attacked with the first 4, 16 or 63 models of the other pairs. The complement of a target's half is not a shadow of it,
+because it depends on the true membership, which no attacker has (with it, LiRA's AUC with 63 shadows was 0.005 higher).
+AUC and TPR at 1 % FPR are means over targets, with 500 members and 500 others each. At 0.1 % FPR, one threshold serves
+all targets' scores (n/a below 1,000 scored non-members). Intervals are Student's, at 95 %, over targets. They do not
+cover the choice of the pool, which all targets share: over four pools, LiRA's AUC with 4 shadows was 0.653 to 0.668.
 
-Bars, by the means: AUC 0.65 with TPR 0.07 at 1 % from 4 shadows, and AUC 0.65 with TPR 0.10 from 63, each by LiRA as it
-is by default or by online RMIA, one of the two reaching both. Exit code 1 where a bar is missed.
+Bars, for the means: AUC 0.65 with TPR 0.07 at 1 % FPR from 4 shadows, and AUC 0.65 with TPR 0.10 from 63. Default LiRA
+or online RMIA must reach both parts of a bar. Exit code 1 if a bar is missed.
 
-Federations: one client of 500, who trains as above, and ten of 50 (30 rounds of two passes, batches of 10, lr 0.1).
-Attacks with their defaults see what everybody sees, 500 members and the 500 others; mean and interval over seeds, which
-share the records, but not which are members. Seconds are the processor's, one thread.
+Federations: one client with 500 records, trained as above, and ten with 50 (30 rounds of two passes, batches of 10, lr
+0.1). The attacks use their defaults and see what everybody sees; candidates are 500 members and 500 others. Mean and
+interval are over seeds, which share the records but not the members. Seconds are processor seconds, one thread.
 
     python benchmarks/membership.py [--seeds N] [--roc FILE.csv]
 """
@@ -78,10 +78,10 @@ ROC_POINTS = 200
 
 
 class Runs(NamedTuple):
-    """All models, each of them a target or a shadow: log odds of the true label [runs, n], and who was inside.
+    """All models, as targets or shadows: log odds of the true label, and the training records.
 
-    inside: [runs, pool] bool; pool: [runs, pool]; aside: [runs, k], on records outside the pool; right: [runs, pool]
-    bool, whether the label was found.
+    inside: [runs, pool] bool, records that the model trained on; pool: [runs, pool], log odds in the pool; aside:
+    [runs, k], log odds outside the pool; right: [runs, pool] bool, whether the label was predicted.
     """
 
     inside: Tensor
@@ -91,7 +91,7 @@ class Runs(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a statistic looks at: log odds by the target [n] and its shadows [m, n], who was inside these, and aside."""
+    """Input of a statistic: log odds under the target [n] and its shadows [m, n], their training records, and aside."""
 
     target: Tensor
     shadow: Tensor
@@ -101,7 +101,7 @@ class Seen(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """The means over the targets; `lowest` has no value where too few are scored."""
+    """The means over the targets; `lowest` has no value if too few records are scored."""
 
     auc: Estimate
     low: Estimate
@@ -109,7 +109,7 @@ class Rates(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """What one of the statistics that are barred must reach with so many shadows."""
+    """AUC and TPR that one of the barred statistics must reach with this number of shadows."""
 
     shadows: int
     auc: float
@@ -117,14 +117,14 @@ class Bar(NamedTuple):
 
 
 def _lira(seen: Seen, attack: LiRA) -> Tensor:
-    """[n], of the attack with these parameters, on models that are there."""
+    """[n]: scores of LiRA with these parameters, from trained models."""
     if attack.mode == "offline":
         return lira_offline(seen.target, seen.shadow, seen.inside, attack.variance)
     return lira_online(seen.target, seen.shadow, seen.inside, attack.variance, shrink=attack.shrink)
 
 
 def _rmia(seen: Seen, attack: RMIA) -> Tensor:
-    """[n], likewise."""
+    """[n]: scores of RMIA with these parameters, from trained models."""
     a = attack.offline_a if attack.mode == "offline" else None
     target, shadow, aside, shadow_aside = (
         phi.sigmoid() for phi in (seen.target, seen.shadow, seen.aside, seen.shadow_aside)
@@ -147,7 +147,7 @@ BARS = (Bar(4, 0.65, 0.07), Bar(63, 0.65, 0.10))
 
 
 def records(key: Key) -> tuple[Examples, Examples]:
-    """The pool, and the rest of the digits; labels are wrong as often in both."""
+    """The pool, and the rest of the digits; both have the same expected share of wrong labels."""
     loaded = digits(Path())
     x, y = (torch.cat(parts) for parts in zip(loaded.train, loaded.test, strict=True))
     order = torch.from_numpy(rng.permutation(key.child("order"), len(y)))
@@ -159,21 +159,21 @@ def records(key: Key) -> tuple[Examples, Examples]:
 
 
 def train_runs(pool: Examples, rest: Examples, key: Key) -> Runs:
-    """A pair of models for each target, or as many pairs as the most shadows need beside its own."""
+    """Train one pair of models per target, or as many pairs as the largest number of shadows needs."""
     pairs = max(TARGETS, 1 + -(-max(SHADOWS) // 2))
     inside = halves(key.child("halves"), 2 * pairs, len(pool.y), INSIDE)
     task = network()
     models = train_shadows(task, Recipe(1, 1, PLAN), pool, inside, key.child("train")).final
-    told = outputs(task, models, pool.x)
+    scores = outputs(task, models, pool.x)
     aside = confidence(outputs(task, models, rest.x), rest.y)
-    return Runs(inside, confidence(told, pool.y), aside, told.argmax(-1) == pool.y)
+    return Runs(inside, confidence(scores, pool.y), aside, scores.argmax(-1) == pool.y)
 
 
 def others(target: int, count: int, runs: int) -> list[int]:
-    """`count` of the runs in the pairs after the target's, in a circle; never its own pair.
+    """`count` runs from the pairs after the target's own pair, cyclically.
 
     Raises:
-        ValueError: there are fewer.
+        ValueError: there are fewer runs.
     """
     own, pairs = target // 2, runs // 2
     found = [2 * ((own + step) % pairs) + side for step in range(1, pairs) for side in range(2)]
@@ -183,28 +183,28 @@ def others(target: int, count: int, runs: int) -> list[int]:
 
 
 def look(runs: Runs, target: int, count: int) -> Seen:
-    """At one target with so many shadows."""
+    """The input of a statistic for one target with `count` shadows."""
     rows = others(target, count, len(runs.inside))
     return Seen(runs.pool[target], runs.pool[rows], runs.inside[rows], runs.aside[target], runs.aside[rows])
 
 
 def sides(scores: Tensor, members: Tensor) -> tuple[Numbers, Numbers]:
-    """Scores of the members and of the others."""
+    """Scores of members and of non-members."""
     return scores[members].double().numpy(), scores[~members].double().numpy()
 
 
 def rates(scored: Sequence[tuple[Numbers, Numbers]]) -> Rates:
-    """Of the scores of members and others, one pair a target."""
+    """The rates from scores of members and non-members, one pair per target."""
     areas, low = [auc(*pair).value for pair in scored], [tpr_at_fpr(*pair, LOW).value for pair in scored]
     outside = np.sort(np.concatenate([pair[1] for pair in scored]))[::-1]
     allowed = math.floor(LOWEST * len(outside) + 1e-9)  # as in harness.core.stats.tpr_at_fpr
     over = [float(np.mean(pair[0] > outside[allowed])) if allowed else None for pair in scored]
     named = {"auc": areas, "tpr@1%": low, "tpr@0.1%": over}
-    return Rates(*(mean(name, values, higher_leaks=True) for name, values in named.items()))
+    return Rates(*(mean(name, values) for name, values in named.items()))
 
 
-def tell(estimate: Estimate, places: int = 3) -> str:
-    """A mean with its interval."""
+def text_of(estimate: Estimate, places: int = 3) -> str:
+    """A mean with its interval, as text."""
     if estimate.value is None:
         return "n/a"
     if estimate.low is None or estimate.high is None:
@@ -213,13 +213,13 @@ def tell(estimate: Estimate, places: int = 3) -> str:
 
 
 def show(name: str, shadows: int, found: Rates) -> None:
-    """One line."""
-    told = f"{tell(found.auc):25}{tell(found.low):25}{tell(found.lowest, 4)}"
-    print(f"  {name:20}{shadows:>7}  {told:80}n = {found.auc.n}", flush=True)
+    """Print one line."""
+    line = f"{text_of(found.auc):25}{text_of(found.low):25}{text_of(found.lowest, 4)}"
+    print(f"  {name:20}{shadows:>7}  {line:80}n = {found.auc.n}", flush=True)
 
 
 def leave_one_out(runs: Runs) -> dict[tuple[str, int], list[tuple[Numbers, Numbers]]]:
-    """By statistic and number of shadows, the scores of each target's members and others."""
+    """For each statistic and number of shadows, the scores of each target's members and non-members."""
     scored: dict[tuple[str, int], list[tuple[Numbers, Numbers]]] = {}
     for name, statistic in STATISTICS.items():
         for count in SHADOWS if name != LOSS else (0,):
@@ -229,7 +229,7 @@ def leave_one_out(runs: Runs) -> dict[tuple[str, int], list[tuple[Numbers, Numbe
 
 
 def reaching(found: Mapping[tuple[str, int], Rates], bar: Bar) -> list[str]:
-    """The barred statistics whose mean AUC and mean TPR are both there and high enough."""
+    """The barred statistics whose mean AUC and mean TPR both exist and reach the bar."""
     names = []
     for name in BARRED:
         area, low = found[name, bar.shadows].auc.value, found[name, bar.shadows].low.value
@@ -239,7 +239,7 @@ def reaching(found: Mapping[tuple[str, int], Rates], bar: Bar) -> list[str]:
 
 
 def verdict(found: Mapping[tuple[str, int], Rates]) -> int:
-    """Print the bars; 1 where one is missed."""
+    """Print the bars; return 1 if one is missed."""
     reached = [reaching(found, bar) for bar in BARS]
     for bar, names in zip(BARS, reached, strict=True):
         by = f"reached by {' and '.join(names)}" if names else f"MISSED by {' and '.join(BARRED)}"
@@ -248,7 +248,7 @@ def verdict(found: Mapping[tuple[str, int], Rates]) -> int:
 
 
 def write_roc(path: Path, scored: Mapping[tuple[str, int], Sequence[tuple[Numbers, Numbers]]]) -> None:
-    """Of all targets' scores together, at false-positive rates that are equally far apart in the logarithm."""
+    """Write the ROC of all targets' scores together, at logarithmically spaced false-positive rates."""
     with path.open("w", newline="") as file:
         lines = csv.writer(file)
         lines.writerow(("statistic", "shadows", "fpr", "tpr"))
@@ -261,7 +261,7 @@ def write_roc(path: Path, scored: Mapping[tuple[str, int], Sequence[tuple[Number
 
 
 def federation(spec: FederationSpec, pool: Examples, rest: Examples, key: Key) -> dict[str, list[Estimate]]:
-    """AUC and TPR of each attack on one federation, and who holds what drawn from the key."""
+    """AUC and TPR of each attack on one federation, whose partition is drawn from the key."""
     task = network()
     engine = choose_engine(task)
     clients = dict(enumerate(partition(spec, pool.y, key.child("partition"))))
@@ -279,7 +279,7 @@ def federation(spec: FederationSpec, pool: Examples, rest: Examples, key: Key) -
 
 
 def federations(pool: Examples, rest: Examples, seeds: int) -> None:
-    """Print each attack on each federation."""
+    """Print the rates of each attack on each federation."""
     for label, spec in FEDERATIONS.items():
         start = time.process_time()
         keys = [KEY.child(label, seed) for seed in range(seeds)]
@@ -287,19 +287,19 @@ def federations(pool: Examples, rest: Examples, seeds: int) -> None:
         print(f"{label}, {INSIDE} records in all; attacks by their registered names; n: seeds")
         for name in ATTACKS:
             columns = zip(*(found[name] for found in every), strict=True)
-            means = [mean(column[0].name, [one.value for one in column], higher_leaks=True) for column in columns]
+            means = [mean(column[0].name, [one.value for one in column]) for column in columns]
             show(name, int(registry.defaults("attack", name).get("shadows") or 0), Rates(*means))
         print(f"  {time.process_time() - start:.1f} s")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the tables and the bars; 1 where one is missed."""
+    """Print the tables and the bars; return 1 if one is missed."""
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description="Membership from the final model.")
-    parser.add_argument("--seeds", type=int, default=5, help="of the federations; 0: none")
-    parser.add_argument("--roc", type=Path, help="file for the ROC curves, as comma-separated values")
-    told = parser.parse_args(arguments)
-    if told.seeds < 0:
+    parser.add_argument("--seeds", type=int, default=5, help="seeds of the federations; 0: no federations")
+    parser.add_argument("--roc", type=Path, help="CSV file for the ROC curves")
+    options = parser.parse_args(arguments)
+    if options.seeds < 0:
         parser.error("expected 0 seeds or more")
     pool, rest = records(KEY.child("records"))
     start = time.process_time()
@@ -310,14 +310,14 @@ def main(arguments: Sequence[str]) -> int:
     judged = time.process_time()
     share = [float(runs.right[side].double().mean()) for side in (runs.inside, ~runs.inside)]
     print(f"{len(runs.inside)} models in {trained - start:.1f} s, scored in {judged - trained:.1f} s")
-    print(f"labels found: {share[0]:.3f} of members, {share[1]:.3f} of others")
+    print(f"labels predicted: {share[0]:.3f} of members, {share[1]:.3f} of others")
     print(f"  {'':20}{'shadows':>7}  {'AUC':25}{'TPR at 1 %':25}{'TPR at 0.1 %':30}n: targets")
     for (name, count), values in found.items():
         show(name, count, values)
-    if told.roc is not None:
-        write_roc(told.roc, scored)
-    if told.seeds:
-        federations(pool, rest, told.seeds)
+    if options.roc is not None:
+        write_roc(options.roc, scored)
+    if options.seeds:
+        federations(pool, rest, options.seeds)
     return verdict(found)
 
 

@@ -1,15 +1,16 @@
-"""What a server learns of membership from each client's messages, by threat model and statistic.
+"""Membership that a server infers from each client's messages, by defense and statistic.
 
-Ten clients of 50 digits each, made larger to 28x28 pixels by bilinear interpolation, with the labels of 10 % of all
-records (members or not) wrong; a dense network 784-64-10 (d = 50,890), 30 rounds of two local passes, batches of 10,
-lr 0.1. Without a defense, and behind normal noise of 0.05 C a coordinate; C = 1, of which an update has about half.
-Each client in turn is the suspect: its 50 records against the same 700 that nobody holds. Prints the mean AUC and the
-mean TPR at 1 % FPR over clients and seeds, with Student's 95 % interval over these 30; the clients of a seed share the
-model and the 700, so that it is somewhat too narrow. `anybody`: the suspect is not told, all 500 members are scored
-with the largest of the clients' evidence; `sum`: messages are seen only as their mean; one value a seed there.
+Ten clients with 50 digits each, enlarged to 28x28 pixels by bilinear interpolation, with wrong labels for 10 % of all
+records (members or not); a dense network 784-64-10 (d = 50,890), 30 rounds of two local passes, batches of 10, lr 0.1.
+Without a defense, and behind normal noise of 0.05 C per coordinate with C = 1, about twice the norm of an update. Each
+client is the suspect once: its 50 records against the same 700 records that nobody holds. Prints the mean AUC and
+the mean TPR at 1 % FPR over clients and seeds, with Student's 95 % interval over these 30 values. The clients of a seed
+share the model and the 700 records, so the interval is slightly too narrow. `anybody`: no suspect is named, and all 500
+members are scored with the largest of the clients' evidence; `sum`: messages are seen only as their mean. These rows
+have one value per seed.
 
-The bars are a mean AUC of 0.69 and a mean TPR of 0.09 without a defense, for the two likelihood ratios, ours; FedMIA by
-itself lies on them. Exit code 1 where one of the two misses a bar, or the loss of the final model has as large an AUC.
+The bars are a mean AUC of 0.69 and a mean TPR of 0.09 without a defense, for our two likelihood ratios; plain FedMIA
+lies on them. Exit code 1 if one of the two misses a bar, or if the final model's loss has at least the same AUC.
 
     python benchmarks/membership_traffic.py [SEEDS [FIRST]]
 """
@@ -71,14 +72,14 @@ LEAST_AUC, LEAST_TPR = 0.69, 0.09
 
 
 class Rates(NamedTuple):
-    """Of one set of members against the 700."""
+    """Rates of one set of members against the 700 non-members."""
 
     auc: float
     tpr: float
 
 
-class Asked(NamedTuple):
-    """What the server sees of all members and non-members, and the owner of each [1200]; -1: nobody."""
+class Observed(NamedTuple):
+    """The server's observation, and the owner of each candidate [1200]; -1: nobody."""
 
     seen: Observation
     owner: Tensor
@@ -100,8 +101,8 @@ def records(key: Key) -> tuple[Examples, Examples]:
     return Examples(x, y.index_put((chosen,), (y[chosen] + 1 + shift) % 10)), Examples(*test)
 
 
-def ask(defense: Defense[Any, Any], key: Key) -> Asked:
-    """Train, and look at every round."""
+def watch(defense: Defense[Any, Any], key: Key) -> Observed:
+    """Train a federation, and observe every round."""
     task, (inside, test) = network(), records(key.child("data"))
     clients = dict(enumerate(partition(FEDERATION, inside.y, key.child("partition"))))
     holdings = {k: Examples(inside.x[rows], inside.y[rows]) for k, rows in clients.items()}
@@ -118,11 +119,11 @@ def ask(defense: Defense[Any, Any], key: Key) -> Asked:
     for row in truth.is_member.nonzero().flatten().tolist():
         image = seen.candidates.x[row].flatten()
         owner[row] = next(k for k, images in held.items() if bool((images == image).all(dim=1).any()))
-    return Asked(seen, owner)
+    return Observed(seen, owner)
 
 
 def rates(scores: Tensor, members: Tensor) -> Rates:
-    """Of scores [n] whose members are known [n]."""
+    """The rates of scores [n] with known members [n]."""
     sides = np.asarray(scores[members], np.float64), np.asarray(scores[~members], np.float64)
     area, found = auc(*sides).value, tpr_at_fpr(*sides, 0.01).value
     assert area is not None
@@ -131,24 +132,29 @@ def rates(scores: Tensor, members: Tensor) -> Rates:
 
 
 def only(rounds: Sequence[Traffic], rows: Tensor) -> list[Traffic]:
-    """The same rounds, of some of the candidates."""
+    """The same rounds, restricted to some of the candidates."""
     return [
-        dataclasses.replace(one, products=one.products[:, rows], whole=one.whole[rows], sent=one.sent[:, rows])
+        dataclasses.replace(
+            one,
+            products=one.products[:, rows],
+            gradient_norm=one.gradient_norm[rows],
+            sent_norm=one.sent_norm[:, rows],
+        )
         for one in rounds
     ]
 
 
-def measure(asked: Asked) -> dict[str, list[Rates]]:
-    """By statistic: one value a client, or one in all."""
-    seen, owner = asked
+def measure(observed: Observed) -> dict[str, list[Rates]]:
+    """For each statistic, one value per client or one in all."""
+    seen, owner = observed
     rounds, loss = list(read(seen, sent=True)), MembershipLoss().run(seen, Key(0)).scores
     found: dict[str, list[Rates]] = {name: [] for name in ("cosine, last round", *SINGLE, FLOOR)}
     for client in range(CLIENTS):
         rows = (owner == client) | (owner < 0)
-        mine, members = only(rounds, rows), owner[rows] == client
-        found["cosine, last round"].append(rates(SINGLE["cosine"].judge(mine[-1:], client).scores, members))
+        own, members = only(rounds, rows), owner[rows] == client
+        found["cosine, last round"].append(rates(SINGLE["cosine"].judge(own[-1:], client).scores, members))
         for name, attack in SINGLE.items():
-            found[name].append(rates(attack.judge(mine, client).scores, members))
+            found[name].append(rates(attack.judge(own, client).scores, members))
         found[FLOOR].append(rates(loss[rows], members))
     for name, attack in SINGLE.items():
         found[f"anybody: {name}"] = [rates(attack.judge(rounds, None).scores, owner >= 0)]
@@ -159,27 +165,27 @@ def measure(asked: Asked) -> dict[str, list[Rates]]:
 
 
 def show(name: str, values: Sequence[Rates]) -> Rates:
-    """One line; the means."""
+    """Print one line; return the means."""
     parts, means = [], []
     for label, column in zip(Rates._fields, zip(*values, strict=True), strict=True):
-        told = mean(label, column, higher_leaks=True)
-        assert told.value is not None
-        ends = "" if told.low is None or told.high is None else f" ({told.low:.3f} to {told.high:.3f})"
-        parts.append(f"{told.value:.3f}{ends:18s}")
-        means.append(told.value)
+        estimate = mean(label, column)
+        assert estimate.value is not None
+        ends = "" if estimate.low is None or estimate.high is None else f" ({estimate.low:.3f} to {estimate.high:.3f})"
+        parts.append(f"{estimate.value:.3f}{ends:18s}")
+        means.append(estimate.value)
     print(f"  {name:26s} AUC {parts[0]}  TPR at 1 % {parts[1]} n = {len(values)}", flush=True)
     return Rates(*means)
 
 
 def run(label: str, defense: Defense[Any, Any], seeds: range) -> dict[str, Rates]:
-    """All seeds of one defense; the means by statistic."""
+    """Run all seeds of one defense; return the means by statistic."""
     print(f"{label}, {len(seeds)} seeds from {seeds.start} on")
-    every = [measure(ask(defense, Key(seed))) for seed in seeds]
+    every = [measure(watch(defense, Key(seed))) for seed in seeds]
     return {name: show(name, [value for found in every for value in found[name]]) for name in every[0]}
 
 
 def main(seeds: int, first: int = 0) -> int:
-    """Exit code."""
+    """Run all defenses; return the exit code."""
     torch.set_num_threads(1)
     plain, *_ = [run(label, defense, range(first, first + seeds)) for label, defense in DEFENSES.items()]
     missed = [name for name in BARRED if plain[name].auc < LEAST_AUC or plain[name].tpr < LEAST_TPR]

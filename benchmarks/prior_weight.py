@@ -1,7 +1,7 @@
-"""The weight of MAP's image prior: chosen once, on CIFAR-10, which no study of this project attacks by default.
+"""The weight of MAP's image prior, chosen once on CIFAR-10, which no study of this project attacks by default.
 
-Sixteen training images, the LeNet of DLG with its initialization, one image a victim, normal noise. Prints
-the mean SSIM and the median MSE for each weight. Needs `cifar10` (see README); a part of it will do.
+Sixteen training images, the LeNet of DLG with its initialization, one image per victim, normal noise. Prints the mean
+SSIM and the median MSE for each weight. Needs `cifar10` (see README); a part of it suffices.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The report of a thousand cells, read from disk: how long it takes and how large the page is.
+"""The report of a thousand cells, read from disk: its time and the size of its page.
 
-An invented run (`tests.report_fixtures`): 25 defenses, each with three attacks that make pictures at five rounds and
-one on membership of five clients, two seeds; 8 victims a cell, pictures and scores stored as a run stores them. Prints
-the processor seconds of `load_run` and of `render`, the median of several, and the bytes of the page, against the
-bars. Exit code 1 where a bar is missed.
+A synthetic run (`tests.report_fixtures`): 25 defenses, each with three reconstruction attacks at five rounds and one
+membership attack on five clients, two seeds, 8 victims per cell; pictures and scores are stored as a run stores them.
+Prints median processor seconds of `load_run` and of `render`, and the bytes of the page, beside their bars. Exit code 1
+if a bar is missed.
 
     PYTHONPATH=. python benchmarks/report.py [--profile]
 """
@@ -38,7 +38,7 @@ DEFENSES = [
 
 
 def invented() -> Run:
-    """A thousand cells."""
+    """The synthetic run of a thousand cells."""
     attacks = [
         (attack, Target("probe", place, count=8), "server+labels")
         for attack in (double.MATCHING, double.MAP, double.PRIOR)
@@ -49,7 +49,7 @@ def invented() -> Run:
 
 
 def write(run: Run, folder: Path) -> None:
-    """The folder that a finished run leaves, without the models and messages of its trainings."""
+    """Write the folder of a finished run, without the models and messages of its trainings."""
     store = Store(folder)
     store.write_study(
         {
@@ -69,7 +69,7 @@ def write(run: Run, folder: Path) -> None:
 
 
 def arrays(run: Run, cell: Cell) -> dict[str, np.ndarray]:
-    """What lies beside the result of a cell."""
+    """The arrays stored with the result of a cell."""
     pictures, scores = run.pictures(cell.id), run.scores(cell.id)
     if pictures is not None:
         return {"original": pictures.original, "guess": pictures.guess}
@@ -88,7 +88,7 @@ def timed(folder: Path) -> tuple[float, float, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print seconds and bytes; with `--profile` where the time goes."""
+    """Print seconds and bytes; with `--profile`, print a profile instead."""
     with tempfile.TemporaryDirectory() as folder:
         write(invented(), Path(folder))
         if "--profile" in arguments:

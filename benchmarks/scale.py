@@ -1,7 +1,7 @@
-"""A thousand small cells: what the harness itself costs, apart from training and attacks.
+"""A thousand small cells: the overhead of the harness, apart from training and attacks.
 
-A hundred trainings with ten cells each. Prints the seconds to run, to run again with nothing to do, and to render the
-report, and the size of the page.
+A hundred trainings with ten cells each. Prints the seconds to run the study, to run it again with nothing to do, and to
+render the report, and the size of the page.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Shadow models: 64 of them, each plain SGD on 500 of 1,000 records, in two processes of one thread.
+"""Shadow models: time to train 64 models, each with plain SGD on 500 of 1,000 records, in two single-thread processes.
 
-Batches of 50, 27 epochs: 270 steps with momentum, by one client in one round. Prints seconds for all 64 once the
-processes stand (best of three), beside them the processor's seconds of one process, microseconds of the processor a
-model-step, and how many times as long the lean loop takes, one model after the other (median of interleaved repeats).
-Exit code 1 where the smaller model takes 10 s or longer; the larger one stands there to compare.
+Batches of 50, 27 epochs: 270 steps with momentum, by one client in one round. Prints seconds for all 64 after the
+processes have started (best of three), processor seconds of one process, processor microseconds per model and step, and
+the relative time of the lean loop over single models (median of interleaved repeats). Exit code 1 if the smaller model
+takes 10 s or longer; the larger model is for comparison.
 
     python benchmarks/shadows.py
 """
@@ -37,12 +37,12 @@ JUDGED, LARGER = "mlp-small", "mlp"
 
 @functools.cache
 def pool() -> Examples:
-    """Noise in the shape of digits: the values cost no time."""
+    """Noise in the shape of digits; the values do not affect the time."""
     return Examples(rng.normal(Key(0).child("pool"), (RECORDS, 1, 28, 28)), torch.arange(RECORDS) % 10)
 
 
 def shadows(name: str, runs: int, part: int, engine: Engine | None = None) -> float:
-    """Train so many; the processor's seconds."""
+    """Train `runs` models; return processor seconds."""
     task = ModelTask(build(name, (1, 28, 28), 10))
     key = Key(1).child("part", part)
     inside = halves(key.child("halves"), runs, RECORDS, INSIDE)
@@ -53,19 +53,19 @@ def shadows(name: str, runs: int, part: int, engine: Engine | None = None) -> fl
 
 
 def prepare() -> None:
-    """Of a process, once."""
+    """Warm up a process once."""
     torch.set_num_threads(1)
     shadows(JUDGED, 1, 0)
 
 
 def ratio(name: str) -> float:
-    """Processor seconds of the lean loop over those of the batched product, the median of interleaved repeats."""
+    """Processor seconds of the lean loop over those of the batched product: median of interleaved repeats."""
     pairs = [(shadows(name, FEW, i, "loop"), shadows(name, FEW, i, "dense")) for i in range(REPEATS)]
     return statistics.median(loop / dense for loop, dense in pairs)
 
 
 def together(processes: ProcessPoolExecutor, name: str) -> tuple[float, float]:
-    """Seconds for all shadows, and the processor's seconds of one process."""
+    """Seconds for all shadows, and processor seconds of one process."""
     every = range(PROCESSES)
     start = time.perf_counter()
     parts = list(processes.map(shadows, [name] * PROCESSES, [RUNS // PROCESSES] * PROCESSES, every))
@@ -77,16 +77,16 @@ def main() -> None:
     prepare()
     took = {}
     print(f"{RUNS} shadows, {STEPS} steps of {PLAN.batch}, {PROCESSES} processes of one thread; bar {BAR:.0f} s")
-    print(f"{'model':10} {'widths':>14} {'s in all':>9} {'CPU s':>6} {'CPU us a step':>14} {'loop to this':>13}")
+    print(f"{'model':10} {'widths':>14} {'s in all':>9} {'CPU s':>6} {'CPU us / step':>14} {'loop to this':>13}")
     with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn"), initializer=prepare) as processes:
         for name in (JUDGED, LARGER):
-            together(processes, JUDGED)  # the processes stand, and are warm
+            together(processes, JUDGED)  # starts and warms up the processes
             took[name], busy = map(min, zip(*(together(processes, name) for _ in range(REPEATS)), strict=True))
             widths = "-".join(map(str, build(name, (1, 28, 28), 10).widths or ()))
             step = 1e6 * busy * PROCESSES / (RUNS * STEPS)
             print(f"{name:10} {widths:>14} {took[name]:9.1f} {busy:6.1f} {step:14.0f} {ratio(name):13.2f}", flush=True)
     if took[JUDGED] >= BAR:
-        sys.exit(f"missed: {took[JUDGED]:.1f} s; where the processor's seconds are far fewer, others kept it busy")
+        sys.exit(f"missed: {took[JUDGED]:.1f} s; if processor seconds are far fewer, the machine was busy")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What an attacker wins by sqSGD's exact law: MAP with four likelihoods of the same messages.
+"""The attacker's gain from sqSGD's exact law: MAP with four likelihoods of the same messages.
 
-CIFAR-10 training images, the LeNet of DLG with its initialization, one image a victim, labels given. `smooth` is what
-`SqSGD.likelihood` returns; `exact` the law of each coordinate, which has no slope where a coordinate is off by a level
-or more; `tail` that of the whole vector, at its best tilt; `moments` the normal law with the mean and variance of what
-is sent. Prints mean SSIM, median MSE and processor seconds an image. Needs `cifar10` (see README); a part will do.
+CIFAR-10 training images, the LeNet of DLG with its initialization, one image per victim, labels given. `smooth` is
+`SqSGD.likelihood`; `exact` is the law of each coordinate, without a slope if a coordinate is off by a level or more;
+`tail` is the law of the whole vector, at its best tilt; `moments` is the normal law with the mean and variance of the
+message. Prints mean SSIM, median MSE and processor seconds per image. Needs `cifar10` (see README); a part suffices.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ FIRST = 1000
 PLAN = LocalPlan(gradient=True, steps=None, epochs=None, batch=0, lr=0.1, momentum=0.0)
 
 SETTINGS = {
-    # the channel of the paper's LeNet: 512 coordinates, 16 levels, range 10; the paper's network has 119,850 in all,
-    # this one 15,826, hence another ratio
+    # the channel of the paper's LeNet: 512 coordinates, 16 levels, range 10; the paper's network has 119,850 parameters
+    # and this one 15,826, so the ratio differs
     "paper": SqSGD(ratio=0.04),
     "256 levels, 70 % match": SqSGD(ratio=1.0, epsilon=3e4, bits=8, clip=3.0),
     "256 levels, all match": SqSGD(ratio=1.0, epsilon=1e5, bits=8, clip=3.0),
@@ -71,19 +71,19 @@ def exact(channel: PrivQuant, received: Tensor, y: Tensor, bound: float) -> Tens
 
 
 def smooth(channel: PrivQuant, received: Tensor, y: Tensor, bound: float) -> Tensor:
-    """The same, continued where it has no slope: what `SqSGD.likelihood` returns."""
+    """`exact`, continued where it has no slope, as in `SqSGD.likelihood`."""
     return channel.misfit(received, y, bound)
 
 
 def tail(channel: PrivQuant, received: Tensor, y: Tensor, bound: float) -> Tensor:
-    """-ln of Chernoff's bound on P(at least tau matches), at its best tilt: the law of the whole vector, nearly.
+    """-ln of Chernoff's bound on P(at least tau matches), at its best tilt: nearly the law of the whole vector.
 
-    The tilt is held while the slope is taken: at its best its own derivative is zero.
+    The tilt is held constant for the slope, because the derivative with respect to the best tilt is zero.
     """
     place = (y / bound).clamp(-1, 1) + 1
     chance = (1 - (place * ((channel.levels - 1) / 2) - received).abs()).clamp(min=1e-12)
     fixed, tilt = chance.detach(), torch.ones(len(y), 1, dtype=torch.float64)
-    for _ in range(20):  # Newton's steps on its convex exponent
+    for _ in range(20):  # Newton steps on the convex exponent
         odds = fixed * tilt.exp()
         matches = odds / (1 - fixed + odds)
         spread = (matches * (1 - matches)).sum(-1, keepdim=True).clamp(min=1e-3)
@@ -93,7 +93,7 @@ def tail(channel: PrivQuant, received: Tensor, y: Tensor, bound: float) -> Tenso
 
 
 def moments(channel: PrivQuant, received: Tensor, y: Tensor, bound: float) -> Tensor:
-    """Normal, with the mean m y and the variance of a level; that of the rounding is its mean over a level."""
+    """A normal law with the mean m y and the variance of a level; the rounding's variance is its mean over a level."""
     m, step = channel.normalizer, 2 * bound / (channel.levels - 1)
     y, values = y.clamp(-bound, bound), levels_to_values(received, bound, channel.levels)
     least = (1 - m) * bound**2 * (channel.levels + 1) / (3 * (channel.levels - 1)) + m * step**2 / 6
@@ -106,29 +106,29 @@ LAWS: dict[str, Law] = {"exact": exact, "tail": tail, "moments": moments, "smoot
 
 @dataclass(frozen=True)
 class Rescored(Defense[Plan, Tensor]):
-    """sqSGD, scored by another law."""
+    """sqSGD with another likelihood."""
 
     inner: SqSGD
     law: Law
 
     def init(self, setting: Setting) -> Plan:
-        """Of the inner one."""
+        """As the inner defense."""
         return self.inner.init(setting)
 
     def remember(self, setting: Setting) -> Tensor:
-        """Of the inner one."""
+        """As the inner defense."""
         return self.inner.remember(setting)
 
     def encode(self, state: Plan, memory: Tensor, update: Vector, link: Link, private: Key) -> tuple[bytes, Tensor]:
-        """Of the inner one."""
+        """As the inner defense."""
         return self.inner.encode(state, memory, update, link, private)
 
     def estimate(self, state: Plan, received: bytes, link: Link) -> Vector:
-        """Of the inner one."""
+        """As the inner defense."""
         return self.inner.estimate(state, received, link)
 
     def likelihood(self, state: Plan, received: Sequence[bytes], links: Links) -> Likelihood:
-        """As `SqSGD.likelihood`, with this law."""
+        """As `SqSGD.likelihood`, with `law`."""
         assert links.shared is not None
         clip, count = self.inner.clip, self.inner.sent(links.setting.dim)
         levels = torch.stack([torch.from_numpy(unpack_levels(wire, count, self.inner.bits)) for wire in received])
@@ -142,12 +142,12 @@ class Rescored(Defense[Plan, Tensor]):
         return score
 
     def claim(self, history: Sequence[Plan], setting: Setting) -> Claim:
-        """Of the inner one."""
+        """As the inner defense."""
         return self.inner.claim(history, setting)
 
 
 class Victims(NamedTuple):
-    """n clients with one image each, who met one model; gradients: [n, d]."""
+    """n clients with one image each and a common model; gradients: [n, d]."""
 
     task: ModelTask
     params: Vector
@@ -156,7 +156,7 @@ class Victims(NamedTuple):
 
 
 def victims_of(root: Path, count: int) -> Victims:
-    """The images, and what their clients compute."""
+    """The images, and their clients' gradients."""
     x, y = load("cifar10", root).train
     task = ModelTask(build("lenet-dlg", (3, 32, 32), 10), "dlg")
     params = task.init(Key(5))
@@ -167,7 +167,7 @@ def victims_of(root: Path, count: int) -> Victims:
 
 
 def observed(victims: Victims, defense: Rescored) -> Observation:
-    """What the server sees of them, and their labels."""
+    """The server's observation of the victims, with their labels."""
     n, layout = len(victims.data), victims.task.layout
     setting = Setting(layout, n, n, 1, sends="gradient", steps=1, lr=PLAN.lr, batch=0, samples=1)
     state, messages = defense.init(setting), []

@@ -1,9 +1,9 @@
-"""Whether every defense trains: MNIST, 20 rounds, each defense mild and harsh, against no defense.
+"""Training behind every defense: MNIST, 20 rounds, a mild and a harsh setting of each, compared with no defense.
 
-Ten clients of 600 samples, all take part. A defense that asks for one full-batch step, or for gradients, is compared
-with no defense under the same federation. Prints the test accuracy (10,000 images; half-width of the 95 % interval at
-most 1.0 points) and whether the mild setting stays within 5 points of no defense and the harsh one does not. Needs
-`mnist` (see README). Exit code 1 where one of the two fails.
+Ten clients with 600 samples each, full participation. A defense that requires one full-batch step, or gradients, is
+compared with no defense under the same federation. Prints the test accuracy (10,000 images; half-width of the 95 %
+interval at most 1.0 points) and whether the mild setting stays within 5 points of no defense and the harsh one does
+not. Needs `mnist` (see README). Exit code 1 if one of the two fails.
 
     python benchmarks/training.py [NAME ...]
 """
@@ -70,7 +70,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 class Bench:
-    """The data, cut once, and the accuracy of each federation without a defense."""
+    """The data, partitioned once, and the accuracy of each federation without a defense."""
 
     def __init__(self) -> None:
         loaded = load("mnist", default_root())
@@ -92,14 +92,14 @@ class Bench:
         except ValueError as error:
             if "diverged" not in str(error) and "finite" not in str(error):
                 raise
-            return 0.0  # it did not train
+            return 0.0  # training failed
         found = training.evaluations[-1].accuracy
         assert found is not None  # a classifier
         return found
 
 
 def main(names: list[str]) -> int:
-    """Print the table; 1 where a defense does not do what it should."""
+    """Print the table; return 1 if a defense trains otherwise than expected."""
     torch.set_num_threads(1)
     bench = Bench()
     print(f"no defense, {ROUNDS} rounds: " + ", ".join(f"{k} {v:.3f}" for k, v in bench.ceiling.items()))
@@ -112,8 +112,8 @@ def main(names: list[str]) -> int:
         right = found[0] >= most - POINTS, found[1] < most - POINTS
         failed += [name] * (not all(right))
         print(f"{name:<20} {federation:<9} none {most:.3f}  mild {found[0]:.3f} {mild}  harsh {found[1]:.3f} {harsh}")
-        print(f"{'':<20} {'as it should' if all(right) else 'NOT AS IT SHOULD'}", flush=True)
-    print(f"{len(failed)} of {len(names or CASES)} not as they should: {', '.join(failed) or 'none'}")
+        print(f"{'':<20} {'as expected' if all(right) else 'NOT AS EXPECTED'}", flush=True)
+    print(f"{len(failed)} of {len(names or CASES)} not as expected: {', '.join(failed) or 'none'}")
     return int(bool(failed))
 
 

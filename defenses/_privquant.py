@@ -1,6 +1,6 @@
-"""PrivQuant: stochastic rounding to K levels, then a channel on the level vectors that is exactly epsilon-LDP.
+"""PrivQuant: stochastic rounding to K levels, then an exactly epsilon-LDP channel on the level vectors.
 
-Every count of level vectors is a logarithm: K^d leaves float64 at d = 256 for K = 16.
+Counts of level vectors are stored as logarithms: K^d exceeds float64 at d = 256 for K = 16.
 """
 
 from __future__ import annotations
@@ -21,47 +21,47 @@ from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.rng import Key
 
 _DIGITS = 3
-"""Digits of 53 bits in a log-uniform draw: steps of 2^-159, where a generator with a 128-bit key resolves 2^-128."""
+"""Digits of 53 bits in a log-uniform draw: steps of 2^-159, finer than the 2^-128 of a generator with a 128-bit key."""
 
 _FLOOR = 1e-12
-"""Least chance of a level in the surrogate: keeps its gradients within float32 where the channel is the identity."""
+"""Least probability of a level in the surrogate: keeps gradients within float32 where the channel is the identity."""
 
 _KNEE = 0.97
-"""Of a level: where the law that a search gets leaves the exact one. MAP's SSIM of six images behind 256 levels that
-all match: 0.134, 0.147, 0.176, 0.208 for a knee at 0.5, 0.7, 0.9, 0.97; behind 4096 levels 0.82 to 0.83 for all."""
+"""Distance in levels beyond which `misfit` departs from the exact law. MAP's SSIM with knees at 0.5, 0.7, 0.9, 0.97, on
+six images if all levels match: 0.134, 0.147, 0.176, 0.208 with 256 levels; 0.82 to 0.83 with 4096 levels."""
 
 _LEAST = 1e-250
-"""Least chance of a level in that law: no floor where the channel is the identity, and yet a finite logarithm."""
+"""Least probability of a level in `misfit`: negligible even if the channel is the identity, with a finite logarithm."""
 
 
 @dataclass(frozen=True)
 class PrivQuant:
-    """A channel on {0..K-1}^d that favors, uniformly, the vectors that match its input in tau coordinates or more.
+    """A channel on {0..K-1}^d that favors the vectors with at least tau coordinates equal to those of the input.
 
-    With probability p the output V is uniform on the vectors that have at least tau matches with the input u, otherwise
-    on those that have fewer.
+    A match is a coordinate equal to that of the input u. With probability p the output V is uniform on the N_hi vectors
+    with at least tau matches, otherwise uniform on the N_lo vectors with fewer (the lesser branch).
 
     Args:
         d: coordinates.
         levels: K, at least 2.
         tau: threshold of the matches, 1 to d.
-        logit: ln(p / (1 - p)), at least 0. Never p: from a logit of 36.8 on, float64 has p == 1, an infinite epsilon.
+        logit: ln(p / (1 - p)), at least 0. Not p: from a logit of 36.8 on, float64 has p == 1, an infinite epsilon.
 
     Guarantees:
-        For any two inputs the chances of an output differ by a factor of e^epsilon at most, and some by exactly that.
+        For any two inputs, the probabilities of an output differ by a factor of at most e^epsilon, attained by some.
         E[value(V)] = normalizer * value(u), with normalizer > 0.
 
-    | case | what it is |
+    | case | channel |
     |---|---|
-    | tau = 1 | only the vectors without a match are in the lesser branch |
+    | tau = 1 | the lesser branch holds only the vectors without a match |
     | tau = d | the input, with probability p |
     | K = 2 | PrivUnit-infinity of Bhowmick et al. 2018 |
 
     Raises:
-        ValueError: a parameter out of range, or a threshold and a logit that favor the vectors with few matches.
+        ValueError: a parameter is out of range, or threshold and logit favor the vectors with few matches.
 
-    Source: sqSGD (ICLR 2021 submission), Algorithm 1 and eq. (8). Differs: eq. (8) bounds one direction of the ratio
-        only, so we refuse where it is below 1; the division by `normalizer` is left to the server.
+    Source: sqSGD (ICLR 2021 submission), Algorithm 1 and eq. (8). Differs: eq. (8) bounds only one direction of the
+        ratio, so we reject a ratio below 1; the server divides by `normalizer`.
     """
 
     d: int
@@ -84,62 +84,32 @@ class PrivQuant:
             )
 
     @property
-    def kappa(self) -> int:
-        """The largest kappa that means this tau: favored are matches minus mismatches above it."""
-        return 2 * self.tau - self.d - 1
-
-    @property
     def log_rest(self) -> float:
-        """ln(1 - p), the chance of the lesser branch: fewer than tau matches.
+        """ln(1 - p), the log probability of the lesser branch.
 
-        `privatize` honors it down to 2^-128 (logit 88); no generator with a 128-bit key goes further. Below, what runs
-        is the favored branch alone. It is 1 - p away from the promised law in total variation, and yet keeps no part
-        of the promise: an output rules out every input that it does not match in tau coordinates, so epsilon is
-        infinite, and the delta that follows at `epsilon`, (1 + e^epsilon) (1 - p), is about N_lo / N_hi.
+        `privatize` respects it down to 2^-128 (logit 88), the limit of a generator with a 128-bit key. Below, only the
+        favored branch runs. Its law is within 1 - p of the stated one in total variation, but loses the guarantee: an
+        output excludes every input with fewer than tau matches, so epsilon is infinite. The delta at `epsilon`,
+        (1 + e^epsilon) (1 - p), is about N_lo / N_hi.
         """
         return float(special.log_expit(-self.logit))
 
     @property
-    def log_n_lo(self) -> float:
-        """ln N_lo: how many level vectors have fewer than tau matches with a given one."""
-        tails = _tails(self.d, self.levels)
-        return float(tails.lower[self.tau - 1] + tails.unit)
-
-    @property
-    def log_n_hi(self) -> float:
-        """ln N_hi: how many level vectors have tau matches or more with a given one."""
-        tails = _tails(self.d, self.levels)
-        return float(tails.upper[self.tau] + tails.unit)
-
-    @property
     def epsilon(self) -> float:
-        """Pure epsilon of one output, exact: logit + ln N_lo - ln N_hi, above 0."""
+        """Exact pure epsilon of one output: logit + ln N_lo - ln N_hi, above 0."""
         return self.logit + self._log_ratio
 
     @property
     def normalizer(self) -> float:
-        """m with E[value(V)] = m * value(u)."""
+        """m in E[value(V)] = m * value(u)."""
         tails = _tails(self.d, self.levels)
         # C(d-1, tau-1) (K-1)^(d-tau) = w_tau tau / d, and p/N_hi - (1-p)/N_lo = p/N_hi (1 - e^-epsilon), which
         # neither cancels nor overflows
         log_share = tails.weight[self.tau] - tails.upper[self.tau] + math.log(self.tau / self.d)
         return -math.exp(log_share + special.log_expit(self.logit)) * math.expm1(-self.epsilon)
 
-    @property
-    def match_rate(self) -> float:
-        """a, the chance that a coordinate of V is that of u; otherwise it is uniform over the K - 1 others."""
-        return (1 + (self.levels - 1) * self.normalizer) / self.levels
-
-    def squared_error(self, squared_norm: float, bound: float) -> float:
-        """E ||value(V) / m - value(u)||^2 for a level vector u whose values have this squared norm."""
-        positive(bound=bound)
-        rate, others = self.match_rate, self.levels - 1
-        squares = bound**2 * self.levels * (self.levels + 1) / (3 * others)  # of the K values
-        second = rate * squared_norm + (1 - rate) * (self.d * squares - squared_norm) / others
-        return second / self.normalizer**2 - squared_norm
-
     def privatize(self, u: Tensor, key: Key) -> Tensor:
-        """One output V for the input u.
+        """Draw one output V for the input u.
 
         Args:
             u: [d] integer levels. Not modified.
@@ -150,7 +120,7 @@ class PrivQuant:
 
         Guarantees:
             The law of the class: branch and number of matches to 2^-128 (see `log_rest`), then a pseudo-random choice
-            among vectors that are equally likely. O(d).
+            among equally likely vectors. O(d).
 
         Raises:
             ValueError: u is not d integers in 0..K-1.
@@ -159,39 +129,27 @@ class PrivQuant:
         log_chance = _log_uniform(rng.uniform(key.child("matches"), (_DIGITS,), dtype=torch.float64))
         log_branch = _log_uniform(rng.uniform(key.child("branch"), (_DIGITS,), dtype=torch.float64))
         matches = self._matches(log_branch < self.log_rest, log_chance)
-        kept = torch.from_numpy(rng.permutation(key.child("positions"), self.d)[:matches])
+        matching = torch.from_numpy(rng.permutation(key.child("positions"), self.d)[:matches])
         other = torch.from_numpy(rng.integers(key.child("others"), self.d, self.levels - 1))
         sent = other + (other >= u)
-        sent[kept] = u[kept]
+        sent[matching] = u[matching]
         return sent
-
-    def log_likelihood(self, matches: Tensor) -> Tensor:
-        """ln P(V | u) for outputs with these numbers of matches: integers of any shape, to float64 of that shape.
-
-        Raises:
-            ValueError: a number is not in 0..d.
-        """
-        if matches.numel() and not 0 <= int(matches.min()) <= int(matches.max()) <= self.d:
-            raise ValueError(f"expected 0 to d={self.d} matches, got {int(matches.min())} to {int(matches.max())}")
-        few = torch.tensor(self.log_rest - self.log_n_lo, dtype=torch.float64)
-        many = torch.tensor(float(special.log_expit(self.logit)) - self.log_n_hi, dtype=torch.float64)
-        return torch.where(matches.cpu() >= self.tau, many, few)
 
     def surrogate(self, received: Tensor, y: Tensor, bound: float) -> Tensor:
         """-ln of the product of the laws of the single coordinates of V, given real values y before rounding.
 
-        P(V_j | y_j) = (1 - m)/K + m h_j, with h_j the chance that y_j is rounded to V_j, which is linear in y_j between
-        two levels. Each factor is exact. The product leaves out that the matches depend on each other: they are
-        independent given V and y, and
+        P(V_j | y_j) = (1 - m)/K + m h_j, with h_j the probability that y_j is rounded to V_j, linear in y_j between two
+        levels. Each factor is exact. The product ignores the dependence between matches. Exactly,
 
             P(V | y) = (1-p)/N_lo + (p/N_hi - (1-p)/N_lo) P(M >= tau),   M a sum of independent Bernoulli(h_j).
 
-        The product is, up to its constant, a Chernoff bound on that tail, with a tilt of ln(a (K-1) / (1-a)). The best
-        tilt is the one that makes the mean of M tau; ours makes it a d, on average, at the truth.
+        The product is, up to a constant, a Chernoff bound on that tail, with tilt ln(a (K-1) / (1-a)); a is the
+        probability (1 + (K-1) m) / K of a match. The best tilt makes the mean of M equal to tau; ours makes it a d, on
+        average, at the truth.
 
         Args:
             received: [n, d] integer levels.
-            y: [n, d] values, differentiable; clamped to [-bound, bound] as `round_levels` does.
+            y: [n, d] values, differentiable; clamped to [-bound, bound] as by `round_levels`.
             bound: U.
 
         Returns:
@@ -208,10 +166,10 @@ class PrivQuant:
         return -(background + self.normalizer * rounded_here).log().sum(-1)
 
     def misfit(self, received: Tensor, y: Tensor, bound: float) -> Tensor:
-        """`surrogate` for who searches: from `_KNEE` of a level on, -ln h is continued by its parabola.
+        """`surrogate` for an optimizer: beyond `_KNEE` of a level, -ln h is continued by its parabola.
 
-        The surrogate has no slope where y is a level or more from what was received. That is all of what is true while
-        a match is by chance, but where nearly all coordinates match, a search that starts further away sees nothing.
+        The surrogate has no slope if y is a level or more from the received level. This is right while matches occur by
+        chance. If nearly all coordinates match, however, an optimizer that starts further away finds no direction.
         -ln h and its continuation are convex, with two continuous derivatives.
 
         Args:
@@ -221,7 +179,7 @@ class PrivQuant:
             [n] float64.
 
         Guarantees:
-            `surrogate` where every coordinate is nearer than the knee, and nowhere above it, but for that one's floor.
+            Equal to `surrogate` if every coordinate is nearer than the knee, and nowhere above it, up to its floor.
             Finite, with finite gradients, for every finite y; at least 0.
         """
         offset = (_position(y, bound, self.levels) - received.to(y.device)).abs()
@@ -238,7 +196,7 @@ class PrivQuant:
         return float(tails.lower[self.tau - 1] - tails.upper[self.tau])
 
     def _matches(self, lesser: bool, log_chance: float) -> int:
-        """Number of matches in a branch at a log-uniform: inverse distribution functions, each from its small tail."""
+        """The number of matches in a branch: inverse distribution function at a log-uniform, from the small tail."""
         tails = _tails(self.d, self.levels)
         if lesser:
             return int(np.searchsorted(tails.lower[: self.tau], tails.lower[self.tau - 1] + log_chance))
@@ -246,7 +204,7 @@ class PrivQuant:
         return self.d - int(np.searchsorted(rising, tails.upper[self.tau] + log_chance))
 
     def _checked(self, u: Tensor) -> Tensor:
-        """u as [d] int64 on the CPU, refused if it is not d levels."""
+        """u as [d] int64 on the CPU, rejected if it is not d levels."""
         if u.shape != (self.d,):
             raise ValueError(f"expected levels of shape [{self.d}], got {list(u.shape)}")
         _check_levels(u, self.levels)
@@ -254,20 +212,20 @@ class PrivQuant:
 
 
 def choose(d: int, levels: int, epsilon: float, share: float = 0.9) -> PrivQuant:
-    """The channel with the most matches whose threshold costs at most share * epsilon, and its branch the rest.
+    """The channel with the largest threshold that costs at most share * epsilon; the branch uses the rest of epsilon.
 
-    logit = (1 - share) * epsilon, and kappa is the largest integer in -d..d-1 with ln(N_lo / N_hi) <= share * epsilon.
+    logit = (1 - share) * epsilon, and tau is the largest threshold with ln(N_lo / N_hi) <= share * epsilon.
 
     Guarantees:
         0 < choose(...).epsilon <= epsilon, up to rounding (relative 1e-13).
 
     Raises:
-        ValueError: no threshold does, with the smallest epsilon for which one does.
+        ValueError: no threshold fits; the message names the smallest epsilon with a fitting threshold.
 
-    Source: sqSGD, section 4. Differs: the paper asks for kappa in 0..d-1, which excludes most of its own settings (at
-        d = 512, K = 16 and kappa = 0, ln(N_lo / N_hi) is 377.4, more than 0.9 of its epsilon = 400; its K = 32, and
-        K = 8 to 128 at d = 8192, fail likewise). A negative kappa is as sound. Where eq. (8) holds with a ratio below
-        1 the true epsilon may exceed the one asked for: refused.
+    Source: sqSGD, section 4, with kappa = 2 tau - d - 1. Differs: the paper requires kappa in 0..d-1, which excludes
+        most of its own settings (at d = 512, K = 16 and kappa = 0, ln(N_lo / N_hi) is 377.4, more than 0.9 of its
+        epsilon = 400; its K = 32, and K = 8 to 128 at d = 8192, fail likewise). A negative kappa is as sound. If
+        eq. (8) holds with a ratio below 1, the true epsilon may exceed the given one: rejected.
     """
     _at_least(1, d=d)
     _at_least(2, levels=levels)
@@ -279,7 +237,7 @@ def choose(d: int, levels: int, epsilon: float, share: float = 0.9) -> PrivQuant
     logit = (1 - share) * epsilon
     tau = int(np.searchsorted(ratios, share * epsilon, side="right"))
     if tau == 0 or logit + ratios[tau - 1] <= 0:
-        # 1e-6: the number as printed must itself be feasible
+        # 1e-6: the printed number must itself be feasible
         smallest = _smallest_epsilon(ratios, share) * (1 + 1e-6)
         raise ValueError(
             f"expected epsilon >= {smallest:.9g} at d={d}, levels={levels}, share={share}, got epsilon={epsilon}: "
@@ -289,7 +247,7 @@ def choose(d: int, levels: int, epsilon: float, share: float = 0.9) -> PrivQuant
 
 
 def round_levels(x: Tensor, bound: float, levels: int, key: Key) -> Tensor:
-    """Round each coordinate at random to one of the two levels around it, after a clamp to [-bound, bound].
+    """Round each coordinate at random to one of its two nearest levels, after a clamp to [-bound, bound].
 
     Args:
         x: values of any shape. Not modified.
@@ -306,7 +264,7 @@ def round_levels(x: Tensor, bound: float, levels: int, key: Key) -> Tensor:
     Raises:
         ValueError: x is not finite, or a parameter is out of range.
 
-    Source: sqSGD, eq. (5) and (6). Differs: clamps, where the paper assumes that nothing lies outside.
+    Source: sqSGD, eq. (5) and (6). Differs: clamps; the paper assumes that no value lies outside.
     """
     if not bool(torch.isfinite(x).all()):
         raise ValueError(f"expected finite values, got {int((~torch.isfinite(x)).sum())} non-finite of {x.numel()}")
@@ -318,27 +276,26 @@ def levels_to_values(index: Tensor, bound: float, levels: int) -> Tensor:
     """The values -U + 2 U k / (K-1) of integer levels k: float64, of the shape of `index`.
 
     Raises:
-        ValueError: not integers in 0..K-1, or a parameter out of range.
+        ValueError: not integers in 0..K-1, or a parameter is out of range.
     """
     positive(bound=bound)
     _at_least(2, levels=levels)
     _check_levels(index, levels)
-    # from the middle outwards: exactly symmetric
+    # relative to the middle: exactly symmetric
     return bound * (2 * index.long() - (levels - 1)).double() / (levels - 1)
 
 
 class _Tails(NamedTuple):
-    """Logs of w_l = C(d,l) (K-1)^(d-l), of the sums up to l and from l on, all less `unit`."""
+    """Logs of w_l = C(d,l) (K-1)^(d-l) and of its sums up to l and from l on, relative to the largest weight."""
 
     weight: npt.NDArray[np.float64]
     lower: npt.NDArray[np.float64]
     upper: npt.NDArray[np.float64]
-    unit: float
 
 
 @functools.lru_cache(maxsize=4)
 def _tails(d: int, levels: int) -> _Tails:
-    """Relative to the largest weight, where the logs are small: those of log-gamma are 10^6 at d = 2^17."""
+    """The `_Tails` of all thresholds; relative logs stay small, while log-gamma reaches 10^6 at d = 2^17."""
     count = np.arange(d, dtype=np.float64)
     step = np.log((d - count) / ((count + 1) * (levels - 1)))  # ln w_(l+1) - ln w_l
     mode = (d + 1) // levels
@@ -348,26 +305,26 @@ def _tails(d: int, levels: int) -> _Tails:
     upper = np.logaddexp.accumulate(weight[::-1])[::-1]
     for array in (weight, lower, upper):
         array.flags.writeable = False  # shared by every caller
-    return _Tails(weight, lower, upper, d * math.log(levels) - float(lower[-1]))
+    return _Tails(weight, lower, upper)
 
 
 def _smallest_epsilon(ratios: npt.NDArray[np.float64], share: float) -> float:
-    """Where `choose` begins to succeed: at the first ratio >= 0, or where the branch outweighs the last one below."""
+    """The least epsilon of `choose`: at the first ratio >= 0, or where the branch outweighs the last ratio below 0."""
     first = int(np.argmax(ratios >= 0))
     smallest = float(ratios[first]) / share
     return smallest if first == 0 else min(smallest, -float(ratios[first - 1]) / (1 - share))
 
 
 def _position(x: Tensor, bound: float, levels: int) -> Tensor:
-    """Where x lies among the levels, clamped: float64 in [0, K-1]."""
+    """The clamped position of x among the levels: float64 in [0, K-1]."""
     positive(bound=bound)
     _at_least(2, levels=levels)
-    # divided first: x = bound gives K-1 exactly, never a rounding error more, which could be rounded to level K
+    # division first: x = bound gives exactly K-1; a rounding error above it could be rounded to level K
     return ((x.double() / bound).clamp(-1, 1) + 1) * ((levels - 1) / 2)
 
 
 def _round_by(x: Tensor, bound: float, levels: int, chance: Tensor) -> Tensor:
-    """Up where `chance` is below the fraction, down elsewhere."""
+    """Levels of x: up if `chance` is below the fraction, else down."""
     position = _position(x, bound, levels)
     floor = position.floor()
     return floor.long() + (chance < position - floor)
@@ -375,21 +332,21 @@ def _round_by(x: Tensor, bound: float, levels: int, chance: Tensor) -> Tensor:
 
 def _log_uniform(digits: Tensor) -> float:
     """ln of the number in (0, 1) with these digits, multiples of 2^-53 in [0, 1), most significant first."""
-    number = 0.5  # the middle of the last step, so that it is never 0
+    number = 0.5  # the middle of the last step, so that the number is never 0
     for digit in reversed(digits.tolist()):
         number = digit + number * 2.0**-53
     return math.log(number)
 
 
 def _at_least(least: int, **counts: int) -> None:
-    """Refuse a count below `least`, by its name."""
+    """Reject a named count below `least`."""
     for name, count in counts.items():
         if count < least:
             raise ValueError(f"expected {name} >= {least}, got {name}={count}")
 
 
 def _check_levels(index: Tensor, levels: int) -> None:
-    """Refuse what is no integer level."""
+    """Reject values that are not integer levels."""
     if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
         raise ValueError(f"expected integer levels, got {index.dtype}")
     if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < levels:

@@ -1,4 +1,4 @@
-"""CEPAM with a public bound in place of the update's own norm."""
+"""CEPAM with a public bound instead of the update's own norm."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from leakgauge.defenses._cepam.claim import clipped, theorem_12
-from leakgauge.defenses._cepam.lrsuq import Floats, gaussian_radii
-from leakgauge.defenses._cepam.mechanism import Cepam, check_dimension
+from leakgauge.defenses._cepam.claim import clipped
+from leakgauge.defenses._cepam.normal import NormalCepam
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.contract import Setting
-from leakgauge.harness.core.rng import Key
 
 
 @dataclass(frozen=True)
-class CepamClip(Cepam):
-    """CEPAM on a clipped update: the noise has one size whatever the update, and no norm is sent.
+class CepamClip(NormalCepam):
+    """CEPAM on a clipped update: the noise does not depend on the update, and no norm is sent.
 
     Private randomness: none. All noise comes from the key that client and server share.
 
@@ -29,17 +27,17 @@ class CepamClip(Cepam):
 
     Guarantees:
         decode(encode(u)) - clip(u) is normal with standard deviation noise_std in each coordinate, independently and
-        whatever u is, up to float32 rounding.
-        About the entropy of the message given the shared randomness, least where |u| is about C; see `_cepam_wire`.
+        for every u, up to float32 rounding.
+        Approximately the entropy of the message given the shared randomness, least for |u| near C; see `_cepam.wire`.
 
-    A zero update is quantized as any other. Without the shared key the estimate is zero.
+    A zero update is quantized like any other. Without the shared key the estimate is zero.
 
     Raises:
         ValueError: a parameter out of range.
 
-    Source: the code that an author of CEPAM published for a follow-up, which clips in place of Algorithm 1's division
-        by the norm. Differs from it: client and server share radii and dithers, as in the paper; there the server
-        draws its own, and the error is neither centerd nor normal. The claim is the paper's with C for gamma.
+    Source: the code that an author of CEPAM published for a follow-up; it clips instead of dividing by the norm as in
+        Algorithm 1. Differs: client and server share radii and dithers, as in the paper; in that code the server draws
+        its own, and the error is neither centered nor normal. The claim is that of the paper, with C for gamma.
     """
 
     sends_norm: ClassVar[bool] = False
@@ -50,26 +48,15 @@ class CepamClip(Cepam):
     local_epsilon: float = 5.9
 
     def __post_init__(self) -> None:
-        positive(noise_std=self.noise_std, clip=self.clip, local_epsilon=self.local_epsilon)
-        check_dimension(self.dimension)
-
-    @property
-    def lattice_dimension(self) -> int:
-        """n."""
-        return self.dimension
+        positive(clip=self.clip)
+        super().__post_init__()
 
     @property
     def bound(self) -> float:
-        """C."""
+        """C, the bound on the l2 norm."""
         return self.clip
 
-    def radii(self, key: Key, count: int, unit: float) -> Floats:
-        """sigma * sqrt(chi-square with n + 2 degrees)."""
-        return gaussian_radii(key, count, self.dimension, self.noise_std * unit)
-
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
-        """Of one record and one round, by Thm 12, against those who see averages; T rounds are added up."""
-        reach = self.clip / self.noise_std
-        promise = theorem_12(self.local_epsilon, reach, setting)
+        """Thm 12 for one record and one round, against adversaries that see only averages; T rounds add up."""
         source = "Ling et al. 2025, Thm 12, with C for gamma"
-        return clipped(promise, source, reach, self.dimension, len(history), setting)
+        return clipped(self.promise(setting), source, self.reach, self.dimension, len(history), setting)

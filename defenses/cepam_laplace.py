@@ -23,24 +23,24 @@ class CepamLaplace(Cepam):
     Private randomness: none. All noise comes from the key that client and server share.
 
     Args:
-        noise_scale: b, the noise in a coordinate has density exp(-|e|/b) / 2b, in units of |u| / gamma. The standard
-            deviation is sqrt(2) times that.
-        gamma: the norm that every update is scaled to. The paper does not give it; its claim of 4995 takes 16.67 with
-            15 steps and b = 0.1 if it is to be just met.
+        noise_scale: b, in units of |u| / gamma; the noise in a coordinate has density exp(-|e|/b) / 2b and standard
+            deviation sqrt(2) b.
+        gamma: the norm to which every update is scaled. The paper does not give it; with 15 steps and b = 0.1, gamma
+            16.67 just meets the condition of its claim of 4995.
         local_epsilon: the paper's epsilon tilde, of one sampled record, from which its claim follows.
 
     Guarantees:
-        decode(encode(u)) - u is Laplace with scale noise_scale * |u| / gamma in each coordinate, independently and
-        whatever u is, up to float32 rounding: unbiased.
-        The norm as float32, then about the entropy of the cells given the shared randomness; see `_cepam_wire`.
+        decode(encode(u)) - u is Laplace with scale noise_scale * |u| / gamma in each coordinate, independently and for
+        every u, up to float32 rounding: unbiased.
+        The norm as float32, then approximately the entropy of the cells given the shared randomness; see `_cepam.wire`.
 
-    A zero update is sent as a norm of zero and nothing else. Without the shared key the estimate is zero.
+    A zero update is sent as only a norm of zero. Without the shared key the estimate is zero.
 
     Raises:
         ValueError: a parameter out of range; in `encode`, |u| / gamma above the largest float32.
 
     Source: Ling, Wu, Sun, Li, Song, Xu 2025, "Communication-Efficient and Privacy-Adaptable Mechanism". Differs as
-        `cepam-gaussian` does. The claim, Thm 13, takes gamma for a bound of the l1 norm; it is one of the l2 norm.
+        `cepam-gaussian` does. The claim, Thm 13, treats gamma as a bound on the l1 norm; it bounds the l2 norm.
     """
 
     sends_norm: ClassVar[bool] = True
@@ -54,21 +54,20 @@ class CepamLaplace(Cepam):
 
     @property
     def lattice_dimension(self) -> int:
-        """1: radii whose error is Laplace are known for the line only."""
+        """1: radii with a Laplace error are known in one dimension only."""
         return 1
 
     @property
     def bound(self) -> float:
-        """gamma."""
+        """gamma, the norm of every scaled update."""
         return self.gamma
 
     def radii(self, key: Key, count: int, unit: float) -> Floats:
-        """b * Gamma(2, 1)."""
+        """b times draws from Gamma(2, 1)."""
         return laplace_radii(key, count, self.noise_scale * unit)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
-        """Of one record and one round, by Thm 13, against those who see averages; T rounds are added up."""
+        """Thm 13 for one record and one round, against adversaries that see only averages; T rounds add up."""
         reach = self.gamma / self.noise_scale
-        promise = theorem_13(self.local_epsilon, reach, setting)
-        variation = -math.expm1(-reach)
-        return norm_scaled(promise, "Ling et al. 2025, Thm 13", variation, 1, len(history), setting)
+        promise, source = theorem_13(self.local_epsilon, reach, setting), "Ling et al. 2025, Thm 13"
+        return norm_scaled(promise, source, -math.expm1(-reach), 1, len(history), setting)

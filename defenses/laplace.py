@@ -4,48 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from leakgauge.defenses._common.budget import epsilon_unless
-from leakgauge.defenses._common.cascade import Perturbs, Rounded, split_message
+from leakgauge.defenses._common.cascade import Perturbs, Rounded
 from leakgauge.defenses._common.clip import clip_coordinates
 from leakgauge.defenses._common.misfit import Misfit, laplace_misfit, rounded_misfit
-from leakgauge.defenses._common.scale import Mode, Scaling, unclipped
+from leakgauge.defenses._common.scale import Mode, Scaling, unclipped, whole_message
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.accounting import Pure, repeat
-from leakgauge.harness.core.checks import check_update, positive
-from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, every_round
-from leakgauge.harness.core.codec import pack_float32
-from leakgauge.harness.core.contract import (
-    Defense,
-    Likelihood,
-    Link,
-    Links,
-    Setting,
-)
+from leakgauge.harness.core.accounting import repeat
+from leakgauge.harness.core.checks import positive
+from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
+from leakgauge.harness.core.contract import Likelihood, Link, Setting
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.threats import Threat
-from leakgauge.harness.core.vec import Parts, Vector
+from leakgauge.harness.core.vec import Vector
 
 
 @dataclass(frozen=True)
-class Laplace(Defense[None, None], Perturbs):
+class Laplace(Perturbs):
     """The Laplace mechanism: bound each coordinate, add Laplace noise, send float32.
 
     Args:
         clip: C, bound on the magnitude of each coordinate, in units of the update; for `scale = "public"`.
         epsilon: of one coordinate of one message; the noise scale is 2C/epsilon. Default 8 unless `noise_std` is given.
-        noise_std: standard deviation of the noise a coordinate (scale times sqrt 2); instead of `epsilon`.
+        noise_std: standard deviation of the noise in a coordinate (scale times sqrt 2); instead of `epsilon`.
         scale: `public`: coordinates are clamped to [-C, C]. `tensor` and `vector`: the baseline of JoPEQ, which divides
             by three times a norm of the update, sends that norm in the clear and clamps nothing; C is then 1.
 
     Guarantees:
-        4 * d bytes, and for `tensor` 8 a tensor, for `vector` 4 more.
-        decode(encode(u)) - clamp(u) is Laplace with scale `noise_scale` (times the norm that was sent) in each
-        coordinate, independently, up to float32 rounding.
+        4 * d bytes, plus 8 bytes a tensor for `tensor`, or 4 bytes for `vector`.
+        decode(encode(u)) - clamp(u) is Laplace with scale `noise_scale` (times the sent norm) in each coordinate,
+        independently, up to float32 rounding.
 
     Raises:
         ValueError: a parameter out of range, or both `epsilon` and `noise_std`.
@@ -68,12 +59,12 @@ class Laplace(Defense[None, None], Perturbs):
         """b of the Laplace law: density exp(-|r|/b) / 2b."""
         if self.noise_std is not None:
             return self.noise_std / 2**0.5
-        assert self.epsilon is not None  # __post_init__ leaves one of the two
+        assert self.epsilon is not None  # __post_init__ sets one of the two
         return 2 * self._bound / self.epsilon
 
     @property
     def _bound(self) -> float:
-        """What the numbers of the message are bounded by."""
+        """The bound on the numbers of the message."""
         return self.clip if self.scale == "public" else 1.0
 
     @property
@@ -81,60 +72,51 @@ class Laplace(Defense[None, None], Perturbs):
         """How an update becomes numbers."""
         return Scaling(self.scale, 1, self.clip)
 
-    def header_size(self, setting: Setting) -> int:
-        """Of the means and norms."""
-        return self._scaling.header_size(setting.layout)
+    def normalize(self, update: Vector, setting: Setting) -> tuple[bytes, Tensor]:
+        """`public`: the clamped update, in its own units; else the scaled one."""
+        if self.scale == "public":
+            return b"", clip_coordinates(update, self.clip)
+        return super().normalize(update, setting)
 
-    def count(self, setting: Setting) -> int:
-        """d."""
-        return setting.dim
+    def perturb(self, numbers: Tensor, private: Key) -> Tensor:
+        """The numbers plus Laplace noise."""
+        noise = rng.laplace(private, (len(numbers),), torch.float64)
+        return (numbers.cpu().double() + self.noise_scale * noise).float()
 
     def unit(self, setting: Setting) -> float:
-        """The bound."""
+        """The bound on the numbers."""
         return self._bound
 
     def noise_variance(self, setting: Setting) -> float:
         """2 b^2, in squared bounds."""
         return 2 * (self.noise_scale / self._bound) ** 2
 
-    def parts(self, setting: Setting) -> Parts:
-        """Of the first tensor."""
-        return self._scaling.parts(setting.layout)
-
-    def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
-        """Bound, add noise from the private key, send float32. Does not use the shared key."""
-        check_update(update)
-        header, numbers = b"", clip_coordinates(update, self.clip)
-        if self.scale != "public":
-            header, numbers = self._scaling.normalize(update, link.setting.layout)
-        noise = rng.laplace(private, (len(numbers),), torch.float64)
-        return header + pack_float32((numbers.cpu().double() + self.noise_scale * noise).float()), None
-
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """The noisy bounded update: unbiased for the bounded one."""
-        header, numbers = split_message(received, self.header_size(link.setting), link.setting.dim)
-        return numbers if self.scale == "public" else self._scaling.undo(header, numbers, link.setting.layout)
-
-    def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
-        """sum |y - clamp(u)| / b, with the tip rounded; and how well the norms fit that were sent."""
-        return self.misfit(received, setting=links.setting)
+        if self.scale == "public":
+            return self.split(received, link.setting)[1]
+        return super().estimate(state, received, link)
 
     def misfit(self, received: Sequence[bytes], *, setting: Setting, rounded: Rounded | None = None) -> Likelihood:
-        """The likelihood; with the cells of numbers that were rounded one by one, else with a tip as wide as theirs."""
-        parts = [split_message(wire, self.header_size(setting), setting.dim) for wire in received]
+        """sum |y - clamp(u)| / b with a rounded tip, and how well the sent norms fit.
+
+        For numbers that were rounded separately: the law of their cells; for pairs in a lattice: a wider tip.
+        """
+        parts = [self.split(wire, setting) for wire in received]
         candidates = self._scaling.candidates([header for header, _ in parts], setting.layout)
         sent = torch.stack([numbers for _, numbers in parts]) / self._bound
         b = self.noise_scale / self._bound
-
-        if rounded is None:
-            misfit: Misfit = partial(laplace_misfit, scale=b)
-        elif rounded.alone:
-            misfit = rounded_misfit(rounded.side, rounded.step, b, dithered=rounded.dithered)
-        else:
-            misfit = partial(_coarse, rounded, b)
+        cells: Misfit | None = None
+        if rounded is not None and rounded.alone:
+            cells = rounded_misfit(rounded.side, rounded.step, b, dithered=rounded.dithered)
 
         def score(update: Tensor) -> Tensor:
-            return misfit(candidates.numbers(update) - sent) + candidates.penalty(update)
+            residual, extra = candidates.numbers(update) - sent, 0.0
+            if cells is not None:
+                return cells(residual) + candidates.penalty(update)
+            if rounded is not None:
+                residual, extra = rounded.inside(residual), rounded.variance
+            return laplace_misfit(residual, b, extra) + candidates.penalty(update)
 
         return score
 
@@ -142,31 +124,13 @@ class Laplace(Defense[None, None], Perturbs):
         """Pure epsilon for one coordinate; T rounds add up."""
         from dp_accounting import LaplaceDpEvent
 
-        pure = 2 * self._bound / self.noise_scale
-        each = repeat(LaplaceDpEvent(1 / pure), len(history))
-        whole = repeat(Pure(pure * setting.dim), len(history))
-        whole = Proof(
-            repeat(Pure(pure * setting.dim), len(history)),
-            Unit.MESSAGE,
-            "closed form",
-            f"all {setting.dim} coordinates may move across their range at once.",
-        )
-        if self.scale != "public":
-            whole = Proof(None, Unit.MESSAGE, "closed form", "a norm of the update is sent in the clear.")
-        return Claim(
-            epsilon=pure * len(history),
-            delta=0.0,
-            unit=Unit.COORDINATE,
-            relation=Relation.ANY_TWO,
-            horizon=Horizon.of(len(history)),
-            against=frozenset(Threat),
+        pure, rounds = 2 * self._bound / self.noise_scale, len(history)
+        why = "noise of scale 2C/epsilon on coordinates in [-C, C]."
+        return claim_over(
+            rounds,
+            pure * rounds,
+            Proof(repeat(LaplaceDpEvent(1 / pure), rounds), Unit.COORDINATE, "closed form", why),
             source="Dwork et al. 2006" if self.scale == "public" else "Lang et al. 2022, sec. IV",
-            assumes=(*every_round(len(history)), *unclipped(self.scale)),
-            proved=Proof(each, Unit.COORDINATE, "closed form", "noise of scale 2C/epsilon on coordinates in [-C, C]."),
-            further=(whole,),
+            assumes=unclipped(self.scale),
+            further=(whole_message(self.scale, pure * setting.dim, rounds, f"{setting.dim} coordinates"),),
         )
-
-
-def _coarse(rounded: Rounded, scale: float, residual: Tensor) -> Tensor:
-    """[n]: of a lattice's cells by their variance."""
-    return laplace_misfit(rounded.inside(residual), scale, rounded.variance)

@@ -1,4 +1,4 @@
-"""MVU: each coordinate through the unbiased channel of fewest bits and least variance."""
+"""MVU: each coordinate passes through the unbiased channel of least variance for a number of bits."""
 
 from __future__ import annotations
 
@@ -9,27 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakgauge.defenses._common.scale import Mode, Scaling, unclipped
+from leakgauge.defenses._common.scale import Mode, Scaling, unclipped, whole_message
 from leakgauge.defenses._mvu import Design, design, exact_epsilon, sample
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.accounting import Pure, repeat
 from leakgauge.harness.core.checks import check_update, positive
-from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, every_round
+from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
 from leakgauge.harness.core.codec import pack_levels, unpack_levels
-from leakgauge.harness.core.contract import (
-    Defense,
-    Likelihood,
-    Link,
-    Links,
-    MessageError,
-    Setting,
-)
+from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, MessageError, Setting
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Parts, Vector
 
 _LEAST = 1e-30
-"""Of a probability in the likelihood: keeps its logarithm and gradient within float32."""
+"""Smallest probability in the likelihood: keeps its logarithm and gradient within float32."""
 
 
 @dataclass(frozen=True)
@@ -38,22 +29,21 @@ class MVU(Defense[Design, None]):
 
     Args:
         epsilon: of one coordinate, 0.01 to 24.
-        bits: b, 1 to 4: levels of the stochastic rounding, and bits a coordinate on the wire.
+        bits: b, 1 to 4: 2^b levels of the stochastic rounding, and bits a coordinate in the message.
         clip: C, bound on the magnitude of a coordinate, in units of the update; for `scale = "public"`.
-        scale: `public`: coordinates are clamped to [-C, C]. `tensor` and `vector`: as a baseline of JoPEQ, which
-            divides by three times a norm of the update and sends that in the clear; what then lies outside [-1, 1] is
-            clamped there.
+        scale: `public`: coordinates are clamped to [-C, C]. `tensor` and `vector`: the baseline of JoPEQ, which divides
+            by three times a norm of the update, sends that norm in the clear, and clamps the result to [-1, 1].
 
     Guarantees:
-        ceil(d * bits / 8) bytes, and 8 a tensor for `tensor`, 4 for `vector`.
+        ceil(d * bits / 8) bytes, plus 8 bytes a tensor for `tensor`, or 4 bytes for `vector`.
         decode(encode(u)) is unbiased for the clamped update.
-        The chances of an output differ by a factor of e^epsilon at most between any two values of a coordinate.
+        The probabilities of an output for any two values of a coordinate differ by at most a factor of e^epsilon.
 
     Raises:
         ValueError: a parameter out of range.
 
-    Source: Chaudhuri, Guo, Rabbat 2022, "Privacy-aware compression for federated data analysis", strict LDP. JoPEQ
-        compares with it at b in = b out = R, as far as can be known.
+    Source: Chaudhuri, Guo, Rabbat 2022, "Privacy-aware compression for federated data analysis", strict LDP. JoPEQ's
+        comparison apparently uses b in = b out = R.
     """
 
     epsilon: float = 4.0
@@ -71,15 +61,15 @@ class MVU(Defense[Design, None]):
         return Scaling(self.scale, 1, self.clip)
 
     def init(self, setting: Setting) -> Design:
-        """The channel, which everybody can work out."""
+        """The channel; it is public."""
         return design(self.epsilon, self.bits, self.bits)
 
     def parts(self, setting: Setting) -> Parts:
-        """Of the first tensor."""
+        """The coordinates of the first scaled piece."""
         return self._scaling.parts(setting.layout)
 
     def encode(self, state: Design, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
-        """Clamp, round at random to a level, send it through the channel. Does not use the shared key."""
+        """Clamp, round stochastically to a level, sample the channel. Does not use the shared key."""
         check_update(update)
         header, numbers = self._scaling.normalize(update, link.setting.layout)
         place = (numbers.double().clamp(-1.0, 1.0).numpy() + 1) / 2 * (len(state.P) - 1)
@@ -95,12 +85,12 @@ class MVU(Defense[Design, None]):
         return self._scaling.undo(header, values, link.setting.layout)
 
     def likelihood(self, state: Design, received: Sequence[bytes], links: Links) -> Likelihood:
-        """Exact: a column's probability is linear between two levels; and how well a norm fits that was sent."""
+        """Exact: a column's probability is linear between two levels; plus how well a sent norm fits."""
         read = [self._read(wire, links.setting) for wire in received]
         candidates = self._scaling.candidates([header for header, _ in read], links.setting.layout)
         columns = torch.from_numpy(np.stack([columns for _, columns in read]))
         steps = len(state.P) - 1
-        # of each column between each two levels; flat, as indexing by pairs takes several times as long
+        # for each column and each two neighboring levels; flat, because indexing by pairs is several times slower
         low = torch.from_numpy(state.P[:-1].T.copy()).float().flatten()
         rise = torch.from_numpy(np.diff(state.P, axis=0).T.copy()).float().flatten()
         first = steps * columns
@@ -117,34 +107,18 @@ class MVU(Defense[Design, None]):
     def claim(self, history: Sequence[Design], setting: Setting) -> Claim:
         """Pure epsilon for one coordinate; rounds add up."""
         rounds, exact = len(history), exact_epsilon(history[0].P)
-        whole = Proof(
-            repeat(Pure(exact * setting.dim), rounds),
-            Unit.MESSAGE,
-            "closed form",
-            f"all {setting.dim} coordinates may move across their range at once.",
-        )
-        if self.scale != "public":
-            whole = Proof(None, Unit.MESSAGE, "closed form", "a norm of the update is sent in the clear.")
-        return Claim(
-            epsilon=self.epsilon * rounds,
-            delta=0.0,
-            unit=Unit.COORDINATE,
-            relation=Relation.ANY_TWO,
-            horizon=Horizon.of(rounds),
-            against=frozenset(Threat),
+        why = "the probabilities of the sampled channel, compared entry by entry."
+        return claim_over(
+            rounds,
+            self.epsilon * rounds,
+            Proof.pure(exact, rounds, Unit.COORDINATE, why, "largest ratio in the channel"),
             source="Chaudhuri, Guo, Rabbat 2022",
-            assumes=(*every_round(rounds), *unclipped(self.scale)[:1]),
-            proved=Proof(
-                repeat(Pure(exact), rounds),
-                Unit.COORDINATE,
-                "largest ratio in the channel",
-                "the probabilities that are drawn from, compared entry by entry.",
-            ),
-            further=(whole,),
+            assumes=unclipped(self.scale)[:1],
+            further=(whole_message(self.scale, exact * setting.dim, rounds, f"{setting.dim} coordinates"),),
         )
 
     def _read(self, received: bytes, setting: Setting) -> tuple[bytes, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
-        """The header and the columns [d] of a message."""
+        """The header and the columns [d] in a message."""
         size = self._scaling.header_size(setting.layout)
         if len(received) < size:
             raise MessageError(f"expected a message with a header of {size} bytes, got {len(received)} bytes")

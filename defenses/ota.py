@@ -1,4 +1,4 @@
-"""Over-the-air aggregation: all clients send at once, and the server hears the sum."""
+"""Over-the-air aggregation: all clients send at once, and the server receives the sum."""
 
 from __future__ import annotations
 
@@ -17,26 +17,21 @@ from leakgauge.defenses._ota.formulas import Allocation, allocate, colluding_mu
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Claim, Proof
 from leakgauge.harness.core.codec import pack_float64, unpack_float64
-from leakgauge.harness.core.contract import (
-    Likelihood,
-    Link,
-    Links,
-    Setting,
-)
+from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector
 
 _RECEIVER = frozenset({Threat.SERVER, Threat.PARTICIPANT, Threat.PUBLIC})
-"""Who learns of a round through the server's own receiver."""
+"""The adversaries that observe a round only through the server's receiver."""
 
 
 @dataclass(frozen=True)
 class OTA(OverTheAir[Allocation]):
     """Over-the-air aggregation: clients send noisy waveforms at once, and the channel adds them up.
 
-    The server receives y = c * (sum of clipped updates) + everybody's noise + its receiver's, and nothing else. The
-    state is the `Allocation` of power: public, the same in every round, made for all clients at once.
+    The server receives only y = c * (sum of clipped updates) + the noise of all clients + its receiver's noise. The
+    state is the `Allocation` of power: public, the same in every round, computed for all clients together.
 
     Args:
         clip: L, bound on the l2 norm of an update, in its units. The paper assumes it and does not clip.
@@ -45,26 +40,26 @@ class OTA(OverTheAir[Allocation]):
         power: P of every client, a channel use, in units of `noise_variance`: 1000 is 30 dB above a receiver with 1.
         noise_variance: of the receiver's noise, a real channel use.
         fading: squared gains exponential of mean 1 (`rayleigh`), or all 1 (`equal`).
-        gains: the squared gains themselves, one a client with commas between them, instead of `fading`.
-        channel_seed: of the gains; they are fixed over the run, and the same in every study.
-        infeasible: where the clients' power does not suffice for the noise beside the strongest signal: `lower` the
-            signal, or `refuse`.
+        gains: the squared gains, comma-separated, one a client, instead of `fading`.
+        channel_seed: of the gains, which are constant over the run and the same in every study.
+        infeasible: if the clients' power does not suffice for the noise at the strongest signal: `lower` the signal, or
+            `refuse`.
 
     Guarantees:
         8 * d bytes a client: a waveform of d channel uses, one float64 each. No antenna exceeds P: alpha + beta <= 1.
-        One wire of 8 * d bytes arrives, however many were sent; it depends on the updates through the sum of the
-        clipped ones alone.
+        One message of 8 * d bytes arrives, whatever the number of senders; it depends on the updates only through the
+        sum of the clipped updates.
         decode - mean of clip(u_k) is normal with variance `Allocation.gradient_variance` in each coordinate,
         independently, up to float32 rounding.
 
     Raises:
-        ValueError: a parameter out of range; in `init`, a federation in which not everybody takes part, gains for
-            another number of clients, or an infeasible channel that is to be refused.
+        ValueError: a parameter out of range; in `init`, a federation in which some clients do not take part, gains for
+            another number of clients, or an infeasible channel with `refuse`.
 
     Source: Seif, Tandon, Li 2020, "Wireless federated learning with local differential privacy", Thm 1 and 3. Differs:
-        clips; says what becomes of an infeasible channel. As in the paper, all clients count alike, whatever their
-        numbers of samples, and gradients are of the full batch only where the study says so (batch = 0). Not local
-        differential privacy, as the title has it: the promise rests on the other clients' noise (see `claim`).
+        clips; defines the result for an infeasible channel. As in the paper, all clients have equal weight, whatever
+        their numbers of samples; gradients are of the full batch only if the study sets batch = 0. Despite the title,
+        this is not local DP: the claim relies on the other clients' noise (see `claim`).
     """
 
     superposes: ClassVar[bool] = True
@@ -78,18 +73,17 @@ class OTA(OverTheAir[Allocation]):
             raise ValueError(f"expected infeasible lower or refuse, got {self.infeasible!r}")
 
     def init(self, setting: Setting) -> Allocation:
-        """Who sends how much signal and noise."""
+        """The signal and noise power of each client."""
         if setting.participants != setting.clients:
             raise ValueError(
-                f"expected all clients to take part in every round: the powers of each rest on the noise of all; "
+                f"expected all clients to take part in every round, since each relies on the noise of all; "
                 f"got {setting.participants} of {setting.clients}"
             )
-        asked = (self.epsilon,) * setting.clients
-        channel, lower = self.make_channel(setting), self.infeasible == "lower"
-        return allocate(channel, asked, self.delta, self.clip, lower=lower)
+        epsilons = (self.epsilon,) * setting.clients
+        return allocate(self.make_channel(setting), epsilons, self.delta, self.clip, lower=self.infeasible == "lower")
 
     def transmit(self, state: Allocation, wires: Sequence[bytes], links: Links, channel: Key) -> Sequence[bytes]:
-        """The sum of what the antennas send, each with its gain, and the receiver's noise from the channel's key."""
+        """The sum of all signals, each with its gain, plus the receiver's noise from the channel's key."""
         gains = state.channel.squared_gains
         heard = math.sqrt(self.noise_variance) * rng.normal(channel, (links.setting.dim,), torch.float64)
         for wire, who in zip(wires, links.senders, strict=True):
@@ -97,16 +91,16 @@ class OTA(OverTheAir[Allocation]):
         return [pack_float64(heard)]
 
     def estimate(self, state: Allocation, received: bytes, link: Link) -> Vector:
-        """y / c: unbiased for the SUM of all clipped updates, which is the sender's where the others are zero."""
+        """y / c: unbiased for the SUM of all clipped updates; for the sender's update if the others are zero."""
         return (unpack_float64(received, link.setting.dim) / state.gain).float()
 
     def decode(self, state: Allocation, received: Sequence[bytes], links: Links, private: Key) -> Vector:
-        """y / (K c): unbiased for the mean of the clipped updates, in which all senders count alike."""
+        """y / (K c): unbiased for the mean of the clipped updates, with equal weights."""
         (heard,) = received
         return (unpack_float64(heard, links.setting.dim) / (state.gain * len(links.senders))).float()
 
     def likelihood(self, state: Allocation, received: Sequence[bytes], links: Links) -> Likelihood:
-        """|y - c sum_k clip(u_k)|^2 / 2 over the variance of all noise; of one user, the others' updates are zero."""
+        """|y - c sum_k clip(u_k)|^2 / (2 * variance of all noise); a single update is alone in the sum."""
         heard = torch.stack([unpack_float64(wire, links.setting.dim) for wire in received])
         gain, variance = state.gain, state.noise_variance
 
@@ -117,53 +111,38 @@ class OTA(OverTheAir[Allocation]):
         return score
 
     def claim(self, history: Sequence[Allocation], setting: Setting) -> Claim:
-        """Thm 1 for a round and (16) for several, against whoever sees the sum; and the exact composition of Gaussians.
+        """Thm 1 for a round, (16) for several, against adversaries that see the sum; exact Gaussian composition.
 
-        Nothing is claimed against a server with which the other clients collude, nor against an eavesdropper with a
-        receiver of its own; and a participant that is a client itself knows one of the noises. `further` tells of them.
+        Nothing is claimed against a server that colludes with the other clients, or against an eavesdropper with its
+        own receiver. A participant that is a client knows one of the noises. `further` has the proofs for these.
         """
         state, rounds = history[0], len(history)
         why = "any two clipped updates move the sum by 2cL, under the noise of all clients and the receiver"
-        proofs = [exact(state.mu, rounds, _RECEIVER, f"{why}; rounds compose exactly.")]
         return self.claim_rounds(
             state.epsilon,
             rounds,
             assumes=(
-                "nobody leaves out the noise that it is to add, and nobody tells it",
+                "every client adds its noise and keeps it secret",
                 "the sum is heard through the server's receiver alone, whose noise and gains are as stated",
             ),
-            proofs=proofs + _further(state, rounds),
+            proofs=[exact(state.mu, rounds, _RECEIVER, f"{why}; rounds compose exactly."), *_further(state, rounds)],
         )
 
 
 def _further(state: Allocation, rounds: int) -> list[Proof]:
-    """Of adversaries that know more than the sum; for the client that is worst off."""
+    """The proofs against adversaries that know more than the sum, for the client with the weakest protection."""
     users = range(state.channel.users)
     colluding = max(colluding_mu(state, user) for user in users)
     antenna = max(colluding_mu(state, user, receiver_noise=False) for user in users)
+    collusion = "the other clients reveal their noise: the client that adds least has only its own and the receiver's."
+    direct = "the signal of an antenna, to any receiver: the client that adds least noise has only its own."
     found = [
-        exact(
-            colluding,
-            rounds,
-            frozenset({Threat.COLLUDING_SERVER}),
-            "the other clients tell their noise: the one that adds least has its own and the receiver's left.",
-        ),
-        exact(
-            antenna,
-            rounds,
-            frozenset({Threat.EAVESDROPPER}),
-            "what an antenna sends, to whatever receiver: the client that adds least noise has only its own.",
-            tight=False,
-        ),
+        exact(colluding, rounds, frozenset({Threat.COLLUDING_SERVER}), collusion),
+        exact(antenna, rounds, frozenset({Threat.EAVESDROPPER}), direct, tight=False),
     ]
     if len(users) > 1:
         left = math.fsum(sorted(state.noise)[:-1]) + state.channel.noise_variance
-        found.append(
-            exact(
-                2 * math.sqrt(state.aligned_power / left) if left > 0 else math.inf,
-                rounds,
-                frozenset({Threat.PARTICIPANT}),
-                "a client takes its own noise out of the sum; here the one that adds most.",
-            )
-        )
+        mu = 2 * math.sqrt(state.aligned_power / left) if left > 0 else math.inf
+        own = "a client subtracts its own noise from the sum; here the client that adds most."
+        found.append(exact(mu, rounds, frozenset({Threat.PARTICIPANT}), own))
     return found

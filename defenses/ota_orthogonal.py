@@ -1,4 +1,4 @@
-"""The baseline of over-the-air aggregation: each client sends in channel uses of its own."""
+"""The baseline of over-the-air aggregation: each client has its own channel uses."""
 
 from __future__ import annotations
 
@@ -17,57 +17,45 @@ from leakgauge.defenses._ota.formulas import Orthogonal, orthogonal
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.codec import pack_float64, unpack_float64
-from leakgauge.harness.core.contract import (
-    Likelihood,
-    Link,
-    Links,
-    Setting,
-)
+from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector, weighted_mean
 
 _RECEIVER = frozenset(Threat) - {Threat.EAVESDROPPER}
-"""Who learns of a message through the server's own receiver, to which other clients have nothing to tell."""
+"""The adversaries that observe a message only through the server's receiver; collusion does not help them."""
 
 
 @dataclass(frozen=True)
 class OTAOrthogonal(OverTheAir[Orthogonal]):
-    """Orthogonal transmission: each client's noisy waveform arrives by itself; the baseline of `ota`.
+    """Orthogonal transmission: each client's noisy waveform arrives separately; the baseline of `ota`.
 
     A round takes K d channel uses, K times as many as with `ota`: at equal bandwidth the run has T / K rounds, which
-    is for the study to set. The state is the split of each client's power: public, the same in every round.
+    the study must set. The state is the split of each client's power: public, the same in every round.
 
     Args:
-        clip: L, bound on the l2 norm of an update, in its units. The paper assumes it and does not clip.
-        epsilon: of one round and each client, at `delta`, by the paper's formula; sets the noise.
-        delta: of one round.
-        power: P of every client, a channel use, in units of `noise_variance`: 1000 is 30 dB above a receiver with 1.
-        noise_variance: of the receiver's noise, a real channel use.
-        fading: squared gains exponential of mean 1 (`rayleigh`), or all 1 (`equal`).
-        gains: the squared gains themselves, one a client with commas between them, instead of `fading`.
-        channel_seed: of the gains; they are fixed over the run, the same in every study, and those of `ota`.
+        clip, epsilon, delta, power, noise_variance, fading, gains, channel_seed: as for `ota`; the gains are the same.
 
     Guarantees:
         8 * d bytes a client: a waveform of d channel uses, one float64 each. No antenna exceeds P: alpha + beta <= 1.
-        decode - mean of clip(u_k) is normal with variance `Orthogonal.gradient_variance` in each coordinate,
-        independently, up to float32 rounding, where all clients take part.
+        If all clients take part, decode - mean of clip(u_k) is normal with variance `Orthogonal.gradient_variance` in
+        each coordinate, independently, up to float32 rounding.
 
     Raises:
         ValueError: a parameter out of range; in `init`, gains for another number of clients.
 
-    Source: Seif, Tandon, Li 2020 (see `ota`), (15). Differs: clips; the paper does not say how a client splits its
-        power, here noise is as little as epsilon allows. All clients count alike, whatever their numbers of samples.
+    Source: Seif, Tandon, Li 2020 (see `ota`), (15). Differs: clips; the paper does not split a client's power, here the
+        noise is the least that epsilon allows. All clients have equal weight, whatever their numbers of samples.
     """
 
     source: ClassVar[str] = "Seif et al. 2020, (15)"
 
     def init(self, setting: Setting) -> Orthogonal:
-        """How each client splits its power."""
+        """The split of each client's power."""
         return orthogonal(self.make_channel(setting), (self.epsilon,) * setting.clients, self.delta, self.clip)
 
     def transmit(self, state: Orthogonal, wires: Sequence[bytes], links: Links, channel: Key) -> Sequence[bytes]:
-        """Each waveform with its gain and receiver noise of its own, from the sender's child of the channel's key."""
+        """Each waveform with its gain, plus receiver noise from the sender's child of the channel's key."""
         gains, spread = state.channel.squared_gains, math.sqrt(self.noise_variance)
         received = []
         for wire, who in zip(wires, links.senders, strict=True):
@@ -77,32 +65,28 @@ class OTAOrthogonal(OverTheAir[Orthogonal]):
         return received
 
     def estimate(self, state: Orthogonal, received: bytes, link: Link) -> Vector:
-        """y_k over the factor at which the update arrives: unbiased for the clipped update."""
+        """y_k / c_k, the factor of the update in the signal: unbiased for the clipped update."""
         gain = self._gains(state)[user_of(link.sender, link.setting)]
         return (unpack_float64(received, link.setting.dim) / gain).float()
 
     def decode(self, state: Orthogonal, received: Sequence[bytes], links: Links, private: Key) -> Vector:
-        """The mean of the estimates, in which all senders count alike."""
+        """The mean of the estimates, with equal weights."""
         pairs = zip(received, links.senders, strict=True)
         updates = [self.estimate(state, wire, Link(links.setting, who, None)) for wire, who in pairs]
         return weighted_mean(updates, [1.0] * len(updates))
 
     def likelihood(self, state: Orthogonal, received: Sequence[bytes], links: Links) -> Likelihood:
-        """|y_k - c_k clip(u)|^2 / 2 over the variance of the noise in the sender's channel uses."""
+        """|y_k - c_k clip(u)|^2 / (2 * variance of the noise in the sender's channel uses)."""
         users = [user_of(who, links.setting) for who in links.senders]
         spread = torch.from_numpy(state.noise_variances)[users, None].sqrt()
         gains = self._gains(state)[users, None] / spread
         heard = torch.stack([unpack_float64(wire, links.setting.dim) for wire in received]) / spread
-
-        def score(update: Tensor) -> Tensor:
-            return gaussian_misfit(gains * clip_l2(update.double(), self.clip) - heard, 1.0).to(update.dtype)
-
-        return score
+        return lambda u: gaussian_misfit(gains * clip_l2(u.double(), self.clip) - heard, 1.0).to(u.dtype)
 
     def claim(self, history: Sequence[Orthogonal], setting: Setting) -> Claim:
-        """(15) for a round and (16) for several, of the client that is worst off; the exact composition of Gaussians.
+        """(15) for a round, (16) for several, for the client with the weakest protection; exact Gaussian composition.
 
-        Nothing is claimed against an eavesdropper with a receiver of its own; `further` tells of it.
+        Nothing is claimed against an eavesdropper with its own receiver; `further` has the proof for it.
         """
         state, rounds = history[0], len(history)
         why = "any two clipped updates move a message by 2 c_k L, under its own noise and the receiver's"
@@ -111,7 +95,7 @@ class OTAOrthogonal(OverTheAir[Orthogonal]):
             for alpha, beta in zip(state.alpha, state.beta, strict=True)
         )
         eavesdropper = frozenset({Threat.EAVESDROPPER})
-        sent = "what an antenna sends, to whatever receiver: a client has no noise but its own."
+        sent = "the signal of an antenna, to any receiver: a client has only its own noise."
         return self.claim_rounds(
             max(state.epsilons),
             rounds,
@@ -123,5 +107,5 @@ class OTAOrthogonal(OverTheAir[Orthogonal]):
         )
 
     def _gains(self, state: Orthogonal) -> Tensor:
-        """[K] c_k, the factor at which each client's update arrives."""
+        """[K] c_k, the factor of each client's update in its signal."""
         return torch.from_numpy(state.signal).sqrt() / self.clip

@@ -13,42 +13,33 @@ from torch import Tensor
 
 from leakgauge.defenses._common.clip import clip_coordinates
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.accounting import Pure, repeat
 from leakgauge.harness.core.checks import check_update, positive
-from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, every_round
+from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
-from leakgauge.harness.core.contract import (
-    Defense,
-    Likelihood,
-    Link,
-    Links,
-    MessageError,
-    Setting,
-)
+from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, MessageError, Setting
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector
 
 _SHARE = 2.5
-"""Epsilon of one coordinate where epsilon is divided: there the second moment of Algorithm 4 at t = 1 is smallest."""
+"""Epsilon of one coordinate if epsilon is divided: it minimizes the second moment of Algorithm 4 at t = 1."""
 
 _BLUR = 0.03
-"""Of the likelihood, in half-widths of the interval of inputs that an output points to: steps have no slope. With four
-gradients of a LeNet at epsilon 2.5 a coordinate, a third of it changed MAP's mean squared errors by half at most, ten
-times as much made them 2 to 4 times as large, and the normal law of PM's mean and variance 2 to 7 times."""
+"""Blur of the likelihood, in half-widths of the interval of inputs that an output indicates: steps have no slope. With
+four gradients of a LeNet at epsilon 2.5 a coordinate, a third of this blur changed MAP's mean squared errors by at most
+half. Ten times the blur made them 2 to 4 times as large, and a normal law of PM's mean and variance 2 to 7 times."""
 
 _LEAST = 1e-3
-"""Least blur, in units of the clip, where the interval is shorter: L-BFGS loses its way in narrower valleys."""
+"""Smallest blur, in units of the clip: L-BFGS fails in narrower valleys."""
 
 
 class _Law(NamedTuple):
-    """PM: one number t in [-1, 1] to a y in [-C, C], likelier by e^epsilon within an interval of length C - 1."""
+    """PM: maps t in [-1, 1] to y in [-C, C]; its density is e^epsilon higher in an interval of length C - 1."""
 
     epsilon: float
 
     @property
     def tail(self) -> float:
-        """e^(-epsilon / 2); kept off zero, where the interval has no length that float64 could hold."""
+        """e^(-epsilon / 2), kept above zero so that float64 can represent the interval's length."""
         return max(math.exp(-self.epsilon / 2), 1e-250)
 
     @property
@@ -63,15 +54,15 @@ class _Law(NamedTuple):
 
     @property
     def inside(self) -> float:
-        """The chance of the interval."""
+        """The probability of the interval."""
         return 1 / (1 + self.tail)
 
     def left(self, t: Tensor) -> Tensor:
-        """Where the interval begins."""
+        """The left end of the interval."""
         return ((self.bound + 1) * t - self.width) / 2
 
     def variance(self, t: Tensor) -> Tensor:
-        """Of y given t."""
+        """Variance of y given t."""
         spread = self.width / 2  # 1 / (e^(epsilon / 2) - 1)
         return t.square() * spread + spread * (1 + 4 * spread) / 3
 
@@ -80,24 +71,21 @@ class _Law(NamedTuple):
         chosen = rng.uniform(key.child("inside"), tuple(t.shape), dtype=torch.float64) < self.inside
         place = rng.uniform(key.child("place"), tuple(t.shape), dtype=torch.float64)
         left = self.left(t)
-        # outside: a point of [-C, C] without the interval, which is cut out and the two rests joined
+        # outside the interval: a uniform point of the two joined remainders of [-C, C]
         rest = -self.bound + (self.bound + 1) * place
         y = torch.where(chosen, left + self.width * place, rest + self.width * (rest >= left))
         return y.clamp(-self.bound, self.bound)
 
     def misfit(self, y: Tensor, t: Tensor) -> Tensor:
-        """-ln of the density at t plus a Cauchy error, whose tails pull t towards the interval from any distance.
-
-        Less its least value, so that a perfect fit is 0.
-        """
+        """-ln of the density at t plus a Cauchy error, minus its least value; the tails pull t from any distance."""
         blur = max(_BLUR * self.tail, _LEAST)
-        # an input explains y where it is within `tail` of this
+        # an input explains y if it is within `tail` of this point
         distance = t - y * (1 - self.tail)
         best = self._blurred(blur, torch.zeros((), dtype=torch.float64))
         return (best / self._blurred(blur, distance)).log()
 
     def _blurred(self, blur: float, distance: Tensor) -> Tensor:
-        """The blurred density over that of the interval."""
+        """The blurred density, relative to the density in the interval."""
         width = torch.tensor(2 * self.tail * blur, dtype=torch.float64)
         window = torch.atan2(width, blur**2 - self.tail**2 + distance.square()) / math.pi
         return self.tail**2 + (1 - self.tail**2) * window
@@ -107,20 +95,22 @@ class _Law(NamedTuple):
 class Piecewise(Defense[None, None]):
     """The piecewise mechanism: a few coordinates, clamped to a public bound, each perturbed with a share of epsilon.
 
-    k = max(1, min(d, floor(epsilon / 2.5))) coordinates are sent, each with epsilon / k. Which ones follows from the
-    shared key, so that they cost nothing and tell nothing of the update. Sent along, they would cost k ceil(log2 d)
-    bits, ln C(d, k) / ln 2 at least: 2720 and 1754 beside the 5120 of the values, at d = 119,850 and epsilon = 400.
+    k = max(1, min(d, floor(epsilon / 2.5))) coordinates are sent, each with epsilon / k. The shared key selects them,
+    so that their positions cost no bits and reveal nothing about the update. Sending the positions would cost
+    k ceil(log2 d) bits, at least ln C(d, k) / ln 2: 2720 and 1754 bits, in addition to the 5120 bits of the values, at
+    d = 119,850 and epsilon = 400.
 
     Args:
         clip: C, bound on the magnitude of each coordinate, in units of the update.
-        epsilon: of one message. Default 400, of sqSGD's comparison on LeNet (which has C = 10).
+        epsilon: of one message. Default 400, as in sqSGD's comparison on LeNet (which has C = 10).
 
     Guarantees:
         4 * k bytes.
         The estimate is unbiased for the clamped update.
-        k of its coordinates are clip * d / k times the output of PM, the others 0. From 73 a coordinate on, outputs
-        outside the interval of PM are rarer than 2^-53 and never drawn: what runs then has a delta of about that.
-        Without the shared key the estimate is the mean over all choices of coordinates: flat.
+        k of its coordinates are clip * d / k times the output of PM, the others 0. From epsilon 73 a coordinate on,
+        outputs outside PM's interval have a probability below 2^-53 and are never drawn; this implementation then has a
+        delta of about that probability.
+        Without the shared key the estimate is the mean over all choices of coordinates: a constant vector.
 
     Raises:
         ValueError: a parameter out of range.
@@ -136,15 +126,15 @@ class Piecewise(Defense[None, None]):
         positive(clip=self.clip, epsilon=self.epsilon)
 
     def count(self, dim: int) -> int:
-        """k, the coordinates that are sent of d."""
+        """k, the number of sent coordinates out of d."""
         return max(1, min(dim, math.floor(self.epsilon / _SHARE)))
 
     def law(self, dim: int) -> _Law:
-        """Of one coordinate that is sent."""
+        """The law of one sent coordinate."""
         return _Law(self.epsilon / self.count(dim))
 
     def positions(self, dim: int, shared: Key) -> Tensor:
-        """[k] the coordinates, in the order of the message: no order tells an outsider which value is whose."""
+        """[k]: the sent coordinates, in the message's random order, which hides them from an outsider."""
         k = self.count(dim)
         chosen = rng.subset(shared.child("positions"), dim, k)
         return torch.from_numpy(chosen[rng.permutation(shared.child("order"), k)])
@@ -157,7 +147,7 @@ class Piecewise(Defense[None, None]):
         return pack_float32(self.law(dim).sample(self._scaled(chosen), private).float()), None
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
-        """clip * d / k times the outputs, in their places; a flat vector for who does not know the places."""
+        """clip * d / k times the outputs, at their positions; a constant vector without the shared key."""
         sent, dim = self._read(received, link.setting), link.setting.dim
         if link.shared is None:
             return (self.clip * sent.mean()).float().expand(dim).clone()
@@ -166,10 +156,10 @@ class Piecewise(Defense[None, None]):
         return found
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
-        """-ln of the two-level density, blurred: the exact one has no slope anywhere.
+        """-ln of the two-level density, blurred by 3 % of the interval's half-width in t: the exact one has no slope.
 
-        Blurred by 3 % of the half-width of the interval in t. Without the shared key each output is taken for normal,
-        with the mean and the variance of the mixture over all coordinates.
+        Without the shared key each output counts as normal, with the mean and variance of the mixture over all
+        coordinates.
         """
         law, dim = self.law(links.setting.dim), links.setting.dim
         sent = torch.stack([self._read(wire, links.setting) for wire in received])
@@ -184,48 +174,28 @@ class Piecewise(Defense[None, None]):
                 return 0.5 * odds.sum(-1).to(update.dtype)
 
             return outsider
-        places = torch.stack([self.positions(dim, key) for key in links.shared])
-
-        def score(update: Tensor) -> Tensor:
-            return law.misfit(sent, self._scaled(update.double().gather(-1, places))).sum(-1).to(update.dtype)
-
-        return score
+        positions = torch.stack([self.positions(dim, key) for key in links.shared])
+        return lambda u: law.misfit(sent, self._scaled(u.double().gather(-1, positions))).sum(-1).to(u.dtype)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Pure epsilon for one message; T rounds add up."""
-        event = repeat(Pure(self.epsilon), len(history))
-        k = self.count(setting.dim)
-        return Claim(
-            epsilon=self.epsilon * len(history),
-            delta=0.0,
-            unit=Unit.MESSAGE,
-            relation=Relation.ANY_TWO,
-            horizon=Horizon.of(len(history)),
-            against=frozenset(Threat),
+        rounds, k = len(history), self.count(setting.dim)
+        why = f"{k} of {setting.dim} coordinates are sent, whatever the update, each with epsilon / {k}."
+        one = f"one coordinate that is sent in every round; each round sends it with probability {k}/{setting.dim}."
+        return claim_over(
+            rounds,
+            self.epsilon * rounds,
+            Proof.pure(self.epsilon, rounds, Unit.MESSAGE, why),
             source="Wang et al. 2019, Algorithm 4",
-            assumes=every_round(len(history)),
-            proved=Proof(
-                event,
-                Unit.MESSAGE,
-                "closed form",
-                f"{k} of {setting.dim} coordinates are sent, whatever the update, each with epsilon / {k}.",
-            ),
-            further=(
-                Proof(
-                    repeat(Pure(self.epsilon / k), len(history)),
-                    Unit.COORDINATE,
-                    "closed form",
-                    f"one coordinate, sent in every round; in a round it is with chance {k}/{setting.dim}.",
-                ),
-            ),
+            further=(Proof.pure(self.epsilon / k, rounds, Unit.COORDINATE, one),),
         )
 
     def _scaled(self, update: Tensor) -> Tensor:
-        """t: coordinates in [-1, 1]."""
+        """t: the clamped coordinates, in [-1, 1]."""
         return clip_coordinates(update, self.clip) / self.clip
 
     def _read(self, received: bytes, setting: Setting) -> Tensor:
-        """[k] float64 outputs of a message."""
+        """[k] float64: the outputs in a message."""
         sent = unpack_float32(received, self.count(setting.dim))
         largest = float(np.float32(self.law(setting.dim).bound))
         if float(sent.abs().max()) > largest:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from leakgauge.defenses._jopeq.quantizer import Bare, bare_claim
-from leakgauge.harness.core.accounting import Leak, repeat
 from leakgauge.harness.core.claim import Claim, Proof, Unit
 from leakgauge.harness.core.contract import Setting
 
@@ -16,17 +15,16 @@ from leakgauge.harness.core.contract import Setting
 class LatticeSDQ(Bare):
     """Subtractive dithered quantization on the hexagonal lattice: as `sdq`, with pairs of coordinates.
 
-    Behind another defense, as in `t-noise+sdq-lattice`, it carries that one's numbers, neighbors together; its own
-    scale is then not used.
+    After another defense, as in `t-noise+sdq-lattice`, it encodes the numbers of that defense in neighboring pairs and
+    ignores its own scale.
 
     Args:
         bits: R, 1 to 16; 2^R + 1 levels a lattice coordinate.
-        gamma: radius of the quantizer; the step is Delta = 2 gamma/(2^R + 1). None: 1.5 sqrt(1 + v), v the variance of
-            the noise that comes in, a coordinate; 1.5 where there is none.
+        gamma: radius of the quantizer, as for `sdq`; v is the variance of the noise in one coordinate.
 
     Guarantees:
-        12 bytes a tensor, then ceil(n * ceil(log2(2^R + 1)) / 8) bytes for n numbers, d and one more for a tensor of
-        odd length. An honest rate is log2(2^R + 1) bits a number, not R.
+        12 bytes a tensor, then ceil(n * ceil(log2(2^R + 1)) / 8) bytes for n numbers: d, plus one for each tensor of
+        odd length. The rate of 2^R + 1 levels is log2(2^R + 1) bits a number, not R.
         Without overload decode(encode(u)) - u is uniform on the cell Delta G [-1/2, 1/2)^2, times the tensor's scale,
         for each pair, independently and of u; G = [[1, 0], [1/sqrt 3, 2/sqrt 3]].
 
@@ -45,17 +43,16 @@ class LatticeSDQ(Bare):
         """Nothing is promised."""
         chance = pair_leak(self.lattice.step)
         why = f"given the scale: two ends of the unit disc differ in a message with probability {chance:.3g}."
-        leak = Proof(repeat(Leak(chance), len(history)), Unit.SUBVECTOR, "closed form", why)
-        return bare_claim(len(history), leak)
+        return bare_claim(len(history), Proof.leak(chance, len(history), Unit.SUBVECTOR, why))
 
 
 def pair_leak(step: float) -> float:
     """Largest probability over the dither that two points of the unit disc have different levels.
 
-    Two ends of a diameter in direction t differ in lattice coordinates by 2 cos t and 2 cos(t - 120 degrees); each of
-    the two levels differs with probability |difference| / step, or 1.
+    Two ends of a diameter in direction t differ in lattice coordinates by 2 cos t and 2 cos(t - 120 degrees). Each of
+    the two levels differs with probability |difference| / step, at most 1.
 
-    | step | |
+    | step | probability |
     |---|---|
     | <= 2 | 1 |
     | <= 4/sqrt 3 | 3/4 + 1/step^2 |

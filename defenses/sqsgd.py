@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,27 +15,19 @@ from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._privquant import PrivQuant, choose, levels_to_values, round_levels
 from leakgauge.defenses._wire.hadamard import fast_walsh_hadamard
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.accounting import Pure, repeat
 from leakgauge.harness.core.checks import check_update, positive
-from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, every_round
+from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
 from leakgauge.harness.core.codec import pack_levels, unpack_levels
-from leakgauge.harness.core.contract import (
-    Defense,
-    Likelihood,
-    Link,
-    Links,
-    Setting,
-)
+from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector
 
 _RESOLUTION = 128 * math.log(2)
-"""ln(1/x) of the smallest chance x that a generator with a 128-bit key honors."""
+"""ln(1/x) of the smallest probability x that a generator with a 128-bit key can realize."""
 
 
 class Plan(NamedTuple):
-    """Public and the same in every round: the signs of the rotation [dt], and the channel on dt coordinates."""
+    """Public state, equal in all rounds: the signs of the rotation [dt], and the channel on dt coordinates."""
 
     signs: Tensor
     channel: PrivQuant
@@ -47,35 +39,33 @@ class SqSGD(Defense[Plan, Tensor]):
 
     Args:
         epsilon: of one message.
-        clip: U, l2 bound of the update, again of what is sent, and the range of the levels.
+        clip: U, l2 bound of the update and of the sent vector, and the range of the levels.
         bits: of one coordinate; K = 2^bits levels.
         ratio: r; dt = 2^floor(log2(r d)) coordinates are sent, at least one.
-        alpha: how much of what is not sent is kept for later.
-        beta: weight of the new update in what is sent.
-        share: of epsilon that buys the threshold, the rest buys the branch.
-        rotation: names the public signs of the rotation.
+        alpha: weight with which unsent coordinates enter the residual.
+        beta: weight of the new update in the sent vector.
+        share: of epsilon for the threshold; the rest is for the branch.
+        rotation: seed of the public signs of the rotation.
 
     Guarantees:
         ceil(dt * bits / 8) bytes; the coordinates and the rotation follow from shared randomness.
-        decode(encode(u)) has expectation x on the sent coordinates and is zero on the others, where x is the residual
-        plus beta times the clipped update, clipped again.
-        One message is `PrivQuant.epsilon`-DP for any two updates and residuals, and no less.
+        decode(encode(u)) has expectation x on the sent coordinates and is zero on the others; x is the residual plus
+        beta times the clipped update, clipped again.
+        One message is exactly `PrivQuant.epsilon`-DP for any two updates and residuals.
 
     | case | what happens |
     |---|---|
     | d below 1/r | one coordinate is sent |
     | a zero update | uniform rounding to the two middle levels, then the channel |
-    | no shared key | nobody knows which coordinates: the estimate is zero, the likelihood flat |
+    | no shared key | the coordinates are unknown: the estimate is zero, the likelihood constant |
 
     Raises:
-        ValueError: a parameter out of range; in `init`, an epsilon for which no threshold fits.
+        ValueError: a parameter out of range; in `init`, an epsilon for which no threshold exists.
 
-    Source: sqSGD (ICLR 2021 submission), Algorithms 1 and 2. Differs: what is sent is clipped again after the residual
-        is added (without that, coordinates leave the range of the levels); the server, not the client, divides by m,
-        once; the rotation is undone before the coordinates are put back.
+    Source: sqSGD (ICLR 2021 submission), Algorithms 1 and 2. Differs: the sent vector is clipped again after the
+        residual is added, since coordinates would leave the range of the levels otherwise; the server, not the client,
+        divides by m, once; the rotation is undone before the coordinates return to their positions.
     """
-
-    promises: ClassVar[Horizon] = Horizon.ONE_ROUND
 
     epsilon: float = 400.0
     clip: float = 10.0
@@ -98,7 +88,7 @@ class SqSGD(Defense[Plan, Tensor]):
             raise ValueError(f"expected alpha >= 0, got alpha={self.alpha}")
 
     def sent(self, dim: int) -> int:
-        """dt, how many of d coordinates are sent."""
+        """dt, the number of sent coordinates out of d."""
         return 1 << max(0, math.floor(math.log2(self.ratio * dim)))
 
     def init(self, setting: Setting) -> Plan:
@@ -106,24 +96,24 @@ class SqSGD(Defense[Plan, Tensor]):
         return _plan(self.sent(setting.dim), 1 << self.bits, self.epsilon, self.share, self.rotation)
 
     def remember(self, setting: Setting) -> Tensor:
-        """The residual: nothing yet."""
+        """A residual of zero."""
         return torch.zeros(setting.dim)
 
     def encode(self, state: Plan, memory: Tensor, update: Vector, link: Link, private: Key) -> tuple[bytes, Tensor]:
-        """Clip, add the residual, take the round's coordinates, rotate, round, privatise; the rest is kept."""
+        """Clip, add the residual, select the round's coordinates, rotate, round, sample; the rest is the residual."""
         check_update(update)
         chosen = self.coordinates(link.key, link.setting)
         clipped = clip_l2(update.cpu(), self.clip)
         sent = clip_l2(memory[chosen] + self.beta * clipped[chosen], self.clip)
-        kept = memory + self.alpha * clipped
-        kept[chosen] = 0.0
+        residual = memory + self.alpha * clipped
+        residual[chosen] = 0.0
         rotated = _rotate(sent.double(), state.signs)
         levels = round_levels(rotated, self.clip, 1 << self.bits, private.child("rounding"))
         out = state.channel.privatize(levels, private.child("channel"))
-        return pack_levels(out.numpy(), self.bits), kept
+        return pack_levels(out.numpy(), self.bits), residual
 
     def estimate(self, state: Plan, received: bytes, link: Link) -> Vector:
-        """Unbiased on the coordinates that were sent, zero elsewhere."""
+        """Unbiased on the sent coordinates, zero elsewhere."""
         levels = self._levels(state, received)
         found = torch.zeros(link.setting.dim)
         if link.shared is not None:
@@ -133,19 +123,18 @@ class SqSGD(Defense[Plan, Tensor]):
         return found
 
     def likelihood(self, state: Plan, received: Sequence[bytes], links: Links) -> Likelihood:
-        """The exact laws of the coordinates that were sent, continued where they have no slope: see `PrivQuant.misfit`.
+        """The exact laws of the sent coordinates, continued where they have no slope: see `PrivQuant.misfit`.
 
-        It leaves out that the matches depend on each other (`tail` below keeps it, and won nothing that shows).
+        It ignores that the matches depend on each other; `tail` below includes it, without a visible gain.
 
-        The residual is zero in a client's first message. Later it holds what about 1 / ratio rounds left unsent, which
-        an attacker does not know; the law still takes it for zero, so that attacks on later rounds are weaker than they
-        need be.
+        The residual is zero in a client's first message. Later it holds the unsent part of about 1 / ratio rounds,
+        which an attacker does not know. The law still assumes zero, so that attacks on later rounds are weaker than
+        necessary.
 
-        Without the shared key it is flat: who does not know which coordinates were sent learns of their norm at most,
-        which is left out.
+        Without the shared key it is constant: the message then reveals at most a norm, which is ignored.
 
         Mean SSIM of MAP, labels given, 6 CIFAR-10 images behind the LeNet of DLG, 600 evaluations, 1.2 to
-        2.5 s an image (`benchmarks/sqsgd_likelihood.py`; six images tell no 0.02 apart):
+        2.5 s an image (`benchmarks/sqsgd_likelihood.py`; six images do not resolve differences of 0.02):
 
         | coordinates, levels, share that matches | exact | tail | normal moments | ours |
         |---|---|---|---|---|
@@ -170,27 +159,18 @@ class SqSGD(Defense[Plan, Tensor]):
     def claim(self, history: Sequence[Plan], setting: Setting) -> Claim:
         """Pure epsilon for one message; T rounds add up."""
         channel, rounds = history[0].channel, len(history)
-        further = []
+        further: tuple[Proof, ...] = ()
         if -channel.log_rest > _RESOLUTION:
             chance = channel.log_rest / math.log(10)
-            reason = f"the lesser branch has a chance of 10^{chance:.0f}, which no generator draws; what runs lacks it."
-            further.append(Proof(None, Unit.MESSAGE, "arithmetic", reason))
-        return Claim(
-            epsilon=self.epsilon * rounds,
-            delta=0.0,
-            unit=Unit.MESSAGE,
-            relation=Relation.ANY_TWO,
-            horizon=Horizon.of(rounds),
-            against=frozenset(Threat),
+            reason = f"the rarer branch has a probability of 10^{chance:.0f}, which no generator draws: it never runs."
+            further = (Proof(None, Unit.MESSAGE, "arithmetic", reason),)
+        why = "the two probabilities of an output, counted exactly; both are attained."
+        return claim_over(
+            rounds,
+            self.epsilon * rounds,
+            Proof.pure(channel.epsilon, rounds, Unit.MESSAGE, why),
             source="sqSGD (2021), Algorithm 1 and sec. 4" + (", rounds added up by us" if rounds > 1 else ""),
-            assumes=every_round(rounds),
-            proved=Proof(
-                repeat(Pure(channel.epsilon), rounds),
-                Unit.MESSAGE,
-                "closed form",
-                "the two probabilities of an output, counted exactly, and both are reached.",
-            ),
-            further=tuple(further),
+            further=further,
         )
 
     def coordinates(self, shared: Key, setting: Setting) -> Tensor:
@@ -198,17 +178,17 @@ class SqSGD(Defense[Plan, Tensor]):
         return torch.from_numpy(rng.subset(shared.child("coordinates"), setting.dim, self.sent(setting.dim)))
 
     def _levels(self, state: Plan, received: bytes) -> Tensor:
-        """The levels of a message [dt]."""
+        """The levels [dt] in a message."""
         return torch.from_numpy(unpack_levels(received, state.channel.d, self.bits))
 
 
 @functools.lru_cache(maxsize=8)
 def _plan(sent: int, levels: int, epsilon: float, share: float, rotation: int) -> Plan:
-    """The signs and the channel, worked out once."""
+    """The signs and the channel, cached."""
     signs = 2.0 * torch.from_numpy(rng.integers(Key(rotation).child("rademacher"), sent, 2)).double() - 1.0
     return Plan(signs, choose(sent, levels, epsilon, share))
 
 
 def _rotate(x: Tensor, signs: Tensor) -> Tensor:
-    """H A x / sqrt(dt) along the last axis: an l2 norm of U leaves no coordinate above U."""
+    """H A x / sqrt(dt) along the last axis; it preserves the l2 norm U, so that no coordinate exceeds U."""
     return fast_walsh_hadamard(x * signs) / math.sqrt(x.shape[-1])

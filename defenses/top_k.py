@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,47 +22,33 @@ from leakgauge.harness.core.codec import (
     unpack_levels,
     width_of,
 )
-from leakgauge.harness.core.contract import (
-    Defense,
-    Likelihood,
-    Link,
-    Links,
-    MessageError,
-    Setting,
-)
+from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, MessageError, Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
-
-
-class _Kept(NamedTuple):
-    """positions: [k] int64, increasing; values: [k] float32."""
-
-    positions: npt.NDArray[np.int64]
-    values: Tensor
 
 
 @dataclass(frozen=True)
 class TopK(Defense[None, Tensor | None]):
     """Gradient pruning: the coordinates of largest magnitude as float32, the others dropped; nothing promised.
 
-    k = max(1, round(fraction * d)) coordinates are sent, whatever the update, so that a message has one length.
+    k = max(1, round(fraction * d)) coordinates are sent, whatever the update, so that all messages have one length.
     Positions come first, as numbers of ceil(log2 d) bits or as a bitmap of d bits, whichever is shorter. Both sides
     know k and d, so that no flag is needed.
 
     Args:
         fraction: of the coordinates that are sent. Default 0.01: Aji & Heafield drop 99 %.
-        feedback: whether what is dropped is kept by the client and added to its next update.
+        feedback: whether the client adds the dropped values to its next update.
 
-    | case | what is sent |
+    | case | message |
     |---|---|
     | a zero update | the first k coordinates, zeros |
-    | ties at the smallest kept magnitude | those that come first |
+    | ties at the smallest sent magnitude | the first ones |
     | fraction * d below one half | one coordinate |
 
     Guarantees:
         4 * k + ceil(min(k * ceil(log2 d), d) / 8) bytes.
-        What is sent is exact, and no dropped magnitude exceeds a sent one.
-        With feedback, all that was sent and the residual sum to all updates, up to float32 rounding.
+        The sent values are exact, and no dropped magnitude exceeds a sent one.
+        With feedback, all sent values and the residual sum to all updates, up to float32 rounding.
 
     Raises:
         ValueError: fraction is outside (0, 1].
@@ -83,11 +68,11 @@ class TopK(Defense[None, Tensor | None]):
             raise ValueError(f"expected 0 < fraction <= 1, got fraction={self.fraction}")
 
     def count(self, dim: int) -> int:
-        """k, the coordinates that are sent of d."""
+        """k, the number of sent coordinates out of d."""
         return max(1, round(self.fraction * dim))
 
     def remember(self, setting: Setting) -> Tensor | None:
-        """The residual, zero; None without feedback."""
+        """A residual of zero; None without feedback."""
         return torch.zeros(setting.dim) if self.feedback else None
 
     def encode(
@@ -105,21 +90,19 @@ class TopK(Defense[None, Tensor | None]):
         return wire, None if memory is None else whole.index_fill(0, chosen, 0.0)
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
-        """What was sent, in its places, and zeros."""
-        kept = self._read(received, link.setting.dim)
-        found = torch.zeros(link.setting.dim)
-        found[torch.from_numpy(kept.positions)] = kept.values
-        return found
+        """The sent values at their positions, zeros elsewhere."""
+        positions, values = self._read(received, link.setting.dim)
+        return torch.zeros(link.setting.dim).scatter(0, torch.from_numpy(positions), values)
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
-        """Squared distance in units of `ROUNDING`: of what was sent to the candidate, of the rest to its bound.
+        """Squared distance in units of `ROUNDING`: of sent coordinates to their values, of the others to their bound.
 
-        The rest is bounded by the smallest magnitude that was sent. With feedback the residual is not known, and taken
-        for zero: right for a client's first message.
+        The bound is the smallest sent magnitude. With feedback the unknown residual counts as zero, which is right for
+        a client's first message.
         """
-        kept = [self._read(wire, links.setting.dim) for wire in received]
-        places = torch.from_numpy(np.stack([item.positions for item in kept]))
-        sent = torch.stack([item.values for item in kept])
+        read = [self._read(wire, links.setting.dim) for wire in received]
+        places = torch.from_numpy(np.stack([positions for positions, _ in read]))
+        sent = torch.stack([values for _, values in read])
         smallest = sent.abs().min(dim=1, keepdim=True).values
         bounds = smallest.expand(-1, links.setting.dim).scatter(1, places, math.inf)
 
@@ -134,16 +117,16 @@ class TopK(Defense[None, Tensor | None]):
         """Nothing is promised."""
         return nothing_promised(len(history), "The largest coordinates are sent as they are.")
 
-    def _read(self, received: bytes, dim: int) -> _Kept:
-        """Positions and values of a message."""
+    def _read(self, received: bytes, dim: int) -> tuple[npt.NDArray[np.int64], Tensor]:
+        """The positions [k], increasing, and the float32 values [k] in a message."""
         k = self.count(dim)
         size = -(-min(k * width_of(dim), dim) // 8)
         check_length(received, size + 4 * k, f"{k} positions and floats")
-        return _Kept(_unpack_positions(received[:size], k, dim), unpack_float32(received[size:], k))
+        return _unpack_positions(received[:size], k, dim), unpack_float32(received[size:], k)
 
 
 def _largest(magnitudes: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.int64]:
-    """The positions of the k largest, in increasing order; of equal ones those that come first."""
+    """The positions of the k largest magnitudes, in increasing order; the first ones of equal magnitudes."""
     threshold = np.partition(magnitudes, -k)[-k]
     chosen = magnitudes > threshold
     equal = np.flatnonzero(magnitudes == threshold)
@@ -152,12 +135,12 @@ def _largest(magnitudes: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.int6
 
 
 def _is_bitmap(k: int, dim: int) -> bool:
-    """Whether a bit for every coordinate is shorter than a number for each that is sent."""
+    """Whether one bit a coordinate is shorter than one number a sent coordinate."""
     return dim < k * width_of(dim)
 
 
 def _pack_positions(positions: npt.NDArray[np.int64], dim: int) -> bytes:
-    """Numbers or a bitmap."""
+    """The positions as numbers or as a bitmap."""
     if not _is_bitmap(len(positions), dim):
         return pack_levels(positions, width_of(dim))
     bitmap = np.zeros(dim, np.int64)
@@ -166,7 +149,7 @@ def _pack_positions(positions: npt.NDArray[np.int64], dim: int) -> bytes:
 
 
 def _unpack_positions(wire: bytes, k: int, dim: int) -> npt.NDArray[np.int64]:
-    """[k] positions, checked: increasing, none twice, none beyond the end."""
+    """[k] positions; checks that they increase and lie below `dim`."""
     if _is_bitmap(k, dim):
         found = np.flatnonzero(unpack_levels(wire, dim, 1))
         if len(found) != k:

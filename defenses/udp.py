@@ -1,4 +1,4 @@
-"""UDP: clipped records, one full-batch step, normal noise that a whole run pays for."""
+"""UDP: clipped records, one full-batch step, and normal noise for the epsilon of a whole run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from leakgauge.harness.core.contract import Feedback, Setting
 
 @dataclass(frozen=True)
 class UDP(UDPRounds[int]):
-    """UDP: clip every record's gradient, take one full-batch step, add normal noise for a whole run's epsilon.
+    """UDP: clip every record's gradient, take one full-batch step, add normal noise for the epsilon of a whole run.
 
     The state is the number of the round; all rounds have the same noise.
 
@@ -20,26 +20,27 @@ class UDP(UDPRounds[int]):
         clip: C, bound on the l2 norm of one record's gradient, or of the update, in units of each.
         epsilon: of the whole run, for one record of a client, at `delta`.
         delta: of the whole run.
-        rounds: T, the run that the noise is made for, and after which the federation ends; None: the federation's.
-        clips: `records`, as printed; `update`: any local training, whose update is clipped. The sensitivity is then 2C
-            and the epsilon one for any two messages.
-        calibration: `paper` (10), `zcdp` or `tight`; the last two keep the claim, see `_udp.budget`.
+        rounds: T, the number of rounds for which the noise is calibrated; the federation then ends. None: the
+            federation's number.
+        clips: `records`, as printed; `update`: any local training, whose update is clipped. The sensitivity is then 2C,
+            and epsilon covers any two messages.
+        calibration: `paper` (10), `zcdp` or `tight`; the claim holds for the last two, see `_udp.formulas.budget`.
 
     Guarantees:
         4 * d bytes.
-        decode(encode(u)) - u (or - clip(u), where the update is clipped) is normal with standard deviation `sigma` in
-        each coordinate, independently, up to float32 rounding.
-        sigma is z times the sensitivity of the sender's message, 2 lr C / n_i; with the learning rate of round 0, so
-        that one that falls keeps what is proved.
-        No more than T rounds are run.
+        decode(encode(u)) - u (or - clip(u), if the update is clipped) is normal with standard deviation `sigma` in each
+        coordinate, independently, up to float32 rounding.
+        sigma is z times the sensitivity of the sender's message, 2 lr C / n_i. lr is the learning rate of round 0, so
+        that the proof also holds for a falling rate.
+        At most T rounds are run.
 
     Raises:
         ValueError: a parameter out of range.
 
     Source: Wei, Li, Ding, Ma, Su, Zhang, Poor 2021, "User-level privacy-preserving federated learning: analysis and
-        performance optimization", Algorithm 1 and (10). Differs: clients are weighted by their samples among those who
-        take part. Despite the title, neighbors differ in one record; `claim` tells of all records of a client, too.
-        (10) is too little noise above epsilon 6.98 (delta 1e-3, all take part): the proof replaces e^x - 1 by x.
+        performance optimization", Algorithm 1 and (10). Differs: participating clients are weighted by their numbers of
+        samples. Despite the title, neighbors differ in one record; `claim` also covers all records of a client.
+        (10) gives too little noise above epsilon 6.98 (delta 1e-3, all take part): its proof replaces e^x - 1 by x.
     """
 
     source: ClassVar[str] = "Wei et al. 2021, (10)"
@@ -56,7 +57,7 @@ class UDP(UDPRounds[int]):
         return 0
 
     def advance(self, state: int, feedback: Feedback) -> int:
-        """The next round."""
+        """The number of the next round."""
         return state + 1
 
     def stops(self, state: int) -> bool:

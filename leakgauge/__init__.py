@@ -1,6 +1,6 @@
-"""leakgauge: how much a federated-learning defense really leaks.
+"""leakgauge measures how much a federated-learning defense really leaks.
 
-The public names are imported when they are first used, so that the command starts without torch.
+Public names are imported at first use, so that the command starts without torch.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from leakgauge.harness.audit.claims import ask as claim
-    from leakgauge.harness.audit.standalone import ask_audit as audit
+    from leakgauge.harness.audit.claims import claim
+    from leakgauge.harness.audit.standalone import audit
     from leakgauge.harness.core.contract import Attack, Defense, Task
     from leakgauge.harness.core.result import Run
     from leakgauge.harness.core.rng import Key
@@ -28,15 +28,15 @@ _WHERE = {
     "Run": ("core.result", "Run"),
     "Study": ("study.study", "Study"),
     "Task": ("core.contract", "Task"),
-    "audit": ("audit.standalone", "ask_audit"),
-    "claim": ("audit.claims", "ask"),
+    "audit": ("audit.standalone", "audit"),
+    "claim": ("audit.claims", "claim"),
     "load_study": ("study.study", "load_study"),
     "run": ("study.run", "run_study"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, imported now."""
+    """Import a public name at its first use."""
     if name not in _WHERE:
         raise AttributeError(f"module 'leakgauge' has no attribute {name!r}; it has: {', '.join(__all__)}")
     module, attribute = _WHERE[name]

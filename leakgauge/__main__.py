@@ -1,6 +1,6 @@
-"""`python -m leakgauge` is the command `leakgauge`."""
+"""`python -m leakgauge` runs the command `leakgauge`."""
 
-from leakgauge.harness.cli.app import main
+from leakgauge.harness.cli.main import main
 
 if __name__ == "__main__":
     main()

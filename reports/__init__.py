@@ -1,1 +1,1 @@
-"""Tables and HTML pages from stored results; never imports torch."""
+"""Tables and HTML pages from stored results; imports no torch."""

@@ -1,4 +1,4 @@
-"""All results, a line a cell: CSV that a spreadsheet opens without running anything, or JSON with all estimates."""
+"""All results, one line per cell: CSV that is safe to open in a spreadsheet, or JSON with all estimates."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import re
+from typing import Any
 
 from leakgauge.harness.core.cell import Cell, Scalar
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, ProofRecord, Run, TrainingRecord, to_data
@@ -18,138 +19,92 @@ _FORMULA = re.compile(rf"\A(?=[{_SIGNS}\t\r\n])|(?<=[;\t\r\n])(?=[{_SIGNS}])")
 """Where a formula could begin: at a sign, also a wide one of an East Asian keyboard. `;`, tabs and line ends begin a
 cell in the spreadsheets of countries where the comma is the decimal mark."""
 
-_CELL = ("cell", "status", "data", "model", "algorithm", "clients", "rounds", "defense", "attack", "threat")
-_TARGET = (
+_CELL = (
+    *("cell", "status", "data", "model", "algorithm", "clients", "rounds", "defense", "attack", "threat"),
     *("target", "target_round", "target_rounds", "target_count", "target_batch", "target_users"),
     *("target_client", "target_outside"),
     *("seed", "accuracy", "seconds", "flags", "reason"),
 )
 _CLAIM = ("epsilon", "delta", "unit", "relation", "against", "verdict", "reason")
-_PROVED = (
-    "proved_epsilon",
-    "proved_delta",
-    "proved_unit",
-    "proved_method",
-    "proved_tight",
-    "proved_against",
-    "further",
-)
-_AUDIT = (
-    *("audited_epsilon", "audited_trials", "audited_confidence", "audited_verdict", "audited_reason"),
-    *("audited_delta", "audited_unit", "audited_relation", "audited_horizon", "audited_threat", "audited_method"),
-    *("audited_claimed_epsilon", "audited_proved_epsilon"),
-    *("audited_rounds", "audited_clients", "audited_samples", "audited_dim"),
-)
-"""The claimed and the proved epsilon are those of the small federation that was audited, like the verdict."""
+_PROVED = ("epsilon", "delta", "unit", "method", "tight", "against")
+_AUDIT = {
+    "audited_epsilon": "epsilon_lower",
+    **{f"audited_{name}": name for name in ("trials", "confidence", "verdict", "reason")},
+    **{f"audited_{name}": name for name in ("delta", "unit", "relation", "horizon", "threat", "method")},
+    **{f"audited_{name}_epsilon": name for name in ("claimed", "proved")},
+    **{f"audited_{name}": name for name in ("rounds", "clients", "samples", "dim")},
+}
+"""Fields of an audit, by column. Like the verdict, the claimed and the proved epsilon are those of the small federation
+that was audited."""
 
 
 def harmless(value: Scalar) -> str:
-    """A value as a field that no spreadsheet takes for a formula: in a text, a quote goes where one could begin.
+    """A value as a field that no spreadsheet runs as a formula: a quote goes before each start of one in a text.
 
-    Numbers stay numbers: -0.5 is a value of ours, "-0.5" is a text of somebody's.
+    Numbers are unchanged: -0.5 is a number of the results, "-0.5" is a text from outside.
     """
     if value is None:
         return ""
     return _FORMULA.sub("'", value) if isinstance(value, str) else str(value)
 
 
-def _claim(claim: ClaimRecord | None) -> list[Scalar]:
-    """The fields of one claim and of what is proved; infinity is written `inf`."""
-    if claim is None:
-        return [None] * len(_CLAIM + _PROVED)
-    proved, further = claim.proved, [_proof_data(proof) for proof in claim.further]
-    return [
-        _epsilon(claim.epsilon),
-        claim.delta,
-        claim.unit,
-        claim.relation,
-        " ".join(claim.against),
-        verdict_of(claim),
-        claim.reason,
-        _epsilon(proved.epsilon),
-        proved.delta,
-        proved.unit,
-        proved.method,
-        proved.tight,
-        " ".join(proved.against),
-        json.dumps(further, ensure_ascii=False, allow_nan=False) if further else None,
-    ]
-
-
-def _audit(audit: AuditRecord | None) -> list[Scalar]:
-    """The fields of an audit."""
-    if audit is None:
-        return [None] * len(_AUDIT)
-    return [
-        audit.epsilon_lower,
-        audit.trials,
-        audit.confidence,
-        audit.verdict,
-        audit.reason,
-        audit.delta,
-        audit.unit,
-        audit.relation,
-        audit.horizon,
-        audit.threat,
-        audit.method,
-        _epsilon(audit.claimed),
-        _epsilon(audit.proved),
-        audit.rounds,
-        audit.clients,
-        audit.samples,
-        audit.dim,
-    ]
+def status_of(run: Run, cell: Cell) -> str:
+    """`done`, `failed` or `missing`."""
+    return "done" if cell.id in run.results else "failed" if cell.id in run.failures else "missing"
 
 
 def _epsilon(value: float | None) -> float | str:
-    """Infinity by the word that spreadsheets and parsers of numbers know."""
+    """An epsilon; infinity is the text `inf`, which spreadsheets and number parsers know and JSON lacks."""
     return "inf" if value is None else value
 
 
-def _proof_data(proof: ProofRecord) -> dict[str, object]:
-    """A proof for JSON, which has no infinity."""
+def _proof_data(proof: ProofRecord) -> dict[str, Any]:
+    """A proof as plain data."""
     return {**to_data(proof), "epsilon": _epsilon(proof.epsilon)}
 
 
-def _status(run: Run, cell_id: str) -> str:
-    """`done`, `failed` or `missing`."""
-    return "done" if cell_id in run.results else "failed" if cell_id in run.failures else "missing"
+def _claim_data(claim: ClaimRecord) -> dict[str, Any]:
+    """A claim with its proofs as plain data."""
+    further = [_proof_data(proof) for proof in claim.further]
+    proofs = {"proved": _proof_data(claim.proved), "further": further}
+    return {**to_data(claim), "epsilon": _epsilon(claim.epsilon), "verdict": verdict_of(claim), **proofs}
+
+
+def _audit_data(audit: AuditRecord) -> dict[str, Any]:
+    """An audit as plain data."""
+    return {**to_data(audit), "claimed": _epsilon(audit.claimed), "proved": _epsilon(audit.proved)}
+
+
+def _claim_fields(claim: ClaimRecord | None) -> list[Scalar]:
+    """The columns of one claim and its proofs."""
+    if claim is None:
+        return [None] * (len(_CLAIM) + len(_PROVED) + 1)
+    data = _claim_data(claim)
+    fields = [data[name] for name in _CLAIM] + [data["proved"][name] for name in _PROVED]
+    further = json.dumps(data["further"], ensure_ascii=False, allow_nan=False) if data["further"] else None
+    return [*(" ".join(field) if isinstance(field, tuple) else field for field in fields), further]
+
+
+def _training_fields(training: TrainingRecord | None) -> list[Scalar]:
+    """The columns of the claims and of the audit."""
+    claims = (None, None) if training is None else (training.one_round, training.whole_run)
+    audit = None if training is None or training.audited is None else _audit_data(training.audited)
+    audited = [None if audit is None else audit[name] for name in _AUDIT.values()]
+    return [*(field for claim in claims for field in _claim_fields(claim)), *audited]
 
 
 def _fields(analysis: Analysis, cell: Cell, metrics: list[str]) -> list[Scalar]:
     """One line."""
-    run, cell_id = analysis.run, cell.id
-    result, failure = run.results.get(cell_id), run.failures.get(cell_id)
-    spec, target = cell.training, cell.target
-    training = run.trainings.get(spec.id)
-    line: list[Scalar] = [
-        cell_id,
-        _status(run, cell_id),
-        spec.task.data,
-        spec.task.model,
-        spec.federation.algorithm,
-        spec.federation.clients,
-        spec.federation.rounds,
-        spec.defense.label,
-        cell.attack.label,
-        cell.threat,
-        target.kind,
-        target.round,
-        target.rounds,
-        target.count,
-        target.batch,
-        target.users,
-        target.client,
-        target.outside,
-        spec.seed,
-        None if training is None else training.accuracy,
-        run.seconds.get(cell_id),
-        " ".join(dict.fromkeys(flag.code for flag in analysis.flags_of(cell))),
-        f"{failure.kind}: {failure.message}" if failure is not None and result is None else "",
-        *_claim(None if training is None else training.one_round),
-        *_claim(None if training is None else training.whole_run),
-        *_audit(None if training is None else training.audited),
-    ]
+    run, spec, target = analysis.run, cell.training, cell.target
+    result, failure, training = run.results.get(cell.id), run.failures.get(cell.id), run.trainings.get(spec.id)
+    line: list[Scalar] = [cell.id, status_of(run, cell), spec.task.data, spec.task.model]
+    line += [spec.federation.algorithm, spec.federation.clients, spec.federation.rounds]
+    line += [spec.defense.label, cell.attack.label, cell.threat]
+    line += [target.kind, target.round, target.rounds, target.count, target.batch, target.users]
+    line += [target.client, target.outside, spec.seed, None if training is None else training.accuracy]
+    line += [run.seconds.get(cell.id), " ".join(dict.fromkeys(flag.code for flag in analysis.flags_of(cell)))]
+    line.append(f"{failure.kind}: {failure.message}" if failure is not None and result is None else "")
+    line += _training_fields(training)
     estimates = {estimate.name: estimate for estimate in result.estimates} if result is not None else {}
     for name in metrics:
         e = estimates.get(name)
@@ -158,49 +113,41 @@ def _fields(analysis: Analysis, cell: Cell, metrics: list[str]) -> list[Scalar]:
 
 
 def to_csv(analysis: Analysis) -> str:
-    """One line a cell, all its estimates in columns; RFC 4180 with a header."""
+    """One line per cell, all its estimates in columns; RFC 4180 with a header."""
     run = analysis.run
     metrics = list(dict.fromkeys(e.name for result in run.results.values() for e in result.estimates))
-    claims = [f"{horizon}_{name}" for horizon in ("one_round", "whole_run") for name in (*_CLAIM, *_PROVED)]
+    claim = [*_CLAIM, *(f"proved_{name}" for name in _PROVED), "further"]
+    claims = [f"{horizon}_{name}" for horizon in ("one_round", "whole_run") for name in claim]
     numbers = [column for name in metrics for column in (name, f"{name}_low", f"{name}_high", f"{name}_n")]
     buffer = io.StringIO()
     writer = csv.writer(buffer)
-    writer.writerow(map(harmless, [*_CELL, *_TARGET, *claims, *_AUDIT, *numbers]))
+    writer.writerow(map(harmless, [*_CELL, *claims, *_AUDIT, *numbers]))
     for cell in run.cells:
         writer.writerow(map(harmless, _fields(analysis, cell, metrics)))
     return buffer.getvalue()
 
 
-def _claim_data(claim: ClaimRecord) -> dict[str, object]:
-    """A claim with its proofs, for JSON."""
-    changes: dict[str, object] = {"epsilon": _epsilon(claim.epsilon), "verdict": verdict_of(claim)}
-    changes |= {"proved": _proof_data(claim.proved), "further": [_proof_data(proof) for proof in claim.further]}
-    return {**to_data(claim), **changes}
-
-
 def _training_data(training: TrainingRecord | None) -> dict[str, object]:
-    """What a cell's training says, for JSON; null where it did not finish."""
+    """Accuracy, claims and audit of a cell's training, for JSON; null if it did not finish."""
     if training is None:
         return {"accuracy": None, "one_round": None, "whole_run": None, "audited": None}
-    audit = training.audited
-    ends = {} if audit is None else {"claimed": _epsilon(audit.claimed), "proved": _epsilon(audit.proved)}
     return {
         "accuracy": training.accuracy,
         "one_round": _claim_data(training.one_round),
         "whole_run": _claim_data(training.whole_run),
-        "audited": None if audit is None else {**to_data(audit), **ends},
+        "audited": None if training.audited is None else _audit_data(training.audited),
     }
 
 
 def _object(analysis: Analysis, cell: Cell) -> dict[str, object]:
-    """One cell: what was asked, what came out."""
+    """One cell as plain data: the question and the results."""
     run, spec = analysis.run, cell.training
     result, failure = run.results.get(cell.id), run.failures.get(cell.id)
     estimates = [to_data(estimate) for estimate in result.estimates] if result is not None else []
     failed = None if failure is None or result is not None else {"kind": failure.kind, "message": failure.message}
     return {
         "cell": cell.id,
-        "status": _status(run, cell.id),
+        "status": status_of(run, cell),
         "task": to_data(spec.task),
         "federation": to_data(spec.federation),
         "defense": to_data(spec.defense),
@@ -218,9 +165,9 @@ def _object(analysis: Analysis, cell: Cell) -> dict[str, object]:
 
 
 def to_jsonl(analysis: Analysis) -> str:
-    """One JSON object a line and cell, in the study's order, with all estimates by name and their values per victim.
+    """One JSON object per line and cell, in the study's order, with all estimates and their values per victim.
 
-    An infinite epsilon is `"inf"`; null is not known. All of it is ASCII, so that a line ends where its cell does.
+    An infinite epsilon is `"inf"`; null means unknown. The text is ASCII, so that a line ends only where its cell does.
     """
     return "".join(json.dumps(_object(analysis, cell), allow_nan=False) + "\n" for cell in analysis.run.cells)
 

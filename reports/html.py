@@ -1,4 +1,4 @@
-"""The report: one HTML page that loads nothing, readable without a script."""
+"""The report: one HTML page that loads nothing and works without a script, or a folder with nothing inline."""
 
 from __future__ import annotations
 
@@ -6,222 +6,99 @@ import base64
 import hashlib
 import re
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Collection
+from functools import partial
 from importlib import resources
-from typing import Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from leakgauge.harness.core.result import Run
-from leakgauge.reports.charts import figures
-from leakgauge.reports.charts.messages import Traffic, traffic
-from leakgauge.reports.sections import leakage
-from leakgauge.reports.sections.changes import Against, Changes, changes
+from leakgauge.reports.sections.changes import Against, changes
 from leakgauge.reports.sections.claims import claims
+from leakgauge.reports.sections.leakage import leakage
+from leakgauge.reports.sections.limits import TEMPLATE as LIMITS
 from leakgauge.reports.sections.limits import limits
 from leakgauge.reports.sections.pictures import Images, gallery
 from leakgauge.reports.sections.provenance import provenance
 from leakgauge.reports.sections.results import everything
-from leakgauge.reports.sections.tradeoffs import charts
+from leakgauge.reports.sections.tradeoffs import trade_offs
 from leakgauge.reports.sections.verdict import verdict
-from leakgauge.reports.select import HIGH, LOW, RECOGNIZABLE, Analysis
+from leakgauge.reports.select import Analysis
+from leakgauge.reports.text.notation import visible
 
-STYLE, SCRIPT = "style.css", "script.js"
-"""Beside a page that has them in files of their own."""
+Layout = Literal["file", "dir"]
 
-_UNSEEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What no page can show, or what turns the text that follows it around."""
+PAGE, STYLE, SCRIPT, PICTURES = "index.html", "style.css", "script.js", "pictures"
+"""Names in the folder of a report."""
 
-_Text = TypeVar("_Text", bound=str)
-
-
-class Section(NamedTuple):
-    """A part of the page: its id and template, its heading, its name in the navigation, its content or its error."""
-
-    id: str
-    title: str
-    short: str
-    body: Markup
-
-
-@dataclass(frozen=True)
-class Part:
-    """How a section is made. `build` returns None where a run has nothing for it."""
-
-    id: str
-    title: str
-    short: str
-    build: Callable[[Analysis, Images], object | None]
-
-
-class Drawing(NamedTuple):
-    """A chart and its SVG."""
-
-    chart: figures.Chart
-    svg: Markup
-    markers: tuple[Markup, ...]
-
-
-class TradeOffs(NamedTuple):
-    """The charts and the table of messages of one setting."""
-
-    setting: str
-    drawings: tuple[Drawing, ...]
-    traffic: tuple[Traffic, ...]
-
-
-class Leakage(NamedTuple):
-    """The matrices and how their intervals were made."""
-
-    matrices: tuple[leakage.Matrix, ...]
-    methods: tuple[str, ...]
-    high: str
-    low: str
-    recognizable: float
-
-
-def _leakage(analysis: Analysis, images: Images) -> Leakage | None:
-    """Section 3."""
-    found = leakage.matrices(analysis)
-    if found is None:
-        return None
-    return Leakage(found, leakage.methods(analysis), f"{HIGH * 100:.0f} %", f"{LOW * 100:.0f} %", RECOGNIZABLE)
-
-
-def _trade_offs(analysis: Analysis, images: Images) -> tuple[TradeOffs, ...] | None:
-    """Section 5."""
-    found = []
-    for index, (setting, name) in enumerate(analysis.settings.items()):
-        drawings = tuple(_drawing(chart, index) for chart in charts(analysis, setting))
-        rows = traffic(analysis, setting)
-        if drawings or rows:
-            found.append(TradeOffs(name, drawings, rows))
-    return tuple(found) or None
-
-
-def drawable(chart: figures.Chart) -> figures.Chart:
-    """The chart with names that XML can hold and that do not turn the words around them."""
-    values = {field.name: getattr(chart, field.name) for field in fields(chart)}
-    texts: dict[str, Any] = {name: visible(value) for name, value in values.items() if isinstance(value, str)}
-    series = tuple(replace(one, label=visible(one.label)) for one in chart.series)
-    lines = tuple((height, visible(name)) for height, name in chart.lines)
-    return replace(chart, series=series, lines=lines, **texts)
-
-
-def _drawing(chart: figures.Chart, index: int) -> Drawing:
-    """A chart with the keys of its legend."""
-    chart = drawable(chart)
-    drawn = figures.svg(chart, prefix=f"s{index}-{chart.name}-")
-    return Drawing(chart, Markup(drawn), tuple(Markup(figures.key(s, joined=chart.joined)) for s in chart.series))
-
-
-PARTS = (
-    Part("verdict", "Verdict", "Verdict", lambda analysis, _: verdict(analysis)),
-    Part("claims", "What the defenses claim, and what holds", "Claims", lambda analysis, _: claims(analysis)),
-    Part("leakage", "Leakage by defense and attack", "Leakage", _leakage),
-    Part("pictures", "What the attacker sees", "Reconstructions", gallery),
-    Part("tradeoffs", "Trade-offs", "Trade-offs", _trade_offs),
-    Part("results", "All results", "All results", lambda analysis, _: everything(analysis)),
-    Part("limits", "What this report does not show", "Limits", lambda analysis, _: limits(analysis)),
-    Part("provenance", "Provenance", "Provenance", lambda analysis, _: provenance(analysis)),
+_INSIDE = re.compile(
+    r'(?P<attribute>src|href)="data:(?P<kind>[a-z/+.-]+)(;charset=[a-z0-9-]+)?;base64,(?P<content>[A-Za-z0-9+/=]+)"'
+    r'(?P<saved> download="(?P<name>[a-z0-9.-]+)")?'
 )
+"""A file inside a page. No text of a run can look like one: its quotes are escaped."""
+
+_ENDINGS = {"image/png": "png", "image/svg+xml": "svg"}
+_OURS = re.compile(rf"[0-9a-f]{{16}}\.({'|'.join(_ENDINGS.values())})")
 
 
-def _breakable(text: str) -> Markup:
-    """A parameter list that a narrow column may break after `=` and `_`, but not inside a number."""
-    return Markup(re.sub("([=_])", r"\1<wbr>", str(escape(text))))
+class Part(NamedTuple):
+    """A section of the page.
 
-
-def _code(found: re.Match[str]) -> str:
-    """A character as a study would spell it: `\\u202e`."""
-    return f"\\u{ord(found[0]):04x}"
-
-
-def visible(text: _Text) -> _Text:
-    """A text in which control characters and changes of direction are spelled out, still safe where it was safe.
-
-    So a name cannot turn the words around it, or end the page: `a\\u202eb` stands for itself.
+    Attributes:
+        id: of the section, and the name of its template.
+        title: the heading.
+        short: its name in the navigation.
+        build: the content that the template shows; None if this run has none.
+        template: Jinja source of a short section; empty: the file `templates/ID.html`.
     """
-    return type(text)(_UNSEEN.sub(_code, text)) if _UNSEEN.search(text) else text
+
+    id: str
+    title: str
+    short: str
+    build: Callable[[Analysis], object | None]
+    template: str = ""
 
 
-def _shown(value: object) -> object:
-    """What a template prints for a value."""
-    return visible(value) if isinstance(value, str) else value
-
-
-def _environment() -> Environment:
-    """Templates that escape everything, show what is hidden, and stop at a name that they do not know."""
-    environment = Environment(
-        loader=PackageLoader("leakgauge.reports"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_shown,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["breakable"] = _breakable
-    return environment
-
-
-def _section(environment: Environment, part: Part, analysis: Analysis, images: Images) -> Section | None:
-    """One section; where it cannot be built its error stands in its place."""
-    try:
-        content = part.build(analysis, images)
-        if content is None:
-            return None
-        body = environment.get_template(f"{part.id}.html").render(data=content, title=part.title)
-    except Exception as error:
-        last = traceback.format_exception_only(error)[-1].strip()
-        body = environment.get_template("broken.html").render(
-            title=part.title, error=last, id=part.id, first=part.id == "verdict"
-        )
-    return Section(part.id, part.title, part.short, Markup(body))
-
-
-def source(name: str) -> Markup:
-    """A file of the templates as it is."""
-    return Markup(resources.files("leakgauge.reports").joinpath("templates", name).read_text("utf-8"))
-
-
-def _hash(text: str) -> str:
-    """What a content security policy calls one inline element."""
-    return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
-
-
-def _changed(against: Against) -> Part:
-    """The section on a comparison."""
-
-    def build(analysis: Analysis, images: Images) -> Changes:
-        names = {label: known.text for label, known in (analysis.defenses | analysis.attacks).items()}
-        return changes(*against, names=names)
-
-    return Part("changes", "What changed since the baseline", "Changes", build)
+def _parts(images: Images, against: Against | None) -> list[Part]:
+    """The sections in the order of the page. A new section is its module in `sections` and a line here."""
+    parts = [
+        Part("verdict", "Verdict", "Verdict", verdict),
+        Part("claims", "Claimed and proved epsilon", "Claims", claims),
+        Part("leakage", "Leakage by defense and attack", "Leakage", leakage),
+        Part("pictures", "Originals and reconstructions", "Reconstructions", partial(gallery, images=images)),
+        Part("tradeoffs", "Trade-offs", "Trade-offs", trade_offs),
+        Part("results", "All results", "All results", everything),
+        Part("limits", "What this report does not show", "Limits", limits, LIMITS),
+        Part("provenance", "Provenance", "Provenance", provenance),
+    ]
+    if against is not None:
+        parts.insert(1, Part("changes", "Changes since the baseline", "Changes", lambda _: changes(*against)))
+    return parts
 
 
 def render(run: Run, *, images: Images = "public", linked: bool = False, against: Against | None = None) -> str:
     """The whole page.
 
     Args:
-        images: `public` shows pictures of the data sets in `run.public_data` and redacts the others with a word saying
-            why; `redact` withholds all pictures and keeps their numbers; `none` leaves them out.
-        against: a finished comparison, for the section on what changed; None: there is no such section.
-        linked: style and script stand in files beside the page instead of inside (`reports.layout`).
+        images: `public` shows pictures of the data sets in `run.public_data` and withholds the others, with the reason;
+            `redact` withholds all pictures and keeps their numbers; `none` leaves them out.
+        linked: style and script are files next to the page, see `folder_files`.
+        against: a finished comparison, for the section on changes; None: there is no such section.
 
     Returns:
-        HTML that loads nothing: style, script, charts and pictures are inside, and its policy forbids the rest. A
-        linked page loads what lies beside it, and its policy forbids what is inside.
+        HTML that loads nothing: style, script, charts and pictures are inside, and its policy forbids everything else.
+        A linked page loads files of its folder, and its policy forbids inline content.
 
     Guarantees:
         Same run, same page.
-        A section that cannot be built prints its error where it would stand; the others are not touched.
-        Every text of the run is escaped; none turns what follows it around.
+        A section that cannot be built shows its error instead; the others are unaffected.
+        Every text of the run is escaped and cannot change the direction of the text after it.
     """
     environment, analysis = _environment(), Analysis(run)
-    parts = PARTS if against is None else (PARTS[0], _changed(against), *PARTS[1:])
-    sections = [_section(environment, part, analysis, images) for part in parts]
+    sections = [(part, _section(environment, part, analysis)) for part in _parts(images, against)]
     style, script = source(STYLE), source(SCRIPT)
     sources = ("'self'", "'self'", "'self'") if linked else ("data:", _hash(style), _hash(script))
     return environment.get_template("page.html").render(
@@ -231,5 +108,92 @@ def render(run: Run, *, images: Images = "public", linked: bool = False, against
         linked=linked,
         style=STYLE if linked else style,
         script=SCRIPT if linked else script,
-        sections=[section for section in sections if section is not None],
+        sections=[(part, body) for part, body in sections if body is not None],
     )
+
+
+def report_files(
+    run: Run, place: Path, layout: Layout, *, images: Images = "public", against: Against | None = None
+) -> dict[Path, bytes]:
+    """The files of a report by path, the page last. `place` is the page, or the folder of the page."""
+    if layout == "file":
+        return {place: render(run, images=images, against=against).encode()}
+    return {place / name: content for name, content in folder_files(run, images=images, against=against).items()}
+
+
+def folder_files(run: Run, *, images: Images = "public", against: Against | None = None) -> dict[str, bytes]:
+    """The report for a server whose policy forbids inline styles and scripts.
+
+    Returns:
+        By path in the folder: style, script, a file for each picture, named after its content, and the table of all
+        cells; the page comes last.
+
+    Guarantees:
+        Same run, same bytes.
+        The page has no inline style, no inline script, no `data:` address; its policy allows only its own folder.
+        The charts stay in the page, as SVG without style attributes, so that they follow the theme.
+    """
+    files: dict[str, bytes] = {STYLE: source(STYLE).encode(), SCRIPT: source(SCRIPT).encode()}
+    page = render(run, images=images, linked=True, against=against)
+    files |= {_name(found): base64.b64decode(found["content"]) for found in _INSIDE.finditer(page)}
+    return {**files, PAGE: _INSIDE.sub(_link, page).encode()}
+
+
+def stale_pictures(place: Path, files: Collection[Path]) -> list[Path]:
+    """Pictures of an earlier report in this folder that the new report does not show: it may withhold them."""
+    found = sorted((place / PICTURES).glob("*"))
+    return [path for path in found if _OURS.fullmatch(path.name) and path not in files]
+
+
+def source(name: str) -> Markup:
+    """A file of the templates, unchanged."""
+    return Markup(resources.files("leakgauge.reports").joinpath("templates", name).read_text("utf-8"))
+
+
+def _environment() -> Environment:
+    """Templates that escape every text, show hidden characters, and stop at an unknown name."""
+    environment = Environment(
+        loader=PackageLoader("leakgauge.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: visible(value) if isinstance(value, str) else value,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["breakable"] = _breakable
+    return environment
+
+
+def _breakable(text: str) -> Markup:
+    """A parameter list that a narrow column may break after `=` and `_`, but not inside a number."""
+    return Markup(re.sub("([=_])", r"\1<wbr>", str(escape(text))))
+
+
+def _section(environment: Environment, part: Part, analysis: Analysis) -> Markup | None:
+    """The HTML of one section; of its error if it cannot be built."""
+    try:
+        content = part.build(analysis)
+        if content is None:
+            return None
+        named = environment.get_template if not part.template else environment.from_string
+        body = named(part.template or f"{part.id}.html").render(data=content, title=part.title)
+    except Exception as error:
+        last = traceback.format_exception_only(error)[-1].strip()
+        body = environment.get_template("broken.html").render(part=part, error=last)
+    return Markup(body)
+
+
+def _hash(text: str) -> str:
+    """The source expression of one inline element in a content security policy."""
+    return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
+
+
+def _name(found: re.Match[str]) -> str:
+    """The path of a file that the page holds inline."""
+    digest = hashlib.sha256(found["content"].encode()).hexdigest()[:16]
+    return found["name"] or f"{PICTURES}/{digest}.{_ENDINGS[found['kind']]}"
+
+
+def _link(found: re.Match[str]) -> str:
+    """The attribute with the path of a file instead of its content."""
+    return f'{found["attribute"]}="{_name(found)}"{found["saved"] or ""}'

@@ -1,13 +1,8 @@
-"""One client's message of a baseline, both ways."""
+"""One client's message of a baseline, encoded, decoded and scored."""
 
 import dataclasses
 
-from leakgauge.harness.core.contract import (
-    Link,
-    Links,
-    Sender,
-    Setting,
-)
+from leakgauge.harness.core.contract import Link, Links, Sender, Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 
@@ -17,17 +12,7 @@ LENET = 119_850  # sqSGD, section 5
 
 
 def setting_of(d, **changes):
-    setting = Setting(
-        Layout(("w",), ((d,),)),
-        clients=4,
-        participants=4,
-        rounds=3,
-        sends="update",
-        steps=1,
-        lr=0.1,
-        batch=8,
-        samples=8,
-    )
+    setting = Setting(Layout(("w",), ((d,),)), 4, 4, 3, sends="update", steps=1, lr=0.1, batch=8, samples=8)
     return dataclasses.replace(setting, **changes)
 
 

@@ -1,4 +1,4 @@
-"""Shared by the tests in a browser: Debian's Chromium, a page with all that it did, and axe-core."""
+"""For the tests in a browser: Debian's Chromium, a page with a record of its requests and errors, and axe-core."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ HOSTILE = (
     "W" * 120,
 )
 LEAKING, LOST, BETTER, NEW, SAME, UNSURE = HOSTILE
-"""What becomes of the defense of this name, compared with the baseline; see `against`."""
+"""Names of the defenses, by their change since the baseline; see `against`."""
 
 SSIM = {
     LEAKING: ((0.3,) * 6, (0.33, 0.36, 0.58, 0.35, 0.61, 0.34)),
     BETTER: ((0.5,) * 6, (0.31, 0.35, 0.29, 0.33, 0.32, 0.36)),
     UNSURE: ((0.3,) * 6, (0.2, 0.44, 0.31, 0.43, 0.2, 0.4)),
 }
-"""Of the images, in the baseline and now."""
+"""SSIM of the images, in the baseline and now."""
 
 AXE = """axe.run(%s, %s).then(found => found.violations.flatMap(
     rule => rule.nodes.map(node => `${rule.id}: ${node.target.join(" ")}`)))"""
@@ -81,7 +81,7 @@ CONTRAST = """() => {
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Chromium without a window and without network traffic of its own; a skipped test where there is none."""
+    """Chromium without a window and without network traffic of its own; skips the test if it is not installed."""
     found = shutil.which("chromium")
     if found is None:
         pytest.skip("chromium is not installed, see `make browser`")
@@ -90,17 +90,17 @@ def chromium() -> Iterator[Browser]:
 
 
 def started(kind: BrowserType, path: str) -> Browser:
-    """A browser that runs; a skipped test, with what it said, where it does not start."""
+    """A running browser; skips the test, with the browser's message, if it does not start."""
     try:
         return kind.launch(executable_path=path, args=FLAGS)
     except Error as error:
-        said = re.findall(r"^\s*(?:- )?\[pid=\d+\]\[err\] (.+)$", error.message, re.MULTILINE)
-        pytest.skip(f"{path} does not start: {said[0] if said else error.message.splitlines()[0]}")
+        lines = re.findall(r"^\s*(?:- )?\[pid=\d+\]\[err\] (.+)$", error.message, re.MULTILINE)
+        pytest.skip(f"{path} does not start: {(lines or error.message.splitlines())[0]}")
 
 
 @dataclasses.dataclass
 class Visit:
-    """A page, what it asked for and what the console says."""
+    """A page, with its requests and the messages on its console."""
 
     page: Page
     address: str
@@ -113,7 +113,7 @@ class Visit:
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
 
     def open(self, *, width: int = 1366, theme: Theme = "light") -> None:
-        """Anew, with nothing remembered."""
+        """Open the page again, with an empty local storage."""
         if self.requests:
             self.page.evaluate("localStorage.clear()")
             self.requests.clear()
@@ -123,7 +123,7 @@ class Visit:
         self.page.goto(self.address)
 
     def check(self) -> None:
-        """Nothing stands on the console and no request left the page."""
+        """The console is empty and the page requests only itself."""
         assert self.complaints == []
         assert set(self.requests) == {self.address}
 
@@ -131,7 +131,7 @@ class Visit:
         self.page.set_viewport_size({"width": width, "height": 900})
 
     def color(self, theme: Theme) -> str:
-        """That of the page where the system has this theme."""
+        """Background of the page under this theme of the system."""
         self.page.emulate_media(color_scheme=theme)
         return self.style("body", "backgroundColor")
 
@@ -139,10 +139,10 @@ class Visit:
         self.page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
 
     def axe(self) -> Callable[[bool], list[str]]:
-        """axe-core on this page: what its rule of contrast objects to if told True, what all the others if False.
+        """axe-core on this page: the violations of its contrast rule (True), or of all other rules (False).
 
-        It runs in a world of its own: the policy of the page stays in force. Its contrast says nothing of the text of
-        charts, nor of what a box that scrolls cuts off: see `poor_contrasts`.
+        It runs in an isolated world, so the policy of the page stays in force. Its contrast rule skips the text of
+        charts and hidden parts of scrolling boxes: see `poor_contrasts`.
         """
         session = self.page.context.new_cdp_session(self.page)
         frame = session.send("Page.getFrameTree")["frameTree"]["frame"]["id"]
@@ -160,18 +160,18 @@ class Visit:
         return objections
 
     def keep_text(self) -> None:
-        """Close details; take out what axe-core passes over for contrast, and is slow at: drawings, closed details."""
+        """Close details, and remove drawings and closed details: axe-core skips them for contrast, but slowly."""
         self.page.evaluate("""() => {
             document.querySelectorAll("details").forEach(one => { one.open = false; });
             document.querySelectorAll("svg > *, details > :not(summary)").forEach(one => one.remove());
         }""")
 
     def poor_contrasts(self) -> list[str]:
-        """Each text with less than 4.5 : 1 against what is behind it, cut off or not; no picture is behind a text."""
+        """Each text with a contrast below 4.5 : 1, hidden by scrolling or not; no text is above a picture."""
         return self.page.evaluate(CONTRAST)
 
     def column(self, title: str) -> list[str]:
-        """What stands under a heading of the table of all results in the rows shown; for a number its value."""
+        """A column of all results in the visible rows; for a number its value."""
         script = """title => {
             const at = [...document.querySelectorAll("#cells thead th")].findIndex(head => head.innerText === title);
             const rows = [...document.querySelectorAll("#cells tbody tr")].filter(row => row.checkVisibility());
@@ -186,7 +186,7 @@ class Visit:
 
 @contextmanager
 def tab(browser: Browser, path: Path, *, javascript: bool = True) -> Iterator[Visit]:
-    """A page to be opened in a browser that remembers nothing."""
+    """A page in a fresh browser context, not opened yet."""
     with browser.new_context(java_script_enabled=javascript) as context:
         yield Visit(context.new_page(), path.as_uri())
 
@@ -195,7 +195,7 @@ def tab(browser: Browser, path: Path, *, javascript: bool = True) -> Iterator[Vi
 def visit(
     browser: Browser, path: Path, *, width: int = 1366, theme: Theme = "light", javascript: bool = True
 ) -> Iterator[Visit]:
-    """The page, open; whatever is done there, it passes `Visit.check`."""
+    """The open page, which passes `Visit.check` at the end."""
     with tab(browser, path, javascript=javascript) as seen:
         seen.open(width=width, theme=theme)
         yield seen
@@ -203,7 +203,7 @@ def visit(
 
 
 def few_run() -> Run:
-    """Every section and every kind of row, in few cells: pages with many charts are slow to open."""
+    """Every section and every kind of row in few cells: pages with many charts open slowly."""
     attacks = [(attack, double.PROBE, "server") for attack in (double.MATCHING, double.MAP, double.PRIOR)]
     attacks += [(double.THRESHOLD, Target("members", count=200), "public")]
     cells = double.grid([double.NONE, double.GAUSSIAN[1]], attacks, (0,))
@@ -211,7 +211,7 @@ def few_run() -> Run:
 
 
 def whole_run() -> Run:
-    """The same with a later round, audits, every verdict, and names that mean harm."""
+    """The same with a later round, audits, every verdict, and hostile names."""
     few, audited = few_run(), double.audited_run()
     named = [PartSpec(name, {"epsilon": 2.0}) for name in ("sampled", *HOSTILE)]
     later = [(double.MATCHING, Target("probe", 4, count=6), "server")]
@@ -232,7 +232,7 @@ def whole_run() -> Run:
 
 
 def against(run: Run) -> Against:
-    """`whole_run` beside a baseline that leaks less here and more there; neither has all that the other has."""
+    """`whole_run` and a baseline with less leakage in some cells and more in others; each lacks some cells."""
     before = double.make_run(
         run.cells, missing=lambda cell: is_map(cell, NEW), make=lambda cell: result_of(cell, 0), name=UNSURE
     )
@@ -242,13 +242,13 @@ def against(run: Run) -> Against:
 
 
 def is_map(cell: Cell, name: str) -> bool:
-    """Whether it is the attack that `SSIM` is of, on the defense of this name."""
+    """Whether this is the attack `map` on the defense of this name."""
     return (cell.training.defense.name, cell.attack) == (name, double.MAP)
 
 
 def result_of(cell: Cell, which: int) -> Result:
-    """As the double has it, but for `SSIM`."""
+    """The result of the double, with the values in `SSIM`."""
     made, name = double.result_of(cell), cell.training.defense.name
     if name not in SSIM or not is_map(cell, name):
         return made
-    return double.with_estimates(made, mean("ssim", SSIM[name][which], higher_leaks=True), *made.estimates[1:])
+    return double.with_estimates(made, mean("ssim", SSIM[name][which]), *made.estimates[1:])

@@ -2,11 +2,7 @@
 
 import pytest
 
-from leakgauge.harness.core.contract import (
-    Link,
-    Sender,
-    Setting,
-)
+from leakgauge.harness.core.contract import Link, Sender, Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 
@@ -20,8 +16,7 @@ def setting(d):
 
 
 def encode(defense, update, shared=SHARED):
-    here = setting(len(update))
-    return defense.encode(None, None, update, Link(here, WHO, shared), PRIVATE)[0]
+    return defense.encode(None, None, update, Link(setting(len(update)), WHO, shared), PRIVATE)[0]
 
 
 def decode(defense, wire, d, shared=SHARED):

@@ -1,12 +1,20 @@
-"""The models and the loop over records that clipped gradients are compared with."""
+"""The clients of the tests of local training, and a loop over records as the reference for clipped gradients."""
 
 import torch
+
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn.batch import Work
+from tests.doubles import random_examples
 
 SHAPES = {"cnn2": (1, 16, 16), "cnn3": (3, 22, 22), "lenet5": (1, 14, 14)}
 
 
 def shape_of(model):
     return SHAPES.get(model, (1, 8, 8))
+
+
+def clients(shape=(1, 8, 8), sizes=(20, 13, 8)):
+    return [Work(random_examples(n, shape, seed=n), Key(0).child("client", n)) for n in sizes]
 
 
 def record_gradients(task, params, x, y, keep=None):
@@ -21,12 +29,11 @@ def record_gradients(task, params, x, y, keep=None):
 
 
 def clipped_sum(rows, clip):
-    """The sum of rows of a norm of at most `clip`; without one, of the rows."""
+    """The sum of the rows, each scaled down to a norm of at most `clip` (None: not scaled)."""
     if clip is None:
         return rows.sum(0)
-    return sum(
-        (row * min(1.0, clip / float(row.norm())) for row in rows if row.norm() > 0), torch.zeros_like(rows[:1].sum(0))
-    )
+    clipped = [row * min(1.0, clip / float(row.norm())) for row in rows if row.norm() > 0]
+    return sum(clipped, torch.zeros_like(rows[:1].sum(0)))
 
 
 def median_norm(task, params, x, y, keep=None):

@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread, and where the real data lie."""
+"""Shared by all tests: one thread, and the folder of the real data."""
 
 from pathlib import Path
 

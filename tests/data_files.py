@@ -1,4 +1,4 @@
-"""Shared by the tests of data sets: where the real ones lie, and small ones made here."""
+"""Shared by the tests of data sets: the real ones beside the checkout, and pixels for small ones."""
 
 from pathlib import Path
 

@@ -1,7 +1,8 @@
-"""Hand-written doubles with the interfaces of the real things."""
+"""Hand-written defenses and attacks with the real interfaces, and small tasks and data."""
 
-import dataclasses
 import math
+import os
+import signal
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,8 +10,7 @@ import torch
 
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
-from leakgauge.harness.core.contract import Attack, Defense, Guess, LocalRule, Membership, Reconstruction
-from leakgauge.harness.core.contract import Examples as Examples
+from leakgauge.harness.core.contract import Attack, Defense, Examples, Guess, LocalRule, Membership, Reconstruction
 from leakgauge.harness.core.rng import Key, normal
 from leakgauge.harness.core.vec import weighted_mean
 from leakgauge.harness.learn.models import build
@@ -26,7 +26,7 @@ def nothing(history):
 
 @dataclass(frozen=True)
 class Counting(Defense[int, int]):
-    """A defense with a state and a memory: both travel in the clear, so that a test can see them."""
+    """A defense that sends its state and its memory in the clear, so that a test can read them."""
 
     randomized: ClassVar[bool] = False
     factor: float = 1.0
@@ -57,7 +57,7 @@ class Counting(Defense[int, int]):
 
 @dataclass(frozen=True)
 class Summing(Defense[None, None]):
-    """A channel that adds: the receiver sees one message, the sum."""
+    """A channel that adds up all messages: the receiver sees only the sum."""
 
     randomized: ClassVar[bool] = False
     analog: ClassVar[bool] = True
@@ -84,7 +84,7 @@ class Summing(Defense[None, None]):
 
 @dataclass(frozen=True)
 class Ruled(Counting):
-    """A defense that asks something of local training, and stops when its state says so."""
+    """A defense with a rule for local training, which stops after some rounds."""
 
     clip: float = 1e-3
     full_batch: bool = True
@@ -100,7 +100,7 @@ class Ruled(Counting):
 
 @dataclass(frozen=True)
 class Echo(Attack):
-    """Guesses noise from its key; needs what it is told to need."""
+    """Guesses noise from its key; `wants` lists its needs, `break_with` makes it fail."""
 
     kind: ClassVar[str] = "reconstruction"
     wants: str = "messages"
@@ -112,28 +112,18 @@ class Echo(Attack):
 
     def run(self, seen, key):
         if self.break_with == "kill":
-            import os
-            import signal
-
             os.kill(os.getpid(), signal.SIGKILL)
         if self.break_with:
             raise RuntimeError(self.break_with)
-        return Reconstruction(
-            tuple(
-                Guess(
-                    normal(key.child(i), (message.images, *seen.task.input_shape)),
-                    torch.zeros(message.images, dtype=torch.int64),
-                    0.0,
-                    1,
-                )
-                for i, message in enumerate(seen.messages)
-            )
-        )
+        sizes = [message.images for message in seen.messages]
+        noise = [normal(key.child(i), (n, *seen.task.input_shape)) for i, n in enumerate(sizes)]
+        labels = [torch.zeros(n, dtype=torch.int64) for n in sizes]
+        return Reconstruction(tuple(Guess(x, y, 0.0, 1) for x, y in zip(noise, labels, strict=True)))
 
 
 @dataclass(frozen=True)
 class Coin(Attack):
-    """Membership by coin."""
+    """Random membership scores."""
 
     kind: ClassVar[str] = "membership"
 
@@ -151,10 +141,5 @@ def small_task(name="mlp-small", shape=(1, 8, 8), classes=10):
 
 
 def random_examples(n, shape=(1, 8, 8), classes=10, seed=0):
-    """Noise images with labels in turn."""
+    """Noise images with the labels 0, 1, 2, ... in turn."""
     return Examples(normal(Key(seed).child("x"), (n, *shape)).sigmoid(), torch.arange(n) % classes)
-
-
-def with_fields(value, **changes):
-    """A frozen dataclass with some fields changed."""
-    return dataclasses.replace(value, **changes)

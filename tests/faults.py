@@ -1,4 +1,4 @@
-"""Defenses with a fault in them, that say of themselves what they said without it."""
+"""Defenses with a fault, which keep the claims that they have without it."""
 
 import contextlib
 import dataclasses
@@ -11,26 +11,28 @@ import pytest
 from leakgauge.defenses._common.scale import Scaling
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.codec import pack_float64
-from leakgauge.harness.core.contract import (
-    Defense,
-)
+from leakgauge.harness.core.contract import Defense
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 
 ONE_KEY = Key(0, ("dither",))
-"""The shared key of every round, where it is reused."""
+"""The shared key of every round, if it is reused."""
 
 _NORM = 8
-"""Bytes of a norm in clear."""
+"""Bytes of a norm sent in clear."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Faulty(Defense):
-    """All that `promised` says, but messages by `actual`, or with a change to them.
+    """The claims of `promised`, but messages of `actual`, or with a fault.
 
-    reader: by what a message is read, `promised` where it is None. quiet: what noise is multiplied by. shared_noise:
-    private noise comes from the key that the server has. reused: all rounds share one key, `ONE_KEY`. unclipped:
-    neither records nor updates are clipped. clear: the update's norm goes ahead.
+    Attributes:
+        reader: the defense that reads messages; None: `promised`.
+        quiet: factor of all noise.
+        shared_noise: private noise comes from the shared key.
+        reused: all rounds share one key, `ONE_KEY`.
+        unclipped: neither records nor updates are clipped.
+        clear: the update's norm precedes the message.
     """
 
     promised: Any
@@ -74,7 +76,7 @@ class Faulty(Defense):
         return (pack_float64(update.double().norm()[None]) if self.clear else b"") + wire, memory
 
     def transmit(self, state, wires, links, channel):
-        """Norms do not add up in the air: of a sum, the first sender's arrives."""
+        """Norms do not add up on the channel: a sum arrives with the first sender's norm."""
         bare = [self._bare(wire) for wire in wires]
         received = self.promised.transmit(state[0], bare, links, channel)
         norms = [wire[: len(wire) - len(rest)] for wire, rest in zip(wires, bare, strict=True)]
@@ -111,7 +113,7 @@ class Faulty(Defense):
 
     @contextlib.contextmanager
     def _code(self):
-        """The defense's code, with the fault in it."""
+        """Patch the fault into the defense's code."""
         with pytest.MonkeyPatch.context() as code:
             if self.quiet != 1.0:
                 for name in ("normal", "laplace", "signed_exponential"):
@@ -124,7 +126,7 @@ class Faulty(Defense):
 
 
 def with_changes(promised, **changes):
-    """The defense, with other parameters in the code than in what it says."""
+    """The defense with other parameters in its code than in its claim."""
     return Faulty(promised, dataclasses.replace(promised, **changes))
 
 
@@ -142,7 +144,7 @@ def _keep_numbers(scaling, values):
 
 @functools.cache
 def _clips():
-    """Where the modules of defenses have their clips."""
+    """The modules of defenses that clip, with the names of their clips."""
     registry.classes("defense")
     modules = [module for name, module in sys.modules.items() if name.startswith("leakgauge.defenses.")]
     return [(module, name) for module in modules for name in ("clip_l2", "clip_coordinates") if hasattr(module, name)]

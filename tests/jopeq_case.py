@@ -1,4 +1,4 @@
-"""One client's message of JoPEQ, or of what it is compared with, both ways."""
+"""One client's message of JoPEQ or of a baseline, both ways."""
 
 import dataclasses
 import math
@@ -7,11 +7,7 @@ import numpy as np
 
 from leakgauge.defenses._jopeq.privacy import GENERATOR
 from leakgauge.harness.core.codec import unpack_levels
-from leakgauge.harness.core.contract import (
-    Link,
-    Sender,
-    Setting,
-)
+from leakgauge.harness.core.contract import Link, Sender, Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry

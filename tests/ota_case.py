@@ -9,20 +9,31 @@ import torch
 from leakgauge.defenses.ota import OTA
 from leakgauge.defenses.ota_orthogonal import OTAOrthogonal
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import (
-    Link,
-    Links,
-    Sender,
-    Setting,
-)
+from leakgauge.harness.core.contract import Link, Links, Sender, Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 
 D = 200_000
 DELTA = 1e-4
 A_ROUND = 8 * math.log(1.25 / DELTA) / 1.2**2
-"""Noise over signal that the claim (1.2, 1e-4) takes: (15) and Thm 1 solved for it."""
+"""Ratio of noise to signal at the claim (1.2, 1e-4), from (15) and Thm 1."""
 
+# squared gains, P, epsilons (the least of them binds), feasible, A, Psi, Z; noise variance 1. Golden values of an
+# independent script, six decimals.
+GOLDEN = [
+    ((0.5, 1, 2, 4), 100, (1.2,) * 4, False, 13.313657, 696.745373, (36.686343, 86.686343, 186.686343, 386.686343)),
+    ((0.05, 1, 2, 4), 100, (1.2,) * 4, True, 5.0, 261.041220, (0, 95, 166.041220, 0)),
+    (
+        (0.05, 0.3, 1, 2, 4, 0.8),
+        1000,
+        (1.2, 2, 3, 1.5, 2, 2),
+        True,
+        50.0,
+        2619.412201,
+        (0, 250, 950, 669.412201, 0, 750),
+    ),
+    ((1, 1, 1), 10, (5,) * 3, False, 5.150601, 14.548196, (4.849399,) * 3),
+]
 FIRST = {"gains": "0.5,1,2,4", "power": 100.0}
 SECOND = {"gains": "0.05,1,2,4", "power": 100.0}
 
@@ -31,17 +42,8 @@ both = pytest.mark.parametrize("kind", [OTA, OTAOrthogonal])
 
 
 def setting_of(clients, d=D, **changes):
-    plain = Setting(
-        Layout(("w",), ((d,),)),
-        clients=clients,
-        participants=clients,
-        rounds=3,
-        sends="gradient",
-        steps=1,
-        lr=0.1,
-        batch=0,
-        samples=20,
-    )
+    layout = Layout(("w",), ((d,),))
+    plain = Setting(layout, clients, clients, rounds=3, sends="gradient", steps=1, lr=0.1, batch=0, samples=20)
     return dataclasses.replace(plain, **changes)
 
 

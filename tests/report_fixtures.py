@@ -1,8 +1,9 @@
-"""A run that nobody ran: invented, plausible numbers, in the types that the reports read."""
+"""Runs with invented, plausible numbers, in the types that the reports read."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 
@@ -56,12 +57,12 @@ ATTACKS = {
 
 
 def wave(*parts: object) -> float:
-    """A number in [0, 1] that depends on nothing but its arguments."""
+    """A number in [0, 1] that depends only on its arguments."""
     return int(fingerprint([str(part) for part in parts], 8), 16) / 0xFFFFFFFF
 
 
 def leak(defense: PartSpec, attack: PartSpec) -> float:
-    """How much of an image the double lets an attack see, in [0, 1]."""
+    """The share of an image that an attack sees, in [0, 1]."""
     if attack.name == "prior":
         return 0.0
     epsilon = float(defense.parameters.get("epsilon") or 1.0)
@@ -72,7 +73,7 @@ def leak(defense: PartSpec, attack: PartSpec) -> float:
 
 
 def ssim_values(cell: Cell) -> tuple[float, ...]:
-    """One SSIM a victim."""
+    """One SSIM per victim."""
     sees = leak(cell.training.defense, cell.attack) * math.exp(-0.1 * (cell.target.round or 0))
     jitter = [wave(cell.training.seed, "victim", at) - 0.5 for at in range(cell.target.count)]
     return tuple(round(min(0.99, max(0.01, 0.16 + 0.78 * sees + 0.16 * x)), 4) for x in jitter)
@@ -93,7 +94,7 @@ def scene(at: int, size: int = 24) -> np.ndarray:
 
 
 def pictures_of(cell: Cell) -> Pictures:
-    """The scenes, and the same under as much noise as the SSIM says."""
+    """The scenes, and the same with noise by SSIM."""
     originals = np.stack([scene(at + cell.training.seed) for at in range(cell.target.count)])[:, None]
     seen = np.array(ssim_values(cell)).reshape(-1, 1, 1, 1, 1)
     noise = np.random.default_rng(int(cell.id[:8], 16)).uniform(size=originals.shape)
@@ -102,26 +103,26 @@ def pictures_of(cell: Cell) -> Pictures:
 
 
 def scores_of(cell: Cell) -> Scores:
-    """Normal scores, further apart the more leaks."""
+    """Normal scores, further apart the more the defense leaks."""
     draws = np.random.Generator(np.random.Philox(key=int(fingerprint(cell.id, 8), 16)))
     count, apart = cell.target.count, 1.5 * leak(cell.training.defense, cell.attack)
     return Scores(apart + draws.standard_normal(count), draws.standard_normal(count))
 
 
 def reconstruction_estimates(cell: Cell) -> tuple[Estimate, ...]:
-    """What the score of a reconstruction holds."""
+    """The estimates of a reconstruction attack."""
     values = ssim_values(cell)
     mse = [0.12 * (1 - value) ** 2 for value in values]
     return (
-        mean("ssim", values, higher_leaks=True),
-        mean("mse", mse, higher_leaks=False),
-        mean("psnr", [-10 * math.log10(m) for m in mse], higher_leaks=True, unit="dB"),
-        mean("label_accuracy", [1.0] * len(values), higher_leaks=True),
+        mean("ssim", values),
+        mean("mse", mse),
+        mean("psnr", [-10 * math.log10(m) for m in mse]),
+        mean("label_accuracy", [1.0] * len(values)),
     )
 
 
 def membership_estimates(cell: Cell) -> tuple[Estimate, ...]:
-    """What the score of a membership attack holds; the last has no value."""
+    """The estimates of a membership attack; the last has no value."""
     value = 0.5 + 0.25 * leak(cell.training.defense, MATCHING) + 0.01 * wave(cell.training.seed)
     rate = 0.01 + 0.2 * (value - 0.5)
     few = "0.1 % of 200 non-members is less than one record"
@@ -135,93 +136,87 @@ def membership_estimates(cell: Cell) -> tuple[Estimate, ...]:
 def result_of(cell: Cell) -> Result:
     """A finished cell."""
     estimates = membership_estimates(cell) if cell.attack.name == "threshold" else reconstruction_estimates(cell)
-    few = Flag("few-images", f"{cell.target.count} images; a comparison wants 8 or more")
+    few = Flag("few-images", f"{cell.target.count} images; a comparison needs 8 or more")
     flags = [few] * (cell.target.kind == "probe")
-    flags += [Flag("naive", "this attack ignores what it knows of the defense", "note")] * (cell.attack == MATCHING)
+    flags += [Flag("naive", "the attack ignores the defense", "note")] * (cell.attack == MATCHING)
     return Result(cell, EXECUTION, ENVIRONMENT, estimates, tuple(flags), fingerprint(cell.id))
 
 
 def proof(epsilon: float | None, delta: float, unit: str, reason: str, **changes: object) -> ProofRecord:
-    """What holds, attained and in closed form unless told otherwise."""
+    """A proof: attained and in closed form by default."""
     fields = {"method": "closed form", "tight": True, "against": EVERYBODY} | changes
     return ProofRecord(epsilon, delta, unit, reason=reason, **fields)
 
 
-def claim(epsilon: float | None, unit: str, horizon: str, proved: ProofRecord, verdict: str, **changes: object):
-    """A claim at the delta of its proof; the reason is put together as `harness.core.claim` does it."""
+def claim(epsilon: float | None, horizon: str, proved: ProofRecord, verdict: str, **changes: object) -> ClaimRecord:
+    """A claim for the unit and delta of its proof, with the reason in the form of `harness.core.claim`."""
     promised = epsilon is not None
     numbers = f"claimed {epsilon:.6g}, proved {proved.epsilon or math.inf:.6g} a {proved.unit}" if promised else ""
     numbers += f" at delta {proved.delta:g}" if promised and proved.delta else ""
-    fields = {"relation": "any-two-inputs", "source": "", "assumes": (), "further": ()}
+    fields = {"relation": "any-two-inputs", "source": "", "assumes": (), "further": (), "unit": proved.unit}
     fields |= {"against": proved.against if promised else (), "delta": proved.delta} | changes
     reason = f"{numbers}: {proved.reason}" if promised else proved.reason
-    return ClaimRecord(epsilon, unit=unit, horizon=horizon, proved=proved, verdict=verdict, reason=reason, **fields)
+    return ClaimRecord(epsilon, horizon=horizon, proved=proved, verdict=verdict, reason=reason, **fields)
 
 
 def claim_of(defense: PartSpec, horizon: str) -> ClaimRecord:
-    """What a defense of the double promises, and what holds."""
+    """The claim of a defense, and its proof."""
     rounds = 1 if horizon == "one round" else FEDERATION.rounds
     if defense.name == "gaussian":
         epsilon = float(defense.parameters["epsilon"] or 0.0) * math.sqrt(rounds)
         why = "normal noise on a record's clipped gradient."
         held = proof(epsilon, 1e-5, "record", why, method="analytic Gaussian", against=("server", "eavesdropper"))
-        assumes = ("a record is in one batch a round", "the clip bounds each record's gradient")
+        assumes = ("a record is in one batch per round", "the clip bounds each record's gradient")
         about = {"relation": "replace", "source": "Balle, Wang 2018", "assumes": assumes}
-        return claim(epsilon, "record", horizon, held, "HOLDS", **about)
+        return claim(epsilon, horizon, held, "HOLDS", **about)
     if defense.name == "laplace":
         epsilon = 2.0 / float(defense.parameters["scale"] or 1.0) * rounds
         held = proof(epsilon, 0.0, "coordinate", "Laplace noise on each coordinate.")
         whole = proof(12_000 * epsilon, 0.0, "message", "all 12000 coordinates may move at once.")
-        return claim(epsilon, "coordinate", horizon, held, "HOLDS", source="Dwork 2006", further=(whole,))
+        return claim(epsilon, horizon, held, "HOLDS", source="Dwork 2006", further=(whole,))
     if defense.name in CHECKED:
         return CHECKED[defense.name](float(defense.parameters["epsilon"] or 0.0), horizon, rounds)
     why = "The update is sent as it is." if defense.name == "none" else "A quantizer without noise."
-    return claim(
-        None, "message", horizon, proof(None, 0.0, "message", why, method="by definition", against=()), NOTHING
-    )
+    held = proof(None, 0.0, "message", why, method="by definition", against=())
+    return claim(None, horizon, held, NOTHING)
 
 
 def points_claim(epsilon: float, horizon: str, rounds: int) -> ClaimRecord:
-    """BROKEN by a finite amount: several points of one update are told, and the source counts one."""
-    why = "113 points of one update are told, each with less than epsilon; they add up."
+    """BROKEN by a finite amount: a message has several points of one update, and the source counts one."""
+    why = "a message has 113 points of one update, each with less than epsilon; they add up."
     held = proof(111.566 * epsilon * rounds, 0.0, "message", why)
     about = "an article, randomized response on one point; another article, comparison at equal bits"
-    return claim(epsilon * rounds, "message", horizon, held, "BROKEN", source=about)
+    return claim(epsilon * rounds, horizon, held, "BROKEN", source=about)
 
 
 def dithered_claim(epsilon: float, horizon: str, rounds: int) -> ClaimRecord:
-    """BROKEN without bound: bounded noise; the cell that an update lies in is told with chance 0.31."""
+    """BROKEN without bound: bounded noise reveals the cell of an update with probability 0.31."""
     held = proof(None, 1e-5, "sub-vector", "noise of bounded support: with chance 0.31 the two cells do not overlap.")
-    return claim(epsilon * rounds, "sub-vector", horizon, held, "BROKEN", source="an article, Theorem 1")
+    return claim(epsilon * rounds, horizon, held, "BROKEN", source="an article, Theorem 1")
 
 
 def sampled_claim(epsilon: float, horizon: str, rounds: int) -> ClaimRecord:
-    """UNPROVED over a run: an upper bound for a client; and nothing at all against who sees the messages."""
+    """UNPROVED over a run: only an upper bound per client, and none against adversaries that see the messages."""
     about = {"method": "privacy loss distribution", "tight": False, "against": ("participant", "public")}
-    worked = epsilon * (1.0 if rounds == 1 else 3.8)
-    held = proof(worked, 1e-5, "client", "sampling without replacement, composed round by round.", **about)
+    why = "sampling without replacement, composed round by round."
+    held = proof(epsilon * (1.0 if rounds == 1 else 3.8), 1e-5, "client", why, **about)
     about = {"method": "by definition", "against": ("server", "colluding-server", "eavesdropper")}
     bare = proof(None, 1e-5, "client", "messages are clipped and sent without noise.", **about)
-    assumes = ("the server is honest and tells nobody the messages", "nobody is told who takes part")
+    assumes = ("the server is honest and reveals no message", "the participants of a round are secret")
     about = {"relation": "add-remove", "source": "an article, Algorithm 1", "assumes": assumes, "further": (bare,)}
     promised, verdict = epsilon * (1.0 if rounds == 1 else 3.4), "HOLDS" if rounds == 1 else "UNPROVED"
-    return claim(promised, "client", horizon, held, verdict, **about)
+    return claim(promised, horizon, held, verdict, **about)
 
 
 def generous_claim(epsilon: float, horizon: str, rounds: int) -> ClaimRecord:
-    """LOOSE: the textbook's formula asks for more noise than epsilon needs."""
+    """LOOSE: the textbook's formula needs more noise than epsilon does."""
     why = "the formula of the textbook; the exact one needs less noise."
     held = proof(0.8 * epsilon * math.sqrt(rounds), 1e-5, "record", why, method="analytic Gaussian")
     about = {"relation": "replace", "source": "Dwork, Roth 2014, Theorem A.1"}
-    return claim(epsilon * rounds, "record", horizon, held, "LOOSE", **about)
+    return claim(epsilon * rounds, horizon, held, "LOOSE", **about)
 
 
-CHECKED = {
-    "points": points_claim,
-    "dithered": dithered_claim,
-    "sampled": sampled_claim,
-    "generous": generous_claim,
-}
+CHECKED = {"points": points_claim, "dithered": dithered_claim, "sampled": sampled_claim, "generous": generous_claim}
 CHECKED_PARTS = [PartSpec(name, {"epsilon": e}) for name in CHECKED for e in (2.0, 8.0)]
 
 
@@ -260,23 +255,14 @@ def grid(
     task: TaskSpec = TASK,
     federation: FederationSpec = FEDERATION,
 ) -> tuple[Cell, ...]:
-    """The cells of a study in its order."""
-    asked = list(attacks)
+    """The cells of a study, in its order."""
+    questions = list(attacks)
     return tuple(
         Cell(TrainingSpec(task, federation, defense, seed), attack, target, threat)
         for defense in defenses
-        for attack, target, threat in asked
+        for attack, target, threat in questions
         for seed in seeds
     )
-
-
-def full_grid() -> tuple[Cell, ...]:
-    """Every kind of attack on every kind of defense."""
-    attacks = [(attack, Target("probe", at, 6), "server+labels") for attack in (MATCHING, MAP) for at in (0, 4)]
-    attacks += [(PRIOR, Target("probe", at, 6), "server+labels") for at in (0, 4)]
-    attacks += [(MATCHING, PROBE, "eavesdropper"), (PRIOR, PROBE, "eavesdropper")]
-    attacks += [(THRESHOLD, Target("members", count=200), "public")]
-    return grid([NONE, *GAUSSIAN, *LAPLACE, SQSGD], attacks)
 
 
 def make_run(
@@ -289,7 +275,7 @@ def make_run(
     public: Iterable[str] = ("invented",),
     name: str = "invented-study",
 ) -> Run:
-    """A folder of results as it would be read; what failed has no training either."""
+    """A run as `load_run` reads it; a training has a record if one of its cells is done."""
     lost = {cell.id for cell in cells if failed(cell)}
     absent = {cell.id for cell in cells if missing(cell)} - lost
     done = [cell for cell in cells if cell.id not in lost | absent]
@@ -313,6 +299,7 @@ def make_run(
     )
 
 
+@functools.cache
 def checked_run() -> Run:
     """Claims with every verdict, for several units, some infinite."""
     defenses = [NONE, *GAUSSIAN[:2], LAPLACE[0], SQSGD, *CHECKED_PARTS]
@@ -321,7 +308,7 @@ def checked_run() -> Run:
 
 
 def audit(claimed: float | None, proved: float | None, lower: float, unit: str, **changes: object) -> AuditRecord:
-    """An audit of one round in three clients, by a server, with the verdict that follows."""
+    """An audit of one round of three clients by the server, with its verdict."""
     promised = claimed is not None
     verdict = "BROKEN" if promised and lower > claimed else "HOLDS" if promised else NOTHING
     fields: dict[str, object] = {"delta": 0.0, "relation": "any-two-inputs", "horizon": "one round", "rounds": 1}
@@ -332,7 +319,7 @@ def audit(claimed: float | None, proved: float | None, lower: float, unit: str, 
 
 
 def audited_run(seeds: Sequence[int] = (0,)) -> Run:
-    """Audits of each kind: one that refutes, one of another federation, one over a run, one of no promise, none."""
+    """An audit that refutes, one over a whole run, one with a bound of zero, one of an infinite claim, and none."""
     dithered, generous = PartSpec("dithered", {"epsilon": 2.0}), PartSpec("generous", {"epsilon": 2.0})
     gaussian = {"method": "Gaussian trade-off", "delta": 1e-5, "any_mechanism": 0.31, "pair": "one record"}
     audits = {
@@ -349,9 +336,13 @@ def audited_run(seeds: Sequence[int] = (0,)) -> Run:
     return dataclasses.replace(run, trainings=trainings)
 
 
+@functools.cache
 def full_run() -> Run:
-    """Everything there is, with one failed and one missing cell."""
-    cells = full_grid()
+    """Every kind of attack on every kind of defense, with failed cells and a missing one."""
+    attacks = [(attack, Target("probe", at, 6), "server+labels") for attack in (MATCHING, MAP, PRIOR) for at in (0, 4)]
+    attacks += [(MATCHING, PROBE, "eavesdropper"), (PRIOR, PROBE, "eavesdropper")]
+    attacks += [(THRESHOLD, Target("members", count=200), "public")]
+    cells = grid([NONE, *GAUSSIAN, *LAPLACE, SQSGD], attacks)
     failed = {c.id for c in cells if c.training.defense == SQSGD and c.attack == MAP and c.training.seed == 1}
     return make_run(cells, failed=lambda c: c.id in failed, missing=lambda c: c.id == cells[20].id)
 

@@ -1,13 +1,17 @@
-"""Shared by the tests of the report: a page taken apart, and small runs."""
+"""For the tests of the report: a parsed page, and small runs."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import re
+from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 
 from leakgauge.harness.core.cell import Cell, PartSpec, Target
-from leakgauge.harness.core.result import Result
+from leakgauge.harness.core.result import Result, Run, TrainingRecord
 from leakgauge.harness.core.stats import mean
+from leakgauge.reports.html import render
 from tests import report_fixtures as double
 
 SECTIONS = ["verdict", "claims", "leakage", "pictures", "tradeoffs", "results", "limits", "provenance"]
@@ -15,7 +19,7 @@ VOID = {"meta", "img", "input", "br", "hr", "link", "wbr"}
 
 
 class Page(HTMLParser):
-    """A page taken apart: tags with their attributes, visible text, and the contents of style and script."""
+    """A parsed page: tags with their attributes, visible text, and the contents of style and script."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -47,25 +51,45 @@ class Page(HTMLParser):
     def text(self) -> str:
         return " ".join(" ".join(self.words).split())
 
+    @property
+    def policy(self) -> str:
+        """The content security policy."""
+        return next(a["content"] for a in self.all("meta") if a.get("http-equiv") == "Content-Security-Policy")
+
     def all(self, tag: str) -> list[dict[str, str]]:
         return [attributes for name, attributes in self.tags if name == tag]
+
+
+def sections(page: Page) -> list[str]:
+    return [attributes["id"] for attributes in page.all("section")]
 
 
 def small(
     *defenses: PartSpec, attacks: list[tuple[PartSpec, Target, str]] | None = None, seeds: tuple[int, ...] = (0,)
 ) -> tuple[Cell, ...]:
-    asked = attacks or [(double.MATCHING, double.PROBE, "server"), (double.PRIOR, double.PROBE, "server")]
-    return double.grid(defenses or (double.NONE, double.GAUSSIAN[0]), asked, seeds)
+    questions = attacks or [(double.MATCHING, double.PROBE, "server"), (double.PRIOR, double.PROBE, "server")]
+    return double.grid(defenses or (double.NONE, double.GAUSSIAN[0]), questions, seeds)
 
 
-def ssim_of(table: dict[str, list[float | None]]):
-    """A maker of results with the given SSIM values by the name of the defense, or of the attack for the floor."""
+def with_ssim(values: Callable[[Cell], Sequence[float | None]]) -> Callable[[Cell], Result]:
+    """A maker of results with these SSIM values."""
+    return lambda cell: double.with_estimates(double.result_of(cell), mean("ssim", values(cell)))
 
-    def make(cell: Cell) -> Result:
-        key = cell.attack.name if cell.attack.name in table else cell.training.defense.name
-        return double.with_estimates(double.result_of(cell), mean("ssim", table[key], higher_leaks=True))
 
-    return make
+def ssim_of(table: dict[str, list[float | None]]) -> Callable[[Cell], Result]:
+    """A maker of results with SSIM values by the name of the attack, or else of the defense."""
+    return with_ssim(lambda cell: table.get(cell.attack.name) or table[cell.training.defense.name])
+
+
+def with_trainings(run: Run, change: Callable[[TrainingRecord], TrainingRecord]) -> Run:
+    """The same run with other records of its trainings."""
+    return dataclasses.replace(run, trainings={key: change(record) for key, record in run.trainings.items()})
+
+
+@functools.cache
+def full_source() -> str:
+    """The page of `full_run`."""
+    return render(double.full_run())
 
 
 def complete(text: str) -> Page:

@@ -1,19 +1,22 @@
-"""Epsilon and delta against closed forms, printed tables and an independent accountant."""
+"""Epsilon and delta against closed forms, printed tables and an independent accountant.
+
+test_udp_formulas.py has the printed epsilons of UDP.
+"""
 
 from __future__ import annotations
 
 import math
 
 import dp_accounting as dp
-import mpmath
 import pytest
 from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leakgauge.harness.core.accounting import delta, epsilon, gaussian_delta, gaussian_epsilon, gaussian_mu, repeat
+from tests.oracles import OTA_ROUNDS, OTA_TRUE, exact_delta, ota_mu, udp_mu
 
-# Computed once with two independent programs, ten printed decimals.
+# (noise over sensitivity, delta, epsilon) and (epsilon, mu): two independent programs, ten printed decimals.
 ANALYTIC = [
     (0.5, 1e-5, 9.9972561464),
     (1.0, 1e-5, 4.3771780957),
@@ -26,65 +29,9 @@ ANALYTIC = [
 ]
 MU_AT_1E5 = [(0.5, 0.1422105587), (1, 0.2680511232), (2, 0.5015516892), (4, 0.9249308977), (8, 1.6660305978)]
 
-# UDP (Wei et al. 2021), q = 1, delta = 1e-3: claimed epsilon -> true epsilon, half a unit of the last printed digit.
-UDP = [
-    (1, 0.646, 5e-4),
-    (4, 3.438, 5e-4),
-    (6, 5.738, 5e-4),
-    (7, 7.007, 5e-4),
-    (8, 8.353, 5e-4),
-    (10, 11.27, 5e-3),
-    (12, 14.49, 5e-3),
-    (16, 21.82, 5e-3),
-    (20, 30.32, 5e-3),
-    (50, 131.1, 0.05),
-    (60, 179.3, 0.05),
-    (80, 297.2, 0.05),
-    (100, 444.1, 0.05),
-]
+# UDP (Wei et al. 2021), q = 1, delta = 1e-3: claimed epsilon -> true delta, half a unit of the last printed digit.
 UDP_DELTA = [(1, 1.1e-5, 5e-7), (4, 1.7e-4, 5e-6), (6, 5.8e-4, 5e-6), (7, 1.01e-3, 5e-6), (8, 1.69e-3, 5e-6)]
 UDP_DELTA += [(10, 4.3e-3, 5e-5), (12, 9.8e-3, 5e-5), (16, 0.039, 5e-4), (20, 0.116, 5e-4), (50, 0.998, 5e-4)]
-UDP_MU = [(1, 0.3884), (4, 1.2150), (8, 2.0833), (12, 2.8165), (16, 3.4649), (20, 4.0531), (50, 7.4558), (100, 11.4465)]
-
-# Over-the-air aggregation (Seif et al. 2020), delta = 1e-4: claim of one round -> true epsilon.
-OTA = [
-    (0.5, 0.323, 5e-4),
-    (1.0, 0.705, 5e-4),
-    (1.2, 0.866, 5e-4),
-    (2.0, 1.545, 5e-4),
-    (4.0, 3.451, 5e-4),
-    (6.0, 5.610, 5e-4),
-    (8.0, 8.002, 5e-4),
-    (10.0, 10.62, 5e-3),
-    (15.0, 18.13, 5e-3),
-    (20.0, 26.99, 5e-3),
-]
-# T rounds of the claim (1.2, 1e-4): epsilon at T 1e-4 + 1e-4, at 1e-4 and at 1e-5. Our notes print 41.28 for 41.27:
-# the root is 41.274884 in 60 digits.
-OTA_ROUNDS = [
-    (1, 0.810, 0.866, 1.034, 5e-4),
-    (10, 2.631, 3.243, 3.746, 5e-4),
-    (100, 9.514, 13.461, 14.997, 5e-4),
-    (500, 28.35, 41.27, 44.67, 5e-3),
-    (1000, 48.42, 69.82, 74.61, 5e-3),
-]
-
-
-def udp_mu(claimed: float, at: float = 1e-3) -> float:
-    """mu of the noise that UDP eq. (10) adds over all rounds."""
-    return claimed / math.sqrt(2 * math.log(1 / at))
-
-
-def ota_mu(claimed: float, at: float = 1e-4) -> float:
-    """mu of the classical Gaussian mechanism."""
-    return claimed / math.sqrt(2 * math.log(1.25 / at))
-
-
-def exact_delta(mu: float, eps: float) -> mpmath.mpf:
-    """Balle, Wang 2018, Thm 8, as printed, in 400 digits."""
-    with mpmath.workdps(400):
-        m, e = mpmath.mpf(mu), mpmath.mpf(eps)
-        return mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
 
 
 @pytest.mark.parametrize(("sigma", "at", "expected"), ANALYTIC)
@@ -106,38 +53,21 @@ def test_epsilon_of_an_audited_mu_has_the_golden_value(mu, expected):
     assert gaussian_epsilon(mu, 1e-5) == pytest.approx(expected, abs=4e-10)
 
 
-@pytest.mark.parametrize(("claimed", "expected", "digit"), UDP)
-def test_true_epsilon_behind_a_udp_claim_has_the_printed_value(claimed, expected, digit):
-    assert gaussian_epsilon(udp_mu(claimed), 1e-3) == pytest.approx(expected, abs=1.02 * digit)
-
-
 @pytest.mark.parametrize(("claimed", "expected", "digit"), UDP_DELTA)
-def test_true_delta_at_a_udp_claim_has_the_printed_value(claimed, expected, digit):
+def test_the_true_delta_of_a_udp_claim_has_the_printed_value(claimed, expected, digit):
     assert gaussian_delta(udp_mu(claimed), claimed) == pytest.approx(expected, abs=1.02 * digit)
 
 
-@pytest.mark.parametrize(("eps", "expected"), UDP_MU)
-def test_mu_that_udp_should_have_used_has_the_printed_value(eps, expected):
-    assert gaussian_mu(eps, 1e-3) == pytest.approx(expected, abs=5.1e-5)
-
-
-@pytest.mark.parametrize(("at", "crossover"), [(1e-2, 6.25), (1e-3, 6.98), (1e-4, 7.53), (1e-5, 7.97), (1e-6, 8.34)])
-def test_udp_claim_turns_unsound_at_the_printed_epsilon(at, crossover):
-    assert gaussian_epsilon(udp_mu(crossover - 0.006, at), at) < crossover - 0.006
-    assert gaussian_epsilon(udp_mu(crossover + 0.006, at), at) > crossover + 0.006
-
-
-@pytest.mark.parametrize(("claimed", "expected", "digit"), OTA)
-def test_true_epsilon_behind_an_ota_claim_has_the_printed_value(claimed, expected, digit):
+@pytest.mark.parametrize(("claimed", "expected", "digit"), OTA_TRUE)
+def test_the_true_epsilon_of_an_ota_claim_has_the_printed_value(claimed, expected, digit):
     assert gaussian_epsilon(ota_mu(claimed), 1e-4) == pytest.approx(expected, abs=1.02 * digit)
 
 
-@pytest.mark.parametrize(("rounds", "same", "at_1e4", "at_1e5", "digit"), OTA_ROUNDS)
-def test_composed_ota_epsilon_has_the_printed_value(rounds, same, at_1e4, at_1e5, digit):
+@pytest.mark.parametrize("row", OTA_ROUNDS)
+def test_the_composed_epsilon_of_ota_has_the_printed_values(row):
+    rounds, _, _, at, *expected, digit = row
     event = repeat(dp.GaussianDpEvent(1 / ota_mu(1.2)), rounds)
-    assert epsilon(event, rounds * 1e-4 + 1e-4) == pytest.approx(same, abs=1.02 * digit)
-    assert epsilon(event, 1e-4) == pytest.approx(at_1e4, abs=1.02 * digit)
-    assert epsilon(event, 1e-5) == pytest.approx(at_1e5, abs=1.02 * digit)
+    assert [epsilon(event, one) for one in (at, 1e-4, 1e-5)] == pytest.approx(expected, abs=1.02 * digit)
 
 
 @pytest.mark.parametrize("mu", [1e-12, 1e-7, 1e-4, 9.9e-3, 1.01e-2, 0.3, 1.0, 1.99, 2.01, 5.0, 30.0, 100.0])
@@ -147,8 +77,8 @@ def test_gaussian_delta_keeps_eleven_digits_from_1e_12_to_100(mu, spread):
     assert gaussian_delta(mu, eps) == pytest.approx(float(exact_delta(mu, eps)), rel=1e-11, abs=0)
 
 
-def test_a_null_audit_near_mu_1e_7_does_not_underflow():
-    # log(Phi(mu/2) - Phi(-mu/2)) taken as a difference of logs raised here in another tool
+def test_a_mu_near_1e_7_does_not_underflow():
+    # another tool computes log(Phi(mu/2) - Phi(-mu/2)) as a difference of logs, and fails here
     assert gaussian_delta(1e-7, 0.0) == pytest.approx(1e-7 / math.sqrt(2 * math.pi), rel=1e-12)
     assert gaussian_epsilon(1e-7, 1e-5) == 0.0
     assert 0 < gaussian_epsilon(1e-7, 1e-9) < 1e-6
@@ -199,14 +129,14 @@ def test_a_user_with_all_records_changed_has_no_protection():
 
 
 @pytest.mark.parametrize("at", [0.0, 1e-5])
-def test_nothing_promised_is_an_infinite_epsilon(at):
+def test_an_event_without_a_promise_has_an_infinite_epsilon(at):
     for event in [None, dp.NonPrivateDpEvent(), dp.GaussianDpEvent(0.0), dp.LaplaceDpEvent(0.0)]:
         assert epsilon(event, at) == math.inf
         assert delta(event, 3.0) == 1.0
         assert delta(event, math.inf) == 0.0
 
 
-def test_one_open_event_opens_the_whole_composition():
+def test_one_event_without_privacy_makes_the_whole_composition_infinite():
     event = dp.ComposedDpEvent([dp.GaussianDpEvent(5.0), dp.NonPrivateDpEvent()])
     assert epsilon(event, 1e-5) == math.inf
     assert delta(event, 1.0) == 1.0
@@ -228,7 +158,7 @@ def test_gaussians_compose_as_the_root_of_the_sum_of_squares():
     assert epsilon(event, 0.0) == math.inf
 
 
-def test_repeated_gaussian_has_the_golden_value():
+def test_a_repeated_gaussian_has_the_golden_value():
     # sigma = 10, T = 200, delta = 1e-5: 6.57297007
     assert epsilon(repeat(dp.GaussianDpEvent(10.0), 200), 1e-5) == pytest.approx(6.57297007, abs=5.1e-9)
 
@@ -241,7 +171,7 @@ def test_laplace_is_pure():
 
 
 def test_one_laplace_at_a_positive_delta_has_the_closed_form():
-    # delta = 1 - exp((eps - 1/b) / 2): the mass where the loss is 1/b, less e^eps times that of the other
+    # delta = 1 - exp((eps - 1/b) / 2): the mass at the loss 1/b, minus e^eps times the mass of the other law
     at = 1e-5
     assert epsilon(dp.LaplaceDpEvent(1.0), at) == pytest.approx(1 + 2 * math.log1p(-at), rel=1e-15)
     assert epsilon(dp.LaplaceDpEvent(1.0), at) == pytest.approx(0.99998, abs=5.1e-6)
@@ -249,7 +179,7 @@ def test_one_laplace_at_a_positive_delta_has_the_closed_form():
     assert epsilon(dp.LaplaceDpEvent(1.0), 0.5) == 0.0
 
 
-def test_repeated_laplace_has_the_golden_value_below_the_pure_one():
+def test_a_repeated_laplace_has_the_golden_value_below_the_pure_one():
     event = repeat(dp.LaplaceDpEvent(10.0), 100)
     assert epsilon(event, 1e-5) == pytest.approx(4.22034735, abs=5.1e-9)
     assert epsilon(event, 0.0) == pytest.approx(10.0, rel=1e-12)
@@ -261,7 +191,7 @@ def test_a_discretized_epsilon_never_exceeds_the_pure_one():
     assert epsilon(event, 1e-12) <= 2.0
 
 
-def test_poisson_sampled_gaussian_has_the_golden_value():
+def test_a_poisson_sampled_gaussian_has_the_golden_value():
     # Poisson sampling .6, T = 200, z = 10, delta = 1e-5: 3.647043 by the same accountant, six printed digits
     event = repeat(dp.PoissonSampledDpEvent(0.6, dp.GaussianDpEvent(10.0)), 200)
     assert epsilon(event, 1e-5) == pytest.approx(3.647043, abs=5.1e-7)
@@ -283,7 +213,7 @@ def test_one_laplace_agrees_with_the_discretized_accountant():
 
 
 def test_randomized_response_has_the_golden_values():
-    # p = .3 of 4 buckets at delta = 1e-5: 2.33538709; two buckets with ratio 3 are ln 3
+    # p = .3 of 4 buckets at delta = 1e-5: 2.33538709; two buckets with ratio 3: ln 3
     assert epsilon(dp.RandomizedResponseDpEvent(0.3, 4), 1e-5) == pytest.approx(2.33538709, abs=1e-4)
     assert epsilon(dp.RandomizedResponseDpEvent(0.5, 2), 0.0) == pytest.approx(math.log(3), rel=1e-15)
 

@@ -1,3 +1,5 @@
+"""Images that the closed form finds exactly, and failures that it reports."""
+
 import dataclasses
 import math
 
@@ -9,21 +11,14 @@ from leakgauge.attacks._solve.layerwise import Evidence, Geometry, inverse
 from leakgauge.attacks.analytic import Analytic
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import (
-    Link,
-    Sender,
-)
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.data import load
 from leakgauge.harness.learn.models import Model, build
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.score import image_scores
+from tests import victims
 from tests.doubles import small_task
-from tests.victims import Case, Says, make
-
-KEY = Key(0)
-EXACT = 1e-6
-"""Raw MSE; gradients are float32."""
+from tests.victims import EXACT, KEY, Case, Says, assert_found, make
 
 
 def lenet(shape, classes=10, initialization="dlg"):
@@ -34,86 +29,74 @@ SMALL = lenet((1, 8, 8))
 
 
 def photos(tmp_path, n):
-    """Spread over all eight photographs."""
+    """n crops, spread over all eight photographs."""
     x = load("photos", tmp_path).train.x
     return x[:: len(x) // n][:n]
 
 
-def sent(task, x, key=KEY, defense=None):
-    """What a server sees of one gradient an image, of the images x [n, c, h, w]."""
-    case = make(task, n=len(x), defense=defense)
-    setting = case.seen.setting
-    labels = torch.from_numpy(rng.integers(key.child("labels"), len(x), task.classes))
-    params = task.init(key.child("model"))
-    messages = []
-    for i, (image, label) in enumerate(zip(x, labels, strict=True)):
-        leaf = params.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(task.loss(leaf, image[None], label[None]), leaf)
-        wire, _ = case.seen.defense.encode(None, None, gradient, Link(setting, Sender(i, 8), key), key.child(i))
-        messages.append(case.seen.messages[i]._replace(wire=wire))
-    model = case.seen.model._replace(params=params)
-    return Case(dataclasses.replace(case.seen, messages=tuple(messages), model=model), x[:, None], labels[:, None])
+def sent(task, x, key=KEY):
+    """A server's observation of one gradient per image, of the images x [n, c, h, w]."""
+    labels = torch.from_numpy(rng.integers(key.child("labels"), len(x), task.classes))[:, None]
+    seen = victims.sent(task, list(zip(x[:, None], labels, strict=True)), params=task.init(key.child("model")))
+    return Case(seen, x[:, None], labels)
 
 
-def assert_found(case, guesses, mse=EXACT):
-    assert [guess.failure for guess in guesses] == [""] * len(guesses)
-    assert (case.mse(guesses) < mse).all()
-    assert torch.equal(torch.stack([guess.y for guess in guesses]), case.y)
+def assert_solved(case, mse=EXACT):
+    """The closed form finds every image."""
+    assert_found(case.batches, Analytic().run(case.seen, KEY).guesses, mse)
+
+
+def run_on_lenet(x, key=KEY, classes=10):
+    """The guesses of color images x behind the LeNet, all exact."""
+    case = sent(lenet((3, 32, 32), classes), x, key)
+    guesses = Analytic().run(case.seen, KEY).guesses
+    assert_found(case.batches, guesses)
+    assert (image_scores(x, torch.cat([guess.x for guess in guesses])).ssim >= 0.999).all()
+    return guesses
 
 
 @pytest.mark.parametrize(("kind", "classes"), [("photographs", 10), ("photographs", 100), ("random", 10)])
 def test_color_images_behind_the_lenet_are_found_with_their_labels(tmp_path, kind, classes):
     x = photos(tmp_path, 8) if kind == "photographs" else rng.uniform(KEY.child("x"), (3, 3, 32, 32))
-    case = sent(lenet((3, 32, 32), classes), x)
-    guesses = Analytic().run(case.seen, KEY).guesses
-    assert_found(case, guesses)
-    assert (image_scores(x, torch.cat([guess.x for guess in guesses])).ssim >= 0.999).all()
+    guesses = run_on_lenet(x, classes=classes)
     assert all(guess.objective < 1e-7 and guess.evaluations == 1 for guess in guesses)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_eight_photographs_behind_each_of_four_models_are_all_found(tmp_path, seed):
-    x = photos(tmp_path, 32)[seed::4]
-    case = sent(lenet((3, 32, 32)), x, Key(seed))
-    guesses = Analytic().run(case.seen, KEY).guesses
-    assert_found(case, guesses)
-    assert (image_scores(x, torch.cat([guess.x for guess in guesses])).ssim >= 0.999).all()
+    run_on_lenet(photos(tmp_path, 32)[seed::4], Key(seed))
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 3, 5), (1, 8, 8), (1, 16, 16), (1, 28, 28), (3, 31, 29)])
 @pytest.mark.parametrize("initialization", ["dlg", "default"])
-def test_other_shapes_and_the_usual_initialization_are_no_obstacle(shape, initialization):
-    case = make(lenet(shape, 10, initialization), n=2)
-    assert_found(case, Analytic().run(case.seen, KEY).guesses)
+def test_images_of_other_shapes_and_initializations_are_found(shape, initialization):
+    assert_solved(make(lenet(shape, 10, initialization), n=2))
 
 
 @pytest.mark.parametrize("name", ["linear", "mlp-small", "mlp"])
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (14,)])
 def test_the_input_of_a_dense_stack_is_found_exactly(name, shape):
-    case = make(ModelTask(build(name, shape, 10)), n=4)
-    assert_found(case, Analytic().run(case.seen, KEY).guesses, mse=1e-10)
+    assert_solved(make(ModelTask(build(name, shape, 10)), n=4), mse=1e-10)
 
 
 def test_an_update_of_one_step_leaks_what_its_gradient_leaks():
-    case = make(SMALL, sends="update", lr=0.25)
-    assert_found(case, Analytic().run(case.seen, KEY).guesses)
+    assert_solved(make(SMALL, sends="update", lr=0.25))
 
 
 def test_a_common_factor_changes_nothing():
-    case = make(SMALL, defense=Gaussian(clip=0.01, noise_std=1e-12))
-    assert_found(case, Analytic().run(case.seen, KEY).guesses)
+    assert_solved(make(SMALL, defense=Gaussian(clip=0.01, noise_std=1e-12)))
 
 
 def test_noise_that_a_search_withstands_ruins_the_closed_form():
-    # the issue's table: the closed form is for bare gradients; a test of exactness must be able to fail
+    # the closed form is for bare gradients; this shows that a test of exactness can fail
     case = make(lenet((3, 16, 16)), defense=Gaussian(clip=1e3, noise_std=1e-2))
     guesses = Analytic().run(case.seen, KEY).guesses
     assert all(guess.x.isfinite().all() for guess in guesses)
     assert (case.mse(guesses) > 1e-3).all()
 
 
-def test_a_victim_is_solved_the_same_beside_others_and_under_another_key():
+def test_other_victims_and_keys_do_not_change_a_solution():
     case = make(SMALL, n=4)
     alone = dataclasses.replace(case.seen, messages=case.seen.messages[2:3])
     one, other = Analytic().run(case.seen, KEY).guesses[2], Analytic().run(alone, Key(1)).guesses[0]
@@ -121,12 +104,12 @@ def test_a_victim_is_solved_the_same_beside_others_and_under_another_key():
     assert one[2:] == other[2:]
 
 
-def test_labels_are_read_and_not_taken_from_what_was_granted():
+def test_granted_labels_are_not_used():
     case = make(SMALL)
     wrong = tuple((labels + 1) % 10 for labels in case.seen.labels)
     assert Analytic().needs == {"messages", "models"}
     assert not Analytic().aware
-    assert_found(case, Analytic().run(dataclasses.replace(case.seen, labels=wrong), KEY).guesses)
+    assert_solved(dataclasses.replace(case, seen=dataclasses.replace(case.seen, labels=wrong)))
 
 
 @pytest.mark.parametrize("task", [SMALL, small_task("mlp")], ids=["lenet-dlg", "mlp"])
@@ -139,7 +122,7 @@ def test_labels_are_read_and_not_taken_from_what_was_granted():
         (1.0, "no entry of the last bias' gradient is negative"),
     ],
 )
-def test_a_gradient_of_no_image_is_a_failure(task, value, failure):
+def test_a_gradient_that_belongs_to_no_image_is_a_failure(task, value, failure):
     for guess in Analytic().run(make(task, defense=Says(value)).seen, KEY).guesses:
         assert guess.failure.startswith(failure)
         assert not guess.x.any()
@@ -151,24 +134,24 @@ def test_a_gradient_of_the_wrong_structure_is_a_failure_or_finite():
         assert guess.x.isfinite().all()
 
 
-def test_a_batch_is_refused_beside_a_single_image_that_is_not():
+def test_a_batch_is_refused_and_a_single_image_beside_it_is_found():
     one, two = make(SMALL, n=1), make(SMALL, n=1, images=2)
     seen = dataclasses.replace(two.seen, messages=(two.seen.messages[0], one.seen.messages[0]))
     refused, found = Analytic().run(seen, KEY).guesses
     assert refused.failure == "the closed form takes one image a message, and this one has 2; map and idlg take more"
     assert refused.x.shape == (2, 1, 8, 8)
-    assert_found(one, [found])
+    assert_found(one.batches, [found])
 
 
 @pytest.mark.parametrize("name", ["cnn2", "lenet5", "cnn-udp", "resnet20"])
-def test_a_model_without_a_closed_form_is_a_failure_that_names_who_can(name):
+def test_a_model_without_a_closed_form_is_a_failure_that_names_other_attacks(name):
     case = make(ModelTask(build(name, (1, 28, 28), 10)), n=1)
     (guess,) = Analytic().run(case.seen, KEY).guesses
     assert guess.failure.startswith("the closed form does not cover this model")
     assert "map and idlg" in guess.failure
 
 
-def test_a_lookalike_with_other_activations_is_not_taken_for_the_lenet():
+def test_the_same_tensors_with_other_activations_are_not_the_lenet():
     def apply(tensors, x, keep):
         for i, stride in enumerate((2, 2, 1)):
             x = relu(conv2d(x, tensors[2 * i], tensors[2 * i + 1], stride=stride, padding=2))
@@ -213,7 +196,7 @@ def test_an_image_that_the_lenet_does_not_determine_is_a_failure():
     assert guess.failure == "a convolution has fewer equations than its input has pixels"
 
 
-def test_another_loss_than_cross_entropy_is_refused():
+def test_a_loss_other_than_cross_entropy_is_refused():
     with pytest.raises(ValueError, match="expected a softmax cross-entropy loss"):
         Analytic().run(make(small_task("svm")).seen, KEY)
 
@@ -227,7 +210,7 @@ def test_a_ridge_out_of_range_is_refused(ridge):
 @pytest.mark.parametrize(
     "geometry", [Geometry((2, 9, 9), 2, 2), Geometry((2, 20, 23), 2, 2), Geometry((3, 8, 8), 1, 2)]
 )
-def test_a_convolution_is_undone_to_many_digits_in_double_precision(geometry):
+def test_a_convolution_is_inverted_to_many_digits_in_double_precision(geometry):
     kernel = rng.uniform(KEY.child("kernel"), (12, geometry.shape[0], 5, 5), -0.5, 0.5, dtype=torch.float64)
     truth = rng.uniform(KEY.child("input"), geometry.shape, dtype=torch.float64)
     leaf = kernel.clone().requires_grad_()

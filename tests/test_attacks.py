@@ -1,7 +1,8 @@
-"""One contract suite for every attack that the registry finds, then what each must and must not find."""
+"""A contract suite for every registered attack, then what gradient matching, the priors and the loss find."""
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from leakgauge.harness.core.codec import pack_float32
 from leakgauge.harness.core.contract import Examples, Labels, Membership, Sender
 from leakgauge.harness.core.threats import GRANTS, SEES
 from leakgauge.harness.core.vec import Layout
+from leakgauge.harness.data.embedded import photos
 from leakgauge.harness.federation import registry
 from leakgauge.harness.learn.models import Model, build
 from leakgauge.harness.learn.tasks import ModelTask
@@ -28,7 +30,7 @@ from tests.victims import KEY, LENET, SHAPE, Case, Says, make, only
 
 CHEAP = {name: {"evaluations": 60} for name in ("dlg", "idlg", "map", "inverting-gradients")}
 CHEAP["learned"] = {"samples": 60, "epochs": 2}
-"""Parameters with which the contract suite is quick."""
+"""Parameters that make the contract suite fast."""
 
 every_attack = pytest.mark.parametrize("name", list(registry.classes("attack")))
 both = pytest.mark.parametrize("attack", [DLG(), IDLG()], ids=["dlg", "idlg"])
@@ -45,13 +47,13 @@ def test_an_attack_is_a_frozen_dataclass_that_rebuilds_from_its_parameters(name)
 
 
 @both
-def test_an_attack_is_aware_of_the_defense_where_it_asks_for_its_likelihood(attack):
+def test_an_attack_is_aware_of_the_defense_if_it_uses_its_likelihood(attack):
     assert not attack.aware
     assert dataclasses.replace(attack, objective="likelihood").aware
 
 
 @every_attack
-def test_an_attack_runs_on_what_it_says_it_needs_and_repeats_itself(name):
+def test_an_attack_runs_on_its_declared_needs_and_repeats_itself(name):
     attack = registry.build("attack", name, CHEAP.get(name, {}))
     seen = only(make().seen, attack.needs)
     first, second = attack.run(seen, KEY), attack.run(seen, KEY)
@@ -86,7 +88,7 @@ def test_the_images_behind_a_bare_gradient_are_found(attack, images):
 
 
 def test_labels_of_dlg_come_from_what_was_found_and_not_from_the_start():
-    # one public tool returned the labels of its start value, and was right as often as chance
+    # one public tool returned the labels of its start value, with the accuracy of chance
     case, attack = make(n=6, labels=torch.full((6, 1), 7)), DLG()
     guesses = attack.run(case.seen, KEY).guesses
     started = [rng.normal(KEY.child("start", i, 0).child("labels"), (1, 10)).argmax().item() for i in range(6)]
@@ -115,7 +117,7 @@ def test_the_likelihood_of_no_defense_finds_what_the_distance_finds(sends):
     assert (case.mse(IDLG(objective="likelihood").run(case.seen, KEY).guesses) < 1e-4).all()
 
 
-def test_the_likelihood_knows_of_a_clip_that_the_distance_does_not_know():
+def test_the_likelihood_uses_a_clip_that_the_distance_ignores():
     case = make(n=2, defense=Gaussian(clip=0.5, noise_std=1e-5))
     attacks = [IDLG(restarts=1, evaluations=400, objective=how) for how in ("likelihood", "l2")]
     aware, naive = (case.mse(attack.run(case.seen, KEY).guesses) for attack in attacks)
@@ -123,14 +125,14 @@ def test_the_likelihood_knows_of_a_clip_that_the_distance_does_not_know():
     assert (aware < naive / 10).all()
 
 
-def test_a_search_that_stalls_for_want_of_digits_goes_on_in_double(monkeypatch):
+def test_a_search_that_stalls_at_single_precision_continues_in_double(monkeypatch):
     monkeypatch.setattr(_matching, "_TOLERANCE", 1e-16)  # beyond single precision
     case, found = make(n=2), []
     for near in (0.0, 1e-5):
         monkeypatch.setattr(_matching, "_NEAR", near)
         found.append(DLG(restarts=1, evaluations=1000).run(case.seen, KEY).guesses)
     for single, double in zip(*found, strict=True):
-        assert double.objective <= 1.1 * single.objective  # the target has no more digits than single
+        assert double.objective <= 1.1 * single.objective  # the target itself is single precision
         assert single.evaluations < double.evaluations <= 1000
         assert double.x.dtype == torch.float32
 
@@ -142,7 +144,7 @@ def test_a_noisy_target_ends_early():
         assert guess.evaluations <= 2000
 
 
-def test_the_restart_with_the_lowest_objective_is_told():
+def test_the_restart_with_the_lowest_objective_is_returned():
     case = make(n=6)
     one, three = (IDLG(restarts=n, evaluations=15).run(case.seen, KEY).guesses for n in (1, 3))
     assert all(b.objective <= a.objective for a, b in zip(one, three, strict=True))
@@ -163,25 +165,13 @@ def test_a_victim_is_attacked_the_same_beside_others():
     assert torch.allclose(IDLG().run(alone, KEY).guesses[0].x, together.x, atol=1e-2)
 
 
-def test_victims_with_unequally_many_images_are_told_in_their_order():
+def test_victims_with_unequal_numbers_of_images_keep_their_order():
     one, two = make(n=1), make(n=1, images=2)
     messages = (two.seen.messages[0], one.seen.messages[0]._replace(sender=Sender(5, 8)))
     guesses = IDLG().run(dataclasses.replace(two.seen, messages=messages), KEY).guesses
     assert [len(guess.x) for guess in guesses] == [2, 1]
     assert two.mse(guesses[:1]).item() < 1e-4
     assert one.mse(guesses[1:]).item() < 1e-4
-
-
-@both
-@pytest.mark.parametrize(
-    ("value", "failure"),
-    [(0.0, "the gradient is zero"), (math.nan, "the gradient is not finite"), (math.inf, "the gradient is not finite")],
-)
-def test_a_gradient_that_says_nothing_is_a_failure_and_costs_nothing(attack, value, failure):
-    guesses = attack.run(make(defense=Says(value)).seen, KEY).guesses
-    assert [guess.failure for guess in guesses] == [failure] * 3
-    assert [guess.evaluations for guess in guesses] == [0] * 3
-    assert all(not guess.x.any() and guess.objective == math.inf for guess in guesses)
 
 
 @both
@@ -192,13 +182,9 @@ def test_a_victim_whose_restarts_all_diverged_is_a_failure(attack):
     assert all(guess.x.isfinite().all() for guess in guesses)
 
 
-def test_given_labels_are_used_and_inferred_ones_are_not_asked_for():
-    case, attack = make(), IDLG(labels="given", evaluations=50)
-    assert "labels" in attack.needs
-    assert "labels" not in IDLG().needs
-    wrong = tuple((labels + 1) % 10 for labels in case.seen.labels)
-    guesses = attack.run(dataclasses.replace(case.seen, labels=wrong), KEY).guesses
-    assert [guess.y.tolist() for guess in guesses] == [labels.tolist() for labels in wrong]
+def sent_by(case):
+    """[n, d]: the gradients of the victims' single images."""
+    return gradients(case.seen.task, case.seen.model.params, case.x, one_hot(case.y, 10).float())
 
 
 @pytest.mark.parametrize(
@@ -206,37 +192,19 @@ def test_given_labels_are_used_and_inferred_ones_are_not_asked_for():
 )
 def test_the_label_of_one_image_is_right_without_noise(task):
     case = make(task, n=40)
-    params, sent = case.seen.model.params, gradients(task, case.seen.model.params, case.x, one_hot(case.y, 10).float())
-    found = restore(task, params, sent, [1] * 40, KEY)
+    found = restore(task, case.seen.model.params, sent_by(case), [1] * 40, KEY)
     assert torch.equal(torch.stack(found), case.y)
 
 
-def test_labels_of_several_images_are_counted():
-    labels = torch.from_numpy(rng.integers(KEY.child("labels"), 20 * 4, 10)).reshape(20, 4)  # with repetitions
-    case = make(n=20, images=4, labels=labels)
-    params = case.seen.model.params
-    sent = gradients(LENET, params, case.x, one_hot(labels, 10).float())
-    found = restore(LENET, params, sent, [4] * 20, KEY)
-    assert torch.equal(torch.stack(found), labels.sort(dim=1).values)
-
-
 def test_noise_on_the_weights_averages_out_of_the_labels():
-    # 0.5, half of the largest entry that the bias can have: its gradient alone is misread
+    # noise of 0.5 is half of the largest possible entry of the bias, whose gradient alone is misread
     case = make(n=40)
-    params = case.seen.model.params
-    sent = gradients(LENET, params, case.x, one_hot(case.y, 10).float())
+    sent = sent_by(case)
     noisy = sent + 0.5 * rng.normal(KEY, tuple(sent.shape))
-    found = torch.stack(restore(LENET, params, noisy, [1] * 40, KEY))
+    found = torch.stack(restore(LENET, case.seen.model.params, noisy, [1] * 40, KEY))
     of_bias = noisy[:, -10:].argmin(1, keepdim=True)
     assert (found == case.y).float().mean() > 0.9
     assert (of_bias == case.y).float().mean() < 0.9
-
-
-@both
-def test_another_loss_than_cross_entropy_is_refused(attack):
-    task = small_task("svm")
-    with pytest.raises(ValueError, match="expected a softmax cross-entropy loss"):
-        attack.run(make(task).seen, KEY)
 
 
 def test_labels_are_not_inferred_without_a_dense_last_layer():
@@ -251,27 +219,10 @@ def test_labels_are_not_inferred_without_a_dense_last_layer():
     assert len(DLG(evaluations=5).run(case.seen, KEY).guesses) == 3
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (lambda: DLG(restarts=0), "expected restarts >= 1, got restarts=0"),
-        (lambda: IDLG(evaluations=0), "expected evaluations >= 1, got evaluations=0"),
-        (lambda: DLG(objective="cosine"), "expected objective 'l2' or 'likelihood', got 'cosine'"),
-        (lambda: IDLG(start="zero"), "expected start 'normal' or 'uniform', got 'zero'"),
-        (lambda: IDLG(labels="guessed"), "expected labels 'inferred' or 'given', got 'guessed'"),
-        (lambda: Prior(guess="median"), "expected guess 'mean' or 'other', got 'median'"),
-    ],
-)
-def test_parameters_out_of_range_are_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        wrong()
-
-
 def test_the_prior_is_the_mean_color_or_another_picture_and_never_the_message():
     case = make(images=2)
-    silent = dataclasses.replace(
-        case.seen, messages=tuple(message._replace(wire=b"") for message in case.seen.messages)
-    )
+    empty = tuple(message._replace(wire=b"") for message in case.seen.messages)
+    silent = dataclasses.replace(case.seen, messages=empty)
     x = case.seen.auxiliary.x
     for guess in Prior().run(silent, KEY).guesses:
         assert torch.allclose(guess.x, x.mean().expand_as(guess.x), atol=1e-6)
@@ -307,7 +258,7 @@ def test_the_membership_score_is_minus_the_loss():
     assert found.numpy() == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_model_that_diverged_tells_nothing_of_its_members():
+def test_a_model_that_diverged_reveals_no_member():
     case = make()
     seen = dataclasses.replace(case.seen, final=torch.full_like(case.seen.final, math.nan))
     scores = MembershipLoss().run(seen, KEY).scores
@@ -318,19 +269,13 @@ def test_a_model_that_diverged_tells_nothing_of_its_members():
 @pytest.mark.slow
 @both
 def test_seven_of_eight_photographs_are_found(attack):
-    # Zhu et al. 2019 and Zhao et al. 2020: raw MSE < 1e-3 on LeNet with weights uniform in +-0.5; 6 to 7 of 8 in theirs
-    from pathlib import Path
-
-    from leakgauge.harness.data.embedded import photos
-
+    # Zhu et al. 2019 and Zhao et al. 2020 report 6 to 7 of 8 (raw MSE < 1e-3, LeNet with weights uniform in +-0.5)
     data = photos(Path()).train
     task = ModelTask(build("lenet-dlg", (3, 32, 32), 8), "dlg")
     case = make(task, n=8)
     chosen = torch.from_numpy(rng.subset(KEY.child("photos"), len(data.y), 8))
     x, y = data.x[chosen, None], data.y[chosen, None]
-    params = case.seen.model.params
-    sent = gradients(task, params, x, one_hot(y, 8).float())
-    wires = [pack_float32(row) for row in sent]
+    wires = [pack_float32(row) for row in gradients(task, case.seen.model.params, x, one_hot(y, 8).float())]
     messages = tuple(message._replace(wire=wire) for message, wire in zip(case.seen.messages, wires, strict=True))
     guesses = attack.run(dataclasses.replace(case.seen, messages=messages), KEY).guesses
     assert int((Case(case.seen, x, y).mse(guesses) < 1e-3).sum()) >= 7

@@ -1,4 +1,4 @@
-"""Audits of one mechanism: bounds below the truth, claims that are broken, faults that are caught."""
+"""Audits of one mechanism: bounds below the truth, broken claims, and faults that are caught."""
 
 import dataclasses
 import json
@@ -13,27 +13,24 @@ from leakgauge.defenses.mvu import MVU
 from leakgauge.defenses.none import NoDefense
 from leakgauge.defenses.udp import UDP
 from leakgauge.harness.audit.bounds import Counts
-from leakgauge.harness.audit.engine import Audited, audit, contradicts, verdict, watcher
-from leakgauge.harness.audit.standalone import ask_audit
+from leakgauge.harness.audit.engine import audit_mechanism, contradicts, strongest_adversary, verdict
+from leakgauge.harness.audit.standalone import audit
 from leakgauge.harness.audit.trials import Mechanism, pairs
 from leakgauge.harness.core.claim import Relation, Unit, Verdict
-from leakgauge.harness.core.contract import Setting
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.threats import Threat
-from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
+from tests.audit_case import deployed, setting_of
 from tests.faults import Faulty
 
 KEY = Key(0, ("audit",))
-SETTING = Setting(Layout(("all",), ((36,),)), 3, 3, 1, "update", 1, 0.1, 0, 20)
+SETTING = setting_of(36)
 
 
-def audited(defense, trials=300, setting=SETTING, rounds=1, threat=None, key=KEY):
-    """The claim and what an audit of it finds."""
-    history = [defense.init(setting)]
-    claim = defense.claim(history, dataclasses.replace(setting, rounds=rounds))
-    mechanism = Mechanism(defense, setting, tuple(history), threat or watcher(claim))
-    return claim, audit(mechanism, claim, trials, 0.95, key)
+def audited(defense, trials=300, key=KEY):
+    """The claim and the result of its audit."""
+    run = deployed(defense, SETTING)
+    claim = defense.claim(run.history, SETTING)
+    return claim, audit_mechanism(Mechanism(*run, strongest_adversary(claim)), claim, trials, 0.95, key)
 
 
 # ---- the truth is not exceeded
@@ -42,7 +39,7 @@ def audited(defense, trials=300, setting=SETTING, rounds=1, threat=None, key=KEY
 @pytest.mark.parametrize("name", [*registry.classes("defense"), "laplace+sdq", "t-noise+sdq-lattice"])
 def test_no_audit_is_above_what_is_proved(name):
     rounds = {"udp": 3, "udp-crd": 3, "udp-lei": 3, "dp-sgd": 2, "dp-fedavg": 2}.get(name)
-    found = ask_audit(name, {}, {}, rounds, trials=30, confidence=0.95, threat=None, seed=0)
+    found = audit(name, {}, {}, rounds, trials=30, seed=0)
     assert "above what is proved" not in found["reason"]
     proved, lower = found["proved"]["epsilon"], found["audited"]["epsilon_lower"]
     assert proved == "inf" or 0 <= lower <= max(float(p["epsilon"]) for p in (found["proved"], *found["further"]))
@@ -58,44 +55,34 @@ def test_an_honest_mechanism_is_bounded_from_below_and_not_refuted(defense):
     assert not contradicts(claim, found)
 
 
-def test_a_mechanism_that_hides_everything_is_bounded_by_nothing():
-    claim = Gaussian(noise_std=1.0).claim([None], SETTING)
-    nothing = Faulty(Gaussian(noise_std=1.0), Gaussian(noise_std=1e6))
-    found = [
-        audit(Mechanism(nothing, SETTING, ((None, None),), Threat.SERVER), claim, 60, 0.95, KEY.child(i)).epsilon_lower
-        for i in range(10)
-    ]
-    assert sum(epsilon > 0 for epsilon in found) <= 2  # more: probability 0.012 at 5 %
+# ---- claims that an audit alone breaks
 
 
-# ---- claims that are broken, by audit alone
-
-
-def test_the_t_mechanism_on_the_lattice_tells_more_than_it_claims():
-    found = ask_audit("jopeq-t", {}, {}, None, trials=1000, confidence=0.95, threat=None, seed=0)
+def test_the_t_mechanism_on_the_lattice_leaks_more_than_it_claims():
+    found = audit("jopeq-t", {}, {}, None, trials=1000, seed=0)
     assert found["claimed"]["epsilon"] == 2.0
     assert 2.0 < found["audited"]["epsilon_lower"] <= 4.177
     assert found["verdict"] == "BROKEN"
     assert "at one norm" in found["audited"]["pair"]
 
 
-def test_against_whom_nothing_is_claimed_nothing_is_broken():
-    found = ask_audit("dp-fedavg", {}, {}, 2, trials=100, confidence=0.95, threat="server", seed=0)
+def test_a_claim_is_not_broken_by_an_adversary_that_it_does_not_name():
+    found = audit("dp-fedavg", {}, {}, 2, trials=100, threat="server", seed=0)
     assert found["verdict"] == "NOTHING PROMISED"
     assert "nothing is claimed against server" in found["reason"]
     assert found["audited"]["epsilon_lower"] > 2
-    # what is proved against others to be Gaussian is not so for a server
+    # the view of the claim's adversaries is Gaussian, that of a server is not
     assert found["audited"]["method"] == "Clopper-Pearson"
 
 
-def test_what_is_sent_as_it_is_is_told_apart_every_time():
+def test_plain_updates_are_distinguished_in_every_trial():
     claim, found = audited(NoDefense(), 100)
     assert found.counts == Counts(100, 0, 100, 100)
-    assert found.epsilon_lower == pytest.approx(3.2813, abs=2e-4)  # what 100 trials a side can show at most
+    assert found.epsilon_lower == pytest.approx(3.2813, abs=2e-4)  # the most that 100 trials per input can show
     assert verdict(claim, found)[0] is Verdict.NOTHING_PROMISED
 
 
-# ---- faults, and how they are found; that they are, defense by defense: test_audit_faults.py
+# ---- which distinguisher finds a fault; test_audit_faults.py tests every fault in every defense
 
 
 @pytest.mark.parametrize(
@@ -103,7 +90,7 @@ def test_what_is_sent_as_it_is_is_told_apart_every_time():
     [Gaussian(epsilon=1.0), Laplace(epsilon=1.0), SoundJoPEQ(epsilon=1.0), MVU(epsilon=1.0), UDP(epsilon=1.0)],
     ids=["gaussian", "laplace", "jopeq-sound", "mvu", "udp"],
 )
-def test_noise_that_the_server_can_draw_too_is_caught(defense):
+def test_noise_that_the_server_can_reproduce_is_caught(defense):
     claim, found = audited(Faulty(defense, defense, shared_noise=True), 60)
     assert found.distinguisher == "replay"
     assert found.epsilon_lower > claim.epsilon
@@ -119,7 +106,7 @@ def test_a_scale_sent_in_clear_is_caught(defense):
     assert found.epsilon_lower > claim.epsilon
 
 
-# ---- how it looks
+# ---- pairs, keys and verdicts
 
 
 def test_a_pair_of_a_self_scaled_defense_keeps_norm_and_mean():
@@ -146,8 +133,8 @@ def test_the_same_seed_gives_the_same_audit_and_another_one_another():
     assert first.counts != other.counts
 
 
-def test_an_audit_says_what_it_did_in_plain_data():
-    found = ask_audit("laplace", {"epsilon": 2.0}, {"dim": 4}, None, trials=50, confidence=0.9, threat=None, seed=0)
+def test_an_audit_is_plain_data():
+    found = audit("laplace", {"epsilon": 2.0}, {"dim": 4}, None, trials=50, confidence=0.9, seed=0)
     row = json.loads(json.dumps(found))["audited"]
     assert {"epsilon_lower", "confidence", "trials", "distinguisher", "pair"} <= set(row)
     assert (row["trials"], row["confidence"], row["threat"], row["unit"]) == (50, 0.9, "server", "coordinate")
@@ -155,9 +142,8 @@ def test_an_audit_says_what_it_did_in_plain_data():
 
 
 def test_an_audit_below_the_claim_changes_no_verdict_and_one_above_breaks_it():
-    claim = Laplace(epsilon=1.0).claim([None], SETTING)
-    below = Audited(0.5, 0.0, 0.95, 9, "x", "y", Threat.SERVER, "Clopper-Pearson", 0.5, Counts(1, 1, 9, 9))
-    assert verdict(claim, below)[0] is Verdict.HOLDS
-    broken, why = verdict(claim, dataclasses.replace(below, epsilon_lower=1.5))
+    claim, found = audited(Laplace(epsilon=1.0), 9)
+    assert verdict(claim, dataclasses.replace(found, epsilon_lower=0.5))[0] is Verdict.HOLDS
+    broken, why = verdict(claim, dataclasses.replace(found, epsilon_lower=1.5))
     assert broken is Verdict.BROKEN
     assert "above what is proved" in why

@@ -1,40 +1,36 @@
-"""How often audits of honest mechanisms end above the truth, with all that an audit chooses by itself."""
+"""How often audits of honest mechanisms end above the truth, including everything that an audit chooses itself."""
 
 import dataclasses
 
 import pytest
-from scipy import stats
 
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.laplace import Laplace
 from leakgauge.defenses.mvu import MVU
 from leakgauge.defenses.sqsgd import SqSGD
-from leakgauge.harness.audit.engine import audit
+from leakgauge.harness.audit.engine import audit_mechanism
 from leakgauge.harness.audit.trials import Mechanism
-from leakgauge.harness.core.contract import Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
-from leakgauge.harness.core.vec import Layout
+from tests.audit_case import at_most, deployed, setting_of
 from tests.faults import Faulty
 
-SMALL = Setting(Layout(("all",), ((2,),)), 1, 1, 1, "update", 1, 0.1, 0, 20)
 NULL = Faulty(Gaussian(noise_std=1.0), Gaussian(noise_std=1e9))
-"""Two inputs that nothing tells apart; what it claims is not asked."""
+"""Nothing distinguishes its two inputs; its claim is not used."""
 
 
 def above(defense, audits, trials, truth=None):
     """How many audits are above what is proved, or above `truth`."""
-    history = (defense.init(SMALL),)
-    claim = defense.claim(list(history), SMALL)
+    run = deployed(defense, setting_of(2, clients=1))
+    claim = defense.claim(run.history, run.setting)
     limit = claim.proved.epsilon(claim.delta) if truth is None else truth
-    mechanism = Mechanism(defense, SMALL, history, Threat.SERVER)
-    found = [audit(mechanism, claim, trials, 0.95, Key(7, ("coverage", i))).epsilon_lower for i in range(audits)]
-    return sum(epsilon > limit for epsilon in found)
+    mechanism, keys = Mechanism(*run, Threat.SERVER), [Key(7, ("coverage", i)) for i in range(audits)]
+    return sum(audit_mechanism(mechanism, claim, trials, 0.95, key).epsilon_lower > limit for key in keys)
 
 
 def few(audits):
-    """Above it with probability 0.001 where each audit errs with probability 0.05."""
-    return int(stats.binom.ppf(0.999, audits, 0.05))
+    """The most audits above the truth, up to a probability of 0.001, if each errs with probability 0.05."""
+    return at_most(0.05, audits, 0.001)
 
 
 HONEST = {
@@ -46,17 +42,16 @@ HONEST = {
 }
 
 
-@pytest.mark.parametrize("name", HONEST)
-def test_few_audits_end_above_the_truth(name):
-    defense, truth = HONEST[name]
-    assert above(defense, 20, 40, truth) <= few(20)
+SLOW = pytest.mark.slow
+QUICK = [pytest.param(name, 20, 40, marks=[SLOW] * (name == "privquant")) for name in HONEST]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", HONEST)
-def test_of_a_thousand_audits_few_end_above_the_truth(name):
+@pytest.mark.parametrize(
+    ("name", "audits", "trials"), [*QUICK, *(pytest.param(name, 1000, 60, marks=SLOW) for name in HONEST)]
+)
+def test_few_audits_end_above_the_truth(name, audits, trials):
     defense, truth = HONEST[name]
-    assert above(defense, 1000, 60, truth) <= few(1000)
+    assert above(defense, audits, trials, truth) <= few(audits)
 
 
 def test_the_count_would_see_a_bound_that_errs_more_often():

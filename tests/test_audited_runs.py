@@ -1,4 +1,4 @@
-"""A study that asks for audits: what is stored, that it repeats, and that a training survives an audit."""
+"""A study with audits: what is stored, that it repeats, and that a failed audit does not fail the training."""
 
 import csv
 import io
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from leakgauge.harness.audit.audit_record import MOST_ROUNDS, audit_defense
+from leakgauge.harness.audit.standalone import MOST_ROUNDS, audit_for_study
 from leakgauge.harness.core.cell import PartSpec
 from leakgauge.harness.core.result import Flag
 from leakgauge.harness.core.rng import Key
@@ -29,7 +29,7 @@ KEY = Key(0, ("training", "audit"))
 
 @dataclass(frozen=True)
 class Choosy(Counting):
-    """A defense that has no claim for a model as small as the one that is audited."""
+    """A defense without a claim for a model as small as that of an audit."""
 
     def claim(self, history, setting):
         if setting.dim < 100:
@@ -38,7 +38,7 @@ class Choosy(Counting):
 
 
 def study(audit=20):
-    """Three trainings with one cell each."""
+    """A study of three trainings with one cell each."""
     table = {
         "name": "audited",
         "tasks": [{"data": "digits", "model": "mlp-small"}],
@@ -61,7 +61,7 @@ def by_defense(run):
     return {record.spec.defense.name: record for record in run.trainings.values()}
 
 
-def test_a_run_stores_what_was_audited_beside_the_claim_of_the_small_federation(reference):
+def test_a_run_stores_the_audit_with_the_claim_of_the_small_federation(reference):
     found = by_defense(load_run(reference))
     audit = found["laplace"].audited
     assert (audit.claimed, audit.unit, audit.horizon, audit.rounds) == (1.0, "coordinate", "one round", 1)
@@ -75,17 +75,17 @@ def test_a_run_stores_what_was_audited_beside_the_claim_of_the_small_federation(
     assert (nothing_promised.verdict, nothing_promised.refutes) == ("NOTHING PROMISED", False)
     rate = 0.025 ** (1 / 20)  # Clopper-Pearson of 20 of 20 right
     assert nothing_promised.epsilon_lower == pytest.approx(math.log(rate / (1 - rate)))
-    assert audit == audit_defense(PartSpec("laplace", found["laplace"].spec.defense.parameters), 2, 20, KEY)
+    assert audit == audit_for_study(PartSpec("laplace", found["laplace"].spec.defense.parameters), 2, 20, KEY)
 
 
-def test_an_audit_that_cannot_be_made_leaves_a_note_and_the_training(reference):
+def test_an_impossible_audit_leaves_a_note_and_the_training(reference):
     record = by_defense(load_run(reference))[CHOOSY]
     assert record.audited is None
     (flag,) = (flag for flag in record.flags if flag.code == "not-audited")
     assert flag == Flag("not-audited", "the audit could not be made: expected d >= 100, got d=36", "note")
 
 
-def test_twice_the_same_bytes_and_a_resumed_run_keeps_its_audits(reference, tmp_path):
+def test_a_resumed_run_keeps_its_audits_and_has_the_same_bytes(reference, tmp_path):
     shutil.copytree(reference, tmp_path, dirs_exist_ok=True)
     shutil.rmtree(tmp_path / "cells")
     kept, lost, *_ = sorted((tmp_path / "trainings").iterdir())
@@ -96,7 +96,7 @@ def test_twice_the_same_bytes_and_a_resumed_run_keeps_its_audits(reference, tmp_
     assert (kept / "record.json").stat().st_mtime_ns == before
 
 
-def test_the_audit_changes_nothing_else_of_a_training(reference, tmp_path):
+def test_the_audit_changes_nothing_else_in_a_training(reference, tmp_path):
     audited, plain = by_defense(load_run(reference)), by_defense(run_study(study(audit=0), tmp_path, workers=0))
     for name, record in plain.items():
         assert record.audited is None
@@ -126,14 +126,14 @@ def test_the_report_and_the_download_show_it(reference):
     assert lines["laplace"]["audited_trials"] == "20"
 
 
-def test_of_a_whole_run_at_most_twenty_rounds_are_audited():
+def test_at_most_twenty_rounds_of_a_whole_run_are_audited():
     udp = PartSpec("udp", {})
-    assert [audit_defense(udp, rounds, 20, KEY).rounds for rounds in (3, 50)] == [3, MOST_ROUNDS]
-    assert audit_defense(PartSpec("laplace", {}), 50, 20, KEY).rounds == 1
+    assert [audit_for_study(udp, rounds, 20, KEY).rounds for rounds in (3, 50)] == [3, MOST_ROUNDS]
+    assert audit_for_study(PartSpec("laplace", {}), 50, 20, KEY).rounds == 1
 
 
 def test_an_audit_above_its_claim_refutes_it():
-    found = audit_defense(PartSpec("jopeq", {"epsilon": 2.0, "gamma": 10.0}), 1, 300, KEY)
+    found = audit_for_study(PartSpec("jopeq", {"epsilon": 2.0, "gamma": 10.0}), 1, 300, KEY)
     assert found.refutes
     assert (found.verdict, found.claimed, found.proved) == ("BROKEN", 2.0, None)
     assert found.epsilon_lower > 2.0

@@ -1,6 +1,7 @@
-"""What every reconstruction says of messages from which nothing, or not everything, can be told."""
+"""What every reconstruction does with messages, models and parameters that it cannot use, or only in part."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ NAMES = [
     if (attack := registry.build("attack", name, {})).kind == "reconstruction" and not attack.floor
 ]
 every = pytest.mark.parametrize("name", NAMES)
+labeled = pytest.mark.parametrize("name", [name for name in NAMES if "labels" in registry.defaults("attack", name)])
 DENSE = small_task("mlp-small")
 
 
@@ -34,11 +36,14 @@ def run(name, seen, **parameters):
 
 
 @every
-@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
-def test_a_gradient_of_zeros_or_none_is_a_failure_with_its_reason(name, value):
+@pytest.mark.parametrize(
+    ("value", "failure"),
+    [(0.0, "the gradient is zero"), (math.nan, "the gradient is not finite"), (math.inf, "the gradient is not finite")],
+)
+def test_a_gradient_without_information_is_a_failure_and_costs_nothing(name, value, failure):
     for guess in run(name, make(DENSE, defense=Says(value)).seen):
-        assert guess.failure in ("the gradient is zero", "the gradient is not finite")
-        assert guess.objective == float("inf")
+        assert guess.failure == failure
+        assert (guess.objective, guess.evaluations) == (math.inf, 0)
         assert not guess.x.any()
 
 
@@ -63,7 +68,17 @@ def test_one_label_of_a_task_with_two_classes_is_no_error(name):
         assert guess.failure or guess.y.tolist() == [1] or name == "dlg"
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if "labels" in registry.defaults("attack", name)])
+@labeled
+def test_given_labels_are_needed_and_used_and_inferred_ones_are_neither(name):
+    case, attack = make(DENSE), registry.build("attack", name, {"labels": "given"})
+    assert attack.needs - {"auxiliary"} == {"messages", "models", "labels"}
+    assert registry.build("attack", name, {}).needs == {"messages", "models", "auxiliary"}
+    wrong = tuple((labels + 1) % 10 for labels in case.seen.labels)
+    guesses = run(name, dataclasses.replace(case.seen, labels=wrong), labels="given")
+    assert [guess.y.tolist() for guess in guesses] == [labels.tolist() for labels in wrong]
+
+
+@labeled
 @pytest.mark.parametrize("label", [-1, 10])
 def test_labels_out_of_range_are_refused(name, label):
     case = make(DENSE)
@@ -74,10 +89,68 @@ def test_labels_out_of_range_are_refused(name, label):
 
 
 @every
-def test_a_model_that_is_not_covered_is_a_failure_that_names_who_does_it(name):
+def test_a_model_that_is_not_covered_is_a_failure_that_names_an_attack_for_it(name):
     case = make(small_task("cnn2", (1, 16, 16)), n=1)
     (guess,) = run(name, case.seen)
     if name in ("analytic", "spear"):
         assert "map" in guess.failure
     else:
         assert guess.failure == ""
+
+
+@every
+def test_another_loss_than_cross_entropy_is_refused(name):
+    with pytest.raises(ValueError, match="expected a softmax cross-entropy loss"):
+        run(name, make(small_task("svm")).seen)
+
+
+MODE, LABELS = "expected mode 'online' or 'offline', got 'on'", "expected labels 'inferred' or 'given', got 'guessed'"
+START = "expected start 'normal' or 'uniform', got 'zero'"
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("dlg", {"restarts": 0}, "expected restarts >= 1, got restarts=0"),
+        ("dlg", {"objective": "cosine"}, "expected objective 'l2' or 'likelihood', got 'cosine'"),
+        ("idlg", {"evaluations": 0}, "expected evaluations >= 1, got evaluations=0"),
+        ("idlg", {"start": "zero"}, START),
+        ("idlg", {"labels": "guessed"}, LABELS),
+        ("prior", {"guess": "median"}, "expected guess 'mean' or 'other', got 'median'"),
+        ("inverting-gradients", {"restarts": 0}, "expected restarts >= 1, got restarts=0"),
+        ("inverting-gradients", {"evaluations": 0}, "expected evaluations >= 1, got evaluations=0"),
+        ("inverting-gradients", {"lr": 0.0}, "expected lr > 0, got lr=0.0"),
+        ("inverting-gradients", {"lr": math.nan}, "expected lr > 0, got lr=nan"),
+        ("inverting-gradients", {"tv": -1.0}, "expected tv >= 0, got tv=-1.0"),
+        ("inverting-gradients", {"labels": "guessed"}, LABELS),
+        ("inverting-gradients", {"start": "zero"}, START),
+        ("map", {"tv": -1.0}, "expected tv >= 0, got tv=-1.0"),
+        ("map", {"box": math.inf}, "expected box >= 0"),
+        ("map", {"evaluations": 0}, "expected evaluations >= 1"),
+        ("map", {"labels": "guessed"}, LABELS),
+        ("map", {"warm": -1}, "expected warm >= 0"),
+        ("map", {"naive_std": 0.0}, "expected naive_std > 0"),
+        ("learned", {"samples": 0}, "expected samples >= 1, got samples=0"),
+        ("learned", {"components": 0}, "expected components >= 1, got components=0"),
+        ("learned", {"hidden": -1}, "expected hidden >= 0, got hidden=-1"),
+        ("learned", {"epochs": 0}, "expected epochs >= 1, got epochs=0"),
+        ("learned", {"lr": 0.0}, "expected lr > 0, got lr=0.0"),
+        ("learned", {"lr": math.inf}, "expected lr > 0, got lr=inf"),
+        ("learned", {"labels": "guessed"}, LABELS),
+        ("lira", {"mode": "on"}, MODE),
+        ("lira", {"variance": "own"}, "expected variance 'pooled', 'per-example', 'global', got 'own'"),
+        ("lira", {"shadows": 1}, "expected shadows >= 2, got shadows=1"),
+        ("lira", {"mode": "offline", "shadows": 0}, "expected shadows >= 1, got shadows=0"),
+        ("rmia", {"mode": "on"}, MODE),
+        ("rmia", {"shadows": 1}, "expected shadows >= 2, got shadows=1"),
+        ("rmia", {"offline_a": 1.5}, "expected 0 <= offline_a <= 1, got offline_a=1.5"),
+        ("shadow-classifier", {"shadows": 0}, "expected shadows >= 1, got shadows=0"),
+        ("loss-trajectory", {"statistic": "rank"}, "expected statistic 'loss' or 'confidence', got 'rank'"),
+        ("membership-cosine", {"statistic": "loss"}, "expected statistic cosine, difference or likelihood, got 'loss'"),
+        ("membership-sum", {"statistic": "loss"}, "expected statistic cosine or likelihood, got 'loss'"),
+        ("fedmia", {"pooled": False, "ratio": True}, "expected pooled=True with ratio=True"),
+    ],
+)
+def test_parameters_out_of_range_are_refused(name, parameters, message):
+    with pytest.raises(ValueError, match=message):
+        registry.lookup("attack", name)(**parameters)

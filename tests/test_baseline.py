@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from leakgauge.harness.cli.app import app
-from leakgauge.harness.core.cell import Target
+from leakgauge.harness.cli.main import app
+from leakgauge.harness.core.cell import PartSpec, Target
 from leakgauge.harness.gate.baseline import SCHEMA, Baseline, BaselineError, Move, moves, read, to_text, write
 from leakgauge.harness.gate.measure import Measure, Measured, measured
 from leakgauge.harness.study.store import StoreError
@@ -50,9 +50,12 @@ def test_a_baseline_comes_back_as_it_was_and_is_the_same_bytes(base, tmp_path):
 
 number = st.floats(allow_nan=False, allow_infinity=False)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+parts = st.builds(
+    PartSpec, texts, st.dictionaries(texts, st.none() | st.booleans() | st.integers() | number | texts, max_size=3)
+)
 some_measures = st.builds(
     Measure,
-    *[st.just("key"), st.just("ssim"), texts, texts, texts, texts, texts, st.booleans()],
+    *[st.just("key"), st.just("ssim"), parts, st.none() | parts, texts, texts, texts, st.booleans()],
     *[st.sampled_from(["", "ceiling", "floor"]), st.none() | number, st.none() | number, st.none() | number],
     values=st.lists(st.none() | number, max_size=4).map(tuple),
     items=st.lists(texts, max_size=2).map(tuple),
@@ -118,9 +121,9 @@ def edited(old, new):
         ("no JSON at all", "cut, or no JSON"),
         ("<<<<<<< HEAD\n" + to_text(BASE), "cut, or no JSON"),
         ("[" * 100_000, "cut, or no JSON"),
-        ("[]", "got schema None, expected 1; delete it and make it anew with 'leakgauge baseline update'"),
-        (edited(f'"schema": {SCHEMA}', '"schema": 2'), "got schema 2, expected 1"),
-        (edited(f'"schema": {SCHEMA}', '"schema": true'), "schema: Input should be a valid integer"),
+        ("[]", "got schema None, expected 2; delete it and make a new one with 'leakgauge baseline update'"),
+        (edited(f'"schema": {SCHEMA}', '"schema": 1'), "got schema 1, expected 2"),
+        (edited(f'"schema": {SCHEMA}', '"schema": true'), "got schema True, expected 2"),
         (edited('"noise_sd": 0.012', '"noise_sd": NaN'), "noise_sd: Input should be a finite number"),
         (edited('"noise_sd": 0.012', '"noise_sd": 1e999'), "noise_sd: Input should be a finite number"),
         (edited('"noise_sd": 0.012', '"noise_sd": -0.5'), "got noise_sd -0.5, expected 0 or more"),
@@ -129,7 +132,7 @@ def edited(old, new):
         (edited('"values": [', '"values": ["0.5", '), "measured.measures.0.values.0: Input should be a valid number"),
         (edited('"values": [', '"values": [true, '), "measured.measures.0.values.0: Input should be a valid number"),
         (edited('"aware": false', '"aware": 0'), "measured.measures.0.aware: Input should be a valid boolean"),
-        (edited('"metric": "ssim"', '"metric": "mse"'), "measured.measures.0.metric: Input should be 'ssim', "),
+        (edited('"metric": "ssim"', '"metric": "mse"'), "of a metric that the gate does not know: mse"),
         (edited('"study_hash": ', '"hash": '), "measured.study_hash: Field required"),
         (edited('"reason": ', '"verdict": "PASS", "reason": '), "verdict: Unexpected keyword argument"),
         (to_text(many(0, 16)), "it has no measures"),

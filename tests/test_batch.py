@@ -8,13 +8,10 @@ from hypothesis import strategies as st
 
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.batch import LocalPlan, Work, choose_engine, plan_batches, train_clients
+from tests.clipping_case import clients
 from tests.doubles import random_examples, small_task
 
 PLAN = LocalPlan(gradient=False, steps=None, epochs=2, batch=8, lr=0.1, momentum=0.9)
-
-
-def work(sizes=(20, 13, 8), shape=(1, 8, 8)):
-    return [Work(random_examples(n, shape, seed=n), Key(0).child("client", n)) for n in sizes]
 
 
 def by_hand(task, params, client, plan):
@@ -46,22 +43,21 @@ def by_hand(task, params, client, plan):
 )
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_every_engine_is_the_textbook_loop(model, shape, engine, momentum):
-    task, clients = small_task(model, shape), work(shape=shape)
+    task, work = small_task(model, shape), clients(shape)
     params = task.init(Key(1))
     plan = dataclasses.replace(PLAN, momentum=momentum)
-    found = train_clients(task, params, clients, plan, engine)
-    wanted = torch.stack([by_hand(task, params, client, plan) for client in clients])
+    found = train_clients(task, params, work, plan, engine)
+    wanted = torch.stack([by_hand(task, params, client, plan) for client in work])
     assert wanted.abs().max() > 1e-3
     torch.testing.assert_close(found.updates, wanted, rtol=1e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize("engine", ["loop", "dense", "vmap"])
 def test_a_gradient_is_that_of_the_first_batch(engine):
-    task, clients = small_task(), work()
+    task, work = small_task(), clients()
     params = task.init(Key(1)).requires_grad_()
-    plan = LocalPlan(gradient=True, steps=None, epochs=1, batch=8, lr=0.1, momentum=0.0)
-    found = train_clients(task, params.detach(), clients, plan, engine)
-    for row, client, (index,) in zip(found.updates, clients, found.batches, strict=True):
+    found = train_clients(task, params.detach(), work, dataclasses.replace(PLAN, gradient=True), engine)
+    for row, client, (index,) in zip(found.updates, work, found.batches, strict=True):
         wanted = torch.autograd.grad(task.loss(params, client.data.x[index], client.data.y[index]), params)[0]
         torch.testing.assert_close(row, wanted, rtol=1e-5, atol=1e-7)
 
@@ -71,7 +67,7 @@ def test_training_twice_gives_the_same_bits_and_leaves_the_model_alone(engine):
     task = small_task()
     params = task.init(Key(1))
     before = params.clone()
-    first, second = (train_clients(task, params, work(), PLAN, engine).updates for _ in range(2))
+    first, second = (train_clients(task, params, clients(), PLAN, engine).updates for _ in range(2))
     assert torch.equal(first, second)
     assert torch.equal(params, before)
 
@@ -84,30 +80,26 @@ def test_training_twice_gives_the_same_bits_and_leaves_the_model_alone(engine):
     [{}, {"gradient": True}, {"clip": 0.1, "noise_multiplier": 1.0, "poisson": True}],
     ids=["update", "gradient", "dp-sgd"],
 )
-def test_clients_that_start_apart_train_as_each_by_itself(model, engine, changes):
+def test_clients_with_different_starts_train_as_each_alone(model, engine, changes):
     task = small_task(model, (1, 16, 16))
-    clients = work((20, 13, 8, 8, 8, 9, 9), (1, 16, 16))  # more than one chunk
-    starts = torch.stack([task.init(Key(1).child(i)) for i in range(len(clients))])
+    work = clients((1, 16, 16), (20, 13, 8, 8, 8, 9, 9))  # more than one chunk
+    starts = torch.stack([task.init(Key(1).child(i)) for i in range(len(work))])
     before, plan = starts.clone(), dataclasses.replace(PLAN, **changes)
-    found = train_clients(task, starts, clients, plan, engine)
-    alone = [train_clients(task, *each, plan, engine) for each in zip(starts, [[c] for c in clients], strict=True)]
+    found = train_clients(task, starts, work, plan, engine)
+    alone = [train_clients(task, *each, plan, engine) for each in zip(starts, [[c] for c in work], strict=True)]
     torch.testing.assert_close(found.updates, torch.cat([one.updates for one in alone]), rtol=1e-4, atol=2e-6)
     assert torch.equal(starts, before)
 
 
 @pytest.mark.parametrize("engine", ["loop", "dense", "vmap"])
 def test_one_model_for_all_is_the_same_bits_as_a_copy_for_each(engine):
-    task, clients = small_task(), work((20, 13, 8, 8, 8, 9, 9))
+    task, work = small_task(), clients(sizes=(20, 13, 8, 8, 8, 9, 9))
     params = task.init(Key(1))
-    shared, copies = (train_clients(task, p, clients, PLAN, engine).updates for p in (params, params.repeat(7, 1)))
+    shared, copies = (train_clients(task, p, work, PLAN, engine).updates for p in (params, params.repeat(7, 1)))
     assert torch.equal(shared, copies)
 
 
-@given(
-    n=st.integers(1, 50),
-    batch=st.integers(0, 60),
-    epochs=st.integers(1, 3),
-)
+@given(n=st.integers(1, 50), batch=st.integers(0, 60), epochs=st.integers(1, 3))
 def test_an_epoch_uses_every_sample_once(n, batch, epochs):
     batches = plan_batches(n, LocalPlan(False, None, epochs, batch, 0.1, 0.0), Key(0))
     counts = np.bincount(np.concatenate(batches), minlength=n)
@@ -139,8 +131,8 @@ def test_a_poisson_step_with_a_batch_of_all_takes_all(batch):
 
 
 def test_a_poisson_step_takes_every_sample_by_itself_with_the_same_chance():
-    # alpha 1e-6 over 50 + 2 tests: 5.7 standard errors. Of 150,000 steps they are 2.3 % of a sample's chance and 2.1 %
-    # of the variance of a step's size, so that the twins, 6 % off, are seen with a miss rate under 1e-6
+    # alpha 1e-6 over 50 + 2 tests: 5.7 standard errors, which at 150,000 steps are 2.3 % of a sample's chance and 2.1 %
+    # of the variance of a step's size: the twins, 6 % off, are missed at a rate under 1e-6
     n, steps, chance = 50, 150_000, 0.3
     batches = plan_batches(n, LocalPlan(False, steps, None, 15, 0.1, 0.0, poisson=True), Key(0))
     counts = np.bincount(np.concatenate(batches), minlength=n) / (steps * chance)
@@ -163,7 +155,7 @@ def test_a_poisson_step_takes_every_sample_by_itself_with_the_same_chance():
         ({"noise_multiplier": 1.0}, "noise_multiplier=1.0 needs a clip"),
     ],
 )
-def test_a_plan_that_promises_nothing_is_refused(changes, message):
+def test_a_plan_without_a_valid_clip_or_noise_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(PLAN, **changes)
 
@@ -175,13 +167,16 @@ def test_the_engine_goes_with_the_model_and_the_device():
     assert choose_engine(small_task(), "cuda") == "vmap"
 
 
-def test_what_cannot_be_trained_is_refused():
+@pytest.mark.parametrize(
+    ("work", "starts", "engine", "message"),
+    [
+        ([], 1, "loop", "at least one client"),
+        ([Work(random_examples(0), Key(0))], 1, "loop", "at least one sample"),
+        (clients((1, 16, 16)), 2, "loop", r"expected params \[1922\] or \[3, 1922\], got \[2, 1922\]"),
+        (clients((1, 16, 16)), 3, "dense", "dense ReLU stack for engine 'dense', got 'cnn2'"),
+    ],
+)
+def test_an_impossible_training_is_refused(work, starts, engine, message):
     task = small_task("cnn2", (1, 16, 16))
-    with pytest.raises(ValueError, match="at least one client"):
-        train_clients(task, task.init(Key(0)), [], PLAN, "loop")
-    with pytest.raises(ValueError, match="at least one sample"):
-        train_clients(task, task.init(Key(0)), [Work(random_examples(0), Key(0))], PLAN, "loop")
-    with pytest.raises(ValueError, match=r"expected params \[1922\] or \[3, 1922\], got \[2, 1922\]"):
-        train_clients(task, task.init(Key(0)).repeat(2, 1), work(shape=(1, 16, 16)), PLAN, "loop")
-    with pytest.raises(ValueError, match="dense ReLU stack for engine 'dense', got 'cnn2'"):
-        train_clients(task, task.init(Key(0)), work(shape=(1, 16, 16)), PLAN, "dense")
+    with pytest.raises(ValueError, match=message):
+        train_clients(task, task.init(Key(0)).repeat(starts, 1), work, PLAN, engine)

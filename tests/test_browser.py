@@ -1,4 +1,4 @@
-"""The report in a browser: what it does, what it must not do, and how it looks to those who cannot see it."""
+"""The report in a browser: function, security policy, accessibility."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def few_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every section but that on changes, in few cells."""
+    """Every section except the changes, in few cells."""
     path = tmp_path_factory.mktemp("few") / "report.html"
     path.write_text(render(few_run()), encoding="utf-8")
     return path
@@ -62,7 +62,7 @@ def few_tab(browser: Browser, few_page: Path) -> Iterator[Visit]:
 
 @pytest.fixture(scope="module")
 def whole_tab(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
-    """Every section, with every verdict of a claim and of a change, and names that mean harm."""
+    """Every section, with every verdict of a claim and of a change, and hostile names."""
     path, run = tmp_path_factory.mktemp("whole") / "report.html", whole_run()
     path.write_text(render(run, against=against(run)), encoding="utf-8")
     with tab(browser, path) as seen:
@@ -83,7 +83,7 @@ def whole(whole_tab: Visit) -> Iterator[Visit]:
     whole_tab.check()
 
 
-# for everybody
+# accessibility
 
 
 def test_axe_core_objects_to_nothing_at_any_width_in_either_theme(whole: Visit) -> None:
@@ -91,7 +91,7 @@ def test_axe_core_objects_to_nothing_at_any_width_in_either_theme(whole: Visit) 
     whole.open_details()
     for width in WIDTHS:
         whole.resize(width)
-        found[width, "but for contrast"] = axe(False)
+        found[width, "without contrast"] = axe(False)
     whole.keep_text()
     for width, (theme, color) in itertools.product(WIDTHS, THEMES.items()):
         whole.resize(width)
@@ -173,7 +173,7 @@ def test_a_data_table_opens_by_keyboard(few: Visit) -> None:
     assert details.locator("table").is_visible()
 
 
-# what it must not do
+# security policy
 
 
 def test_the_policy_refuses_a_script_and_a_picture_from_elsewhere(few: Visit) -> None:
@@ -181,7 +181,7 @@ def test_the_policy_refuses_a_script_and_a_picture_from_elsewhere(few: Visit) ->
     few.page.evaluate(RUN_SCRIPT)
     assert few.page.evaluate("window.ran") is None
     assert ["img-src" in text or "inline script" in text for text in few.complaints] == [True, True]
-    assert few.requests == [few.address, ELSEWHERE]  # asked for, and refused before it left
+    assert few.requests == [few.address, ELSEWHERE]  # requested, and refused before it left
     few.complaints.clear()
     few.requests.pop()
 
@@ -198,7 +198,7 @@ def test_without_the_policy_both_are_noticed(browser: Browser, few_page: Path, t
         assert "ERR_" in seen.complaints.pop()
 
 
-def test_names_that_mean_harm_are_only_names(whole: Visit) -> None:
+def test_hostile_names_are_only_names(whole: Visit) -> None:
     assert whole.page.evaluate("window.ran") is None
     spelled = {name: name.translate({0x202C: r"\u202c", 0x202E: r"\u202e"}) for name in HOSTILE}
     changed = whole.page.locator("#changes th[scope=row] strong").all_inner_texts()
@@ -236,7 +236,7 @@ def test_text_sorts_both_ways_and_equal_rows_keep_their_order(few: Visit) -> Non
     assert len({row[0] for row in order}) == 4
 
 
-def test_sorting_by_keyboard_keeps_the_focus_and_tells_the_direction(few: Visit) -> None:
+def test_sorting_by_keyboard_keeps_the_focus_and_shows_the_direction(few: Visit) -> None:
     head = few.page.locator("#cells thead").get_by_role("columnheader", name="Status")
     head.get_by_role("button").focus()
     for key, direction, first in (("Enter", "ascending", "done"), ("Space", "descending", "missing")):
@@ -247,7 +247,7 @@ def test_sorting_by_keyboard_keeps_the_focus_and_tells_the_direction(few: Visit)
         assert few.page.evaluate("document.activeElement.textContent") == "Status"
 
 
-def test_filter_and_status_narrow_the_rows_together_and_the_counter_says_so(few: Visit) -> None:
+def test_filter_and_status_narrow_the_rows_together_and_the_counter_shows_it(few: Visit) -> None:
     counter, words, status = (few.page.locator(f"#{name}") for name in ("shown", "filter", "status"))
     everything = list(zip(few.column("Defense"), few.column("Attack"), few.column("Status"), strict=True))
     assert counter.inner_text() == f"{len(everything)} of {len(everything)} rows"
@@ -289,7 +289,7 @@ def test_the_download_is_the_table_however_it_is_sorted_and_filtered(few: Visit)
 # theme, print, no script
 
 
-def test_the_theme_follows_the_system_until_the_button_says_otherwise_and_is_remembered(few: Visit) -> None:
+def test_the_theme_follows_the_system_until_the_button_changes_it_and_is_remembered(few: Visit) -> None:
     few.page.emulate_media(color_scheme="dark")
     button = few.page.get_by_role("button", name="Theme")
     found = [(button.inner_text(), few.style("body", "backgroundColor"))]

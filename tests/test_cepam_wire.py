@@ -10,12 +10,13 @@ from scipy import stats
 from scipy.special import ndtr
 
 from leakgauge.defenses._cepam import wire as _cepam_wire
-from leakgauge.defenses._cepam.lrsuq import encode_with, gaussian_radii, place
+from leakgauge.defenses._cepam.lrsuq import encode, gaussian_radii, place
 from leakgauge.defenses._cepam.wire import attempt_contexts, cell_contexts, dithers, pack, unpack
 from leakgauge.defenses.cepam_gaussian import CepamGaussian
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
-from tests.cepam_case import decode, encode, every_n
+from tests import cepam_case
+from tests.cepam_case import every_n
 
 
 def quantized(n, count, sigma, spread=1.0):
@@ -35,7 +36,7 @@ def test_server_and_client_agree_on_every_coordinate(n, sigma, count):
         accepted[rows] = drawn
         return drawn
 
-    encoded = encode_with(x, radii, remember)
+    encoded = encode(x, radii, remember)
     y = unpack(pack(x, radii, 1.0, Key(3)), radii, 1.0, Key(3), n)
     assert np.array_equal(y, place(encoded.cells, radii, accepted))
     assert (np.sqrt(((y - x) ** 2).sum(1)) <= radii * (1 + 1e-10)).all()
@@ -134,16 +135,15 @@ def cells_entropy_given_dithers(sigma, deviation):
 M = 25_818
 DEVIATION = 1 / math.sqrt(M)
 
-# cepam.md, section 1, gamma = 1: bits a coordinate of the fixed-length code given U, and bits a sub-vector of H
+# As printed for CEPAM at gamma = 1: bits a coordinate of the fixed-length code given U, and bits a sub-vector of H
 FIXED = {(1, 0.1): 3.630, (2, 0.1): 3.573, (3, 0.1): 3.333, (1, 0.01): 6.663, (2, 0.01): 6.411, (3, 0.01): 6.207}
 GEOMETRIC = {1: 0.0, 2: 0.955168, 3: 1.906789}
 
 
 def rate(defense, d, updates, gamma):
     """Bits a coordinate, header included, of updates whose coordinates are as large as those of norm 1 in M."""
-    bits = [
-        8 * len(encode(dataclasses.replace(defense, gamma=gamma), rng.normal(Key(i), (d,)))) for i in range(updates)
-    ]
+    defense = dataclasses.replace(defense, gamma=gamma)
+    bits = [8 * len(cepam_case.encode(defense, rng.normal(Key(i), (d,)))) for i in range(updates)]
     return float(np.mean(bits)) / d
 
 
@@ -163,7 +163,7 @@ def test_a_message_is_shorter_than_in_fixed_lengths_and_than_attempts_and_cells_
     assert bits < (0.9 if sigma == 0.01 else 0.6) * given_radii < 1.02 * FIXED[n, sigma]
 
 
-def test_fine_cells_of_which_no_dither_tells_take_at_most_two_percent_more_than_their_entropy():
+def test_fine_cells_take_at_most_two_percent_more_than_their_entropy():
     assert rate(CepamGaussian(noise_std=0.001), M, 4, 1.0) < 1.02 * cells_entropy(1, 0.001, DEVIATION)
 
 
@@ -172,7 +172,7 @@ def test_a_long_message_takes_little_more_than_the_entropy_given_radii_and_dithe
     # a million coordinates: standard errors of 0.5 %, 0.15 % and 0.04 %
     d, bound = 1_000_000, cells_entropy_given_dithers(sigma, DEVIATION)
     assert bound < rate(CepamGaussian(noise_std=sigma), d, 1, math.sqrt(d / M)) < excess * bound
-    # whoever does not look at the dithers fails, but where the cells are so fine that they tell nothing
+    # a code that ignores the dithers fails, except for cells so fine that the dithers are uninformative
     assert (cells_entropy(1, sigma, DEVIATION) > excess * bound) == (sigma > 0.001)
 
 
@@ -182,9 +182,9 @@ def test_all_of_an_update_in_one_coordinate_is_decoded_and_short(n, d, sigma):
     update = torch.zeros(d)
     update[d // 2] = -5.0
     defense = CepamGaussian(noise_std=sigma, dimension=n)
-    wire = encode(defense, update)
-    error = (decode(defense, wire, d) - update).abs()
+    wire = cepam_case.encode(defense, update)
+    error = (cepam_case.decode(defense, wire, d) - update).abs()
     # the largest of d normal errors; a float32 near 5 is good to 2.4e-7
     assert error.max() < 7 * sigma * 5 + 5e-7
-    # below 1 % of a cell, the others cost only the attempts that no dither tells
+    # below 1 % of a cell, the others cost only the attempts that dithers do not determine
     assert len(wire) < (1000 if n == 1 else d / 8)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from leakgauge.harness.cli.app import app
+from leakgauge.harness.cli.main import app
 from leakgauge.harness.core.cell import Target, fingerprint
 from leakgauge.harness.core.result import Failure, to_data
 from leakgauge.harness.core.stats import mean
@@ -70,7 +70,7 @@ def one(attack, defense=GAUSSIAN[1]):
 
 def with_values(folder, cell, values):
     """The same run with other SSIMs of a cell."""
-    changed = made.with_estimates(result_of(cell), mean("ssim", values, higher_leaks=True))
+    changed = made.with_estimates(result_of(cell), mean("ssim", values))
     Store(folder).write_result(changed, {}, 1.0)
 
 
@@ -391,7 +391,7 @@ def test_a_check_that_is_stopped_is_exit_code_130(folder, base, monkeypatch):
 def test_a_check_needs_no_torch_and_its_code_is_that_of_the_process(folder, base):
     worse(folder)
     code = (
-        "import sys\nfrom harness.cli.app import main\n"
+        "import sys\nfrom leakgauge.harness.cli.main import main\n"
         "try:\n    main()\nfinally:\n    print('torch' in sys.modules, file=sys.stderr)"
     )
     words = [sys.executable, "-c", code, "check", str(folder), "--baseline", str(base)]

@@ -1,4 +1,4 @@
-"""What is claimed, what is proved, and the verdict."""
+"""Claims, proofs, and their verdicts."""
 
 import json
 import math
@@ -6,8 +6,8 @@ import math
 import pytest
 from typer.testing import CliRunner
 
-from leakgauge.harness.audit.claim_record import record_claim
-from leakgauge.harness.cli.app import app
+from leakgauge.harness.audit.claims import record_claim
+from leakgauge.harness.cli.main import app
 from leakgauge.harness.core.accounting import Leak, Pure, epsilon, repeat
 from leakgauge.harness.core.accounting import delta as delta_of
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, Verdict, judge
@@ -37,11 +37,11 @@ def leakgauge(*arguments):
         (math.inf, None, True, Verdict.NOTHING_PROMISED),
     ],
 )
-def test_the_verdict_compares_what_holds_with_what_is_claimed(claimed, proved, tight, verdict):
+def test_the_verdict_compares_the_proved_epsilon_with_the_claimed_one(claimed, proved, tight, verdict):
     assert judge(claim(claimed, proved, tight)).verdict is verdict
 
 
-def test_the_verdict_is_at_the_delta_of_the_claim_whatever_is_asked():
+def test_the_verdict_uses_the_delta_of_the_claim_and_not_the_requested_one():
     record = record_claim(claim(1.0, 1.0), delta=0.3)
     assert record.verdict == "HOLDS"
     assert record.proved.delta == 0.3
@@ -49,7 +49,7 @@ def test_the_verdict_is_at_the_delta_of_the_claim_whatever_is_asked():
     assert record.proved.epsilon == pytest.approx(math.log(math.e - 0.3 * (1 + math.e)), rel=1e-12)
 
 
-def test_adversaries_stand_exactly_where_something_is_promised():
+def test_a_claim_has_adversaries_exactly_if_it_promises_something():
     proof = Proof(None, Unit.MESSAGE, "", "")
     for claimed, against in ((1.0, frozenset()), (math.inf, frozenset(Threat)), (math.nan, frozenset(Threat))):
         with pytest.raises(ValueError, match="expected"):
@@ -126,7 +126,7 @@ def test_the_command_prints_json_with_infinity_as_text():
         (["a+b+c"], "expected two defenses joined by one '+'"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_line(arguments, message):
+def test_an_error_is_reported_in_one_line(arguments, message):
     found = leakgauge(*arguments)
     assert found.exit_code == 2
     assert message in found.output

@@ -1,15 +1,22 @@
-"""The command as a user meets it: what it prints, and its exit codes."""
+"""The command as a user meets it: its output and its exit codes."""
 
+import io
 import json
-import os
+import re
 import subprocess
 import sys
 import textwrap
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
-from leakgauge.harness.cli.app import app
+from leakgauge import __version__
+from leakgauge.harness.cli.main import app
+from leakgauge.harness.cli.progress import listener
+from leakgauge.harness.study.run import run_study
+from leakgauge.harness.study.study import load_study
+from leakgauge.harness.study.supervisor import Progress
 
 STUDY = textwrap.dedent("""
     name = "tiny"
@@ -24,21 +31,31 @@ STUDY = textwrap.dedent("""
     name = "membership-loss"
     target = {kind = "members", count = 10}
 """)
+RUNNING = Progress(total=1, running=["a job"])
+FAILING = STUDY.replace('name = "membership-loss"', 'name = "tests.doubles:Coin"').replace("10}", "999}")
 
 
 def call(*words):
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
-def start(*words, **environment):
-    """The command in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", "from leakgauge.harness.cli.app import main; main()", *map(str, words)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **environment},
+def refused(*words):
+    """The one line on standard error of a call that ends with code 2."""
+    done = call(*words)
+    assert done.exit_code == 2
+    assert "Traceback" not in done.output
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+def imported_by(*words):
+    """The heavy packages that a successful call imports, in its own process."""
+    code = (
+        "import sys\nfrom typer.testing import CliRunner\nfrom leakgauge.harness.cli.main import app\n"
+        f"assert CliRunner().invoke(app, {[str(word) for word in words]!r}).exit_code == 0\n"
+        "print(*{'torch', 'numpy', 'pydantic', 'matplotlib', 'skimage'} & set(sys.modules))"
     )
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
 
 @pytest.fixture
@@ -48,7 +65,7 @@ def study(tmp_path):
     return path
 
 
-def test_a_study_runs_resumes_and_is_reported(study, tmp_path):
+def test_a_study_runs_resumes_and_is_reported_without_torch(study, tmp_path):
     out = tmp_path / "out"
     first = call("run", study, "-o", out, "--workers", 0)
     assert first.exit_code == 0, first.output
@@ -67,53 +84,58 @@ def test_a_study_runs_resumes_and_is_reported(study, tmp_path):
     assert "gaussian" in reported.output
     assert call("export", out).output.startswith("### digits")
     assert "gaussian" in call("export", out, "--to", "csv").output
+    assert "torch" not in imported_by("report", out)
 
 
-def test_a_failed_cell_is_said_with_its_reason_and_exit_code_5(study, tmp_path):
-    study.write_text(STUDY.replace('name = "membership-loss"', 'name = "tests.doubles:Coin"').replace("10}", "999}"))
+def test_a_failed_cell_is_printed_with_its_reason_and_exit_code_5(study, tmp_path):
+    study.write_text(FAILING)
     done = call("run", study, "-o", tmp_path / "out", "--workers", 0)
     assert done.exit_code == 5
     assert "failed: " in done.output
     assert "expected at most 60 members, got count=999" in done.output
     assert call("report", tmp_path / "out").exit_code == 5
+    next((tmp_path / "out").glob("cells/*/failure.json")).unlink()
+    assert "cells without a result: 1" in call("report", tmp_path / "out").stderr
+
+
+def test_a_terminal_shows_finished_running_and_failed_jobs(study, tmp_path):
+    def screen(work):
+        """What a terminal shows at last."""
+        text = io.StringIO()
+        with listener("tiny", Console(file=text, force_terminal=True, width=120)) as listen:
+            work(listen)
+        return text.getvalue()
+
+    def run(listen):
+        run_study(load_study(study), tmp_path / "out", workers=0, listen=listen)
+
+    study.write_text(FAILING)
+    first, again = screen(run), screen(run)
+    assert all(text in first for text in ("tiny: starting", "done  ", "failed  ", "6 of 6 cells, 2 failed"))
+    assert "6 of 6 cells, 4 of them from before, 2 failed" in again
+    assert re.search(r"running +a job.*0 of 1 cells", screen(lambda listen: listen(RUNNING, None)), re.DOTALL)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ('"gaussian"', '"gausian"', "defenses[1]: no defense 'gausian'; did you mean 'gaussian'? Known: "),
-        ("noise_std = 0.01", "epsilon = 0", "expected epsilon > 0, got epsilon=0.0"),
-        ("clients = 3", "clients = 3, participants = 4", "expected participants <= clients, got participants=4"),
-        ("rounds = 2", "ruonds = 2", "federations[0].ruonds: unknown key, got 2"),
-        ('"tiny"', '"tiny"\nthreats = ["public"]', "'public' does not see"),
         ('"digits"', '"mnist"', "mnist"),
         ('"digits"', '"npz:/nowhere/x.npz"', "looked for x.npz in /nowhere"),
     ],
 )
-def test_a_wrong_study_is_one_clear_line_and_exit_code_2(study, tmp_path, old, new, said):
+def test_an_invalid_study_is_one_clear_line_and_exit_code_2(study, tmp_path, old, new, message):
     study.write_text(STUDY.replace(old, new, 1))
-    done = call("run", study, "-o", tmp_path / "out", "--data", tmp_path)
-    assert done.exit_code == 2
-    assert said in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert "Traceback" not in done.output
+    assert message in refused("run", study, "-o", tmp_path / "out", "--data", tmp_path)
 
 
-def test_a_study_or_a_folder_that_is_not_there_is_exit_code_2(tmp_path):
-    done = call("run", "dmeo", "-o", tmp_path / "out")
-    assert done.exit_code == 2
-    assert call("export", tmp_path).exit_code == 2
-    assert "no study 'dmeo'; did you mean 'demo'? Known: adaptive, demo" in done.stderr
-    done = call("report", tmp_path / "nothing")
-    assert done.exit_code == 2
-    assert "there is no study.json" in done.stderr
-
-
-def test_a_folder_that_cannot_be_written_is_exit_code_2(study, tmp_path):
+def test_a_missing_study_or_folder_is_one_line_and_exit_code_2(study, tmp_path):
     (tmp_path / "file").write_text("")
-    done = call("run", study, "-o", tmp_path / "file" / "out", "--workers", 0)
-    assert done.exit_code == 2
-    assert "cannot write" in done.stderr
+    known = "no study 'dmeo'; did you mean 'demo'? Known: adaptive, demo"
+    assert known in refused("run", "dmeo", "-o", tmp_path / "out")
+    assert "there is no study.json" in refused("export", tmp_path)
+    assert "there is no study.json" in refused("report", tmp_path / "nothing")
+    assert "cannot write" in refused("run", study, "-o", tmp_path / "file" / "out", "--workers", 0)
 
 
 @pytest.mark.parametrize("what", ["defenses", "attacks", "tasks", "studies"])
@@ -125,6 +147,15 @@ def test_lists_have_names_and_summaries_also_as_json(what):
     assert all(row["name"] in text for row in rows)
 
 
+@pytest.mark.parametrize("what", ["defences", "defence"])
+def test_british_spelling_gets_a_hint(study, what):
+    assert "no list of 'defence" in refused("list", what)
+    assert "did you mean 'defenses'?" in refused("list", what)
+    study.write_text(STUDY.replace("defenses =", f"{what} ="))
+    lines = call("show", study).stderr.splitlines()
+    assert f"leakgauge: {study}: {what}: unknown key; did you mean 'defenses'?" in lines
+
+
 def test_show_prints_the_cells_and_the_cost(study):
     text = call("show", study).stdout
     assert "6 cells on 2 trainings" in text
@@ -133,26 +164,7 @@ def test_show_prints_the_cells_and_the_cost(study):
     assert len(data["cells"]) == 6
 
 
-def test_help_needs_nothing_heavy():
-    done = start("--help")
-    assert done.returncode == 0
-    assert "run" in done.stdout
-    code = (
-        "import sys\nfrom typer.testing import CliRunner\nfrom harness.cli.app import app\n"
-        "assert CliRunner().invoke(app, ['--help']).exit_code == 0\n"
-        "print({'torch', 'numpy', 'pydantic', 'matplotlib', 'skimage'} & set(sys.modules))"
-    )
-    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert seen.stdout.strip() == "set()"
-
-
-def test_the_report_needs_no_torch(study, tmp_path):
-    out = tmp_path / "out"
-    assert call("run", study, "-o", out, "--workers", 0).exit_code == 0
-    code = (
-        "import sys\nfrom typer.testing import CliRunner\nfrom harness.cli.app import app\n"
-        f"assert CliRunner().invoke(app, ['report', {str(out)!r}]).exit_code == 0\n"
-        "print('torch' in sys.modules)"
-    )
-    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert seen.stdout.strip() == "False"
+def test_help_and_the_version_need_nothing_heavy():
+    assert imported_by("--help") == imported_by("--version") == set()
+    done = subprocess.run([sys.executable, "-m", "leakgauge", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == call("--version").stdout == f"leakgauge {__version__}\n"

@@ -20,9 +20,6 @@ def levels_of(count, width):
 @pytest.mark.parametrize(("levels", "width"), [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (256, 8), (257, 9), (2**32, 32)])
 def test_the_width_is_the_binary_logarithm_rounded_up(levels, width):
     assert codec.width_of(levels) == width
-
-
-def test_no_levels_have_no_width():
     with pytest.raises(ValueError, match="expected levels >= 1, got levels=0"):
         codec.width_of(0)
 
@@ -60,15 +57,9 @@ def test_levels_of_every_width_and_count_are_one_number_in_base_two(width):
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint32, np.int64, np.uint64])
 def test_levels_may_be_integers_of_any_size_and_stride(dtype):
     levels = levels_of(200, 7).astype(dtype)
-    kept = levels.copy()
+    before = levels.copy()
     assert codec.pack_levels(levels[::2], 7) == codec.pack_levels(levels[::2].astype(np.int64), 7)
-    assert np.array_equal(levels, kept)
-
-
-@given(st.integers(1, 32), st.lists(st.integers(0, 2**32 - 1), max_size=40))
-def test_unpacking_undoes_packing(width, numbers):
-    levels = np.array(numbers, np.int64) % 2**width
-    assert np.array_equal(codec.unpack_levels(codec.pack_levels(levels, width), len(numbers), width), levels)
+    assert np.array_equal(levels, before)
 
 
 @pytest.mark.parametrize(
@@ -88,42 +79,32 @@ def test_levels_out_of_range_are_named(levels, width, message):
         codec.pack_levels(np.array(levels, np.int64), width)
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 5, 8, 9, 17, 32])
-def test_levels_of_another_length_are_refused(width):
+@pytest.mark.parametrize("width", [1, 2, 3, 5, 7, 8, 9, 17, 32])
+def test_levels_of_another_length_or_with_other_bits_behind_are_refused(width):
     wire = codec.pack_levels(levels_of(11, width), width)
     for other in (wire[:-1], wire + b"\x00", b""):
-        with pytest.raises(
-            MessageError, match=rf"of {len(wire)} bytes \(11 levels of {width} bits\), got {len(other)}"
-        ):
+        expected = rf"of {len(wire)} bytes \(11 levels of {width} bits\), got {len(other)}"
+        with pytest.raises(MessageError, match=expected):
             codec.unpack_levels(other, 11, width)
+    if width % 8:
+        with pytest.raises(MessageError, match=f"expected zero bits after 11 levels of {width} bits"):
+            codec.unpack_levels(wire[:-1] + bytes([wire[-1] | 0x80]), 11, width)
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 5, 7, 9, 17])
-def test_bits_after_the_last_level_are_refused(width):
-    wire = bytearray(codec.pack_levels(levels_of(11, width), width))
-    wire[-1] |= 0x80
-    with pytest.raises(MessageError, match=f"expected zero bits after 11 levels of {width} bits"):
-        codec.unpack_levels(bytes(wire), 11, width)
-
-
-FLOATS = [
-    (codec.pack_float32, codec.unpack_float32, torch.float32, "0000803f000000c0", "floats"),
-    (codec.pack_float64, codec.unpack_float64, torch.float64, "000000000000f03f00000000000000c0", "doubles"),
-]
-
-
-@pytest.mark.parametrize(("pack", "unpack", "dtype", "wire", "name"), FLOATS)
+@pytest.mark.parametrize(
+    ("pack", "unpack", "dtype", "wire", "name"),
+    [
+        (codec.pack_float32, codec.unpack_float32, torch.float32, "0000803f000000c0", "floats"),
+        (codec.pack_float64, codec.unpack_float64, torch.float64, "000000000000f03f00000000000000c0", "doubles"),
+    ],
+)
 def test_floats_are_little_endian_and_come_back_bit_by_bit(pack, unpack, dtype, wire, name):
-    assert pack(torch.tensor([1.0, -2.0], dtype=dtype)).hex() == wire
+    good = pack(torch.tensor([1.0, -2.0], dtype=dtype))
+    assert good.hex() == wire
     values = normal(Key(2), (100,), dtype)
     back = unpack(pack(values), 100)
     assert back.dtype == dtype
     assert torch.equal(back, values)
-
-
-@pytest.mark.parametrize(("pack", "unpack", "dtype", "wire", "name"), FLOATS)
-def test_floats_of_another_length_or_not_finite_are_refused(pack, unpack, dtype, wire, name):
-    good = bytes.fromhex(wire)
     with pytest.raises(MessageError, match=rf"of {len(good)} bytes \(2 {name}\), got {len(good) - 1} bytes"):
         unpack(good[:-1], 2)
     for bad in (math.nan, math.inf):
@@ -179,21 +160,17 @@ def test_counts_of_one_size_cost_a_bit_less_than_their_length_each(top, overhead
     assert len(out.wire()) == math.ceil((overhead + 10 * 1000) / 8)
 
 
-def test_bits_that_are_not_there_are_refused():
-    source = codec.BitReader(b"\x10")
-    with pytest.raises(MessageError, match="expected 9 bits at bit 0, got 8: the message is cut off"):
-        source.take(9)
-    with pytest.raises(MessageError, match="expected 2 unary integers at bit 0, got 1"):
-        source.take_unary(2, 8)
-    with pytest.raises(MessageError, match="expected 1 unary integers at bit 0, got 0"):
-        source.take_unary(1, 4)
-    with pytest.raises(MessageError, match="expected integers of at most 9 bits, got one of 15 bits"):
-        codec.BitReader(b"\x0f" + bytes(20)).take_counts(1, 500)
-
-
-def test_more_than_padding_at_the_end_is_refused():
-    for wire, taken in ((b"\x05\x00", 3), (b"\x0d", 3)):
-        source = codec.BitReader(wire)
-        source.take(taken)
-        with pytest.raises(MessageError, match=f"expected a message of 3 bits, then zeros, got {8 * len(wire)} bits"):
-            source.done()
+@pytest.mark.parametrize(
+    ("wire", "read", "message"),
+    [
+        (b"\x10", lambda source: source.take(9), "expected 9 bits at bit 0, got 8: the message is cut off"),
+        (b"\x10", lambda source: source.take_unary(2, 8), "expected 2 unary integers at bit 0, got 1"),
+        (b"\x10", lambda source: source.take_unary(1, 4), "expected 1 unary integers at bit 0, got 0"),
+        (b"\x0f" + bytes(20), lambda source: source.take_counts(1, 500), "at most 9 bits, got one of 15 bits"),
+        (b"\x05\x00", lambda source: (source.take(3), source.done()), "of 3 bits, then zeros, got 16 bits"),
+        (b"\x0d", lambda source: (source.take(3), source.done()), "of 3 bits, then zeros, got 8 bits"),
+    ],
+)
+def test_missing_and_left_over_bits_are_refused(wire, read, message):
+    with pytest.raises(MessageError, match=message):
+        read(codec.BitReader(wire))

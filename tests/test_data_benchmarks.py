@@ -1,4 +1,4 @@
-"""The benchmark image sets: read as their files lie on disk, made here and real."""
+"""The benchmark image sets, from small files made here and from the real ones."""
 
 import codecs
 import gzip
@@ -24,13 +24,16 @@ def idx(array):
     return (0x0800 + array.ndim).to_bytes(4, "big") + sizes + array.tobytes()
 
 
+def packed(content):
+    """Without the time of day, which would give the tests of two workers different names."""
+    return gzip.compress(content, mtime=0)
+
+
 def write_idx(folder, starts=("train", "t10k"), end=".gz"):
     folder.mkdir(parents=True)
     for start in starts:
         for kind, array in (("images-idx3", pixels(10, 4, 5)), ("labels-idx1", np.arange(10, dtype=np.uint8))):
-            content = idx(array)
-            path = folder / f"{start}-{kind}-ubyte{end}"
-            path.write_bytes(gzip.compress(content) if end else content)
+            (folder / f"{start}-{kind}-ubyte{end}").write_bytes(packed(idx(array)) if end else idx(array))
 
 
 @pytest.mark.parametrize("end", ["", ".gz"])
@@ -51,13 +54,7 @@ def test_emnist_is_turned_upright(tmp_path):
     assert torch.equal(loaded.train.x[0, 0] * 255, torch.from_numpy(pixels(10, 4, 5)[0].T.copy()).float())
 
 
-LABELS = "t10k-labels-idx1-ubyte.gz"
-IMAGES = "t10k-images-idx3-ubyte.gz"
-
-
-def packed(content):
-    """Without the time of day, which would give the tests of two workers two names."""
-    return gzip.compress(content, mtime=0)
+LABELS, IMAGES = "t10k-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte.gz"
 
 
 @pytest.mark.parametrize(
@@ -81,20 +78,15 @@ def test_a_broken_idx_file_is_named_in_one_line(tmp_path, name, content, message
     assert str(raw) in one_line(error)
 
 
-def test_a_missing_file_is_answered_with_where_and_how(tmp_path):
-    write_idx(tmp_path / "MNIST/raw")
-    (tmp_path / "MNIST/raw" / LABELS).unlink()
+def test_a_missing_or_inaccessible_file_is_named_in_one_line(tmp_path):
+    raw = tmp_path / "MNIST/raw"
+    write_idx(raw)
+    (raw / LABELS).unlink()
     with pytest.raises(DataMissing) as error:
         data.load("mnist", tmp_path)
-    for part in (LABELS, str(tmp_path / "MNIST/raw"), "get it: python -c", f"MNIST('{tmp_path}', download=True)"):
+    for part in (LABELS, str(raw), "get it: python -c", f"MNIST('{tmp_path}', download=True)"):
         assert part in one_line(error)
-
-
-def test_a_file_that_may_not_be_opened_is_named_in_one_line(tmp_path):
-    write_idx(tmp_path / "MNIST/raw")
-    path = tmp_path / "MNIST/raw" / IMAGES
-    path.unlink()
-    path.mkdir()  # a folder in its place, as root may open any file
+    (raw / LABELS).mkdir()  # a folder instead of a file, because root can open any file
     with pytest.raises(DataUnreadable, match="IsADirectoryError"):
         data.load("mnist", tmp_path)
 
@@ -120,21 +112,21 @@ def write_cifar10(root, batches=(1, 2, 3, 4, 5)):
     return folder
 
 
-@pytest.mark.parametrize("layout", [".", "cifar10"])
-def test_all_cifar_batches_are_read_in_order_in_both_layouts(tmp_path, layout):
-    write_cifar10(tmp_path / layout)
+@pytest.mark.parametrize(
+    ("layout", "batches", "note"),
+    [
+        (".", (1, 2, 3, 4, 5), ""),
+        ("cifar10", (1, 2, 3, 4, 5), ""),
+        (".", (1, 3), "2 of 5 training batches (data_batch_1, data_batch_3)"),
+    ],
+)
+def test_cifar_batches_are_read_in_order_in_both_layouts_and_the_note_names_a_part(tmp_path, layout, batches, note):
+    write_cifar10(tmp_path / layout, batches)
     loaded = data.load("cifar10", tmp_path)
-    expected = np.concatenate([pixels(10, 3072, name=f"data_batch_{number}") for number in range(1, 6)])
-    assert torch.equal((loaded.train.x * 255).round(), torch.from_numpy(expected).float().view(50, 3, 32, 32))
+    expected = np.concatenate([pixels(10, 3072, name=f"data_batch_{number}") for number in batches])
+    assert torch.equal((loaded.train.x * 255).round(), torch.from_numpy(expected).float().view(-1, 3, 32, 32))
     assert loaded.classes == tuple("abcdefghij")
-    assert loaded.note == ""
-
-
-def test_a_part_of_cifar_says_so(tmp_path):
-    write_cifar10(tmp_path, batches=(1, 3))
-    loaded = data.load("cifar10", tmp_path)
-    assert len(loaded.train.x) == 20
-    assert loaded.note == "2 of 5 training batches (data_batch_1, data_batch_3)"
+    assert loaded.note == note
 
 
 def test_images_that_are_jpeg_copies_are_left_out(tmp_path):
@@ -144,7 +136,7 @@ def test_images_that_are_jpeg_copies_are_left_out(tmp_path):
     loaded = data.load("cifar10", tmp_path)
     assert loaded.train.y.tolist() == [*range(10), 0, 1, 2, *range(5, 10), *range(10), *range(10), *range(10)]
     assert loaded.test.y.tolist() == list(range(1, 10))
-    assert loaded.note == "3 images left out, of which only JPEG copies are there"
+    assert loaded.note == "3 images left out: only JPEG copies exist"
 
 
 def test_cifar100_has_fine_labels(tmp_path):
@@ -187,14 +179,14 @@ def test_a_broken_or_hostile_batch_is_named_in_one_line(tmp_path, content, messa
 
 
 class OldType:
-    """Pickles as np.uint8's dtype did under Python 2: with integers for flags, which numpy 2.4 warns of."""
+    """Pickles like np.uint8's dtype under Python 2: its flags are integers, and numpy 2.4 warns about them."""
 
     def __reduce__(self):
         return np.dtype, ("u1", 0, 1), (3, "|", None, None, None, -1, -1, 0)
 
 
 class OldArray:
-    """Pickles as an array of 6 bytes did."""
+    """Pickles like an array of 6 bytes under Python 2."""
 
     def __reduce__(self):
         rebuild = np.empty(0).__reduce__()[0]
@@ -226,7 +218,7 @@ def test_mnist_is_the_original():
         assert hashlib.md5(idx(y.to(torch.uint8).numpy())).hexdigest() == labels_md5
 
 
-def test_fashion_mnist_has_as_many_of_each():
+def test_fashion_mnist_has_equally_many_of_each():
     fashion = real("fashion_mnist")
     assert fashion.train.y.bincount().tolist() == [6000] * 10
     assert fashion.test.y.bincount().tolist() == [1000] * 10
@@ -234,7 +226,7 @@ def test_fashion_mnist_has_as_many_of_each():
     assert fashion.classes[9] == "Ankle boot"
 
 
-def test_cifar10_is_one_batch_and_the_test_batch_less_thirty():
+def test_cifar10_is_one_batch_and_the_test_batch_without_thirty_images():
     cifar = real("cifar10")
     assert (len(cifar.train.x), len(cifar.test.x)) == (9990, 9980)
     # 1,000 of each in the original test batch; 19 ships and a horse are left out
@@ -250,7 +242,6 @@ def test_adult_has_the_counts_of_its_readme():
     assert adult.test.y.bincount().tolist() == [12_435, 3_846]
     # 6 numbers; 9 + 16 + 7 + 15 + 6 + 5 + 2 + 42 values of categories, `?` counted
     assert adult.input_shape == (108,)
-    assert not adult.is_image
     numbers = [0, 10, 27, 63, 64, 65]  # where they stand: 1 + 9, 1 + 16, 1 + 7 + 15 + 6 + 5 + 2
     categories = [column for column in range(108) if column not in numbers]
     for split in (adult.train, adult.test):

@@ -1,4 +1,4 @@
-"""One contract suite for every defense that the registry finds, then the laws of each."""
+"""One contract suite for every defense in the registry, then the laws of the Gaussian and the Laplace mechanism."""
 
 import dataclasses
 import math
@@ -8,18 +8,14 @@ import torch
 from scipy import stats
 
 from leakgauge.defenses._common.clip import clip_coordinates, clip_l2
+from leakgauge.defenses._common.plain import Plain
+from leakgauge.defenses.dp_sgd import DPSGD
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.laplace import Laplace
 from leakgauge.defenses.none import NoDefense
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.claim import Horizon, Verdict, judge
-from leakgauge.harness.core.contract import (
-    Link,
-    Links,
-    MessageError,
-    Sender,
-    Setting,
-)
+from leakgauge.harness.core.claim import Horizon, Verdict, judge, nothing_promised
+from leakgauge.harness.core.contract import Link, Links, MessageError, Sender, Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
@@ -29,24 +25,31 @@ SETTING = Setting(
     Layout(("w",), ((D,),)), clients=4, participants=4, rounds=3, sends="gradient", steps=1, lr=0.1, batch=8, samples=8
 )
 SENDERS = [Sender(number, 8) for number in range(4)]
-PRIVATE, SHARED = Key(0).child("private"), Key(0).child("shared")
+PRIVATE, SHARED, CHANNEL = (Key(0).child(name) for name in ("private", "shared", "channel"))
 UPDATE = 0.01 * rng.normal(Key(1), (D,))
 ALPHA = 1e-6
 
-CASCADES = ["laplace+sdq", "t-noise+sdq-lattice", "gaussian+sdq"]
-
+CASCADES = ["laplace+sdq", "t-noise+sdq-lattice", "gaussian+sdq", "laplace+sdq-lattice", "t-noise+sdq"]
 every_defense = pytest.mark.parametrize("name", [*registry.classes("defense"), *CASCADES])
 
+LOUD = {"ota": {"epsilon": 30.0}, "ota-orthogonal": {"epsilon": 30.0}}
+"""Defenses whose default noise hides 100 messages of norm 0.9, with parameters for less noise."""
 
-CHANNEL = Key(0).child("channel")
+
+@dataclasses.dataclass(frozen=True)
+class Shifted(Plain):
+    """No defense, with a negative likelihood: a likelihood is defined up to a constant."""
+
+    def likelihood(self, state, received, links):
+        score = super().likelihood(state, received, links)
+        return lambda update: score(update) - 1e6
+
+    def claim(self, history, setting):
+        return nothing_promised(len(history), "The update is sent as it is.")
 
 
 def build(name):
     return registry.build("defense", name, {})
-
-
-LOUD = {"ota": {"epsilon": 30.0}, "ota-orthogonal": {"epsilon": 30.0}}
-"""Defenses whose default noise hides 100 messages of norm 0.9, with parameters for which it does not."""
 
 
 def setting_of(d):
@@ -59,7 +62,7 @@ def encode(defense, update, private=PRIVATE, shared=SHARED, sender=SENDERS[0], s
 
 
 def receive(defense, update, private=PRIVATE, shared=SHARED, sender=SENDERS[0], setting=SETTING):
-    """What arrives of one client's message; where the channel adds, the other clients send zeros."""
+    """The received message of one client; if the channel adds messages, the other clients send zeros."""
     others = [who for who in SENDERS if who != sender] if defense.superposes else []
     wires = [encode(defense, update, private, shared, sender, setting)]
     wires += [encode(defense, torch.zeros_like(update), private.child(k.number), shared, k, setting) for k in others]
@@ -112,7 +115,7 @@ def test_a_randomized_defense_draws_from_its_private_key(name):
 def test_no_key_is_drawn_from_twice_and_no_private_key_reaches_the_receiver(name, monkeypatch):
     defense, drawn = build(name), []
     inside, state = rng._digest, build(name).init(SETTING)
-    monkeypatch.setattr(type(defense), "init", lambda self, setting: state)  # what everybody draws beforehand
+    monkeypatch.setattr(type(defense), "init", lambda self, setting: state)  # public draws before round 0
     monkeypatch.setattr(rng, "_digest", lambda key: drawn.append(key) or inside(key))
     received = receive(defense, UPDATE) if not defense.superposes else encode(defense, UPDATE)
     client = [key for key in drawn if key.path[:1] != CHANNEL.path]
@@ -177,12 +180,17 @@ def test_the_likelihood_prefers_the_truth_and_can_be_differentiated(name):
     true, wrong = score(candidate), score(-candidate)
     assert true.shape == (100,)
     assert true.dtype == candidate.dtype
-    assert (true >= 0).all()
-    assert (wrong >= 0).all()
     assert true.mean() < wrong.mean()
     for start in (candidate, torch.zeros(100, D, requires_grad=True)):
         (gradient,) = torch.autograd.grad(score(start).sum(), start)
         assert torch.isfinite(gradient).all()
+
+
+def test_a_likelihood_may_be_shifted_by_a_constant():
+    test_the_likelihood_prefers_the_truth_and_can_be_differentiated("tests.test_defenses:Shifted")
+    test_an_outsider_without_the_shared_key_can_score_too("tests.test_defenses:Shifted")
+    score = Shifted().likelihood(None, [encode(Shifted(), UPDATE)], Links(SETTING, SENDERS[:1], None))
+    assert float(score(UPDATE[None])) == -1e6
 
 
 @every_defense
@@ -197,7 +205,7 @@ def test_an_outsider_without_the_shared_key_can_score_too(name):
 
 
 @every_defense
-def test_a_claim_says_for_whom_and_how_long(name):
+def test_a_claim_states_its_horizon_and_grows_with_the_rounds(name):
     defense = build(name)
     one, run = (defense.claim([defense.init(SETTING)] * rounds, SETTING) for rounds in (1, SETTING.rounds))
     assert (one.horizon, run.horizon) == (Horizon.ONE_ROUND, Horizon.WHOLE_RUN)
@@ -240,7 +248,7 @@ def test_the_error_has_exactly_the_stated_law(defense, law):
 
 
 def test_gaussian_noise_is_calibrated_to_twice_the_clip():
-    # AUDITING.md: sensitivity 1, delta 1e-5, sigma 1 -> epsilon 4.3771780957
+    # sensitivity 1, delta 1e-5, sigma 1 -> epsilon 4.3771780957, see test_accounting
     defense = Gaussian(clip=3.0, noise_std=6.0, delta=1e-5)
     claim = defense.claim([None], SETTING)
     assert claim.epsilon == judge(claim).proved == pytest.approx(4.3771780957, rel=1e-9)
@@ -266,6 +274,9 @@ def test_laplace_claims_a_coordinate_and_rounds_add_up():
         (Gaussian, {"clip": 0.0}, "expected clip > 0"),
         (Gaussian, {"delta": 1.0}, "expected 0 < delta < 1"),
         (Gaussian, {"epsilon": 1.0, "noise_std": 1.0}, "expected epsilon or noise_std, got both"),
+        (DPSGD, {"clip": 0.0}, "expected clip > 0"),
+        (DPSGD, {"noise_std": math.inf}, "expected noise_std > 0"),
+        (DPSGD, {"delta": 0.0}, "expected 0 < delta < 1"),
         (Laplace, {"noise_std": math.nan}, "expected noise_std > 0"),
         (Laplace, {"epsilon": 1.0, "noise_std": 1.0}, "expected epsilon or noise_std, got both"),
     ],

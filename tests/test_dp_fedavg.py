@@ -1,4 +1,4 @@
-"""DP-FedAvg: what is sent, the noise of the server, the claims."""
+"""DP-FedAvg: the messages, the noise of the server, the claims."""
 
 import math
 
@@ -32,14 +32,14 @@ def decode(defense, updates, setting, server=SERVER):
         (1e6, 1e4, [1.73, 1.92, 2.08, 3.06, 8.49, 32.38, 187.01]),
     ],
 )
-def test_the_moments_accountant_tells_the_epsilons_of_the_source(clients, drawn, printed):
+def test_the_moments_accountant_returns_the_epsilons_of_the_source(clients, drawn, printed):
     # McMahan et al. 2018, Table 1: z = 1, delta = K^-1.1, 1 to 10^6 rounds; two decimals
     found = [_moments_epsilon(drawn / clients, 1.0, 10**power, clients**-1.1) for power in range(7)]
     assert found == pytest.approx(printed, abs=0.0051)
 
 
 def test_dp_fedavg_sends_the_clipped_update_and_the_server_adds_normal_noise_to_the_mean():
-    # alpha 1e-6; 300,000 errors see a scale off by 6 % with a miss rate under 1e-6 (the twin)
+    # alpha 1e-6; 300,000 errors detect a scale off by 6 % with a miss rate under 1e-6 (the twin)
     d, defense = 300_000, DPFedAvg(clip=2.0, noise_std=0.5)
     setting, update = setting_of(d), 0.1 * rng.normal(Key(12), (d,))
     wire = encode(defense, update)[0]
@@ -54,15 +54,15 @@ def test_dp_fedavg_sends_the_clipped_update_and_the_server_adds_normal_noise_to_
     assert abs(stats.pearsonr(error[1:], error[:-1]).statistic) < 5 / d**0.5
 
 
-def test_the_mean_of_dp_fedavg_is_neither_weighted_nor_divided_by_who_came():
+def test_the_mean_of_dp_fedavg_has_equal_weights_and_a_fixed_denominator():
     defense = DPFedAvg(clip=10.0, noise_std=1e-9)
     mean = decode(defense, [torch.tensor([1.0, 0.0]), torch.tensor([0.0, 3.0])], setting_of(2))
     assert SENDERS[1].samples == 10 * SENDERS[0].samples
     assert torch.allclose(mean, torch.tensor([0.25, 0.75]), atol=1e-6)
 
 
-def test_where_all_take_part_dp_fedavg_is_exactly_gaussian_in_one_clip():
-    # AUDITING.md: sensitivity 1, delta 1e-5, sigma 1 -> epsilon 4.3771780957; mu = 2: 9.9972561464
+def test_if_all_take_part_dp_fedavg_is_exactly_gaussian_with_sensitivity_clip():
+    # sensitivity 1, delta 1e-5, sigma 1 -> epsilon 4.3771780957; mu = 2: 9.9972561464, see test_accounting
     defense, setting = DPFedAvg(clip=3.0, noise_std=3.0), setting_of(10)
     one, four = (defense.claim([None] * rounds, setting) for rounds in (1, 4))
     assert one.epsilon == judge(one).proved == pytest.approx(4.3771780957, rel=1e-9)
@@ -82,7 +82,7 @@ def test_the_epsilon_of_dp_fedavg_is_that_of_the_whole_run(participants):
 
 
 def remove_delta(share, distance, eps):
-    """Of (1-q) N(0, 1) + q N(distance, 1) against N(0, 1), by integration."""
+    """delta of (1-q) N(0, 1) + q N(distance, 1) against N(0, 1), by integration."""
 
     def excess(y):
         null = stats.norm.pdf(y)
@@ -92,24 +92,24 @@ def remove_delta(share, distance, eps):
     return integrate.quad(excess, start, start + 15, limit=200)[0]
 
 
-def test_a_drawn_sample_of_fixed_size_moves_the_sum_by_two_clips_and_breaks_what_is_claimed():
+def test_a_drawn_sample_of_fixed_size_moves_the_sum_by_two_clips_and_breaks_the_claim():
     defense = DPFedAvg(clip=1.0, noise_std=1.0)
     claim = defense.claim([None], setting_of(10, clients=40, participants=4))
     found = judge(claim)
     assert found.verdict is Verdict.BROKEN
-    # 1e-4: the grid of the privacy loss distribution; a claim of the source at that noise is far below
+    # 1e-4: the grid of the privacy loss distribution; the source claims far less at this noise
     assert remove_delta(0.1, 2.0, found.proved) == pytest.approx(1e-5, rel=1e-2)
     assert remove_delta(0.1, 1.0, claim.epsilon) < 1e-5 < remove_delta(0.1, 2.0, claim.epsilon) / 100
 
 
-def test_the_two_clips_are_reached_where_all_others_send_the_opposite():
-    mine, others = torch.tensor([1.0, 0.0]), torch.tensor([-1.0, 0.0])
+def test_the_two_clips_are_attained_if_all_others_send_the_opposite():
+    one, others = torch.tensor([1.0, 0.0]), torch.tensor([-1.0, 0.0])
     defense, setting = DPFedAvg(clip=1.0, noise_std=1e-9), setting_of(2, clients=40)
-    drawn, replaced = (decode(defense, [first, *[others] * 3], setting) for first in (mine, others))
+    drawn, replaced = (decode(defense, [first, *[others] * 3], setting) for first in (one, others))
     assert torch.allclose(4 * (drawn - replaced), torch.tensor([2.0, 0.0]), atol=1e-6)
 
 
-def test_dp_fedavg_promises_nothing_against_who_sees_messages():
+def test_dp_fedavg_promises_nothing_against_adversaries_that_see_messages():
     claim = DPFedAvg().claim([None], setting_of(10))
     assert claim.against == {Threat.PARTICIPANT, Threat.PUBLIC}
     (against_messages,) = claim.further
@@ -124,12 +124,12 @@ def test_the_claim_for_drawn_clients_is_above_the_tight_one_for_independent_draw
     assert tight < _moments_epsilon(0.1, 5.0, 100, 1e-5) < 2 * tight
 
 
-def test_the_likelihood_of_dp_fedavg_is_zero_at_the_truth_however_long():
+def test_the_likelihood_of_dp_fedavg_is_zero_at_the_truth_for_any_length():
     defense, update = DPFedAvg(clip=0.5), rng.normal(Key(13), (50,))
     wire = encode(defense, update)[0]
     scores = score(defense, [wire] * 3, 50, torch.stack([update, 7 * update, 0.4 * update / update.norm()]))
     assert scores[:2].tolist() == pytest.approx([0.0, 0.0], abs=0.1)
-    # a tenth of a unit of length in units of 1e-6
+    # a distance of 0.1 in units of 1e-6
     assert float(scores[2]) == pytest.approx(0.5 * 1e10, rel=1e-3)
 
 

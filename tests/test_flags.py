@@ -24,7 +24,7 @@ def codes(attack, defense, target, failures=(), truth=None, estimates=()):
     ]
 
 
-def test_an_attack_that_ignores_a_defense_is_called_naive_and_one_that_knows_it_is_not():
+def test_an_attack_that_ignores_a_defense_is_naive_and_one_that_uses_it_is_not():
     assert "naive" in codes(IDLG(), Gaussian(), MANY)
     assert "naive" not in codes(MAP(), Gaussian(), MANY)
     assert "naive" not in codes(IDLG(objective="likelihood"), Gaussian(), MANY)
@@ -38,7 +38,7 @@ def test_failed_victims_are_counted_with_their_reasons():
     assert flag == Flag("failed-victims", "2 of 3 victims failed: the gradient is zero", "warning")
 
 
-def test_few_images_are_warned_of():
+def test_few_images_have_a_warning():
     assert "few-images" in codes(IDLG(), NoDefense(), FEW)
     assert "few-images" not in codes(IDLG(), NoDefense(), MANY)
 
@@ -51,15 +51,15 @@ def test_non_members_from_the_test_set_are_a_warning_and_idle_samples_a_note():
         assert (flag.code, flag.severity) == ("candidates", severity)
 
 
-def test_a_number_that_means_nothing_says_why():
+def test_a_missing_number_has_its_reason():
     nothing = Estimate("tpr@0.1%", None, None, None, 10, "Clopper-Pearson", note="n/a: too few")
     found = cell_flags(Prior(), NoDefense(), Target(kind="members"), Membership(torch.zeros(2)), Truth(), (nothing,))
     assert [flag.message for flag in found] == ["tpr@0.1%: n/a: too few"]
-    there = mean("ssim", [0.1, 0.2], higher_leaks=True)
+    there = mean("ssim", [0.1, 0.2])
     assert codes(Prior(), NoDefense(), MANY, estimates=(there,)) == []
 
 
-def test_a_model_that_learned_nothing_is_warned_of():
+def test_a_model_that_learned_nothing_has_a_warning():
     record = next(iter(full_run().trainings.values()))
     for accuracy, wanted in ((0.14, ["no-learning"]), (0.5, []), (None, [])):
         last = Evaluation(9, accuracy, 1.0)

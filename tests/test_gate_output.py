@@ -10,9 +10,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from leakgauge.harness.core.cell import PartSpec
 from leakgauge.harness.gate.baseline import Baseline
 from leakgauge.harness.gate.judge import Check, Outcome, Verdict
-from leakgauge.harness.gate.measure import Measure, Measured
+from leakgauge.harness.gate.measure import Measure, Measured, titles
 from leakgauge.harness.gate.output import (
     annotations,
     as_json,
@@ -22,9 +23,10 @@ from leakgauge.harness.gate.output import (
     number,
     signed,
     summary,
-    titles,
 )
 
+GAUSSIAN = PartSpec("gaussian", {"epsilon": 1.0})
+MAP = PartSpec("map", {"tv": 5.0})
 HOSTILE = 'a|b <script>alert("1")</script> & [x](http://x) `c` *d* \x00\x1b[31m \ud800 \u202e ]]> \\| %0A::error::, :'
 
 
@@ -36,7 +38,10 @@ def check(verdict: Verdict = Verdict.PASS, at: int = 0, **changes: object) -> Ch
 
 
 def measure(
-    key: str, defense: str = "gaussian(epsilon=1.0)", attack: str = "map(tv=5.0)", **changes: object
+    key: str,
+    defense: PartSpec = GAUSSIAN,
+    attack: PartSpec | None = MAP,
+    **changes: object,
 ) -> Measure:
     values = (0.2,) * 6
     made = Measure(key, "ssim", defense, attack, "server", "probe", "photos", True, "", 0.2, None, None, values)
@@ -119,7 +124,7 @@ def test_every_verdict_has_its_element() -> None:
 
 
 def test_a_class_is_the_defense_with_its_parameters_where_the_run_has_it() -> None:
-    assert [case.get("classname") for case in cases(junit(EACH, RUN))][:2] == ["gaussian(epsilon=1.0)", "gaussian"]
+    assert [case.get("classname") for case in cases(junit(EACH, RUN))][:2] == ["gaussian epsilon=1", "gaussian"]
 
 
 def test_the_counts_are_those_of_the_cases() -> None:
@@ -138,7 +143,7 @@ def test_problems_are_errors() -> None:
 
 def test_hostile_names_leave_the_xml_whole() -> None:
     odd = check(Verdict.FAIL, key=HOSTILE, name=HOSTILE, reason=HOSTILE + "\nsecond line")
-    text = junit(Outcome((odd,), (), (HOSTILE,)), run_of(measure(HOSTILE, HOSTILE), study=HOSTILE))
+    text = junit(Outcome((odd,), (), (HOSTILE,)), run_of(measure(HOSTILE, PartSpec(HOSTILE)), study=HOSTILE))
     (case,) = cases(text)
     for said in (case.get("name"), case.get("classname"), case[0].get("message"), case[0].text):
         assert said is not None
@@ -217,7 +222,7 @@ def test_the_json_holds_verdict_exit_code_sources_and_every_check() -> None:
     assert (said["baseline"]["reason"], said["baseline"]["noise_sd"]) == ("first numbers", 0.01)
     assert [one["verdict"] for one in said["checks"]] == [one.verdict.value for one in EACH.checks]
     assert said["checks"][0]["images"] == [2]
-    assert said["checks"][0]["defense"] == "gaussian(epsilon=1.0)"
+    assert said["checks"][0]["defense"] == "gaussian epsilon=1"
     assert said["checks"][1]["defense"] is None
     assert said["warnings"] == ["another machine"]
 
@@ -273,10 +278,11 @@ def test_a_text_cannot_end_a_command_or_begin_another() -> None:
 
 
 def test_names_say_only_the_parameters_in_which_measures_differ() -> None:
-    one, two = measure("a", "gaussian(clip=1.0, epsilon=1.0)"), measure("b", "gaussian(clip=1.0, epsilon=4.0)")
+    parts = [PartSpec("gaussian", {"clip": 1.0, "epsilon": epsilon}) for epsilon in (1.0, 4.0)]
+    one, two = (measure(key, part) for key, part in zip("ab", parts, strict=True))
     assert titles([one, two]) == {
-        "a": "gaussian(epsilon=1.0) under map, server, probe: ssim",
-        "b": "gaussian(epsilon=4.0) under map, server, probe: ssim",
+        "a": "gaussian epsilon=1 under map, server, probe: ssim",
+        "b": "gaussian epsilon=4 under map, server, probe: ssim",
     }
 
 

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from leakgauge.harness.core.cell import PartSpec
 from leakgauge.harness.core.result import Scores
 from leakgauge.harness.core.rng import Key, normal
 from leakgauge.harness.gate.judge import Check, Outcome, Rules, Verdict, judge
@@ -25,8 +26,8 @@ def measure(metric="ssim", values=IMAGES, *, name="laplace", **changes) -> Measu
     made = Measure(
         key=f"{name}/dlg/server/{metric}/abcdef" if attacked else f"{name}/{metric}/abcdef",
         metric=metric,
-        defense=name,
-        attack="dlg" if attacked else "",
+        defense=PartSpec(name),
+        attack=PartSpec("dlg") if attacked else None,
         threat="server" if attacked else "",
         target="probe" if attacked else "",
         setting="digits",
@@ -69,7 +70,7 @@ def test_the_same_images_again_are_a_pass():
     assert (check.verdict, check.rise, check.low, check.high, check.p, check.n) == (Verdict.PASS, 0, 0, 0, 1, 16)
     assert check.smallest == Rules().margin
     assert check.reason.startswith("no increase detected: mean SSIM did not change")
-    assert "a rise of 0.020 would have been seen" in check.reason
+    assert "a rise of 0.020 would have been detected" in check.reason
 
 
 @pytest.mark.parametrize(
@@ -257,7 +258,7 @@ def test_a_rate_is_judged_by_the_placements_of_its_auc():
     worse = {check.metric: check for check in judge(*runs, Rules()).checks}["tpr@1%"]
     assert (worse.verdict, worse.n) == (Verdict.FAIL, 400)
     assert worse.now == pytest.approx(rates[0].value)
-    assert worse.reason.startswith("TPR at 1 % false alarms rose by")
+    assert worse.reason.startswith("TPR at 1 % FPR rose by")
     assert {check.verdict for check in judge(runs[0], runs[0], Rules()).checks} == {Verdict.PASS}
     assert {check.verdict for check in judge(*runs[::-1], Rules()).checks} == {Verdict.PASS}
 
@@ -321,7 +322,7 @@ def test_traffic_may_not_rise_and_accuracy_may_not_fall(metric, before, now, exp
 @pytest.mark.parametrize(
     ("control", "change", "words"),
     [
-        ("ceiling", -0.05, "the attack lost strength and a pass says less"),
+        ("ceiling", -0.05, "the attack got weaker and a pass means less"),
         ("ceiling", 0.05, "the attack got stronger"),
         ("ceiling", 0.7, "the attack got stronger"),
         ("ceiling", 0.01, ""),

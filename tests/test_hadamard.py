@@ -16,7 +16,7 @@ def whole(*shape, dtype=torch.float64):
     return torch.from_numpy(integers(Key(1, shape), int(np.prod(shape)), 17).reshape(shape) - 8).to(dtype)
 
 
-def test_the_rotation_of_sqsgd_has_the_printed_value():  # sqSGD, section 6 of its specification; exact
+def test_the_rotation_of_sqsgd_has_the_golden_value():  # worked by hand
     signs, x = torch.tensor([1.0, -1.0, -1.0, 1.0]), torch.tensor([1.0, 2.0, 3.0, 4.0])
     rotated = fast_walsh_hadamard(signs * x) / 2
     assert rotated.tolist() == [0, -2, -1, 5]
@@ -27,9 +27,7 @@ def test_the_rotation_of_sqsgd_has_the_printed_value():  # sqSGD, section 6 of i
 @pytest.mark.parametrize("n", [2**bits for bits in range(12)])
 def test_it_is_the_product_with_sylvesters_matrix(n, dtype):
     x = whole(3, n, dtype=dtype)
-    expected = x.numpy() @ hadamard(n).astype(x.numpy().dtype)
-    assert np.array_equal(fast_walsh_hadamard(x).numpy(), expected)
-    assert np.array_equal(fast_walsh_hadamard(x.numpy()), expected)
+    assert torch.equal(fast_walsh_hadamard(x), x @ torch.from_numpy(hadamard(n)).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -47,7 +45,7 @@ def test_a_unit_vector_becomes_its_row_of_signs(bits, dtype):
 def test_twice_is_n_times_the_identity(n, dtype, roundings):
     x = normal(Key(2), (2, n), dtype)
     twice = fast_walsh_hadamard(fast_walsh_hadamard(x))
-    # each addition rounds by half an ulp at most: the l2 norm is off by under a rounding for each of 2 log2(n) levels
+    # each addition rounds by at most half an ulp: the l2 error is under a rounding for each of 2 log2(n) levels
     assert (twice / n - x).norm() <= 2 * (1 + 4 * np.log2(n)) * roundings * x.norm()
 
 
@@ -64,19 +62,15 @@ def test_every_row_is_transformed_by_itself(shape):
 @pytest.mark.parametrize("n", [1, 4, 2**9])
 def test_the_input_is_neither_modified_nor_shared(n):
     x = whole(2, n)
-    kept = x.clone()
+    before = x.clone()
     fast_walsh_hadamard(x).fill_(3.0)
-    fast_walsh_hadamard(x.numpy()).fill(3.0)
     fast_walsh_hadamard(x[0]).fill_(3.0)
-    assert torch.equal(x, kept)
+    assert torch.equal(x, before)
 
 
-def test_arrays_that_are_read_only_or_strided_pass():
+def test_strided_tensors_pass():
     x = whole(16, 6)
-    frozen = np.frombuffer(x[:, 0].contiguous().numpy().tobytes())
-    assert np.array_equal(fast_walsh_hadamard(frozen), fast_walsh_hadamard(x[:, 0].contiguous()).numpy())
     assert torch.equal(fast_walsh_hadamard(x.T), fast_walsh_hadamard(x.T.contiguous()))
-    assert np.array_equal(fast_walsh_hadamard(x.numpy().T), fast_walsh_hadamard(x.T).numpy())
 
 
 def test_its_gradient_is_the_transform_of_the_gradient():
@@ -87,14 +81,11 @@ def test_its_gradient_is_the_transform_of_the_gradient():
 
 @pytest.mark.parametrize("shape", [(3,), (4, 6), (0,), (2, 0), ()])
 def test_a_length_that_is_no_power_of_two_is_refused(shape):
-    for x in (torch.zeros(shape), np.zeros(shape)):
-        with pytest.raises(ValueError, match="power of two, got shape"):
-            fast_walsh_hadamard(x)
+    with pytest.raises(ValueError, match="power of two, got shape"):
+        fast_walsh_hadamard(torch.zeros(shape))
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float16])
 def test_other_numbers_than_floats_and_doubles_are_refused(dtype):
-    x = torch.zeros(4, dtype=dtype)
-    for bad in (x, x.numpy()):
-        with pytest.raises(ValueError, match="expected float32 or float64, got"):
-            fast_walsh_hadamard(bad)
+    with pytest.raises(ValueError, match="expected float32 or float64, got"):
+        fast_walsh_hadamard(torch.zeros(4, dtype=dtype))

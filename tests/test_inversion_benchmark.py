@@ -1,4 +1,4 @@
-"""The benchmark of gradient inversion: that its loops are the usual ones, and that its parts run and judge."""
+"""The inversion benchmark: its loops match the published ones, and its parts run and set their bars."""
 
 import importlib
 import math
@@ -11,10 +11,7 @@ from torch.nn.functional import one_hot
 from leakgauge.attacks._engine import reconstruct as _matching
 from leakgauge.attacks._engine.matching import SquaredDistance, evaluator, gradients
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import (
-    Guess,
-    Link,
-)
+from leakgauge.harness.core.contract import Guess, Link
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 from leakgauge.harness.learn.models import build
@@ -47,7 +44,7 @@ def target():
 
 
 @pytest.mark.parametrize(("shape", "classes"), [(SHAPE, CLASSES), ((3, 32, 32), 100)])
-def test_the_loops_network_is_the_model_that_our_attacks_meet(shape, classes):
+def test_the_loops_network_is_the_model_of_our_attacks(shape, classes):
     task = ModelTask(build("lenet-dlg", shape, classes), "dlg")
     params, x = task.init(KEY), rng.uniform(KEY, (2, *shape))
     y = torch.tensor([3, 5])
@@ -59,7 +56,7 @@ def test_the_loops_network_is_the_model_that_our_attacks_meet(shape, classes):
 
 
 @pytest.mark.parametrize("soft", [False, True], ids=["idlg", "dlg"])
-def test_the_loops_objective_is_the_one_that_our_evaluator_computes(soft):
+def test_the_loops_objective_is_that_of_our_evaluator(soft):
     closure = loops.Matching(network(), target(), START, LOGITS if soft else Y)
     value = closure()
     known = None if soft else one_hot(Y, CLASSES).float()[None]
@@ -71,7 +68,7 @@ def test_the_loops_objective_is_the_one_that_our_evaluator_computes(soft):
     assert torch.allclose(slope, ours.gradient, rtol=1e-3, atol=1e-4 * ours.gradient.abs().max())
 
 
-def test_the_optimizer_is_the_one_of_the_originals():
+def test_the_optimizer_has_the_originals_options():
     options = loops.Matching(network(), target(), START, Y).optimizer.defaults
     assert (options["lr"], options["max_iter"], options["history_size"]) == (1, 20, 100)
     assert options["line_search_fn"] is None
@@ -88,7 +85,7 @@ def test_every_call_of_the_closure_is_counted_as_an_evaluation():
     assert loops.dlg(network(), target(), START, LOGITS, outer=2).evaluations == closure.calls
 
 
-def test_idlg_asks_for_the_loss_after_each_step_and_stops_where_it_is_small():
+def test_idlg_evaluates_the_loss_after_each_step_and_stops_when_it_is_small():
     # at the image itself the optimizer evaluates once and stays
     assert loops.idlg(network(), target(), X).evaluations == 2
     assert loops.dlg(network(), target(), X, 1e3 * one_hot(Y, CLASSES).float(), outer=5).evaluations == 5
@@ -110,7 +107,7 @@ def test_the_dlg_loop_finds_a_small_image_and_its_label():
 # victims and judging
 
 
-def test_photographs_are_distinct_and_another_key_brings_others():
+def test_photographs_are_distinct_and_depend_on_the_key():
     one, other = (victims.photographs(6, 8, KEY.child(i)) for i in range(2))
     assert len({tuple(image.flatten().tolist()) for image in one.x}) == 6
     assert not torch.equal(one.x, other.x)
@@ -138,10 +135,10 @@ def test_the_quantizers_error_is_uniform_over_one_step_in_every_coordinate(numbe
     truth = victims.photographs(1, 100, KEY)
     seen = victims.observed(truth, defense, KEY)
     message = seen.messages[0]
-    told = defense.estimate(None, message.wire, Link(seen.setting, message.sender, message.shared))
-    error = (told - victims.sent(truth)[0]) / step
+    estimate = defense.estimate(None, message.wire, Link(seen.setting, message.sender, message.shared))
+    error = (estimate - victims.sent(truth)[0]) / step
     assert error.abs().max() == pytest.approx(0.5, rel=1e-3)  # no overload
-    assert error.std() == pytest.approx(12**-0.5, rel=0.02)  # of 86,000: four standard errors are 0.5 %
+    assert error.std() == pytest.approx(12**-0.5, rel=0.02)  # 86,000 values: four standard errors are 0.5 %
 
 
 # labels
@@ -181,23 +178,23 @@ def test_every_part_runs_and_sets_its_bars(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("value", "code"), [(1.0, 0), (0.9, 1), (math.nan, 1)])
-def test_a_missed_bar_is_told_and_ends_with_an_error(value, code, capsys):
+def test_a_missed_bar_is_named_and_ends_with_an_error(value, code, capsys):
     assert inversion._verdict([inversion.Bar("speed", value, 1.0)]) == code
     assert f"{code} bars missed: {'speed' if code else 'none'}" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
-def test_a_missing_device_is_said(capsys):
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
+def test_a_missing_device_is_reported(capsys):
     assert inversion.main(["--gpu"]) == 1
     assert capsys.readouterr().out == "no CUDA device\n"
 
 
 @pytest.mark.slow
-def test_double_precision_finds_a_photograph_before_which_single_stalls(monkeypatch):
+def test_double_precision_finds_a_photograph_at_which_single_precision_stalls(monkeypatch):
     eight = victims.photographs(8, 100, inversion.KEY.child("loops", 100))
-    way, recovered = inversion.attack("dlg", {"restarts": 1}), []
+    one, recovered = inversion.attack("dlg", {"restarts": 1}), []
     for near in (0.0, 1e-5):
         monkeypatch.setattr(_matching, "_NEAR", near)
-        found = way.run(inversion.undefended(eight), inversion.KEY.child("attack"))
+        found = one.run(inversion.undefended(eight), inversion.KEY.child("attack"))
         recovered.append(victims.judge(eight, found.guesses).recovered)
     assert recovered == [6, 7]

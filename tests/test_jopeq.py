@@ -1,7 +1,7 @@
-"""JoPEQ and its baselines: golden values, what leaves a client, parameters.
+"""JoPEQ and its baselines: golden values, messages, parameters.
 
-"As printed" is a golden value or a table that was derived from Lang et al. 2022 and from its reference code by an
-independent script; tolerances follow from its digits.
+"As printed" is a value that an independent script derived from Lang et al. 2022 and its reference code; tolerances
+follow from its digits.
 """
 
 import math
@@ -62,7 +62,7 @@ def test_the_scale_puts_a_message_on_the_sphere_of_radius_root_m_over_3():
         assert float(pairs.double().norm()) == pytest.approx(math.sqrt(3925) / 3, rel=1e-6)
 
 
-# what leaves a client
+# messages
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 7, 8, 15, 16])
@@ -122,7 +122,7 @@ def test_both_sides_follow_the_formula_in_every_coordinate_beyond_the_edge_too(k
     dither, step, top = rng.uniform32(SHARED, (size,), -0.5, 0.5).double(), defense.lattice.step, 2 ** (bits - 1)
     cells = (x + noise) / step + dither
     levels = cells.round().clamp(-top, top)
-    # float32 decides otherwise where a number is as near to the border of two cells as its own rounding
+    # float32 may decide differently for a number within its own rounding of the border of two cells
     clear = (cells - cells.floor() - 0.5).abs() > 1e-6 * (1 + cells.abs())
     assert clear.double().mean() > 0.999
     wire = encode(defense, update)
@@ -170,7 +170,7 @@ def test_both_sides_follow_the_formula_on_the_lattice(bits):
         (SoundJoPEQ, {"clip": 0.0}, "expected clip > 0"),
         (SDQ, {"gamma": -1.0}, "expected gamma > 0"),
         (LatticeSDQ, {"bits": 17}, "expected 1 to 16 bits"),
-        (TNoise, {"epsilon": 5.0}, "expected epsilon 0.84, 1, 2, 3, 4, or s2 and nu beside it, got epsilon=5.0"),
+        (TNoise, {"epsilon": 5.0}, "expected epsilon 0.84, 1, 2, 3, 4, or s2 and nu with it, got epsilon=5.0"),
         (TNoise, {"s2": 1.0}, "expected s2 and nu or neither, got s2=1.0 and nu=None"),
         (TNoise, {"s2": 1.0, "nu": 2.0}, "more than 2 degrees of freedom"),
         (TNoise, {"s2": -1.0, "nu": 3.0}, "expected s2 > 0"),

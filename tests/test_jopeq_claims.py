@@ -1,7 +1,7 @@
-"""What JoPEQ and its baselines claim, and what holds of them.
+"""The claims of JoPEQ and its baselines, and their correct bounds.
 
-"As printed" is a golden value or a table that was derived from Lang et al. 2022 and from its reference code by an
-independent script; tolerances follow from its digits. Every statistical test has a false-alarm rate of 1e-6 or less.
+"As printed" is a value that an independent script derived from Lang et al. 2022 and its reference code; tolerances
+follow from its digits. Every statistical test has a false-alarm rate of 1e-6 or less.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ def claim(defense, *sizes, rounds=1):
         (10.0, 1, "paper", INF),
     ],
 )
-def test_what_holds_of_jopeq_is_as_printed_and_breaks_the_claim(eps, bits, gamma, proved):
+def test_the_bound_of_jopeq_is_as_printed_and_breaks_the_claim(eps, bits, gamma, proved):
     found = claim(JoPEQ(epsilon=eps, bits=bits, gamma=gamma), 100)
     verdict, claimed, known, _ = judge(found)
     assert (verdict, claimed) == (Verdict.BROKEN, eps)
@@ -58,7 +58,7 @@ def test_what_holds_of_jopeq_is_as_printed_and_breaks_the_claim(eps, bits, gamma
     assert claim(JoPEQ(scale="public"), 100).assumes == ()
 
 
-def test_jopeq_claims_a_coordinate_and_says_what_a_message_has():
+def test_jopeq_claims_a_coordinate_and_bounds_a_message():
     one = claim(JoPEQ(), 7850)
     cube, sphere, complete = one.further
     each = 4.0 / math.sqrt(1 - 1.5 * 16 / 96)  # Delta^2 = 3/2
@@ -70,7 +70,7 @@ def test_jopeq_claims_a_coordinate_and_says_what_a_message_has():
     assert [proof.epsilon(0) for proof in claim(JoPEQ(), 7850, rounds=10).further] == pytest.approx(
         [10 * 7850 * each, 10 * 7850 / 3 * each, INF]
     )
-    # a centerd tensor of odd length has no point with entries of +-1/3 only
+    # a centered tensor of odd length has no point with entries of +-1/3 only
     assert sphere.tight
     assert not claim(JoPEQ(), 7849, 1).further[1].tight
     assert claim(JoPEQ(scale="vector"), 7849, 1).further[1].tight
@@ -99,17 +99,17 @@ def test_where_no_noise_is_drawn_the_dither_alone_leaks_as_printed(eps, bits, ch
     assert encode(defense, update) == encode(defense, update, private=PRIVATE.child("other"))
 
 
-def test_noise_vanishes_where_the_paper_says():
-    # J-Fig5: 4 bits become free of noise above epsilon 83 at gamma 1, and above 9.7 with the radius of the text
+def test_noise_vanishes_where_the_paper_shows():
+    # the figure of 4 bits: no noise above epsilon 83 at gamma 1, and above 9.7 with the radius of the text
     vanished = [JoPEQ(epsilon=eps, bits=4, gamma=1.0).noise_scale == 0 for eps in (83.0, 84.0)]
     assert vanished == [False, True]
     assert [JoPEQ(epsilon=eps, bits=4, gamma="paper").noise_scale == 0 for eps in (9.6, 9.8)] == [False, True]
 
 
 def audited(defense):
-    """(ln P(top level | 1) / P(top level | -1), its standard deviation) for who knows the dither, from bytes.
+    """(ln P(top level | 1) / P(top level | -1), its standard deviation) given the dither, from bytes.
 
-    Over the coordinates whose dither puts the threshold of the top level beyond 1, where every threshold tells as much.
+    Only coordinates whose dither puts the threshold of the top level beyond 1, where all thresholds reveal the same.
     """
     d = 1_000_000
     thresholds = (0.5 - rng.uniform32(SHARED, (d,), -0.5, 0.5).numpy()) * defense.lattice.step
@@ -121,7 +121,7 @@ def audited(defense):
     return math.log(counts[0] / counts[1]), math.sqrt(1 / counts[0] + 1 / counts[1])
 
 
-def test_an_auditor_of_bytes_finds_what_is_proved_and_not_what_jopeq_claims():
+def test_an_audit_of_bytes_finds_the_proved_epsilon_and_not_the_claim_of_jopeq():
     # epsilon 1, one bit: 1.050 as printed; 5 sigma
     defense = JoPEQ(epsilon=1.0, scale="public")
     found, sd = audited(defense)
@@ -130,7 +130,7 @@ def test_an_auditor_of_bytes_finds_what_is_proved_and_not_what_jopeq_claims():
     assert found > 1.0 + 5 * sd
 
 
-def test_an_auditor_of_bytes_finds_that_the_sound_variant_keeps_its_claim():
+def test_an_audit_of_bytes_confirms_the_claim_of_the_sound_variant():
     found, sd = audited(SoundJoPEQ(epsilon=1.0))
     assert found == pytest.approx(1.0, abs=5 * sd)
     assert found < 1.06 - 5 * sd
@@ -148,7 +148,7 @@ def test_the_sound_variant_holds_exactly_and_a_message_has_d_times_as_much():
     assert judge(claim(SoundJoPEQ(gamma=0.5), 8))[:3] == (Verdict.LOOSE, 4.0, pytest.approx(hidden))
 
 
-def test_jopeq_with_t_noise_is_judged_by_what_is_attained_and_by_what_is_proved():
+def test_jopeq_with_t_noise_is_judged_by_the_attained_and_the_proved_epsilon():
     # as printed, exact with overload: 4.05 at 2 bits and 4.28 at 1 bit, from a grid, so a little low; bound 4.177
     found = claim(JoPEQT(), 101)
     assert judge(found).verdict is Verdict.BROKEN
@@ -184,8 +184,8 @@ def test_t_noise_keeps_its_nominal_epsilon_for_a_diameter_of_1_only(nominal, nea
         found = claim(TNoise(epsilon=nominal, scale=mode), 100)
         assert judge(found)[:2] == (Verdict.BROKEN, nominal)
         assert judge(found).proved == pytest.approx(far, abs=5.1e-4)
-        said = float(found.proved.reason.split("; ")[1].split()[0])
-        assert said == pytest.approx(near, abs=5.1e-4)
+        stated = float(found.proved.reason.split("; ")[1].split()[0])
+        assert stated == pytest.approx(near, abs=5.1e-4)
     assert found.further[0].epsilon(0) == pytest.approx(50 * found.proved.epsilon(0))
     assert claim(TNoise(epsilon=nominal), 100).further[0].epsilon(0) == INF
     assert judge(claim(TNoise(epsilon=4.0, s2=0.5, nu=4.0), 100, rounds=2)).claimed == 8.0

@@ -14,7 +14,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
 from tests.jopeq_case import build, decode, encode, setting_of
 
-# J-Fig2: SNR against the rate
+# Figure: SNR against the rate
 
 
 def snr(defense, update, setting):
@@ -58,7 +58,7 @@ def power_with_overload(noise_scale, step, bits):
 
 @pytest.mark.parametrize("bits", [1, 2, 4])
 @pytest.mark.parametrize("eps", [3.0, 4.0])
-def test_as_run_the_figure_is_that_of_a_quantizer_that_overloads(eps, bits):
+def test_the_figure_as_run_is_that_of_a_quantizer_with_overload(eps, bits):
     # clipping to the outermost level takes tails away, so that the SNR is above the closed form at any rate
     update, setting = rng.normal(Key(8), (400_000,)), setting_of(400_000)
     step = 2 * 1.5 * math.sqrt(1 + 8 / eps**2) / (2**bits + 1)
@@ -73,7 +73,7 @@ def test_as_run_the_figure_is_that_of_a_quantizer_that_overloads(eps, bits):
         assert closed + 0.2 < found < closed + 2
 
 
-# J-TabII: SNR on the layers of the CNN for CIFAR-10
+# Table II: SNR on the layers of the CNN for CIFAR-10
 
 CNN3 = (864, 32, 18432, 64, 73728, 128, 65536, 128, 8192, 64, 2048, 32, 320, 10)
 
@@ -90,7 +90,7 @@ def layer_snrs(defense, sizes, repeats, key):
 
 @functools.cache
 def table_entry(name, **parameters):
-    """20 log10 of the mean over layers, as the paper has it: twice the decibels of a power ratio. And its error."""
+    """20 log10 of the mean over layers, as in the paper (twice the decibels of a power ratio), and its error."""
     defense = build(name, **parameters)
     parts = [
         layer_snrs(defense, [size for size in CNN3 if (size < 3000) == small], repeats, Key(9).child(small))

@@ -1,4 +1,4 @@
-"""What an attacker makes of a message of JoPEQ and its baselines: the likelihoods.
+"""The likelihoods of JoPEQ and its baselines.
 
 Every statistical test has a false-alarm rate of 1e-6 or less.
 """
@@ -36,7 +36,7 @@ def test_the_likelihood_of_jopeq_is_laplace_noise_in_a_cell():
     outside = (-r.abs()).exp() * math.sinh(half)
     expected = -torch.where(r.abs() < half, inside, outside).log().sum() + 1000 * math.log1p(-math.exp(-half))
     assert float(score(defense, [wire], 10 * candidate[None])) == pytest.approx(float(expected), rel=1e-5)
-    # who lacks the dither has the middle of a level, and the dither once more: noise in a triangle
+    # without the dither: the midpoint of a level, and the dither as further noise, hence a triangle
     middle = torch.tensor(defense.lattice.step * levels_of(defense, wire, 1000))
     r, width = (candidate - middle).abs().double() / 0.4330127019, math.sqrt(1.5) / 0.4330127019
     inside = width - r + math.exp(-width) * r.cosh() - (-r).exp()
@@ -45,7 +45,7 @@ def test_the_likelihood_of_jopeq_is_laplace_noise_in_a_cell():
     assert float(score(defense, [wire], 10 * candidate[None], shared=None)) == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_the_likelihood_without_noise_is_zero_in_the_cell_but_near_its_wall():
+def test_the_likelihood_without_noise_is_zero_in_the_cell_except_near_its_wall():
     for defense in (SDQ(bits=6), JoPEQ(epsilon=10.0, bits=6, gamma=3.0 * 65 / 2)):
         update = rng.uniform(Key(15), (2000,), -1.0, 1.0)
         wire = encode(defense, update)
@@ -63,17 +63,16 @@ def test_the_likelihood_without_noise_is_zero_in_the_cell_but_near_its_wall():
         JoPEQT(s2=0.001, nu=4.0, bits=2, gamma=0.2, scale="public"),
     ],
 )
-def test_an_outermost_level_speaks_against_the_inside_only(defense, shared):
+def test_an_outermost_level_is_evidence_only_against_the_inside(defense, shared):
     # the pair (0.45, 0.8) is (0.45, 0.47) in the lattice, beyond the edge of 0.16; noise is a tenth of that
     beyond = torch.cat([torch.full((32,), 0.45), torch.full((32,), 0.8)])
     for sign in (1, -1):
         wire = encode(defense, sign * beyond)
         assert set(levels_of(defense, wire, 64)) == {sign * 2}
-        values = [
-            float(score(defense, [wire], sign * factor * beyond[None], shared)) for factor in (1.0, 1.08, 0.2, 0.1)
-        ]
-        assert 0 <= values[1] <= values[0] < 0.2
-        assert 1 < values[2] < values[3]
+        factors = sign * torch.tensor([1.0, 1.08, 0.2, 0.1])
+        true, beyond_it, inside, deeper = (float(score(defense, [wire], f * beyond[None], shared)) for f in factors)
+        assert 0 <= beyond_it <= true < 0.2
+        assert 1 < inside < deeper
 
 
 def test_the_gradient_of_the_likelihood_points_to_the_message_and_the_truth_beats_its_neighbors():

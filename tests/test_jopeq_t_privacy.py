@@ -1,7 +1,7 @@
 """The privacy of t noise and of JoPEQ with t noise in numbers, against direct maximization and integration.
 
-The paper is Lang, Sofer, Shaked, Shlezinger 2022. "As printed" is a table of derived values; tolerances follow from its
-digits.
+"As printed" is a value that an independent script derived from Lang, Sofer, Shaked, Shlezinger 2022; tolerances follow
+from its digits.
 """
 
 import math
@@ -57,18 +57,18 @@ def test_nothing_else_is_shipped():
     assert SHIPPED[3][0] == (0.2, 4)
 
 
-@pytest.mark.parametrize(("D", "nu", "d"), [(1, 4, 2), (2, 4, 2), (2, 12, 2), (3, 3, 1), (1.5, 5, 3), (0.01, 4, 2)])
-def test_the_epsilon_of_t_noise_maximizes_the_ratio_of_densities(D, nu, d):
+@pytest.mark.parametrize(("D", "nu"), [(1, 4), (2, 4), (2, 12), (0.01, 4)])
+def test_the_epsilon_of_t_noise_maximizes_the_ratio_of_densities(D, nu):
     def ratio(z):
-        moved = z - np.eye(d)[0] * D
-        return -(nu + d) / 2 * (np.log1p(z @ z / nu) - np.log1p(moved @ moved / nu))
+        moved = z - np.array([D, 0.0])
+        return -(nu + 2) / 2 * (np.log1p(z @ z / nu) - np.log1p(moved @ moved / nu))
 
-    starts = 3 * rng.normal(Key(3, (D, nu, d)), (5, d)).double().numpy()
+    starts = 3 * rng.normal(Key(3, (D, nu)), (5, 2)).double().numpy()
     options = {"xatol": 1e-9, "fatol": 1e-13, "maxiter": 20_000, "maxfev": 20_000}
     found = max(-optimize.minimize(ratio, x, method="Nelder-Mead", options=options).fun for x in starts)
-    assert found == pytest.approx(t_epsilon(1.0, nu, D, d), rel=1e-9)
+    assert found == pytest.approx(t_epsilon(1.0, nu, D), rel=1e-9)
     c = (D + math.sqrt(D * D + 4 * nu)) / 2
-    assert t_epsilon(1.0, nu, D, d) == pytest.approx((nu + d) / 2 * math.log(c * c / nu), rel=1e-11)
+    assert t_epsilon(1.0, nu, D) == pytest.approx((nu + 2) / 2 * math.log(c * c / nu), rel=1e-11)
 
 
 def test_the_golden_epsilon_of_t_noise():
@@ -148,20 +148,20 @@ def disc(angles):
     return np.concatenate([circle, circle[::2] / 2, np.zeros((1, 2))])
 
 
-# as printed: (s2, nu), epsilon at 1 and 2 bits, bound at 1 and 2 bits, epsilon within diameter 1 at 1 and 2 bits. The
-# epsilons are maxima over 81 dithers and 24 inputs, so below the supremum, by a quadrature over the mixing variable of
-# t that has an error of its own at nu = 3 and 4; the one that is too high for this reason has a test of its own.
+# as printed: (s2, nu), epsilon at 1 and 2 bits, bound at 1 and 2 bits. The epsilons are maxima over 81 dithers and 24
+# inputs, so below the supremum, by a quadrature over the mixing variable of t that has an error of its own at nu = 3
+# and 4; the one that is too high for this reason has a test of its own.
 VECTOR = [
-    ((0.5, 4), (4.28, 4.05), (4.700, 4.177), (2.30, 2.14)),
-    ((1, 12), (4.66, 4.14), (4.758, 4.220), (2.36, 2.10)),
-    ((0.2, 4), (7.04, 6.04), (7.902, 6.315), (4.21, 3.39)),
-    ((0.5, 14), (7.72, 6.33), (7.853, 6.435), (3.98, 3.23)),
-    ((0.1, 3), (None, 6.89), (9.779, 7.485), (5.62, 4.23)),
+    ((0.5, 4), (4.28, 4.05), (4.700, 4.177)),
+    ((1, 12), (4.66, 4.14), (4.758, 4.220)),
+    ((0.2, 4), (7.04, 6.04), (7.902, 6.315)),
+    ((0.5, 14), (7.72, 6.33), (7.853, 6.435)),
+    ((0.1, 3), (None, 6.89), (9.779, 7.485)),
 ]
 
 
-@pytest.mark.parametrize(("student", "printed", "bound", "half"), VECTOR)
-def test_the_epsilon_of_a_sub_vector_is_not_below_the_printed_grid_and_near_it(student, printed, bound, half):
+@pytest.mark.parametrize(("student", "printed", "bound"), VECTOR)
+def test_the_epsilon_of_a_sub_vector_is_not_below_the_printed_grid_and_near_it(student, printed, bound):
     gamma = code_gamma(*student)
     for k, bits in enumerate((1, 2)):
         found, most = vector_epsilon(*student, bits, gamma), vector_epsilon_bound(*student, bits, gamma)
@@ -169,7 +169,6 @@ def test_the_epsilon_of_a_sub_vector_is_not_below_the_printed_grid_and_near_it(s
         assert found <= most
         if printed[k] is not None:
             assert printed[k] - 5.1e-3 <= found <= printed[k] + 0.05
-        assert half[k] - 5.1e-3 <= vector_epsilon(*student, bits, gamma, radius=0.5) <= half[k] + 0.03
 
 
 def test_the_one_printed_epsilon_that_is_too_high_comes_from_a_wrong_probability():
@@ -236,9 +235,8 @@ def test_a_paper_step_is_a_larger_gamma():
         (lambda: surrogate_covariance(1, 2, 1), "expected nu > 2, where t noise has a variance, got nu=2"),
         (lambda: vector_epsilon(1, 3, 0, 1), "expected 1 <= bits <= 24, got bits=0"),
         (lambda: vector_epsilon(1, 3, 1, 0), "expected gamma > 0"),
-        (lambda: vector_epsilon_bound(1, 3, 1, 1, 0), "expected radius > 0"),
     ],
 )
-def test_what_makes_no_sense_is_refused(call, message):
+def test_arguments_out_of_range_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()

@@ -1,4 +1,4 @@
-"""First gradients by hand and their pullback: against autograd's double backward, one instance at a time."""
+"""Gradients by hand and their pullback, against autograd's double backward, one instance at a time."""
 
 import dataclasses
 
@@ -16,12 +16,12 @@ from leakgauge.harness.learn.tasks import ModelTask
 
 KEY = Key(0)
 COVERED = ["linear", "mlp-small", "mlp", "cnn2", "cnn3", "lenet-dlg", "lenet5", "cnn-udp"]
-SHAPE, CLASSES = (1, 22, 25), 4  # one channel, neither square nor even: columns are left over by strides and pools
+SHAPE, CLASSES = (1, 22, 25), 4  # one channel, neither square nor even: strides and pools leave columns over
 
 
 @dataclasses.dataclass(frozen=True)
 class Mapped(ModelTask):
-    """A task whose layers are not looked at, so that it goes through `vmap`."""
+    """A subclass, whose loss may be another: it goes through `vmap`."""
 
 
 def named(name, shape=SHAPE, classes=CLASSES):
@@ -51,7 +51,7 @@ def by_hand(task, params, x, logits, v):
 
 
 def by_autograd(task, params, x, logits, v):
-    """The same in the usual way."""
+    """The same by autograd."""
     rows = []
     for i in range(len(x)):
         leaf, dummy, label = (tensor.clone().requires_grad_() for tensor in (params, x[i], logits[i]))
@@ -61,39 +61,43 @@ def by_autograd(task, params, x, logits, v):
     return tuple(torch.stack(column) for column in zip(*rows, strict=True))
 
 
+def assert_both_agree(task, **how):
+    """By hand and by autograd."""
+    scenery = scene(task, **how)
+    assert_close(by_hand(task, *scenery), by_autograd(task, *scenery), 1e-10)
+
+
 def assert_close(found, expected, share):
     for one, other in zip(found, expected, strict=True):
         assert one.shape == other.shape
-        assert other.norm() > 1e-6  # the comparison is not one of zeros
+        assert other.norm() > 1e-6  # not a comparison of zeros
         assert (one - other).norm() <= share * other.norm()
 
 
 @pytest.mark.parametrize("b", [1, 3])
 @pytest.mark.parametrize("name", COVERED)
-def test_every_model_of_known_layers_is_computed_as_by_double_backward(name, b):
-    task = named(name)
-    scenery = scene(task, b=b)
-    assert_close(by_hand(task, *scenery), by_autograd(task, *scenery), 1e-10)
+def test_every_model_of_known_layers_agrees_with_double_backward(name, b):
+    assert_both_agree(named(name), b=b)
 
 
 @pytest.mark.parametrize("name", COVERED)
-def test_single_precision_is_as_near_as_that_of_autograd(name):
+def test_single_precision_is_as_exact_as_that_of_autograd(name):
     task = named(name)
     exact, scenery = by_autograd(task, *scene(task)), scene(task, dtype=torch.float32)
     assert_close(by_hand(task, *scenery), exact, 1e-4)
 
 
-def test_known_models_are_all_that_have_known_layers():
+def test_exactly_the_covered_models_have_known_layers():
     chains = [name for name in (*COVERED, "resnet20", "svm") if isinstance(named(name).model.apply, Chain)]
     assert chains == COVERED
 
 
-def test_a_kernel_is_used_where_it_is_the_faster():
+def test_a_kernel_is_used_where_it_is_faster():
     chosen = [(name, b) for name in (*COVERED, "resnet20", "svm") for b in (1, 4) if is_by_hand(named(name), b)]
     slower = [("cnn2", 4), ("cnn3", 4), ("lenet5", 4), ("cnn-udp", 4)]
     assert chosen == [(name, b) for name in COVERED for b in (1, 4) if (name, b) not in slower]
     task = named("lenet-dlg")
-    assert not is_by_hand(Mapped(task.model), 1)  # its loss may be another
+    assert not is_by_hand(Mapped(task.model), 1)
     assert not is_by_hand(dataclasses.replace(task, model=dataclasses.replace(task.model, l2=0.1)), 1)
 
 
@@ -111,21 +115,18 @@ def test_convolutions_of_any_kernel_stride_and_padding(kernel, stride, padding):
     first = Conv("first", 2, 3, kernel, stride, padding)
     second = Conv("second", 3, 2, kernel, stride, padding)
     head = dense_stack((2 * after[0] * after[1], CLASSES))
-    task = chained(first, Sigmoid(), second, Sigmoid(), *head, shape=(2, 11, 13))
-    scenery = scene(task)
-    assert_close(by_hand(task, *scenery), by_autograd(task, *scenery), 1e-10)
+    assert_both_agree(chained(first, Sigmoid(), second, Sigmoid(), *head, shape=(2, 11, 13)))
 
 
 @pytest.mark.parametrize("before", [(Sigmoid(),), (Relu(), Sigmoid()), (MaxPool(),)])
-def test_layers_before_the_first_weights_are_passed(before):
+def test_slopes_pass_the_layers_before_the_first_weights(before):
     sides = (11, 12) if before == (MaxPool(),) else SHAPE[1:]
-    task = chained(*before, Conv("conv", 1, 3, 3), Relu(), *dense_stack((3 * (sides[0] - 2) * (sides[1] - 2), CLASSES)))
-    scenery = scene(task)
-    assert_close(by_hand(task, *scenery), by_autograd(task, *scenery), 1e-10)
+    head = dense_stack((3 * (sides[0] - 2) * (sides[1] - 2), CLASSES))
+    assert_both_agree(chained(*before, Conv("conv", 1, 3, 3), Relu(), *head))
 
 
 @pytest.mark.parametrize(("stride", "padding"), [(0, 0), (1, 3), (1, -1)])
-def test_a_convolution_refuses_what_it_cannot_be(stride, padding):
+def test_a_stride_or_padding_out_of_range_is_refused(stride, padding):
     with pytest.raises(ValueError, match="expected stride >= 1 and 0 <= padding < kernel, got Conv"):
         Conv("conv", 1, 1, 3, stride, padding)
 
@@ -139,7 +140,7 @@ def test_the_pullback_is_the_derivative_by_finite_differences(name):
 
 
 @pytest.mark.parametrize("name", ["cnn2", "lenet-dlg"])
-def test_what_is_not_a_number_stays_with_its_instance(name):
+def test_nan_stays_with_its_instance(name):
     task = named(name)
     params, x, logits, v = scene(task)
     clean = by_hand(task, params, x, logits, v)
@@ -163,7 +164,7 @@ def test_instances_and_images_may_change_from_call_to_call():
 
 
 @pytest.mark.parametrize("shape", [SHAPE, (1, 2, 3)])  # the second has windows as large as its maps
-def test_a_trace_is_not_used_up_nor_overwritten_by_the_next(shape):
+def test_a_trace_may_be_used_twice_and_is_not_overwritten_by_the_next(shape):
     task = named("lenet-dlg", shape)
     params, x, logits, v = scene(task)
     kernel = Kernel(task.model.apply, task.layout, params)
@@ -184,7 +185,7 @@ def test_a_kernel_does_not_see_later_parameters():
     assert torch.equal(kernel.trace(x, logits.softmax(2))[0], before)
 
 
-def test_inputs_that_changed_before_the_way_back_are_refused():
+def test_inputs_that_changed_before_the_backward_pass_are_refused():
     task = named("mlp-small")
     params, x, logits, _ = scene(task)
     found = gradients(task, params, x.requires_grad_(), logits.softmax(2))
@@ -202,40 +203,16 @@ def test_many_instances_are_computed_in_parts():
     assert_close((found, *torch.autograd.grad(found, x, v)), expected[:2], 1e-10)
 
 
-@pytest.mark.parametrize("joint", [False, True])
-@pytest.mark.parametrize("name", ["lenet-dlg", "cnn2", "mlp-small"])
-def test_by_hand_and_by_vmap_are_one_objective(name, joint):
-    task = named(name)
-    params, x, logits, v = scene(task, b=1)
-    candidates = torch.cat([x.flatten(1), logits.flatten(1)], 1) if joint else x.flatten(1)
-    labels = None if joint else logits.softmax(2)
-    tasks = (task, Mapped(task.model, task.initialization))
-    functions = [evaluator(one, params, SquaredDistance(v, 0.3), images=1, labels=labels) for one in tasks]
-    rows = torch.tensor([2, 0, 1])
-    assert_close(*(function(candidates, rows) for function in functions), 1e-10)
-
-
-class Bare:
-    """A misfit that does not tell its slope."""
-
-    def __init__(self, misfit):
-        self.misfit = misfit
-
-    def __call__(self, gradients, instances):
-        return self.misfit(gradients, instances)
-
-
-def test_a_misfit_tells_its_slope_or_has_it_found():
+def test_a_misfit_with_and_without_its_own_slope_agree():
     task = named("lenet-dlg")
     params, x, logits, v = scene(task)
-    misfit = SquaredDistance(v, 0.3)
-    assert isinstance(misfit, SlopedMisfit)
-    assert not isinstance(Bare(misfit), SlopedMisfit)
-    functions = [evaluator(task, params, one, images=2, labels=logits.softmax(2)) for one in (misfit, Bare(misfit))]
+    misfits = (SquaredDistance(v, 0.3), SquaredDistance(v, 0.3).__call__)
+    assert [isinstance(misfit, SlopedMisfit) for misfit in misfits] == [True, False]
+    functions = [evaluator(task, params, misfit, images=2, labels=logits.softmax(2)) for misfit in misfits]
     assert_close(*(function(x.flatten(1), torch.arange(3)) for function in functions), 1e-12)
 
 
-def test_a_sure_and_right_prediction_keeps_the_digits_of_its_curvature():
+def test_a_confident_correct_prediction_keeps_the_digits_of_its_curvature():
     task = named("linear")
     params, x, _, v = scene(task)
     params[-CLASSES:] = torch.tensor([0.0, 16.0, 0.0, 0.0])

@@ -1,4 +1,4 @@
-"""Labels told by themselves, their floor and their score."""
+"""Label restoration, its floor and its score."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from leakgauge.attacks._labels.infer import apportion
 from leakgauge.attacks.label_prior import LabelPrior
 from leakgauge.attacks.label_restoration import LabelRestoration
 from leakgauge.defenses.gaussian import Gaussian
-from leakgauge.harness.core.contract import Examples, Labels, Sighting
+from leakgauge.harness.core.contract import Examples, Sighting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.study.score import score_labels
 from tests.victims import make, only
@@ -22,7 +22,7 @@ def restored(case):
 
 
 @pytest.mark.parametrize("images", [1, 4])
-def test_labels_behind_a_bare_gradient_are_told(images):
+def test_labels_behind_a_bare_gradient_are_found(images):
     case = make(n=6, images=images)
     for found, truth in zip(restored(case), case.seen.labels, strict=True):
         assert torch.equal(found.sort().values, truth)
@@ -36,16 +36,11 @@ def test_the_evidence_of_several_rounds_is_added_up():
     assert torch.equal(torch.cat(LabelRestoration().run(seen, KEY).labels), case.y.flatten())
 
 
-def test_more_rounds_of_noisy_messages_tell_more_labels():
-    case = make(n=24, defense=Gaussian(clip=1e3, noise_std=1.5))
-    later = tuple(
-        Sighting(make(n=24, defense=Gaussian(clip=1e3, noise_std=1.5), key=Key(k)).seen.messages, case.seen.model, 0.1)
-        for k in range(1, 9)
-    )
-    one, many = (
-        (torch.stack(restored(dataclasses.replace(case, seen=dataclasses.replace(case.seen, later=more)))) == case.y)
-        for more in ((), later)
-    )
+def test_more_rounds_of_noisy_messages_reveal_more_labels():
+    case, *others = (make(n=24, defense=Gaussian(clip=1e3, noise_std=1.5), key=Key(k)) for k in range(9))
+    later = tuple(Sighting(other.seen.messages, case.seen.model, 0.1) for other in others)
+    seen = (dataclasses.replace(case.seen, later=more) for more in ((), later))
+    one, many = (torch.stack(LabelRestoration().run(each, KEY).labels) == case.y for each in seen)
     assert one.float().mean() < 0.9
     assert many.float().mean() > one.float().mean()
 
@@ -63,13 +58,12 @@ def test_counts_become_whole_labels_by_the_largest_remainder(counts, labels):
     assert apportion(torch.tensor(counts), 3).tolist() == labels
 
 
-def test_the_floor_tells_the_usual_labels_and_never_the_messages():
+def test_the_floor_returns_the_most_frequent_labels_and_reads_no_message():
     case = make(n=2, images=4)
     silent = tuple(message._replace(wire=b"") for message in case.seen.messages)
     seen = dataclasses.replace(case.seen, messages=silent)  # its auxiliary labels: seven 2 and five 1
     assert [found.tolist() for found in LabelPrior().run(seen, KEY).labels] == [[1, 1, 2, 2]] * 2
-    one = dataclasses.replace(make(n=2).seen, messages=make(n=2).seen.messages)
-    assert [found.tolist() for found in LabelPrior().run(one, KEY).labels] == [[2]] * 2
+    assert [found.tolist() for found in LabelPrior().run(make(n=2).seen, KEY).labels] == [[2]] * 2
     nothing = dataclasses.replace(seen, auxiliary=Examples(case.x[:0, 0], case.y[:0, 0]))
     with pytest.raises(ValueError, match="expected at least 1 auxiliary label, got 0"):
         LabelPrior().run(nothing, KEY)
@@ -88,8 +82,3 @@ def test_labels_are_scored_whatever_their_order():
 def test_another_number_of_labels_is_refused(guesses):
     with pytest.raises(ValueError, match=r"expected \[1\] labels of the victims"):
         score_labels([torch.tensor([1])], guesses)
-
-
-def test_labels_are_a_result_of_their_own():
-    assert LabelRestoration().kind == LabelPrior().kind == "labels"
-    assert isinstance(LabelRestoration().run(make().seen, KEY), Labels)

@@ -1,6 +1,5 @@
-"""The likelihoods of defenses that perturb, quantize or drop at the client: laws, slopes, and whom they prefer."""
+"""The likelihoods of defenses that perturb, quantize or drop at the client: laws, slopes, and preferred candidates."""
 
-import dataclasses
 import itertools
 import math
 
@@ -24,20 +23,12 @@ from leakgauge.defenses.udp_lei import UDPLei
 from leakgauge.defenses.vqsgd import VQSGD
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.codec import pack_float32, pack_levels
-from leakgauge.harness.core.contract import (
-    Link,
-    Links,
-    Sender,
-    Setting,
-)
+from leakgauge.harness.core.contract import Link, Links, Sender
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.vec import Layout
+from tests.baselines_case import SENDERS, setting_of
 
 D, N = 256, 60
-SENDER = Sender(0, 8)
-SETTING = Setting(
-    Layout(("w",), ((D,),)), clients=4, participants=4, rounds=3, sends="gradient", steps=1, lr=0.1, batch=8, samples=8
-)
+SETTING = setting_of(D, sends="gradient")
 UPDATE = rng.normal(Key(1), (D,)) / D**0.5  # of norm 1
 
 DEFENSES = {
@@ -58,35 +49,30 @@ DEFENSES = {
 every_law = pytest.mark.parametrize("name", DEFENSES)
 
 
-def setting_of(d, **changes):
-    return dataclasses.replace(SETTING, layout=Layout(("w",), ((d,),)), **changes)
-
-
 def wires_of(defense, update, keys, setting):
-    """One message a key; DP-SGD's noise is added here, as training would."""
+    """One message a key; the noise of DP-SGD is added here, as in training."""
     state = defense.init(setting)
     sent = []
     for key in keys:
-        mine = update
+        noisy = update
         if isinstance(defense, DPSGD):
-            mine = update + defense.noise_std * defense.clip / 8 * rng.normal(key.child("step"), update.shape)
-        wire, _ = defense.encode(
-            state, defense.remember(setting), mine, Link(setting, SENDER, key.child("shared")), key.child("private")
-        )
-        sent += defense.transmit(state, [wire], Links(setting, [SENDER], None), key.child("channel"))
+            noisy = update + defense.noise_std * defense.clip / 8 * rng.normal(key.child("step"), update.shape)
+        link = Link(setting, SENDERS[0], key.child("shared"))
+        wire, _ = defense.encode(state, defense.remember(setting), noisy, link, key.child("private"))
+        sent += defense.transmit(state, [wire], Links(setting, SENDERS[:1], None), key.child("channel"))
     return sent
 
 
 def law_of(defense, wires, keys, setting, senders=None):
     shared = None if keys is None else [key.child("shared") for key in keys]
-    who = [SENDER] * len(wires) if senders is None else senders
+    who = SENDERS[:1] * len(wires) if senders is None else senders
     return defense.likelihood(defense.init(setting), wires, Links(setting, who, shared))
 
 
 @every_law
-def test_over_many_messages_the_truth_scores_better_than_what_lies_beside_it(name):
-    # paired over 60 messages; the mean difference is over 6 standard errors, a false pass of an equal pair under 1e-8.
-    # A longer candidate than the clip is the same to a defense that clips to half its length
+def test_over_many_messages_the_truth_scores_better_than_other_candidates(name):
+    # paired over 60 messages; the mean difference exceeds 6 standard errors, a false pass of an equal pair is under
+    # 1e-8. No candidate is a longer multiple of the truth: a defense that clips cannot distinguish it
     defense, keys = DEFENSES[name], [Key(2).child(i) for i in range(N)]
     score = law_of(defense, wires_of(defense, UPDATE, keys, SETTING), keys, SETTING)
     true = score(UPDATE.expand(N, -1))
@@ -99,7 +85,7 @@ def test_over_many_messages_the_truth_scores_better_than_what_lies_beside_it(nam
 
 @every_law
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_score_is_not_negative_has_the_updates_type_and_finite_slopes_however_far(name, dtype):
+def test_a_score_is_not_negative_has_the_updates_type_and_finite_slopes_at_any_distance(name, dtype):
     defense, keys = DEFENSES[name], [Key(4).child(i) for i in range(6)]
     wires = wires_of(defense, UPDATE, keys, SETTING)
     candidates = torch.stack([UPDATE, torch.zeros(D), 1e-30 * UPDATE, 1e3 * UPDATE, -1e6 * UPDATE, torch.ones(D)])
@@ -115,7 +101,7 @@ def test_a_score_is_not_negative_has_the_updates_type_and_finite_slopes_however_
 
 
 @every_law
-def test_messages_are_scored_each_by_itself(name):
+def test_messages_are_scored_separately(name):
     defense, keys = DEFENSES[name], [Key(5).child(i) for i in range(3)]
     wires, candidates = wires_of(defense, UPDATE, keys, SETTING), rng.normal(Key(6), (3, D)) / D**0.5
     together = law_of(defense, wires, keys, SETTING)(candidates)
@@ -142,8 +128,8 @@ def test_the_chances_of_all_pairs_of_mvus_columns_sum_to_one():
 
 
 @pytest.mark.parametrize("epsilon", [2.5, 10.0])
-def test_the_blurred_density_of_piecewise_has_the_same_mass_wherever_the_input_is(epsilon):
-    # up to a constant; the blur puts mass beyond the largest output, at the ends most: of inputs at the clip a third
+def test_the_blurred_density_of_piecewise_has_the_same_mass_for_every_input(epsilon):
+    # up to a constant; the blur puts mass beyond the largest output, most at the ends: a third for inputs at the clip
     law = Piecewise(epsilon=epsilon).law(1)
 
     def mass(t):
@@ -154,7 +140,7 @@ def test_the_blurred_density_of_piecewise_has_the_same_mass_wherever_the_input_i
     assert [mass(t) for t in (0.3, -0.6)] == pytest.approx([middle] * 2, rel=0.02)
 
 
-def test_of_an_update_shorter_than_k_pruning_says_that_the_rest_is_zero():
+def test_pruning_of_an_update_with_fewer_than_k_entries_reveals_that_the_rest_is_zero():
     defense, update = TopK(fraction=0.25), torch.zeros(D)
     update[:10] = 1.0
     score = law_of(defense, wires_of(defense, update, [Key(7)], SETTING), [Key(7)], SETTING)
@@ -173,7 +159,7 @@ def test_equal_magnitudes_that_pruning_did_not_send_cost_nothing():
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("sends", ["gradient", "update"])
-def test_dp_sgd_is_normal_with_the_variance_of_noise_that_momentum_repeats(sends, momentum):
+def test_dp_sgd_is_normal_with_the_variance_of_noise_repeated_by_momentum(sends, momentum):
     defense = DPSGD(clip=2.0, noise_std=0.5)
     steps = 1 if sends == "gradient" else 5
     setting = setting_of(3, sends=sends, steps=steps, momentum=momentum, batch=4)
@@ -194,18 +180,18 @@ def test_dp_sgd_is_normal_with_the_variance_of_noise_that_momentum_repeats(sends
 
 
 def test_dp_sgd_does_not_clip_a_step_that_drew_more_records_than_its_share():
-    # 12 of 40 records were drawn where 4 are on average: their sum over 4 has a norm of 3 clips
-    defense, setting = DPSGD(clip=2.0, noise_std=0.5), setting_of(D, batch=4)
+    # 12 of 40 records were drawn, 4 on average: their sum over 4 has a norm of 3 clips
+    defense, setting = DPSGD(clip=2.0, noise_std=0.5), setting_of(D, sends="gradient", batch=4)
     sum_of_clipped = 3 * 2.0 * UPDATE / UPDATE.norm()
     score = law_of(defense, [pack_float32(sum_of_clipped)], None, setting, [Sender(0, 40)])
     assert float(score(sum_of_clipped[None])) == pytest.approx(0.0, abs=1e-6)
-    beyond = 11 * 2.0 * UPDATE / UPDATE.norm()  # no 40 records reach that
+    beyond = 11 * 2.0 * UPDATE / UPDATE.norm()  # 40 records cannot reach this
     assert float(score(beyond[None])) == pytest.approx(float(score(10 / 11 * beyond[None])), rel=1e-5)
 
 
 @pytest.mark.parametrize("defense", [Piecewise(clip=0.2, epsilon=320.0), SqSGD(clip=1.0, epsilon=600.0, ratio=0.5)])
 def test_without_the_shared_key_the_law_is_wider(defense):
-    # what a turn of the update costs on average: less for who does not know which coordinates were sent
+    # the mean cost of reversing the update: smaller without the key, which selects the sent coordinates
     keys = [Key(11).child(i) for i in range(N)]
     wires = wires_of(defense, UPDATE, keys, SETTING)
     costs = []
@@ -217,7 +203,7 @@ def test_without_the_shared_key_the_law_is_wider(defense):
     assert math.isfinite(costs[1])
 
 
-def test_sqsgds_law_is_the_exact_one_near_what_was_received_and_goes_on_where_that_has_no_slope():
+def test_sqsgds_law_is_exact_near_the_received_levels_and_continued_where_the_exact_law_has_no_slope():
     for channel in (choose(64, 16, 100.0), choose(64, 16, 2000.0)):
         middle = torch.full((1, 64), 8, dtype=torch.int64)
         level = 2.0 / 15

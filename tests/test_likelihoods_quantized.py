@@ -1,6 +1,6 @@
-"""What an attacker makes of a rounded or noisy message: the laws, overload, who lacks the dither, slopes, and attacks.
+"""The likelihoods of rounded or noisy messages: laws, overload, an unknown dither, slopes, and attacks.
 
-Every statistical test has a false-alarm rate of 1e-6 or less.
+Every statistical test has a false-alarm rate of at most 1e-6.
 """
 
 import math
@@ -24,20 +24,13 @@ from leakgauge.defenses.sdq import SDQ
 from leakgauge.defenses.sdq_lattice import LatticeSDQ
 from leakgauge.defenses.t_noise import TNoise
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import (
-    Link,
-    Links,
-    Sender,
-    Setting,
-)
+from leakgauge.harness.core.contract import Link, Links
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
+from tests.jopeq_case import PRIVATE, SHARED, WHO, encode, setting_of
 from tests.victims import make
 
 ALPHA = 1e-6
-PRIVATE, SHARED = Key(1).child("private"), Key(1).child("shared")
-WHO = Sender(0, 8)
 
 QUANTIZED = {
     "sdq": SDQ(bits=4),
@@ -64,28 +57,19 @@ EVERY = QUANTIZED | NOISY
 CLAMPED = {"jopeq-sound", "laplace", "laplace+sdq", "laplace+sdq-lattice"}
 
 
-def setting_of(d):
-    return Setting(Layout(("w",), ((d,),)), 4, 4, 3, sends="update", steps=1, lr=0.1, batch=8, samples=8)
-
-
-def encode(defense, update, private=PRIVATE, shared=SHARED):
-    here = setting_of(len(update))
-    return defense.encode(None, None, update, Link(here, WHO, shared), private)[0]
-
-
 def scorer(defense, wires, d, shared):
     return defense.likelihood(None, wires, Links(setting_of(d), [WHO] * len(wires), shared))
 
 
 def chance(r, side, step, noise, dithered):
-    """That r plus Laplace noise, and without the dither any dither more, lies in the cell around 0: by quadrature."""
+    """P(r plus Laplace noise lies in the cell around 0), averaged over an unknown dither, by quadrature."""
     r = r[:, None] if dithered else r[:, None] + step * ((np.arange(2000) + 0.5) / 2000 - 0.5)
     low, high = (-np.inf if side < 0 else -step / 2), (np.inf if side > 0 else step / 2)
 
     def below(x):
         return np.where(x < 0, 0.5 * np.exp(np.minimum(x, 0)), 1 - 0.5 * np.exp(-np.maximum(x, 0)))
 
-    # in the tail where differences of small numbers keep their digits
+    # on the side of the tail, where differences of small numbers keep their digits
     a, b = (low - r) / noise, (high - r) / noise
     return np.where(a > 0, below(-a) - below(-b), below(b) - below(a)).mean(1)
 
@@ -99,7 +83,7 @@ def test_the_law_of_a_rounded_number_is_noise_in_a_cell(step, noise, side, dithe
     if side == 0:
         expected += np.log(chance(np.zeros(1), side, step, noise, dithered))
     law = rounded_misfit(torch.full((24, 1), side), step, noise, dithered=dithered)
-    # the quadrature's error is up to its spacing by the noise's scale
+    # the error of the quadrature is at most its spacing over the noise's scale
     tolerance = 1e-5 if dithered else 2e-4
     assert law(torch.tensor(r)[:, None]).tolist() == pytest.approx(expected.tolist(), rel=1e-5, abs=tolerance)
 
@@ -107,13 +91,13 @@ def test_the_law_of_a_rounded_number_is_noise_in_a_cell(step, noise, side, dithe
 @pytest.mark.parametrize("dithered", [True, False])
 @pytest.mark.parametrize("side", [0.0, 1.0, -1.0])
 @pytest.mark.parametrize("noise", [0.0, 0.4, 5.0])
-def test_the_slope_of_a_cell_is_that_of_its_law(noise, side, dithered):
+def test_the_slope_of_a_cell_is_the_derivative_of_its_law(noise, side, dithered):
     r = torch.linspace(-2.03, 2.07, 41, dtype=torch.float64)[:, None].requires_grad_()
     law = rounded_misfit(torch.full((41, 1), side, dtype=torch.float64), 1.0, noise, dithered=dithered)
     assert torch.autograd.gradcheck(law, (r,), atol=1e-6)
 
 
-def test_a_cell_without_noise_has_a_wall_of_a_fiftieth_of_it():
+def test_a_cell_without_noise_has_a_wall_of_a_fiftieth_of_its_width():
     law = rounded_misfit(torch.zeros(4, 1), 2.0, 0.0, dithered=True)
     inside, wall, out, far = law(torch.tensor([[0.5], [1.0], [1.1], [1.2]])).tolist()
     assert inside == pytest.approx(0, abs=1e-4)
@@ -124,8 +108,8 @@ def test_a_cell_without_noise_has_a_wall_of_a_fiftieth_of_it():
     )
 
 
-def test_the_levels_of_jopeq_come_as_often_as_the_outsiders_law_says():
-    # 200,000 equal numbers; the levels' frequencies against the law by a chi-square test
+def test_the_levels_of_jopeq_have_the_frequencies_of_the_outsiders_law():
+    # 200,000 equal numbers; a chi-square test of the levels' frequencies
     n, x, defense = 200_000, 0.3, JoPEQ(epsilon=10.0, bits=2, gamma=1.0, scale="public")
     step, top = defense.lattice.step, defense.lattice.top
     wire = encode(defense, torch.full((n,), x))
@@ -145,8 +129,8 @@ def test_the_levels_of_jopeq_come_as_often_as_the_outsiders_law_says():
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.06])
-def test_the_servers_law_of_jopeq_is_that_of_its_errors(factor):
-    # Kolmogorov-Smirnov at 1e-6 sees 0.005 in 300,000; a scale off by 6 % moves the law by 0.01
+def test_the_servers_law_of_jopeq_is_the_law_of_its_errors(factor):
+    # Kolmogorov-Smirnov at 1e-6 detects 0.005 in 300,000; a scale off by 6 % moves the law by 0.01
     n, defense = 300_000, JoPEQ(epsilon=10.0, bits=6, gamma=16.0, scale="public")
     wire = encode(defense, torch.zeros(n))
     sent = defense.estimate(None, wire, Link(setting_of(n), WHO, SHARED)).double()
@@ -159,10 +143,10 @@ def test_the_servers_law_of_jopeq_is_that_of_its_errors(factor):
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("name", EVERY)
-def test_the_truth_scores_better_than_what_is_a_cell_or_a_noise_away(name, known):
+def test_the_truth_scores_better_than_a_candidate_at_the_distance_of_a_cell_or_of_the_noise(name, known):
     defense, d = EVERY[name], 1000
     if not known and name.startswith("cepam"):
-        return  # nothing but the norm can be read
+        return  # only the norm can be read
     update = 0.3 * rng.normal(Key(2), (d,))
     keys = [SHARED.child(i) for i in range(20)]
     wires = [encode(defense, update, PRIVATE.child(i), key) for i, key in enumerate(keys)]
@@ -170,7 +154,7 @@ def test_the_truth_scores_better_than_what_is_a_cell_or_a_noise_away(name, known
     away = 0.2 * rng.normal(Key(3), (20, d))
     away -= (away @ update)[:, None] * update / update.square().sum() + away.mean(1, keepdim=True)
     away = update + away
-    # of the same norm and mean, so that not the scales tell
+    # the same norm and mean, so that the scales do not differ
     away = (away - away.mean(1, keepdim=True)) * update.std() / away.std(1, keepdim=True) + update.mean()
     true, false = score(update.expand(20, -1)), score(away)
     assert (true >= 0).all()
@@ -179,17 +163,17 @@ def test_the_truth_scores_better_than_what_is_a_cell_or_a_noise_away(name, known
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("bits", [1, 3])
-def test_who_lacks_the_dither_is_wrong_to_score_as_the_server_does(known, bits):
-    # 20,000 numbers; the laws' peaks are the same, so that the scores are densities
+def test_the_servers_law_is_wrong_without_the_dither_and_the_outsiders_law_with_it(known, bits):
+    # 20,000 numbers; both laws have the same peak, so that the scores are comparable
     n, step = 20_000, 2.0**-bits
     x = rng.uniform(Key(4), (1, n), -4.0, 4.0)
     dither = rng.uniform(Key(5), (1, n), -0.5, 0.5)
     levels = (x / step + dither).round()
     residual = x - step * (levels - dither if known else levels)
     side = torch.zeros(1, n)
-    right, wrong = (float(rounded_misfit(side, step, 0.0, dithered=who)(residual)) for who in (known, not known))
+    right, wrong = (float(rounded_misfit(side, step, 0.0, dithered=law)(residual)) for law in (known, not known))
     assert right < wrong
-    # nothing, and -E ln(1 - |r|/step) of a triangular r, but for the blur
+    # 0, and -E ln(1 - |r|/step) of a triangular r, up to the blur
     assert right / n == pytest.approx(0.0 if known else 0.5, abs=0.05)
 
 
@@ -208,8 +192,8 @@ def test_who_lacks_the_dither_is_wrong_to_score_as_the_server_does(known, bits):
     ids=repr,
 )
 @pytest.mark.parametrize("sign", [1, -1])
-def test_beyond_the_outermost_cell_costs_nothing_more_and_inside_costs(defense, known, sign):
-    # beyond the edge of 0.16, also of pairs along both generators of the lattice, whether neighbors or halves pair up
+def test_the_cost_does_not_rise_beyond_the_outermost_cell_but_inside(defense, known, sign):
+    # beyond the edge of 0.16, also for lattice pairs along both generators, whether neighbors or halves form pairs
     beyond = sign * torch.tensor([0.25, 0.5] * 16 + [0.5, 0.85] * 16)
     wire = encode(defense, beyond)
     score = scorer(defense, [wire], 64, [SHARED] if known else None)
@@ -218,13 +202,12 @@ def test_beyond_the_outermost_cell_costs_nothing_more_and_inside_costs(defense, 
 
 
 @pytest.mark.parametrize("name", ["sdq", "sdq-lattice"])
-def test_an_outlier_of_a_bare_quantizer_may_be_anywhere_beyond(name):
-    # one number in a thousand is far outside of 1.5 times three standard deviations
+def test_an_outlier_of_a_bare_quantizer_may_be_anywhere_beyond_the_edge(name):
+    # two numbers in a thousand are far outside of 1.5 times three standard deviations
     defense, d = {"sdq": SDQ(bits=3), "sdq-lattice": LatticeSDQ(bits=3)}[name], 1000
     numbers = 0.3 * rng.normal(Key(6), (1, d))
-    carried = defense.rounded([defense.compress(numbers[0], shared=SHARED, noise_variance=0.0)], d,
-                              noise_variance=0.0, dithered=True)  # fmt: skip
-    assert not carried.side.any()
+    payload = defense.compress(numbers[0], shared=SHARED, noise_variance=0.0)
+    assert not defense.rounded([payload], d, noise_variance=0.0, dithered=True).side.any()
     numbers[0, 10:12] = torch.tensor([9.0, 14.0])
     payload = defense.compress(numbers[0], shared=SHARED, noise_variance=0.0)
     carried = defense.rounded([payload], d, noise_variance=0.0, dithered=True)
@@ -253,13 +236,13 @@ def test_slopes_are_finite_and_lead_back_from_far_away(name, known):
         assert value.dtype == slope.dtype == torch.float32
         assert torch.isfinite(value).all()
         assert torch.isfinite(slope).all()
-    # a clamp's slope is zero beyond it; of clipped CEPAM nothing can be read without the key
+    # a clamp has no slope beyond its bound; clipped CEPAM reveals nothing without the key
     if name not in CLAMPED and (known or name != "cepam-clip"):
         assert float((slope * (candidate - update).detach()).sum()) > 0
 
 
 @pytest.mark.parametrize("name", ["cepam-gaussian 3", "cepam-clip"])
-def test_the_error_of_cepam_is_inside_of_its_balls_and_a_hair_longer_is_not(name):
+def test_the_error_of_cepam_is_inside_its_balls_and_a_longer_one_is_not(name):
     defense, d = NOISY[name], 3000
     update = 0.3 * rng.normal(Key(9), (d,))
     wire = encode(defense, update)
@@ -283,7 +266,7 @@ def test_the_error_of_cepam_is_inside_of_its_balls_and_a_hair_longer_is_not(name
     ],
     ids=repr,
 )
-def test_an_attacker_who_knows_the_defense_is_no_worse_than_one_who_does_not(defense):
+def test_a_defense_aware_attack_is_no_worse_than_a_naive_one(defense):
     case = make(n=4, defense=defense)
     aware, naive = (
         case.mse(MAP(tv=1.0, evaluations=600, objective=how).run(case.seen, Key(10)).guesses).clamp(max=1.0)

@@ -7,7 +7,7 @@ import torch
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.none import NoDefense
 from leakgauge.harness.core.cell import FederationSpec
-from leakgauge.harness.core.contract import Link
+from leakgauge.harness.core.contract import Link, LocalRule
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation.loop import Keep, make_setting, replay_state, train
 from tests.doubles import Counting, Ruled, Summing, random_examples, small_task
@@ -16,18 +16,29 @@ TASK = small_task()
 CLIENTS = {k: random_examples(10 + 3 * k, seed=k) for k in range(5)}
 TEST = random_examples(40, seed=99)
 SPEC = FederationSpec(clients=5, participants=3, rounds=4, batch=4, lr=0.5, local_steps=2)
-KEEP = Keep(frozenset({0, 2}), frozenset({2}))
+
+
+def keeping(models=(), messages=()):
+    return Keep(frozenset(models), frozenset(messages))
+
+
+KEEP = keeping((0, 2), (2,))
+
+
+def spec_of(**changes):
+    return FederationSpec(**{"clients": 5, "batch": 4, **changes})
 
 
 def go(spec=SPEC, defense=None, clients=CLIENTS, seed=0, keep=KEEP, engine="loop"):
     return train(TASK, spec, defense or NoDefense(), clients, TEST, Key(seed), engine=engine, keep=keep)
 
 
-def test_twice_the_same_bits():
-    first, second = go(defense=Gaussian(noise_std=0.01)), go(defense=Gaussian(noise_std=0.01))
+def test_the_seed_alone_decides_every_bit():
+    first, second, other = (go(defense=Gaussian(noise_std=0.01), seed=seed) for seed in (0, 0, 1))
     assert torch.equal(first.final, second.final)
     assert first.messages == second.messages
     assert first.evaluations == second.evaluations
+    assert not torch.equal(first.final, other.final)
 
 
 @pytest.mark.parametrize("engine", ["loop", "dense"])
@@ -39,10 +50,6 @@ def test_the_order_in_which_clients_are_listed_changes_no_bit(engine):
     assert there.messages == back.messages
 
 
-def test_another_seed_is_another_run():
-    assert not torch.equal(go().final, go(seed=1).final)
-
-
 def test_two_defenses_start_from_the_same_model_with_the_same_clients():
     plain, noisy = go(), go(defense=Gaussian(noise_std=0.1))
     assert torch.equal(plain.models[0], noisy.models[0])
@@ -50,8 +57,8 @@ def test_two_defenses_start_from_the_same_model_with_the_same_clients():
     assert all((plain.truth[2][k] == noisy.truth[2][k]).all() for k in plain.truth[2])
 
 
-def test_a_round_is_the_weighted_mean_of_what_was_decoded():
-    training = go(FederationSpec(clients=5, rounds=1, batch=4, lr=0.5), keep=Keep(frozenset({0}), frozenset({0})))
+def test_a_round_adds_the_weighted_mean_of_the_decoded_updates():
+    training = go(spec_of(rounds=1, lr=0.5), keep=keeping([0], [0]))
     updates = [
         NoDefense().estimate(None, m.wire, Link(training.setting, m.sender, m.shared)) for m in training.messages[0]
     ]
@@ -61,8 +68,7 @@ def test_a_round_is_the_weighted_mean_of_what_was_decoded():
 
 
 def test_fedsgd_steps_against_the_gradient():
-    spec = FederationSpec(clients=5, rounds=1, algorithm="fedsgd", batch=0, lr=0.25)
-    training = go(spec, keep=Keep(frozenset({0}), frozenset()))
+    training = go(spec_of(rounds=1, algorithm="fedsgd", batch=0, lr=0.25), keep=keeping([0]))
     start = training.models[0].clone().requires_grad_()
     total = sum(len(data.y) for data in CLIENTS.values())
     loss = sum(len(data.y) / total * TASK.loss(start, *data) for data in CLIENTS.values())
@@ -71,30 +77,19 @@ def test_fedsgd_steps_against_the_gradient():
     assert training.setting.sends == "gradient"
 
 
-def test_state_and_memory_travel_through_the_rounds():
-    spec = FederationSpec(clients=5, rounds=4, batch=4)
-    training = go(spec, Counting(), keep=Keep(messages=frozenset({0, 3})))
-    assert [message.wire[0] for message in training.messages[3]] == [3] * 5
-    assert [message.wire[1] for message in training.messages[0]] == [100] * 5
-    assert [message.wire[1] for message in training.messages[3]] == [103] * 5
+def test_state_travels_through_the_rounds_and_a_memory_through_those_of_its_client():
+    training = go(defense=Counting(), keep=keeping(messages=range(4)))
+    sent = dict.fromkeys(CLIENTS, 0)
+    for number in range(4):
+        for message in training.messages[number]:
+            assert list(message.wire[:2]) == [number, 100 + sent[message.sender.number]]
+            sent[message.sender.number] += 1
+    assert sum(sent.values()) == 12
     assert replay_state(Counting(), training.setting, training.feedback[:2]) == 2
 
 
-def test_a_client_that_does_not_take_part_keeps_its_memory():
-    training = go(defense=Counting(), keep=Keep(messages=frozenset(range(4))))
-    seen = dict.fromkeys(CLIENTS, 0)
-    for number in range(4):
-        for message in training.messages[number]:
-            assert message.wire[1] == 100 + seen[message.sender.number]
-            seen[message.sender.number] += 1
-    assert sum(seen.values()) == 12
-
-
-def test_a_defense_may_ask_for_one_clipped_full_batch_step():
-    spec, keep = (
-        FederationSpec(clients=5, rounds=1, batch=4, lr=0.5, local_epochs=3),
-        Keep(frozenset({0}), frozenset({0})),
-    )
+def test_a_defense_may_require_one_clipped_full_batch_step():
+    spec, keep = spec_of(rounds=1, lr=0.5, local_epochs=3), keeping([0], [0])
     training = go(spec, Ruled(), keep=keep)
     assert training.setting.steps == 1
     assert {k: len(samples) for k, samples in training.truth[0].items()} == {k: len(CLIENTS[k].y) for k in CLIENTS}
@@ -106,8 +101,8 @@ def test_a_defense_may_ask_for_one_clipped_full_batch_step():
 
 
 def test_a_defense_may_end_the_federation():
-    spec = FederationSpec(clients=5, rounds=9, batch=4, evaluate_every=5)
-    training = go(spec, Ruled(rounds=2), keep=Keep(frozenset({0, 1, 7}), frozenset({1, 7})))
+    spec = spec_of(rounds=9, evaluate_every=5)
+    training = go(spec, Ruled(rounds=2), keep=keeping((0, 1, 7), (1, 7)))
     assert len(training.feedback) == len(training.learning_rates) == len(training.message_bytes) == 2
     assert [e.round for e in training.evaluations] == [0, 2]
     assert sorted(training.models) == [0, 1]
@@ -115,21 +110,15 @@ def test_a_defense_may_end_the_federation():
         go(spec, Ruled(rounds=0))
 
 
-def test_feedback_tells_the_losses_of_the_model_before_and_after_the_round():
-    training = go()
-    losses = [evaluation.loss for evaluation in training.evaluations]
-    assert [(item.before, item.after) for item in training.feedback] == list(itertools.pairwise(losses))
-
-
-def test_a_channel_that_adds_hands_over_one_message_of_all():
-    training = go(FederationSpec(clients=5, rounds=2, batch=4), Summing(), keep=Keep(messages=frozenset({1})))
+def test_a_channel_that_adds_delivers_one_message_of_all():
+    training = go(spec_of(rounds=2), Summing(), keep=keeping(messages=[1]))
     (message,) = training.messages[1]
     assert message.users == 5
     assert [message.sender.number, *(other.number for other in message.others)] == [0, 1, 2, 3, 4]
     assert training.snr_db == [None, None]
 
 
-def test_bytes_are_counted_and_only_what_was_asked_for_is_kept():
+def test_bytes_are_counted_and_only_the_given_rounds_are_kept():
     training = go(defense=Counting())
     assert training.message_bytes == [2 + 4 * TASK.layout.dim] * 4
     assert sorted(training.models) == [0, 2]
@@ -137,31 +126,33 @@ def test_bytes_are_counted_and_only_what_was_asked_for_is_kept():
     assert set(training.truth) == {2}
 
 
-def test_the_snr_is_that_of_what_the_server_decodes():
+def test_the_snr_is_that_of_the_decoded_updates():
     assert go().snr_db == [None] * 4  # exact
     half = go(defense=Counting(factor=0.5)).snr_db  # error half the signal: 20 log10 2 dB
     assert half == pytest.approx([20 * np.log10(2)] * 4, rel=1e-6)
 
 
 def test_evaluations_come_every_n_rounds_and_at_the_end():
-    spec = FederationSpec(clients=5, rounds=5, batch=4, evaluate_every=2)
-    training = go(spec)
+    training = go(spec_of(rounds=5, evaluate_every=2))
     assert [e.round for e in training.evaluations] == [0, 2, 4, 5]
     assert [item.before is None for item in training.feedback] == [False, True, False, True, False]
     assert [item.after is None for item in training.feedback] == [True, False, True, False, False]
+    every = go()
+    losses = [evaluation.loss for evaluation in every.evaluations]
+    assert [(item.before, item.after) for item in every.feedback] == list(itertools.pairwise(losses))
 
 
 def test_the_learning_rate_follows_its_schedule():
-    inverse = go(FederationSpec(clients=5, rounds=3, batch=4, lr=0.5, schedule="inverse", decay=1.0))
+    inverse = go(spec_of(rounds=3, lr=0.5, schedule="inverse", decay=1.0))
     assert inverse.learning_rates == [0.5, 0.25, 0.5 / 3]
     # a rate of 1e-20 changes nothing: every evaluation after the first is without improvement
-    spec = FederationSpec(clients=5, rounds=6, batch=4, lr=1e-20, schedule="plateau", decay=0.5, patience=2)
-    assert go(spec).learning_rates == [1e-20, 1e-20, 5e-21, 5e-21, 2.5e-21, 2.5e-21]
+    plateau = go(spec_of(rounds=6, lr=1e-20, schedule="plateau", decay=0.5, patience=2))
+    assert plateau.learning_rates == [1e-20, 1e-20, 5e-21, 5e-21, 2.5e-21, 2.5e-21]
 
 
-def test_training_that_diverges_says_where():
+def test_a_diverged_training_is_refused_with_the_round():
     with pytest.raises(ValueError, match=r"round 0, client \d: expected a finite update|training diverged"):
-        go(FederationSpec(clients=5, rounds=3, batch=4, lr=1e30))
+        go(spec_of(rounds=3, lr=1e30))
 
 
 @pytest.mark.gpu
@@ -177,7 +168,6 @@ def test_a_gpu_trains_to_the_same_model_within_tolerance(model):
     torch.testing.assert_close(there.final, here.final, rtol=1e-3, atol=1e-4)
 
 
-def test_the_setting_counts_the_steps_of_the_largest_client():
-    setting = make_setting(TASK, FederationSpec(clients=5, local_epochs=2, batch=4), CLIENTS)
-    assert setting.steps == 2 * 6  # 22 samples: six batches of four
-    assert make_setting(TASK, SPEC, CLIENTS).steps == 2
+@pytest.mark.parametrize(("spec", "steps"), [(spec_of(local_epochs=2), 2 * 6), (SPEC, 2)])
+def test_the_setting_counts_the_steps_of_the_largest_client(spec, steps):
+    assert make_setting(TASK, spec, CLIENTS, LocalRule()).steps == steps  # 22 samples: six batches of four

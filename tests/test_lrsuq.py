@@ -1,41 +1,39 @@
+"""CEPAM's layered quantizer: the error on its ball, the number of attempts, and the printed variant.
+
+The law of the error is tested on bytes, in test_cepam.py.
+"""
+
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from leakgauge.defenses._cepam import lrsuq as _lrsuq
-from leakgauge.defenses._cepam.lrsuq import decode, encode, encode_with, gaussian_radii, laplace_radii, place
+from leakgauge.defenses._cepam.lrsuq import encode, gaussian_radii, place
+from leakgauge.defenses._cepam.wire import dithers, pack, unpack
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
+from tests.cepam_case import every_n
 
 ALPHA = 1e-6
 """False-alarm rate of every statistical test in this file."""
 
 N = 200_000
-"""Sub-vectors. Kolmogorov-Smirnov at ALPHA sees 0.006; an error scale off by 6 % moves a Gaussian or Laplace law by
-0.011 or more, where the standard error is 0.0009: the miss rate is under 1e-6."""
+"""Sub-vectors. Kolmogorov-Smirnov at ALPHA detects a distance of 0.006."""
 
 RADII, DITHERS = Key(2).child("radii"), Key(2).child("dithers")
 SHIFT = np.array([0.07, 0.2, -0.4])
 
-every_n = pytest.mark.parametrize("n", [1, 2, 3])
 
-
-def inputs(n, count=N):
-    return 0.3 * rng.normal(Key(1), (count, n), torch.float64).numpy() + SHIFT[:n]
-
-
-def quantized(n, sigma=0.1, count=N):
-    x = inputs(n, count)
-    radii = gaussian_radii(RADII, count, n, sigma)
-    encoded = encode(x, radii, DITHERS)
-    return x, radii, encoded, decode(*encoded, radii, DITHERS)
+def inputs(n, count=N, sigma=0.1):
+    x = 0.3 * rng.normal(Key(1), (count, n), torch.float64).numpy() + SHIFT[:n]
+    return x, gaussian_radii(RADII, count, n, sigma)
 
 
 @pytest.mark.parametrize(
-    ("x", "r", "dithers", "attempts", "cells", "y"),
+    ("x", "r", "given", "attempts", "cells", "y"),
     [
         ((0.37,), 0.1, [(0.2,)], 1, (2,), (0.44,)),
         ((0.37,), 0.1, [(-0.49,)], 1, (2,), (0.302,)),
@@ -43,57 +41,25 @@ def quantized(n, sigma=0.1, count=N):
         ((0.2, 0.1, -0.3), 0.2, [(0.45, 0.45, 0.2)], 1, (0, 0, -1), (0.18, 0.18, -0.32)),
     ],
 )
-def test_explicit_dithers_give_the_golden_values(x, r, dithers, attempts, cells, y):
+def test_explicit_dithers_give_the_golden_values(x, r, given, attempts, cells, y):
     # worked by hand from the definition, M = ceil(x / 2r - v - 1/2)
-    radii = np.array([r])
-    listed = np.array(dithers)
-    encoded = encode_with(np.array([x]), radii, lambda attempt, rows, n: listed[attempt - 1][None])
+    radii, listed = np.array([r]), np.array(given)
+    encoded = encode(np.array([x]), radii, lambda attempt, rows, n: listed[attempt - 1][None])
     assert encoded.attempts.tolist() == [attempts]
     assert encoded.cells.tolist() == [list(cells)]
     assert place(encoded.cells, radii, listed[[attempts - 1]])[0].tolist() == pytest.approx(y, abs=1e-12)
 
 
 @every_n
-def test_the_error_of_gaussian_radii_is_gaussian(n):
-    x, _, _, y = quantized(n)
-    z = (y - x) / 0.1
-    for one in z.T:
-        assert stats.kstest(one, "norm").pvalue > ALPHA
-        assert stats.kstest(1.06 * one, "norm").pvalue < ALPHA
-    norm2 = (z**2).sum(1)
-    assert stats.kstest(norm2, stats.chi2(n).cdf).pvalue > ALPHA
-    assert stats.kstest(1.06**2 * norm2, stats.chi2(n).cdf).pvalue < ALPHA
-
-
-def test_the_error_of_laplace_radii_is_laplace():
-    x = inputs(1)
-    radii = laplace_radii(RADII, N, 0.1)
-    z = ((decode(*encode(x, radii, DITHERS), radii, DITHERS) - x) / 0.1)[:, 0]
-    assert stats.kstest(z, "laplace").pvalue > ALPHA
-    assert stats.kstest(1.06 * z, "laplace").pvalue < ALPHA
-
-
-@every_n
-def test_decoder_and_encoder_agree_on_every_sub_vector(n):
-    x, radii, _, y = quantized(n)
-    # x is up to 20 cells of 0.01 off, of which float64 rounds 1e-14
+def test_the_error_is_uniform_on_its_ball_and_does_not_depend_on_the_input(n):
+    x, radii = inputs(n)
+    y = unpack(pack(x, radii, 0.3, DITHERS), radii, 0.3, DITHERS, n)
+    # x is up to 20 cells of 0.01 off; float64 rounds 1e-14 of that
     distance = np.sqrt(((y - x) ** 2).sum(1)) / radii
     assert distance.max() <= 1 + 1e-10
     # the volume within is uniform, so that the bound is no accident of a smaller ball
     assert stats.kstest(distance**n, "uniform").pvalue > ALPHA
     assert stats.kstest(0.94 * distance**n, "uniform").pvalue < ALPHA
-
-
-@every_n
-def test_a_server_with_another_key_is_a_cell_off(n):
-    x, radii, encoded, _ = quantized(n, count=1000)
-    wrong = decode(*encoded, radii, DITHERS.child("other"))
-    assert (np.sqrt(((wrong - x) ** 2).sum(1)) > radii).mean() > 0.1
-
-
-@every_n
-def test_the_error_does_not_depend_on_the_input(n):
-    x, radii, _, y = quantized(n)
     place_in_cell = x / (2 * radii[:, None]) % 1
     for error in (y - x).T:
         for other in (*x.T, *place_in_cell.T):
@@ -101,21 +67,14 @@ def test_the_error_does_not_depend_on_the_input(n):
             assert stats.pearsonr(error / error.std() + 0.06 * other / other.std(), other).pvalue < ALPHA
 
 
-@pytest.mark.parametrize(("n", "mean"), [(2, 1.273240), (3, 1.909859)])
+@pytest.mark.parametrize(("n", "mean"), [(1, 1.0), (2, 1.273240), (3, 1.909859)])
 def test_the_number_of_attempts_is_geometric(n, mean):
-    attempts = quantized(n)[2].attempts
-    # variance (1 - p) / p^2 = m (m - 1): a mean off by 6 % is 38 standard errors or more away
-    error = math.sqrt(mean * (mean - 1) / N)
-    sees = stats.norm.isf(ALPHA / 2) * error
-    assert abs(attempts.mean() - mean) < sees
-    assert abs(attempts.mean() - 1.06 * mean) > sees
-    assert stats.binomtest(int((attempts == 1).sum()), N, 1 / mean).pvalue > ALPHA
+    attempts = encode(*inputs(n), partial(dithers, DITHERS)).attempts
     assert attempts.min() == 1
-
-
-def test_one_dimension_never_rejects():
-    _, _, encoded, _ = quantized(1)
-    assert (encoded.attempts == 1).all()
+    # variance (1 - p) / p^2 = m (m - 1): a mean off by 6 % is 38 standard errors or more away
+    detects = stats.norm.isf(ALPHA / 2) * math.sqrt(mean * (mean - 1) / N)
+    assert abs(attempts.mean() - mean) <= detects < abs(attempts.mean() - 1.06 * mean)
+    assert stats.binomtest(int((attempts == 1).sum()), N, 1 / mean).pvalue > ALPHA
 
 
 def printed_algorithm(x, radii, tries):
@@ -123,7 +82,7 @@ def printed_algorithm(x, radii, tries):
     errors, rows = [], np.arange(len(x))
     beta = 2 * radii[:, None]
     for attempt in range(tries):
-        dither = _lrsuq._dithers(Key(7), attempt, rows, x.shape[1])
+        dither = dithers(Key(7), attempt, rows, x.shape[1])
         cells = np.ceil(x[rows] / beta[rows] - dither - 0.5)
         accepted = np.linalg.norm(beta[rows] * cells - x[rows], axis=1) <= radii[rows]
         errors.append((beta[rows] * (cells + dither) - x[rows])[accepted])
@@ -144,39 +103,13 @@ def test_the_printed_acceptance_test_is_biased_and_does_not_end(n, left):
         assert errors.std() / 0.1 == pytest.approx(0.9173, abs=0.02)
 
 
-def test_a_sub_vector_depends_on_its_own_message_alone():
-    _, radii, encoded, y = quantized(3, count=1000)
-    attempts, cells = encoded.attempts.copy(), encoded.cells.copy()
-    attempts[5] += 3
-    cells[6] += 1
-    changed = (decode(attempts, cells, radii, DITHERS) != y).any(axis=1)
-    assert np.flatnonzero(changed).tolist() == [5, 6]
-
-
-@every_n
-def test_the_size_of_a_block_changes_nothing(n, monkeypatch):
-    x, radii, encoded, _ = quantized(n, count=1000)
-    monkeypatch.setattr(_lrsuq, "_BLOCK", 77)
-    again = encode(x, radii, DITHERS)
-    assert np.array_equal(again.attempts, encoded.attempts)
-    assert np.array_equal(again.cells, encoded.cells)
-
-
 @every_n
 def test_the_order_in_memory_changes_nothing(n):
-    x, radii, encoded, _ = quantized(n, count=1000)
+    x, radii = inputs(n, count=1000)
     before = x.copy()
-    other = encode(np.asfortranarray(x), radii, DITHERS)
-    assert np.array_equal(other.attempts, encoded.attempts)
-    assert np.array_equal(other.cells, encoded.cells)
+    plain, other = (encode(given, radii, partial(dithers, DITHERS)) for given in (x, np.asfortranarray(x)))
+    assert all(map(np.array_equal, plain, other))
     assert np.array_equal(x, before)
-
-
-@every_n
-def test_no_sub_vectors_encode_to_nothing(n):
-    empty = encode(np.empty((0, n)), np.empty(0), DITHERS)
-    assert empty.cells.shape == (0, n)
-    assert decode(*empty, np.empty(0), DITHERS).shape == (0, n)
 
 
 @every_n
@@ -185,4 +118,4 @@ def test_what_would_never_be_accepted_is_refused(n, bad, radius):
     x, radii = np.zeros((4, n)), np.full(4, 0.1)
     x[2, -1], radii[2] = bad, radius
     with pytest.raises(ValueError, match=r"finite x within 2\^40 cells of 0 and radii > 0"):
-        encode(x, radii, DITHERS)
+        pack(x, radii, 1.0, DITHERS)

@@ -1,9 +1,11 @@
+"""MAP: the gain from knowing the defense, the image prior, the closed form and the search by direction."""
+
 import pytest
 import torch
 from skimage.filters import gaussian as blur
 
-from leakgauge.attacks._engine.image_prior import ImagePrior
 from leakgauge.attacks._engine.matching import gradients
+from leakgauge.attacks._engine.objective import ImagePrior
 from leakgauge.attacks.idlg import IDLG
 from leakgauge.attacks.map import MAP
 from leakgauge.defenses.dp_fedavg import DPFedAvg
@@ -11,14 +13,7 @@ from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.laplace import Laplace
 from leakgauge.defenses.none import NoDefense
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import (
-    Link,
-    Message,
-    Observation,
-    Sender,
-    Setting,
-    Snapshot,
-)
+from leakgauge.harness.core.contract import Link, Message, Observation, Sender, Setting, Snapshot
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.learn.models import build
@@ -29,7 +24,7 @@ N = 4
 
 
 def smooth_images(n=N, side=16):
-    """Blurred noise, stretched to [0, 1]: neighbors are alike, as in photographs."""
+    """Blurred noise, stretched to [0, 1]: neighboring pixels are similar, as in photographs."""
     x = rng.uniform(Key(1), (n, 1, side, side))
     x = torch.stack([torch.from_numpy(blur(image[0].numpy(), 2))[None] for image in x]).float()
     low, high = x.amin((2, 3), keepdim=True), x.amax((2, 3), keepdim=True)
@@ -37,7 +32,7 @@ def smooth_images(n=N, side=16):
 
 
 def observation(defense, x, task=LENET):
-    """What a server sees of one gradient an image."""
+    """What a server sees of one gradient per image."""
     params = task.init(Key(2))
     y = torch.arange(len(x)) % 10
     sent = gradients(task, params, x[:, None], torch.nn.functional.one_hot(y, 10)[:, None].float())
@@ -52,7 +47,7 @@ def observation(defense, x, task=LENET):
 
 
 def mse(attack, seen, x):
-    """Of each victim."""
+    """[n], of each victim."""
     guesses = attack.run(seen, Key(5)).guesses
     return torch.stack([(guess.x[0] - image).square().mean() for guess, image in zip(guesses, x, strict=True)])
 
@@ -62,7 +57,7 @@ def mse(attack, seen, x):
     [Gaussian(clip=2.0, noise_std=0.01), Laplace(clip=0.05, noise_std=0.01)],
     ids=["gaussian that clips", "laplace that clamps"],
 )
-def test_who_knows_the_clip_the_noise_and_images_sees_through_what_stops_the_naive(defense):
+def test_the_aware_attack_beats_the_naive_one(defense):
     x = smooth_images()
     seen = observation(defense, x)
     naive = mse(IDLG(restarts=1, evaluations=600), seen, x)
@@ -92,7 +87,7 @@ def test_behind_kinks_a_search_by_direction_comes_first(name):
 
 
 @pytest.mark.parametrize("defense", [NoDefense(), DPFedAvg(clip=0.5, noise_std=1.0)], ids=["none", "dp-fedavg"])
-def test_where_the_closed_form_explains_all_nothing_is_searched(defense):
+def test_nothing_is_searched_if_the_closed_form_explains_all(defense):
     x = smooth_images()
     seen = observation(defense, x)
     guesses = MAP().run(seen, Key(5)).guesses
@@ -101,14 +96,14 @@ def test_where_the_closed_form_explains_all_nothing_is_searched(defense):
     assert (mse(MAP(evaluations=300, solve=False), seen, x) > 1e-11).all()
 
 
-def test_where_noise_has_spoiled_the_closed_form_the_search_finds_what_it_found_without():
+def test_a_closed_form_spoiled_by_noise_does_not_change_the_search():
     x = smooth_images(2)
     seen = observation(Gaussian(clip=2.0, noise_std=0.01), x)
     with_it, without = (MAP(evaluations=60, solve=solve).run(seen, Key(5)).guesses for solve in (True, False))
     assert all(torch.equal(a.x, b.x) for a, b in zip(with_it, without, strict=True))
 
 
-def test_where_the_model_is_smooth_nothing_comes_before_the_search():
+def test_behind_a_smooth_model_no_search_by_direction_comes_first():
     x = smooth_images(2)
     seen = observation(NoDefense(), x)
     cold, warm = (MAP(evaluations=60, warm=evaluations).run(seen, Key(5)) for evaluations in (0, 300))
@@ -125,28 +120,8 @@ def test_a_prior_prefers_smooth_images_inside_the_box():
     assert prior(torch.full((2, 1, 5), 1.5)).tolist() == pytest.approx([1000 * 0.25 * 5] * 2)
 
 
-def test_a_prior_is_the_total_variation_where_differences_are_large():
+def test_the_prior_of_large_differences_is_the_total_variation():
     x = torch.zeros(1, 1, 1, 2, 2)
     x[..., 1, 1] = 1.0
-    # two differences of one, each less the width of the rounded tip
+    # two differences of one, each reduced by the width of the rounded tip
     assert float(ImagePrior(1.0, 0.0)(x)) == pytest.approx(2 * ((1 + 1e-4) ** 0.5 - 1e-2), rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("parameters", "said"),
-    [
-        ({"tv": -1.0}, "expected tv >= 0, got tv=-1.0"),
-        ({"box": float("inf")}, "expected box >= 0"),
-        ({"evaluations": 0}, "expected evaluations >= 1"),
-        ({"labels": "guessed"}, "expected labels 'inferred' or 'given'"),
-        ({"warm": -1}, "expected warm >= 0"),
-        ({"naive_std": 0.0}, "expected naive_std > 0"),
-    ],
-)
-def test_parameters_out_of_range_are_named(parameters, said):
-    with pytest.raises(ValueError, match=said):
-        MAP(**parameters)
-
-
-def test_given_labels_are_needed_where_they_are_used():
-    assert MAP(labels="given").needs == {"messages", "models", "labels"}

@@ -1,4 +1,4 @@
-"""The benchmark of membership from the final model: no shadow gives a target away, and its parts run and judge."""
+"""The membership benchmark: no shadow reveals a target, the rates and bars are right, and all parts run."""
 
 import csv
 import dataclasses
@@ -26,23 +26,23 @@ STATISTICS = pytest.mark.parametrize("name", membership.STATISTICS)
 
 
 def noise(gain=0.0):
-    """Models that say nothing of a record but, with a gain, that it was inside."""
+    """Models whose log odds are noise, plus `gain` for records inside."""
     inside = halves(KEY.child("halves"), RUNS, RECORDS, RECORDS // 2)
     phi = rng.normal(KEY.child("phi"), (RUNS, RECORDS), dtype=torch.float64) + gain * inside
     aside = rng.normal(KEY.child("aside"), (RUNS, ASIDE), dtype=torch.float64)
     return membership.Runs(inside, phi, aside, phi > 0)
 
 
-def told(auc, low):
+def rates_of(auc, low):
     values = {"auc": auc, "low": low, "lowest": None}
-    return membership.Rates(*(mean(name, [value], higher_leaks=True) for name, value in values.items()))
+    return membership.Rates(*(mean(name, [value]) for name, value in values.items()))
 
 
 # leave one out
 
 
 @pytest.mark.parametrize("count", [0, 1, 4, 16, 63, 64])
-def test_no_target_is_a_shadow_of_its_own_nor_is_its_complement(count):
+def test_neither_a_target_nor_its_complement_is_its_shadow(count):
     runs = noise()
     numbered = runs._replace(pool=torch.arange(float(RUNS))[:, None].expand(RUNS, RECORDS))
     for target in range(RUNS):
@@ -56,13 +56,13 @@ def test_no_target_is_a_shadow_of_its_own_nor_is_its_complement(count):
 
 
 @STATISTICS
-def test_what_the_complement_says_changes_no_score(name):
+def test_the_complements_outputs_change_no_score(name):
     runs, target, statistic = noise(), 6, membership.STATISTICS[name]
     planted = runs._replace(pool=runs.pool.clone(), aside=runs.aside.clone())
     planted.pool[7], planted.aside[7] = 1e3, -1e3
     scores = [statistic(membership.look(one, target, 63)) for one in (runs, planted)]
     assert torch.equal(*scores)
-    planted.pool[8] = 1e3  # another run does, where shadows are looked at
+    planted.pool[8] = 1e3  # a run of another pair changes the scores of statistics with shadows
     assert torch.equal(scores[0], statistic(membership.look(planted, target, 63))) == (name == "loss")
 
 
@@ -72,10 +72,10 @@ def test_more_shadows_than_other_runs_are_refused():
 
 
 @pytest.mark.parametrize("gain", [0.0, 1.0], ids=["nothing", "twin"])
-def test_models_that_tell_nothing_give_chance_and_those_that_do_do_not(gain, monkeypatch):
+def test_noise_gives_chance_and_a_gain_does_not(gain, monkeypatch):
     monkeypatch.setattr(membership, "SHADOWS", (4,))
-    # an AUC of 100 against 100 has a standard deviation of sqrt(201 / 120000); 5 of that of the mean of 32: alpha 6e-7.
-    # With a gain of one standard deviation the best AUC is Phi(1 / sqrt(2)) = 0.76.
+    # the AUC of 100 against 100 has standard deviation sqrt(201 / 120000); 5 of these for the mean of 32: alpha 6e-7.
+    # With a gain of one standard deviation, the best AUC is Phi(1 / sqrt(2)) = 0.76.
     bound = 5 * (201 / 120_000) ** 0.5 / 32**0.5
     for scored in membership.leave_one_out(noise(gain)).values():
         assert len(scored) == 32
@@ -109,14 +109,15 @@ def test_the_rate_at_one_in_a_thousand_is_that_of_all_targets_together():
     assert (found.auc.n, found.low.n, found.lowest.n) == (4, 4, 4)
 
 
-def test_a_rate_that_rests_on_no_record_is_not_told():
+def test_a_rate_without_enough_records_is_not_shown():
     found = membership.rates(scored(targets=3))
     assert found.lowest.value is None
-    assert membership.tell(found.lowest) == "n/a"
-    assert membership.tell(membership.rates(scored(targets=1)).low).replace(".", "").isdigit()  # no interval of one
+    assert membership.text_of(found.lowest) == "n/a"
+    single = membership.rates(scored(targets=1)).low
+    assert membership.text_of(single).replace(".", "").isdigit()  # one value has no interval
 
 
-def test_the_curve_is_written_at_rates_that_a_logarithm_spaces_evenly(tmp_path):
+def test_the_curve_is_written_at_logarithmically_spaced_rates(tmp_path):
     pairs = scored()
     membership.write_roc(tmp_path / "roc.csv", {("RMIA", 4): pairs})
     with (tmp_path / "roc.csv").open() as file:
@@ -146,17 +147,17 @@ def test_the_curve_is_written_at_rates_that_a_logarithm_spaces_evenly(tmp_path):
 )
 def test_one_statistic_must_reach_both_parts_of_a_bar(lira, rmia, code, monkeypatch, capsys):
     monkeypatch.setattr(membership, "BARS", (membership.Bar(4, 0.65, 0.07),))
-    assert membership.verdict({("LiRA", 4): told(*lira), ("RMIA", 4): told(*rmia)}) == code
+    assert membership.verdict({("LiRA", 4): rates_of(*lira), ("RMIA", 4): rates_of(*rmia)}) == code
     assert ("MISSED" in capsys.readouterr().out) == bool(code)
 
 
-def test_the_bars_are_those_of_the_issue():
+def test_the_bars_are_fixed():
     assert [tuple(bar) for bar in membership.BARS] == [(4, 0.65, 0.07), (63, 0.65, 0.1)]
     assert {bar.shadows for bar in membership.BARS} <= set(membership.SHADOWS)
     assert (membership.POOL, membership.INSIDE) == (1000, 500)
 
 
-# all of it
+# the whole benchmark
 
 
 def test_a_tenth_of_the_labels_is_wrong_in_the_pool_and_in_the_rest():
@@ -170,7 +171,7 @@ def test_a_tenth_of_the_labels_is_wrong_in_the_pool_and_in_the_rest():
 
 
 def true_labels(images):
-    """The labels of the source, found by the enlarged image."""
+    """The original labels, looked up by the enlarged image."""
     digits = membership.digits(Path())
     x, y = (torch.cat(parts) for parts in zip(digits.train, digits.test, strict=True))
     enlarged = membership.interpolate(x, (28, 28), mode="bilinear").numpy()
@@ -180,7 +181,7 @@ def true_labels(images):
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """200 records, 8 models of a few steps."""
+    """Shrink the benchmark to 200 records and 8 models of a few steps."""
     spec = FederationSpec(clients=2, samples=100, rounds=1, local_epochs=1, batch=50, lr=0.05)
     small = dataclasses.replace(membership.PLAN, epochs=1)
     sizes = {"POOL": 200, "INSIDE": 100, "TARGETS": 3, "SHADOWS": (2, 6), "PLAN": small, "FEDERATIONS": {"two": spec}}
@@ -188,14 +189,14 @@ def tiny(monkeypatch):
         monkeypatch.setattr(membership, name, value)
 
 
-def test_every_part_runs_and_is_told(tiny, tmp_path, monkeypatch, capsys):
+def test_every_part_runs_and_is_printed(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(membership, "BARS", (membership.Bar(2, 0.0, 0.0), membership.Bar(6, 0.0, 0.0)))
     assert membership.main(["--seeds", "1", "--roc", str(tmp_path / "roc.csv")]) == 0
     out = capsys.readouterr().out
     assert out.startswith("8 models in ")
     assert "MISSED" not in out
-    told = [line.split("  ")[1] for line in out.splitlines() if line.startswith("  ")]
-    assert set(told) >= {*membership.STATISTICS, *membership.ATTACKS}
+    printed = [line.split("  ")[1] for line in out.splitlines() if line.startswith("  ")]
+    assert set(printed) >= {*membership.STATISTICS, *membership.ATTACKS}
     assert (tmp_path / "roc.csv").read_text().count("\n") == 1 + 200 * (1 + 2 * 6)
 
 

@@ -10,12 +10,7 @@ from scipy import stats
 from leakgauge.defenses.mvu import MVU
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Verdict, judge
-from leakgauge.harness.core.contract import (
-    Link,
-    Links,
-    Sender,
-    Setting,
-)
+from leakgauge.harness.core.contract import Link, Links, Sender, Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 
@@ -41,12 +36,12 @@ def test_the_wire_has_exactly_the_bits_of_the_columns(bits, scale, size):
 
 
 def test_one_bit_is_randomized_response_on_the_bytes():
-    # jopeq.md, section 5: a coordinate at the bound keeps its bit with probability e^eps / (1 + e^eps); alpha 1e-6
+    # a coordinate at the bound keeps its bit with probability e^eps / (1 + e^eps); alpha 1e-6
     wire, _ = through(MVU(epsilon=2.0), torch.ones(200_000), setting(200_000), Key(1))
-    kept = int(np.unpackbits(np.frombuffer(wire, np.uint8)).sum())
+    ones = int(np.unpackbits(np.frombuffer(wire, np.uint8)).sum())
     chance = math.exp(2.0) / (1 + math.exp(2.0))
-    assert stats.binomtest(kept, 200_000, chance).pvalue > ALPHA
-    assert stats.binomtest(kept, 200_000, 1 - 1.06 * (1 - chance)).pvalue < ALPHA
+    assert stats.binomtest(ones, 200_000, chance).pvalue > ALPHA
+    assert stats.binomtest(ones, 200_000, 1 - 1.06 * (1 - chance)).pvalue < ALPHA
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3])
@@ -55,12 +50,12 @@ def test_decoding_is_unbiased_for_the_clamped_coordinate(bits, value):
     # alpha 1e-6; an offset of 6 % of the range is more than 20 standard errors
     defense, d = MVU(epsilon=3.0, bits=bits, clip=2.0), 100_000
     _, found = through(defense, torch.full((d,), value), setting(d), Key(2))
-    kept = min(value, 2.0)
-    assert stats.ttest_1samp(found.double().numpy(), kept).pvalue > ALPHA
-    assert stats.ttest_1samp(found.double().numpy() + 0.06, kept).pvalue < ALPHA
+    clamped = min(value, 2.0)
+    assert stats.ttest_1samp(found.double().numpy(), clamped).pvalue > ALPHA
+    assert stats.ttest_1samp(found.double().numpy() + 0.06, clamped).pvalue < ALPHA
 
 
-def test_what_lies_outside_after_a_private_scale_is_clamped():
+def test_values_outside_after_a_private_scale_are_clamped():
     update = torch.zeros(1000)
     update[0] = 100.0
     _, found = through(MVU(epsilon=20.0, bits=4, scale="tensor"), update, setting(1000), Key(3))

@@ -1,4 +1,4 @@
-"""opacus' accountants beside ours, where both apply: theirs under-report in places, ours must not."""
+"""Our accountant against those of opacus, which under-report in some cases; ours must not."""
 
 import warnings
 
@@ -27,10 +27,10 @@ def theirs(kind, q, steps, z):
 
 @pytest.mark.parametrize(("q", "steps", "z"), CASES)
 def test_ours_is_below_renyi_and_near_the_numerical_one(q, steps, z):
-    mine = ours(q, steps, z)
-    assert mine <= theirs(RDPAccountant, q, steps, z)
+    found = ours(q, steps, z)
+    assert found <= theirs(RDPAccountant, q, steps, z)
     # opacus' PRV accountant promises an error of 0.01 in epsilon
-    assert mine == pytest.approx(theirs(PRVAccountant, q, steps, z), abs=0.011)
+    assert found == pytest.approx(theirs(PRVAccountant, q, steps, z), abs=0.011)
 
 
 def test_a_full_batch_is_exact_here_and_an_estimate_or_a_bound_there():
@@ -42,7 +42,7 @@ def test_a_full_batch_is_exact_here_and_an_estimate_or_a_bound_there():
 
 
 def test_the_central_limit_accountant_under_reports_and_ours_does_not():
-    # AUDITING.md: q = .01, T = 1000, z = 1: 1.618 against 1.828
+    # q = .01, T = 1000, z = 1: 1.618 against 1.828
     limit = theirs(GaussianAccountant, 0.01, 1000, 1.0)
     assert limit == pytest.approx(1.618, abs=2e-3)
     assert ours(0.01, 1000, 1.0) == pytest.approx(1.828, abs=2e-3)

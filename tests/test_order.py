@@ -1,4 +1,4 @@
-"""Which label was taken in which step is not known: further starts try other orders."""
+"""The attacker does not know which label was used in which step: further starts try other orders."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ ORDER = torch.tensor([[7, 2]])
 
 
 def stepped():
-    """One victim who took two steps of one image each, the later label first."""
+    """One victim that took two steps of one image each, with the larger label first."""
     case = make(small_task(), n=1, images=2, sends="update", lr=LR, labels=ORDER)
     seen = case.seen
     local = Local(gradient=False, lr=LR, steps=2, batch=1, momentum=0.0)
@@ -27,7 +27,7 @@ def stepped():
     return case, dataclasses.replace(seen, messages=(message,), setting=setting)
 
 
-def test_further_starts_find_the_order_of_the_labels_and_tell_it():
+def test_further_starts_find_the_order_of_the_labels():
     case, seen = stepped()
     attack = MAP(tv=0.0, objective="l2", naive_std=1e-3, labels="given", evaluations=400)
     (first,) = attack.run(seen, KEY).guesses
@@ -40,7 +40,7 @@ def test_further_starts_find_the_order_of_the_labels_and_tell_it():
 
 
 @pytest.mark.parametrize("ease", [0.0, -1.0, float("nan")])
-def test_a_search_that_never_ends_is_refused(ease):
+def test_a_search_that_never_eases_is_refused(ease):
     with pytest.raises(ValueError, match="expected ease > 0, got ease="):
         MAP(ease=ease)
 

@@ -30,7 +30,7 @@ def test_piecewise_has_the_constants_of_sqsgds_comparison():
 
 
 def cells(eps, t):
-    """(left, right, density) of the stretches on which PM's density is constant: sqSGD, section 5."""
+    """(left, right, density) of the intervals on which PM's density is constant: sqSGD, section 5."""
     s = math.exp(eps / 2)
     c = (s + 1) / (s - 1)
     left = (c + 1) * t / 2 - (c - 1) / 2
@@ -39,7 +39,7 @@ def cells(eps, t):
 
 
 def distribution(eps, t):
-    """Of PM's output, piecewise linear."""
+    """The piecewise linear distribution function of PM's output."""
     stretches = cells(eps, t)
     edges = [stretches[0][0], *(b for _, b, _ in stretches)]
     mass = np.cumsum([0.0, *((b - a) * level for a, b, level in stretches)])
@@ -57,7 +57,7 @@ def test_piecewise_is_unbiased_with_the_stated_variance_and_a_density_ratio_of_e
     assert second - t**2 == pytest.approx(variance, rel=1e-10)
     law, place = Piecewise().law(1)._replace(epsilon=eps), torch.tensor(t, dtype=torch.float64)
     assert float(law.variance(place)) == pytest.approx(variance, rel=1e-12)
-    # what the sampler is made of
+    # the numbers that the sampler uses
     assert (float(law.left(place)), law.bound) == pytest.approx((stretches[0][1], stretches[2][1]), rel=1e-12)
     assert law.inside / law.width == pytest.approx(stretches[1][2], rel=1e-12)
     assert (1 - law.inside) / (law.bound + 1) == pytest.approx(stretches[0][2], rel=1e-9)
@@ -72,7 +72,7 @@ def test_the_intervals_of_opposite_inputs_do_not_overlap_so_that_epsilon_is_atta
 
 @pytest.mark.parametrize("t", [-0.9, 0.2])
 def test_piecewise_outputs_have_the_law_of_pm(t):
-    # alpha 1e-6; 300,000 outputs see a scale and an epsilon that are 6 % off with a miss rate under 1e-6 (the twins)
+    # alpha 1e-6; 300,000 outputs detect a scale or an epsilon 6 % off with a miss rate under 1e-6 (the twins)
     d = 300_000
     defense = Piecewise(clip=0.5, epsilon=2.5 * d)
     found = estimate(defense, encode(defense, torch.full((d,), 0.5 * t))[0], d).double().numpy() / 0.5
@@ -82,8 +82,8 @@ def test_piecewise_outputs_have_the_law_of_pm(t):
     assert abs(stats.pearsonr(found[1:], found[:-1]).statistic) < 5 / d**0.5
 
 
-def test_beyond_73_a_coordinate_piecewise_never_leaves_the_interval():
-    # e^(-40) is the interval's half-width and the chance of leaving it; float32 resolves 1e-7
+def test_above_epsilon_73_a_coordinate_piecewise_never_leaves_the_interval():
+    # e^(-40) is the interval's half-width and the probability of leaving it; float32 resolves 1e-7
     d, update = 1000, rng.uniform(Key(15), (1000,), -1.0, 1.0)
     found = estimate(Piecewise(epsilon=80.0 * d), encode(Piecewise(epsilon=80.0 * d), update)[0], d)
     assert Piecewise(epsilon=80.0 * d).law(d).epsilon == 80.0
@@ -91,7 +91,7 @@ def test_beyond_73_a_coordinate_piecewise_never_leaves_the_interval():
 
 
 def test_a_piecewise_estimate_is_unbiased_for_the_clamped_update():
-    # the mean over equal coordinates has standard deviation 0.002 of the clip: 0.054, which is 6 %, are 26 of it
+    # the mean over equal coordinates has a standard deviation of 0.002 clips; 6 % are 26 standard deviations
     d, defense = 400_000, Piecewise(clip=2.0, epsilon=400_000.0)
     for value, clamped in ((1.8, 1.8), (5.0, 2.0), (-5.0, -2.0)):
         mean = float(estimate(defense, encode(defense, torch.full((d,), value))[0], d).double().mean())
@@ -99,7 +99,7 @@ def test_a_piecewise_estimate_is_unbiased_for_the_clamped_update():
         assert abs(mean - 1.06 * clamped) > 5 * 2 * 0.002
 
 
-def test_a_piecewise_message_is_four_bytes_a_coordinate_at_places_that_the_update_does_not_move():
+def test_a_piecewise_message_has_four_bytes_a_coordinate_at_positions_independent_of_the_update():
     d, defense = 1000, Piecewise(clip=0.5)
     wires = [encode(defense, update)[0] for update in (torch.zeros(d), rng.normal(Key(3), (d,)))]
     assert [len(wire) for wire in wires] == [4 * 160] * 2
@@ -112,8 +112,8 @@ def test_a_piecewise_message_is_four_bytes_a_coordinate_at_places_that_the_updat
         assert int((found != 0).sum()) == 160
 
 
-def test_piecewise_places_are_uniform_and_their_order_says_nothing():
-    # alpha 1e-6; of the value that comes first, whose place is uniform over 10 (the smallest of 4 would not be)
+def test_piecewise_positions_are_uniform_in_a_random_order():
+    # alpha 1e-6; the position of the first value is uniform over 10; the smallest of 4 positions is not
     first = [int(Piecewise(epsilon=10.0).positions(10, Key(4).child(i))[0]) for i in range(2000)]
     assert stats.chisquare(np.bincount(first, minlength=10)).pvalue > ALPHA
     smallest = [int(Piecewise(epsilon=10.0).positions(10, Key(4).child(i)).min()) for i in range(200)]
@@ -140,7 +140,7 @@ def test_the_blurred_likelihood_of_piecewise_pulls_into_the_interval_and_costs_e
     center, within, *beyond = misfit.tolist()
     assert center == 0
     assert 0 <= within < 0.05
-    # the tails of the blur take a little of the 2.5
+    # the tails of the blur reduce the 2.5 slightly
     assert all(2.2 < value < 2.5 for value in beyond)
     assert slope[2] < -0.01
     assert slope[3] > 0.01

@@ -10,7 +10,7 @@ from leakgauge.harness.federation import registry
 
 pytest_plugins = ["pytester"]
 
-# a run inside this process forgets the modules that it imports, which numpy and torch do not bear: they are here before
+# a pytest run in this process unloads the modules that it imports, and numpy and torch cannot be loaded twice
 assert leakage.Leakage
 assert registry.classes("defense")
 assert registry.classes("attack")
@@ -25,7 +25,7 @@ STD = 0.3
 
 @dataclasses.dataclass(frozen=True)
 class Mine(Gaussian):
-    "A defense of the user's own."
+    "A user's own defense."
 
     def parameters(self):
         return super().parameters() | {"noise_std": 0.3}
@@ -55,7 +55,7 @@ def suite(pytester, monkeypatch):
     return run
 
 
-def test_a_baseline_is_made_with_a_reason_and_then_held(suite, pytester):
+def test_a_baseline_is_made_with_a_reason_and_then_compared(suite, pytester):
     suite().stdout.fnmatch_lines(["*no baseline*--leakage-update REASON*"])
     suite("--leakage-update", "first").assert_outcomes(passed=1)
     (made,) = (pytester.path / "leakage").iterdir()
@@ -65,7 +65,7 @@ def test_a_baseline_is_made_with_a_reason_and_then_held(suite, pytester):
     suite("--leakage-baseline", "elsewhere").assert_outcomes(failed=1)
 
 
-def test_less_noise_in_the_code_fails_in_a_line_and_names_the_defense(suite):
+def test_less_noise_in_the_code_fails_in_one_line_with_the_defense(suite):
     suite("--leakage-update", "first").assert_outcomes(passed=1)
     done = suite(text=MINE.replace("STD = 0.3", "STD = 0.01"))
     done.assert_outcomes(failed=1)
@@ -73,7 +73,7 @@ def test_less_noise_in_the_code_fails_in_a_line_and_names_the_defense(suite):
     assert "Traceback" not in done.stdout.str()
 
 
-def test_limits_by_themselves(suite):
+def test_limits_without_a_baseline(suite):
     text = MINE.partition("def test_mine")[0] + (
         "def test_below(leak):\n    leak.assert_below(0.9)\n"
         "def test_not_below(leak):\n    leak.assert_below(-0.9)\n"
@@ -87,7 +87,7 @@ def test_limits_by_themselves(suite):
     done.stdout.fnmatch_lines(["*8 images are recognizable, at most 7 may be: image 1, 2*"])
 
 
-def test_what_is_too_few_or_no_reconstruction_is_refused(suite):
+def test_too_few_images_inner_classes_and_membership_attacks_are_refused(suite):
     text = MINE.partition("@pytest.fixture")[0] + (
         "def test_few(leakage):\n"
         "    leakage(Mine(noise_std=0.3), attacks=['analytic'], images=4, model='linear').assert_no_increase()\n"
@@ -105,16 +105,16 @@ def test_what_is_too_few_or_no_reconstruction_is_refused(suite):
     done.stdout.fnmatch_lines(["*4 images are too few*"])
 
 
-@pytest.mark.parametrize(("ci", "reason", "says"), [("true", "first", "refused"), ("", " ", "say why")])
-def test_an_update_needs_a_person_and_a_reason(suite, monkeypatch, ci, reason, says):
+@pytest.mark.parametrize(("ci", "reason", "message"), [("true", "first", "refused"), ("", " ", "say why")])
+def test_an_update_needs_a_person_and_a_reason(suite, monkeypatch, ci, reason, message):
     monkeypatch.setenv("CI", ci)
     done = suite("--leakage-update", reason)
     assert done.ret == pytest.ExitCode.USAGE_ERROR
-    done.stderr.fnmatch_lines([f"*--leakage-update: *{says}*"])
+    done.stderr.fnmatch_lines([f"*--leakage-update: *{message}*"])
 
 
 @pytest.mark.slow
-def test_tests_side_by_side_have_files_of_their_own(suite, pytester):
+def test_parallel_tests_have_separate_files(suite, pytester):
     text = MINE + "\ndef test_mine_too(leak):\n    leak.assert_no_increase()\n"
     pytester.makepyfile(test_mine=text)
     for options in (["--leakage-update", "first"], []):

@@ -1,4 +1,4 @@
-"""The report as a page."""
+"""The report as a page: the whole page, and runs of unusual shapes."""
 
 from __future__ import annotations
 
@@ -11,56 +11,45 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, Target, TaskSpec
-from leakgauge.harness.core.result import Estimate, Pictures, Result, Run
+from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, Target
+from leakgauge.harness.core.result import Estimate, PartInfo, Result
 from leakgauge.reports.html import render
+from leakgauge.reports.sections.tradeoffs import charts
 from leakgauge.reports.select import Analysis
-from leakgauge.reports.text.tables import plain
 from tests import report_fixtures as double
-from tests.report_page import SECTIONS, Page, complete, small
+from tests.report_page import SECTIONS, Page, complete, full_source, sections, small
 
 
 @pytest.fixture(scope="module")
-def run() -> Run:
-    return double.full_run()
-
-
-@pytest.fixture(scope="module")
-def source(run: Run) -> str:
-    return render(run)
-
-
-@pytest.fixture(scope="module")
-def page(source: str) -> Page:
-    return Page(source)
+def page() -> Page:
+    return Page(full_source())
 
 
 # the page as a whole
 
 
-def test_every_section_of_a_full_run_is_there_in_order(source: str, page: Page) -> None:
-    complete(source)
-    assert [attributes["id"] for attributes in page.all("section")] == SECTIONS
+def test_every_section_of_a_full_run_is_there_in_order() -> None:
+    assert sections(complete(full_source())) == SECTIONS
 
 
-def test_the_page_is_the_same_in_every_process_and_torch_is_never_imported(source: str) -> None:
+def test_the_page_is_the_same_in_every_process_and_torch_is_never_imported() -> None:
     script = (
-        "import hashlib, sys\nfrom reports.html import render\n"
+        "import hashlib, sys\nfrom leakgauge.reports.html import render\n"
         "from leakgauge.reports.text.tables import plain\nfrom tests import report_fixtures\n"
         "run = report_fixtures.full_run()\nplain(run)\n"
         "print(hashlib.sha256(render(run).encode()).hexdigest())\n"
-        "print(sorted(name for name in sys.modules if name.split('.')[0] in ('torch', 'attacks', 'defenses')"
-        " or name in ('leakgauge.harness.study.run', 'matplotlib.pyplot')))\n"
+        "print([name for name in sys.modules if name.split('.')[0] == 'torch' or name in ('matplotlib.pyplot',"
+        " 'leakgauge.attacks', 'leakgauge.defenses', 'leakgauge.harness.study.run')])\n"
     )
-    environment = os.environ | {"PYTHONHASHSEED": "7"}
-    root = os.path.dirname(os.path.dirname(__file__))
+    environment, root = os.environ | {"PYTHONHASHSEED": "7"}, Path(__file__).parents[1]
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=environment, cwd=root, check=True
     )
-    assert done.stdout.split("\n")[:2] == [hashlib.sha256(source.encode()).hexdigest(), "[]"]
+    assert done.stdout.split("\n")[:2] == [hashlib.sha256(full_source().encode()).hexdigest(), "[]"]
 
 
 def test_the_page_loads_nothing(page: Page) -> None:
@@ -76,13 +65,12 @@ def test_the_page_loads_nothing(page: Page) -> None:
 
 
 def test_the_policy_allows_exactly_the_one_style_and_the_one_script(page: Page) -> None:
-    policy = next(a["content"] for a in page.all("meta") if a.get("http-equiv") == "Content-Security-Policy")
-    assert "unsafe" not in policy
-    assert policy.startswith("default-src 'none'; img-src data:;")
+    assert "unsafe" not in page.policy
+    assert page.policy.startswith("default-src 'none'; img-src data:;")
     assert len(page.all("style")) == len(page.all("script")) == 1
     for kind in ("style", "script"):
         digest = base64.b64encode(hashlib.sha256("".join(page.inline[kind]).encode()).digest()).decode()
-        assert f"{kind}-src 'sha256-{digest}';" in policy
+        assert f"{kind}-src 'sha256-{digest}';" in page.policy
     for tag, attributes in page.tags:
         assert not [name for name in attributes if name == "style" or name.startswith("on")], tag
 
@@ -91,11 +79,13 @@ def test_the_page_never_says_safe_or_private(page: Page) -> None:
     assert not re.search(r"\b(safe|safely|private|privately)\b", page.text, re.IGNORECASE)
 
 
-def test_headings_do_not_skip_a_level_and_tables_are_labeled(page: Page) -> None:
+def skips_a_heading(page: Page) -> bool:
     levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch("h[1-6]", tag)]
-    assert levels[0] == 1
-    assert levels.count(1) == 1
-    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    return levels[0] != 1 or levels.count(1) != 1 or any(b > a + 1 for a, b in itertools.pairwise(levels))
+
+
+def test_headings_do_not_skip_a_level_and_tables_are_labeled(page: Page) -> None:
+    assert not skips_a_heading(page)
     assert len(page.all("caption")) == len(page.all("table"))
     assert all(attributes.get("scope") in ("col", "row", "rowgroup") for attributes in page.all("th"))
     assert all(attributes["alt"] for attributes in page.all("img"))
@@ -120,28 +110,16 @@ def contrast(one: str, other: str) -> float:
 def test_text_has_a_contrast_over_four_and_a_half_and_lines_over_three(page: Page, selector: str) -> None:
     block = page.inline["style"][0].split(f"\n{selector} {{", 1)[1].split("}", 1)[0]
     colors = dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-fA-F]{6});", block))
-    for ground in ("surface", "page", "soft"):
-        for ink in ("ink", "muted", "link"):
-            assert contrast(colors[ink], colors[ground]) > 4.5
+    for ground, ink in itertools.product(("surface", "page", "soft"), ("ink", "muted", "link")):
+        assert contrast(colors[ink], colors[ground]) > 4.5
     for tone in ("bad", "warn", "good"):
-        assert contrast(colors[tone], colors[f"{tone}-soft"]) > 4.5
-        assert contrast(colors["ink"], colors[f"{tone}-tint"]) > 4.5
-        assert contrast(colors["muted"], colors[f"{tone}-tint"]) > 4.5
-        assert contrast(colors[tone], colors["surface"]) > 4.5
+        pairs = [(tone, f"{tone}-soft"), ("ink", f"{tone}-tint"), ("muted", f"{tone}-tint"), (tone, "surface")]
+        assert all(contrast(colors[one], colors[other]) > 4.5 for one, other in pairs)
     for line in ("s1", "s2", "s3", "s4", "s5", "s6"):
         assert contrast(colors[line], colors["surface"]) > 2.9
 
 
-def test_a_section_that_fails_prints_its_error_and_the_others_stand() -> None:
-    def broken(cell: Cell) -> Pictures:
-        raise OSError("arrays.npz of <b>this</b> cell is cut")
-
-    text = render(double.make_run(small(), pictures=broken))
-    page = Page(text)
-    assert "OSError: arrays.npz of <b>this</b> cell is cut" in page.text
-    assert "<b>this</b>" not in text
-    assert [attributes["id"] for attributes in page.all("section")] == SECTIONS
-    assert text.count("could not be built") == 1
+# runs of unusual shapes
 
 
 def test_a_run_that_cannot_be_grouped_still_makes_a_page() -> None:
@@ -151,30 +129,12 @@ def test_a_run_that_cannot_be_grouped_still_makes_a_page() -> None:
     assert Page(text).all("h1")
 
 
-def test_names_are_escaped_everywhere() -> None:
-    evil = '<script>alert("x")</script>'
-    cells = double.grid(
-        [double.NONE, PartSpec("gaussian", {"epsilon": 1.0, "note": evil}), PartSpec("gaussian", {"epsilon": 2.0})],
-        [(double.MATCHING, double.PROBE, evil), (PartSpec("map", {"note": evil}), double.PROBE, "server")],
-        (0,),
-        task=TaskSpec("数据集 δ&<i>", evil),
-    )
-    text = render(double.make_run(cells, name=evil, failed=lambda cell: cell.attack.name == "map"))
-    page = complete(text)
-    assert len(page.all("script")) == 1
-    assert page.all("i") == []
-    assert evil in page.text
-    assert "数据集 δ&<i>" in page.text
-    assert evil in plain(double.make_run(cells), width=400)
-
-
-# runs of unusual shapes
-
-
-def test_one_defense_alone() -> None:
-    page = complete(render(double.make_run(small(double.GAUSSIAN[0]))))
-    assert "no ceiling measured" in page.text
-    assert "not rated" in page.text
+def test_one_defense_without_any_control() -> None:
+    attacks = [(double.MAP, double.PROBE, "server")]
+    page = complete(render(double.make_run(small(double.LAPLACE[0], attacks=attacks))))
+    for text in ("no ceiling measured", "not rated", "not measured", "Some columns have no floor", "have no ceiling"):
+        assert text in page.text
+    assert {"claims", "leakage", "results"} <= set(sections(page))
 
 
 def test_only_the_undefended_gets_no_verdict_on_defenses() -> None:
@@ -183,34 +143,35 @@ def test_only_the_undefended_gets_no_verdict_on_defenses() -> None:
     assert "? No verdict" in page.text
 
 
-def test_membership_only_has_no_pictures_and_says_what_is_lacking() -> None:
+def test_membership_only_has_no_pictures_and_states_what_is_lacking() -> None:
     cells = small(attacks=[(double.THRESHOLD, Target("members", count=200), "public")])
     page = complete(render(double.make_run(cells)))
-    assert "pictures" not in [attributes["id"] for attributes in page.all("section")]
+    assert "pictures" not in sections(page)
+    assert page.all("img") == []
     assert "Members identified" in page.text
-    assert "Reconstruction of images: no such attack ran." in page.text
+    assert "Reconstruction of images was not measured: no such attack ran." in page.text
     assert "chance" in page.text
 
 
-def test_a_run_in_which_all_failed() -> None:
-    page = complete(render(double.make_run(small(), failed=lambda cell: True)))
-    assert "No attack on a defense gave a number" in page.text
-    assert page.text.count("RuntimeError: out of memory") == 4
+@pytest.mark.parametrize("what", ["failed", "missing"])
+def test_a_run_without_any_result_is_a_page_that_names_every_cell(what: str) -> None:
+    run = double.make_run(small(), **{what: lambda cell: True})
+    text = render(run)
+    page = complete(text)
+    assert text.count(f'<tr data-status="{what}">') == len(run.cells) == 4
+    assert page.text.count("RuntimeError: out of memory") == (4 if what == "failed" else 0)
     assert "second line" not in page.text
-    assert "? No verdict" in page.text
+    counts = f"{4 if what == 'failed' else 0} failed, {4 if what == 'missing' else 0} missing"
+    for words in (f"0 finished, {counts}", "No attack on a defense returned a value", "? No verdict"):
+        assert words in page.text
+    assert page.all("img") == []
 
 
-def test_a_run_in_which_all_is_missing_and_one_without_cells() -> None:
-    assert "missing" in complete(render(double.make_run(small(), missing=lambda cell: True))).text
+def test_a_run_without_cells_or_without_trainings() -> None:
     assert "0 of 0 cells" in complete(render(double.make_run(()))).text
-
-
-def test_no_floor_means_no_rating() -> None:
-    cells = small(attacks=[(double.MATCHING, double.PROBE, "server")])
-    page = complete(render(double.make_run(cells)))
-    assert "not measured" in page.text
-    assert "not rated" in page.text
-    assert "How much a guess without any message scores" in page.text
+    page = complete(render(dataclasses.replace(double.make_run(small()), trainings={})))
+    assert sections(page) == [name for name in SECTIONS if name != "tradeoffs"]
+    assert page.text.count("no training finished") == 2
 
 
 def test_a_number_that_means_nothing_is_na_with_its_reason() -> None:
@@ -223,18 +184,34 @@ def test_a_number_that_means_nothing_is_na_with_its_reason() -> None:
     assert "images below 7 pixels" in page.text
 
 
-def test_a_hundred_defenses() -> None:
+def test_an_attack_that_the_run_does_not_describe_is_taken_for_a_reconstruction() -> None:
+    floor = {double.PRIOR.label: PartInfo("prior", "", floor=True)}
+    made = dataclasses.replace(double.make_run(small()), attacks=floor)
+    assert [group.case.kind for group in Analysis(made).attacked] == ["reconstruction"] * 2
+    complete(render(made))
+
+
+def test_each_of_a_hundred_defenses_is_in_every_table() -> None:
     many = [double.NONE, *(PartSpec("gaussian", {"epsilon": float(e)}) for e in range(1, 101))]
-    page = complete(render(double.make_run(small(*many))))
-    assert "gaussian epsilon=100" in page.text
-    assert "12 of 101 defenses: those that leak most by mean SSIM." in page.text
-    assert "6 of 101 lines are drawn; the data table has all." in page.text
+    run = double.make_run(small(*many))
+    text = render(run)
+    complete(text)
+    found = re.findall(r'<section id="(\w+)"[^>]*>(.*?)</section>', text, re.S)
+    bodies = {name: Page(body).text for name, body in found}
+    for name in ("claims", "leakage", "tradeoffs", "results"):
+        assert set(re.findall(r"epsilon= ?(\d+)\b", bodies[name])) == {str(e) for e in range(1, 101)}, name
+    assert "12 of 101 defenses are shown: those with the highest mean SSIM." in bodies["pictures"]
+    assert "6 of 101 lines are drawn; the data table lists all." in bodies["tradeoffs"]
+    analysis = Analysis(run)
+    for chart in charts(analysis, next(iter(analysis.settings))):
+        assert len(chart.series) <= 6
+        assert len(chart.series) < 6 or "the data table lists all" in chart.caption
 
 
 def test_two_settings_are_never_mixed() -> None:
-    asked = [(double.MATCHING, double.PROBE, "server"), (double.PRIOR, double.PROBE, "server")]
-    one = double.grid([double.NONE, double.GAUSSIAN[0]], asked, (0,))
-    two = double.grid([double.GAUSSIAN[0]], asked, (0,), federation=FederationSpec(clients=3, rounds=2, lr=0.5))
+    questions = [(double.MATCHING, double.PROBE, "server"), (double.PRIOR, double.PROBE, "server")]
+    one = double.grid([double.NONE, double.GAUSSIAN[0]], questions, (0,))
+    two = double.grid([double.GAUSSIAN[0]], questions, (0,), federation=FederationSpec(clients=3, rounds=2, lr=0.5))
     analysis = Analysis(double.make_run([*one, *two]))
     assert list(analysis.settings.values()) == [
         "invented · lenet-dlg · 10 clients, 8 rounds, fedavg · batch=1 · lr=0.1",
@@ -242,9 +219,7 @@ def test_two_settings_are_never_mixed() -> None:
     ]
     alone = next(group for group in analysis.attacked if group.setting == list(analysis.settings)[1])
     assert analysis.ceiling(alone) is None
-    page = complete(render(analysis.run))
-    levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch("h[1-6]", tag)]
-    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    assert not skips_a_heading(complete(render(analysis.run)))
 
 
 def test_a_thousand_cells_take_under_ten_seconds_and_five_megabytes() -> None:

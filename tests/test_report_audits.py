@@ -1,4 +1,4 @@
-"""Audited beside claimed and proved: the table of claims, the top of the page, the download, the terminal."""
+"""Audited epsilon next to claimed and proved: the table of claims, the top of the page, the download, the terminal."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 from leakgauge.harness.core.result import AuditRecord, Run
 from leakgauge.reports.export import to_csv
 from leakgauge.reports.html import render
-from leakgauge.reports.sections.audits import refutation
+from leakgauge.reports.sections.audits import Measured, refutation
 from leakgauge.reports.sections.checked import BADGES, BY_AUDIT, broken, checked, overview, tally
 from leakgauge.reports.sections.claims import ClaimRow, claims
 from leakgauge.reports.sections.limits import limits
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.tables import plain
 from tests import report_fixtures as double
-from tests.report_page import Page, complete, small
+from tests.report_page import Page, complete, full_source, with_trainings
 
 
 @pytest.fixture(scope="module")
@@ -28,26 +28,34 @@ def run() -> Run:
 
 
 @pytest.fixture(scope="module")
-def rows(run: Run) -> dict[str, ClaimRow]:
-    return {row.defense.text: row for row in claims(Analysis(run)).rows}
-
-
-@pytest.fixture(scope="module")
 def page(run: Run) -> Page:
     return complete(render(run))
 
 
+def rows_of(run: Run) -> dict[str, ClaimRow]:
+    return {row.defense.text: row for row in claims(Analysis(run)).rows}
+
+
+@pytest.fixture(scope="module")
+def rows(run: Run) -> dict[str, ClaimRow]:
+    return rows_of(run)
+
+
 def with_audits(run: Run, change: Callable[[AuditRecord, int], AuditRecord | None]) -> Run:
     """The same run with other audits, by audit and seed."""
-    trainings = {
-        key: dataclasses.replace(record, audited=record.audited and change(record.audited, record.spec.seed))
-        for key, record in run.trainings.items()
-    }
-    return dataclasses.replace(run, trainings=trainings)
+    return with_trainings(
+        run, lambda one: dataclasses.replace(one, audited=one.audited and change(one.audited, one.spec.seed))
+    )
 
 
 def badges(row: ClaimRow) -> list[list[str]]:
     return [[state.badge.words for state in line.states] for line in row.lines]
+
+
+def audited(row: ClaimRow, line: int = 0) -> Measured:
+    found = row.lines[line].audited
+    assert found is not None
+    return found
 
 
 # the table
@@ -56,30 +64,21 @@ def badges(row: ClaimRow) -> list[list[str]]:
 def test_a_bound_stands_with_its_confidence_its_trials_its_adversary_and_its_federation(
     rows: dict[str, ClaimRow],
 ) -> None:
-    one, whole = rows["dithered"].lines
-    assert one.audited is not None
-    assert one.audited[:2] == ("≥ 2.834", "95 %, n = 1000, server")
-    assert one.audited.notes == (
-        "per sub-vector, δ = 1e−5, one round",
-        "3 clients, d = 36: there claimed 2, proved 4.054",
+    assert audited(rows["dithered"]) == (
+        "≥ 2.834",
+        "95 %, n = 1000, server",
+        ("per sub-vector, δ = 1e−5, one round", "3 clients, d = 36: there claimed 2, proved 4.054"),
     )
-    assert whole.audited is None
-
-
-def test_where_the_small_federation_claims_and_proves_the_same_it_is_only_named(rows: dict[str, ClaimRow]) -> None:
-    audited = rows["points"].lines[0].audited
-    assert audited is not None
-    assert (audited.epsilon, audited.notes[1]) == ("≥ 0", "3 clients, d = 36")
-    nothing = rows["no defense"].lines[0].audited
-    assert nothing is not None
-    assert nothing.notes == ("per message, δ = 0, one round", "3 clients, d = 36")
+    assert rows["dithered"].lines[1].audited is None
+    # where the small federation has the claim and the proof of the training, only its size is named
+    assert (audited(rows["points"]).epsilon, audited(rows["points"]).notes[1]) == ("≥ 0", "3 clients, d = 36")
+    assert audited(rows["no defense"]).notes == ("per message, δ = 0, one round", "3 clients, d = 36")
 
 
 def test_an_audit_stands_beside_the_claim_of_its_horizon(rows: dict[str, ClaimRow]) -> None:
     one, whole = rows["generous"].lines
     assert (one.audited, one.horizon, whole.horizon) == (None, "one round", "whole run")
-    assert whole.audited is not None
-    assert whole.audited.notes == (
+    assert audited(rows["generous"], 1).notes == (
         "per record, δ = 1e−5, whole run",
         "3 clients, d = 36, 5 rounds: there claimed 9, proved 4.5",
     )
@@ -94,11 +93,11 @@ def test_what_promises_nothing_keeps_its_one_line_with_the_audit_on_it(rows: dic
     assert other.audited is None
 
 
-def test_how_an_audit_was_made_is_told_below(rows: dict[str, ClaimRow]) -> None:
+def test_how_an_audit_was_made_stands_below(rows: dict[str, ClaimRow]) -> None:
     assert rows["generous"].audits == (
-        "Audited for a whole run of 5 rounds in a small federation of 3 clients with 20 records each and d = 36, where "
-        "9 is claimed and 4.5 proved per record, δ = 1e−5. Neighbors: any-two-inputs, one record (told apart by "
-        "likelihood ratio). Bound: Gaussian trade-off; whatever the mechanism is, ≥ 0.31.",
+        "Audited over a whole run of 5 rounds, in a small federation of its own: 3 clients with 20 records each, "
+        "d = 36. Claimed there: 9; proved there: 4.5, per record, δ = 1e−5. Neighbors: any-two-inputs, one record "
+        "(distinguisher: likelihood ratio). Bound: Gaussian trade-off; without assumptions about the mechanism ≥ 0.31.",
     )
     assert rows["sqsgd"].audits == ()
 
@@ -110,39 +109,33 @@ def test_an_audit_above_the_claim_of_its_federation_breaks_it_and_no_other_verdi
     assert badges(rows["generous"]) == [["LOOSE"], ["LOOSE"]]
     assert badges(rows["points"]) == [["BROKEN"], ["BROKEN"]]
     assert rows["dithered"].lines[0].reason == (
-        "The audit is above what is claimed in its own federation. Proved: "
+        "The audited bound is above the claim for the audited federation. Proved: "
         "noise of bounded support: with chance 0.31 the two cells do not overlap."
     )
 
 
-def test_an_audit_is_not_held_against_the_claim_of_another_federation() -> None:
-    def higher(audit: AuditRecord, _: int) -> AuditRecord:
-        return dataclasses.replace(audit, claimed=40.0, epsilon_lower=30.0)  # the training claims 2
-
-    found = with_audits(double.audited_run(), higher)
-    assert BY_AUDIT not in {claim.verdict for record in found.trainings.values() for claim in checked(record)}
-
-
-def test_an_audit_breaks_only_a_claim_of_its_own_unit_and_horizon(run: Run) -> None:
-    def other(audit: AuditRecord, _: int) -> AuditRecord:
-        return dataclasses.replace(audit, unit="coordinate")
-
-    record = next(r for r in run.trainings.values() if r.spec.defense.name == "dithered")
-    assert [claim.verdict for claim in checked(record)] == [BY_AUDIT, "BROKEN"]
-    (moved,) = (r for k, r in with_audits(run, other).trainings.items() if k == record.spec.id)
-    assert [claim.verdict for claim in checked(moved)] == ["BROKEN", "BROKEN"]
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, BY_AUDIT),
+        ({"unit": "coordinate"}, "BROKEN"),
+        ({"horizon": "two rounds"}, "BROKEN"),
+        ({"claimed": 40.0, "epsilon_lower": 30.0}, "BROKEN"),  # the training claims 2
+    ],
+)
+def test_an_audit_breaks_only_a_claim_of_its_own_unit_horizon_and_federation(changes, verdict: str) -> None:
+    found = with_audits(double.audited_run(), lambda audit, _: dataclasses.replace(audit, **changes))
+    record = next(r for r in found.trainings.values() if r.spec.defense.name == "dithered")
+    assert [claim.verdict for claim in checked(record)] == [verdict, "BROKEN"]
 
 
 def test_bounds_of_several_seeds_are_a_range_and_a_missing_one_is_counted() -> None:
     def vary(audit: AuditRecord, seed: int) -> AuditRecord | None:
         return None if seed == 2 else dataclasses.replace(audit, epsilon_lower=audit.epsilon_lower + seed)
 
-    found = with_audits(double.audited_run((0, 1, 2)), vary)
-    row = next(row for row in claims(Analysis(found)).rows if row.defense.text == "dithered")
-    audited = row.lines[0].audited
-    assert audited is not None
-    assert audited.epsilon == "≥ 2.834 to 3.834 over the seeds"
-    assert audited.notes[-1] == "in 2 of 3 seeds"
+    row = rows_of(with_audits(double.audited_run((0, 1, 2)), vary))["dithered"]
+    assert audited(row).epsilon == "≥ 2.834 to 3.834 over the seeds"
+    assert audited(row).notes[-1] == "in 2 of 3 seeds"
     assert [(s.badge.words, s.seeds) for s in row.lines[0].states] == [
         ("BROKEN (audit)", "in 2 of 3 seeds"),
         ("BROKEN", "in 1 of 3 seeds"),
@@ -154,66 +147,58 @@ def test_audits_of_different_units_are_not_merged() -> None:
     def vary(audit: AuditRecord, seed: int) -> AuditRecord:
         return dataclasses.replace(audit, unit="message", epsilon_lower=9.0) if seed else audit
 
-    found = with_audits(double.audited_run((0, 1)), vary)
-    row = next(row for row in claims(Analysis(found)).rows if row.defense.text == "dithered")
-    audited = row.lines[0].audited
-    assert audited is not None
-    assert (audited.epsilon, audited.notes[0]) == ("≥ 2.834", "per sub-vector, δ = 1e−5, one round")
+    row = rows_of(with_audits(double.audited_run((0, 1)), vary))["dithered"]
+    assert (audited(row).epsilon, audited(row).notes[0]) == ("≥ 2.834", "per sub-vector, δ = 1e−5, one round")
     assert len(row.audits) == 2
-
-
-def test_a_bound_above_what_is_proved_is_said() -> None:
-    found = with_audits(double.audited_run(), lambda audit, _: dataclasses.replace(audit, contradicts=True))
-    text = complete(render(found)).text
-    assert "In 1 of 1 audit the bound is above what is proved there: the code does not draw from the law" in text
 
 
 # the page
 
 
-def test_the_page_has_a_column_of_audits_and_every_cell_its_name(run: Run, page: Page) -> None:
+def test_a_bound_above_the_proof_is_on_the_page() -> None:
+    found = with_audits(double.audited_run(), lambda audit, _: dataclasses.replace(audit, contradicts=True))
+    text = complete(render(found)).text
+    assert "In 1 of 1 audit, the bound is above the epsilon proved there: up to the audit's error rate," in text
+
+
+def test_the_page_has_a_column_of_audits_and_every_cell_its_name(page: Page) -> None:
     names = [attributes["data-name"] for attributes in page.all("td") if "data-name" in attributes]
     assert names == ["ε claimed", "ε proved", "ε audited", "Verdict"] * 8  # two horizons of three, one line of two
     for text in (
         "≥ 2.834 (95 %, n = 1000, server)",
-        "Audited is a lower bound that was measured",
+        "Audited : a lower bound, measured by running the defense",
         "✕ BROKEN (audit)",
         "not audited",
-        "Claimed, proved and audited by defense.",
+        "Claimed, proved and audited ε by defense.",
     ):
         assert text in page.text
-    assert "Nothing in this report audits" not in page.text
+    assert "No epsilon in this report is audited" not in page.text
     assert "n trials cannot show more than about log(n / 3.7)" in page.text
 
 
 def test_a_report_without_audits_has_neither_the_column_nor_its_words() -> None:
-    text = complete(render(double.make_run(small()))).text
-    assert "Nothing in this report audits an epsilon." in text
+    text = complete(full_source()).text
+    assert "No epsilon in this report is audited." in text
     assert "ε audited" not in text
     assert "BROKEN (audit)" not in text
     assert BADGES[BY_AUDIT].tone == BADGES["BROKEN"].tone
 
 
-def test_the_top_of_the_page_says_what_an_audit_broke(run: Run, page: Page) -> None:
+def test_the_top_of_the_page_names_the_claims_that_an_audit_broke(run: Run) -> None:
     analysis = Analysis(run)
     found = broken(analysis)
     assert found is not None
     assert found.heading == "2 of 3 claims are broken"
-    sentence = found.sentences[0]
-    assert sentence.startswith(
+    assert found.sentences[0].startswith(
         "dithered, one round and whole run: for one round audited ≥ 2.834 per sub-vector, δ = 1e−5 (95 %, n = 1000, "
-        "server) where 2 is claimed (3 clients, d = 36); here claimed 2, proved ∞ a sub-vector"
+        "server) where 2 is claimed (3 clients, d = 36); in this study claimed 2, proved ∞ a sub-vector"
     )
     assert tally(analysis) == {"BROKEN": 2, "LOOSE": 1, "NOTHING PROMISED": 2}
-    assert overview(analysis) == "Of 3 claims 1 is loose and 2 are broken; 2 more promise nothing."
+    assert overview(analysis) == "Of 3 claims, 1 is loose and 2 are broken; 2 more defenses promise nothing."
     assert refutation(double.audit(2.0, 4.0, 2.8337, "message")) == (
         "audited ≥ 2.834 per message, δ = 0 (95 %, n = 1000, server) where 2 is claimed (3 clients, d = 36)"
     )
-
-
-def test_the_limits_speak_of_audits_where_there_are_any(run: Run) -> None:
-    assert any("in a small federation of its own" in text for text in limits(Analysis(run)))
-    assert any("no epsilon here is audited" in text for text in limits(Analysis(double.make_run(small()))))
+    assert any("in a small federation of its own" in text for text in limits(analysis))
 
 
 # the download, the terminal
@@ -222,20 +207,16 @@ def test_the_limits_speak_of_audits_where_there_are_any(run: Run) -> None:
 def test_the_download_has_the_audit_with_its_own_claim_and_federation(run: Run) -> None:
     lines = {row["defense"]: row for row in csv.DictReader(io.StringIO(to_csv(Analysis(run))))}
     row = lines["dithered(epsilon=2.0)"]
-    assert (row["audited_epsilon"], row["audited_trials"], row["audited_confidence"]) == ("2.8337", "1000", "0.95")
-    assert (row["audited_verdict"], row["audited_unit"], row["audited_horizon"]) == (
-        "BROKEN",
-        "sub-vector",
-        "one round",
-    )
-    assert (row["audited_claimed_epsilon"], row["audited_proved_epsilon"]) == ("2.0", "4.0545")
-    assert (row["audited_clients"], row["audited_dim"], row["audited_rounds"]) == ("3", "36", "1")
+    names = ("epsilon", "trials", "confidence", "verdict", "unit", "horizon", "claimed_epsilon", "proved_epsilon")
+    assert [row[f"audited_{name}"] for name in (*names, "clients", "dim", "rounds")] == [
+        *("2.8337", "1000", "0.95", "BROKEN", "sub-vector", "one round", "2.0", "4.0545", "3", "36", "1"),
+    ]
     assert row["one_round_verdict"] == "BROKEN"
     assert lines["none"]["audited_claimed_epsilon"] == "inf"
     assert {value for name, value in lines[double.SQSGD.label].items() if name.startswith("audited_")} == {""}
 
 
-def test_the_terminal_table_says_what_an_audit_broke(run: Run) -> None:
+def test_the_terminal_table_shows_which_claims_an_audit_broke(run: Run) -> None:
     text = plain(run)
     assert max(map(len, text.splitlines())) <= 100
     assert "(audit)" in text

@@ -1,4 +1,4 @@
-"""What changed since the baseline: the section of the page."""
+"""The section on the changes since the baseline."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from leakgauge.harness.core.cell import PartSpec
 from leakgauge.harness.gate.baseline import Baseline
 from leakgauge.harness.gate.judge import Check, Outcome, Rules, Verdict, judge
 from leakgauge.harness.gate.measure import Measure, Measured, measured
@@ -15,8 +16,6 @@ from leakgauge.reports.html import _environment
 from leakgauge.reports.sections.changes import MOST, WIDTH, Changes, changes, moved
 from tests import report_fixtures as double
 from tests.report_page import Page, complete
-
-TITLE = "What changed since the baseline"
 
 
 def check(verdict: Verdict = Verdict.FAIL, at: int = 0, **changed: object) -> Check:
@@ -26,16 +25,17 @@ def check(verdict: Verdict = Verdict.FAIL, at: int = 0, **changed: object) -> Ch
     return Check(**(fields | {"reason": f"Reason {at}."} | changed))  # type: ignore[arg-type]
 
 
+GAUSSIAN, MAP = PartSpec("gaussian", {"epsilon": 1.0}), PartSpec("map", {"tv": 5.0})
+
+
 def still(at: int = 0) -> Check:
     return check(Verdict.PASS, at, rise=0.001, low=-0.01, high=0.012)
 
 
 def measure(key: str, **changed: object) -> Measure:
     values = (0.2,) * 6
-    made = Measure(
-        key, "ssim", "gaussian(epsilon=1.0)", "map(tv=5.0)", "server", "probe at round 0", "photos", True, "",
-        0.2, None, None, values,
-    )  # fmt: skip
+    place = ("server", "probe, round 0", "photos")
+    made = Measure(key, "ssim", GAUSSIAN, MAP, *place, True, "", 0.2, None, None, values)
     return dataclasses.replace(made, **changed)  # type: ignore[arg-type]
 
 
@@ -53,7 +53,7 @@ def build(checks: Sequence[Check], problems: tuple[str, ...] = (), warnings: tup
 
 
 def page_of(data: Changes) -> Page:
-    return complete(_environment().get_template("changes.html").render(data=data, title=TITLE))
+    return complete(_environment().get_template("changes.html").render(data=data, title="Changes"))
 
 
 # which checks have a row
@@ -86,7 +86,7 @@ def test_a_pass_has_a_row_where_its_change_is_surely_one(
 def test_the_others_are_counted() -> None:
     found = build([check(), still(1), still(2)])
     assert [row.word for row in found.rows] == ["leakage increased"]
-    assert found.unmoved == "2 of 3 checks did not move."
+    assert found.unmoved == "2 of 3 checks without a clear change."
     assert found.headline == "Leakage increased in 1 of 3 checks"
 
 
@@ -94,21 +94,21 @@ def test_rows_keep_the_order_of_the_gate_and_the_last_ones_are_counted() -> None
     found = build([check(at=at, name=f"case {at}") for at in range(1, MOST + 8)])
     assert [row.defense for row in found.rows] == [f"case {at}" for at in range(1, MOST + 1)]
     assert found.hidden == 7
-    assert "7 more moved" in page_of(found).text
+    assert "7 more checks with a clear change" in page_of(found).text
 
 
-# what a row says
+# the text of a row
 
 
-def test_a_row_says_case_numbers_interval_images_n_and_what_it_could_see() -> None:
+def test_a_row_has_case_numbers_interval_images_n_and_the_smallest_detectable_rise() -> None:
     text = page_of(build([check(images=(2, 4))])).text
     for part in (
         "✕ newly recognizable",
-        "gaussian(epsilon=1.0)",
-        "map(tv=5.0), server, probe at round 0",
-        "mean SSIM, knows the defense",
+        "gaussian",
+        "map, server, probe, round 0",
+        "mean SSIM, defense-aware",
         "0.148 0.213 +0.065 +0.047 to +0.083",
-        "16 sees 0.021",
+        "16 detects 0.021",
         "Newly recognizable: images 3, 5. Reason 0.",
     ):
         assert part in text
@@ -117,8 +117,11 @@ def test_a_row_says_case_numbers_interval_images_n_and_what_it_could_see() -> No
 
 def test_names_are_those_of_the_page() -> None:
     outcome = Outcome((check(),), (), ())
-    (row,) = changes(outcome, NOW, BASE, names={"gaussian(epsilon=1.0)": "gaussian", "map(tv=5.0)": "map"}).rows
-    assert (row.defense, row.case) == ("gaussian", "map, server, probe at round 0")
+    (row,) = changes(outcome, NOW, BASE).rows
+    assert (row.defense, row.case) == ("gaussian", "map, server, probe, round 0")
+    other = run_of(measure("other", defense=PartSpec("gaussian", {"epsilon": 2.0})))
+    (row,) = changes(outcome, NOW, dataclasses.replace(BASE, measured=other)).rows
+    assert row.defense == "gaussian epsilon=1"
 
 
 @pytest.mark.parametrize(
@@ -164,9 +167,7 @@ def test_drawings_of_a_metric_share_one_scale_with_zero_on_it() -> None:
     wide, narrow = check(at=1, rise=0.4, low=0.3, high=0.5), check(at=2, rise=-0.1, low=-0.2, high=-0.05)
     other = check(at=3, metric="auc", rise=0.01, low=0.005, high=0.015)
     first, second, third = (row.plot for row in build([wide, narrow, other]).rows)
-    assert first is not None
-    assert second is not None
-    assert third is not None
+    assert None not in (first, second, third)
     assert first.zero == second.zero != third.zero
     assert float(second.low or 0) < float(second.at) < float(second.high or 0) < float(first.zero) < float(first.at)
     # 0.4 and -0.1 about zero, on one scale
@@ -177,17 +178,15 @@ def test_drawings_of_a_metric_share_one_scale_with_zero_on_it() -> None:
     assert first.label == "change +0.400, 90 % interval +0.300 to +0.500"
 
 
-def test_a_change_without_an_interval_is_a_point() -> None:
-    (row,) = build([check(metric="bits", rise=1.0, low=None, high=None)]).rows
-    assert row.plot is not None
-    assert (row.plot.low, row.plot.high) == (None, None)
-    assert page_of(build([check(metric="bits", rise=1.0, low=None, high=None)])).all("svg")[0]["role"] == "img"
-
-
-def test_no_change_at_all_can_be_drawn() -> None:
-    (row,) = build([check(Verdict.INCONCLUSIVE, rise=0.0, low=0.0, high=0.0)]).rows
-    assert row.plot is not None
-    assert row.plot.at == row.plot.zero == f"{WIDTH / 2:.1f}"
+def test_a_change_without_an_interval_is_a_point_and_no_change_at_all_can_be_drawn() -> None:
+    found = build([check(metric="bits", rise=1.0, low=None, high=None)])
+    plot = found.rows[0].plot
+    assert plot is not None
+    assert (plot.low, plot.high) == (None, None)
+    assert page_of(found).all("svg")[0]["role"] == "img"
+    plot = build([check(Verdict.INCONCLUSIVE, rise=0.0, low=0.0, high=0.0)]).rows[0].plot
+    assert plot is not None
+    assert plot.at == plot.zero == f"{WIDTH / 2:.1f}"
 
 
 # the whole section
@@ -195,44 +194,41 @@ def test_no_change_at_all_can_be_drawn() -> None:
 
 def test_problems_and_warnings_stand_above_the_table() -> None:
     text = page_of(build([check()], warnings=("another machine",))).text
-    assert text.index("another machine") < text.index("Checks that moved")
+    assert text.index("another machine") < text.index("Checks with a clear change")
     page = page_of(build([], problems=("other study",)))
     assert "Not comparable: nothing was checked" in page.text
     assert "other study" in page.text
     assert page.all("table") == []
 
 
-def test_where_nothing_moved_there_is_no_table() -> None:
+def test_without_a_clear_change_there_is_no_table() -> None:
     page = page_of(build([still(1), still(2)]))
     assert "✓ No increase detected in 2 checks" in page.text
-    assert "2 of 2 checks did not move." in page.text
+    assert "2 of 2 checks without a clear change." in page.text
     assert page.all("table") == []
 
 
 def test_hostile_names_are_escaped_and_no_style_is_inline() -> None:
     odd = "<script>alert(1)</script>\"'&"
-    now = run_of(measure("k", defense=odd, attack=odd), study=odd, commit=odd)
+    now = run_of(measure("k", defense=PartSpec(odd), attack=PartSpec(odd)), study=odd, commit=odd)
     base = dataclasses.replace(BASE, reason=odd)
-    data = changes(Outcome((check(key="k", reason=odd),), (), (odd,)), now, base)
-    page = page_of(data)
+    page = page_of(changes(Outcome((check(key="k", reason=odd),), (), (odd,)), now, base))
     assert page.all("script") == []
     assert not any("style" in attributes for _, attributes in page.tags)
     assert "<script>alert(1)</script>" in page.text
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))
-def test_nothing_is_called_safe_or_private(verdict: Verdict) -> None:
+def test_no_text_calls_anything_safe_or_private(verdict: Verdict) -> None:
     found = [check(verdict, metric=name) for name in ("ssim", "auc", "epsilon", "bits", "accuracy")]
     assert not re.search(r"\b(safe|private|secure)", page_of(build(found)).text, re.IGNORECASE)
 
 
-def test_what_the_gate_finds_between_two_runs_can_be_shown() -> None:
+def test_the_gate_s_outcome_on_two_runs_can_be_shown() -> None:
     cells = double.grid([double.NONE, double.GAUSSIAN[0]], [(double.MAP, double.Target("probe", 0, 12), "server")])
     before = double.make_run(cells)
     raised = {
-        key: double.with_estimates(
-            one, double.mean("ssim", [v + 0.3 for v in one.estimate("ssim").values], higher_leaks=True)
-        )
+        key: double.with_estimates(one, double.mean("ssim", [v + 0.3 for v in one.estimate("ssim").values]))
         if one.cell.training.defense.name == "gaussian"
         else one
         for key, one in before.results.items()

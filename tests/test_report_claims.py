@@ -1,4 +1,4 @@
-"""Claimed beside proved: the table of claims, the charts, the download, the terminal."""
+"""Claimed and proved epsilon: the table of claims, the charts, the download, the terminal."""
 
 from __future__ import annotations
 
@@ -11,32 +11,27 @@ from collections.abc import Callable
 
 import pytest
 
-from leakgauge.harness.core.cell import FederationSpec
-from leakgauge.harness.core.result import ClaimRecord, Run
+from leakgauge.harness.core.cell import Cell, FederationSpec
+from leakgauge.harness.core.result import ClaimRecord, Run, TrainingRecord
 from leakgauge.reports.charts import figures
 from leakgauge.reports.charts.epsilon import SSIM, accuracy_charts, leakage_charts
 from leakgauge.reports.export import to_csv
 from leakgauge.reports.html import render
 from leakgauge.reports.sections.checked import BADGES, BY_AUDIT, brief, broken, overview, states, tally, verdict_of
-from leakgauge.reports.sections.claims import ClaimRow, claims
+from leakgauge.reports.sections.claims import ClaimRow, Line, claims
 from leakgauge.reports.sections.limits import limits
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.notation import bound, epsilon
 from leakgauge.reports.text.tables import plain
 from tests import report_fixtures as double
-from tests.report_page import Page, complete, small
+from tests.report_page import Page, complete, full_source, small, with_trainings
 
 POINTS, _, DITHERED, _, SAMPLED, _, GENEROUS, _ = double.CHECKED_PARTS
 
 
 @pytest.fixture(scope="module")
-def run() -> Run:
-    return double.checked_run()
-
-
-@pytest.fixture(scope="module")
-def analysis(run: Run) -> Analysis:
-    return Analysis(run)
+def analysis() -> Analysis:
+    return Analysis(double.checked_run())
 
 
 @pytest.fixture(scope="module")
@@ -45,21 +40,23 @@ def rows(analysis: Analysis) -> dict[str, ClaimRow]:
 
 
 @pytest.fixture(scope="module")
-def source(run: Run) -> str:
-    return render(run)
+def source() -> str:
+    return render(double.checked_run())
 
 
-def changed(run: Run, change: Callable[[ClaimRecord, int], ClaimRecord]) -> Run:
-    """The same run with other claims, by claim and seed."""
-    trainings = {
-        key: dataclasses.replace(
-            record,
-            one_round=change(record.one_round, record.spec.seed),
-            whole_run=change(record.whole_run, record.spec.seed),
-        )
-        for key, record in run.trainings.items()
-    }
-    return dataclasses.replace(run, trainings=trainings)
+def changed(cells: tuple[Cell, ...], change: Callable[[ClaimRecord, int], ClaimRecord]) -> Run:
+    """A run with other claims, by claim and seed."""
+
+    def both(record: TrainingRecord) -> TrainingRecord:
+        one, whole = (change(claim, record.spec.seed) for claim in (record.one_round, record.whole_run))
+        return dataclasses.replace(record, one_round=one, whole_run=whole)
+
+    return with_trainings(double.make_run(cells), both)
+
+
+def first_line(run: Run) -> Line:
+    """The first line of the table of claims."""
+    return claims(Analysis(run)).rows[0].lines[0]
 
 
 def with_proved(claim: ClaimRecord, **changes: object) -> ClaimRecord:
@@ -94,10 +91,7 @@ def test_every_verdict_is_a_badge_with_its_word(rows: dict[str, ClaimRow], sourc
     for badge in by_proof:
         shown = f'<span class="pill {badge.tone}"><span aria-hidden="true">{badge.icon}</span> {badge.words}</span>'
         assert shown in source
-
-
-def test_the_reason_of_the_verdict_is_told(rows: dict[str, ClaimRow]) -> None:
-    assert rows["points epsilon=2"].lines[0].reason.startswith("113 points of one update are told")
+    assert rows["points epsilon=2"].lines[0].reason.startswith("a message has 113 points of one update")
     assert rows["no defense"].lines[0].reason == "The update is sent as it is."
 
 
@@ -107,9 +101,9 @@ def test_the_page_holds_all_of_it_and_no_infinite_number_by_name(source: str) ->
         "Claimed in an article, Algorithm 1. Neighbors: add-remove. Against participant and public.",
         "ε = ∞ per client, δ = 1e−5, against server, colluding-server and eavesdropper, one round and whole run "
         "(by definition, no finite bound) : messages are clipped and sent without noise.",
-        "the server is honest and tells nobody the messages",
-        "Nothing in this report audits an epsilon.",
-        "per record, per coordinate, per message, per sub-vector, per client, and epsilons of different units or",
+        "the server is honest and reveals no message",
+        "No epsilon in this report is audited.",
+        "the claims of this report are per record, per coordinate, per message, per sub-vector, per client.",
     ):
         assert text.replace(") :", "):") in page.text
     assert not re.search(r"proves or audits|∞[^.]{0,30}HOLDS", page.text)
@@ -118,11 +112,11 @@ def test_the_page_holds_all_of_it_and_no_infinite_number_by_name(source: str) ->
 def test_an_infinite_epsilon_never_holds() -> None:
     wrong = dataclasses.replace(double.claim_of(double.NONE, "one round"), verdict="HOLDS")
     assert verdict_of(wrong) == "NOTHING PROMISED"
-    made = changed(double.make_run(small(double.NONE)), lambda claim, _: dataclasses.replace(claim, verdict="HOLDS"))
+    made = changed(small(double.NONE), lambda claim, _: dataclasses.replace(claim, verdict="HOLDS"))
     assert [[s.badge.words for s in line.states] for line in claims(Analysis(made)).rows[0].lines] == [
         ["NOTHING PROMISED"]
     ]
-    assert overview(Analysis(made)) == "No defense here promises an epsilon."
+    assert overview(Analysis(made)) == "No defense in this report promises a finite epsilon."
     assert "HOLDS" not in plain(made)
 
 
@@ -152,7 +146,7 @@ def test_two_proofs_of_different_deltas_are_not_merged_over_the_seeds() -> None:
         further = tuple(dataclasses.replace(proof, delta=1e-7 * seed) for proof in claim.further)
         return dataclasses.replace(claim, further=further)
 
-    made = changed(double.make_run(small(double.LAPLACE[0], seeds=(0, 1))), other)
+    made = changed(small(double.LAPLACE[0], seeds=(0, 1)), other)
     (row,) = claims(Analysis(made)).rows
     assert [("1e−7" in proof.scope) for proof in row.further] == [False, True, False, True]
 
@@ -163,7 +157,7 @@ def test_a_study_of_one_round_has_one_line() -> None:
 
     cells = double.grid([double.GAUSSIAN[1]], [(double.MATCHING, double.PROBE, "server")], (0, 1),
                         federation=FederationSpec(clients=3, rounds=1))  # fmt: skip
-    (row,) = claims(Analysis(changed(double.make_run(cells), first))).rows
+    (row,) = claims(Analysis(changed(cells, first))).rows
     assert [line.horizon for line in row.lines] == ["one round"]
 
 
@@ -192,8 +186,8 @@ def test_verdicts_that_differ_between_seeds_are_counted_the_worst_first() -> Non
         new = with_proved(claim, epsilon=9.0, reason="the second seed stopped later.")
         return dataclasses.replace(new, verdict="BROKEN") if seed else claim
 
-    made = changed(double.make_run(small(double.GAUSSIAN[1], seeds=(0, 1, 2))), worse)
-    line = claims(Analysis(made)).rows[0].lines[0]
+    made = changed(small(double.GAUSSIAN[1], seeds=(0, 1, 2)), worse)
+    line = first_line(made)
     assert [(s.badge.words, s.seeds) for s in line.states] == [
         ("BROKEN", "in 2 of 3 seeds"),
         ("HOLDS", "in 1 of 3 seeds"),
@@ -204,18 +198,18 @@ def test_verdicts_that_differ_between_seeds_are_counted_the_worst_first() -> Non
     assert "✕ BROKEN in 2 of 3 seeds" in complete(render(made)).text
 
 
-def test_two_epsilons_that_round_to_the_same_are_told_apart_where_the_claim_is_broken() -> None:
+def test_two_epsilons_that_round_to_the_same_have_more_digits_if_the_claim_is_broken() -> None:
     def closely(claim: ClaimRecord, _: int) -> ClaimRecord:
         return dataclasses.replace(with_proved(claim, epsilon=4.0004), epsilon=4.0, verdict="BROKEN")
 
-    made = changed(double.make_run(small(double.GAUSSIAN[1])), closely)
-    line = claims(Analysis(made)).rows[0].lines[0]
+    made = changed(small(double.GAUSSIAN[1]), closely)
+    line = first_line(made)
     assert (line.claimed.epsilon, line.proved.epsilon) == ("4", "4.0004")
 
 
 def test_a_proof_at_another_delta_shows_its_own_and_the_numbers_of_the_verdict() -> None:
-    made = changed(double.make_run(small(DITHERED)), lambda claim, _: with_proved(claim, delta=1e-3, epsilon=5.0))
-    line = claims(Analysis(made)).rows[0].lines[0]
+    made = changed(small(DITHERED), lambda claim, _: with_proved(claim, delta=1e-3, epsilon=5.0))
+    line = first_line(made)
     assert line.proved[:2] == ("5", "per sub-vector, δ = 0.001")
     assert line.reason.startswith("claimed 2, proved ∞ a sub-vector at delta 1e-05: noise of bounded support")
     complete(render(made))
@@ -224,20 +218,20 @@ def test_a_proof_at_another_delta_shows_its_own_and_the_numbers_of_the_verdict()
 # the top of the page, the limits
 
 
-def test_broken_claims_are_said_at_the_top(run: Run, analysis: Analysis, source: str) -> None:
+def test_broken_claims_stand_at_the_top(analysis: Analysis, source: str) -> None:
     found = broken(analysis)
     assert found is not None
     assert (found.heading, found.more, len(found.sentences)) == ("4 of 11 claims are broken", 0, 4)
     assert found.sentences[0] == (
         "points epsilon=2, one round and whole run: for one round claimed 2, proved 223.132 a message: "
-        "113 points of one update are told, each with less than epsilon; they add up."
+        "a message has 113 points of one update, each with less than epsilon; they add up."
     )
     assert "proved ∞ a sub-vector" in found.sentences[2]
     top = source[: source.index('<section id="claims"')]
     assert "4 of 11 claims are broken:" in top
     assert all(sentence in Page(source).text for sentence in found.sentences)
     assert overview(analysis) == (
-        "Of 11 claims 3 hold, 2 are loose, 4 are broken and 2 are unproved; 2 more promise nothing."
+        "Of 11 claims, 3 hold, 2 are loose, 4 are broken and 2 are unproved; 2 more defenses promise nothing."
     )
 
 
@@ -245,31 +239,30 @@ def test_a_claim_that_is_broken_over_the_whole_run_only_is_broken() -> None:
     def longer(claim: ClaimRecord, _: int) -> ClaimRecord:
         return dataclasses.replace(claim, verdict="BROKEN") if claim.horizon == "whole run" else claim
 
-    found = broken(Analysis(changed(double.make_run(small(double.GAUSSIAN[1])), longer)))
+    found = broken(Analysis(changed(small(double.GAUSSIAN[1]), longer)))
     assert found is not None
     assert found.heading == "1 of 1 claim is broken"
     assert found.sentences[0].startswith("gaussian, whole run: claimed 11.3137, proved 11.3137 a record")
 
 
-def test_where_no_claim_is_broken_nothing_is_said_of_it() -> None:
-    made = double.full_run()
-    assert broken(Analysis(made)) is None
-    assert 'class="flag bad"' not in render(made)
+def test_without_a_broken_claim_the_page_has_no_such_list() -> None:
+    assert broken(Analysis(double.full_run())) is None
+    assert 'class="flag bad"' not in full_source()
 
 
-def test_many_broken_claims_are_counted_and_the_first_are_told() -> None:
+def test_many_broken_claims_are_counted_and_the_first_have_a_sentence() -> None:
     parts = [dataclasses.replace(POINTS, parameters={"epsilon": float(e)}) for e in range(1, 9)]
     made = double.make_run(small(*parts))
     found = broken(Analysis(made))
     assert found is not None
     assert (found.heading, len(found.sentences), found.more) == ("8 of 8 claims are broken", 5, 3)
-    assert "3 more are in what the defenses claim, and what holds" in complete(render(made)).text
+    assert "3 more: See claimed and proved epsilon" in complete(render(made)).text
 
 
-def test_limits_say_that_nothing_is_audited_and_what_is_open(analysis: Analysis) -> None:
-    said = " ".join(limits(analysis))
-    assert "no epsilon here is audited" in said
-    assert "Whether 2 unproved claims hold: what is proved is an upper bound above the claim." in said
+def test_limits_state_that_nothing_is_audited_and_which_claims_are_open(analysis: Analysis) -> None:
+    text = " ".join(limits(analysis))
+    assert "No epsilon in this report is audited" in text
+    assert "2 unproved claims may not hold: the proved upper bound is above the claim." in text
     assert "unproved" not in " ".join(limits(Analysis(double.make_run(small()))))
 
 
@@ -278,7 +271,7 @@ def test_limits_say_that_nothing_is_audited_and_what_is_open(analysis: Analysis)
 
 def test_epsilons_of_different_units_never_share_a_chart(analysis: Analysis) -> None:
     setting = next(iter(analysis.settings))
-    found = leakage_charts(analysis, setting, "reconstruction", SSIM) + accuracy_charts(analysis, setting)
+    found = leakage_charts(analysis, setting, SSIM) + accuracy_charts(analysis, setting)
     assert len({chart.title for chart in found}) == len(found) == 8
     for chart in found:
         assert len(re.findall(r"per (record|coordinate|message|sub-vector|client)", chart.x_label)) == 1
@@ -288,7 +281,7 @@ def test_epsilons_of_different_units_never_share_a_chart(analysis: Analysis) -> 
 
 def test_a_hollow_marker_stands_where_the_proved_epsilon_differs(analysis: Analysis) -> None:
     setting = next(iter(analysis.settings))
-    charts = {c.title.rpartition("per ")[2]: c for c in leakage_charts(analysis, setting, "reconstruction", SSIM)}
+    charts = {c.title.rpartition("per ")[2]: c for c in leakage_charts(analysis, setting, SSIM)}
     marks = {s.label.split(",")[0]: [(p.x, p.proved) for p in s.points] for c in charts.values() for s in c.series}
     assert marks == {
         "gaussian": [(1.0, None), (4.0, None)],
@@ -297,7 +290,7 @@ def test_a_hollow_marker_stands_where_the_proved_epsilon_differs(analysis: Analy
         "dithered": [(2.0, None), (8.0, None)],
         "sampled": [(2.0, None), (8.0, None)],
     }
-    assert "Hollow markers: epsilon as proved" in charts["message"].caption
+    assert "Hollow markers: proved epsilon" in charts["message"].caption
     assert "Hollow" not in charts["client"].caption
     assert "(∞, BROKEN) and dithered epsilon=8 (∞, BROKEN)." in charts["sub-vector"].caption
     assert charts["message"].header[:4] == ("Defense", "ε claimed", "ε proved", "Verdict")
@@ -308,9 +301,9 @@ def test_a_hollow_marker_stands_where_the_proved_epsilon_differs(analysis: Analy
 
 def test_what_is_proved_for_another_unit_gets_no_marker_but_stands_in_the_table() -> None:
     parts = [dataclasses.replace(POINTS, parameters={"epsilon": e}) for e in (1.0, 2.0)]
-    made = changed(double.make_run(small(*parts)), lambda claim, _: with_proved(claim, unit="record"))
+    made = changed(small(*parts), lambda claim, _: with_proved(claim, unit="record"))
     analysis = Analysis(made)
-    (chart,) = leakage_charts(analysis, next(iter(analysis.settings)), "reconstruction", SSIM)
+    (chart,) = leakage_charts(analysis, next(iter(analysis.settings)), SSIM)
     assert [p.proved for p in chart.series[0].points] == [None, None]
     assert chart.rows[0][2] == "111.6 per record, δ = 0"
 
@@ -331,14 +324,14 @@ def test_a_hollow_marker_is_drawn_within_the_axes() -> None:
 # the download, the terminal
 
 
-def test_the_download_carries_what_is_proved(run: Run) -> None:
-    lines = {row["defense"]: row for row in csv.DictReader(io.StringIO(to_csv(Analysis(run))))}
+def test_the_download_has_the_proved_epsilon(analysis: Analysis) -> None:
+    lines = {row["defense"]: row for row in csv.DictReader(io.StringIO(to_csv(analysis)))}
     row = lines[POINTS.label]
     assert float(row["one_round_epsilon"]) == 2.0
     assert float(row["one_round_proved_epsilon"]) == pytest.approx(223.132)
     assert (row["one_round_verdict"], row["one_round_proved_unit"]) == ("BROKEN", "message")
     assert (row["one_round_proved_method"], row["one_round_proved_tight"]) == ("closed form", "True")
-    assert row["one_round_reason"].startswith("claimed 2, proved 223.132 a message: 113 points")
+    assert row["one_round_reason"].startswith("claimed 2, proved 223.132 a message: a message has 113")
     assert row["one_round_further"] == ""
     assert lines[DITHERED.label]["whole_run_proved_epsilon"] == "inf"
     (bare,) = json.loads(lines[SAMPLED.label]["whole_run_further"])
@@ -349,12 +342,11 @@ def test_the_download_carries_what_is_proved(run: Run) -> None:
     assert (row["one_round_against"], row["one_round_proved_against"]) == (" ".join(double.EVERYBODY),) * 2
 
 
-def test_the_terminal_table_says_claimed_proved_and_the_verdict(run: Run) -> None:
-    text = plain(run)
+def test_the_terminal_table_has_claimed_and_proved_epsilon_and_the_verdict() -> None:
+    text = plain(double.checked_run())
     assert max(map(len, text.splitlines())) <= 100
-    for words in ("2 per message", "proved 223.1: BROKEN", "proved ∞: BROKEN", "whole run: UNPROVED"):
-        assert words in text
-    for words in ("proved 1.6: LOOSE", "proved 4: HOLDS", "∞: nothing"):
+    for words in ("2 per message", "proved 223.1: BROKEN", "proved ∞: BROKEN", "whole run: UNPROVED",
+                  "proved 1.6: LOOSE", "proved 4: HOLDS", "∞: nothing"):  # fmt: skip
         assert words in text
 
 

@@ -1,4 +1,4 @@
-"""The report's grid of pictures: naive beside aware, what is withheld, what fits on the page."""
+"""The report's grid of pictures: naive and aware attacks, withheld pictures, the size of the page."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from leakgauge.harness.core.cell import Cell, PartSpec
-from leakgauge.harness.core.result import Pictures, Result
-from leakgauge.harness.core.stats import mean
+from leakgauge.harness.core.result import Pictures
 from leakgauge.reports.html import render
 from leakgauge.reports.sections.pictures import MOST_DEFENSES, Gallery, Grid, gallery
 from leakgauge.reports.select import Analysis
 from tests import report_fixtures as double
-from tests.report_page import Page, complete, small, ssim_of
+from tests.report_page import Page, complete, small, ssim_of, with_ssim
 
 NAIVE, AWARE, FLOOR = ((part, double.PROBE, "server") for part in (double.MATCHING, double.MAP, double.PRIOR))
 BOTH = [NAIVE, AWARE, FLOOR]
+OTHER = PartSpec("matching", {"objective": "cosine", "restarts": 2})
 
 
 def shown(cells: tuple[Cell, ...], **changes: object) -> Gallery:
@@ -38,14 +38,9 @@ def heads(grid: Grid) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def test_a_defense_has_a_column_of_the_best_naive_and_one_of_the_best_aware_attack() -> None:
-    other = PartSpec("matching", {"objective": "cosine", "restarts": 2})
-    attacks = [*BOTH, (other, double.PROBE, "server")]
-
-    def make(cell: Cell) -> Result:
-        value = {other.label: 0.4, double.MATCHING.label: 0.3, double.MAP.label: 0.6}.get(cell.attack.label, 0.1)
-        return double.with_estimates(double.result_of(cell), mean("ssim", [value] * 6, higher_leaks=True))
-
-    grid = only_grid(small(attacks=attacks), make=make)
+    attacks = [*BOTH, (OTHER, double.PROBE, "server")]
+    values = {OTHER.label: 0.4, double.MATCHING.label: 0.3, double.MAP.label: 0.6, double.PRIOR.label: 0.1}
+    grid = only_grid(small(attacks=attacks), make=with_ssim(lambda cell: [values[cell.attack.label]] * 6))
     assert heads(grid) == [
         ("no defense", [("", "map, server")]),
         ("gaussian", [("naive", "matching objective=cosine, server"), ("aware", "map, server")]),
@@ -101,7 +96,7 @@ def test_of_many_defenses_those_that_leak_most_are_shown_in_the_order_of_the_stu
     assert len(grid.heads) == MOST_DEFENSES + 1
     names = [head.defense.text for head in grid.heads]
     assert names == ["no defense", *(f"gaussian epsilon={e}" for e in range(30, 31 - MOST_DEFENSES, -1)), "floor"]
-    assert f"{MOST_DEFENSES} of 31 defenses: those that leak most by mean SSIM." in grid.notes
+    assert f"{MOST_DEFENSES} of 31 defenses are shown: those with the highest mean SSIM." in grid.notes
 
 
 def test_pictures_of_data_not_known_to_be_public_are_withheld_with_a_word() -> None:
@@ -110,27 +105,23 @@ def test_pictures_of_data_not_known_to_be_public_are_withheld_with_a_word() -> N
     assert "data:image" not in text
     assert "the data set invented is not known to be public" in page.text
     assert "0.92 recognizable" in page.text
-    assert "data:image" not in render(double.make_run(small()), images="redact")
-    assert "by the option --images redact" in render(double.make_run(small()), images="redact")
-    assert "--images none" in render(double.make_run(small()), images="none")
+    for images in ("redact", "none"):
+        text = render(double.make_run(small()), images=images)
+        assert "data:image" not in text
+        assert f"option --images {images}" in text
 
 
 def test_the_attack_is_chosen_on_the_mean_and_not_image_by_image() -> None:
-    other = PartSpec("matching", {"objective": "cosine", "restarts": 2})
-    attacks = [NAIVE, (other, double.PROBE, "server")]
-
-    def make(cell: Cell) -> Result:
-        values = [0.9, 0.1, 0.1, 0.1, 0.1, 0.1] if cell.attack == double.MATCHING else [0.3] * 5 + [None]
-        return double.with_estimates(double.result_of(cell), mean("ssim", values, higher_leaks=True))
-
-    grid = only_grid(small(attacks=attacks), make=make)
+    values = {double.MATCHING.label: [0.9, 0.1, 0.1, 0.1, 0.1, 0.1], OTHER.label: [0.3] * 5 + [None]}
+    attacks = [NAIVE, (OTHER, double.PROBE, "server")]
+    grid = only_grid(small(attacks=attacks), make=with_ssim(lambda cell: values[cell.attack.label]))
     assert [columns[0][1] for _, columns in heads(grid)] == ["matching objective=cosine, server"] * 2
     assert [row[1][1].caption for row in grid.rows] == ["0.30"] * 5 + ["no reconstruction"]
     assert grid.rows[5][1][1].word == "failed"
     assert not any(tile.recognizable for _, row in grid.rows for tile in row)
 
 
-def test_a_picture_is_at_its_own_size_and_a_column_of_failed_cells_says_so() -> None:
+def test_a_picture_has_its_own_size_and_a_column_of_failed_cells_has_a_word() -> None:
     def failed(cell: Cell) -> bool:
         return cell.training.defense != double.NONE
 
@@ -155,30 +146,28 @@ def test_a_guess_that_is_not_finite_is_a_failed_one_and_gray_images_are_shown() 
     assert rows[1][1][1].source
 
 
-def test_large_pictures_are_left_out_before_the_page_grows_too_big() -> None:
-    def large(cell: Cell) -> Pictures:
-        images = np.random.default_rng(0).uniform(size=(6, 1, 256, 256, 3)).astype(np.float32)
-        return Pictures(images, images)
+def noise(size: int) -> Pictures:
+    """Pictures that no format makes smaller."""
+    images = np.random.default_rng(0).uniform(size=(6, 1, size, size, 3)).astype(np.float32)
+    return Pictures(images, images)
 
-    text = render(double.make_run(small(), pictures=large))
+
+def test_large_pictures_are_left_out_before_the_page_grows_too_big() -> None:
+    text = render(double.make_run(small(), pictures=lambda cell: noise(256)))
     assert len(text) < 3_000_000
     assert "of 6 images, in the order of the victims" in text
 
 
 def test_each_setting_has_its_share_of_the_page() -> None:
     federations = [double.FEDERATION, dataclasses.replace(double.FEDERATION, rounds=9)]
-    asked = [NAIVE, FLOOR]
-    cells = [c for f in federations for c in double.grid([double.NONE, double.GAUSSIAN[0]], asked, (0,), federation=f)]
+    defenses = [double.NONE, double.GAUSSIAN[0]]
+    cells = [c for f in federations for c in double.grid(defenses, [NAIVE, FLOOR], (0,), federation=f)]
 
-    def large(cell: Cell) -> Pictures:
-        images = np.random.default_rng(0).uniform(size=(6, 1, 144, 144, 3)).astype(np.float32)
-        return Pictures(images, images)
-
-    grids = shown(tuple(cells), pictures=large).grids
+    grids = shown(tuple(cells), pictures=lambda cell: noise(144)).grids
     assert [len(grid.rows) for grid in grids] == [3, 3]
 
 
-def test_an_image_that_is_too_large_for_the_page_is_not_shown_and_a_word_says_so(
+def test_an_image_that_is_too_large_for_the_page_is_left_out_with_a_note(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("leakgauge.reports.sections.pictures.MOST_BYTES", 1_000)

@@ -6,9 +6,11 @@ import subprocess
 import pytest
 
 from leakgauge.harness.core.errors import StudyError
+from leakgauge.harness.core.metrics import metric
 from leakgauge.harness.gate import rerun
+from leakgauge.harness.gate.comparable import TESTED
 from leakgauge.harness.gate.judge import Rules, Verdict, judge
-from leakgauge.harness.gate.measure import case, measured
+from leakgauge.harness.gate.measure import key_end, measured
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
 from tests.report_fixtures import ENVIRONMENT
@@ -37,7 +39,7 @@ def outcome_of(folder, verdict):
     now = measured(rerun.load_run(folder))
     found = judge(now, now, Rules())
     assert {check.verdict for check in found.checks} == {Verdict.PASS}
-    checks = [dataclasses.replace(c, verdict=verdict) if c.metric in rerun.AGAIN else c for c in found.checks]
+    checks = [dataclasses.replace(c, verdict=verdict) if metric(c.metric).gate in TESTED else c for c in found.checks]
     return dataclasses.replace(found, checks=tuple(checks))
 
 
@@ -52,8 +54,8 @@ def test_inconclusive_checks_are_decided_on_twice_as_many_fresh_images(folder):
     assert new["auc"].n == 2 * old["auc"].n
     assert new["ssim"].before != old["ssim"].before
     assert "all fresh" in new["ssim"].reason
-    for metric in ("bits", "accuracy"):
-        assert new[metric] == old[metric]
+    for name in ("bits", "accuracy"):
+        assert new[name] == old[name]
 
 
 def test_what_is_decided_does_not_run_again(folder):
@@ -67,8 +69,8 @@ def test_the_second_time_has_other_seeds_and_twice_the_images(folder):
         assert twice.training.seed == cell.training.seed + rerun.FRESH
         assert twice.target.count == 2 * cell.target.count
         assert twice.target.outside == (24 if cell.target.kind == "members" else None)
-        assert case(twice) != case(cell)
-        assert case(dataclasses.replace(cell, training=twice.training)) == case(cell)
+        assert key_end(twice) != key_end(cell)
+        assert key_end(dataclasses.replace(cell, training=twice.training)) == key_end(cell)
 
 
 def test_the_baseline_at_its_commit_gives_the_measures_of_the_run(folder):

@@ -175,20 +175,19 @@ def test_each_target_has_a_chart_of_its_own_with_the_strongest_attack() -> None:
 
     def make(cell: Cell) -> Result:
         value = 0.6 if cell.threat == "server" else 0.7 if cell.training.defense == double.NONE else 0.55
-        return double.with_estimates(double.result_of(cell), mean("auc", [value, value], higher_leaks=True))
+        return double.with_estimates(double.result_of(cell), mean("auc", [value, value]))
 
     analysis = Analysis(double.make_run(small(double.NONE, double.GAUSSIAN[0], attacks=attacks), make=make))
     charts = roc_charts(analysis, next(iter(analysis.settings)))
-    assert [chart.title for chart in charts] == [
-        f"ROC: members found at few false alarms (members of client {client}, rounds 0 to 7)" for client in (0, 1)
-    ]
+    title = "ROC: members identified at low false-positive rates (members of client {}, rounds 0 to 7)"
+    assert [chart.title for chart in charts] == [title.format(client) for client in (0, 1)]
     assert [row[1] for row in charts[0].rows] == ["threshold, public", "threshold, server"]
 
 
 def test_a_marker_below_the_axis_is_drawn_at_its_edge_with_its_true_value_in_words() -> None:
     scores = Scores(np.zeros(300), np.linspace(1.0, 2.0, 200))
     chart = only_chart(scored(double.make_run(membership()), {("threshold", 0): scores}))
-    assert "A marker at the lower edge lies below it." in chart.caption
+    assert "A marker at the lower edge stands for a value below it." in chart.caption
     drawing = figures.svg(chart, prefix="p-")
     assert "true-positive rate (log scale) 0</title>" in drawing
     assert not re.search("nan|inf", drawing)
@@ -199,7 +198,7 @@ def test_log_log_axes_have_the_random_line_and_decades() -> None:
     chart = only_chart(scored(double.make_run(membership()), {("threshold", 0): scores}))
     drawing = figures.svg(chart, prefix="p-")
     assert [drawing.count(f">{tick}</text>") for tick in ("0.001", "0.01", "0.1", "1")] == [2] * 4
-    assert ">guessing</text>" in drawing
+    assert ">chance</text>" in drawing
     assert len(drawing) < 40_000
     assert drawing == figures.svg(chart, prefix="p-")
 
@@ -225,12 +224,12 @@ def distances(table: dict[str, float]) -> list[figures.Chart]:
 
     def make(cell: Cell) -> Result:
         value = table[cell.training.defense.label] * (0.5 if cell.attack == double.MAP else 1.0)
-        estimates = mean("ssim", [0.5, 0.5], higher_leaks=True), mean("mse", [value, value], higher_leaks=False)
+        estimates = mean("ssim", [0.5, 0.5]), mean("mse", [value, value])
         return double.with_estimates(double.result_of(cell), *estimates)
 
     attacks = [(attack, double.PROBE, "server") for attack in (double.MATCHING, double.MAP)]
     analysis = Analysis(double.make_run(small(double.NONE, *double.GAUSSIAN[:2], attacks=attacks), make=make))
-    return leakage_charts(analysis, next(iter(analysis.settings)), "reconstruction", MSE)
+    return leakage_charts(analysis, next(iter(analysis.settings)), MSE)
 
 
 def test_the_distance_is_that_of_the_attack_that_gets_nearest() -> None:

@@ -1,4 +1,4 @@
-"""Several rounds of one victim, and sums of several users: what is seen of them."""
+"""Observations of several rounds of one victim, and of sums of several users."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def gradient(params, x, y):
     return torch.autograd.grad(TASK.loss(leaf, x, y), leaf)[0]
 
 
-def test_the_same_images_are_sent_at_the_model_of_each_round():
+def test_the_same_images_are_sent_from_the_model_of_each_round():
     here = scene(Gaussian(clip=1e3, noise_std=1e-7))
     seen, truth = observe(here, SERVER, Target(round=1, count=2, rounds=3))
     assert [sighting.model.round for sighting in seen.sightings] == [1, 2, 3]
@@ -61,7 +61,7 @@ def test_the_first_of_several_rounds_is_what_one_round_shows():
     assert one.later == ()
 
 
-def test_a_victim_remembers_from_round_to_round_what_it_did_not_send():
+def test_a_victims_memory_carries_over_to_the_next_round():
     here = scene(TopK(fraction=0.05, feedback=True))
     first, second = observe(here, SERVER, Target(round=0, count=1, rounds=2))[0].sightings
     fresh = observe(here, SERVER, Target(round=1, count=1))[0].sightings[0]
@@ -73,7 +73,7 @@ def test_a_victim_remembers_from_round_to_round_what_it_did_not_send():
     ("threat", "rounds"),
     [(Threat.SERVER, 2), (Threat.EAVESDROPPER, 2), (Threat.PARTICIPANT, 0), (Threat.PUBLIC, 0)],
 )
-def test_later_rounds_are_seen_by_who_sees_messages(threat, rounds):
+def test_only_adversaries_who_see_messages_see_later_rounds(threat, rounds):
     seen, _ = observe(scene(Gaussian(noise_std=0.1)), View(threat), Target(round=0, count=2, rounds=3))
     assert len(seen.later) == rounds
     shared = {message.shared is not None for sighting in seen.later for message in sighting.messages}
@@ -108,7 +108,7 @@ def test_a_sum_holds_the_images_of_all_its_users():
         torch.testing.assert_close(unpack_float32(message.wire, TASK.layout.dim), sum(each), rtol=1e-4, atol=1e-6)
 
 
-def test_users_of_another_channel_are_victims_of_the_same_images():
+def test_without_a_sum_the_same_users_are_single_victims():
     target = Target(round=1, count=2, users=3)
     summed, alone = (observe(scene(d), SERVER, target) for d in (Summing(), Gaussian(noise_std=0.1)))
     assert [message.users for message in alone[0].messages] == [1] * 6
@@ -120,7 +120,7 @@ def test_more_users_than_participants_are_refused():
         observe(scene(Summing()), SERVER, Target(round=1, count=1, users=5))
 
 
-def test_all_users_of_a_noisy_sum_are_found_together():
+def test_all_users_of_a_noisy_sum_are_reconstructed_together():
     here = scene(OTA(epsilon=1e5, clip=50.0, power=1e9))
     target = Target(round=0, count=1, users=2)
     seen, truth = observe(here, View.parse("server+labels"), target)
@@ -133,7 +133,7 @@ def test_all_users_of_a_noisy_sum_are_found_together():
     assert worst < apart / 20
 
 
-def test_a_training_keeps_the_models_of_all_rounds_that_are_looked_at():
+def test_a_training_keeps_the_models_of_all_observed_rounds():
     training = TrainingSpec(TaskSpec("digits", "linear"), FederationSpec(), PartSpec("none"), 0)
     cells = [Cell(training, PartSpec("map"), Target(round=2, rounds=3), "server")]
     cells.append(Cell(training, PartSpec("map"), Target(kind="messages", round=7, rounds=2), "server"))

@@ -1,4 +1,6 @@
-"""What an attacker simulates of local training, against the training itself."""
+"""An attacker's simulation of local training, against the training itself."""
+
+import dataclasses
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from leakgauge.attacks._engine.simulate import Local, client_updates, update_eva
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.learn.batch import LocalPlan, Work, plan_batches, train_clients
+from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
 from tests.doubles import small_task
@@ -30,15 +32,12 @@ def soft(task, y):
 
 
 def trained(task, params, x, y, plan):
-    """The updates of clients who hold x [n, b, ...], and x and y in the order in which each took them."""
+    """The updates of clients that hold x [n, b, ...], and x and y in each client's training order."""
     work = [Work(Examples(*pair), KEY.child("client", i)) for i, pair in enumerate(zip(x, y, strict=True))]
     done = train_clients(task, params, work, plan, "loop")
-    orders = [torch.from_numpy(np.concatenate(mine)[: x.shape[1]]) for mine in done.batches]
-    return (
-        done.updates,
-        torch.stack([a[o] for a, o in zip(x, orders, strict=True)]),
-        torch.stack([a[o] for a, o in zip(y, orders, strict=True)]),
-    )
+    orders = [torch.from_numpy(np.concatenate(batches)[: x.shape[1]]) for batches in done.batches]
+    ordered = (torch.stack([a[o] for a, o in zip(rows, orders, strict=True)]) for rows in (x, y))
+    return done.updates, *ordered
 
 
 def local(plan, nominal=False):
@@ -48,25 +47,30 @@ def local(plan, nominal=False):
 @pytest.mark.parametrize("task", TASKS, ids=NAMES)
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"momentum": 0.5}, {"clip": 0.1}, {"batch": 0}, {"batch": 4, "steps": 1, "clip": 0.1}, {"gradient": True}],
+    [
+        {},
+        {"momentum": 0.5},
+        {"clip": 0.1},
+        {"batch": 0},
+        {"batch": 4, "steps": 1, "clip": 0.1},
+        {"gradient": True, "batch": 0},
+    ],
     ids=str,
 )
-def test_a_simulated_pass_is_the_clients_own(task, changes):
-    plan = LocalPlan(**{**PLAN.__dict__, **changes})
-    if plan.gradient:
-        plan = LocalPlan(**{**plan.__dict__, "batch": 0})
+def test_a_simulated_pass_equals_the_client_s_own(task, changes):
+    plan = dataclasses.replace(PLAN, **changes)
     params = task.init(KEY.child("model"))
     sent, x, y = trained(task, params, *images(task, 3, 6), plan)
-    told = client_updates(task, params, x, soft(task, y), local(plan))
-    torch.testing.assert_close(told, sent, rtol=1e-4, atol=1e-6)
+    found = client_updates(task, params, x, soft(task, y), local(plan))
+    torch.testing.assert_close(found, sent, rtol=1e-4, atol=1e-6)
 
 
-def test_a_smaller_last_step_is_divided_by_the_nominal_size_where_there_is_noise():
-    task, plan = TASKS[0], LocalPlan(**{**PLAN.__dict__, "steps": 2, "batch": 4, "clip": 0.1, "noise_multiplier": 1e-9})
+def test_noise_divides_a_smaller_last_step_by_the_nominal_size():
+    task, plan = TASKS[0], dataclasses.replace(PLAN, steps=2, batch=4, clip=0.1, noise_multiplier=1e-9)
     params = task.init(KEY.child("model"))
     sent, x, y = trained(task, params, *images(task, 2, 6), plan)
-    told = client_updates(task, params, x, soft(task, y), local(plan, nominal=True))
-    torch.testing.assert_close(told, sent, rtol=1e-3, atol=1e-6)
+    found = client_updates(task, params, x, soft(task, y), local(plan, nominal=True))
+    torch.testing.assert_close(found, sent, rtol=1e-3, atol=1e-6)
     wrong = client_updates(task, params, x, soft(task, y), local(plan))
     assert not torch.allclose(wrong, sent, rtol=1e-2, atol=1e-6)
 
@@ -74,16 +78,15 @@ def test_a_smaller_last_step_is_divided_by_the_nominal_size_where_there_is_noise
 def test_an_update_does_not_depend_on_the_order_inside_a_step():
     task = TASKS[0]
     params, (x, y) = task.init(KEY.child("model")), images(task, 2, 4)
-    swapped = torch.tensor([1, 0, 3, 2])
-    one, other = (
-        client_updates(task, params, x[:, o], soft(task, y[:, o]), local(PLAN)) for o in (slice(None), swapped)
+    orders = ([0, 1, 2, 3], [1, 0, 3, 2])
+    torch.testing.assert_close(
+        *(client_updates(task, params, x[:, o], soft(task, y[:, o]), local(PLAN)) for o in orders)
     )
-    torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("users", [1, 2])
 @pytest.mark.parametrize("clip", [None, 0.1])
-def test_the_slope_is_that_of_the_value(users, clip):
+def test_the_slope_equals_finite_differences_of_the_value(users, clip):
     task = TASKS[0]
     params = task.init(KEY.child("model")).double()
     how = Local(False, 0.3, 2, 1, 0.5, clip)
@@ -93,7 +96,7 @@ def test_the_slope_is_that_of_the_value(users, clip):
         assert messages.shape[1:] == ((task.layout.dim,) if users == 1 else (users, task.layout.dim))
         return messages.flatten(1).square().sum(1) * 50
 
-    function = update_evaluator(task, params, misfit, how, images=2 * users, users=users, labels=labels, chunk=2)
+    function = update_evaluator(task, params, misfit, how, images=2 * users, users=users, labels=labels)
     z = rng.uniform(KEY.child("z"), (3, 2 * users * 64), dtype=torch.float64)
     step = rng.normal(KEY.child("step"), tuple(z.shape), dtype=torch.float64) * 1e-5
     rows = torch.arange(3)
@@ -102,23 +105,9 @@ def test_the_slope_is_that_of_the_value(users, clip):
     torch.testing.assert_close((2 * slope * step).sum(1), change, rtol=1e-5, atol=0)
 
 
-def test_a_message_of_one_whole_step_is_told_from_others():
-    def whole(images, **changes):
-        return Local(**{"gradient": False, "lr": 1.0, "steps": 1, "batch": 4, "momentum": 0.0, **changes}).one_gradient(
-            images
-        )
-
-    assert whole(4)
-    assert whole(9, batch=0)
-    assert whole(9, gradient=True, steps=1)
-    assert not whole(5)
-    assert not whole(4, steps=2)
-    assert not whole(4, clip=1.0)
-    assert whole(3)
-    assert not whole(3, nominal=True)
-
-
-def test_batches_are_cut_as_the_client_cuts_them():
-    plan = LocalPlan(**{**PLAN.__dict__, "steps": 4, "batch": 4})
-    sizes = [len(batch) for batch in plan_batches(6, plan, KEY)]
-    assert sizes == [4, 2, 4, 2]
+def test_a_message_of_one_whole_step_is_recognized():
+    one = Local(gradient=False, lr=1.0, steps=1, batch=4, momentum=0.0)
+    whole = [(4, {}), (3, {}), (9, {"batch": 0}), (9, {"gradient": True})]
+    other = [(5, {}), (4, {"steps": 2}), (4, {"clip": 1.0}), (3, {"nominal": True})]
+    assert all(one._replace(**changes).one_gradient(images) for images, changes in whole)
+    assert not any(one._replace(**changes).one_gradient(images) for images, changes in other)

@@ -1,4 +1,4 @@
-"""What `spear` must find exactly, and what it must say that it cannot."""
+"""Batches that `spear` finds exactly, and failures that it reports."""
 
 import dataclasses
 import math
@@ -11,28 +11,15 @@ from torch.nn.functional import linear
 from leakgauge.attacks._solve.spear import FirstLayer, Undecided, find
 from leakgauge.attacks.spear import Spear
 from leakgauge.defenses.gaussian import Gaussian
-from leakgauge.defenses.none import NoDefense
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import (
-    Link,
-    Message,
-    Observation,
-    Sender,
-    Setting,
-    Snapshot,
-)
+from leakgauge.harness.core.contract import Snapshot
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.threats import View
 from leakgauge.harness.data import load
 from leakgauge.harness.learn.layers import Chain, dense_stack
 from leakgauge.harness.learn.models import Model, build
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.score import match
-from tests.victims import Says, make
-
-KEY = Key(0)
-EXACT = 1e-6
-"""Raw MSE; gradients are float32."""
+from tests.victims import EXACT, KEY, Says, assert_found, errors, make, sent
 
 
 def dense(*widths):
@@ -44,31 +31,11 @@ def dense(*widths):
 SMALL = dense(16, 64, 5)
 
 
-def sent(task, batches, defense=None, steps=0, lr=0.1, params=None):
-    """What a server sees of a gradient, or of an update of full-batch steps, of each batch (x, y)."""
-    defense = defense or NoDefense()
-    setting = Setting(task.layout, 8, 8, 1, "update" if steps else "gradient", steps or 1, lr, 0, 8)
-    params = task.init(KEY.child("model")) if params is None else params
-    messages = []
-    for i, (x, y) in enumerate(batches):
-        here = params
-        for _ in range(steps or 1):
-            leaf = here.clone().requires_grad_()
-            (gradient,) = torch.autograd.grad(task.loss(leaf, x, y), leaf)
-            here = here - lr * gradient
-        told = here - params if steps else gradient
-        key = KEY.child("client", i)
-        wire, _ = defense.encode(None, None, told, Link(setting, Sender(i, 8), key), key)
-        messages.append(Message(0, Sender(i, 8), wire, key, len(x), steps or 1))
-    return Observation(
-        View.parse("server"),
-        setting,
-        task,
-        defense,
-        lr,
-        messages=tuple(messages),
-        model=Snapshot(0, params, None),
-    )
+def shifted(by):
+    """The parameters of SMALL with its first bias shifted."""
+    tensors = SMALL.layout.split(SMALL.init(KEY.child("model")))
+    tensors[1] = tensors[1] + by
+    return SMALL.layout.join(tensors)
 
 
 def batches(task, n, images):
@@ -76,21 +43,6 @@ def batches(task, n, images):
     x = rng.uniform(KEY.child("x", images), (n, images, *task.input_shape))
     y = torch.from_numpy(rng.integers(KEY.child("y", images), n * images, task.classes)).reshape(n, images)
     return list(zip(x, y, strict=True))
-
-
-def errors(batch, guess):
-    """[b] raw MSE of the images in their best order, and how many labels go with their own image."""
-    x, y = batch
-    order = match(x, guess.x)
-    return (guess.x[order] - x).square().flatten(1).mean(1), int((guess.y[order] == y).sum())
-
-
-def assert_found(truth, guesses, mse=EXACT):
-    for batch, guess in zip(truth, guesses, strict=True):
-        assert guess.failure == ""
-        worst, right = errors(batch, guess)
-        assert worst.max() < mse
-        assert right == len(batch[1])
 
 
 @pytest.mark.parametrize("images", [1, 2, 3, 4])
@@ -102,7 +54,7 @@ def test_a_small_batch_is_found_exactly_with_each_image_s_label(images):
     assert all(guess.x.dtype == torch.float32 for guess in guesses)
 
 
-def test_only_the_first_layer_s_zeros_are_needed_of_a_deeper_stack():
+def test_a_deeper_stack_needs_only_the_zeros_of_its_first_layer():
     task = dense(16, 64, 24, 5)
     truth = batches(task, 3, 3)
     assert_found(truth, Spear().run(sent(task, truth), KEY).guesses)
@@ -116,7 +68,7 @@ def test_images_keep_their_shape_and_are_found_beside_batches_of_other_sizes():
     assert_found(truth, guesses)
 
 
-def test_two_images_of_one_label_are_told_apart():
+def test_images_of_one_label_are_separated():
     x = rng.uniform(KEY.child("x"), (3, 16))
     truth = [(x, torch.tensor([2, 2, 2]))]
     assert_found(truth, Spear().run(sent(SMALL, truth), KEY).guesses)
@@ -127,13 +79,13 @@ def test_an_update_of_one_step_leaks_what_its_gradient_leaks():
     assert_found(truth, Spear().run(sent(SMALL, truth, steps=1, lr=0.25), KEY).guesses)
 
 
-def test_an_update_of_several_small_steps_on_one_batch_still_tells_it():
-    # the update is sum_t D_t^T X: of the same rank, and zero where no step has the unit active
+def test_an_update_of_several_small_steps_on_one_batch_still_reveals_it():
+    # the update is sum_t D_t^T X: of the same rank, and zero at units that are inactive in every step
     task = ModelTask(build("mlp", (1, 8, 8), 10))
     truth = batches(task, 2, 2)
     guesses = Spear(samples=2000).run(sent(task, truth, steps=5, lr=0.1), KEY).guesses
     assert_found(truth, guesses)
-    assert all(guess.objective > 1e-6 for guess in guesses)  # the gradient at the round's model is another one
+    assert all(guess.objective > 1e-6 for guess in guesses)  # the gradient at the round's model differs
 
 
 def test_a_common_factor_changes_no_image():
@@ -158,8 +110,8 @@ def test_noise_is_a_failure_or_shows_in_the_objective_and_is_never_nan(noise):
         assert all("too much noise; map withstands it" in guess.failure for guess in guesses)
 
 
-def test_a_little_noise_blurs_the_images_no_more_than_a_little():
-    # the exact tests must be able to fail: the same batches with noise are not exact, and are nearer than chance (0.17)
+def test_little_noise_blurs_the_images_only_a_little():
+    # the exact tests can fail: the same batches with noise are not exact, but closer than chance (0.17)
     task = ModelTask(build("mlp", (1, 8, 8), 10))
     truth = batches(task, 3, 2)
     guesses = Spear(samples=2000).run(sent(task, truth, Gaussian(clip=1e3, noise_std=1e-5)), KEY).guesses
@@ -168,7 +120,7 @@ def test_a_little_noise_blurs_the_images_no_more_than_a_little():
         assert ((worst > 1e-12) & (worst < 1e-2)).all()
 
 
-def test_a_key_fixes_the_guess_and_another_victim_changes_nothing():
+def test_a_key_fixes_the_guess_and_other_victims_change_nothing():
     seen = sent(SMALL, batches(SMALL, 3, 3))
     first, second = (Spear().run(seen, KEY).guesses for _ in range(2))
     alone = Spear().run(dataclasses.replace(seen, messages=seen.messages[1:2]), KEY).guesses
@@ -178,7 +130,7 @@ def test_a_key_fixes_the_guess_and_another_victim_changes_nothing():
         assert one[2:] == other[2:]
 
 
-def test_labels_are_not_taken_from_what_was_granted():
+def test_granted_labels_are_not_used():
     assert Spear().needs == {"messages", "models"}
     assert not Spear().aware
     truth = batches(SMALL, 1, 3)
@@ -195,7 +147,7 @@ def test_labels_are_not_taken_from_what_was_granted():
         (1.0, "the gradient has 1 directions above its noise for 3 images: two are alike, or one leaves no trace"),
     ],
 )
-def test_a_gradient_of_no_batch_is_a_failure(value, failure):
+def test_a_gradient_that_belongs_to_no_batch_is_a_failure(value, failure):
     seen = dataclasses.replace(sent(SMALL, batches(SMALL, 2, 3)), defense=Says(value))
     for guess in Spear().run(seen, KEY).guesses:
         assert guess.failure == failure
@@ -205,7 +157,7 @@ def test_a_gradient_of_no_batch_is_a_failure(value, failure):
 
 
 @pytest.mark.parametrize("label", [1, 2])
-def test_an_image_that_is_twice_in_the_batch_is_a_failure_whatever_its_labels(label):
+def test_an_image_that_is_twice_in_the_batch_is_a_failure_with_equal_or_different_labels(label):
     x = rng.uniform(KEY.child("x"), (3, 16))
     truth = [(x[[0, 1, 1]], torch.tensor([0, 1, label]))]
     (guess,) = Spear().run(sent(SMALL, truth), KEY).guesses
@@ -224,27 +176,19 @@ def test_an_image_without_an_active_unit_is_a_failure():
 
 
 def test_a_first_layer_without_a_gradient_is_a_failure():
-    tensors = SMALL.layout.split(SMALL.init(KEY.child("model")))
-    tensors[1] = tensors[1] - 1e3
-    seen = sent(SMALL, batches(SMALL, 1, 2), params=SMALL.layout.join(tensors))
-    (guess,) = Spear().run(seen, KEY).guesses
+    (guess,) = Spear().run(sent(SMALL, batches(SMALL, 1, 2), params=shifted(-1e3)), KEY).guesses
     assert guess.failure.startswith("the gradient has 0 directions above its noise for 2 images")
 
 
-def test_a_batch_that_activates_every_unit_has_no_zeros_to_be_found_by():
-    tensors = SMALL.layout.split(SMALL.init(KEY.child("model")))
-    tensors[1] = tensors[1] + 3.0
-    seen = sent(SMALL, batches(SMALL, 1, 3), params=SMALL.layout.join(tensors))
-    (guess,) = Spear(samples=2000).run(seen, KEY).guesses
+def test_a_batch_that_activates_every_unit_is_a_failure():
+    (guess,) = Spear(samples=2000).run(sent(SMALL, batches(SMALL, 1, 3), params=shifted(3.0)), KEY).guesses
     assert "too few units are inactive" in guess.failure
 
 
 def test_a_wrong_batch_without_a_contradiction_shows_in_the_objective():
-    # nearly equal slopes of two images that a sure model got wrong alike: their difference vanishes in the noise
-    tensors = SMALL.layout.split(SMALL.init(KEY.child("model")))
-    tensors[1] = tensors[1] + 10.0
+    # a confident model errs alike on two images: their slopes are nearly equal, and the difference vanishes in noise
     truth = batches(SMALL, 1, 3)
-    (guess,) = Spear(samples=2000).run(sent(SMALL, truth, params=SMALL.layout.join(tensors)), KEY).guesses
+    (guess,) = Spear(samples=2000).run(sent(SMALL, truth, params=shifted(10.0)), KEY).guesses
     assert guess.failure or guess.objective > 0.1
     assert guess.failure or errors(truth[0], guess)[0].max() > 1e-3
 
@@ -260,20 +204,20 @@ def test_more_images_than_units_or_inputs_are_a_failure(task, images):
 
 
 @pytest.mark.parametrize("name", ["lenet-dlg", "cnn2", "resnet20"])
-def test_a_model_that_is_no_dense_stack_is_a_failure_that_names_who_can(name):
+def test_a_model_other_than_a_dense_stack_is_a_failure_that_names_another_attack(name):
     (guess,) = Spear().run(make(ModelTask(build(name, (1, 28, 28), 10)), n=1, images=2).seen, KEY).guesses
     assert guess.failure == "spear does not cover this model, only dense ReLU layers; map does"
     assert guess.x.shape == (2, 1, 28, 28)
 
 
-def test_a_dense_stack_without_a_hidden_layer_is_a_failure_that_names_who_can():
+def test_a_dense_stack_without_a_hidden_layer_is_a_failure_that_names_other_attacks():
     (guess,) = Spear().run(sent(dense(16, 5), batches(dense(16, 5), 1, 2)), KEY).guesses
     assert guess.failure.startswith("without a hidden layer there are no zeros")
     assert "map" in guess.failure
     assert "analytic" in guess.failure
 
 
-def test_a_lookalike_with_other_activations_is_not_taken_for_a_relu_stack():
+def test_the_same_tensors_with_other_activations_are_not_a_relu_stack():
     def apply(tensors, x, keep):
         return linear(torch.tanh(linear(x, *tensors[:2])), *tensors[2:])
 
@@ -288,12 +232,12 @@ def test_a_model_that_diverged_is_a_failure():
     assert [guess.failure for guess in Spear().run(seen, KEY).guesses] == ["the model is not finite"] * 2
 
 
-def test_the_budget_ends_the_search():
-    # the first round alone would draw 4096
+@pytest.mark.parametrize("samples", [1, 100])
+def test_the_budget_ends_the_search(samples):  # the first round alone would draw 4096
     task = dense(16, 24, 5)
-    (guess,) = Spear(samples=100).run(sent(task, batches(task, 1, 6)), KEY).guesses
+    (guess,) = Spear(samples=samples).run(sent(task, batches(task, 1, 6)), KEY).guesses
     assert guess.failure == "" or "too few units are inactive" in guess.failure
-    assert guess.evaluations <= 100
+    assert guess.evaluations <= samples
 
 
 def test_samples_out_of_range_are_refused():
@@ -301,13 +245,13 @@ def test_samples_out_of_range_are_refused():
         Spear(samples=0)
 
 
-def test_another_loss_than_cross_entropy_is_refused():
+def test_a_loss_other_than_cross_entropy_is_refused():
     with pytest.raises(ValueError, match="expected a softmax cross-entropy loss"):
         Spear().run(make(ModelTask(build("svm", (1, 8, 8), 10))).seen, KEY)
 
 
 def first_layer(x, slopes, key):
-    """A layer at which the inputs x [b, n] have gradients wherever they activate a unit of slopes' [b, m]."""
+    """A layer whose inputs x [b, n] have `slopes` [b, m] at the units that they activate."""
     weight = rng.normal(key.child("weight"), (slopes.shape[1], x.shape[1]), dtype=torch.float64)
     bias = rng.normal(key.child("bias"), (slopes.shape[1],), dtype=torch.float64)
     d = slopes * (linear(x, weight, bias) > 0)
@@ -323,7 +267,7 @@ def test_in_double_precision_the_batch_is_found_without_a_contradiction(images):
     assert (found.x[match(x, found.x)] - x).abs().max() < 1e-8
 
 
-def test_one_image_more_than_was_told_is_no_batch():
+def test_one_image_more_than_stated_is_refused():
     x = rng.normal(KEY.child("x"), (4, 32), dtype=torch.float64)
     slopes = rng.normal(KEY.child("slopes"), (4, 128), dtype=torch.float64)
     with pytest.raises(Undecided, match="too much noise"):

@@ -154,20 +154,20 @@ def test_an_interval_of_what_is_not_finite_is_refused(bad):
 
 
 def test_a_proportion_of_nothing_has_no_value():
-    found = stats.proportion("recognized", 0, 0, higher_leaks=True, note="8 of 8 victims failed")
+    found = stats.proportion("recognized", 0, 0, note="8 of 8 victims failed")
     assert (found.value, found.low, found.high, found.n) == (None, None, None, 0)
     assert found.note == "no item to judge; 8 of 8 victims failed"
 
 
 def test_a_failed_item_is_kept_in_the_values_and_left_out_of_the_number():
     for kind in (stats.mean, stats.median):
-        found = kind("ssim", [1.0, None, 3.0], higher_leaks=True)
+        found = kind("ssim", [1.0, None, 3.0])
         assert (found.value, found.n, found.values) == (2.0, 2, (1.0, None, 3.0))
 
 
 def test_a_mean_of_failures_has_no_value():
     for kind in (stats.mean, stats.median):
-        found = kind("mse", [None, None], higher_leaks=False, note="2 of 2 victims failed")
+        found = kind("mse", [None, None], note="2 of 2 victims failed")
         assert (found.value, found.low, found.high, found.n) == (None, None, None, 0)
         assert found.note == "no item finished; 2 of 2 victims failed"
 

@@ -5,25 +5,12 @@ import os
 import numpy as np
 import pytest
 
-from leakgauge.harness.core.cell import (
-    Cell,
-    FederationSpec,
-    PartSpec,
-    Target,
-    TaskSpec,
-    TrainingSpec,
-    canonical,
-    fingerprint,
-)
+from leakgauge.harness.core.cell import canonical, fingerprint
 from leakgauge.harness.core.result import Environment, Estimate, Execution, Failure, Result
 from leakgauge.harness.study.store import Store, StoreError, arrays_digest, write_atomically
+from tests.test_run import study
 
-CELL = Cell(
-    TrainingSpec(TaskSpec("digits", "mlp"), FederationSpec(), PartSpec("none"), 0),
-    PartSpec("prior"),
-    Target(),
-    "server",
-)
+CELL = study().cells[0]
 RESULT = Result(
     CELL,
     Execution("cpu", 1, "loop"),
@@ -35,7 +22,7 @@ RESULT = Result(
 ARRAYS = {"original": np.zeros((1, 1, 2, 2, 3), np.float32), "guess": np.ones((1, 1, 2, 2, 3), np.float32)}
 
 
-def test_a_result_comes_back_as_it_was(tmp_path):
+def test_a_stored_result_is_read_back(tmp_path):
     store = Store(tmp_path)
     store.write_result(RESULT, ARRAYS, 1.25)
     assert store.read_result(CELL.id) == RESULT
@@ -44,16 +31,15 @@ def test_a_result_comes_back_as_it_was(tmp_path):
 
 
 def test_the_same_result_is_the_same_bytes(tmp_path):
-    for name, seconds in (("a", 1.0), ("b", 2.0)):
-        Store(tmp_path / name).write_result(RESULT, ARRAYS, seconds)
+    a, b = Store(tmp_path / "a"), Store(tmp_path / "b")
+    for store, seconds in ((a, 1.0), (b, 2.0)):
+        store.write_result(RESULT, ARRAYS, seconds)
     for file in ("result.json", "arrays.npz"):
-        assert (Store(tmp_path / "a").cell(CELL.id) / file).read_bytes() == (
-            Store(tmp_path / "b").cell(CELL.id) / file
-        ).read_bytes()
+        assert (a.cell(CELL.id) / file).read_bytes() == (b.cell(CELL.id) / file).read_bytes()
 
 
 @pytest.mark.parametrize("keep", [0, 1, 100, -2])
-def test_a_result_cut_in_the_middle_counts_as_not_there(tmp_path, keep):
+def test_a_truncated_result_counts_as_missing(tmp_path, keep):
     store = Store(tmp_path)
     store.write_result(RESULT, {}, 1.0)
     path = store.cell(CELL.id) / "result.json"
@@ -61,7 +47,7 @@ def test_a_result_cut_in_the_middle_counts_as_not_there(tmp_path, keep):
     assert store.read_result(CELL.id) is None
 
 
-def test_arrays_cut_in_the_middle_count_as_not_there(tmp_path):
+def test_truncated_arrays_count_as_missing(tmp_path):
     store = Store(tmp_path)
     store.write_result(RESULT, ARRAYS, 1.0)
     path = store.cell(CELL.id) / "arrays.npz"
@@ -69,7 +55,7 @@ def test_arrays_cut_in_the_middle_count_as_not_there(tmp_path):
     assert store.pictures(CELL.id) is None
 
 
-def test_a_result_clears_the_failure_before_it(tmp_path):
+def test_a_result_removes_an_earlier_failure(tmp_path):
     store = Store(tmp_path)
     store.write_failure(Failure(CELL, "ValueError", "why", "trace"))
     assert store.read_failure(CELL.id).message == "why"
@@ -91,21 +77,19 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_file_whole(tmp_path, monkeyp
     assert [item.name for item in tmp_path.iterdir()] == ["result.json"]
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+def test_a_folder_that_cannot_be_created_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot write"):
         write_atomically(tmp_path / "file" / "x" / "result.json", b"")
 
 
-def test_a_folder_without_a_study_says_what_makes_one(tmp_path):
+def test_a_folder_without_a_study_names_the_command_that_makes_one(tmp_path):
     with pytest.raises(StoreError, match=r"there is no study\.json; make some with 'leakgauge run'"):
-        Store(tmp_path).read_study()
-    (tmp_path / "study.json").write_text("{")
-    with pytest.raises(StoreError, match=r"cannot read .*study\.json"):
-        Store(tmp_path).read_study()
-    (tmp_path / "study.json").write_text("{}")
-    with pytest.raises(StoreError, match=r"cannot read .*study\.json"):
         Store(tmp_path).cells()
+    for text in ("{", "{}"):
+        (tmp_path / "study.json").write_text(text)
+        with pytest.raises(StoreError, match=r"cannot read .*study\.json"):
+            Store(tmp_path).cells()
 
 
 def test_nan_is_refused_everywhere():
@@ -117,13 +101,13 @@ def test_nan_is_refused_everywhere():
         Estimate("ssim", 0.1, None, None, 1, "mean", values=(float("inf"),))
 
 
-def test_a_name_depends_on_the_meaning_only():
+def test_an_id_depends_on_the_meaning_only():
     assert fingerprint({"a": 1, "b": 2}) == fingerprint(json.loads('{"b": 2, "a": 1}'))
     assert fingerprint({"a": 1}) != fingerprint({"a": 1.5})
     assert len({CELL.id, CELL.training.id}) == 2
 
 
-def test_a_digest_of_arrays_sees_names_types_shapes_and_values():
+def test_a_digest_of_arrays_covers_names_types_shapes_and_values():
     base = {"a": np.zeros(4)}
     others = [{"b": np.zeros(4)}, {"a": np.zeros(4, np.float32)}, {"a": np.zeros((2, 2))}, {"a": np.ones(4)}]
     assert len({arrays_digest(arrays) for arrays in [base, *others]}) == 5

@@ -1,4 +1,4 @@
-"""What UDP, CRD and Lei's approach claim, and what holds of it."""
+"""The claims of UDP, CRD and Lei's approach, and their correct bounds."""
 
 import dataclasses
 import math
@@ -10,61 +10,23 @@ from leakgauge.defenses._udp.formulas import budget, claimed_epsilon
 from leakgauge.defenses.udp import UDP
 from leakgauge.defenses.udp_crd import UDPCRD
 from leakgauge.defenses.udp_lei import UDPLei
-from leakgauge.harness.audit.claims import ask
-from leakgauge.harness.core.accounting import gaussian_epsilon
+from leakgauge.harness.audit import claims
 from leakgauge.harness.core.claim import Relation, Unit, Verdict, judge
 from leakgauge.harness.core.contract import Feedback, Setting
 from leakgauge.harness.core.errors import StudyError
+from leakgauge.harness.core.gaussian import gaussian_epsilon
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Layout
+from tests.oracles import UDP_SAMPLED, UDP_TRUE
 
 DELTA = 1e-3
 LOG = math.log(1e3)
-SETTING = Setting(
-    Layout(("w",), ((10,),)),
-    clients=50,
-    participants=50,
-    rounds=200,
-    sends="update",
-    steps=1,
-    lr=0.01,
-    batch=0,
-    samples=800,
-)
+SETTING = Setting(Layout(("w",), ((10,),)), 50, 50, 200, sends="update", steps=1, lr=0.01, batch=0, samples=800)
 SIX_OF_TEN = dataclasses.replace(SETTING, participants=30)
-
-# udp_crd.md, section 3; claimed epsilon -> true epsilon at q = 1, half a unit of the last printed digit
-TRUE = [
-    (1, 0.646, 5e-4),
-    (4, 3.438, 5e-4),
-    (6, 5.738, 5e-4),
-    (7, 7.007, 5e-4),
-    (8, 8.353, 5e-4),
-    (10, 11.27, 5e-3),
-    (12, 14.49, 5e-3),
-    (16, 21.82, 5e-3),
-    (20, 30.32, 5e-3),
-    (50, 131.1, 0.05),
-    (60, 179.3, 0.05),
-    (80, 297.2, 0.05),
-    (100, 444.1, 0.05),
-]
-# q = 0.6: T, claimed, q T rounds, the 95 % client, all T rounds; three decimals
-SAMPLED = [
-    (100, 4, 3.438, 3.717, 4.737),
-    (100, 8, 8.353, 9.078, 11.780),
-    (100, 16, 21.817, 23.901, 31.823),
-    (200, 4, 3.438, 3.631, 4.737),
-    (200, 8, 8.353, 8.854, 11.780),
-    (200, 20, 30.317, 32.383, 44.769),
-    (200, 100, 444.105, 481.005, 709.562),
-    (300, 8, 8.353, 8.779, 11.780),
-    (300, 20, 30.317, 32.072, 44.769),
-]
 
 
 def claim(defense, setting=SETTING, losses=lambda number: (None, None)):
-    """Of the rounds that are run where these are the losses before and after each."""
+    """The claim of a run with these losses before and after each round."""
     states = [defense.init(setting)]
     while not defense.stops(states[-1]) and len(states) <= setting.rounds:
         number = len(states) - 1
@@ -86,16 +48,16 @@ def test_crd_with_a_calibration_that_holds_keeps_its_claim_whatever_the_losses(c
     assert whole.claimed == pytest.approx(8, rel=1e-9)
 
 
-def test_a_budget_that_crd_leaves_over_is_not_claimed():
+def test_a_budget_that_crd_does_not_spend_is_not_claimed():
     # T = 2: the first round shrinks it to floor(2 * 0.9) = 1; half the budget is 8 / sqrt(2)
     made = claim(UDPCRD(rounds=2), losses=lambda number: (1.0, 1.0))
     assert made.horizon.value == "one round"
     assert made.epsilon == pytest.approx(8 / math.sqrt(2), rel=1e-12)
 
 
-@pytest.mark.parametrize(("epsilon", "true", "digit"), TRUE)
+@pytest.mark.parametrize(("epsilon", "_", "true", "digit"), UDP_TRUE)
 @pytest.mark.parametrize("kind", [UDP, UDPCRD])
-def test_a_whole_run_has_the_printed_epsilon(kind, epsilon, true, digit):
+def test_a_whole_run_has_the_printed_epsilon(kind, epsilon, _, true, digit):
     made = claim(kind(epsilon=epsilon))
     judgment = judge(made)
     assert made.epsilon == pytest.approx(epsilon, rel=1e-9)
@@ -138,8 +100,8 @@ def test_the_claimed_epsilon_inverts_the_budget(calibration, q, epsilon):
     assert claimed_epsilon(spent, DELTA, q, calibration) == pytest.approx(epsilon, rel=1e-9)
 
 
-@pytest.mark.parametrize(("rounds", "epsilon", "average", "often", "always"), SAMPLED)
-def test_picked_clients_have_the_printed_epsilons(rounds, epsilon, average, often, always):
+@pytest.mark.parametrize(("rounds", "epsilon", "_", "average", "often", "always"), UDP_SAMPLED)
+def test_selected_clients_have_the_printed_epsilons(rounds, epsilon, _, average, often, always):
     made = claim(UDP(epsilon=epsilon), dataclasses.replace(SIX_OF_TEN, rounds=rounds))
     mean, frequent, _ = made.further
     assert made.epsilon == pytest.approx(epsilon, rel=1e-9)
@@ -151,8 +113,8 @@ def test_picked_clients_have_the_printed_epsilons(rounds, epsilon, average, ofte
     assert not any("takes part" in text for text in claim(UDP(calibration="tight"), SIX_OF_TEN).assumes)
 
 
-def test_a_client_that_is_often_picked_may_be_so_in_the_rounds_of_least_noise():
-    # z = 10, 9, ..., 1; 95 % of clients are picked in 8 of 10 rounds at most
+def test_a_client_that_is_often_selected_may_be_so_in_the_rounds_of_least_noise():
+    # z = 10, 9, ..., 1; 95 % of clients are selected in at most 8 of 10 rounds
     setting = dataclasses.replace(SIX_OF_TEN, rounds=10)
     made = claim(UDPLei(first=10.0, slope=0.1), setting)
     assert stats.binom.cdf(7, 10, 0.6) < 0.95 < stats.binom.cdf(8, 10, 0.6)
@@ -161,7 +123,7 @@ def test_a_client_that_is_often_picked_may_be_so_in_the_rounds_of_least_noise():
 
 
 def test_all_records_of_a_client_have_no_protection():
-    # udp_crd.md, section 3: n = 800, claimed epsilon 8: mu = 1722
+    # printed: n = 800, claimed epsilon 8: mu = 1722
     (whole,) = claim(UDP()).further
     assert whole.unit is Unit.CLIENT
     assert gaussian_epsilon(1721.5, DELTA) < whole.epsilon(DELTA) < gaussian_epsilon(1722.5, DELTA)
@@ -175,7 +137,7 @@ def test_a_clipped_update_covers_any_two_messages_and_so_all_records():
     assert [whole.epsilon(DELTA), judge(made).proved] == pytest.approx([8, 8], rel=1e-9)
 
 
-def test_a_claim_says_what_it_takes_for_granted():
+def test_a_claim_states_its_assumptions():
     assert "no round's learning rate is above that of round 0" in claim(UDP()).assumes
     assert not any("learning rate" in text for text in claim(UDP(clips="update")).assumes)
     gradient = dataclasses.replace(SETTING, sends="gradient")
@@ -185,14 +147,14 @@ def test_a_claim_says_what_it_takes_for_granted():
     assert "Balle" in claim(UDP(calibration="tight")).source
 
 
-def test_the_command_line_tells_what_holds():
-    found = ask("udp", {"epsilon": 8}, {}, 200, None)
+def test_the_command_line_shows_the_correct_bound():
+    found = claims.claim("udp", {"epsilon": 8}, {}, 200, None)
     assert found["verdict"] == "BROKEN"
     assert found["claimed"]["epsilon"] == pytest.approx(8, rel=1e-12)
     assert found["proved"]["epsilon"] == pytest.approx(8.353, abs=5e-4)
-    assert ask("udp", {"epsilon": 4}, {}, None, None)["verdict"] == "LOOSE"
-    assert ask("udp", {"rounds": 50}, {}, None, None)["setting"]["rounds"] == 50
-    assert ask("udp-crd", {"rounds": 50}, {}, 200, None)["claimed"]["epsilon"] == pytest.approx(8, rel=1e-9)
-    assert ask("udp-lei", {}, {}, 200, None)["verdict"] == "LOOSE"
+    assert claims.claim("udp", {"epsilon": 4}, {}, None, None)["verdict"] == "LOOSE"
+    assert claims.claim("udp", {"rounds": 50}, {}, None, None)["setting"]["rounds"] == 50
+    assert claims.claim("udp-crd", {"rounds": 50}, {}, 200, None)["claimed"]["epsilon"] == pytest.approx(8, rel=1e-9)
+    assert claims.claim("udp-lei", {}, {}, 200, None)["verdict"] == "LOOSE"
     with pytest.raises(StudyError, match=r"expected a first round within the budget 3\.0"):
-        ask("udp-lei", {"first": 0.1}, {}, None, None)
+        claims.claim("udp-lei", {"first": 0.1}, {}, None, None)

@@ -2,10 +2,8 @@
 
 import math
 
-import dp_accounting as dp
 import pytest
 import torch
-from dp_accounting.pld import PLDAccountant
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -24,57 +22,13 @@ from leakgauge.defenses._udp.formulas import (
     whole_run_mu,
 )
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.accounting import gaussian_delta, gaussian_epsilon
+from leakgauge.harness.core.gaussian import gaussian_delta, gaussian_epsilon
 from leakgauge.harness.core.rng import Key
+from tests.oracles import UDP_CORRECTED, UDP_CROSSOVER, UDP_SAMPLED, UDP_TRUE
 
 DELTA = 1e-3
 ONE = 8**2 / (2 * math.log(1e3))
 """The paper's budget at epsilon 8, delta 1e-3, q = 1."""
-
-# udp_crd.md, section 3; claimed epsilon -> mu and true epsilon at delta 1e-3, half a unit of the last printed digit.
-# Our notes print mu = 3.229 for 12: it is 3.22848, rounded there once too often.
-TRUE = [
-    (1, 0.269, 0.646, 5e-4),
-    (4, 1.076, 3.438, 5e-4),
-    (6, 1.614, 5.738, 5e-4),
-    (7, 1.883, 7.007, 5e-4),
-    (8, 2.152, 8.353, 5e-4),
-    (10, 2.690, 11.27, 5e-3),
-    (12, 3.228, 14.49, 5e-3),
-    (16, 4.305, 21.82, 5e-3),
-    (20, 5.381, 30.32, 5e-3),
-    (50, 13.45, 131.1, 0.05),
-    (60, 16.14, 179.3, 0.05),
-    (80, 21.52, 297.2, 0.05),
-    (100, 26.90, 444.1, 0.05),
-]
-# ... -> mu of the tight calibration, z over the paper's z for tight and for zCDP.
-CORRECTED = [
-    (1, 0.3884, 0.693, 1.035),
-    (4, 1.2150, 0.886, 1.128),
-    (8, 2.0833, 1.033, 1.235),
-    (12, 2.8165, 1.146, 1.327),
-    (16, 3.4649, 1.242, 1.411),
-    (20, 4.0531, 1.328, 1.487),
-    (50, 7.4558, 1.804, 1.935),
-    (100, 11.4465, 2.350, 2.467),
-]
-# q = 0.6: T, claimed, hidden participation (Poisson PLD), q T rounds, the 95 % client, all T rounds.
-SAMPLED = [
-    (100, 4, 2.534, 3.438, 3.717, 4.737),
-    (100, 8, 6.122, 8.353, 9.078, 11.780),
-    (100, 16, 16.059, 21.817, 23.901, 31.823),
-    (100, 20, 22.500, 30.317, 33.312, 44.769),
-    (200, 4, 2.521, 3.438, 3.631, 4.737),
-    (200, 8, 6.052, 8.353, 8.854, 11.780),
-    (200, 12, 10.417, 14.491, 15.408, 20.822),
-    (200, 16, 15.620, 21.817, 23.255, 31.823),
-    (200, 20, 21.689, 30.317, 32.383, 44.769),
-    (200, 50, 98.824, 131.149, 141.302, 203.543),
-    (200, 100, 383.076, 444.105, 481.005, 709.562),
-    (300, 8, 6.029, 8.353, 8.779, 11.780),
-    (300, 20, 21.407, 30.317, 32.072, 44.769),
-]
 
 
 def run(rounds, allowed, beta, fires):
@@ -85,22 +39,6 @@ def run(rounds, allowed, beta, fires):
         after = 1.0 if fires(schedules[-1].round) else 0.0
         schedules.append(discount(spent, 1.0, after, zeta=0.001, beta=beta))
     return schedules
-
-
-@pytest.mark.parametrize(
-    ("q", "rounds", "epsilon", "expected"),
-    [
-        (1.0, 200, 4, 3.2853261061e-04),
-        (1.0, 200, 8, 1.6426630530e-04),
-        (1.0, 200, 20, 6.5706522122e-05),
-        (0.6, 200, 8, 1.2724013296e-04),
-        (0.6, 300, 50, 2.4933872044e-05),
-    ],
-)
-def test_the_paper_calibration_gives_the_golden_noise(q, rounds, epsilon, expected):
-    # udp_crd.md, section 4: eta 0.01, C 1, n 800; eleven digits
-    z = multiplier(epsilon, DELTA, rounds, q, "paper")
-    assert z * sensitivity(1.0, 0.01, 800) == pytest.approx(expected, rel=5.1e-11)
 
 
 def test_the_sensitivity_is_attained_by_two_opposite_records():
@@ -117,20 +55,20 @@ def test_the_sensitivity_is_attained_by_two_opposite_records():
 
 
 def test_all_records_of_a_client_have_no_protection():
-    # udp_crd.md, section 3: n = 800, claimed epsilon 8: mu = 1722
+    # printed: n = 800, claimed epsilon 8: mu = 1722
     z = multiplier(8, DELTA, 200, 1.0, "paper") * sensitivity(1.0, 0.01, 800) / sensitivity(1.0, 0.01, 1)
     assert whole_run_mu([z] * 200) == pytest.approx(1722, abs=0.5)
 
 
-@pytest.mark.parametrize(("claimed", "mu", "true", "digit"), TRUE)
+@pytest.mark.parametrize(("claimed", "mu", "true", "digit"), UDP_TRUE)
 @pytest.mark.parametrize("rounds", [1, 200])
-def test_what_a_claim_amounts_to_has_the_printed_value_whatever_the_rounds(claimed, mu, true, digit, rounds):
+def test_a_claim_has_the_printed_mu_and_true_epsilon_for_any_number_of_rounds(claimed, mu, true, digit, rounds):
     whole = whole_run_mu([multiplier(claimed, DELTA, rounds, 1.0, "paper")] * rounds)
     assert whole == pytest.approx(mu, abs=5.1e-4 if mu < 10 else 5.1e-3)
     assert gaussian_epsilon(whole, DELTA) == pytest.approx(true, abs=1.02 * digit)
 
 
-@pytest.mark.parametrize(("delta", "crossover"), [(1e-2, 6.25), (1e-3, 6.98), (1e-4, 7.53), (1e-5, 7.97), (1e-6, 8.34)])
+@pytest.mark.parametrize(("delta", "crossover"), UDP_CROSSOVER)
 def test_the_paper_claim_holds_up_to_the_printed_epsilon_and_not_above(delta, crossover):
     # printed to two decimals
     low, high = crossover - 0.006, crossover + 0.006
@@ -138,7 +76,7 @@ def test_the_paper_claim_holds_up_to_the_printed_epsilon_and_not_above(delta, cr
     assert gaussian_epsilon(math.sqrt(budget(high, delta, 1.0, "paper")), delta) > high
 
 
-@pytest.mark.parametrize(("epsilon", "mu", "tight", "zcdp"), CORRECTED)
+@pytest.mark.parametrize(("epsilon", "mu", "tight", "zcdp"), UDP_CORRECTED)
 def test_corrected_noise_has_the_printed_ratio_to_the_papers(epsilon, mu, tight, zcdp):
     paper = multiplier(epsilon, DELTA, 200, 1.0, "paper")
     assert math.sqrt(budget(epsilon, DELTA, 1.0, "tight")) == pytest.approx(mu, abs=5.1e-5)
@@ -148,7 +86,7 @@ def test_corrected_noise_has_the_printed_ratio_to_the_papers(epsilon, mu, tight,
 
 @pytest.mark.parametrize("epsilon", [1e-3, 0.5, 8.0, 100.0])
 @pytest.mark.parametrize("q", [0.1, 0.6, 1.0])
-def test_corrected_noise_covers_the_client_that_takes_part_every_time(epsilon, q):
+def test_corrected_noise_covers_a_client_that_takes_part_in_every_round(epsilon, q):
     tight, zcdp = (whole_run_mu([multiplier(epsilon, DELTA, 50, q, kind)] * 50) for kind in ("tight", "zcdp"))
     assert gaussian_epsilon(tight, DELTA) == pytest.approx(epsilon, rel=1e-9)
     assert gaussian_epsilon(zcdp, DELTA) < epsilon
@@ -156,21 +94,12 @@ def test_corrected_noise_covers_the_client_that_takes_part_every_time(epsilon, q
     assert zcdp**2 / 2 + zcdp * math.sqrt(2 * math.log(1 / DELTA)) == pytest.approx(epsilon, rel=1e-12)
 
 
-@pytest.mark.parametrize(("rounds", "claimed", "seen"), [(*row[:2], row[3:]) for row in SAMPLED])
-def test_a_server_that_sees_who_uploads_learns_the_printed_epsilons(rounds, claimed, seen):
+@pytest.mark.parametrize(("rounds", "claimed", "seen"), [(*row[:2], row[3:]) for row in UDP_SAMPLED])
+def test_a_server_that_knows_the_participants_has_the_printed_epsilons(rounds, claimed, seen):
     z = multiplier(claimed, DELTA, rounds, 0.6, "paper")
     counts = [round(0.6 * rounds), participations(rounds, 0.6, 0.95), rounds]
     for count, expected in zip(counts, seen, strict=True):
         assert gaussian_epsilon(whole_run_mu([z] * count), DELTA) == pytest.approx(expected, abs=5.1e-4)
-
-
-@pytest.mark.parametrize(("rounds", "claimed", "hidden"), [row[:3] for row in SAMPLED])
-def test_hidden_participation_gives_the_printed_epsilon(rounds, claimed, hidden):
-    # add or remove, privacy loss rounded up to multiples of 1e-3
-    accountant = PLDAccountant(value_discretization_interval=1e-3)
-    gaussian = dp.GaussianDpEvent(multiplier(claimed, DELTA, rounds, 0.6, "paper"))
-    accountant.compose(dp.PoissonSampledDpEvent(0.6, gaussian), rounds)
-    assert accountant.get_epsilon(DELTA) == pytest.approx(hidden, abs=5.1e-4)
 
 
 @pytest.mark.parametrize("rounds", [1, 7, 300])
@@ -181,7 +110,7 @@ def test_participations_are_the_quantile_of_the_binomial_law(rounds, q, quantile
 
 
 def test_the_schedule_runs_the_golden_trace():
-    # udp_crd.md, section 4: the model fails to improve in rounds 5, 9 and 12; six decimals
+    # the model fails to improve in rounds 5, 9 and 12; six decimals, of an independent script
     assert budget(8, DELTA, 1.0, "paper") == pytest.approx(4.632474, abs=5.1e-7)
     schedules = run(20, ONE, 0.9, {5, 9, 12}.__contains__)
     trace = [(20, 2.077823)] * 6 + [(18, 1.923690)] * 4 + [(17, 1.799447)] * 3 + [(16, 1.558367)] * 3
@@ -223,7 +152,7 @@ def test_a_discount_two_rounds_before_the_end_leaves_budget_unspent():
         (math.inf, math.inf, 9),
     ],
 )
-def test_only_a_loss_that_was_seen_not_to_improve_shortens_the_run(before, after, rounds):
+def test_only_a_known_loss_without_improvement_shortens_the_run(before, after, rounds):
     schedule = spend(Schedule(10), ONE)
     assert discount(schedule, before, after, zeta=0.125, beta=0.9).rounds == rounds
 
@@ -266,10 +195,8 @@ def test_a_run_that_has_ended_has_no_next_round():
     ended = run(3, ONE, 0.9, lambda _: False)[-1]
     with pytest.raises(ValueError, match="one that ended before round 3"):
         next_multiplier(ended, ONE)
-    with pytest.raises(ValueError, match="expected a budget above what is spent"):
+    with pytest.raises(ValueError, match="expected a budget above the sum spent"):
         next_multiplier(Schedule(3, (0.1,)), ONE)
-    with pytest.raises(ValueError, match="spend it first"):
-        discount(Schedule(3), 1.0, 1.0, zeta=0.0, beta=0.9)
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 8.0, 50.0])
@@ -317,7 +244,6 @@ def test_rounds_compose_by_the_squares_of_their_noise():
         (lambda: budget(8, DELTA, 1.0, "rdp"), "expected calibration paper, zcdp or tight, got 'rdp'"),
         (lambda: multiplier(8, DELTA, 0, 1.0, "paper"), "expected rounds > 0"),
         (lambda: Schedule(0), "expected rounds >= 1, got rounds=0"),
-        (lambda: discount(Schedule(1, (1.0,)), 1.0, 1.0, zeta=0.0, beta=1.0), "expected 0 < beta < 1, got beta=1.0"),
         (lambda: linear_decay(8, DELTA, 0, 1.0, first=9.0), "expected rounds > 0"),
         (lambda: linear_decay(8, DELTA, 200, 1.0, slope=-0.1), "expected slope >= 0, got slope=-0.1"),
         (lambda: linear_decay(8, DELTA, 200, 1.0, first=0.1), "expected a first round within the budget"),

@@ -20,7 +20,7 @@ ALPHA = 1e-6
 
 
 def chances(defense, v):
-    """Of all 2d points, by the definition: the mixture, then randomized response."""
+    """Probabilities of all 2d points by the definition: the mixture, then randomized response."""
     d = len(v)
     spare = 1 - v.abs().sum() / d**0.5
     drawn = torch.cat([v.clamp(min=0), (-v).clamp(min=0)]) / d**0.5 + spare / (2 * d)
@@ -52,15 +52,15 @@ def test_the_likelihood_of_vqsgd_is_its_law_and_the_estimate_is_unbiased(d, eps)
 
 @pytest.mark.parametrize("eps", [1.0, 4.0])
 def test_vqsgd_draws_its_points_by_that_law(eps):
-    # alpha 1e-6; 200,000 points of one message see one chance 6 % off with a miss rate under 1e-6 (the twin)
+    # alpha 1e-6; 200,000 points of one message detect a chance 6 % off with a miss rate under 1e-6 (the twin)
     defense, d = VQSGD(clip=2.0, epsilon=eps, repeats=200_000), 3
     update = torch.tensor([1.2, -0.8, 0.0])
-    told = defense._read(encode(defense, update)[0], setting_of(d))
+    points = defense._read(encode(defense, update)[0], setting_of(d))
     law = chances(defense, update.double() / 2).numpy()
-    assert stats.chisquare(np.bincount(told, minlength=6), 200_000 * law / law.sum()).pvalue > ALPHA
+    assert stats.chisquare(np.bincount(points, minlength=6), 200_000 * law / law.sum()).pvalue > ALPHA
     law[0] *= 1.06
-    assert stats.chisquare(np.bincount(told, minlength=6), 200_000 * law / law.sum()).pvalue < ALPHA
-    assert abs(stats.pearsonr(told[1:], told[:-1]).statistic) < 5 / 200_000**0.5
+    assert stats.chisquare(np.bincount(points, minlength=6), 200_000 * law / law.sum()).pvalue < ALPHA
+    assert abs(stats.pearsonr(points[1:], points[:-1]).statistic) < 5 / 200_000**0.5
 
 
 def test_vqsgd_averages_its_repetitions():
@@ -76,12 +76,12 @@ def test_a_vqsgd_message_has_18_bits_a_point_for_sqsgds_lenet():
     assert len(encode(VQSGD(repeats=3), torch.ones(1))[0]) == 1
 
 
-def test_where_lies_are_rarer_than_2_to_the_minus_53_vqsgd_tells_none():
-    # of equal magnitudes at the clip only the four points with the right signs are drawn
+def test_vqsgd_never_replaces_a_point_if_the_probability_is_below_2_to_the_minus_53():
+    # for equal magnitudes at the clip only the four points with the right signs are drawn
     update = torch.tensor([1.0, -1.0, 1.0, -1.0])
-    honest, liar = (VQSGD(clip=1.0, epsilon=eps, repeats=1000) for eps in (400.0, 1.0))
-    assert set(honest._read(encode(honest, update)[0], setting_of(4)).tolist()) == {0, 5, 2, 7}
-    assert set(liar._read(encode(liar, update)[0], setting_of(4)).tolist()) == set(range(8))
+    exact, random = (VQSGD(clip=1.0, epsilon=eps, repeats=1000) for eps in (400.0, 1.0))
+    assert set(exact._read(encode(exact, update)[0], setting_of(4)).tolist()) == {0, 5, 2, 7}
+    assert set(random._read(encode(random, update)[0], setting_of(4)).tolist()) == set(range(8))
 
 
 @pytest.mark.parametrize(("d", "eps"), [(1, 1.0), (2, 0.3), (5, 2.0), (9, 6.0)])
@@ -98,7 +98,7 @@ def test_one_point_of_vqsgd_has_exactly_the_stated_epsilon_and_no_pair_has_more(
     assert float((laws[:, None] - laws[None]).max()) <= worst * (1 + 1e-9)
 
 
-def test_what_vqsgd_claims_is_broken_by_its_repetitions():
+def test_the_repetitions_of_vqsgd_break_its_claim():
     setting = setting_of(LENET)
     claim = VQSGD().claim([None], setting)
     # 1/sqrt(119850) = 0.00288856, and 0.00288856 + 0.99711144 / 239700 = 0.00289272, whose logarithm is -5.84556

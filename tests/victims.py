@@ -1,4 +1,4 @@
-"""Victims by hand: what an adversary sees of them, and the truth beside it."""
+"""Hand-made victims: the observation of an adversary, and the truth."""
 
 import dataclasses
 
@@ -9,29 +9,23 @@ from torch.nn.functional import one_hot
 from leakgauge.attacks._engine.matching import gradients
 from leakgauge.defenses.none import NoDefense
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import (
-    Defense,
-    Examples,
-    Link,
-    Message,
-    Observation,
-    Sender,
-    Setting,
-    Snapshot,
-)
+from leakgauge.harness.core.contract import Defense, Examples, Link, Message, Observation, Sender, Setting, Snapshot
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
+from leakgauge.harness.study.score import match
 
 KEY = Key(0)
 SHAPE = (1, 8, 8)
 LENET = ModelTask(build("lenet-dlg", SHAPE, 10), "dlg")
+EXACT = 1e-6
+"""Raw MSE of an exact reconstruction; gradients are float32."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Says(Defense):
-    """A defense whose message says one value in every coordinate."""
+    """A defense with an estimate of one value in every coordinate."""
 
     value: float = 0.0
 
@@ -50,11 +44,16 @@ class Says(Defense):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is seen, and the truth."""
+    """An observation, and the truth."""
 
     seen: Observation
     x: Tensor
     y: Tensor
+
+    @property
+    def batches(self):
+        """The images and labels of each victim."""
+        return list(zip(self.x, self.y, strict=True))
 
     def mse(self, guesses):
         """[n] of each victim; a batch in its better order of two."""
@@ -62,22 +61,61 @@ class Case:
         return torch.stack([(order - self.x).square().flatten(1).mean(1) for order in orders]).amin(0)
 
 
+def encoded(setting, defense, updates, images, key):
+    """The messages of clients 0, 1, ..., each with 8 samples, for updates of that many images each."""
+    messages = []
+    for i, (update, count) in enumerate(zip(updates, images, strict=True)):
+        own, sender = key.child("client", i), Sender(i, 8)
+        wire, _ = defense.encode(None, None, update, Link(setting, sender, own.child("shared")), own.child("private"))
+        messages.append(Message(0, sender, wire, own.child("shared"), count, setting.steps))
+    return tuple(messages)
+
+
+def sent(task, batches, defense=None, steps=0, lr=0.1, params=None):
+    """A server's observation of the gradient, or the update of full-batch steps, of each batch (x, y), by autograd."""
+    defense = defense or NoDefense()
+    setting = Setting(task.layout, 8, 8, 1, "update" if steps else "gradient", steps or 1, lr, 0, 8)
+    params = task.init(KEY.child("model")) if params is None else params
+    updates = []
+    for x, y in batches:
+        here = params
+        for _ in range(steps or 1):
+            leaf = here.clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(task.loss(leaf, x, y), leaf)
+            here = here - lr * gradient
+        updates.append(here - params if steps else gradient)
+    messages = encoded(setting, defense, updates, [len(y) for _, y in batches], KEY)
+    model = Snapshot(0, params, None)
+    return Observation(View.parse("server"), setting, task, defense, lr, messages=messages, model=model)
+
+
+def errors(batch, guess):
+    """[b] raw MSE of the images in their best order, and how many labels match their own image's."""
+    x, y = batch
+    order = match(x, guess.x)
+    return (guess.x[order] - x).square().flatten(1).mean(1), int((guess.y[order] == y).sum())
+
+
+def assert_found(truth, guesses, mse=EXACT):
+    """Every batch of `truth` is found, with each image's label."""
+    for batch, guess in zip(truth, guesses, strict=True):
+        assert guess.failure == ""
+        worst, right = errors(batch, guess)
+        assert worst.max() < mse
+        assert right == len(batch[1])
+
+
 def make(task=LENET, n=3, images=1, defense=None, sends="gradient", lr=0.1, steps=1, labels=None, scale=1.0, key=KEY):
-    """n victims who sent the gradient of their images, or the update of one step; `key` draws the defense's noise."""
+    """n victims that send the gradient of their images, or the update of one step; `key` draws the defense's noise."""
     defense = defense or NoDefense()
     shape, classes = task.input_shape, task.classes
     setting = Setting(task.layout, 8, 8, 1, sends, steps, lr, images, 8)
     params = task.init(KEY.child("model"))
     x = rng.normal(KEY.child("x"), (n, images, *shape)).sigmoid()
     y = (3 + torch.arange(n * images).reshape(n, images)) % classes if labels is None else labels
-    sent = gradients(task, params, x, one_hot(y, classes).float())
-    sent = scale * (sent if sends == "gradient" else -lr * steps * sent)
-    messages = []
-    for i in range(n):
-        mine = key.child("client", i)
-        private, shared = mine.child("private"), mine.child("shared")
-        wire, _ = defense.encode(None, None, sent[i], Link(setting, Sender(i, 8), shared), private)
-        messages.append(Message(0, Sender(i, 8), wire, shared, images, steps))
+    updates = gradients(task, params, x, one_hot(y, classes).float())
+    updates = scale * (updates if sends == "gradient" else -lr * steps * updates)
+    messages = encoded(setting, defense, updates, [images] * n, key)
     aside = rng.normal(KEY.child("aside"), (12, *shape)).sigmoid()
     seen = Observation(
         View.parse("server+labels"),
@@ -85,7 +123,7 @@ def make(task=LENET, n=3, images=1, defense=None, sends="gradient", lr=0.1, step
         task,
         defense,
         lr,
-        messages=tuple(messages),
+        messages=messages,
         model=Snapshot(0, params, None),
         models=(Snapshot(0, params, None),),
         final=params,
@@ -97,7 +135,7 @@ def make(task=LENET, n=3, images=1, defense=None, sends="gradient", lr=0.1, step
 
 
 def only(seen, needs):
-    """The observation of an adversary who sees `needs`, and nothing else but what is public in any case."""
+    """The observation of an adversary that sees `needs` and public facts, nothing else."""
     fields = ("messages", "models", "final", "auxiliary", "candidates", "labels")
     hidden = {name: None for name in fields if name not in needs}
     if "models" in hidden:

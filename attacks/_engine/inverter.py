@@ -1,4 +1,4 @@
-"""A small network from what a message tells to an image: a linear part in closed form, and a hidden layer beside it."""
+"""A small network from features of a message to an image: a linear part in closed form, plus a hidden layer."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
 
 _RIDGES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, torch.inf)
-"""Penalties to choose from, for features of variance 1; with the last, a component keeps its mean."""
+"""Candidate penalties, for features of variance 1; with the last one, a component keeps its mean."""
 
 _ATLAS = 1024
-"""Images at most that show in which directions images differ."""
+"""Images that define the principal components, at most."""
 
 _BATCH = 128
 _PATIENCE = 3
-"""Epochs without a lower held-out error after which the hidden layer is left as it was best."""
+"""Epochs without a lower held-out error before the training of the hidden layer ends at its best epoch."""
 
 _CONSTANT = 1e-6
-"""Spread below which a feature counts as always the same. Of a victim it may still differ, and tells nothing."""
+"""Spread below which a feature counts as constant and is ignored, even if a victim's value differs."""
 
 
 class Pairs(NamedTuple):
-    """features [n, f] and the inputs [n, *input_shape] that they were made from."""
+    """features [n, f] and the inputs [n, *input_shape] behind them."""
 
     features: Tensor
     images: Tensor
 
 
 class Scale(NamedTuple):
-    """How numbers are made small: of features center and spread [f], infinite
-    where a feature tells nothing; of images mean [D] and directions [D, k]."""
+    """Center and spread [f] of features (spread infinite if constant), mean [D] and directions [D, k] of images."""
 
     center: Tensor
     spread: Tensor
@@ -42,7 +41,7 @@ class Scale(NamedTuple):
     directions: Tensor
 
     def inputs(self, features: Tensor) -> Tensor:
-        """[n, f] features of mean 0 and variance 1 where it was learned."""
+        """[n, f] normalized features: mean 0 and variance 1 on the training pairs."""
         return (features - self.center) / self.spread
 
     def components(self, images: Tensor) -> Tensor:
@@ -66,7 +65,7 @@ class Layers(NamedTuple):
 
 
 class Inverter(NamedTuple):
-    """The fitted network. `error`: its mean squared error an entry on the held-out pairs; `pixels`: cut to [0, 1]."""
+    """The fitted network. `error`: mean squared error per entry on the held-out pairs; `pixels`: clamp to [0, 1]."""
 
     scale: Scale
     layers: Layers
@@ -89,36 +88,36 @@ class Plan(NamedTuple):
 
 
 def fit(train: Pairs, held: Pairs, plan: Plan, *, pixels: bool, key: Key) -> Inverter:
-    """The network with the least squared error on `train`, as far as that lowers the error on `held` too.
+    """The network with the least squared error on `train`, regularized by the error on `held`.
 
-    Images are told by their principal components. The linear part is a ridge regression with a penalty for each
+    Images are represented by their principal components. The linear part is a ridge regression with one penalty per
     component: noise hides fine detail long before it hides color. Then the hidden layer, whose output starts at zero,
-    learns by Adam what is left; of all epochs and the start, that with the lowest error on `held` is taken.
+    learns the residual by Adam; the epoch (or the start) with the lowest error on `held` wins.
 
     Args:
-        train: its first images show the principal components.
-        held: of images that are not in `train`.
+        train: its first images define the principal components.
+        held: pairs of images that are not in `train`.
         key: draws the first weights and the order of the examples.
 
     Guarantees:
         The hidden layer never raises the squared error of the held-out components.
-        `error` is not finite where a feature is not. Same arguments, same numbers, with one thread.
+        `error` is not finite if a feature is not. Same arguments, same numbers, with one thread.
     """
     mean, directions = _principal(train.images.flatten(1)[:_ATLAS], plan.components)
     spread = train.features.std(dim=0, correction=0)
     spread = torch.where(spread < _CONSTANT, torch.inf, spread)
     scale = Scale(train.features.mean(dim=0), spread, mean, directions)
-    inputs, known = scale.inputs(train.features), scale.inputs(held.features)
-    wanted, truth = scale.components(train.images), scale.components(held.images)
+    inputs, held_inputs = scale.inputs(train.features), scale.inputs(held.features)
+    wanted, held_wanted = scale.components(train.images), scale.components(held.images)
     offset = wanted.mean(dim=0)
     none = (inputs.new_zeros(inputs.shape[1], 0), inputs.new_zeros(0), inputs.new_zeros(0, len(offset)))
     layers = Layers(offset, inputs.new_zeros(inputs.shape[1], len(offset)), *none)
-    if not bool(inputs.isfinite().all() and known.isfinite().all()):
+    if not bool(inputs.isfinite().all() and held_inputs.isfinite().all()):
         return Inverter(scale, layers, pixels, math.nan)
-    layers = layers._replace(linear=_ridge(inputs, wanted - offset, known, truth - offset))
+    layers = layers._replace(linear=_ridge(Pairs(inputs, wanted - offset), Pairs(held_inputs, held_wanted - offset)))
     if plan.hidden:
-        rest, left = wanted - layers(inputs), truth - layers(known)
-        first, bias, second = _learn(Pairs(inputs, rest), Pairs(known, left), plan, key)
+        rest = Pairs(inputs, wanted - layers(inputs)), Pairs(held_inputs, held_wanted - layers(held_inputs))
+        first, bias, second = _learn(*rest, plan, key)
         layers = layers._replace(first=first, bias=bias, second=second)
     found = Inverter(scale, layers, pixels, math.nan)
     return found._replace(error=float((found(held.features) - held.images.flatten(1)).square().mean()))
@@ -130,7 +129,7 @@ def _principal(images: Tensor, components: int) -> tuple[Tensor, Tensor]:
     apart = (images - mean).double()
     if len(apart) < apart.shape[1]:
         _, vectors = torch.linalg.eigh(apart @ apart.T)
-        # orthonormal also where a direction has next to no variance
+        # orthonormal even if a direction has almost no variance
         directions, _ = torch.linalg.qr(apart.T @ vectors.flip(1)[:, :components])
     else:
         _, vectors = torch.linalg.eigh(apart.T @ apart)
@@ -138,36 +137,37 @@ def _principal(images: Tensor, components: int) -> tuple[Tensor, Tensor]:
     return mean, directions.to(images.dtype)
 
 
-def _ridge(inputs: Tensor, wanted: Tensor, known: Tensor, truth: Tensor) -> Tensor:
-    """[f, k] weights, each column with the penalty under which it tells `truth` [m, k] best from `known` [m, f]."""
+def _ridge(train: Pairs, held: Pairs) -> Tensor:
+    """[f, k] weights, each column with the penalty of least error on `held`; `images` are components [n, k]."""
+    inputs = train.features
     values, vectors = torch.linalg.eigh((inputs.T @ inputs).double() / len(inputs))
-    rotated = vectors.T @ ((inputs.T @ wanted).double() / len(inputs))
-    seen = known.double() @ vectors
+    rotated = vectors.T @ ((inputs.T @ train.images).double() / len(inputs))
+    seen = held.features.double() @ vectors
     tried = torch.stack([rotated / (values.clamp(min=0.0) + ridge)[:, None] for ridge in _RIDGES])
-    errors = (seen @ tried - truth).square().mean(dim=1)
-    columns = torch.arange(wanted.shape[1])
+    errors = (seen @ tried - held.images).square().mean(dim=1)
+    columns = torch.arange(train.images.shape[1])
     chosen: Tensor = vectors @ tried[errors.argmin(dim=0), :, columns].T
     return chosen.to(inputs.dtype)
 
 
 def _learn(train: Pairs, held: Pairs, plan: Plan, key: Key) -> tuple[Tensor, Tensor, Tensor]:
-    """The hidden layer: weights [f, h], bias [h] and weights [h, k]; here `images` are the components to be told."""
+    """The hidden layer: weights [f, h], bias [h] and weights [h, k]; `images` are residual components [n, k]."""
     f, k = train.features.shape[1], train.images.shape[1]
     first = rng.normal(key.child("first"), (f, plan.hidden)).mul_(math.sqrt(2 / f)).requires_grad_()
     bias = torch.zeros(plan.hidden, requires_grad=True)
     second = torch.zeros(plan.hidden, k, requires_grad=True)
     weights = [first, bias, second]
-    descent = torch.optim.Adam(weights, lr=plan.lr)
-    slower = torch.optim.lr_scheduler.CosineAnnealingLR(descent, plan.epochs)
+    adam = torch.optim.Adam(weights, lr=plan.lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, plan.epochs)
     lowest, best, waited = float(held.images.square().mean()), [weight.detach().clone() for weight in weights], 0
     for epoch in range(plan.epochs):
         order = torch.from_numpy(rng.permutation(key.child("order", epoch), len(train.features)))
         for rows in torch.split(order, _BATCH):
             guess = torch.addmm(bias, train.features[rows], first).relu() @ second
-            descent.zero_grad()
+            adam.zero_grad()
             (guess - train.images[rows]).square().mean().backward()  # type: ignore[no-untyped-call]
-            descent.step()
-        slower.step()
+            adam.step()
+        schedule.step()
         with torch.no_grad():
             guess = torch.addmm(bias, held.features, first).relu() @ second
             error = float((guess - held.images).square().mean())

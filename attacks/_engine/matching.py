@@ -1,8 +1,8 @@
-"""What attackers ask of a model, for many instances at once: losses, and how well a dummy explains what was received.
+"""Evaluations of a model for many instances at once: losses, gradients, and how well dummies explain a message.
 
-All victims of a round trained from the same parameters, which are shared. Gradients of chains of known layers are
-computed by hand (`attacks._engine.kernels`); those of other models are mapped over the instances, and one backward
-pass through them gives every dummy its own gradient. `_kernel` decides.
+All victims of a round train from the same parameters, which are shared. Gradients of chains of known layers are
+computed by hand (`attacks._engine.kernels`); those of other models are mapped over the instances, and one backward pass
+through them gives every dummy its own gradient. `_kernel` decides.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _TOGETHER = 32
 """Instances whose gradients are computed at once: the patches of an image take up to 2 MB."""
 
 _ENTRIES = 2**20
-"""Entries of the gradients of one chunk by hand: 8 of 789,000 entries took 6.5 ms each, one at a time takes 2.4."""
+"""Gradient entries of one chunk by hand: with 789,000 entries an instance, 8 at once took 6.5 ms each, single ones
+2.4."""
 
 
 class Evaluation(NamedTuple):
@@ -40,7 +41,7 @@ class Evaluation(NamedTuple):
 
 
 Function = Callable[[Tensor, Tensor], Evaluation]
-"""(candidates [m, D], instances [m] int64) -> Evaluation; the second says which instance each candidate belongs to."""
+"""(candidates [m, D], instances [m] int64) -> Evaluation; `instances` names the instance of each candidate."""
 
 
 class Misfit(Protocol):
@@ -52,15 +53,15 @@ class Misfit(Protocol):
 
 @runtime_checkable
 class SlopedMisfit(Misfit, Protocol):
-    """A misfit that knows its own slope, so that no graph of d numbers an instance is recorded."""
+    """A misfit that computes its own slope, so that no graph with d numbers per instance is recorded."""
 
     def sloped(self, gradients: Tensor, instances: Tensor) -> Evaluation:
-        """What `__call__` returns, and its slope in `gradients` [m, d], without a graph."""
+        """The value of `__call__` and its slope in `gradients` [m, d], without a graph."""
 
 
 @dataclass(frozen=True, eq=False)
 class SquaredDistance:
-    """scale * sum_i (gradient_i - target_i)^2, to one target an instance: targets is [n, d].
+    """scale * sum_i (gradient_i - target_i)^2, with one target per instance: targets is [n, d].
 
     Source: Zhu et al. 2019, "Deep leakage from gradients", Algorithm 1.
     """
@@ -73,27 +74,24 @@ class SquaredDistance:
         return self.scale * (gradients - self.targets.index_select(0, instances)).square().sum(dim=1)
 
     def sloped(self, gradients: Tensor, instances: Tensor) -> Evaluation:
-        """Implement `SlopedMisfit`; in place, for with 100 classes these passes over d numbers take a fifth of all."""
+        """Implement `SlopedMisfit`, in place: with 100 classes these passes over d numbers are a fifth of the time."""
         misses = self.targets.index_select(0, instances).sub_(gradients)  # indexing took six times as long
         return Evaluation(self.scale * misses.square().sum(dim=1), misses.mul_(-2 * self.scale))
 
 
 def gradients(task: Task, params: Vector, x: Tensor, y: Tensor) -> Tensor:
-    """Gradients of the loss at the shared parameters, one a batch; differentiable in x and y.
+    """Gradients [m, d] of the loss at the shared parameters, one per batch; differentiable in x and y.
 
     Args:
         x: [m, b, *input_shape].
         y: [m, b, classes] probabilities.
-
-    Returns:
-        [m, d].
     """
     kernel = _kernel(task, params, x.shape[1])
     if kernel is not None:
         parts = zip(torch.split(x, _TOGETHER), torch.split(y, _TOGETHER), strict=True)
         rows = [_ByHand.apply(kernel, *part) for part in parts]  # type: ignore[no-untyped-call]
         return torch.cat(rows) if len(rows) > 1 else rows[0]
-    if len(x) == 1:  # mapping over one instance costs half as much again as not mapping
+    if len(x) == 1:  # mapping over one instance takes half as long again as not mapping
         leaf = params.detach().requires_grad_()
         again = x.requires_grad or y.requires_grad
         return torch.autograd.grad(batch_loss(leaf, x[0], y[0], task), leaf, create_graph=again)[0][None]
@@ -113,17 +111,17 @@ class _ByHand(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slopes: Tensor) -> tuple[None, Tensor, Tensor]:
-        assert len(ctx.saved_tensors) == 2  # asking raises where they were modified meanwhile
+        assert len(ctx.saved_tensors) == 2  # this access raises if x or y was modified in place
         return None, *ctx.trace.pull(slopes)
 
 
 def _kernel(task: Task, params: Vector, images: int) -> Kernel | None:
-    """The kernel by hand, where there is one and it is the faster; None: `vmap`.
+    """The kernel by hand if there is one and it is faster; None: use `vmap`.
 
-    Measured on one busy CPU core (`benchmarks/matching.py`), 3x32x32, 8 instances or more: `vmap` took 1.5 to 2.5 times
-    as long for the LeNet of DLG with one image and 1.2 to 1.4 with four, 3 to 6 for `mlp` (whose gradients by hand go
-    in smaller chunks), 1.1 to 1.4 for `cnn2` and `lenet5` with one image, but 0.6 to 1.0 with four: a first convolution
-    of stride 1 has a window a pixel, and few channels to share its copy. Nothing was measured on a GPU.
+    Time of `vmap` over time by hand, measured on one busy CPU core (`benchmarks/matching.py`), 3x32x32, 8 instances or
+    more: 1.5 to 2.5 for the LeNet of DLG with one image and 1.2 to 1.4 with four, 3 to 6 for `mlp` (in smaller chunks
+    by hand), 1.1 to 1.4 for `cnn2` and `lenet5` with one image, but 0.6 to 1.0 with four: a first convolution of stride
+    1 has a window per pixel, and few channels share the cost of copying it. No GPU was measured.
     """
     if type(task) is not ModelTask or not task.softmax or task.model.l2 or params.device.type != "cpu":
         return None
@@ -137,11 +135,11 @@ def _kernel(task: Task, params: Vector, images: int) -> Kernel | None:
 
 
 def batch_loss(params: Vector, x: Tensor, y: Tensor, task: Task) -> Tensor:
-    """The task's loss for probabilities y [b, classes], with more correct digits where it is softmax cross-entropy.
+    """The task's loss for probabilities y [b, classes]; softmax cross-entropy keeps more correct digits.
 
-    Its gradient in the scores is p - y. For a sure and right prediction that difference loses most digits in float32,
-    and matching then stalls long before the image is found (MSE 0.1 instead of 5e-4); so the likeliest label's is
-    taken from the sum of the others.
+    Its gradient in the scores is p - y. For a confident and correct prediction that difference loses most digits in
+    float32, and matching then stalls long before it finds the image (MSE 0.1 instead of 5e-4). So the entry of the
+    likeliest label is computed as minus the sum of the others.
     """
     if not task.softmax:
         return task.loss(params, x, y)
@@ -155,7 +153,7 @@ def batch_loss(params: Vector, x: Tensor, y: Tensor, task: Task) -> Tensor:
 
 
 def losses(task: Task, params: Vector, x: Tensor, y: Tensor, *, chunk: int = 256) -> Tensor:
-    """[n] losses of single examples x [n, *input_shape] and y [n], `chunk` of them at once."""
+    """[n] losses of single examples x [n, *input_shape] and y [n], computed `chunk` at a time."""
     each = vmap(task.loss, in_dims=(None, 0, 0))
     parts = zip(torch.split(x[:, None], chunk), torch.split(y[:, None], chunk), strict=True)
     with torch.no_grad():
@@ -165,19 +163,18 @@ def losses(task: Task, params: Vector, x: Tensor, y: Tensor, *, chunk: int = 256
 def evaluator(
     task: Task, params: Vector, misfit: Misfit, *, images: int, labels: Tensor | None = None, chunk: int = 8
 ) -> Function:
-    """The attacker's objective and its gradient in the dummies.
+    """The misfit of the candidates' gradients, and its slope in the candidates.
 
-    A candidate is one row: `images` inputs and, where `labels` is None, `images` rows of label logits behind them
-    (`unpack` takes it apart).
+    A candidate is one row: `images` inputs and, where `labels` is None, `images` rows of label logits after them, in
+    the layout of `unpack`.
 
     Args:
-        misfit: scores the gradients of the candidates.
         images: b, inputs of one instance.
-        labels: [n, b, classes] probabilities of each instance, held fixed; None: a candidate brings its own.
-        chunk: candidates computed at once, at most. 8: more fall out of the cache and are no faster each.
+        labels: [n, b, classes] probabilities of each instance, held fixed; None: each candidate has its own.
+        chunk: candidates computed at once, at most. More than 8 leave the cache and are no faster per candidate.
 
     Guarantees:
-        The value of a candidate depends on the other candidates by no more than rounding.
+        Other candidates change the value of a candidate by rounding at most.
     """
     if chunk < 1:
         raise ValueError(f"expected chunk >= 1, got chunk={chunk}")
@@ -185,16 +182,16 @@ def evaluator(
     if kernel is not None:
         _keep_freed_memory()
         chunk = max(1, min(chunk, _ENTRIES // task.layout.dim))
-    return _Evaluator(task, params, misfit, images, labels, chunk, kernel)
+    return Evaluator(task, misfit, images, labels, partial(gradients, task, params), chunk, kernel)
 
 
 def _keep_freed_memory() -> None:
-    """Free one large block, never touched: glibc then keeps up to 64 MiB of what is freed, instead of 128 KiB.
+    """Free one large, untouched block: glibc then keeps up to 64 MiB of freed memory instead of 128 KiB.
 
-    Else an evaluation gives megabytes back to the system, and the next one faults them in again, page by page: 1,100 to
-    1,600 faults, a third of the time.
+    Otherwise each evaluation returns megabytes to the system, and the next one faults them in again: 1,100 to 1,600
+    page faults, a third of the time.
     """
-    torch.empty(2**25 - 2**16, dtype=torch.uint8)  # a larger one than 32 MiB is not taken for typical
+    torch.empty(2**25 - 2**16, dtype=torch.uint8)  # glibc ignores blocks above 32 MiB
 
 
 def unpack(task: Task, candidates: Tensor, images: int) -> tuple[Tensor, Tensor]:
@@ -205,27 +202,33 @@ def unpack(task: Task, candidates: Tensor, images: int) -> tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class _Evaluator:
-    """See `evaluator`."""
+class Evaluator:
+    """A `Function`: the misfit of what clients with the candidates' inputs and labels send.
+
+    Attributes:
+        images, labels, chunk: see `evaluator`.
+        send: from x [m, images, *input_shape] and y [m, images, classes] to the argument of the misfit; differentiable.
+        kernel: computes `send` by hand; None: autograd does.
+    """
 
     task: Task
-    params: Vector
     misfit: Misfit
     images: int
     labels: Tensor | None
-    chunk: int
-    kernel: Kernel | None
+    send: Callable[[Tensor, Tensor], Tensor]
+    chunk: int = 8
+    kernel: Kernel | None = None
 
     def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
+        """Implement `Function`."""
         evaluate = self._by_autograd if self.kernel is None else partial(self._by_hand, self.kernel)
         parts = zip(torch.split(candidates, self.chunk), torch.split(instances, self.chunk), strict=True)
         values, slopes = zip(*(evaluate(part, rows) for part, rows in parts), strict=True)
         return Evaluation(torch.cat(values), torch.cat(slopes))
 
     def _by_hand(self, kernel: Kernel, candidates: Tensor, instances: Tensor) -> Evaluation:
-        """One chunk, without a graph but for the misfit's."""
-        x, logits = unpack(self.task, candidates.detach(), self.images)
-        y = logits.softmax(dim=-1) if self.labels is None else self.labels[instances]
+        """One chunk, without a graph, except the misfit's."""
+        x, y = self._batch(candidates.detach(), instances)
         gradients, trace = kernel.trace(x, y)
         value, slopes = _sloped(self.misfit, gradients, instances)
         pulled = trace.pull(slopes)
@@ -237,11 +240,14 @@ class _Evaluator:
     def _by_autograd(self, candidates: Tensor, instances: Tensor) -> Evaluation:
         """One chunk."""
         z = candidates.detach().requires_grad_()
-        x, logits = unpack(self.task, z, self.images)
-        y = logits.softmax(dim=-1) if self.labels is None else self.labels[instances]
-        value = self.misfit(gradients(self.task, self.params, x, y), instances)
+        value = self.misfit(self.send(*self._batch(z, instances)), instances)
         (slope,) = torch.autograd.grad(value.sum(), z)
         return Evaluation(value.detach(), slope)
+
+    def _batch(self, candidates: Tensor, instances: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and label probabilities of candidates."""
+        x, logits = unpack(self.task, candidates, self.images)
+        return x, logits.softmax(dim=-1) if self.labels is None else self.labels[instances]
 
 
 def _sloped(misfit: Misfit, gradients: Tensor, instances: Tensor) -> Evaluation:

@@ -1,4 +1,4 @@
-"""What an attacker minimizes: how badly candidate images explain the messages of one round or of several."""
+"""The function that a search minimizes: how badly candidate images explain the messages of one or several rounds."""
 
 from __future__ import annotations
 
@@ -10,37 +10,60 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from leakgauge.attacks._engine.image_prior import ImagePrior
 from leakgauge.attacks._engine.matching import Evaluation, Function, Misfit, SquaredDistance, evaluator, unpack
 from leakgauge.attacks._engine.simulate import Local, update_evaluator
-from leakgauge.harness.core.contract import (
-    Likelihood,
-    Message,
-    Observation,
-    Setting,
-    Sighting,
-    Task,
-    links_of,
-)
+from leakgauge.harness.core.contract import Likelihood, Observation, Setting, Sighting, Task, links_of
 from leakgauge.harness.federation.round import Round
 
 Kind = Literal["l2", "likelihood"]
 
+_SMOOTH = 1e-2
+"""Width of the rounded tip of |difference|, in units of the pixel range: L-BFGS needs a gradient at zero."""
+
 _LIKELIHOODS = 32
-"""Likelihoods kept; one decodes the messages of a chunk, and chunks change when a victim leaves the batch."""
+"""Likelihoods in the cache. Each decodes the messages of one chunk; chunks change when a victim leaves the batch."""
+
+
+@dataclass(frozen=True)
+class ImagePrior:
+    """-log p(x) up to a constant: neighboring pixels are alike, and all pixels are in [0, 1].
+
+    Attributes:
+        tv: weight of the total variation: a Laplace law of scale 1/tv for differences of neighboring pixels.
+        box: weight of the squared distance to [0, 1].
+    """
+
+    tv: float
+    box: float
+
+    def __post_init__(self) -> None:
+        for name, value in (("tv", self.tv), ("box", self.box)):
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"expected {name} >= 0, got {name}={value}")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[m] for x [m, b, channels, height, width]; for inputs of another shape, the box term alone."""
+        outside = (x - x.clamp(0, 1)).square().flatten(1).sum(1)
+        if x.ndim != 5:
+            return self.box * outside
+        across = (x[..., :, 1:] - x[..., :, :-1]).flatten(1)
+        down = (x[..., 1:, :] - x[..., :-1, :]).flatten(1)
+        differences = torch.cat([across, down], 1)
+        variation = ((differences.square() + _SMOOTH**2).sqrt() - _SMOOTH).sum(1)
+        return self.tv * variation + self.box * outside
 
 
 @dataclass(frozen=True)
 class Explains:
-    """How messages are explained.
+    """How well a candidate explains the messages.
 
     Attributes:
-        kind: `l2`: squared distance to what the defense's own estimate tells; `likelihood`: what the defense says of
-            the candidate's update.
-        scale: factor of the squared distance of gradients, so that it can be weighed against a prior.
-        unroll: follow the client's steps, and the clipping of its records where `likelihood` is asked; otherwise an
-            update counts as one step of all steps' length.
-        prior: of the inputs, added.
+        kind: `l2`: squared distance to the defense's own estimate; `likelihood`: the defense's likelihood of the
+            candidate's update.
+        scale: factor of the squared distance of gradients, which weighs it against a prior.
+        unroll: follow the client's steps and, for `likelihood`, the clipping of its records; otherwise an update counts
+            as one step of the total length of all steps.
+        prior: of the inputs; its value is added.
     """
 
     kind: Kind = "l2"
@@ -54,9 +77,9 @@ class Explains:
 
 
 def update_per_gradient(setting: Setting, sighting: Sighting) -> Tensor:
-    """[n]: what the mean gradient of its images is multiplied with to give each message's update, to first order.
+    """[n]: each message's update over the mean gradient of its images, to first order.
 
-    A message that the channel added up of several users is the sum of their updates.
+    The update of a superposed message is the sum of its users' updates.
     """
     gradient = setting.sends == "gradient"
     return torch.tensor(
@@ -65,10 +88,10 @@ def update_per_gradient(setting: Setting, sighting: Sighting) -> Tensor:
 
 
 def received_gradients(seen: Observation) -> Tensor:
-    """[n, d]: the gradient that each message of the first round tells of, by the defense's own estimate.
+    """[n, d]: the defense's own estimate of the gradient behind each message of the first round.
 
-    An update of several steps is taken for one step of their joint length, -update / (lr * steps): the gradient at the
-    round's model up to first order in lr * steps. A sum of several users' messages is taken for their mean.
+    An update of several steps counts as one step of their total length, -update / (lr * steps): the gradient at the
+    round's model up to first order in lr * steps. A sum of several users' messages counts as their mean.
 
     Raises:
         ValueError: the loss is not softmax cross-entropy.
@@ -88,31 +111,26 @@ def told_gradients(seen: Observation, sighting: Sighting) -> Tensor:
 
 
 class Objective(NamedTuple):
-    """Of n victims: how badly candidates explain the messages, [n] how badly updates of zero do, and the prior."""
+    """For n victims: the misfit of the messages, its value [n] for updates of zero, and the prior."""
 
     messages: Function
     nothing: Tensor
     prior: Function | None
 
     def at(self, strength: float) -> Function:
-        """The sum, with the messages' part scaled down to `strength` for updates of zero, where it is above that."""
+        """The sum. Where the misfit of updates of zero exceeds `strength`, the misfit is scaled down to that."""
         whole = self.messages
         if bool((self.nothing > strength).any()):
             whole = _Weighted(whole, strength / self.nothing.clamp(min=strength))
         return whole if self.prior is None else Sum((whole, self.prior))
 
 
-def objective(
-    seen: Observation,
-    sightings: Sequence[Sighting],
-    labels: Tensor | None,
-    explains: Explains,
-) -> Objective:
-    """The sum over the rounds of how badly candidates explain each round's messages, and the prior.
+def objective(seen: Observation, sightings: Sequence[Sighting], labels: Tensor | None, explains: Explains) -> Objective:
+    """The sum of the misfits of all rounds, and the prior.
 
     Args:
         sightings: the rounds, each with one message of the same n victims, in the same order.
-        labels: [n, b] int64, held fixed; None: a candidate brings its own.
+        labels: [n, b] int64, held fixed; None: each candidate has its own.
     """
     task, params = seen.task, sightings[0].model.params
     fixed = None if labels is None else one_hot(labels, task.classes).to(params.dtype)
@@ -129,43 +147,33 @@ def objective(
 def _of_round(
     seen: Observation, sighting: Sighting, labels: Tensor | None, explains: Explains
 ) -> tuple[Function, Tensor]:
-    """The function of one round, and its value at an update of zero."""
-    message, params = sighting.messages[0], sighting.model.params
+    """The misfit of one round, and its value [n] for updates of zero."""
+    task, message, params, rule = seen.task, sighting.messages[0], sighting.model.params, seen.defense.local
+    zero = params.new_zeros(len(sighting.messages), params.numel())
+    each = torch.arange(len(zero))
     aware = explains.kind == "likelihood"
-    each = torch.arange(len(sighting.messages))
-    zero = params.new_zeros(len(each), params.numel())
-    local = Local.of(
-        seen.setting,
-        sighting.lr,
-        message.steps,
-        seen.defense.local.clip if aware else None,
-        nominal=aware and (seen.defense.local.poisson or seen.defense.step_noise(seen.setting) > 0),
-    )
-    unlikely = _Unlikelihood(seen, sighting)
+    nominal = aware and (rule.poisson or seen.defense.step_noise(seen.setting) > 0)
+    local = Local.of(seen.setting, sighting.lr, message.steps, rule.clip if aware else None, nominal=nominal)
+    unlikely, factor = _Unlikelihood(seen, sighting), update_per_gradient(seen.setting, sighting)
+    misfit: Misfit
     if not explains.unroll or (local.one_gradient(message.images) and message.users == 1):
-        misfit: Misfit = _OfGradients(unlikely, update_per_gradient(seen.setting, sighting))
-        if not aware:
+        if aware:
+            misfit = _OfGradients(unlikely, factor)
+        else:
             misfit = SquaredDistance(told_gradients(seen, sighting).to(params.dtype), explains.scale)
-        function = evaluator(seen.task, params, misfit, images=message.images, labels=labels)
-        return function, misfit(zero, each)
-    misfit = unlikely if aware else _Distance(*_told_updates(seen, sighting), explains.scale)
-    function = update_evaluator(
-        seen.task, params, misfit, local, images=message.images, users=message.users, labels=labels
-    )
+        return evaluator(task, params, misfit, images=message.images, labels=labels), misfit(zero, each)
+    misfit = unlikely
+    if not aware:
+        misfit = _Distance(told_gradients(seen, sighting) * factor[:, None], factor, explains.scale)
+    function = update_evaluator(task, params, misfit, local, images=message.images, users=message.users, labels=labels)
     if message.users > 1:
         zero = zero[:, None].expand(-1, message.users, -1)
     return function, misfit(zero, each)
 
 
-def _told_updates(seen: Observation, sighting: Sighting) -> tuple[Tensor, Tensor]:
-    """Estimates [n, d] of the messages, and [n] what an update is divided by to be as long as a mean gradient."""
-    scale = update_per_gradient(seen.setting, sighting)
-    return told_gradients(seen, sighting) * scale[:, None], scale
-
-
 @dataclass(frozen=True, eq=False)
 class _Distance:
-    """Squared distance of messages [m, d] or [m, users, d] to what was told, in the unit of gradients."""
+    """Squared distance of messages [m, d] or [m, users, d] to estimates, in units of gradients."""
 
     targets: Tensor
     per_gradient: Tensor
@@ -180,7 +188,7 @@ class _Distance:
 
 @dataclass(frozen=True, eq=False)
 class _OfGradients:
-    """A misfit of messages as one of mean gradients."""
+    """A misfit of messages, as a misfit of mean gradients."""
 
     misfit: Misfit
     per_gradient: Tensor
@@ -192,25 +200,22 @@ class _OfGradients:
 
 @dataclass(frozen=True, eq=False)
 class _Unlikelihood:
-    """-log p(received | the messages before the defense), by the defense itself."""
+    """-log p(received | the messages before the defense), from the defense itself."""
 
     seen: Observation
     sighting: Sighting
-    kept: dict[tuple[int, ...], Likelihood] = field(default_factory=dict)
+    cache: dict[tuple[int, ...], Likelihood] = field(default_factory=dict)
 
     def __call__(self, gradients: Tensor, instances: Tensor) -> Tensor:
-        """Implement `Misfit`, of messages [m, d] or [m, users, d]."""
+        """Implement `Misfit`, for messages [m, d] or [m, users, d]."""
         members = tuple(instances.tolist())
-        if members not in self.kept:
-            if len(self.kept) >= _LIKELIHOODS:
-                self.kept.clear()
-            self.kept[members] = self._likelihood([self.sighting.messages[i] for i in members])
-        return self.kept[members](gradients)
-
-    def _likelihood(self, messages: Sequence[Message]) -> Likelihood:
-        """Of these messages together."""
-        wires, links = [message.wire for message in messages], links_of(self.seen.setting, messages)
-        return self.seen.defense.likelihood(self.sighting.model.state, wires, links)
+        if members not in self.cache:
+            if len(self.cache) >= _LIKELIHOODS:
+                self.cache.clear()
+            messages = [self.sighting.messages[i] for i in members]
+            wires, links = [message.wire for message in messages], links_of(self.seen.setting, messages)
+            self.cache[members] = self.seen.defense.likelihood(self.sighting.model.state, wires, links)
+        return self.cache[members](gradients)
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,6 +225,7 @@ class Sum:
     functions: tuple[Function, ...]
 
     def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
+        """Implement `Function`."""
         found = [function(candidates, instances) for function in self.functions]
         values, gradients = (torch.stack(parts).sum(dim=0) for parts in zip(*found, strict=True))
         return Evaluation(values, gradients)
@@ -227,12 +233,13 @@ class Sum:
 
 @dataclass(frozen=True, eq=False)
 class _Weighted:
-    """A function with a weight [n] for each instance."""
+    """A function with one weight [n] per instance."""
 
     function: Function
     weight: Tensor
 
     def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
+        """Implement `Function`."""
         value, gradient = self.function(candidates, instances)
         weight = self.weight[instances]
         return Evaluation(weight * value, weight[:, None] * gradient)
@@ -240,13 +247,14 @@ class _Weighted:
 
 @dataclass(frozen=True, eq=False)
 class Believed:
-    """A prior of the inputs, as a function of candidates with so many images."""
+    """A prior of the inputs, as a function of candidates with `images` images."""
 
     prior: ImagePrior
     task: Task
     images: int
 
     def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
+        """Implement `Function`."""
         z = candidates.detach().requires_grad_()
         value = self.prior(unpack(self.task, z, self.images)[0])
         (slope,) = torch.autograd.grad(value.sum(), z)

@@ -1,6 +1,6 @@
-"""Gradient matching: find inputs whose gradient explains what each victim sent.
+"""Gradient matching: find inputs whose gradient explains each victim's message.
 
-The engine of the attacks that differ only in where the labels come from.
+The shared engine of attacks that differ only in how they obtain the labels.
 """
 
 from __future__ import annotations
@@ -14,51 +14,63 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, but not listed in __all__
 
-from leakgauge.attacks._engine.failure import failed, unusable
 from leakgauge.attacks._engine.matching import Evaluation, Function, unpack
-from leakgauge.attacks._engine.objective import Explains, objective
+from leakgauge.attacks._engine.objective import Explains, Objective, objective
 from leakgauge.attacks._search.direction import Direction
 from leakgauge.attacks._search.lbfgs import Minima, Stop, minimize
 from leakgauge.attacks._solve.closed_form import RIDGE, Unsolvable, closed_form
 from leakgauge.attacks._solve.layerwise import Underdetermined
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Guess, Observation, Sighting
+from leakgauge.harness.core.contract import Guess, Message, Observation, Sighting, Task
 from leakgauge.harness.core.rng import Key
 
 Start = Literal["normal", "uniform"]
 
 _TOLERANCE = 3e-9
-"""Share of a zero gradient's misfit at which a search ends: of 24 photographs behind the LeNet of DLG the raw MSE was
-then 3e-6 to 5e-4. Single precision goes on to about 1e-10, for half as many evaluations again."""
+"""A search ends at this share of the misfit of a zero gradient: for 24 photographs behind the LeNet of DLG the raw MSE
+was then 3e-6 to 5e-4. Single precision reaches about 1e-10, for half as many evaluations again."""
 
 _STAGE = 100.0
-"""How much more the messages weigh from one stage to the next."""
+"""Factor of the messages' weight from one stage to the next."""
 
 _EXPLAINED = 1e-7
-"""Share at which a target counts as explained, so that another start would find the same inputs again. Above the
-tolerance, which soft labels often miss: they reach a corner of the simplex ever more slowly."""
+"""At this share a target counts as explained: another start would find the same inputs again. It is above the tolerance
+because soft labels often miss the tolerance: they approach a corner of the simplex ever more slowly."""
 
 _NEAR = 1e-5
-"""Share below which a search that stalls has found the inputs, but for digits that single precision does not have."""
+"""Below this share, a stalled search has found the inputs up to digits that single precision lacks."""
+
+
+def unusable(target: Tensor) -> str:
+    """Why a target [d] cannot be matched; empty if it can."""
+    if not bool(target.isfinite().all()):
+        return "the gradient is not finite"
+    return "" if bool(target.any()) else "the gradient is zero"
+
+
+def failed(task: Task, message: Message, failure: str, evaluations: int = 0) -> Guess:
+    """No reconstruction: zeros, with the reason."""
+    x = torch.zeros(message.images, *task.input_shape)
+    return Guess(x, torch.zeros(message.images, dtype=torch.int64), torch.inf, evaluations, failure)
 
 
 @dataclass(frozen=True)
 class Search:
-    """How hard, and from where, is searched.
+    """The budget, starts and objective of a search.
 
     Attributes:
-        restarts: at most; a victim whose target is explained is not started again. Where steps are followed, or users
-            told apart, each has the labels in another order: which label belongs to which step is not known.
+        restarts: at most; a victim whose target is explained is not restarted. If steps are followed or a message has
+            several users, each restart takes the labels in another order: the true order is unknown.
         evaluations: of the objective and its gradient, for one victim and restart, at most.
         start: law of the first dummy inputs: standard normal, or uniform in [0, 1].
-        explains: how a candidate is held against what was received.
-        decrease: share of the objective that the last evaluations must have won, see `Stop`. 3e-2: the slowest of
-            the undefended photographs still wins 0.1; against noise it saves two thirds that would fit the noise.
-        ease: what the messages weigh at first for an update of zero; then in stages up to what they do weigh. A
-            likelihood without noise is so steep that a search from a random start never comes to heed the prior.
-        warm: evaluations of a search by direction that comes first where the model has kinks and labels are known, in
-            every second restart; its steps of one size cross what stops steps that must lower the value.
-        solve: the closed form's image, where it covers the model and a message is of one image, is a candidate too.
+        explains: how well a candidate explains the messages.
+        decrease: least share of the objective that the last evaluations must gain, see `Stop`. 3e-2: the slowest of the
+            undefended photographs still gains 0.1; against noise it saves two thirds, which would fit the noise.
+        ease: the messages' misfit for an update of zero, as weighed in the first stage; the weight grows in stages up
+            to 1. A likelihood without noise is so steep that a random-start search ignores the prior.
+        warm: evaluations of a preceding search by direction, in every second restart, if the model has kinks and labels
+            are known. Its steps of one size cross points that stop a search whose steps must lower the value.
+        solve: also try the closed form's image, if it covers the model and the message is of one image.
     """
 
     restarts: int
@@ -71,11 +83,9 @@ class Search:
     solve: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in (("restarts", self.restarts), ("evaluations", self.evaluations)):
-            if value < 1:
-                raise ValueError(f"expected {name} >= 1, got {name}={value}")
-        if self.warm < 0:
-            raise ValueError(f"expected warm >= 0, got warm={self.warm}")
+        for name, least in (("restarts", 1), ("evaluations", 1), ("warm", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"expected {name} >= {least}, got {name}={getattr(self, name)}")
         if not self.ease > 0:
             raise ValueError(f"expected ease > 0, got ease={self.ease}")
         if self.start not in ("normal", "uniform"):
@@ -91,17 +101,17 @@ def match(
     *,
     rounds: int | None = 1,
 ) -> tuple[Guess, ...]:
-    """One guess a victim.
+    """One guess per victim.
 
     Args:
         targets: [n, d], see `received_gradients`.
         labels: [b] int64 of each victim; None: soft labels are searched together with the inputs.
-        key: draws the starts; those of a victim do not depend on the others.
-        rounds: how many of those that are seen are explained; None: all.
+        key: draws the starts; a victim's starts do not depend on the other victims.
+        rounds: how many of the observed rounds to explain; None: all.
 
     Guarantees:
-        The restart with the lowest objective is told, never one that is not finite.
-        A target that is zero or not finite is a failure, and costs nothing.
+        Each guess is the restart with the lowest objective, never one that is not finite.
+        A target that is zero or not finite is a failure, without any evaluation.
     """
     sightings = seen.sightings[:rounds]
     messages = sightings[0].messages
@@ -121,7 +131,7 @@ def match(
 
 @dataclass(frozen=True, eq=False)
 class _Group:
-    """Victims with equally many images, users and steps, attacked side by side.
+    """Victims with equal numbers of images, users and steps, attacked in one batch.
 
     targets: [n, d]. labels: [n, b] int64 or None.
     """
@@ -133,90 +143,87 @@ class _Group:
     search: Search
 
     def run(self, key: Key) -> list[Guess]:
-        """All restarts; the best of each victim."""
-        messages, task = self.sightings[0].messages, self.seen.task
-        n = len(messages)
-        labels = self.labels
-        explained_by = objective(self.seen, self.sightings, labels, self.search.explains)
-        nothing = explained_by.nothing
-        # a negative log-likelihood below zero has no natural end
-        tolerance, explained = (
-            torch.where(nothing > 0, share * nothing, -torch.inf) for share in (_TOLERANCE, _EXPLAINED)
-        )
-        best = Minima(self._starts(key, 0), nothing.new_full((n,), torch.inf), torch.zeros(n, dtype=torch.int64), ())
-        strengths = self._strengths(float(nothing.max()))
-        self._solved(best, explained_by.at(math.inf))
+        """The best of all restarts for each victim."""
+        goal = objective(self.seen, self.sightings, self.labels, self.search.explains)
+        n, explained, labels = len(goal.nothing), _share(_EXPLAINED, goal), self.labels
+        infinite = goal.nothing.new_full((n,), torch.inf)
+        best = Minima(self._starts(key, 0), infinite, torch.zeros(n, dtype=torch.int64), ())
+        self._try_closed_form(best, goal.at(math.inf))
         pending = (best.value > explained).nonzero()[:, 0]
         for restart in range(self.search.restarts if len(pending) else 0):
-            order = self._order(key, restart)
-            mine = self.labels
-            if mine is not None and order is not None:
-                mine = mine[:, order]
-                explained_by = objective(self.seen, self.sightings, mine, self.search.explains)
-            x, used = self._begin(key, restart, mine, pending)
-            for strength in strengths:
-                least = tolerance[pending].clamp(max=_TOLERANCE * strength)
-                stop = Stop(self.search.evaluations // len(strengths), least, decrease=self.search.decrease)
-                found = minimize(_Subset(explained_by.at(strength), pending), x, stop)
-                x, used = found.x, used + found.evaluations
-            if self._to_zero:
-                found = self._refined(found, mine, pending, tolerance)
-                used = used + found.evaluations
+            found, tried = self._restart(key, restart, goal, pending)
             better = found.value < best.value[pending]
             rows = pending[better]
             best.x[rows], best.value[rows] = found.x[better], found.value[better]
-            if labels is not None and mine is not None:
-                labels = labels.index_put((rows,), mine[rows])
-            best.evaluations[pending] += used
+            if labels is not None and tried is not None:
+                labels = labels.index_put((rows,), tried[rows])
+            best.evaluations[pending] += found.evaluations
             pending = pending[best.value[pending] > explained[pending]]
             if not len(pending):
                 break
+        return self._guesses(best, labels)
+
+    def _guesses(self, best: Minima, labels: Tensor | None) -> list[Guess]:
+        """One guess per victim; without labels, each image's likeliest."""
+        task, messages = self.seen.task, self.sightings[0].messages
         x, logits = unpack(task, best.x, messages[0].images)
         labels = logits.argmax(dim=2) if labels is None else labels
         return [
             Guess(x[i], labels[i], float(best.value[i]), int(best.evaluations[i]))
             if best.value[i].isfinite()
-            else failed(task, messages[i], "no restart had a finite objective", int(best.evaluations[i]))
-            for i in range(n)
+            else failed(task, message, "no restart had a finite objective", int(best.evaluations[i]))
+            for i, message in enumerate(messages)
         ]
 
-    def _solved(self, best: Minima, whole: Function) -> None:
-        """Put the closed form's images, as far as there are any, where the best ones are kept."""
+    def _try_closed_form(self, best: Minima, function: Function) -> None:
+        """Store the closed form's images in `best`, where there are any."""
         task, params, first = self.seen.task, self.sightings[0].model.params, self.sightings[0].messages[0]
         if not self.search.solve or self.labels is None or (first.images, first.users) != (1, 1):
             return
         form = closed_form(task, params, RIDGE) if bool(params.isfinite().all()) else None
-        for row, target in enumerate(self.targets if form is not None else ()):
-            assert form is not None
+        if form is None:
+            return
+        for row, target in enumerate(self.targets):
             try:
                 x = form.solve(target.double()).to(params.dtype).flatten()
             except (Unsolvable, Underdetermined, LinAlgError):
                 continue
             if bool(x.isfinite().all()):
-                value = whole(x[None], torch.tensor([row])).value[0]
+                value = function(x[None], torch.tensor([row])).value[0]
                 best.evaluations[row] += 1
                 if bool(value.isfinite()):
                     best.x[row], best.value[row] = x, value
 
+    def _restart(self, key: Key, restart: int, goal: Objective, rows: Tensor) -> tuple[Minima, Tensor | None]:
+        """The minima of the victims `rows` with all evaluations of this restart, and its labels [n, b]."""
+        labels, order, tolerance = self.labels, self._order(key, restart), _share(_TOLERANCE, goal)
+        strengths = self._strengths(float(goal.nothing.max()))
+        if labels is not None and order is not None:
+            labels = labels[:, order]
+            goal = objective(self.seen, self.sightings, labels, self.search.explains)
+        x, used = self._begin(key, restart, labels, rows)
+        for strength in strengths:
+            least = tolerance[rows].clamp(max=_TOLERANCE * strength)
+            stop = Stop(self.search.evaluations // len(strengths), least, decrease=self.search.decrease)
+            found = minimize(_Subset(goal.at(strength), rows), x, stop)
+            x, used = found.x, used + found.evaluations
+        explains = self.search.explains
+        # the objective is a distance alone, and zero at the truth
+        if explains.kind == "l2" and explains.prior is None and not explains.unroll:
+            found = self._refined(found, labels, rows, tolerance)
+            used = used + found.evaluations
+        return found._replace(evaluations=used), labels
+
     def _begin(self, key: Key, restart: int, labels: Tensor | None, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Where a restart of the victims `rows` begins, [m, D], and the evaluations [m] that this took."""
+        """Start points [m, D] of a restart for the victims `rows`, and their evaluations [m] so far."""
         x, none = self._starts(key, restart)[rows], torch.zeros(len(rows), dtype=torch.int64)
         if labels is None or not self.search.warm or restart % 2 or self.seen.task.smooth:
             return x, none
         found = Direction(self.search.warm).search(self.seen, self.targets[rows], labels[rows], x[:, None])
         return torch.where(found.value.isfinite()[:, None], found.x, x), found.evaluations
 
-    @property
-    def _to_zero(self) -> bool:
-        """Whether the objective is a distance alone, which the truth would make zero."""
-        explains = self.search.explains
-        return explains.kind == "l2" and explains.prior is None and not explains.unroll
-
     def _refined(self, found: Minima, labels: Tensor | None, rows: Tensor, tolerance: Tensor) -> Minima:
-        """What the victims `rows` found, those that stalled near zero for want of digits gone on with in double.
-
-        The evaluations are those of this alone.
-        """
+        """The minima after searches that stalled near zero continue in double; `evaluations` counts only these."""
         spare = self.search.evaluations - found.evaluations
         near = (found.value > tolerance[rows]) & (found.value <= _NEAR * tolerance[rows] / _TOLERANCE) & (spare > 0)
         used = torch.zeros_like(found.evaluations)
@@ -232,7 +239,7 @@ class _Group:
         return found._replace(x=x, value=value, evaluations=used)
 
     def _strengths(self, whole: float) -> list[float]:
-        """How strongly the messages weigh in each stage of a search; at last as much as they do."""
+        """The messages' weight in each stage of a search; in the last stage, their full weight."""
         strengths, strength = [], self.search.ease
         while strength * _STAGE < whole:
             strengths.append(strength)
@@ -240,31 +247,37 @@ class _Group:
         return [*strengths, math.inf]
 
     def _order(self, key: Key, restart: int) -> Tensor | None:
-        """The order of the labels, which says in which step each is taken: another in every restart; None: as it is."""
+        """The order of the labels, which assigns them to steps: another in every restart; None: unchanged."""
         message = self.sightings[0].messages[0]
         if restart == 0 or message.images == 1 or not (self.search.explains.unroll or message.users > 1):
             return None
         return torch.from_numpy(rng.permutation(key.child("order", restart), message.images))
 
     def _starts(self, key: Key, restart: int) -> Tensor:
-        """[n, D]: every victim's first dummy inputs, and label logits where those are searched too."""
+        """[n, D]: every victim's first dummy inputs, and label logits if labels are searched too."""
         draw = rng.normal if self.search.start == "normal" else rng.uniform
         task, messages = self.seen.task, self.sightings[0].messages
         rows = []
         for message in messages:
-            mine = key.child("start", message.sender.number, restart)
-            x = draw(mine.child("inputs"), (message.images, *task.input_shape)).flatten()
-            logits = rng.normal(mine.child("labels"), (message.images, task.classes)).flatten()
+            own = key.child("start", message.sender.number, restart)
+            x = draw(own.child("inputs"), (message.images, *task.input_shape)).flatten()
+            logits = rng.normal(own.child("labels"), (message.images, task.classes)).flatten()
             rows.append(x if self.labels is not None else torch.cat([x, logits]))
         return torch.stack(rows)
 
 
+def _share(share: float, goal: Objective) -> Tensor:
+    """[n]: this share of the misfit for updates of zero; -inf where a likelihood makes that negative."""
+    return torch.where(goal.nothing > 0, share * goal.nothing, -torch.inf)
+
+
 @dataclass(frozen=True, eq=False)
 class _Subset:
-    """A function of some of the instances, numbered anew."""
+    """A function of some of the instances, renumbered."""
 
     function: Function
     rows: Tensor
 
     def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
+        """Implement `Function`."""
         return self.function(candidates, self.rows[instances])

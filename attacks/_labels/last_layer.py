@@ -1,4 +1,4 @@
-"""The last layer of a model: where it lies, and what of a gradient belongs to it."""
+"""The last layer of a model: its position, its rows of a gradient, and its inputs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import torch
 from torch import Tensor
 
 from leakgauge.harness.core.contract import Task
+from leakgauge.harness.core.vec import Vector
+
+SURE = 4.0
+"""An entry counts as negative if it is at least this many standard deviations below zero."""
 
 
 class LastLayer(NamedTuple):
-    """first, stop: its tensors, as a range of the layout: weight [classes, m] and, where there is one, bias."""
+    """first, stop: its tensors, as a range of the layout: weight [classes, m] and the bias, if there is one."""
 
     first: int
     stop: int
@@ -23,10 +27,10 @@ class LastLayer(NamedTuple):
 
 
 def last_layer(task: Task) -> LastLayer:
-    """Where the last layer lies.
+    """The position of the last layer.
 
     Raises:
-        ValueError: labels cannot be read off it, see `restore`.
+        ValueError: labels cannot be read off this model, see `restore`.
     """
     if not task.softmax:
         raise ValueError("expected a softmax cross-entropy loss to infer labels, got another")
@@ -42,11 +46,20 @@ def last_layer(task: Task) -> LastLayer:
 
 
 def rows_of(task: Task, layer: LastLayer, vectors: Tensor) -> Tensor:
-    """[n, classes, m + 1 or m] of vectors [n, d]: what belongs to the last layer, the bias as the last column."""
+    """[n, classes, m + 1 or m]: the last layer's part of vectors [n, d], with the bias as the last column."""
     parts = task.layout.split(vectors)[layer.first : layer.stop]
     return torch.cat([part.reshape(len(vectors), task.classes, -1) for part in parts], dim=2)
 
 
 def noise_of(rows: Tensor) -> Tensor:
-    """[n] standard deviation of the noise in an entry, from sums of rows, which have no other reason not to be zero."""
+    """[n] standard deviation of the noise in an entry; without noise, the rows of a gradient sum to zero."""
     return (rows.sum(dim=1).square().mean(dim=1) / rows.shape[1]).sqrt()
+
+
+def mean_input(task: Task, params: Vector, layer: LastLayer, x: Tensor) -> Tensor:
+    """[m + 1 or m]: the mean of the last layer's inputs h over inputs x, with 1 for its bias."""
+    params = params.detach().requires_grad_()
+    one, other = torch.eye(task.classes, dtype=params.dtype)[:2, None].expand(2, len(x), task.classes)
+    # p cancels in the difference, so row 0 of the last layer's gradient is the mean of h
+    (gradient,) = torch.autograd.grad(task.loss(params, x, other) - task.loss(params, x, one), params)
+    return rows_of(task, layer, gradient[None])[0, 0]

@@ -1,4 +1,4 @@
-"""How often each label occurs in a batch, given what inputs of each label usually add to its gradient."""
+"""The count of each label in a batch, given what inputs of each label usually add to its gradient."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
 
 _KINDS, _MEMBERS = 8, 4
-"""A label has at most 8 kinds of inputs, of at least 4 examples each: how sure a model is spans powers of ten."""
+"""A label has at most 8 kinds of inputs, with at least 4 examples each: the certainty of a model spans decades."""
 
 _BORROWED = 3.0
-"""Examples' worth of variance that a kind borrows from the kinds of other labels that are as sure."""
+"""Variance that a kind borrows from equally sure kinds of other labels, in numbers of examples."""
 
 _ROUNDING = 1e-7
-"""Of single precision, in shares of one image's largest possible entry."""
+"""Rounding of single precision, in shares of one image's largest possible entry."""
 
 _TAILS = 4.0
-"""Degrees of freedom: a normal law took too many entries, which only fit badly, for proofs."""
+"""Degrees of freedom of the t law; a normal law took too many badly fitting entries for proofs."""
 
 _SWEEPS, _DROPPED = 30, 8
-"""Passes over the inputs of a batch, and how many of the first are not counted."""
+"""Passes over the inputs of a batch, and the number of first passes that are discarded."""
 
 _AT_ONCE = 2**22
 """Entries of the largest intermediate result."""
 
 _DOUBT = 1e-3
-"""No chance that was counted in one round is below this, or above one less this."""
+"""A probability from one round is kept at least this far from 0 and 1."""
 
 
 class Kinds(NamedTuple):
@@ -45,7 +45,7 @@ class Kinds(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What n batches add up to: value [n, f], noise [n, f] its variance, proven [n, labels]: what occurs for sure."""
+    """Sums over n batches. value [n, f]; noise [n, f]: its variance; proven [n, labels]: labels that surely occur."""
 
     value: Tensor
     noise: Tensor
@@ -56,9 +56,9 @@ def kinds_of(added: Tensor, y: Tensor, unsure: Tensor, share: Tensor, counts: Te
     """Kinds of the inputs of each label, from the surest to the least sure.
 
     Args:
-        added: [n, f] what each example adds; y: [n] its label, each at least once; unsure: [n] to sort by.
-        share: [labels] of all inputs.
-        counts: [labels] examples that are what they say they are; fewer are not cut into kinds.
+        added: [n, f], what each example adds; y: [n], its label, each at least once; unsure: [n], sort key.
+        share: [labels], shares of all inputs.
+        counts: [labels], examples that really have the label; they decide into how many kinds it is cut.
     """
     labels = len(share)
     rows = [torch.nonzero(y == label)[:, 0] for label in range(labels)]
@@ -70,7 +70,7 @@ def kinds_of(added: Tensor, y: Tensor, unsure: Tensor, share: Tensor, counts: Te
     squares = torch.stack([(added[part] - mean[i]).square().sum(dim=0) for i, part in enumerate(parts)])
     pooled = added.new_zeros(_KINDS, added.shape[1]).index_add_(0, place, squares)
     pooled = pooled / added.new_zeros(_KINDS, 1).index_add_(0, place, size).clamp(min=1)
-    # one example each: nothing is known of the spread but that of all
+    # with one example each, only the spread of all examples is known
     borrowed = torch.where(pooled > 0, pooled, added.var(dim=0, correction=0))[place]
     variance = (squares + _BORROWED * borrowed) / (size + _BORROWED) + _ROUNDING**2
     label = torch.arange(labels).repeat_interleave(torch.tensor(cuts))
@@ -82,8 +82,8 @@ def kinds_of(added: Tensor, y: Tensor, unsure: Tensor, share: Tensor, counts: Te
 def chances(kinds: Kinds, sums: Sums, images: int, copies: int, keys: Sequence[Key]) -> Tensor:
     """[n, labels, images]: in [v, c, k - 1] the probability that label c occurs at least k times in batch v.
 
-    A sum's entries are taken for independent of each other, and for `copies` tellings of the same. Gibbs sampling: one
-    input after the other is taken out, and its kind drawn anew given the others; its label's probabilities are added.
+    The entries of a sum are treated as independent, and as `copies` readings of the same quantity. Gibbs sampling: one
+    input after another is removed and its kind redrawn given the others; its label's probabilities are accumulated.
     """
     size = max(1, _AT_ONCE // kinds.mean.numel())
     draws = [rng.uniform(key, (_SWEEPS, images), dtype=torch.float64) for key in keys]
@@ -95,7 +95,7 @@ def chances(kinds: Kinds, sums: Sums, images: int, copies: int, keys: Sequence[K
 
 
 def _sampled(kinds: Kinds, sums: Sums, images: int, copies: int, draws: Sequence[Tensor]) -> Tensor:
-    """`chances` of so many batches at once."""
+    """`chances` for batches that fit in memory."""
     n, every = len(sums.value), torch.arange(len(sums.value))
     times = torch.arange(1, images + 1)
     proven = sums.proven & (sums.proven.sum(dim=1) <= images)[:, None]
@@ -107,7 +107,7 @@ def _sampled(kinds: Kinds, sums: Sums, images: int, copies: int, draws: Sequence
         counts[every, drawn[:, i]] += 1
     found = sums.value.new_zeros(n, kinds.of_label.shape[1], images)
     uniform = torch.stack(list(draws[:n]))
-    # what is left of a single input does not depend on what was drawn before
+    # with a single input, nothing depends on earlier draws
     for sweep in range(_SWEEPS if images > 1 else 1):
         for i in range(images):
             counts[every, drawn[:, i]] -= 1
@@ -124,7 +124,7 @@ def _sampled(kinds: Kinds, sums: Sums, images: int, copies: int, draws: Sequence
 def _weights(kinds: Kinds, sums: Sums, counts: Tensor, copies: int, unknown: int = 0) -> Tensor:
     """[n, k] log-probability, up to a constant, that an input is of kind k, given the others' counts [n, k].
 
-    unknown: how many inputs more there are, of which nothing is known but what inputs usually add.
+    unknown: number of further inputs, which add what inputs add on average.
     """
     mean, variance = counts @ kinds.mean, sums.noise + counts @ kinds.variance
     if unknown:
@@ -142,20 +142,20 @@ def _weights(kinds: Kinds, sums: Sums, counts: Tensor, copies: int, unknown: int
 
 
 def prior(share: Tensor, images: int) -> Tensor:
-    """[labels, images]: in [c, k - 1] the probability that c occurs at least k times among so many inputs."""
+    """[labels, images]: in [c, k - 1] the probability that c occurs at least k times among `images` inputs."""
     times = torch.arange(1, images + 1, dtype=share.dtype)
     exactly: Tensor = Binomial(images, share[:, None]).log_prob(times).exp()  # type: ignore[no-untyped-call]
     return exactly.flip(1).cumsum(dim=1).flip(1)
 
 
 def joined(rounds: Sequence[Tensor], before: Tensor) -> Tensor:
-    """[labels, images] log-odds from the chances of several rounds, each of which begins with the chances `before`."""
+    """[labels, images] log odds from the probabilities of several rounds, each with the prior `before`."""
     odds = [chance.clamp(_DOUBT, 1 - _DOUBT).logit() for chance in rounds]
     return torch.stack(odds).sum(dim=0) - (len(rounds) - 1) * before.clamp(1e-12, 1 - 1e-12).logit()
 
 
 def most_expected(chance: Tensor) -> Tensor:
-    """[images] int64, sorted: the labels of which most are expected to be right; chance [labels, images], or odds."""
+    """[images] int64, sorted: labels with the largest expected number right; chance [labels, images], or log odds."""
     images = chance.shape[1]
     best = chance.nan_to_num(nan=-torch.inf).flatten().sort(descending=True, stable=True).indices[:images]
     return (best // images).sort().values

@@ -1,9 +1,9 @@
-"""Shadow models: trained by the attacker on records that it knows, to see what training on a record does."""
+"""Shadow models: trained by the attacker on known records, to learn how training on a record changes a model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -14,18 +14,22 @@ from leakgauge.harness.core.contract import Attack, Examples, Observation, Task
 from leakgauge.harness.core.rng import Key
 
 _CHUNK = 1024
-"""Records put through a model at once."""
+"""Records evaluated at once."""
+
+Mode = Literal["online", "offline"]
+"""Whether shadow models may train on the candidates."""
 
 
 class ByShadows(Attack):
-    """What membership attacks with shadow models have in common."""
+    """The common part of membership attacks with shadow models."""
 
     kind: ClassVar[str] = "membership"
+    shadows: int
     simulate: bool
 
     @property
     def aware(self) -> bool:
-        """It uses the defense where its shadows pass through it."""
+        """True if the shadows pass through the defense."""
         return self.simulate
 
     @property
@@ -33,39 +37,46 @@ class ByShadows(Attack):
         """The final model, the candidates and auxiliary data."""
         return frozenset({"final", "candidates", "auxiliary"})
 
+    def _check(self, mode: Mode) -> None:
+        """Refuse an unknown mode or too few shadows for it."""
+        if mode not in get_args(Mode):
+            raise ValueError(f"expected mode 'online' or 'offline', got {mode!r}")
+        least = 2 if mode == "online" else 1
+        if self.shadows < least:
+            raise ValueError(f"expected shadows >= {least}, got shadows={self.shadows}")
+
 
 class Shadowing(NamedTuple):
-    """An attacker's own models, and what they trained on.
+    """The shadow models and their training records.
 
     Attributes:
-        models: [m, d], those that did not diverge.
-        pool: [p] records out of which each trained on some.
-        inside: [m, p] bool, on which.
-        asked: [m, n] bool, which had each of the n candidates; False everywhere where the pool holds none.
+        models: [m, d], the models that did not diverge.
+        pool: p records; each model trained on some of them.
+        inside: [m, p] bool, which model trained on which record.
+        candidates: [m, n] bool, which model trained on which candidate; all False if the pool holds none.
         aside: auxiliary records outside the pool.
     """
 
     models: Tensor
     pool: Examples
     inside: Tensor
-    asked: Tensor
+    candidates: Tensor
     aside: Examples
 
 
 def shadow(seen: Observation, key: Key, *, runs: int, online: bool, simulate: bool) -> Shadowing:
     """Train `runs` models as the federation trains, each on a random part of a pool.
 
-    The pool has twice as many records as the federation, as far as everybody knows: its clients times the records of
-    the smallest. Online it holds all candidates, then random auxiliary records; offline auxiliary records alone. Each
-    model trains on as many records as the federation: half of the pool, or less where there are more candidates than
-    that. Where the auxiliary records are too few, the pool is smaller, and a model trains on half of it, but on one
-    record a client at least: it overfits more than the one that is attacked.
+    The pool has twice as many records as the federation is known to have: its clients times the records of the smallest
+    client. Online, it holds all candidates, then random auxiliary records; offline, auxiliary records only. Each model
+    trains on as many records as the federation, which is half of the pool, or less with many candidates. With too few
+    auxiliary records, the pool is smaller, and a model trains on half of it, but on at least one record per client; it
+    then overfits more than the attacked model.
 
-    A part is a matter of places in the pool: with the candidates in another order, they meet other models, as under
-    another key.
+    A model's part is a set of places in the pool. In another order, the candidates therefore meet other models.
 
     Args:
-        simulate: the models' updates pass through the defense, as in the federation.
+        simulate: pass the models' updates through the defense, as in the federation.
 
     Raises:
         ValueError: the pool has no more records than the federation has clients, or all models diverged.
@@ -76,43 +87,26 @@ def shadow(seen: Observation, key: Key, *, runs: int, online: bool, simulate: bo
     records = clients * seen.setting.samples
     wanted = max(0, 2 * records - n) if online else 2 * records
     order = torch.from_numpy(rng.permutation(key.child("auxiliary"), len(seen.auxiliary.y)))
-    pool, aside = _rows(seen.auxiliary, order[:wanted]), _rows(seen.auxiliary, order[wanted:])
+    x, y = seen.auxiliary
+    pool, aside = (Examples(x[rows], y[rows]) for rows in (order[:wanted], order[wanted:]))
     if online:
         pool = Examples(*(torch.cat(pair) for pair in zip(seen.candidates, pool, strict=True)))
     size = len(pool.y)
     if size <= clients:
-        raise ValueError(f"expected more than {clients} records, one a client, to train shadow models on, got {size}")
+        raise ValueError(f"expected more than {clients} records, one per client, to train shadow models, got {size}")
     inside = halves(key.child("halves"), runs, size, min(records, max(size // 2, clients)))
-    trained = train_shadows(
-        seen.task,
-        Recipe.of(seen.setting, records),
-        pool,
-        inside,
-        key.child("train"),
-        defense=seen.defense if simulate else None,
-        setting=seen.setting,
-    )
+    recipe, defense = Recipe.of(seen.setting, records), seen.defense if simulate else None
+    trained = train_shadows(seen.task, recipe, pool, inside, key.child("train"), defense=defense, setting=seen.setting)
     usable = trained.final.isfinite().all(1)
     if not bool(usable.any()):
         raise ValueError(f"expected a shadow model that did not diverge, got none of {runs}")
     inside = inside[usable]
-    asked = inside[:, :n] if online else torch.zeros(len(inside), n, dtype=torch.bool)
-    return Shadowing(trained.final[usable], pool, inside, asked, aside)
+    candidates = inside[:, :n] if online else torch.zeros(len(inside), n, dtype=torch.bool)
+    return Shadowing(trained.final[usable], pool, inside, candidates, aside)
 
 
 def outputs(task: Task, models: Sequence[Tensor] | Tensor, x: Tensor) -> Tensor:
-    """[m, n, classes], of models [m, d] on records x [n, *input_shape]."""
+    """[m, n, classes]: outputs of models [m, d] on records x [n, *input_shape]."""
     with torch.no_grad():
         parts = torch.split(x, _CHUNK)
         return torch.stack([torch.cat([task.outputs(model, part) for part in parts]) for model in models])
-
-
-def check_runs(shadows: int, least: int) -> None:
-    """Refuse too few shadow models."""
-    if shadows < least:
-        raise ValueError(f"expected shadows >= {least}, got shadows={shadows}")
-
-
-def _rows(data: Examples, rows: Tensor) -> Examples:
-    """Records by index."""
-    return Examples(data.x[rows], data.y[rows])

@@ -11,18 +11,18 @@ from leakgauge.attacks._engine.matching import Function
 from leakgauge.attacks._search.lbfgs import Minima, Status
 
 _DECAY = 0.1
-"""What the step size is multiplied with, 3/8, 5/8 and 7/8 of the way."""
+"""Factor of the step size after 3/8, 5/8 and 7/8 of the evaluations."""
 
 _MEMORIES = (0.9, 0.999)
-"""Of the mean and of the mean square (Kingma and Ba 2015, Algorithm 1)."""
+"""Decay of the running mean and mean square (Kingma and Ba 2015, Algorithm 1)."""
 
 _TINY = 1e-8
-"""Added to the root mean square, which of signs is zero only where every gradient was."""
+"""Added to the root mean square, which for signs is zero only if every gradient was."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How far, and how long.
+    """Budget, step sizes and bounds.
 
     Attributes:
         evaluations: of one problem, at most.
@@ -37,7 +37,7 @@ class Schedule:
     box: tuple[float, float] | None = None
 
     def size(self, used: int) -> float:
-        """Of the step after `used` evaluations."""
+        """The size of the step after `used` evaluations."""
         passed = sum(8 * used > eighths * self.evaluations for eighths in (3, 5, 7))
         return self.step * _DECAY**passed
 
@@ -54,10 +54,10 @@ def descend(function: Function, start: Tensor, schedule: Schedule) -> Minima:
         start: [n, D], not modified; projected into the box first.
 
     Guarantees:
-        The iterate with the lowest value is told, not the last; it lies in the box.
-        A value or gradient that is not finite ends a problem as `FAILED` and changes nothing for the others but
-            rounding; it keeps what it had found before, or an infinite value where that is nothing.
-        A problem that has ended is not evaluated again; a zero gradient ends one too, as `STALLED`.
+        Returns the iterate with the lowest value, not the last; it lies in the box.
+        A value or gradient that is not finite ends a problem as `FAILED` and changes the others by rounding at most;
+            the problem keeps its best iterate so far, with an infinite value if there is none.
+        A zero gradient ends a problem as `STALLED`. A problem that has ended is not evaluated again.
         Same arguments, same numbers.
 
     Source: Geiping et al. 2020, sec. 4 and its published code: the sign of the gradient goes into Adam, the step size

@@ -1,7 +1,7 @@
 """L-BFGS on many independent problems at once, each with its own history, step length and end.
 
-Nobody waits for another: at every turn each live problem has one trial point evaluated; those that accept theirs get a
-new direction, the others halve their step, and those that are done leave the batch.
+No problem waits for another. Each turn evaluates one trial point of every live problem: a problem that accepts its
+point gets a new direction, the others halve their step, and finished problems leave the batch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from leakgauge.attacks._engine.matching import Function
 
 _ARMIJO = 1e-4
-"""Share of the decrease promised by the slope that a step must bring (Nocedal & Wright 2006, sec. 3.1)."""
+"""Share of the decrease predicted by the slope that a step must achieve (Nocedal & Wright 2006, sec. 3.1)."""
 
 _CURVATURE = 1e-8
 """A pair with s.y below this times |s||y| would make the next direction mostly rounding."""
@@ -25,9 +25,15 @@ _CURVATURE = 1e-8
 _SHORTEST = 2.0**-20
 """A shorter step changes a float32 point by little more than its rounding."""
 
+_HISTORY = 100
+"""Accepted pairs in memory; gradient matching needs 50 or more (measured)."""
+
+_WINDOW = 200
+"""Evaluations from one check for stalling to the next."""
+
 
 class Status(enum.Enum):
-    """Why a problem ended; in the order in which they are asked: the first that holds is told."""
+    """Why a problem ended, in order of precedence."""
 
     FAILED = "failed"
     CONVERGED = "converged"
@@ -42,20 +48,19 @@ class Stop:
     Attributes:
         evaluations: of one problem, at most.
         tolerance: [n], converged at this value or below.
-        window, decrease: stalled where `window` evaluations lowered the value by less than `decrease` times its size,
-            where no step along the gradient lowers it, or where the gradient is zero.
+        decrease: stalled if `_WINDOW` evaluations lower the value by less than this share of its size, if no step along
+            the gradient lowers it, or if the gradient is zero.
     """
 
     evaluations: int
     tolerance: Tensor
-    window: int = 200
     decrease: float = 1e-2
 
 
 class Minima(NamedTuple):
     """Of n problems: the best x [n, D] and its value [n], evaluations [n] int64, and why each ended.
 
-    A problem whose start has no finite value and gradient failed: it keeps its start, and its value is infinite.
+    A problem without a finite value and gradient at its start failed: it keeps its start, with an infinite value.
     """
 
     x: Tensor
@@ -64,18 +69,17 @@ class Minima(NamedTuple):
     status: tuple[Status, ...]
 
 
-def minimize(function: Function, start: Tensor, stop: Stop, *, history: int = 100) -> Minima:
+def minimize(function: Function, start: Tensor, stop: Stop) -> Minima:
     """Minimize n functions of D variables each.
 
     Args:
-        function: values and gradients of any of the n functions. A value or gradient that is not finite is a step too
-            long.
-        start: [n, D], not modified. Its dtype is the one in which all is computed, but for inner products.
-        history: accepted pairs remembered; gradient matching needs 50 or more (measured).
+        function: values and gradients of any of the n functions. A step to a value or gradient that is not finite is
+            too long.
+        start: [n, D], not modified. All computation has its dtype, except inner products.
 
     Guarantees:
-        A value is never above that of the start; x is where it was taken.
-        Same arguments, same numbers; a problem that fails changes nothing for the others but rounding.
+        No value exceeds the value at the start; each x is the point of its value.
+        Same arguments, same numbers; a problem that fails changes the others by rounding at most.
         A problem that has ended is not evaluated again.
 
     Source: Liu and Nocedal 1989 (L-BFGS). Differs: steps are halved until they satisfy Armijo's condition only; a pair
@@ -84,7 +88,7 @@ def minimize(function: Function, start: Tensor, stop: Stop, *, history: int = 10
     n = len(start)
     ends = start.new_zeros(n, dtype=torch.int64)
     found = Minima(start.clone(), start.new_full((n,), torch.inf), ends.clone(), ())
-    search, memory = _Search.begin(start), _Memory.empty(start, history)
+    search, memory = _Search.begin(start), _Memory.empty(start, _HISTORY)
     while len(search.instance):
         stuck = _turn(search, memory, function)
         reasons = _reasons(search, stuck, stop)
@@ -93,17 +97,17 @@ def minimize(function: Function, start: Tensor, stop: Stop, *, history: int = 10
             at = search.instance[done]
             found.x[at], found.value[at], found.evaluations[at] = search.x[done], search.value[done], search.used[done]
             ends[at] = reasons[:, done].int().argmax(dim=0)
-            search, memory = search.take(~done), memory.take(~done)
+            search, memory = _take(search, ~done), _take(memory, ~done)
     statuses = tuple(Status)
     return found._replace(status=tuple(statuses[end] for end in ends.tolist()))
 
 
 @dataclass
 class _Search:
-    """Where each live problem stands and looks: all [n] or [n, D].
+    """The position and direction of each live problem: all [n] or [n, D].
 
     value: infinite before the first evaluation. slope: of the value along `direction`. used: evaluations. mark_value,
-    mark_used: when stalling was last asked.
+    mark_used: value and evaluations at the last check for stalling.
     """
 
     instance: Tensor
@@ -117,27 +121,14 @@ class _Search:
     mark_value: Tensor
     mark_used: Tensor
 
-    def take(self, rows: Tensor) -> _Search:
-        """The problems `rows` [n] bool."""
-        return _Search(*(getattr(self, field.name)[rows] for field in dataclasses.fields(self)))
-
     @classmethod
     def begin(cls, start: Tensor) -> _Search:
-        """At the start and standing still: the first trial point is the start itself."""
-        n = len(start)
-        infinite = start.new_full((n,), torch.inf)
-        return cls(
-            instance=torch.arange(n, device=start.device),
-            x=start.clone(),
-            value=infinite,
-            gradient=torch.zeros_like(start),
-            direction=torch.zeros_like(start),
-            slope=start.new_zeros(n),
-            step=start.new_ones(n),
-            used=start.new_zeros(n, dtype=torch.int64),
-            mark_value=infinite.clone(),
-            mark_used=start.new_zeros(n, dtype=torch.int64),
-        )
+        """At the start, with zero directions: the first trial point is the start itself."""
+        n, still = len(start), torch.zeros_like(start)
+        instance, slope, step = torch.arange(n, device=start.device), start.new_zeros(n), start.new_ones(n)
+        value, used = start.new_full((n,), torch.inf), start.new_zeros(n, dtype=torch.int64)
+        marks = value.clone(), used.clone()
+        return cls(instance, start.clone(), value, still, still.clone(), slope, step, used, *marks)
 
 
 @dataclass
@@ -163,18 +154,14 @@ class _Memory:
         steps, changes = start.new_zeros(2, n, size, width)
         return cls(steps, changes, cross, gram, start.new_zeros(n, dtype=torch.int64))
 
-    def take(self, rows: Tensor) -> _Memory:
-        """The problems `rows` [n] bool."""
-        return _Memory(*(getattr(self, field.name)[rows] for field in dataclasses.fields(self)))
-
     def forget(self, rows: Tensor) -> None:
         """Drop the pairs of the problems `rows` [n] bool."""
-        at = rows.nonzero()[:, 0]  # a mask would walk through all of the memory, at every turn
+        at = rows.nonzero()[:, 0]  # a mask would pass over the whole memory at every turn
         for field in dataclasses.fields(self):
             getattr(self, field.name)[at] = 0
 
     def store(self, rows: Tensor, step: Tensor, change: Tensor) -> None:
-        """Add a pair, [k, D] each, to the k problems `rows` [k] int64 where its curvature is positive enough."""
+        """Add a pair, [k, D] each, to each of the problems `rows` [k] int64 if its curvature is positive enough."""
         curved = (step * change).sum(dim=1) > _CURVATURE * step.norm(dim=1) * change.norm(dim=1)
         rows = rows[curved]
         slot = self.count[rows] % self.steps.shape[1]
@@ -182,19 +169,19 @@ class _Memory:
         self.count[rows] += 1
 
     def directions(self, gradient: Tensor) -> Tensor:
-        """-H g [n, D] of every problem; NaN where nothing is stored. Refreshes the inner products of the newest pair.
+        """-H g [n, D] of every problem; NaN without pairs. Refreshes the inner products of the newest pair.
 
         Source: Byrd, Nocedal and Schnabel 1994, Thm 2.2: the two-loop recursion as four matrix products.
         """
         size = self.steps.shape[1]
         every, newest = torch.arange(len(gradient), device=gradient.device), (self.count - 1) % size
         pair = torch.stack([self.changes[every, newest], gradient], dim=1)
-        # rows times the transposed ring: several times faster than the ring times columns
+        # rows times the transposed ring is several times faster than the ring times columns
         on_steps, on_changes = (torch.bmm(pair, ring.mT).double() for ring in (self.steps, self.changes))
         self.cross[every, :, newest] = on_steps[:, 0]
         self.gram[every, :, newest] = self.gram[every, newest] = on_changes[:, 0]
 
-        # oldest to newest; slots that were never used are zero and come first
+        # oldest to newest; unused slots are zero and come first
         order = (self.count[:, None] + torch.arange(size, device=gradient.device)) % size
         back = order.argsort(dim=1)
         upper = self.cross[every[:, None, None], order[:, :, None], order[:, None, :]].triu_()
@@ -214,8 +201,17 @@ class _Memory:
         return hessian_gradient.neg_()
 
 
+_State = TypeVar("_State", _Search, _Memory)
+
+
+def _take(state: _State, rows: Tensor) -> _State:
+    """The problems `rows` [n] bool of a search or memory."""
+    return type(state)(*(getattr(state, field.name)[rows] for field in dataclasses.fields(state)))
+
+
 def _turn(search: _Search, memory: _Memory, function: Function) -> Tensor:
-    """Evaluate one trial point of every problem and aim the next; [n] bool: no step can lower the value further."""
+    """Evaluate one trial point of every problem and aim the next; returns [n] bool: no step lowers the value
+    further."""
     trial = torch.addcmul(search.x, search.step[:, None], search.direction)
     value, gradient = function(trial, search.instance)
     search.used += 1
@@ -233,10 +229,10 @@ def _turn(search: _Search, memory: _Memory, function: Function) -> Tensor:
 
 
 def _aim(search: _Search, memory: _Memory, rows: Tensor) -> Tensor:
-    """New directions for the problems `rows` [n] bool; returns those [n] bool that have none to go."""
+    """Set new directions for the problems `rows` [n] bool; returns [n] bool: no direction leads downhill."""
     if not bool(rows.any()):
         return rows
-    # of length 1, whatever the scale of the values; 1e-30: a zero gradient has no direction
+    # of length 1 at any scale of the values; 1e-30: a zero gradient has no direction
     steepest = -search.gradient / search.gradient.norm(dim=1, keepdim=True).clamp(min=1e-30)
     direction = memory.directions(search.gradient)
     slope = (direction * search.gradient).sum(dim=1)
@@ -251,8 +247,8 @@ def _aim(search: _Search, memory: _Memory, rows: Tensor) -> Tensor:
 
 
 def _reasons(search: _Search, stuck: Tensor, stop: Stop) -> Tensor:
-    """[4, n] bool, one row a `Status`: which reasons to end hold; marks the value where stalling was asked."""
-    due = search.used - search.mark_used >= stop.window
+    """[4, n] bool, one row per `Status`: which reasons to end hold. Marks the values that were checked for stalling."""
+    due = search.used - search.mark_used >= _WINDOW
     gained = search.mark_value - search.value
     still = due & ~(gained >= stop.decrease * search.value.abs())
     search.mark_value = torch.where(due, search.value, search.mark_value)

@@ -1,30 +1,26 @@
-"""Models whose gradient at one image can be inverted without a search, layer by layer from the last one."""
+"""Closed forms: models whose gradient at one image is inverted without a search, layer by layer from the last one."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv2d, linear, relu
 
 from leakgauge.attacks._solve.layerwise import Evidence, Geometry, Inverse, inverse, pulled_back
 from leakgauge.harness.core.contract import Task
 from leakgauge.harness.core.rng import Key, uniform
-from leakgauge.harness.core.vec import Layout, Vector
-from leakgauge.harness.learn.models import build
+from leakgauge.harness.core.vec import Layout
+from leakgauge.harness.learn.layers import Chain, dense_stack
+from leakgauge.harness.learn.models import Apply, build
 
 _EDGE = 1e-9
-"""Nearest that an activation is let to 0 and 1, between which every sigmoid lies. Its logit is then at most 21."""
+"""Least distance of a recovered activation from 0 and 1, the bounds of a sigmoid. Its logit is then at most 21."""
 
-_STRIDES = (2, 2, 1)
-"""Of the convolutions of `lenet-dlg`; their padding is 2."""
-
-_PADDING = 2
-
+_STRIDES, _PADDING = (2, 2, 1), 2
+"""The convolutions of `lenet-dlg`."""
 
 RIDGE = 1e-10
 """Added to the squares of a first convolution's output equations, as a share of their largest: for float32 gradients
@@ -32,104 +28,65 @@ without noise; 1e-12 to 1e-8 give the same images."""
 
 
 class Unsolvable(ValueError):
-    """This gradient has no closed form; the message says why, for a reader of the report."""
+    """This gradient has no closed form; the message gives the reason, for the report."""
 
 
 class ClosedForm(Protocol):
     """A model, prepared for many gradients of one image each."""
 
     def solve(self, gradient: Tensor) -> Tensor:
-        """The input [*input_shape] float64 behind the gradient [d] float64; finite for a finite gradient, or raises.
+        """The input [*input_shape] float64 behind the gradient [d] float64; finite if the gradient is.
 
         Raises:
-            Unsolvable: the gradient is of no single input.
-            Underdetermined: the model tells less than the input holds.
+            Unsolvable: no single input has this gradient.
+            Underdetermined: the gradient does not determine the input.
         """
 
 
-def closed_form(task: Task, params: Vector, ridge: float) -> ClosedForm | None:
-    """The closed form of this model, or None where it has none.
+def closed_form(task: Task, params: Tensor, ridge: float) -> ClosedForm | None:
+    """The closed form of this model, or None if it has none.
 
-    A model is told by its tensors and, as these do not show the activations, by its scores of a few inputs.
+    A model is recognized by its tensors and, because these do not show the activations, by its scores of a few inputs.
 
     Args:
         params: [d] finite.
         ridge: see `Analytic`.
     """
-    exact = params.double()
-    for covers, apply, make in (
-        (_is_dense(task.layout, task.input_shape), _dense_scores, _dense),
-        (_is_lenet(task), _lenet_scores, _lenet),
-    ):
-        if covers and _agree(task, exact, apply(task.layout.split(exact), _probes(task))):
-            return make(task, exact, ridge)
+    exact, layout, shape = params.double(), task.layout, task.input_shape
+    widths = [math.prod(shape), *(width for tensor in layout.shapes[::2] for width in tensor[:1])]
+    dense = Chain(tuple(dense_stack(widths)))
+    if layout.shapes == dense.tensors.layout.shapes and _agree(task, exact, dense):
+        return _Dense(layout, shape)
+    if len(shape) == 3 and task.classes > 1:
+        lenet = build("lenet-dlg", shape, task.classes)
+        if layout == lenet.layout and _agree(task, exact, lenet.apply):
+            return _lenet(task, layout.split(exact), ridge)
     return None
 
 
-def _probes(task: Task) -> Tensor:
-    """Inputs on which models are compared."""
-    return uniform(Key(0).child("probes"), (4, *task.input_shape), dtype=torch.float64)
-
-
-def _agree(task: Task, params: Tensor, scores: Tensor) -> bool:
-    """Whether the task has these scores."""
+def _agree(task: Task, params: Tensor, apply: Apply) -> bool:
+    """Whether the task has the scores of `apply` at a few inputs."""
+    x = uniform(Key(0).child("probes"), (4, *task.input_shape), dtype=torch.float64)
     with torch.no_grad():
-        return torch.allclose(task.outputs(params, _probes(task)), scores, rtol=1e-6, atol=1e-9)
-
-
-def _is_dense(layout: Layout, input_shape: tuple[int, ...]) -> bool:
-    """Whether the tensors are W0, b0, W1, b1, ... of dense layers, one behind the other."""
-    weights, biases = layout.shapes[::2], layout.shapes[1::2]
-    if len(weights) != len(biases) or any(len(shape) != 2 for shape in weights):
-        return False
-    chained = all(one[0] == other[1] for one, other in itertools.pairwise(weights))
-    fits = all(bias == weight[:1] for weight, bias in zip(weights, biases, strict=True))
-    return chained and fits and weights[0][1] == math.prod(input_shape)
-
-
-def _dense_scores(tensors: list[Tensor], x: Tensor) -> Tensor:
-    """Of dense layers with ReLU between them."""
-    h = x.flatten(1)
-    for weight, bias in zip(tensors[:-2:2], tensors[1:-2:2], strict=True):
-        h = relu(linear(h, weight, bias))
-    return linear(h, tensors[-2], tensors[-1])
-
-
-def _is_lenet(task: Task) -> bool:
-    """Whether the tensors are those of `lenet-dlg`."""
-    shape = task.input_shape
-    return len(shape) == 3 and task.classes > 1 and task.layout == build("lenet-dlg", shape, task.classes).layout
-
-
-def _lenet_scores(tensors: list[Tensor], x: Tensor) -> Tensor:
-    """Of three convolutions with sigmoid and a dense layer."""
-    h = x
-    for i, stride in enumerate(_STRIDES):
-        h = torch.sigmoid(conv2d(h, tensors[2 * i], tensors[2 * i + 1], stride=stride, padding=_PADDING))
-    return linear(h.flatten(1), tensors[-2], tensors[-1])
+        return torch.allclose(task.outputs(params, x), apply(task.layout.split(params), x, None), rtol=1e-6, atol=1e-9)
 
 
 def _quotient(weight: Tensor, bias: Tensor) -> Tensor:
-    """The input [m] of a dense layer at one example: row by row the weight's gradient over the bias's, rows averaged.
+    """The input [m] of a dense layer at one example: the least squares of weight [n, m] = outer(bias [n], input).
 
-    Weighed by the squared bias gradient: the least squares of weight [n, m] = outer(bias [n], input).
+    Each row is the weight's gradient over the bias's; the mean weighs rows by the squared bias gradient.
     """
-    # by the largest, for squares that do not vanish
+    # divided by the largest, so that squares do not vanish
     unit = bias.abs().max()
     if not unit > 0:
-        raise Unsolvable("no unit of a dense layer has a gradient in its bias, so that none tells the layer's input")
+        raise Unsolvable("no unit of a dense layer has a gradient in its bias, so the layer's input is not determined")
     rows = bias / unit
     return weight.T @ rows / rows.square().sum() / unit
 
 
-def _dense(task: Task, params: Tensor, ridge: float) -> ClosedForm:
-    """The closed form of a dense stack, which needs neither parameters nor ridge."""
-    return _Dense(task.layout, task.input_shape)
-
-
 @dataclass(frozen=True)
 class _Dense:
-    """Only the first layer is needed.
+    """The closed form of a dense stack; it needs only the first layer's gradient.
 
     Source: Phong et al. 2017, "Privacy-preserving deep learning via additively homomorphic encryption"; Geiping et al.
         2020, Prop. 3.1.
@@ -144,9 +101,8 @@ class _Dense:
         return _quotient(weight, bias).reshape(self.input_shape)
 
 
-def _lenet(task: Task, params: Tensor, ridge: float) -> ClosedForm:
-    """The closed form of `lenet-dlg`, convolutions prepared."""
-    tensors = task.layout.split(params)
+def _lenet(task: Task, tensors: list[Tensor], ridge: float) -> ClosedForm:
+    """The closed form of `lenet-dlg`, with prepared convolutions."""
     channels, height, width = task.input_shape
     layers = []
     for i, stride in enumerate(_STRIDES):
@@ -183,7 +139,7 @@ class _LeNet:
         """Implement `ClosedForm`."""
         *kernels, weight, bias = self.layout.split(gradient)
         h = _quotient(weight, bias)
-        # the scores' slopes once more, from all weights and not the biases alone: noise averages out
+        # the scores' slopes again, from all weights and not the biases alone: noise averages out
         row = torch.cat([h, h.new_ones(1)])
         slopes = torch.cat([weight, bias[:, None]], dim=1) @ row / row.square().sum()
         h = _quotient(weight, slopes).reshape(self.shape)

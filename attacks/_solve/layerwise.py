@@ -1,10 +1,11 @@
-"""A convolution undone: its input, from its output, the slope of the loss in its output, and its kernel's gradient.
+"""The inversion of a convolution: its input, from its output, the loss's slope in its output, and its kernel's
+gradient.
 
-Two systems are linear in the input. The kernel's gradient is the slope times the patches of the input, for each input
-channel by itself: the kernel equations. The output is the convolution of the input: the output equations.
+Two systems are linear in the input. Kernel equations: the kernel's gradient is the slope times the patches of the
+input, for each input channel alone. Output equations: the output is the convolution of the input.
 
 Source: Zhu and Blaschko 2021, "R-GAP: recursive gradient attack on privacy". Differs: output equations are weighed by
-how sure the output is, and only directions that one system leaves open are asked of the other.
+the certainty of the output, and each system is used only in directions that the other one leaves open.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from torch.nn.functional import conv2d, conv_transpose2d, unfold
 from leakgauge.harness.core.rng import Key, normal
 
 _WEAK = 1e-2
-"""Share of the strongest direction of the kernel equations below which the output equations are asked instead. The
-LeNet of DLG at 32 x 32: its 16 null directions of 256 and one to four more."""
+"""Share of the strongest direction of the kernel equations below which the output equations are used instead. For the
+LeNet of DLG at 32 x 32: its 16 null directions of 256, and one to four more."""
 
 _OPEN = 128
-"""Directions of an input in which the output equations are corrected by the kernel equations. Output equations of the
-LeNet's first layer are as many as unknowns, and about 30 directions at the image's border nearly vanish in them."""
+"""Directions of an input in which the kernel equations correct the output equations. The LeNet's first layer has as
+many output equations as unknowns, and about 30 directions at the image's border nearly vanish in them."""
 
 _ROUNDS = 2
-"""Of subspace iteration for the open directions, and of refinement: what is left open is solved for anyhow."""
+"""Rounds of subspace iteration for the open directions, and of refinement: the last system corrects what they miss."""
 
 
 class Geometry(NamedTuple):
-    """Of a convolution with a square kernel; `shape` is (channels, height, width) of its input."""
+    """A convolution with a square kernel; `shape` is (channels, height, width) of its input."""
 
     shape: tuple[int, int, int]
     stride: int
@@ -42,7 +43,7 @@ class Geometry(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """What is known of a convolution at one input; all float64.
+    """The known values of a convolution at one input; all float64.
 
     Attributes:
         output: [o, h, w], without the bias.
@@ -68,15 +69,15 @@ class Inverse(Protocol):
         """The input [i, h, w].
 
         Raises:
-            Underdetermined: the two systems do not tell it.
+            Underdetermined: the two systems do not determine it.
         """
 
 
 def inverse(kernel: Tensor, geometry: Geometry, ridge: float) -> Inverse:
-    """The better of two ways to undo the convolution with `kernel` [o, i, k, k] float64.
+    """The better of two inversions of the convolution with `kernel` [o, i, k, k] float64.
 
-    Kernel equations are the sharper ones, as they come straight from what was received; but a channel has only
-    o * k * k of them.
+    Kernel equations are more precise, because they come directly from the received gradient; but there are only
+    o * k * k of them per channel.
 
     Args:
         ridge: added to the squared output equations, as a share of their largest entry.
@@ -90,7 +91,7 @@ def inverse(kernel: Tensor, geometry: Geometry, ridge: float) -> Inverse:
 
 
 def _positions(side: int, geometry: Geometry) -> Tensor:
-    """[outputs, side * side]: which pixel of a channel each entry of each patch is; height * width: outside."""
+    """[outputs, side * side]: the pixel of a channel behind each entry of each patch; height * width: outside."""
     _, height, width = geometry.shape
     numbers = torch.arange(1, height * width + 1, dtype=torch.float64).reshape(1, 1, height, width)
     found = unfold(numbers, side, padding=geometry.padding, stride=geometry.stride)[0].T.long() - 1
@@ -98,7 +99,7 @@ def _positions(side: int, geometry: Geometry) -> Tensor:
 
 
 def _kernel_equations(slope: Tensor, positions: Tensor, pixels: int) -> Tensor:
-    """[o * k * k, pixels]: what maps an input channel to the gradient of the kernel's slice for it."""
+    """[o * k * k, pixels]: the map from an input channel to the gradient of the kernel's slice for it."""
     outputs, taps = len(slope), positions.shape[1]
     rows = slope.new_zeros(outputs, taps, pixels + 1)
     values = slope.reshape(outputs, 1, -1).expand(outputs, taps, -1)
@@ -113,7 +114,7 @@ def _by_channel(gradient: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _KernelFirst:
-    """Kernel equations, and the output equations in the few directions that those leave open."""
+    """Kernel equations, and output equations in the few directions that the kernel equations leave open."""
 
     kernel: Tensor
     geometry: Geometry
@@ -126,13 +127,13 @@ class _KernelFirst:
         equations = _kernel_equations(evidence.slope, self.positions, pixels)
         left, strength, right = torch.linalg.svd(equations, full_matrices=len(equations) < pixels)
         strong = int((strength > _WEAK * strength[0]).sum())
-        told = _by_channel(evidence.gradient) @ left[:, :strong] / strength[:strong]
-        x: Tensor = (told @ right[:strong]).reshape(channels, height, width)
+        amounts = _by_channel(evidence.gradient) @ left[:, :strong] / strength[:strong]
+        x: Tensor = (amounts @ right[:strong]).reshape(channels, height, width)
         weak = right[strong:].contiguous()
         return x + self._weak_part(evidence, x, weak) if len(weak) else x
 
     def _weak_part(self, evidence: Evidence, x: Tensor, weak: Tensor) -> Tensor:
-        """What the output equations add in the directions `weak` [m, pixels] of each channel."""
+        """The part of the input in the directions `weak` [m, pixels] of each channel, from the output equations."""
         channels, height, width = self.geometry.shape
         if channels * len(weak) > evidence.output.numel():
             raise Underdetermined("a convolution has fewer equations than its input has pixels")
@@ -147,7 +148,7 @@ class _KernelFirst:
 
 @dataclass(frozen=True, eq=False)
 class _OutputFirst:
-    """Output equations, and the kernel equations in the directions that those barely see."""
+    """Output equations, and kernel equations in the directions that the output equations barely determine."""
 
     kernel: Tensor
     geometry: Geometry
@@ -166,27 +167,22 @@ class _OutputFirst:
         seen = trust * _convolve(directions, self.kernel, self.geometry)
         basis, triangle = torch.linalg.qr(seen.flatten(1).T)
         output_side = basis.T @ self._missing(evidence, trust, x).reshape(-1, 1)
-        # by the largest slope: as large as the weighed output equations, whatever the factor in both
+        # divided by the largest slope: comparable with the weighed output equations at any common factor
         unit = evidence.slope.abs().max()
-        equations = _kernel_equations(evidence.slope / unit, self.positions, self._pixels)
-        told = _by_channel(evidence.gradient / unit) - x[0].flatten(1) @ equations.T
+        equations = _kernel_equations(evidence.slope / unit, self.positions, math.prod(self.geometry.shape[1:]))
+        kernel_side = _by_channel(evidence.gradient / unit) - x[0].flatten(1) @ equations.T
         kernel_rows = (directions.flatten(2) @ equations.T).flatten(1).T
         rows = torch.cat([triangle, kernel_rows])
-        amount = torch.linalg.lstsq(rows, torch.cat([output_side, told.reshape(-1, 1)])).solution
+        amount = torch.linalg.lstsq(rows, torch.cat([output_side, kernel_side.reshape(-1, 1)])).solution
         found: Tensor = x[0] + (amount[:, 0, None, None, None] * directions).sum(dim=0)
         return found
-
-    @property
-    def _pixels(self) -> int:
-        """Of one channel."""
-        return math.prod(self.geometry.shape[1:])
 
     def _missing(self, evidence: Evidence, trust: Tensor, x: Tensor) -> Tensor:
         """[1, o, h, w]: weighed residuals of the output equations."""
         return trust * (evidence.output - _convolve(x, self.kernel, self.geometry))
 
     def _inverted(self, factor: _Factor, weighed: Tensor) -> Tensor:
-        """[1, i, h, w]: the input whose outputs come nearest to weighed outputs [1, o, h, w]."""
+        """[1, i, h, w]: the input with outputs nearest to the weighed outputs [1, o, h, w]."""
         channels, height, width = self.geometry.shape
         back = pulled_back(weighed, self.kernel, self.geometry)
         x = factor.solve(back[0].permute(1, 2, 0).reshape(-1, 1))
@@ -196,7 +192,7 @@ class _OutputFirst:
         """[m, i, h, w]: orthonormal directions of the input in which its output is smallest."""
         channels, height, width = self.geometry.shape
         size = channels * height * width
-        # any start will do, as long as it is always the same
+        # any fixed start works
         x = normal(Key(0).child("open directions"), (size, min(_OPEN, size)), dtype=torch.float64)
         for _ in range(_ROUNDS):
             x = torch.linalg.qr(factor.solve(x)).Q
@@ -220,14 +216,14 @@ def _convolve(x: Tensor, kernel: Tensor, geometry: Geometry) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Band:
-    """Where the squared output equations have entries: a band, once the unknowns stand row by row.
+    """Places of the entries of the squared output equations: a band, if the unknowns are ordered by image rows.
 
-    Blocks of unknowns are as many rows of the image as a kernel spans less one, so that only neighbors meet.
+    A block of unknowns has one image row less than the kernel, so that only neighboring blocks interact.
 
     Attributes:
-        blocks, size: number of blocks, and unknowns in each; the last may be filled up.
-        source: of each entry, in the flat [positions, i * k * k, i * k * k] products of patch entries.
-        target: of each entry, in the flat [blocks, 2, size, size] blocks: on the diagonal, and below it.
+        blocks, size: number of blocks, and unknowns in each; the last block may be padded.
+        source: place of each entry in the flat [positions, i * k * k, i * k * k] products of patch entries.
+        target: place of each entry in the flat [blocks, 2, size, size] blocks on and below the diagonal.
     """
 
     blocks: int
@@ -273,7 +269,7 @@ class _Factor:
     below: Sequence[Tensor]
 
     def solve(self, right: Tensor) -> Tensor:
-        """[n, m], of right sides [n, m]."""
+        """Solutions [n, m] for right sides [n, m]."""
         size = len(self.diagonal[0])
         blocks = list(torch.split(torch.cat([right, right.new_zeros(-len(right) % size, right.shape[1])]), size))
         for i, block in enumerate(self.diagonal):
@@ -288,7 +284,7 @@ class _Factor:
 
 
 def _factor(stored: Tensor) -> _Factor:
-    """Of the symmetric matrix whose blocks on and below the diagonal are stored [blocks, 2, size, size]."""
+    """The factor of a symmetric matrix with blocks `stored` [blocks, 2, size, size] on and below the diagonal."""
     diagonal, below = [torch.linalg.cholesky(stored[0, 0])], []
     for here, after in itertools.pairwise(stored):
         below.append(torch.linalg.solve_triangular(diagonal[-1], here[1].T, upper=False).T)

@@ -1,13 +1,14 @@
-"""The batch behind a gradient of a dense layer with ReLU, from the rank of its weight's gradient and the zeros in it.
+"""The batch behind the gradient of a dense layer with ReLU, from the rank of the weight's gradient and its zeros.
 
-With D = dL/dZ [b, m] and X [b, n] the weight's gradient is D^T X = U diag(s) V^T, of rank b, and D^T = U M for some
-M [b, b]; then X = M^-1 diag(s) V^T. A column q of M gives the slopes U q of one image, which are zero at units that it
-does not activate: q is orthogonal to their rows of U. So b - 1 rows are drawn, and the vector orthogonal to them is a
-column of M, up to a factor, if one image activates none of these units. The bias' gradient D^T 1 gives the factors.
+With D = dL/dZ [b, m] and X [b, n], the weight's gradient is D^T X = U diag(s) V^T, of rank b, and D^T = U M for some
+M [b, b]; then X = M^-1 diag(s) V^T. A column q of M gives the slopes U q of one image. They are zero at units that the
+image does not activate: q is orthogonal to the rows of U for these units. So b - 1 rows are drawn; if one image
+activates none of these units, the vector orthogonal to the rows is a column of M, up to a factor. The bias' gradient
+D^T 1 gives the factors.
 
 Source: Dimitrov, Baader, Mueller and Vechev 2024, "SPEAR: exact gradient inversion of batches in federated learning".
-Differs: a slope counts as zero by the noise that is measured in the gradient; candidates are fitted to all their zeros;
-the exchanges also try candidates that follow from an image known up to its factor.
+Differs: the noise measured in the gradient decides which slopes count as zero; candidates are fitted to all their
+zeros; the exchanges also try candidates derived from an image known up to its factor.
 """
 
 from __future__ import annotations
@@ -24,42 +25,42 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
 
 _ROUNDING = 2.0**-24
-"""Of float32, relative: the noise of a gradient that is told exactly. Measured noise takes its place where larger."""
+"""Relative rounding of float32: the noise of an exact gradient. Larger measured noise replaces it."""
 
 _CLEAR = 10.0
-"""Standard deviations of noise within which a slope may be zero, and beyond which a direction or a unit is signal. Of
-some thousand slopes none of pure noise is beyond 4; the rest is for noise that a candidate itself carries."""
+"""Standard deviations of noise within which a slope may be zero, and beyond which a direction or a unit is signal.
+Among thousands of slopes of pure noise, none exceeds 4; the rest allows for the noise of the candidate itself."""
 
 _DRAWN = 4096
-"""Sets of rows drawn at once, at most: enough that nothing is looped over, few enough that they stay in memory."""
+"""Sets of rows drawn at once, at most: enough to avoid loops, few enough for the memory."""
 
 _ROUND = 4 * _DRAWN
-"""Sets of rows in the first round, at most; rounds then double. The sparsest batch is looked at after each draw, costly
-exchanges are tried after a round only."""
+"""Sets of rows in the first round, at most; rounds then double. The sparsest batch is checked after each draw, costly
+exchanges are tried only after a round."""
 
 _REFINED = 64
-"""Candidates of a draw that are fitted to all their zeros."""
+"""Candidates of a draw that are fitted to all their zeros, at most."""
 
 _POOL = 256
-"""Candidates kept from round to round."""
+"""Candidates in the pool, at most."""
 
 _PASSES = 2
-"""Of exchanges over a batch, which bounds their time."""
+"""Passes of exchanges over a batch, which bounds their time."""
 
 _SCALES = 16
-"""Factors of an image that are tried when its own slopes are missing, on each side of zero; from 1/30 to 30."""
+"""Factors of each sign that are tried for an image known only up to its factor; from 1/30 to 30."""
 
 
 class Undecided(ValueError):
-    """This gradient has no batch that can be told; the message says why, for a reader of the report."""
+    """No batch can be determined from this gradient; the message gives the reason, for the report."""
 
 
 class FirstLayer(NamedTuple):
-    """What is known of a dense layer with ReLU behind it; float64, finite.
+    """The known tensors of a dense layer before a ReLU; float64, finite.
 
     Attributes:
         weight, bias: [m, n] and [m], of the model.
-        of_weight, of_bias: their gradients, with one common factor.
+        of_weight, of_bias: their gradients, up to one common factor.
     """
 
     weight: Tensor
@@ -69,7 +70,7 @@ class FirstLayer(NamedTuple):
 
 
 class Found(NamedTuple):
-    """x: [b, n] float64; contradictions: slopes that do not fit the sign of the unit's input; drawn: sets of rows."""
+    """x: [b, n] float64; contradictions: slopes that contradict the sign of the unit's input; drawn: sets of rows."""
 
     x: Tensor
     contradictions: int
@@ -77,32 +78,32 @@ class Found(NamedTuple):
 
 
 class _Evidence(NamedTuple):
-    """[k, live] whether a slope is zero but for noise, and whether it is other than zero; neither: it tells nothing."""
+    """[k, live] whether a slope is zero up to noise, and whether it is nonzero; neither: undecided."""
 
     none: Tensor
     some: Tensor
 
 
 class _Batch(NamedTuple):
-    """columns: [b, b], a column of M a row, up to a factor; contradictions: all possible where nothing is solved."""
+    """columns: [b, b], each row a column of M up to a factor; contradictions: the maximum if M has no inverse."""
 
     columns: Tensor
     contradictions: int
 
 
 def find(layer: FirstLayer, images: int, samples: int, key: Key) -> Found:
-    """The batch with the fewest contradictions that was seen before one had none, or `samples` sets of rows were drawn.
+    """The batch with the fewest contradictions; the search ends if a batch has none, or after `samples` sets of rows.
 
     Args:
         images: b.
-        samples: a budget; at least 1.
+        samples: at least 1.
         key: draws the rows.
 
     Guarantees:
         The inputs are finite.
 
     Raises:
-        Undecided: the weight's gradient does not have b directions above its noise, or no b candidates were seen.
+        Undecided: the weight's gradient does not have b directions above its noise, or no b candidates were found.
     """
     factors = _factor(layer, images)
     # 64 hits of an image that activates half of the units
@@ -122,51 +123,46 @@ def find(layer: FirstLayer, images: int, samples: int, key: Key) -> Found:
             size = drawn
     x = None if best is None else factors.inputs(best.columns)
     if best is None or x is None or (images > 1 and factors.by_chance(best.columns)):
-        raise Undecided(
-            f"no {images} images were found in {drawn} draws: too few units are inactive for one; map needs none"
-        )
+        why = "too few units are inactive for one; map does not need them"
+        raise Undecided(f"did not find {images} images in {drawn} draws: {why}")
     return Found(x, best.contradictions, drawn)
 
 
 def _unit(rows: Tensor) -> Tensor:
-    """Rows of the last axis at norm 1."""
+    """Vectors along the last axis, scaled to norm 1."""
     norms: Tensor = rows.norm(dim=-1, keepdim=True)
     return rows / norms
 
 
 def _replaced(rows: Tensor, i: int, others: Tensor) -> Tensor:
-    """[k, *rows.shape]: copies of rows, the i-th replaced by one of `others` each."""
+    """[k, *rows.shape]: one copy of rows for each of `others`, which replaces row i."""
     copies = rows.repeat(len(others), 1, 1)
     copies[:, i] = others
     return copies
 
 
 def _better(one: _Batch | None, other: _Batch | None) -> _Batch | None:
-    """The one with fewer contradictions."""
+    """The batch with fewer contradictions; the first if equal."""
     if one is None or (other is not None and other.contradictions < one.contradictions):
         return other
     return one
 
 
 def _factor(layer: FirstLayer, images: int) -> _Factors:
-    """The singular value decomposition, checked, with the noise of each row measured by what is beyond rank b."""
+    """The checked singular value decomposition, with each row's noise measured in the part beyond rank b."""
     gradient = layer.of_weight
     units, inputs = gradient.shape
     if images > min(units, inputs):
-        raise Undecided(
-            f"{images} images need as many units and inputs of the first layer, which has {units} and {inputs}; map "
-            "does not"
-        )
+        needed = f"{images} images need as many units and inputs of the first layer, which has {units} and {inputs}"
+        raise Undecided(f"{needed}; map does not")
     left, values, right = svd(gradient, full_matrices=False)
     floor = _ROUNDING * values[0]
     beyond = torch.maximum(values[images], floor) if len(values) > images else floor
     rank = int((values[:images] > _CLEAR * beyond).sum())
     if rank < images:
         noisy = bool(beyond > 1e3 * floor)
-        raise Undecided(
-            f"the gradient has {rank} directions above its noise for {images} images: "
-            + ("too much noise; map withstands it" if noisy else "two are alike, or one leaves no trace")
-        )
+        why = "too much noise; map withstands it" if noisy else "two are alike, or one leaves no trace"
+        raise Undecided(f"the gradient has {rank} directions above its noise for {images} images: {why}")
     left, values, right = left[:, :images], values[:images], right[:images]
     rest = gradient - (left * values) @ right
     noise = (rest.square().sum(1) / max(inputs - images, 1)).sqrt()
@@ -174,11 +170,9 @@ def _factor(layer: FirstLayer, images: int) -> _Factors:
     live = (left * values).norm(dim=1) > _CLEAR * math.sqrt(images) * noise
     if int(live.sum()) < images:
         raise Undecided(f"only {int(live.sum())} units of the first layer have a gradient, for {images} images")
-    offset = (layer.bias[live], layer.bias[~live])
-    scores = (values[:, None] * right) @ layer.weight.T
-    return _Factors(
-        left[live], values, right, noise[live], left.T @ layer.of_bias, scores[:, live], scores[:, ~live], *offset
-    )
+    total, scores = left.T @ layer.of_bias, (values[:, None] * right) @ layer.weight.T
+    dead = scores[:, ~live], layer.bias[~live]
+    return _Factors(left[live], values, right, noise[live], total, scores[:, live], layer.bias[live], *dead)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,11 +180,11 @@ class _Factors:
     """A factored gradient. Candidates are [k, b] unit rows q: columns of M up to a factor.
 
     Attributes:
-        left, values, right: [live, b], [b], [b, n]; rows of units with no gradient are left out.
-        noise: [live] standard deviation in an entry of a unit's row of the gradient.
-        total: [b], M 1, as the bias' gradient is D^T 1.
-        scores, dead_scores: [b, live] and [b, m - live]: M X W^T, whose rows the images' share.
-        bias, dead_bias: [live] and [m - live].
+        left, values, right: [live, b], [b], [b, n]; rows of units without a gradient are left out.
+        noise: [live] standard deviation of an entry in a unit's row of the gradient.
+        total: [b], M 1, because the bias' gradient is D^T 1.
+        scores, bias: [b, live] and [live]; scores are M X W^T.
+        dead_scores, dead_bias: [b, m - live] and [m - live].
     """
 
     left: Tensor
@@ -199,30 +193,33 @@ class _Factors:
     noise: Tensor
     total: Tensor
     scores: Tensor
-    dead_scores: Tensor
     bias: Tensor
+    dead_scores: Tensor
     dead_bias: Tensor
 
     def blur(self, q: Tensor) -> Tensor:
         """[k, live] noise of each slope, as a share of the root mean square of the candidate's slopes."""
-        spread: Tensor = (q / self.values).norm(dim=1, keepdim=True)
-        return spread * self.noise * math.sqrt(len(self.left))
+        return self.spread(q) * self.noise * math.sqrt(len(self.left))
+
+    def spread(self, q: Tensor) -> Tensor:
+        """[k, 1] factor by which a candidate magnifies noise."""
+        norms: Tensor = (q / self.values).norm(dim=1, keepdim=True)
+        return norms
 
     def slopes(self, q: Tensor) -> Tensor:
-        """[k, live] absolute slopes, by their root mean square."""
+        """[k, live] absolute slopes, over their root mean square."""
         return (q @ self.left.T).abs() * math.sqrt(len(self.left))
 
     def assemble(self, pool: Tensor) -> _Batch | None:
-        """The sparsest batch from a pool of candidates, if it has b independent ones."""
-        columns = self.sparsest(pool)
-        return (
-            None
-            if columns is None
-            else _Batch(columns, int(self.contradictions(columns[None], self.evidence(columns))[0]))
-        )
+        """The sparsest batch from a pool of candidates; None without b independent ones."""
+        chosen, _ = self.basis(pool, len(self.values))
+        if len(chosen) < len(self.values):
+            return None
+        columns = pool[chosen]
+        return _Batch(columns, int(self.contradictions(columns[None], self.evidence(columns))[0]))
 
     def complete(self, pool: Tensor) -> _Batch | None:
-        """The sparsest batch after exchanges with the pool, then with candidates made from the batch itself."""
+        """The sparsest batch after exchanges with the pool, then with candidates derived from the batch itself."""
         batch = self.assemble(pool)
         for extra in (pool, None):
             if batch is not None and batch.contradictions:
@@ -230,54 +227,53 @@ class _Factors:
         return batch
 
     def zeros(self, q: Tensor) -> Tensor:
-        """[k, live] whether a slope counts as zero.
+        """[k, live] whether a slope counts as zero: below the geometric mean of noise and signal.
 
-        Below the geometric mean of noise and signal: few rows magnify the noise of a candidate by a factor that is not
-        known, and slopes that are small by chance are as rare as the threshold is small.
+        A candidate from few rows magnifies noise by an unknown factor, and the smaller the threshold, the rarer are
+        slopes below it by chance.
         """
-        spread: Tensor = (q / self.values).norm(dim=1, keepdim=True)
-        scaled = q * (len(self.left) ** 0.25 / spread.sqrt())
+        scaled = q * (len(self.left) ** 0.25 / self.spread(q).sqrt())
         shares: Tensor = scaled @ (self.left / self.noise[:, None].sqrt()).T
         return shares.abs() < 1
 
     def draw(self, size: int, key: Key) -> Tensor:
-        """[k, b] candidates from `size` sets of b - 1 rows, those that are zero there."""
+        """[k, b] candidates from `size` sets of b - 1 rows; only those with at least b - 1 zeros."""
         units, images = self.left.shape
         picked = torch.from_numpy(rng.integers(key, size * (images - 1), units)).reshape(size, images - 1)
         rows = _unit(self.left[picked])
-        # a unit drawn twice is a singular system, and no candidate
+        # a unit drawn twice makes a singular system, and no candidate
         solution, singular = solve_ex(rows[:, :, :-1], -rows[:, :, -1])
         q = torch.cat([solution, solution.new_ones(size, 1)], dim=1)
-        q = q[(singular == 0) & q.isfinite().all(dim=1)]
-        q = _unit(q)
+        q = _unit(q[(singular == 0) & q.isfinite().all(dim=1)])
         return q[self.zeros(q).sum(dim=1) >= images - 1]
 
     def refine(self, q: Tensor) -> Tensor:
-        """The sparsest candidates, each fitted twice to all of its zeros."""
+        """The sparsest candidates, each fitted twice to all its zeros."""
         q = self.distinct(q, _REFINED)
         for _ in range(2):
             q = self.fit(self.zeros(q))
         return q
 
     def fit(self, zeros: Tensor) -> Tensor:
-        """[k, b] candidates with the smallest slopes, in units of noise, where zeros [k, live] says so."""
+        """[k, b] candidates with the smallest slopes, in units of noise, at `zeros` [k, live]."""
         if not len(zeros):
             return self.left.new_empty(0, len(self.values))
         rows = self.left * self.values / self.noise[:, None]
         return _unit(svd(rows * zeros[:, :, None], full_matrices=False).Vh[:, -1] * self.values)
 
     def distinct(self, q: Tensor, most: int) -> Tensor:
-        """At most so many candidates that differ, those with the most zeros first.
+        """At most `most` different candidates, sorted by decreasing number of zeros.
 
-        Last come combinations of sparser ones: two images that share zeros make many, which would crowd others out.
+        Combinations of sparser candidates come last: two images with common zeros make many, which would displace
+        others.
         """
         if not len(q):
             return q
         zeros = self.zeros(q)
-        # equal sums of these numbers are equal zeros, and sorting sums is faster than sorting rows
+        # equal sums of these numbers mean equal zeros; sorting sums is faster than sorting rows
         sums = zeros.double() @ torch.arange(zeros.shape[1], dtype=torch.float64).cos()
         _, group = torch.unique(sums, return_inverse=True)
-        # the first of each group, in the order in which they came
+        # the first of each group, in the original order
         first = torch.full((int(group.max()) + 1,), len(q)).scatter_reduce(0, group, torch.arange(len(q)), "amin")
         q = q[first[zeros[first].sum(dim=1).argsort(descending=True, stable=True)]]
         chosen, free = self.basis(q, len(self.values) - 1)
@@ -288,13 +284,13 @@ class _Factors:
         return q[~repeats][:most]
 
     def resolution(self, q: Tensor) -> Tensor:
-        """[k] sine of the angle below which candidates are the same; see `zeros`."""
+        """[k] sine of the angle below which candidates count as equal; see `zeros`."""
         return self.blur(q).mean(dim=1).sqrt()
 
     def basis(self, q: Tensor, size: int) -> tuple[list[int], Tensor]:
-        """At most `size` independent candidates with the most zeros, and [k] which are independent of all of them.
+        """At most `size` independent candidates with the most zeros, and [k] whether each is independent of them.
 
-        Greedily, which is best: independent sets are a matroid.
+        The greedy choice is optimal, because independent sets are a matroid.
         """
         count, limit, left = self.zeros(q).sum(dim=1), self.resolution(q), q
         chosen: list[int] = []
@@ -306,35 +302,30 @@ class _Factors:
             free = left.norm(dim=1) > limit
         return chosen, free
 
-    def sparsest(self, q: Tensor) -> Tensor | None:
-        """[b, b] independent candidates with the most zeros, if there are so many."""
-        chosen, _ = self.basis(q, len(self.values))
-        return q[chosen] if len(chosen) == len(self.values) else None
-
     def solve(self, columns: Tensor) -> Tensor:
-        """[k, b, b] inverses of M from its columns [k, b, b] up to factors; not finite where there is none."""
+        """[k, b, b] inverses of M from its columns [k, b, b] up to factors; not finite if there is none."""
         inverse, singular = inv_ex(columns.transpose(1, 2))
         inverse = inverse / (inverse @ self.total)[:, :, None]
         return torch.where((singular == 0)[:, None, None], inverse, torch.nan)
 
     def by_chance(self, columns: Tensor) -> bool:
-        """Whether the candidates have fewer than b zeros each, in the mean: any has b - 1, by the rows of its draw."""
+        """Whether the candidates have fewer than b zeros on average: each has b - 1 from the rows of its draw."""
         return int(self.zeros(columns).sum()) < len(columns) ** 2
 
     def inputs(self, columns: Tensor) -> Tensor | None:
-        """[b, n] images of candidates [b, b], if they are finite."""
+        """[b, n] images of candidates [b, b]; None if not finite."""
         x = self.solve(columns[None])[0] @ (self.values[:, None] * self.right)
         return x if bool(x.isfinite().all()) else None
 
     def evidence(self, q: Tensor) -> _Evidence:
-        """Of the slopes of candidates."""
+        """The evidence in the slopes of candidates."""
         slopes, blur = self.slopes(q), self.blur(q)
         return _Evidence(slopes < _CLEAR * blur, slopes > blur.sqrt())
 
     def contradictions(self, columns: Tensor, evidence: _Evidence) -> Tensor:
-        """[k] slopes of batches [k, b, b] that do not fit the sign of their unit's input; all, where none is solved.
+        """[k] slopes of batches [k, b, b] that contradict the sign of their unit's input; all, if M has no inverse.
 
-        A slope is not zero at a positive input, nor other than zero at another.
+        A slope is nonzero at a positive input, and zero at any other.
         """
         inverse = self.solve(columns)
         active = inverse @ self.scores + self.bias > 0
@@ -344,21 +335,21 @@ class _Factors:
         return torch.where(inverse.isfinite().all(dim=2).all(dim=1), wrong, worst)
 
     def exchange(self, batch: _Batch, pool: Tensor) -> _Batch:
-        """The batch after exchanging each candidate, `_PASSES` times over, for the best of a pool where that helps."""
-        theirs = self.evidence(pool)
+        """The batch after `_PASSES` passes that exchange each candidate for the best of a pool, if that helps."""
+        of_pool = self.evidence(pool)
         for i in list(range(len(self.values))) * (_PASSES if len(pool) else 0):
             own = self.evidence(batch.columns)
             tried = _replaced(batch.columns, i, pool)
-            evidence = _Evidence(*(_replaced(one, i, other) for one, other in zip(own, theirs, strict=True)))
+            evidence = _Evidence(*(_replaced(one, i, other) for one, other in zip(own, of_pool, strict=True)))
             wrong = self.contradictions(tried, evidence)
             batch = min(batch, _Batch(tried[wrong.argmin()], int(wrong.min())), key=lambda one: one.contradictions)
         return batch
 
     def rescaled(self, columns: Tensor) -> Tensor:
-        """[k, b] candidates for images of which all is right but the factor.
+        """[k, b] candidates for images that are right up to a factor.
 
-        Row i of M^-1 is orthogonal to all columns but the i-th: where only one candidate is wrong, its image is right
-        up to a factor, which tells the units that it activates, and so the candidate.
+        Row i of M^-1 is orthogonal to all columns except the i-th: if only one candidate is wrong, its image is right
+        up to a factor. With the factor, the image gives the units that it activates, and these give the candidate.
         """
         inverse = self.solve(columns[None])[0]
         if not bool(inverse.isfinite().all()):

@@ -1,6 +1,6 @@
-"""What the variants of CEPAM share: an update that the layered quantizer turns into bits and noise at once.
+"""The mechanism that the variants of CEPAM share: the layered quantizer turns an update into bits and adds noise.
 
-They differ in the law of the radii, and in the unit of an update: a share of its own norm, which is sent, or 1.
+The variants differ in the law of the radii and in the unit of an update: a share of its own norm, which is sent, or 1.
 """
 
 from __future__ import annotations
@@ -15,34 +15,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakgauge.defenses._cepam import wire as _cepam_wire
+from leakgauge.defenses._cepam import wire
 from leakgauge.defenses._cepam.lrsuq import Floats
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._common.misfit import ball_misfit
 from leakgauge.harness.core.checks import check_update
-from leakgauge.harness.core.claim import Horizon
 from leakgauge.harness.core.codec import Reader, unpack_float32
-from leakgauge.harness.core.contract import (
-    Defense,
-    Likelihood,
-    Link,
-    Links,
-    MessageError,
-    Setting,
-)
+from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, MessageError, Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
 _STIFF = 1e-3
-"""Relative deviation of a candidate's norm from the one that was sent which counts as one standard deviation. What was
-sent is exact to 6e-8; an optimizer that starts far away needs a softer wall."""
+"""Relative deviation of a candidate's norm from the norm in the message that counts as one standard deviation. The
+message is exact to 6e-8; an optimizer that starts far away needs a softer wall."""
 
 _LEAST = 1e-6
-"""Norm of an update below which `_STIFF` is of this, not of the norm, so that a zero update has a finite slope."""
+"""Smallest norm that `_STIFF` multiplies, so that a zero update has a finite slope."""
 
 
 def check_dimension(n: int) -> None:
-    """Refuse a dimension for which there is no quantizer.
+    """Reject a dimension that has no quantizer.
 
     Raises:
         ValueError: not 1, 2 or 3.
@@ -55,19 +47,18 @@ def check_dimension(n: int) -> None:
 class Cepam(Defense[None, None]):
     """The client's and the server's half, for any law of the radii.
 
-    The update, padded with zeros to N = ceil(d / n) sub-vectors, is quantized with radii in proportion to its unit;
-    sub-vector j has the coordinates j, j + N, and so on.
+    The update, padded with zeros to N = ceil(d / n) sub-vectors, is quantized with radii proportional to its unit.
+    Sub-vector j has the coordinates j, j + N, and so on.
     """
 
     randomized: ClassVar[bool] = False
-    promises: ClassVar[Horizon] = Horizon.ONE_ROUND
     sends_norm: ClassVar[bool]
-    """Whether the unit is |u| / bound, sent as a float; else it is 1, and the update is clipped to the bound."""
+    """Whether the unit is |u| / bound, sent as a float; else the unit is 1 and the update is clipped to the bound."""
 
     @property
     @abstractmethod
     def lattice_dimension(self) -> int:
-        """n, coordinates of a sub-vector."""
+        """n, the number of coordinates of a sub-vector."""
 
     @property
     @abstractmethod
@@ -76,41 +67,41 @@ class Cepam(Defense[None, None]):
 
     @abstractmethod
     def radii(self, key: Key, count: int, unit: float) -> Floats:
-        """[count] radii of sub-vectors."""
+        """Radii [count] of sub-vectors."""
 
     def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
-        """The norm where it is sent, attempts and cells. Does not use the private key: all noise is shared."""
+        """The norm if it is sent, then attempts and cells. The private key is unused: all noise is shared."""
         check_update(update)
-        header, unit, kept = b"", 1.0, update.detach().cpu()
+        header, unit, sent = b"", 1.0, update.detach().cpu()
         if self.sends_norm:
-            unit = _float32(float(torch.linalg.vector_norm(kept, dtype=torch.float64)) / self.bound)
+            unit = _float32(float(torch.linalg.vector_norm(sent, dtype=torch.float64)) / self.bound)
             header = np.array(unit, "<f4").tobytes()
             if unit == 0:
                 return header, None
         else:
-            kept = clip_l2(kept, self.bound)
-        x = self._padded(kept, link.setting).numpy().reshape(self.lattice_dimension, -1).T
+            sent = clip_l2(sent, self.bound)
+        x = self._padded(sent, link.setting).numpy().reshape(self.lattice_dimension, -1).T
         radii = self.radii(link.key.child("radii"), len(x), unit)
-        return header + _cepam_wire.pack(x, radii, self._spread(unit, link.setting), link.key.child("dithers")), None
+        return header + wire.pack(x, radii, self._spread(unit, link.setting), link.key.child("dithers")), None
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
-        """The noisy update: unbiased for the (clipped) one. Without the shared key, zero: nothing can be read."""
+        """The noisy update, unbiased for the (clipped) update; zero without the shared key."""
         unit, payload = self._split(received)
         if link.shared is None or unit == 0:
             return torch.zeros(link.setting.dim)
         points, _ = self._points(unit, payload, link.shared, link.setting)
-        found = torch.from_numpy(points.reshape(-1)[: link.setting.dim]).float()
-        low, high = (float(extreme) for extreme in torch.aminmax(found))
+        update = torch.from_numpy(points.reshape(-1)[: link.setting.dim]).float()
+        low, high = (float(extreme) for extreme in torch.aminmax(update))
         if not (math.isfinite(low) and math.isfinite(high)):
             raise MessageError(f"expected a finite update, got coordinates from {low} to {high}")
-        return found
+        return update
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
-        """The error is uniform on balls of known radii, whose walls are blurred; and how the norm fits.
+        """Misfit to errors that are uniform on balls of known radii with blurred walls, plus misfit of the norm.
 
-        Who lacks the key knows no radius and no dither, and cannot tell what the bits stand for: the norm is all.
+        Without the shared key, radii and dithers are unknown and the bits have no meaning: only the norm counts.
         """
-        split = [self._split(wire) for wire in received]
+        split = [self._split(message) for message in received]
         count = self._count(links.setting)
         points, inverse = torch.zeros(len(split), self.lattice_dimension, count), torch.zeros(len(split), count)
         for i, (unit, payload) in enumerate(split):
@@ -121,8 +112,8 @@ class Cepam(Defense[None, None]):
         norms = torch.tensor([self.bound * unit for unit, _ in split], dtype=torch.float32)
 
         def score(update: Tensor) -> Tensor:
-            kept = self._padded(update if self.sends_norm else clip_l2(update, self.bound), links.setting)
-            errors = (kept.reshape(points.shape) - points) * inverse[:, None]
+            sent = self._padded(update if self.sends_norm else clip_l2(update, self.bound), links.setting)
+            errors = (sent.reshape(points.shape) - points) * inverse[:, None]
             # 1e-30: the square root has no slope at zero
             misfit = ball_misfit((errors.square().sum(1) + 1e-30).sqrt()) * read
             return misfit + _norm_misfit(update, norms) if self.sends_norm else misfit
@@ -130,20 +121,20 @@ class Cepam(Defense[None, None]):
         return score
 
     def _padded(self, update: Tensor, setting: Setting) -> Tensor:
-        """[..., n * N]: with zeros at the end."""
+        """The update [..., n * N], with zeros at the end."""
         short = self._count(setting) * self.lattice_dimension - setting.dim
         return torch.nn.functional.pad(update, (0, short)) if short else update
 
     def _count(self, setting: Setting) -> int:
-        """N, sub-vectors of an update."""
+        """N, the number of sub-vectors of an update."""
         return -(-setting.dim // self.lattice_dimension)
 
     def _spread(self, unit: float, setting: Setting) -> float:
-        """The root mean square of a coordinate at the bound."""
+        """The root mean square of a coordinate of an update at the bound."""
         return self.bound * unit / math.sqrt(setting.dim)
 
     def _split(self, received: bytes) -> tuple[float, bytes]:
-        """The unit and what follows it."""
+        """The unit and the rest of a message."""
         if not self.sends_norm:
             return 1.0, received
         source = Reader(received)
@@ -155,9 +146,9 @@ class Cepam(Defense[None, None]):
         return unit, source.take(source.left, "attempts and cells")
 
     def _points(self, unit: float, payload: bytes, shared: Key, setting: Setting) -> tuple[Floats, Floats]:
-        """What was decoded [n, N], and the radii [N]."""
+        """The decoded points [n, N] and the radii [N]."""
         radii, spread = self.radii(shared.child("radii"), self._count(setting), unit), self._spread(unit, setting)
-        points = _cepam_wire.unpack(payload, radii, spread, shared.child("dithers"), self.lattice_dimension)
+        points = wire.unpack(payload, radii, spread, shared.child("dithers"), self.lattice_dimension)
         return points.T, radii
 
 
@@ -165,7 +156,7 @@ def _float32(value: float) -> float:
     """The nearest float32.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the value exceeds the largest float32.
     """
     if value > float(np.finfo(np.float32).max):
         raise ValueError(f"expected an update whose norm in units is a float32, got {value}")
@@ -173,6 +164,6 @@ def _float32(value: float) -> float:
 
 
 def _norm_misfit(update: Tensor, norms: Tensor) -> Tensor:
-    """[k]: how far the norms of candidates are from those that were sent."""
+    """Misfit [k] of the norms of candidates to the norms in the messages."""
     own = (update.square().sum(-1) + 1e-30).sqrt()
     return ((own - norms) / (_STIFF * norms.clamp(min=_LEAST))).square() / 2

@@ -1,19 +1,19 @@
-"""What CEPAM sends of a quantized vector: attempts and cells, in about their entropy given what both sides know.
+"""The message of CEPAM: attempts and cells, in about their entropy given the shared randomness.
 
-Both know the radius r of every sub-vector and all dithers v. Where coordinates are small against a cell of side 2r,
-these alone nearly tell the message: a dither within the ball of radius 1/2 is accepted, one outside is not, and the
-cell is 0 unless the dither lies near its edge. So each attempt is a bit, accepted or not, in contexts of the distance
-of its dither from the sphere; a cell is an integer in contexts of r and of the distance of its dither from the edge.
+Both sides know the radius r of every sub-vector and all dithers v. Where coordinates are small against a cell of side
+2r, these nearly determine the message: a dither within the ball of radius 1/2 is accepted, one outside is not, and the
+cell is 0 unless the dither is near its edge. So each attempt is a bit, accepted or not, in contexts of the distance of
+its dither from the sphere. A cell is an integer in contexts of r and of the distance of its dither from the edge.
 Contexts are cut from the bits of doubles made by sums, products and square roots, which every machine rounds alike.
 
-| part, with its length before it | holds |
+| part, with its length before it | content |
 |---|---|
 | far | how far each cell beyond 15 is beyond; empty where none is, or the message is short |
-| attempts, for n > 1 | of each attempt a bit for every sub-vector that is open; then the numbers of the last few |
-| cells, to the message's end | up to 15, or any; positive towards the edge that is nearer to their dither |
+| attempts, for n > 1 | for each attempt, a bit for every open sub-vector; then the numbers of the last few |
+| cells, to the end of the message | up to 15, or any; positive towards the edge nearer to their dither |
 
 Guarantees:
-    What is sent is a function of attempts, cells and shared randomness: it tells nothing else of the input.
+    The message is a function of attempts, cells and shared randomness: it reveals nothing else of the input.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from leakgauge.defenses._cepam import lrsuq as _lrsuq
-from leakgauge.defenses._cepam.lrsuq import Floats
+from leakgauge.defenses._cepam.lrsuq import Floats, encode, place
 from leakgauge.defenses._cepam.lrsuq import Integers as Ints
 from leakgauge.defenses._wire.golomb import decode_integers, encode_integers
 from leakgauge.harness.core import rng
@@ -35,32 +34,32 @@ from leakgauge.harness.core.rng import Key
 Contexts = npt.NDArray[np.uint8]
 
 _FEW = 64
-"""Open sub-vectors below which contexts cost more than they save."""
+"""Open sub-vectors below which contexts cost more bits than they save."""
 
 _NEAR = 15
-"""Largest cell of the part `cells` in a message of many: the coder of integers takes half the time up to it."""
+"""Largest cell of the part `cells` in a long message: up to it, the integer coder takes half the time."""
 
 _MANY = 1 << 16
-"""Cells from which time counts for more than the percent by which the part `far` lengthens a message of fine cells."""
+"""Cells of a long message: there, time outweighs the percent that the part `far` adds to a message of fine cells."""
 
 _BLOCK = 1 << 15
-"""Sub-vectors looked at together: few enough that they stay in the cache."""
+"""Sub-vectors processed at a time; they stay in the cache."""
 
 _ONE = int(np.float64(1.0).view(np.int64))
-"""The bits of 1.0. What those of a double exceed them by is about its logarithm, in octaves from bit 52 on."""
+"""The bits of 1.0. A double's bits minus these are about its logarithm, in octaves from bit 52 on."""
 
 
 def pack(x: Floats, radii: Floats, spread: float, key: Key) -> bytes:
-    """Quantize sub-vectors and write them.
+    """Quantize sub-vectors and write their message.
 
     Args:
         x: [N, n], stored column by column.
         radii: [N], shared.
-        spread: about the root mean square of x, public. Another one costs bits, no more.
+        spread: about the root mean square of x, public. A wrong value only costs bits.
         key: of the dithers, shared.
 
     Guarantees:
-        `unpack` gives y with |y - x| <= r in each sub-vector, uniform on that ball, independent of x.
+        `unpack` returns y with |y - x| <= r in each sub-vector, uniform on that ball, independent of x.
 
     Raises:
         ValueError: x is not finite or more than 2^40 cells from 0, or a radius is not positive.
@@ -72,7 +71,7 @@ def pack(x: Floats, radii: Floats, spread: float, key: Key) -> bytes:
     far, beyond = [], []
     for here in _blocks(count):
         tape.start(here)
-        attempts[here], cells = _lrsuq.encode_with(x[here], radii[here], tape)
+        attempts[here], cells = encode(x[here], radii[here], tape)
         contexts[here] = cell_contexts(tape.accepted, radii[here], spread)
         np.clip(_folded(cells, tape.accepted), -limit, limit, out=near[here], casting="unsafe")
         outside = np.flatnonzero(np.abs(near[here]) == limit)
@@ -86,10 +85,10 @@ def pack(x: Floats, radii: Floats, spread: float, key: Key) -> bytes:
 
 
 def unpack(wire: bytes, radii: Floats, spread: float, key: Key, n: int) -> Floats:
-    """[N, n], stored column by column: what `pack` made into `wire` with the same radii [N], spread and key.
+    """[N, n], stored column by column: decode `wire` of `pack`, with the same radii [N], spread and key.
 
     Raises:
-        MessageError: not such a message.
+        MessageError: not a message of `pack`.
     """
     source = Reader(wire)
     beyond = _take_framed(source, "far cells")
@@ -101,22 +100,22 @@ def unpack(wire: bytes, radii: Floats, spread: float, key: Key, n: int) -> Float
         contexts[here] = cell_contexts(dither[here], radii[here], spread)
     cells = decode_integers(source.take(source.left, "cells"), contexts.reshape(-1))
     _add_far(cells, beyond, contexts.reshape(-1))
-    told = cells.reshape(-1, n)
+    folded = cells.reshape(-1, n)
     for here in _blocks(len(radii)):
-        # in the place of the dithers: fresh memory takes longer than the arithmetic
-        dither[here] = _lrsuq.place(_folded(told[here], dither[here]), radii[here], dither[here])
+        # over the dithers: new memory takes longer than the arithmetic
+        dither[here] = place(_folded(folded[here], dither[here]), radii[here], dither[here])
     return dither
 
 
 def dithers(key: Key, attempt: int, rows: Ints, n: int) -> Floats:
-    """[K, n] in (-1/2, 1/2], stored column by column: of these sub-vectors in an attempt, numbered from 1."""
+    """[K, n] in (-1/2, 1/2], stored column by column: the dithers of these sub-vectors in an attempt, from 1 on."""
     drawn = rng.uniform_at(key.child("attempt", attempt), rows.view(np.uint64), n)
     return np.subtract(0.5, drawn, out=drawn)
 
 
 def cell_contexts(dither: Floats, radii: Floats, spread: float) -> Contexts:
-    """[K, n]: of the cells of sub-vectors whose accepted dithers are [K, n], and radii [K]."""
-    found = np.empty(dither.shape, np.uint8)
+    """The contexts [K, n] of cells, given accepted dithers [K, n] and radii [K]."""
+    contexts = np.empty(dither.shape, np.uint8)
     width = radii * (2 / spread)
     row = np.clip(_logarithm(width, 1, _THIN), 0, _WIDE - _THIN)
     row *= _DISTANCES
@@ -126,14 +125,15 @@ def cell_contexts(dither: Floats, radii: Floats, spread: float) -> Contexts:
         distance *= width
         level = np.clip(_logarithm(distance, 1, _CLOSE), 0, _DISTANCES - 1)
         level += row
-        np.take(_CELL_CONTEXT, level, out=found[:, coordinate], mode="clip")
-    return found
+        np.take(_CELL_CONTEXT, level, out=contexts[:, coordinate], mode="clip")
+    return contexts
 
 
 def attempt_contexts(dither: Floats, radii: Floats, spread: float) -> Contexts:
-    """[K]: of the question whether dithers [K, n] are accepted in sub-vectors of these radii [K].
+    """The contexts [K] of the bits that accept dithers [K, n], given radii [K].
 
-    0 where the cell is under half a spread, and the dither tells nothing; else outside or inside, and how far.
+    0 where the cell is under half a spread, so that the dither is uninformative; else the side of the sphere and the
+    distance from it.
     """
     norm = dither[:, 0] * dither[:, 0]
     for coordinate in range(1, dither.shape[1]):
@@ -149,24 +149,24 @@ def attempt_contexts(dither: Floats, radii: Floats, spread: float) -> Contexts:
 
 
 def _logarithm(values: Floats, halvings: int, start: int) -> Ints:
-    """Of values >= 0, in octaves (halvings = 0) or half-octaves (1), rounded down, and counted from `start` of them."""
+    """Logarithms of values >= 0 in octaves (halvings = 0) or half-octaves (1), rounded down, minus `start`."""
     bits = values.view(np.int64) - (_ONE + (start << (52 - halvings)))
     bits >>= 52 - halvings
     return bits
 
 
 _THIN, _WIDE = -20, 4
-"""Half-octaves of a cell's width that are told apart; all wider cells are alike."""
+"""Range of a cell's width in half-octaves; all wider cells count as one."""
 _CLOSE, _AWAY = -4, 6
-"""Half-octaves of the distance of a dither from the edge."""
+"""Range of the distance of a dither from the edge in half-octaves."""
 _DISTANCES = _AWAY - _CLOSE + 1
 
 
 def _cell_context(width: int, distance: int) -> int:
-    """The context of a width and a distance, each a number of half-octaves."""
+    """The context of a width and a distance, both in half-octaves."""
     if width < 0:
         return width - _THIN
-    # an octave of widths has its own distances, of which half the width is the largest
+    # each octave of widths has its own distances, up to half the width
     octave, largest = width // 2, (-1, 1, _AWAY)[width // 2]
     return -_THIN + octave * _DISTANCES + min(distance, largest) - _CLOSE
 
@@ -175,14 +175,14 @@ _CELL_CONTEXT = np.array(
     [_cell_context(width, distance) for width in range(_THIN, _WIDE + 1) for distance in range(_CLOSE, _AWAY + 1)],
     np.uint8,
 )
-"""Of each width and distance. Below one spread the distance tells nothing, from four on the width does not."""
+"""The context of each width and distance. The distance is uninformative below one spread, the width from four on."""
 
 
 class _Tape:
-    """The dithers that a block of sub-vectors is offered, each drawn once.
+    """The dithers of a block of sub-vectors, each drawn once, with a record of them.
 
-    accepted: [K, n], stored column by column: what each sub-vector of the block was offered last.
-    contexts: of each attempt, in the order of the sub-vectors that were open, block after block.
+    accepted: [K, n], stored column by column: the last dither of each sub-vector of the block.
+    contexts: for each attempt, the contexts of the open sub-vectors, block after block.
     """
 
     def __init__(self, key: Key, radii: Floats, spread: float) -> None:
@@ -190,12 +190,12 @@ class _Tape:
         self.contexts: list[list[Contexts]] = []
 
     def start(self, here: slice) -> None:
-        """Turn to this block."""
+        """Begin this block."""
         self._here = here
         self.accepted: Floats = np.empty((0, 0))
 
     def __call__(self, attempt: int, rows: Ints, n: int) -> Floats:
-        """[K, n]: for rows of the block; all of them in the first attempt."""
+        """Implement `Dithers` for rows of the block; all of them in the first attempt."""
         drawn = dithers(self._key, attempt, rows + self._here.start, n)
         if attempt == 1:
             self.accepted = drawn
@@ -210,7 +210,7 @@ class _Tape:
 
 
 def _pack_attempts(attempts: Ints, contexts: list[list[Contexts]]) -> list[bytes]:
-    """The parts that tell attempts [N]."""
+    """The parts of the message that hold attempts [N]."""
     parts, rows, attempt = [], np.arange(len(attempts)), 1
     while rows.size >= _FEW:
         accepted = attempts[rows] == attempt
@@ -220,27 +220,28 @@ def _pack_attempts(attempts: Ints, contexts: list[list[Contexts]]) -> list[bytes
 
 
 def _unpack_attempts(source: Reader, dither: Floats, radii: Floats, spread: float, key: Key) -> None:
-    """Replace the dithers [N, n] of the first attempt by those that were accepted."""
+    """Replace the dithers [N, n] of the first attempt by the accepted ones."""
     rows, attempt, into, n = np.arange(len(dither), dtype=np.int64), 1, dither.T, dither.shape[1]
     drawn = dither
     while rows.size >= _FEW:
         part = _take_framed(source, f"attempt {attempt}")
-        told = decode_integers(part, attempt_contexts(drawn, radii[rows], spread))
-        if told.min() < 0 or told.max() > 1:
-            raise MessageError(f"expected 1 for an accepted dither and 0 for another, got {told.min()}..{told.max()}")
-        rows, attempt = rows[told == 0], attempt + 1
+        accepted = decode_integers(part, attempt_contexts(drawn, radii[rows], spread))
+        low, high = accepted.min(), accepted.max()
+        if low < 0 or high > 1:
+            raise MessageError(f"expected 1 for an accepted dither and 0 for a rejected one, got {low}..{high}")
+        rows, attempt = rows[accepted == 0], attempt + 1
         drawn = dithers(key, attempt, rows, n)
         into[:, rows] = drawn.T
     further = decode_integers(_take_framed(source, "the last attempts"), np.zeros(rows.size, np.uint8))
     if further.min(initial=0) < 0:
         raise MessageError(f"expected attempts from {attempt} on, got {attempt + int(further.min())}")
     for late in np.unique(further[further > 0]).tolist():
-        mine = rows[further == late]
-        into[:, mine] = dithers(key, attempt + late, mine, n).T
+        same = rows[further == late]
+        into[:, same] = dithers(key, attempt + late, same, n).T
 
 
 def _add_far(cells: Ints, beyond: bytes, contexts: Contexts) -> None:
-    """Move each cell that stands for the limit or more to where it is."""
+    """Add its excess over the limit to each cell at the limit."""
     limit = _limit(cells.size)
     peak = max(int(cells.max(initial=0)), -int(cells.min(initial=0)))
     if peak > limit:
@@ -257,12 +258,12 @@ def _add_far(cells: Ints, beyond: bytes, contexts: Contexts) -> None:
 
 
 def _limit(count: int) -> int:
-    """The largest of so many cells that is sent with the others; the quantizer's are below 2**41."""
+    """The largest cell in the part `cells` of a message with `count` cells; the quantizer's are below 2**41."""
     return _NEAR if count >= _MANY else 1 << 53
 
 
 def _folded(cells: Ints, dither: Floats) -> Ints:
-    """[K, n]: cells with the sign changed where the dither is negative; undoes itself."""
+    """Cells [K, n] with the sign changed where the dither is negative; its own inverse."""
     # the sign bit as 0 or -1: x ^ -1 is -x - 1
     negative = dither.view(np.int64) >> 63
     folded = cells ^ negative
@@ -271,12 +272,12 @@ def _folded(cells: Ints, dither: Floats) -> Ints:
 
 
 def _blocks(count: int) -> Iterator[slice]:
-    """0..count-1, cut."""
+    """The blocks of 0..count-1."""
     return (slice(start, min(start + _BLOCK, count)) for start in range(0, count, _BLOCK))
 
 
 def _framed(part: bytes) -> bytes:
-    """A part with its length before it: seven bits a byte, the lowest first, the eighth says that more follow."""
+    """A part with its length before it: seven bits a byte, lowest first; the eighth bit marks a further byte."""
     length, left = bytearray(), len(part)
     while left > 127:
         length.append(left & 127 | 128)

@@ -1,34 +1,47 @@
-"""A noise scale is named by the epsilon that it buys or by itself, never by both."""
+"""Noise parameters: a noise scale is set by the epsilon that it achieves or directly, never by both."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from leakgauge.harness.core.checks import positive
 
 DEFAULT_EPSILON = 8.0
-"""Of a defense that is told neither."""
+"""Epsilon of a defense whose parameters set neither epsilon nor the noise."""
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """The parameters of a Gaussian mechanism on l2-clipped values: a clip, and (epsilon, delta) or a noise scale."""
+
+    clip: float = 1.0
+    epsilon: float | None = None
+    delta: float = 1e-5
+    noise_std: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", epsilon_unless(self.epsilon, self.noise_std))
+        positive(clip=self.clip)
+        check_delta(self.delta)
 
 
 def epsilon_unless(epsilon: float | None, noise_std: float | None) -> float | None:
-    """The epsilon that sets the noise, by default `DEFAULT_EPSILON`; None where `noise_std` sets it.
+    """The epsilon that sets the noise, by default `DEFAULT_EPSILON`; None if `noise_std` sets it.
 
     Raises:
-        ValueError: both are given, or the one that is given is not a finite number above zero.
+        ValueError: both are given, or the given one is not a finite number above zero.
     """
-    if epsilon is not None and noise_std is not None:
+    if noise_std is None:
+        epsilon = DEFAULT_EPSILON if epsilon is None else epsilon
+        positive(epsilon=epsilon)
+        return epsilon
+    if epsilon is not None:
         raise ValueError(f"expected epsilon or noise_std, got both: epsilon={epsilon} and noise_std={noise_std}")
-    if noise_std is not None:
-        positive(noise_std=noise_std)
-        return None
-    epsilon = DEFAULT_EPSILON if epsilon is None else epsilon
-    positive(epsilon=epsilon)
-    return epsilon
+    positive(noise_std=noise_std)
+    return None
 
 
 def check_delta(delta: float) -> None:
-    """Refuse a delta that a claim cannot have.
-
-    Raises:
-        ValueError: it is not strictly between 0 and 1.
-    """
+    """Raise ValueError unless delta is strictly between 0 and 1."""
     if not 0 < delta < 1:
         raise ValueError(f"expected 0 < delta < 1, got delta={delta}")

@@ -1,25 +1,19 @@
-"""Two defenses in a row, `laplace+sdq`: the second carries the numbers of the first, whose promise stays."""
+"""Two defenses in a row, `laplace+sdq`: the second encodes the numbers of the first, and the first's claim stays."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from leakgauge.harness.core.accounting import Pure, repeat
+from leakgauge.defenses._common.scale import Scaling
+from leakgauge.harness.core.checks import check_update
 from leakgauge.harness.core.claim import Claim, Proof
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
-from leakgauge.harness.core.contract import (
-    Defense,
-    Likelihood,
-    Link,
-    Links,
-    MessageError,
-    Setting,
-)
+from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, MessageError, Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Parts, Vector
 
@@ -27,13 +21,13 @@ from leakgauge.harness.core.vec import Parts, Vector
 class Rounded(NamedTuple):
     """How the numbers of n messages were quantized, all in units.
 
-    step: width of a cell, along each generator of the lattice where numbers share one.
-    side: [n, count], 1 where the cell of a number (of a lattice coordinate) has no upper end, -1 where it has no lower.
+    step: width of a cell, along each generator of the lattice if numbers share one.
+    side: [n, count], 1 if the cell of a number (of a lattice coordinate) has no upper end, -1 if it has no lower one.
     dithered: the dither is known, and no longer in the restored numbers.
     variance: of the error of one number, apart from overload.
-    inside: from candidates minus restored numbers, [n, count], to the same without what overload hides: along a
+    inside: maps candidates minus restored numbers, [n, count], to the part that overload does not hide: along a
         generator, zero beyond the inner end of a cell that has no outer one.
-    alone: each number is rounded by itself, and its error is uniform; else a lattice has several.
+    alone: each number is rounded separately, with a uniform error; else a lattice cell holds several.
     """
 
     step: float
@@ -44,64 +38,111 @@ class Rounded(NamedTuple):
     alone: bool
 
 
-class Perturbs(ABC):
-    """A defense that may stand first: its message is a header and the noisy numbers as float32."""
+@dataclass(frozen=True)
+class Perturbs(Defense[None, None]):
+    """A defense that may come first: its message is a header and the noisy numbers as float32."""
+
+    @property
+    @abstractmethod
+    def _scaling(self) -> Scaling:
+        """How an update becomes numbers."""
 
     @abstractmethod
-    def header_size(self, setting: Setting) -> int:
-        """Bytes before the numbers."""
+    def perturb(self, numbers: Tensor, private: Key) -> Tensor:
+        """The numbers [count] with noise from the private key, float32."""
 
-    @abstractmethod
-    def count(self, setting: Setting) -> int:
-        """Numbers in the message: d, or a few more where tensors are padded."""
-
-    @abstractmethod
     def unit(self, setting: Setting) -> float:
-        """What one unit of a quantizer's input is in the message's numbers.
+        """The size of one unit of a quantizer's input, in the message's numbers: 1 if they are scaled.
 
-        In that unit the numbers without their noise lie in [-1, 1] but for outliers; their mean square is 1/9 or less.
+        In that unit the numbers without noise lie in [-1, 1], except for outliers; their mean square is at most 1/9.
         """
+        return 1.0
 
     @abstractmethod
     def noise_variance(self, setting: Setting) -> float:
-        """Of one number, in squared units."""
+        """Variance of the noise in one number, in squared units."""
 
     @abstractmethod
     def misfit(self, received: Sequence[bytes], *, setting: Setting, rounded: Rounded | None = None) -> Likelihood:
-        """The likelihood, where the numbers have been quantized in addition."""
+        """The likelihood of n messages, whose numbers were quantized as `rounded` states."""
 
     def attained(self, edge: float) -> float:
         """Epsilon of the claim's unit that one round attains even if numbers are quantized; 0: none is known.
 
         Args:
-            edge: in units; all that is told of a number is whether it exceeds a threshold, of which those from -edge to
-                edge are at hand.
+            edge: in units; the quantizer reveals of a number only whether it exceeds a threshold in [-edge, edge].
         """
         return 0.0
 
+    def header_size(self, setting: Setting) -> int:
+        """Bytes before the numbers: the means and norms."""
+        return self._scaling.header_size(setting.layout)
+
+    def count(self, setting: Setting) -> int:
+        """Numbers in the message: d, or a few more if tensors are padded."""
+        return self._scaling.count(setting.layout)
+
+    def parts(self, setting: Setting) -> Parts:
+        """The sub-vectors of the first scaled piece."""
+        return self._scaling.parts(setting.layout)
+
+    def normalize(self, update: Vector, setting: Setting) -> tuple[bytes, Tensor]:
+        """The header, and the bounded or scaled numbers [count] float32."""
+        return self._scaling.normalize(update, setting.layout)
+
+    def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
+        """Bound or scale, add noise from the private key, send float32. Does not use the shared key."""
+        check_update(update)
+        header, numbers = self.normalize(update, link.setting)
+        return header + pack_float32(self.perturb(numbers, private)), None
+
+    def split(self, received: bytes, setting: Setting) -> tuple[bytes, Tensor]:
+        """The header and the numbers [count] of a message.
+
+        Raises:
+            MessageError: wrong length, or numbers that are not finite.
+        """
+        size, count = self.header_size(setting), self.count(setting)
+        if len(received) != size + 4 * count:
+            raise MessageError(f"expected a message of {size + 4 * count} bytes, got {len(received)} bytes")
+        return received[:size], unpack_float32(received[size:], count)
+
+    def estimate(self, state: None, received: bytes, link: Link) -> Vector:
+        """The noisy numbers, scaled back: unbiased for the update, clipped if the defense clips."""
+        header, numbers = self.split(received, link.setting)
+        return self._scaling.undo(header, numbers, link.setting.layout)
+
+    def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
+        """The law of the noise, without quantization: see `misfit`."""
+        return self.misfit(received, setting=links.setting)
+
 
 class Quantizes(ABC):
-    """A defense that may stand second: it carries any numbers as bits, with a dither from the shared key."""
+    """A defense that may come second: it encodes any numbers as bits, with a dither from the shared key."""
 
     @abstractmethod
     def compress(self, values: Tensor, *, shared: Key, noise_variance: float) -> bytes:
-        """values [n], in units in which they lie in [-1, 1] apart from noise of this variance; n tells the length."""
+        """The bytes of values [n], in units; without noise of this variance they lie in [-1, 1]."""
 
     @abstractmethod
     def restore(self, payload: bytes, count: int, *, shared: Key | None, noise_variance: float) -> Tensor:
-        """[count] values; without the shared key, each is the middle of what it may be.
+        """[count] values; without the shared key, each is the middle of its possible range.
 
         Raises:
-            MessageError: not the payload of so many values.
+            MessageError: not the payload of `count` values.
         """
 
     @abstractmethod
     def rounded(self, payloads: Sequence[bytes], count: int, *, noise_variance: float, dithered: bool) -> Rounded:
-        """What values of n payloads, `count` each, have lost; `dithered`: for who knows the dither."""
+        """The rounding of n payloads of `count` values each; `dithered`: for an adversary that knows the dither."""
 
     @abstractmethod
     def edge(self, noise_variance: float) -> float:
-        """The outermost level: values beyond it all look the same."""
+        """The outermost level: all values beyond it give the same level."""
+
+    @abstractmethod
+    def parameters(self) -> dict[str, Any]:
+        """The hyper-parameters, defaults included."""
 
 
 @dataclass(frozen=True)
@@ -109,18 +150,16 @@ class Cascade(Defense[None, None]):
     """A perturbation, then a quantizer that replaces the floats of its message.
 
     Guarantees:
-        What is sent is a function of the first defense's message and of the shared key: whatever holds of that message
-        holds of this one (post-processing).
+        The message is a function of the first defense's message and of the shared key: all guarantees for the first
+        message hold for this one (post-processing).
 
     Raises:
         ValueError: the first does not perturb, or the second does not quantize.
     """
 
-    randomized: ClassVar[bool] = True
-
     names: tuple[str, str]
-    first: Defense[None, None]
-    second: Defense[None, None]
+    first: Perturbs
+    second: Quantizes
 
     def __post_init__(self) -> None:
         if not isinstance(self.first, Perturbs):
@@ -128,105 +167,75 @@ class Cascade(Defense[None, None]):
         if not isinstance(self.second, Quantizes):
             raise ValueError(f"expected a quantizer after '+', got {self.names[1]!r}")
 
-    @property
-    def _noise(self) -> Perturbs:
-        """The first, as what it is."""
-        assert isinstance(self.first, Perturbs)
-        return self.first
-
-    @property
-    def _quantizer(self) -> Quantizes:
-        """The second, as what it is."""
-        assert isinstance(self.second, Quantizes)
-        return self.second
-
     def parts(self, setting: Setting) -> Parts:
-        """Of the first."""
+        """The sub-vectors of the first."""
         return self.first.parts(setting)
 
     def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
-        """The first's header, then its numbers as the second carries them."""
+        """The first's header, then its numbers as encoded by the second."""
         wire, _ = self.first.encode(None, None, update, link._replace(shared=link.key.child("noise")), private)
-        header, numbers = split_message(wire, self._noise.header_size(link.setting), self._noise.count(link.setting))
-        payload = self._quantizer.compress(
-            numbers / self._noise.unit(link.setting),
+        header, numbers = self.first.split(wire, link.setting)
+        payload = self.second.compress(
+            numbers / self.first.unit(link.setting),
             shared=link.key.child("dither"),
-            noise_variance=self._noise.noise_variance(link.setting),
+            noise_variance=self.first.noise_variance(link.setting),
         )
         return header + payload, None
 
     def _first_message(self, received: bytes, shared: Key | None, setting: Setting) -> bytes:
-        """The first's message, as far as the second has kept it."""
-        size, variance = self._noise.header_size(setting), self._noise.noise_variance(setting)
+        """The first's message, as far as the second preserves it."""
+        size, variance = self.first.header_size(setting), self.first.noise_variance(setting)
         if len(received) < size:
             raise MessageError(f"expected a message with a header of {size} bytes, got {len(received)} bytes")
         key = None if shared is None else shared.child("dither")
-        values = self._quantizer.restore(
-            received[size:], self._noise.count(setting), shared=key, noise_variance=variance
-        )
-        return received[:size] + pack_float32(values * self._noise.unit(setting))
+        values = self.second.restore(received[size:], self.first.count(setting), shared=key, noise_variance=variance)
+        return received[:size] + pack_float32(values * self.first.unit(setting))
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
-        """What the first makes of the restored numbers."""
+        """The first's estimate from the restored numbers."""
         wire = self._first_message(received, link.shared, link.setting)
         return self.first.estimate(None, wire, link._replace(shared=None))
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """The first's, with the quantizer's error as further noise of the same variance.
 
-        That error is uniform and not normal: a surrogate that is close where one of the two errors is much larger than
-        the other. A number in an outermost cell speaks only against candidates that are not as far out.
+        The true error is uniform, not normal: the surrogate is close if one of the two errors is much larger than the
+        other. A number in an outermost cell counts only against candidates that are less extreme.
         """
+        setting = links.setting
         each = zip(received, links.each(), strict=True)
-        wires = [self._first_message(wire, link.shared, links.setting) for wire, link in each]
-        rounded = self._quantizer.rounded(
-            [wire[self._noise.header_size(links.setting) :] for wire in received],
-            self._noise.count(links.setting),
-            noise_variance=self._noise.noise_variance(links.setting),
+        wires = [self._first_message(wire, link.shared, setting) for wire, link in each]
+        rounded = self.second.rounded(
+            [wire[self.first.header_size(setting) :] for wire in received],
+            self.first.count(setting),
+            noise_variance=self.first.noise_variance(setting),
             dithered=links.shared is not None,
         )
-        return self._noise.misfit(wires, setting=links.setting, rounded=rounded)
+        return self.first.misfit(wires, setting=setting, rounded=rounded)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
-        """The first's: the second is post-processing, so that what is proved is a bound and need not be attained.
+        """The first's claim; its proof becomes an upper bound, since the second is post-processing.
 
-        Where what is known to be attained is more than is claimed, it comes first.
+        If an epsilon above the claim is known to be attained, its proof comes first.
         """
         claim, rounds = self.first.claim(history, setting), len(history)
         bounds = tuple(map(_after_processing, (claim.proved, *claim.further)))
-        shown = self._noise.attained(self._quantizer.edge(self._noise.noise_variance(setting)))
+        shown = self.first.attained(self.second.edge(self.first.noise_variance(setting)))
         if shown * rounds <= claim.epsilon:
             return replace(claim, proved=bounds[0], further=bounds[1:])
-        reason = "two inputs are so far apart by whether one number exceeds a threshold that the dither may set."
-        attained = Proof(repeat(Pure(shown), rounds), claim.unit, "closed form for two inputs", reason)
+        reason = "two inputs differ that much in whether one number exceeds a threshold that the dither may set."
+        attained = Proof.pure(shown, rounds, claim.unit, reason, "closed form for two inputs")
         return replace(claim, proved=attained, further=bounds)
 
     def parameters(self) -> dict[str, Any]:
-        """Of both, by name; `first.name` and `second.name` where both have one of that name."""
-        return join_parameters(self.names, self.first.parameters(), self.second.parameters())
+        """The parameters of both, by name; `first.name` and `second.name` for a name that both have."""
+        tables = self.first.parameters(), self.second.parameters()
+        each = zip(self.names, tables, tables[::-1], strict=True)
+        return {f"{name}.{k}" if k in other else k: value for name, own, other in each for k, value in own.items()}
 
 
 def _after_processing(proof: Proof) -> Proof:
-    """What is left of a proof about a message where a function of it is sent. The header, and what it tells, stays."""
+    """The proof for a function of the message; a message without a bound has none, since its header stays."""
     if proof.event is None:
         return proof
     return replace(proof, method=f"{proof.method}, post-processing", tight=False)
-
-
-def split_message(wire: bytes, header_size: int, count: int) -> tuple[bytes, Tensor]:
-    """The header and the numbers of a perturbation's message.
-
-    Raises:
-        MessageError: another length, or numbers that are not finite.
-    """
-    if len(wire) != header_size + 4 * count:
-        raise MessageError(f"expected a message of {header_size + 4 * count} bytes, got {len(wire)} bytes")
-    return wire[:header_size], unpack_float32(wire[header_size:], count)
-
-
-def join_parameters(names: tuple[str, str], first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """One table from two: a key that both have is written `defense.key`."""
-    tables = zip(names, (first, second), (second, first), strict=True)
-    return {
-        f"{name}.{key}" if key in other else key: value for name, mine, other in tables for key, value in mine.items()
-    }

@@ -1,4 +1,4 @@
-"""Clipping to a public bound: what a noise scale may be calibrated to."""
+"""Clipping to a public bound, to which a noise scale can be calibrated."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def clip_l2(update: Tensor, bound: float) -> Tensor:
-    """`update` [..., d] scaled down to an l2 norm of at most `bound`; shorter ones, zero included, pass unchanged.
+    """`update` [..., d] scaled down to an l2 norm of at most `bound`; shorter ones, including zero, stay unchanged.
 
-    Differentiable away from zero. The norm is taken in float64, so that the bound holds to float32 rounding.
+    Differentiable away from zero. The norm is computed in float64, so that the bound holds up to float32 rounding.
     """
     norm: Tensor = torch.linalg.vector_norm(update.double(), dim=-1, keepdim=True)
-    # clamp at the bound: a zero update has no direction to clip, and none is needed
+    # clamping the norm at the bound leaves a zero update, which has no direction, unchanged
     return update * (bound / norm.clamp(min=bound)).to(update.dtype)
 
 

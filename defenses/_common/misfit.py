@@ -1,41 +1,39 @@
-"""-log density of a residual under the laws that defenses add, smooth enough for an optimizer.
+"""-log density of a residual under the noise of a defense, smooth enough for an optimizer.
 
-A residual is a candidate's numbers minus those that were received, [n, count]. Every law gives [n], at least 0, with
-finite slopes everywhere. `extra` is the variance of a further error (a quantizer's) that is not known in detail: it
-widens the law, or rounds its tip.
+A residual [n, count] is a candidate's numbers minus the received ones. Every law returns [n], at least 0, with finite
+slopes everywhere. `extra` is the variance of a further error (of a quantizer) whose law is not modeled: it widens the
+law, or rounds its tip.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 ROUNDING = 1e-6
-"""Standard deviation that is assumed between the client's and the attacker's float32 computation of one coordinate of a
-gradient, in its unit: about the largest difference seen between two kernels for LeNet. An assumption, not a law."""
+"""Assumed standard deviation between the client's and the attacker's float32 computation of one coordinate of a
+gradient, in its unit: about the largest difference measured between two kernels for LeNet. An assumption, not a law."""
 
 _TIP = 0.1
 """Width of the rounded tip of |r|/b, in units of b: L-BFGS needs a gradient at zero."""
 
 WALL = 0.02
 """Scale of the Laplace law that blurs the wall of a cell, in units of the cell's width: an optimizer cannot use a jump.
-Measured, see `rounded_misfit`."""
+The measurement behind it is in `rounded_misfit`."""
 
 
-class Misfit(Protocol):
-    """-log density of what was received, up to a constant."""
-
-    def __call__(self, residual: Tensor) -> Tensor:
-        """residual: [n, count]; returns [n]."""
+Misfit: TypeAlias = Callable[[Tensor], Tensor]
+"""-log density of the received numbers, up to a constant: from a residual [n, count] to [n]."""
 
 
 def laplace_misfit(residual: Tensor, scale: float, extra: float = 0.0) -> Tensor:
-    """[n]: sum |r| / b with the tip rounded (pseudo-Huber), more widely where a further error blurs it."""
+    """[n]: sum |r| / b with a rounded tip (pseudo-Huber); a further error makes the tip wider."""
     tip = max(_TIP, math.sqrt(extra) / scale)
     return (((residual / scale).square() + tip**2).sqrt() - tip).sum(-1)
 
@@ -45,34 +43,40 @@ def gaussian_misfit(residual: Tensor, variance: float, extra: float = 0.0) -> Te
     return residual.square().sum(-1) / (2 * (variance + extra))
 
 
+def rounding_misfit(residual: Tensor) -> Tensor:
+    """[n]: |r|^2 / 2 in units of `ROUNDING`, for numbers sent without noise."""
+    return 0.5 * (residual / ROUNDING).square().sum(-1)
+
+
 def student_misfit(residual: Tensor, s2: float, nu: float, extra: float = 0.0) -> Tensor:
-    """[n]: of pairs that are bivariate t with scale matrix s2 I; the further error widens s2 by as much variance."""
+    """[n]: for pairs of bivariate t noise with scale matrix s2 I; the further error adds its variance to s2."""
     wide = s2 + extra * (nu - 2) / nu
     pairs = residual.reshape(len(residual), -1, 2).square().sum(-1)
     return ((nu + 2) / 2 * (pairs / (nu * wide)).log1p()).sum(-1)
 
 
 def ball_misfit(distance: Tensor) -> Tensor:
-    """[n]: nothing inside the ball, of distances [n, count] in radii from its center; a constant slope far outside.
+    """[n]: zero inside the ball, a constant slope far outside; distances [n, count] from its center are in radii.
 
-    -log of the chance that a distance plus Laplace noise of scale 2 `WALL` is below 1. Attacks better than a normal law
-    of the ball's covariance with a softer wall: as in `rounded_misfit`, on `cepam-clip` with noise of 0.05, mean SSIM
-    0.602 for 0.567 (n = 1) and 0.561 for 0.518 (n = 3); the naive attack has 0.241 (n = 1).
+    The value is -log of the probability that a distance plus Laplace noise of scale 2 `WALL` is below 1. Attacks do
+    better with it than with a normal law of the ball's covariance and a softer wall: in the experiment of
+    `rounded_misfit` on `cepam-clip` with noise of 0.05, mean SSIM is 0.602 instead of 0.567 (n = 1) and 0.561 instead
+    of 0.518 (n = 3); the naive attack reaches 0.241 (n = 1).
     """
     beyond = (distance - 1) / (2 * WALL)
     return (beyond.relu() - (-0.5 * (beyond.clamp(max=0.0)).exp()).log1p()).sum(-1)
 
 
 def rounded_misfit(side: Tensor, step: float, noise: float, *, dithered: bool) -> Misfit:
-    """Of numbers that got Laplace noise and were rounded with a uniform dither to multiples of a step.
+    """The law of numbers with Laplace noise that are rounded with a uniform dither to multiples of a step.
 
-    Exact but for two things: noise of less than `WALL` steps counts as that much, and a cell as at least a fifth of the
-    noise's scale wide, which rounds the tip of |r|/b. Overload is censoring: a cell at the edge has no outer end.
+    Exact with two exceptions: noise below `WALL` steps counts as `WALL` steps, and a cell counts as at least a fifth of
+    the noise's scale wide, which rounds the tip of |r|/b. Overload is censoring: a cell at the edge has no outer end.
 
-    Without noise a wall attacks better than |r|^2 / 2 variance. Mean SSIM of `map` on 16 images of CIFAR-10 behind the
-    LeNet of DLG, gradients of root mean square 0.21, no overload; "naive" is `map` with `objective = "l2"`:
+    Without noise, a wall makes attacks better than |r|^2 / 2 variance does. Mean SSIM of `map` on 16 images of CIFAR-10
+    behind the LeNet of DLG, gradients of root mean square 0.21, no overload; "naive" is `map` with `objective = "l2"`:
 
-    | step, by whom | naive | variance | wall 0.05 | wall 0.02 |
+    | step, adversary | naive | variance | wall 0.05 | wall 0.02 |
     |---|---|---|---|---|
     | 0.05, server | 0.717 | 0.695 | 0.735 | 0.751 |
     | 0.2, server | 0.186 | 0.395 | 0.475 | 0.518 |
@@ -80,91 +84,66 @@ def rounded_misfit(side: Tensor, step: float, noise: float, *, dithered: bool) -
     | 0.2, no dither | 0.116 | 0.309 | 0.328 | 0.344 |
 
     Args:
-        side: [n, count]: 1 where all numbers above look the same, -1 where all below do (overload), else 0.
+        side: [n, count]: 1 if all larger numbers give the same level, -1 if all smaller ones do (overload), else 0.
         step: width of a cell.
         noise: scale b of the Laplace noise; 0: none.
-        dithered: residuals are from the values without their dither, by who knows it; else from the levels' middles.
+        dithered: the adversary knows the dither, and residuals refer to the values without it; else to the middles of
+            the levels.
     """
     scale = max(noise, WALL * step)
     width = max(step / scale, 2 * _TIP)
     if not dithered:
-        return _UnknownDither(side, scale, width)
-    # a cell without an end begins where it does: the floor is for tips
+        return partial(_unknown_dither, side, scale, width)
+    # the widened cell is only for tips: a cell without an outer end keeps its own inner end
     low = torch.where(side > 0, -0.5 * step / scale, -0.5 * width).masked_fill(side < 0, -torch.inf)
     high = torch.where(side < 0, 0.5 * step / scale, 0.5 * width).masked_fill(side > 0, torch.inf)
-    # in the middle of a cell, or far beyond the end that it lacks
+    # the least cost is in the middle of a cell, or far beyond its missing end
     least = -(-(0.5 * (low - high)).exp()).log1p().sum(-1)
-    return _KnownCell(low, high, least, scale)
+    return partial(_known_cell, low, high, least, scale)
 
 
-@dataclass(frozen=True, eq=False)
-class _KnownCell:
-    """-log of the chance that r plus Laplace noise lies from low to high, [n, count] in units of its scale.
-
-    least: [n], the lowest value; it is subtracted.
-    """
-
-    low: Tensor
-    high: Tensor
-    least: Tensor
-    scale: float
-
-    def __call__(self, residual: Tensor) -> Tensor:
-        """Implement `Misfit`."""
-        cost: Tensor = _CellCost.apply(residual, self.low, self.high, self.scale)  # type: ignore[no-untyped-call]
-        return (cost - self.least).clamp(min=0.0)
+def _known_cell(low: Tensor, high: Tensor, least: Tensor, scale: float, residual: Tensor) -> Tensor:
+    """[n]: -log P(low <= r + Laplace noise <= high) minus `least`, its smallest value; low and high in scales."""
+    cost: Tensor = _CellCost.apply(residual, low, high, scale)  # type: ignore[no-untyped-call]
+    return (cost - least).clamp(min=0.0)
 
 
 class _CellCost(torch.autograd.Function):
-    """The cost of `_KnownCell`, with its slope by hand: half the time, and few temporaries to keep.
-
-    It can be differentiated once.
-    """
+    """The cost of `_known_cell`, differentiable once; its manual slope takes half the time and few temporaries."""
 
     @staticmethod
     def forward(ctx: Any, residual: Tensor, low: Tensor, high: Tensor, scale: float) -> Tensor:
-        """[n]; keeps the slope."""
+        """[n]; saves the slope."""
         r = residual / scale
         near = r.clamp(low, high)
         below, above = (low - near).exp_().mul_(0.5), (near - high).exp_().mul_(0.5)
         missed = below + above
         cost = r.sub_(near).abs_().sub_(torch.log1p(-missed)).sum(-1)
-        # outside, one of the two is a half, and the slope is 1
+        # outside the cell, one of the two is 1/2 and the slope is 1
         ctx.save_for_backward(above.sub_(below).div_(missed.neg_().add_(1.0).mul_(scale)))
         return cost
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor, None, None, None]:
-        """The slope that was kept."""
+        """The saved slope."""
         (slope,) = ctx.saved_tensors
         return grad[0][:, None] * slope, None, None, None
 
 
-@dataclass(frozen=True, eq=False)
-class _UnknownDither:
-    """The chance of a level given r plus Laplace noise, over all dithers: a triangle of half-width `width`, blurred.
-
-    side: [n, count]; width: of a cell in units of the scale.
-    """
-
-    side: Tensor
-    scale: float
-    width: float
-
-    def __call__(self, residual: Tensor) -> Tensor:
-        """Implement `Misfit`."""
-        r, h, tail = residual / self.scale, self.width, math.exp(-self.width)
-        far = r.abs()
-        near = far.clamp(max=h)
-        falling, rising = (-near).exp(), 0.5 * (near - h).exp()
-        within = (far - near) - ((h - near + rising - (1 - tail / 2) * falling) / (h - 1 + tail)).log()
-        if not bool(self.side.any()):
-            return within.sum(-1).clamp(min=0.0)
-        # from where no dither reaches the outermost level to where all do
-        inner = r * self.side + h
-        on = inner.clamp(0.0, h)
-        above = (inner - h).relu()
-        share = (on + 0.5 * (-on - above).exp() - 0.5 * (on - h - above).exp()) / h
-        edge = (-inner).relu() - share.log()
-        return torch.where(self.side == 0, within, edge).sum(-1).clamp(min=0.0)
+def _unknown_dither(side: Tensor, scale: float, h: float, residual: Tensor) -> Tensor:
+    """[n]: -log of a level's probability over all dithers: a triangle of half-width h scales, blurred by the noise."""
+    r, tail = residual / scale, math.exp(-h)
+    far = r.abs()
+    near = far.clamp(max=h)
+    falling, rising = (-near).exp(), 0.5 * (near - h).exp()
+    within = (far - near) - ((h - near + rising - (1 - tail / 2) * falling) / (h - 1 + tail)).log()
+    if not bool(side.any()):
+        return within.sum(-1).clamp(min=0.0)
+    # from the point where no dither reaches the outermost level to the point where all do
+    inner = r * side + h
+    on = inner.clamp(0.0, h)
+    above = (inner - h).relu()
+    share = (on + 0.5 * (-on - above).exp() - 0.5 * (on - h - above).exp()) / h
+    edge = (-inner).relu() - share.log()
+    return torch.where(side == 0, within, edge).sum(-1).clamp(min=0.0)

@@ -1,4 +1,4 @@
-"""How an update gets the unit that a noise scale and a quantizer's range refer to."""
+"""Scaling of updates to unit-free numbers, to which noise scales and the ranges of quantizers refer."""
 
 from __future__ import annotations
 
@@ -11,23 +11,35 @@ import torch
 from torch import Tensor
 
 from leakgauge.harness.core.checks import positive
+from leakgauge.harness.core.claim import Proof, Unit
 from leakgauge.harness.core.contract import MessageError
 from leakgauge.harness.core.vec import Layout, Parts, Vector
 
 Mode = Literal["tensor", "vector", "public"]
 
 _SPREAD = 3.0
-"""JoPEQ: entries get a standard deviation of 1/3, so that Chebyshev keeps most of them in [-1, 1]."""
+"""JoPEQ: entries get a standard deviation of 1/3, so that most of them lie in [-1, 1] by Chebyshev's inequality."""
 
 
 def unclipped(mode: Mode) -> tuple[str, ...]:
-    """What a claim for numbers in [-1, 1] takes for granted."""
+    """The assumptions of a claim for numbers in [-1, 1]."""
     return () if mode == "public" else ("the scale is given", "no coordinate lies outside [-1, 1]; nothing clips it")
+
+
+def whole_message(mode: Mode, epsilon: float, rounds: int, moved: str) -> Proof:
+    """The proof for a whole message: epsilon-DP a round at a public scale, no bound if a norm is sent.
+
+    Args:
+        moved: the numbers of a message, e.g. `100 coordinates`.
+    """
+    if mode != "public":
+        return Proof.none(Unit.MESSAGE, "a norm of the update is sent in the clear.")
+    return Proof.pure(epsilon, rounds, Unit.MESSAGE, f"all {moved} may move across their range at once.")
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """From an update to unit-free numbers and back; the pairs of a two-dimensional lattice stand side by side.
+    """From an update to unit-free numbers and back; the two numbers of a lattice pair are adjacent.
 
     | mode | numbers | header |
     |---|---|---|
@@ -36,12 +48,12 @@ class Scaling:
     | `public` | u / bound, clipped: to [-1, 1], or each pair to the unit disc | none |
 
     Args:
-        lanes: L, 1 or 2; a tensor of n entries has L rows of ceil(n / L) columns, and row pairs make sub-vectors.
-        bound: of `public`, in units of the update.
+        lanes: L, 1 or 2; a tensor of n entries has L rows of ceil(n / L) columns, and each column is a sub-vector.
+        bound: the public bound of `public`, in units of the update.
 
     Guarantees:
         undo(normalize(u)) is u (clipped, for `public`) up to float32 rounding.
-        A zero tensor has s = 0, numbers 0, and comes back as its mean.
+        A zero tensor has s = 0 and numbers 0; undo returns its mean.
 
     Source: Lang et al. 2022: `vector` is the text, eq. (13), `tensor` the authors' code.
     """
@@ -61,13 +73,12 @@ class Scaling:
 
     def count(self, layout: Layout) -> int:
         """Numbers, padding included."""
-        return sum(self.lanes * -(-size // self.lanes) for size in self._sizes(layout))
+        return sum(size + -size % self.lanes for size in self._sizes(layout))
 
     def parts(self, layout: Layout) -> Parts:
-        """The sub-vectors of the first piece that are whole: columns of its L rows."""
+        """The complete sub-vectors of the first piece: the columns of its L rows without padding."""
         size = self._sizes(layout)[0]
-        columns = -(-size // self.lanes)
-        index = torch.arange(self.lanes * columns).reshape(self.lanes, columns).T
+        index = torch.arange(size + -size % self.lanes).reshape(self.lanes, -1).T
         return Parts(index[(index < size).all(1)], self.mode != "public")
 
     def normalize(self, update: Vector, layout: Layout) -> tuple[bytes, Tensor]:
@@ -90,12 +101,11 @@ class Scaling:
         """The update [d] float32 of these numbers [count].
 
         Raises:
-            MessageError: a header of another length, or a scale that is not finite or below zero.
+            MessageError: a header of the wrong length, or a scale that is negative or not finite.
         """
         scales = iter(self._read(header, layout))
-        parts = []
-        sizes = self._sizes(layout)
-        padded = [self.lanes * -(-size // self.lanes) for size in sizes]
+        sizes, parts = self._sizes(layout), []
+        padded = [size + -size % self.lanes for size in sizes]
         for part, size in zip(torch.split(values, padded), sizes, strict=True):
             means = [next(scales) for _ in range(self.lanes)] if self.mode == "tensor" else []
             rows = part.reshape(-1, self.lanes).T * next(scales)
@@ -105,29 +115,22 @@ class Scaling:
         return torch.cat(parts)
 
     def _sizes(self, layout: Layout) -> list[int]:
-        """Lengths of the pieces that have a scale of their own."""
+        """Lengths of the pieces; each has its own scale."""
         return list(layout.sizes) if self.mode == "tensor" else [layout.dim]
 
     def candidates(self, headers: Sequence[bytes], layout: Layout) -> Candidates:
-        """What an attacker makes of n headers: how candidate updates turn into numbers."""
+        """How an attacker turns candidate updates into numbers, by the scales in n received headers."""
         read = torch.tensor([list(self._read(header, layout)) for header in headers], dtype=torch.float32)
-        sizes, lanes = self._sizes(layout), self.lanes
-        columns = [-(-size // lanes) for size in sizes]
-        piece = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor([lanes * c for c in columns]))
-        starts = [sum(sizes[:i]) for i in range(len(sizes))]
-        # the index d stands for the padding, which is zero
-        places = [
-            torch.where(within < size, start + within, layout.dim)
-            for start, size, width in zip(starts, sizes, columns, strict=True)
-            for within in [torch.arange(lanes * width).reshape(lanes, width).T.reshape(-1)]
-        ]
-        table = read.reshape(len(headers), len(sizes) if self.mode == "tensor" else 1, -1)
-        lane = torch.arange(len(piece)) % lanes
+        numbered = torch.split(torch.arange(1, layout.dim + 1), self._sizes(layout))
+        columns = [_rows(part, self.lanes).T.reshape(-1) for part in numbered]
+        piece = torch.repeat_interleave(torch.arange(len(columns)), torch.tensor([len(part) for part in columns]))
+        table = read.reshape(len(headers), len(columns) if self.mode == "tensor" else 1, -1)
+        lane = torch.arange(len(piece)) % self.lanes
         means = table[:, piece, lane] if self.mode == "tensor" else torch.zeros(1, 1)
-        return Candidates(self, torch.cat(places), piece, lane, means, table[..., -1])
+        return Candidates(self, torch.cat(columns), piece, lane, means, table[..., -1])
 
     def _measure(self, rows: Tensor) -> tuple[list[float], float]:
-        """Means and scale of one piece [L, columns], as float32 can hold them."""
+        """Means and scale of one piece [L, columns], rounded to float32."""
         if self.mode == "public":
             return [], self.bound
         exact = rows.double()
@@ -137,7 +140,7 @@ class Scaling:
         return means.tolist(), float(scale.float())
 
     def _clip(self, values: Tensor) -> Tensor:
-        """Into [-1, 1], or each pair into the unit disc."""
+        """Values in [-1, 1], or pairs in the unit disc."""
         if self.lanes == 1:
             return values.clamp(-1.0, 1.0)
         pairs = values.reshape(-1, self.lanes)
@@ -159,16 +162,16 @@ class Scaling:
 
 
 _STIFF = 1e-3
-"""Relative deviation of a candidate's scale from the one that was sent which counts as one standard deviation. What was
-sent is exact to 6e-8; an optimizer that starts far away needs a softer wall."""
+"""Relative standard deviation that is assumed between a candidate's scale and the sent one. The sent scale is exact to
+6e-8, but an optimizer that starts far away needs a softer wall."""
 
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """How n candidate updates, one a message, turn into the numbers of their messages.
+    """The map from n candidate updates, one a message, to the numbers of their messages.
 
-    index, piece, lane: [count], where a number comes from, which scale it has, which row it is in; means: [n, count];
-    scales: [n, pieces], as they were sent.
+    index: [count], a number's entry, from 1 to d; 0 is zero padding. piece, lane: [count], its scale and row.
+    means: [n, count] and scales: [n, pieces], as sent.
     """
 
     scaling: Scaling
@@ -179,20 +182,20 @@ class Candidates:
     scales: Tensor
 
     def numbers(self, updates: Tensor) -> Tensor:
-        """[n, count] of updates [n, d], by the scales that were sent."""
-        centerd = self._take(updates) - self.means
+        """[n, count]: the numbers of updates [n, d], by the sent scales."""
+        centered = self._take(updates) - self.means
         scales = self.scales[:, self.piece]
-        numbers = torch.where(scales > 0, centerd / scales.where(scales > 0, 1.0), 0.0)
+        numbers = torch.where(scales > 0, centered / scales.where(scales > 0, 1.0), 0.0)
         if self.scaling.mode != "public":
             return numbers
         if self.scaling.lanes == 1:
             return numbers.clamp(-1.0, 1.0)
         pairs = numbers.reshape(len(numbers), -1, self.scaling.lanes)
-        # the square's root has no gradient at zero
+        # clamped before the root, which has no gradient at zero
         return (pairs / pairs.square().sum(-1, keepdim=True).clamp(min=1.0).sqrt()).reshape(len(numbers), -1)
 
     def penalty(self, updates: Tensor) -> Tensor:
-        """[n]: how far the candidates' own scales and means are from those that were sent, which is news in itself."""
+        """[n]: the distance of the candidates' own scales and means from the sent ones, which carry information too."""
         if self.scaling.mode == "public":
             return updates.new_zeros(len(updates))
         taken = self._take(updates)
@@ -206,7 +209,7 @@ class Candidates:
         sent[:, group] = self.means.expand(len(taken), -1).to(taken) if self.scaling.mode == "tensor" else 0.0
         squares = taken.new_zeros(len(taken), pieces).index_add(1, self.piece, (taken - own[:, group]).square())
         scales = _SPREAD * (squares / columns[::lanes] + 1e-30).sqrt()
-        # a constant tensor has scale 0, and its mean tells all of it
+        # a constant tensor has scale 0, and its mean determines it
         floor = (_STIFF * self.scales.amax(1, keepdim=True)).clamp(min=1e-12)
         unit = _STIFF * torch.maximum(self.scales, floor)
         drift = ((own - sent).reshape(len(taken), pieces, lanes) / unit[..., None]).square().sum((1, 2))
@@ -214,11 +217,11 @@ class Candidates:
 
     def _take(self, updates: Tensor) -> Tensor:
         """[n, count]: the updates' entries in the order of the numbers, zeros as padding."""
-        return torch.cat([updates, updates.new_zeros(len(updates), 1)], 1)[:, self.index]
+        return torch.cat([updates.new_zeros(len(updates), 1), updates], 1)[:, self.index]
 
 
 def _rows(part: Tensor, lanes: int) -> Tensor:
-    """[L, columns] float32, padded with zeros at the end: entry i is paired with entry i + columns."""
+    """[L, columns], zero-padded at the end: entry i is paired with entry i + columns."""
     short = -len(part) % lanes
     whole = torch.cat([part, part.new_zeros(short)]) if short else part
     return whole.reshape(lanes, -1)

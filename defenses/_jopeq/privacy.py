@@ -1,16 +1,16 @@
-"""JoPEQ in numbers: the noise that can be drawn in place of the one it asks for, and how private its messages are then.
+"""JoPEQ's privacy in numbers: the noise that can be drawn, and the epsilon of a message with this noise.
 
-JoPEQ wants a private noise n such that n plus the quantization error is exactly Laplace (or t). No law has the
-characteriztic function that this takes: it exceeds 1 near every non-zero point of 2 pi times the dual lattice. What can
-be drawn is the surrogate of the reference code, of the same family and with the variance that the sum should have less
-that of the error. The server knows the dither, so a message is a function of the input plus n, and its epsilon is that
-of n alone unless the quantizer hides some of it; the error has bounded support and counts for nothing.
+JoPEQ needs a private noise n such that n plus the quantization error is exactly Laplace (or t). No law has the
+required characteristic function, which exceeds 1 near every non-zero point of 2 pi times the dual lattice. The
+reference code draws a surrogate: noise of the same family whose variance is that of the target less that of the error.
+The server knows the dither, so a message is a function of the input plus n. Its epsilon is that of n alone unless the
+quantizer hides some of it; the error adds no privacy, because its support is bounded.
 
-Inputs are in [-1, 1], or in the unit disc where two coordinates share a lattice; the lattice is
-`GENERATOR` times the integers times the step.
+Inputs are in [-1, 1], or in the unit disc where two coordinates share a lattice. The lattice is `GENERATOR` times the
+integers times the step.
 
 Source: Lang, Sofer, Shaked, Shlezinger 2022, "Joint privacy enhancement and quantization in federated learning", and
-    its reference code. All epsilons here are derived, none is as printed there.
+    its reference code. All epsilons here are derived; none is the printed formula.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize, special
 
+from leakgauge.harness.core.checks import positive
+from leakgauge.harness.core.gaussian import check_nonnegative
+
 Floats = npt.NDArray[np.float64]
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
 
 _ANGLES, _PLACES, _CLIMBS = 24, 7, 3
-"""Of the search for a sub-vector's epsilon: inputs on the circle, places of a cell a coordinate, ascents a family."""
+"""Search for a sub-vector's epsilon: inputs on the circle, places of a cell per coordinate, ascents per family."""
 
 GENERATOR: Floats = np.array([[1.0, 0.0], [1 / 3**0.5, 2 / 3**0.5]])
-"""Of the two-dimensional lattice, by columns, at step 1."""
+"""Generators of the two-dimensional lattice at step 1, by columns."""
 GENERATOR.setflags(write=False)
 
 
@@ -50,19 +53,20 @@ SHIPPED: dict[float, tuple[Student, ...]] = {
     3.0: (Student(0.2, 4.0), Student(0.5, 14.0), Student(1.0, 32.0)),
     4.0: (Student(0.2, 4.0), Student(0.1, 3.0), Student(0.5, 29.0), Student(0.85, 50.0)),
 }
-"""What the reference code may draw for an epsilon; the first of 2 and of 3 is behind the paper's Table II."""
+"""The noises of the reference code for each epsilon; the paper's Table II uses the first ones of 2 and 3."""
 
 
 def surrogate_scale(epsilon: float, step: float) -> float:
-    """Scale b' of the Laplace noise that leaves b = 2/epsilon, in variance, to an error uniform over `step`.
+    """Scale b' of Laplace noise that, with an error uniform over `step`, has the variance of scale b = 2/epsilon.
 
-    sqrt(b^2 - step^2 / 24), and 0 where that is not above zero: the error has the whole variance, no noise is drawn.
+    sqrt(b^2 - step^2 / 24), or 0 where the error has the whole variance or more: then no noise is drawn.
 
     Raises:
-        ValueError: epsilon is not a finite number above zero, or step not a finite one from zero up.
+        ValueError: epsilon is not finite and above zero, or step not finite and non-negative.
     """
-    _check_scalar(epsilon, step)
-    # exactly, for near its end the difference cancels
+    positive(epsilon=epsilon)
+    _check_step(step)
+    # exact fractions: the difference cancels where b' is near 0
     left = 4 / Fraction(float(epsilon)) ** 2 - Fraction(float(step)) ** 2 / 24
     return math.sqrt(max(Fraction(0), left))
 
@@ -73,19 +77,19 @@ def scalar_epsilon(epsilon: float, step: float, edge: float = 1.0) -> float:
     Args:
         epsilon: as configured.
         step: of the quantizer.
-        edge: its outermost level, 2^(bits - 1) * step.
+        edge: the outermost level, 2^(bits - 1) * step.
 
     | case | value |
     |---|---|
     | edge >= 1 | 2/b' = epsilon / sqrt(1 - step^2 epsilon^2 / 96) |
-    | edge < 1 | (1 + edge)/b' + ln(2 - e^(-(1 - edge)/b')): the outer level hides part of the noise |
+    | edge < 1 | (1 + edge)/b' + ln(2 - e^(-(1 - edge)/b')): the outermost level hides part of the noise |
     | step * epsilon >= sqrt(96) | inf: there is no noise |
 
-    Why: Laplace noise is log-concave, so levels and inputs are totally positive and no level tells more than the
-    outermost one, at the dither that moves its threshold to `edge`; there 1 and -1 are told apart best.
+    Why: Laplace noise is log-concave, so levels and inputs are totally positive. Hence no level reveals more than the
+    outermost one, at the dither that moves its threshold to `edge`, about the inputs 1 and -1.
 
     Raises:
-        ValueError: as `surrogate_scale`; or edge is not above zero.
+        ValueError: as for `surrogate_scale`, or edge is not above zero.
     """
     if not edge > 0:
         raise ValueError(f"expected edge > 0, got edge={edge}")
@@ -99,13 +103,13 @@ def scalar_epsilon(epsilon: float, step: float, edge: float = 1.0) -> float:
 def uniform_delta(step: float) -> float:
     """min(1, 2/step): delta of one coordinate, at every finite epsilon, where no noise is drawn.
 
-    Given the dither the message is then a function of the input, and that of 1 differs from that of -1 with this
-    probability over the dither.
+    Given the dither, the message is then a function of the input. The messages of 1 and -1 differ with this probability
+    over the dither.
 
     Raises:
-        ValueError: step is not a finite number above zero.
+        ValueError: step is not finite and above zero.
     """
-    _check_above_zero(step=step)
+    positive(step=step)
     return min(1.0, 2 / step)
 
 
@@ -120,14 +124,14 @@ def cube_epsilon(epsilon_per_coordinate: float, dim: int) -> float:
 
 
 def sphere_epsilon(epsilon_per_coordinate: float, sub_vectors: int) -> float:
-    """Exact pure epsilon of a message of M scalars on the sphere of radius sqrt(M)/3, where JoPEQ's scale puts them.
+    """Exact pure epsilon of a message of M scalars on the sphere of radius sqrt(M)/3, the range of JoPEQ's scale.
 
     (M/3) epsilon. The l1 distance of two points there is at most 2M/3, attained by (1/3, ..., 1/3) and its negative,
-    and one coordinate's epsilon covers a distance of 2. Needs no clipping, but the scale must not be sent.
+    and one coordinate's epsilon covers a distance of 2. No clipping is needed, but the scale must not be sent.
 
     Args:
-        epsilon_per_coordinate: of the noise, 2/b', i.e. `scalar_epsilon` with its default edge.
-        sub_vectors: M, of one coordinate each.
+        epsilon_per_coordinate: 2/b' of the noise, i.e. `scalar_epsilon` with its default edge.
+        sub_vectors: M, the number of sub-vectors of one coordinate.
 
     Raises:
         ValueError: epsilon is negative, or sub_vectors below 1.
@@ -136,118 +140,84 @@ def sphere_epsilon(epsilon_per_coordinate: float, sub_vectors: int) -> float:
     return sub_vectors / 3 * epsilon_per_coordinate
 
 
-def surrogate_law(error: npt.ArrayLike, epsilon: float, step: float) -> Floats:
-    """Distribution function of decoded minus true, per coordinate, as long as nothing overloads.
+def t_epsilon(s2: float, nu: float, diameter: float) -> float:
+    """Exact pure epsilon of bivariate t noise, with scale matrix s2 times the identity, for inputs within a diameter.
 
-    Uniform(-step/2, step/2) plus Laplace(b'), with b' = `surrogate_scale`; vectorized in `error`. Right to 1e-12 of
-    itself where error <= 0, and 1 minus the value at -error above.
-
-    | case | law |
-    |---|---|
-    | step = 0 | Laplace(2/epsilon) |
-    | no noise | Uniform(-step/2, step/2) |
-
-    Raises:
-        ValueError: as `surrogate_scale`.
-    """
-    scale, half = surrogate_scale(epsilon, step), step / 2
-    z = np.asarray(error, dtype=np.float64)
-    near = -np.abs(z)
-    if step == 0:
-        lower = np.exp(near / scale) / 2
-    elif scale == 0:
-        lower = np.maximum(0.0, 0.5 + near / step)
-    else:
-        tail = np.exp(np.minimum(near + half, 0.0) / scale) * -math.expm1(-step / scale) * scale / (2 * step)
-        # from its own lower end, so that both terms are positive
-        up = np.maximum(near + half, 0.0)
-        inside = up - np.exp(-up / scale) * np.expm1(2 * (up - half) / scale) * scale / 2
-        lower = np.where(near < -half, tail, inside / step)
-    return np.asarray(np.where(z > 0, 1 - lower, lower))
-
-
-def t_epsilon(s2: float, nu: float, diameter: float, d: int = 2) -> float:
-    """Exact pure epsilon of t noise in d dimensions, with scale matrix s2 times the identity, within a diameter.
-
-    (nu + d)/2 * ln(c^2/nu), with c = (D + sqrt(D^2 + 4 nu))/2 and D = diameter/sqrt(s2); here in the equal form
-    (nu + d) * asinh(D / (2 sqrt(nu))), which does not cancel. The paper prints the exponent (nu + d)^2.
+    (nu + 2)/2 * ln(c^2/nu), with c = (D + sqrt(D^2 + 4 nu))/2 and D = diameter/sqrt(s2); here in the equal form
+    (nu + 2) * asinh(D / (2 sqrt(nu))), which does not cancel. The paper prints the exponent (nu + 2)^2.
 
     Raises:
         ValueError: a number is not finite and above zero.
     """
-    _check_above_zero(s2=s2, nu=nu, diameter=diameter, d=d)
-    return (nu + d) * math.asinh(diameter / math.sqrt(s2) / (2 * math.sqrt(nu)))
+    positive(s2=s2, nu=nu, diameter=diameter)
+    return (nu + 2) * math.asinh(diameter / math.sqrt(s2) / (2 * math.sqrt(nu)))
 
 
 class Surrogate(NamedTuple):
-    """scale_matrix: [2, 2], Sigma' of the t noise; is_proper: whether it is positive definite, i.e. can be drawn."""
+    """The surrogate t noise. scale_matrix: [2, 2], Sigma'; is_proper: it is positive definite and can be drawn."""
 
     scale_matrix: Floats
     is_proper: bool
 
 
 def surrogate_covariance(s2: float, nu: float, step: float) -> Surrogate:
-    """Sigma' = s2 I - ((nu - 2)/nu) Cov(P0): scale matrix of the t noise that takes the place of t(s2 I).
+    """Sigma' = s2 I - ((nu - 2)/nu) Cov(P0): scale matrix of the t noise drawn instead of t(s2 I).
 
     Cov(P0) = step^2/12 G G^T is the covariance of the error, uniform over the lattice's parallelogram. G G^T has the
     eigenvalues 2/3 and 2, so Sigma' is positive definite where (nu - 2)/nu * step^2/6 < s2.
 
     Raises:
-        ValueError: s2 is not a finite number above zero, step not one from zero up, or nu not above 2.
+        ValueError: s2 is not finite and above zero, step not finite and non-negative, or nu not above 2.
     """
     taken = _error_scale(s2, nu, step)
     return Surrogate(s2 * np.eye(2) - taken * GENERATOR @ GENERATOR.T, 2 * taken < s2)
 
 
-def vector_epsilon_bound(s2: float, nu: float, bits: int, gamma: float, radius: float = 1.0) -> float:
-    """Proved upper bound on the epsilon of one sub-vector: that of the surrogate t noise, since a message is a function
-    of the input plus this noise.
+def vector_epsilon_bound(s2: float, nu: float, bits: int, gamma: float) -> float:
+    """Proved upper bound on the epsilon of one sub-vector: that of the surrogate t noise, by post-processing.
 
     Arguments, special cases and errors are those of `vector_epsilon`.
     """
     least = s2 - 2 * _error_scale(s2, nu, _step(bits, gamma))
-    _check_above_zero(radius=radius)
-    return t_epsilon(least, nu, 2 * radius) if least > 0 else math.inf
+    return t_epsilon(least, nu, 2.0) if least > 0 else math.inf
 
 
 @functools.lru_cache(maxsize=64)
-def vector_epsilon(s2: float, nu: float, bits: int, gamma: float, radius: float = 1.0) -> float:
+def vector_epsilon(s2: float, nu: float, bits: int, gamma: float) -> float:
     """Pure epsilon of one sub-vector under the surrogate t noise, attained by two inputs, a dither and an index.
 
-    The supremum over inputs in the disc, dithers and index cells, overload included, of the log ratio of an index's
-    probabilities given the dither. The number is attained up to quadrature (1e-9), hence a lower bound on epsilon; it
-    is the supremum as far as a local search from the best points of a grid finds it (five times the work adds 3e-5 at
-    most), without a proof. `vector_epsilon_bound` is the proved upper bound: for the shipped parameters at most 19 %
-    above it at 1 bit, 13 % at 2, 7 % at 8.
+    It is the supremum over inputs in the unit disc, dithers and index cells, overload included, of the log ratio of an
+    index's probabilities given the dither. The value is attained up to quadrature (1e-9), hence a lower bound on
+    epsilon. A local search from the best points of a grid finds the supremum without a proof; five times the work adds
+    at most 3e-5. `vector_epsilon_bound` is the proved upper bound: for the shipped parameters at most 19 % larger at
+    1 bit, 13 % at 2, 7 % at 8.
 
     Args:
-        s2, nu: the t noise that the surrogate stands for.
-        bits: R; 2^R + 1 levels a lattice coordinate. Costs the same whatever it is.
-        gamma: of the reference code, step = 2 gamma / (2^R + 1). A quantizer with the paper's step, 2 gamma / 2^R, is
-            the one whose gamma is (2^R + 1) / 2^R as large.
-        radius: of the disc of inputs.
+        s2, nu: the t noise that the surrogate replaces.
+        bits: R; 2^R + 1 levels a lattice coordinate. The cost does not depend on it.
+        gamma: with the reference code's step = 2 gamma / (2^R + 1). For the paper's step, 2 gamma / 2^R, pass gamma
+            times (2^R + 1) / 2^R.
 
     | case | value |
     |---|---|
-    | the surrogate is not proper | inf: there is no noise to draw |
+    | the surrogate is not proper | inf: no noise can be drawn |
 
     Raises:
         ValueError: bits outside 1..24, nu not above 2, or another number not finite and above zero.
     """
     step = _step(bits, gamma)
     taken = _error_scale(s2, nu, step)
-    _check_above_zero(radius=radius)
     if not 2 * taken < s2:
         return math.inf
     noise = _LatticeNoise(math.sqrt(s2 - taken), -s2 / 2 / (s2 - taken), nu)
     edge = 2 ** (bits - 1) * step
-    return max(_family_epsilon(noise, family, radius) for family in _families(step, edge))
+    return max(_family_epsilon(noise, family) for family in _families(step, edge))
 
 
 class _LatticeNoise(NamedTuple):
-    """The surrogate t noise in lattice coordinates: G^-1 Sigma' G^-T has equal variances.
+    """The surrogate t noise in lattice coordinates, where both coordinates have the same variance.
 
-    std: square root of the diagonal of the scale matrix; rho: its correlation.
+    std: square root of the diagonal of the scale matrix G^-1 Sigma' G^-T; rho: its correlation.
     """
 
     std: float
@@ -255,9 +225,9 @@ class _LatticeNoise(NamedTuple):
     nu: float
 
     def probability(self, low: Floats, high: Floats) -> Floats:
-        """P(low < noise < high), by integration over the first coordinate; low and high are [..., 2], may be infinite.
+        """P(low < noise < high) by integration over the first coordinate; low, high: [..., 2], may be infinite.
 
-        With w = sqrt(nu) tan(phi) for the first coordinate the density is cos^(nu - 1), and the second coordinate given
+        With sqrt(nu) tan(phi) for the first coordinate, the density is cos^(nu - 1), and the second coordinate given
         the first is t with nu + 1 degrees of freedom at an argument that is bounded and smooth in phi.
         """
         start, end = (np.arctan(bound[..., 0] / self.std / math.sqrt(self.nu)) for bound in (low, high))
@@ -268,7 +238,7 @@ class _LatticeNoise(NamedTuple):
             (bound[..., 1, None] / self.std * cos - self.rho * math.sqrt(self.nu) * sin) / shrink
             for bound in (low, high)
         )
-        # on the side of the tail, where the difference of the two does not cancel
+        # in the lower tail, where the difference does not cancel
         below, above = np.where(below > 0, -above, below), np.where(below > 0, -below, above)
         inner = special.stdtr(self.nu + 1, above) - special.stdtr(self.nu + 1, below)
         constant = math.exp(math.lgamma((self.nu + 1) / 2) - math.lgamma(self.nu / 2)) / math.sqrt(math.pi)
@@ -277,9 +247,9 @@ class _LatticeNoise(NamedTuple):
 
 
 class _Family(NamedTuple):
-    """Index cells that are one box in different places, as the dither moves it: all of them for one dither or another.
+    """Index cells of one shape: a box whose place the dither moves within a rectangle.
 
-    below, above: how far the box reaches from its place; least, most: corners of the rectangle of places. All are [2].
+    below, above: reach of the box from its place; least, most: corners of the rectangle of places. All are [2].
     """
 
     below: Floats
@@ -289,20 +259,20 @@ class _Family(NamedTuple):
 
 
 def _families(step: float, edge: float) -> list[_Family]:
-    """Inner, border and both kinds of corner cells; the others follow by reflection and by swapping the coordinates."""
+    """Inner, border and both kinds of corner cells; the others follow by reflection and by swapping coordinates."""
     inner = (step / 2, step / 2, step / 2 - edge, edge - step / 2)
     above = (0.0, math.inf, edge - step, edge)
     under = (math.inf, 0.0, -edge, step - edge)
     return [_Family(*np.array(pair).T) for pair in ((inner, inner), (inner, above), (above, above), (above, under))]
 
 
-def _family_epsilon(noise: _LatticeNoise, family: _Family, radius: float) -> float:
-    """Largest log ratio of a cell's probability for two inputs: over a grid, then by ascent from its best places."""
-    to_lattice = radius * np.linalg.inv(GENERATOR).T
+def _family_epsilon(noise: _LatticeNoise, family: _Family) -> float:
+    """Largest log ratio of a cell's probabilities for two inputs: over a grid, then by ascent from the best places."""
+    to_lattice = np.linalg.inv(GENERATOR).T
     turn = np.linspace(0, 2 * np.pi, _ANGLES, endpoint=False)
     circle = np.stack([np.cos(turn), np.sin(turn)], axis=1)
-    # the least probability is on the circle (t is unimodal enough that it is quasi-concave in the input: Borell 1975);
-    # the largest may be anywhere in the disc
+    # the least probability is on the circle, because it is quasi-concave in the input (Borell 1975); the largest may be
+    # anywhere in the disc
     inputs = np.concatenate([circle, circle[::2] / 2, np.zeros((1, 2))])
     axes = [np.linspace(family.least[k], family.most[k], _PLACES) for k in range(2)]
     places = np.stack(np.meshgrid(*axes), axis=-1).reshape(-1, 1, 2)
@@ -314,74 +284,53 @@ def _family_epsilon(noise: _LatticeNoise, family: _Family, radius: float) -> flo
     for k in np.argsort(best)[-_CLIMBS:]:
         x = inputs[near[k]]
         start = np.array([*places[k, 0], turn[far[k]], np.hypot(*x), np.arctan2(x[1], x[0])])
-        # 1e-6: a narrow cell's chance has too few digits for differences over less
-        climbed = optimize.minimize(
-            _lost_ratio,
-            start,
-            args=(noise, family, to_lattice),
-            method="L-BFGS-B",
-            bounds=limits,
-            options={"eps": 1e-6},
-        )
+        # 1e-6: the probability of a narrow cell has too few digits for smaller differences
+        search = {"method": "L-BFGS-B", "bounds": limits, "options": {"eps": 1e-6}}
+        climbed = optimize.minimize(_lost_ratio, start, args=(noise, family, to_lattice), **search)
         found = max(found, -float(climbed.fun))
     return found
 
 
 def _lost_ratio(v: Floats, noise: _LatticeNoise, family: _Family, to_lattice: Floats) -> float:
-    """Minus the log ratio; v is a cell's place, the far input's angle, the near input's radius and angle."""
+    """Minus the log ratio; v: a cell's place, the far input's angle, the near input's radius and angle."""
     ends = np.array([[v[3] * np.cos(v[4]), v[3] * np.sin(v[4])], [np.cos(v[2]), np.sin(v[2])]])
     near, far = _log_probability(noise, family, v[:2] - ends @ to_lattice)
     return float(far - near)
 
 
 def _log_probability(noise: _LatticeNoise, family: _Family, centers: Floats) -> Floats:
-    """ln P(noise in the box at each of [..., 2] centers)."""
+    """ln P(noise in the box) for boxes at the centers [..., 2]."""
     chance = noise.probability(centers - family.below, centers + family.above)
-    # raising the smaller of two chances keeps their ratio a lower bound
+    # raising the smaller of two probabilities keeps their ratio a lower bound
     return np.asarray(np.log(np.maximum(chance, 1e-300)))
 
 
 def _step(bits: int, gamma: float) -> float:
     """Step of the reference code's quantizer."""
-    # 24: the chance of a narrower cell loses its digits, and the search its slopes
+    # 24: the probability of a narrower cell loses its digits, and the search its slopes
     if not 1 <= bits <= 24:
         raise ValueError(f"expected 1 <= bits <= 24, got bits={bits}")
-    _check_above_zero(gamma=gamma)
+    positive(gamma=gamma)
     return 2 * gamma / (2.0**bits + 1)
 
 
 def _error_scale(s2: float, nu: float, step: float) -> float:
-    """((nu - 2)/nu) step^2/12: what the error takes from the scale matrix, as a multiple of G G^T."""
-    _check_above_zero(s2=s2)
+    """((nu - 2)/nu) step^2/12: the error's part of the scale matrix, as a multiple of G G^T."""
+    positive(s2=s2)
     if not 2 < nu < math.inf:
         raise ValueError(f"expected nu > 2, where t noise has a variance, got nu={nu}")
-    _check_from_zero(step=step)
+    _check_step(step)
     return (nu - 2) / nu * step**2 / 12
 
 
-def _check_scalar(epsilon: float, step: float) -> None:
-    """Refuse parameters that no scalar quantizer has."""
-    _check_above_zero(epsilon=epsilon)
-    _check_from_zero(step=step)
+def _check_step(step: float) -> None:
+    """Reject a step that is not finite and non-negative."""
+    if not 0 <= step < math.inf:
+        raise ValueError(f"expected step >= 0, got step={step}")
 
 
 def _check_message(epsilon: float, parts: int) -> None:
-    """Refuse a negative epsilon (infinity passes) and an empty message."""
-    if not epsilon >= 0:
-        raise ValueError(f"expected epsilon >= 0, got epsilon={epsilon}")
+    """Reject a negative epsilon (infinity passes) and an empty message."""
+    check_nonnegative(epsilon=epsilon)
     if parts < 1:
         raise ValueError(f"expected a message of at least 1 part, got {parts}")
-
-
-def _check_above_zero(**values: float) -> None:
-    """Refuse what is not a finite number above zero."""
-    for name, value in values.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"expected {name} > 0, got {name}={value}")
-
-
-def _check_from_zero(**values: float) -> None:
-    """Refuse what is not a finite number from zero up."""
-    for name, value in values.items():
-        if not 0 <= value < math.inf:
-            raise ValueError(f"expected {name} >= 0, got {name}={value}")

@@ -1,4 +1,14 @@
-"""What the defenses of JoPEQ have in common: scale, add private noise, quantize with a shared dither.
+"""The base of the defenses of JoPEQ: scale, add private noise, quantize with a shared dither.
+
+The text and the reference code of the source differ in the radius gamma and in the step. Both are here; the reference
+code reproduces the paper's Table II.
+
+| | reference code | text |
+|---|---|---|
+| gamma, no noise | 1.5 | - |
+| gamma, L = 1, Laplace noise of scale 2/epsilon | 1.5 sqrt(1 + variance) | 2 R + 1/epsilon |
+| gamma, L = 2, t noise | 1.5 sqrt(1 + variance) | 1.5 (1 + variance) |
+| step | 2 gamma / (2^R + 1): 2^R + 1 cells | 2 gamma / 2^R: the outermost points are at +-gamma |
 
 Source: Lang, Sofer, Shaked, Shlezinger 2022, "Joint privacy enhancement and quantization in federated learning", and
     its reference code.
@@ -6,6 +16,7 @@ Source: Lang, Sofer, Shaked, Shlezinger 2022, "Joint privacy enhancement and qua
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,65 +32,48 @@ from leakgauge.defenses._common.cascade import Quantizes, Rounded
 from leakgauge.defenses._common.dither import draw_dither
 from leakgauge.defenses._common.misfit import Misfit, rounded_misfit
 from leakgauge.defenses._common.scale import Mode, Scaling
-from leakgauge.defenses._jopeq.lattice import (
-    Lattice,
-    laplace_variance,
-    paper_lattice_gamma,
-    paper_scalar_gamma,
-    paper_step,
-    reference_gamma,
-    reference_step,
-    student_variance,
-)
+from leakgauge.defenses._jopeq.lattice import Lattice, student_variance
 from leakgauge.defenses._jopeq.privacy import GENERATOR, SHIPPED, Student
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Proof, nothing_promised
 from leakgauge.harness.core.codec import pack_levels, unpack_levels, width_of
-from leakgauge.harness.core.contract import (
-    Defense,
-    Likelihood,
-    Link,
-    Links,
-    MessageError,
-    Setting,
-)
+from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, MessageError, Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Parts, Vector
 
 Radius: TypeAlias = Literal["reference", "paper"] | float
-"""gamma by the rule of the reference code, by that of the text, or as a number; the step of a number is the reference
-code's. The rules are in `_lattice`."""
+"""gamma by the rule of the reference code, by the rule of the text, or as a number with the reference code's step."""
 
 _PLACE = torch.tensor(GENERATOR, dtype=torch.float32)
 _FIND = torch.tensor(np.linalg.inv(GENERATOR), dtype=torch.float32)
 
 
 class Carrier(NamedTuple):
-    """A dithered lattice as a code for unit-free numbers [n]: neighbors share a cell where it has two dimensions.
+    """A dithered lattice as a code for unit-free numbers [n]; in two dimensions, neighbors share a cell.
 
     Guarantees:
-        ceil(n * ceil(log2(2^R + 1)) / 8) bytes, with n rounded up to whole cells: levels of R + 1 bits each. There are
-        2^R + 1 of them, so that the honest rate is log2(2^R + 1) bits a number, not R.
+        ceil(n * ceil(log2(2^R + 1)) / 8) bytes, with n rounded up to whole cells: levels of R + 1 bits each. The rate
+        of 2^R + 1 levels is log2(2^R + 1) bits a number, not R.
     """
 
     lattice: Lattice
 
     def pack(self, values: Tensor, shared: Key) -> bytes:
-        """The levels of values [n]."""
+        """The message of values [n]: their levels."""
         short = -len(values) % self.lattice.dimension
         rows = self._rows(torch.cat([values, values.new_zeros(short)]) if short else values)
         levels = _flat(self.lattice.quantize(rows, draw_dither(shared, tuple(rows.shape)))).numpy()
-        # -top..top becomes 0..2 top modulo the integer's size, which has no room for 2 top as a signed number
+        # -top..top becomes 0..2 top by unsigned wrap-around: 2 top exceeds the signed type
         unsigned = levels.view(f"u{levels.itemsize}")
         unsigned += self.lattice.top
         return pack_levels(unsigned, width_of(self.lattice.levels))
 
     def levels(self, payload: bytes, count: int) -> Tensor:
-        """The levels, -top..top, float32 [count rounded up to whole cells].
+        """The levels -top..top in a message: float32, `count` of them rounded up to whole cells.
 
         Raises:
-            MessageError: another length, or a level that does not exist.
+            MessageError: wrong length, or a level that does not exist.
         """
         size = self.lattice.dimension
         read = unpack_levels(payload, -(-count // size) * size, width_of(self.lattice.levels))
@@ -88,26 +82,26 @@ class Carrier(NamedTuple):
         return torch.from_numpy(read).float().sub_(self.lattice.top)
 
     def place(self, levels: Tensor, count: int, shared: Key | None) -> Tensor:
-        """The values [count] of levels; without the dither, the middle of what each may be."""
+        """The values [count] of levels; without the shared key, the midpoints of their ranges."""
         rows = self._rows(levels)
         if shared is None:
             return _flat(self.lattice.point(rows))[:count]
         return _flat(self.lattice.restore(rows, draw_dither(shared, tuple(rows.shape))))[:count]
 
     def error_variance(self, dithered: bool) -> float:
-        """Of a value without overload; who does not know the dither has it as a further error of the same law."""
+        """Error variance of a value without overload; an unknown dither adds an error of the same law."""
         once = float(self.lattice.covariance.diagonal().mean())
         return once if dithered else 2 * once
 
     def side(self, levels: Tensor) -> Tensor:
-        """1 where a level is the topmost, whose cell has no upper end, -1 where it is the lowest, else 0."""
+        """1 at the top level, whose cell has no upper end; -1 at the bottom level; else 0."""
         return (levels == self.lattice.top).float() - (levels == -self.lattice.top).float()
 
     def inside(self, residual: Tensor, side: Tensor) -> Tensor:
-        """[n, count] candidates minus values, along a generator of the lattice zero where the cell has no end.
+        """Candidates minus values [n, count], set to zero along a generator where the cell has no end.
 
-        What is beyond the edge is clipped to it, so that an outermost level speaks only against what is inside of its
-        cell; there, the distance from the cell counts.
+        Values beyond the edge are clipped to it. Hence an outermost level is evidence only against candidates on the
+        inner side of its cell, by their distance from the cell.
         """
         count, padded = residual.shape[1], side.shape[1]
         cells = self.in_cells(pad(residual, (0, padded - count)) if count < padded else residual)
@@ -116,42 +110,42 @@ class Carrier(NamedTuple):
         return cells if self.lattice.dimension == 1 else _turn(cells, _PLACE)[:, :count]
 
     def in_cells(self, residual: Tensor) -> Tensor:
-        """[n, count] along the generators of the lattice at step 1."""
+        """Residuals [n, count] in coordinates along the generators of the lattice at step 1."""
         return residual if self.lattice.dimension == 1 else _turn(residual, _FIND)
 
     def _rows(self, values: Tensor) -> Tensor:
-        """[M], or [2, M] with neighbors in one column."""
+        """Values as [M], or as [2, M] with neighbors in one column."""
         return values if self.lattice.dimension == 1 else values.reshape(-1, 2).T
 
 
 @dataclass(frozen=True)
 class Dithered(Defense[None, None]):
-    """A defense that scales an update, adds noise from the private key and sends levels with dither from the shared."""
+    """A defense that scales an update, adds noise by the private key and quantizes with a dither by the shared key."""
 
     @property
     @abstractmethod
     def scaling(self) -> Scaling:
-        """How an update becomes numbers."""
+        """How an update becomes unit-free numbers."""
 
     @property
     @abstractmethod
     def lattice(self) -> Lattice:
-        """What the noisy numbers are rounded to."""
+        """The lattice to which the noisy numbers are rounded."""
 
     @abstractmethod
     def perturb(self, values: Tensor, private: Key) -> Tensor:
-        """The numbers [n] with their noise."""
+        """The numbers [n] plus noise."""
 
     @abstractmethod
     def misfit(self, side: Tensor, *, dithered: bool) -> Misfit:
-        """Of candidates minus values [n, count], those of levels whose `Carrier.side` is given.
+        """The misfit of candidates minus values [n, count], for levels with this `Carrier.side`.
 
         Args:
-            dithered: the values are without their dither, which is known; else the middles of the levels.
+            dithered: the dither is known and subtracted from the values; else the values are midpoints of levels.
         """
 
     def parts(self, setting: Setting) -> Parts:
-        """Of the first tensor."""
+        """The sub-vectors of the first tensor."""
         return self.scaling.parts(setting.layout)
 
     def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
@@ -161,22 +155,21 @@ class Dithered(Defense[None, None]):
         return header + Carrier(self.lattice).pack(self.perturb(values, private), link.key), None
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
-        """The values without their dither, scaled back: unbiased but for overload; without the shared key, coarser."""
+        """The values without dither, scaled back: unbiased except for overload; coarser without the shared key."""
         header, levels = self._read(received, link.setting)
         values = Carrier(self.lattice).place(levels, len(levels), link.shared)
         return self.scaling.undo(header, values, link.setting.layout)
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
-        """How far a candidate is from the values, by the law of noise and quantization error, and from the scales.
+        """Misfit of a candidate to the values, by the law of noise and quantization error, plus misfit to the scales.
 
-        A value at the edge tells that the number is there or beyond.
+        A value at the edge shows only that the number is there or beyond.
         """
         carrier, scaling = Carrier(self.lattice), self.scaling
         parts = [self._read(wire, links.setting) for wire in received]
         levels = torch.stack([read for _, read in parts])
         each = zip(parts, links.each(), strict=True)
-        values = [carrier.place(read, len(read), link.shared) for (_, read), link in each]
-        sent = torch.stack(values)
+        sent = torch.stack([carrier.place(read, len(read), link.shared) for (_, read), link in each])
         candidates = scaling.candidates([header for header, _ in parts], links.setting.layout)
         misfit = self.misfit(carrier.side(levels), dithered=links.shared is not None)
 
@@ -194,7 +187,7 @@ class Dithered(Defense[None, None]):
 
 @dataclass(frozen=True, eq=False)
 class _AlongGenerators:
-    """A law of lattice coordinates."""
+    """A misfit of lattice coordinates, applied to pairs."""
 
     carrier: Carrier
     misfit: Misfit
@@ -206,7 +199,7 @@ class _AlongGenerators:
 
 @dataclass(frozen=True)
 class Bare(Dithered, Quantizes):
-    """Subtractive dithered quantization by itself: no noise, no promise; after a '+' it carries another's numbers."""
+    """Subtractive dithered quantization alone: no noise and no promise. After a '+' it carries another's numbers."""
 
     randomized: ClassVar[bool] = False
     dimension: ClassVar[int]
@@ -215,91 +208,77 @@ class Bare(Dithered, Quantizes):
     gamma: float | None = None
 
     def __post_init__(self) -> None:
-        check_bits(self.bits)
-        if self.gamma is not None:
-            positive(gamma=self.gamma)
+        self._carrier(0.0)
 
     @property
     def scaling(self) -> Scaling:
-        """Of each tensor."""
+        """One scale a tensor."""
         return Scaling("tensor", self.dimension)
 
     @property
     def lattice(self) -> Lattice:
-        """For numbers without noise."""
+        """The lattice for numbers without noise."""
         return self._carrier(0.0).lattice
 
     def perturb(self, values: Tensor, private: Key) -> Tensor:
-        """The numbers themselves."""
+        """The numbers, unchanged."""
         return values
 
     def misfit(self, side: Tensor, *, dithered: bool) -> Misfit:
-        """Of each lattice coordinate by itself, as it is rounded and overloads; see `rounded_misfit` for the law."""
+        """`rounded_misfit` of each lattice coordinate, overload included."""
         return _AlongGenerators(Carrier(self.lattice), rounded_misfit(side, self.lattice.step, 0.0, dithered=dithered))
 
     def compress(self, values: Tensor, *, shared: Key, noise_variance: float) -> bytes:
-        """The levels of values [n]."""
+        """The message of values [n]."""
         return self._carrier(noise_variance).pack(values, shared)
 
     def restore(self, payload: bytes, count: int, *, shared: Key | None, noise_variance: float) -> Tensor:
-        """[count] values."""
+        """The values [count] of a message."""
         carrier = self._carrier(noise_variance)
         return carrier.place(carrier.levels(payload, count), count, shared)
 
     def rounded(self, payloads: Sequence[bytes], count: int, *, noise_variance: float, dithered: bool) -> Rounded:
-        """The levels' cells; the variance is, of both values of a pair, the mean."""
+        """The cells of the levels; `variance` is the mean over both values of a pair."""
         carrier = self._carrier(noise_variance)
         side = carrier.side(torch.stack([carrier.levels(payload, count) for payload in payloads]))
-        return Rounded(
-            step=carrier.lattice.step,
-            side=side,
-            dithered=dithered,
-            variance=carrier.error_variance(dithered),
-            inside=partial(carrier.inside, side=side),
-            alone=self.dimension == 1,
-        )
+        variance, inside = carrier.error_variance(dithered), partial(carrier.inside, side=side)
+        return Rounded(carrier.lattice.step, side, dithered, variance, inside, alone=self.dimension == 1)
 
     def edge(self, noise_variance: float) -> float:
         """The outermost level."""
         return self._carrier(noise_variance).lattice.edge
 
     def _carrier(self, noise_variance: float) -> Carrier:
-        """For numbers with noise of this variance."""
-        gamma = reference_gamma(noise_variance) if self.gamma is None else self.gamma
-        return Carrier(Lattice(reference_step(gamma, self.bits), self.bits, self.dimension))
+        """The code for numbers with noise of this variance."""
+        step = _step("reference" if self.gamma is None else self.gamma, self.bits, noise_variance)
+        return Carrier(Lattice(step, self.bits, self.dimension))
 
 
 def scalar_lattice(bits: int, epsilon: float, gamma: Radius) -> Lattice:
-    """Of one coordinate with Laplace noise of scale 2/epsilon.
+    """The lattice of one coordinate with Laplace noise of scale 2/epsilon.
 
     Raises:
-        ValueError: a parameter out of range.
+        ValueError: a parameter is out of range.
     """
-    check_bits(bits)
     positive(epsilon=epsilon)
-    if gamma == "paper":
-        return Lattice(paper_step(paper_scalar_gamma(bits, epsilon), bits), bits)
-    return Lattice(reference_step(_radius(gamma, laplace_variance(epsilon)), bits), bits)
+    return Lattice(_step(gamma, bits, 2 * (2 / epsilon) ** 2, 2 * bits + 1 / epsilon), bits)
 
 
 def pair_lattice(bits: int, noise: Student, gamma: Radius) -> Lattice:
-    """Of two coordinates with t noise.
+    """The lattice of two coordinates with t noise.
 
     Raises:
-        ValueError: a parameter out of range.
+        ValueError: a parameter is out of range.
     """
-    check_bits(bits)
     variance = student_variance(*noise)
-    if gamma == "paper":
-        return Lattice(paper_step(paper_lattice_gamma(variance), bits), bits, 2)
-    return Lattice(reference_step(_radius(gamma, variance), bits), bits, 2)
+    return Lattice(_step(gamma, bits, variance, 1.5 * (1 + variance)), bits, 2)
 
 
 def student(epsilon: float, s2: float | None, nu: float | None) -> Student:
-    """The t noise that is given, or the reference code's first for a nominal epsilon.
+    """The given t noise, or the first noise in the reference code's table for a nominal epsilon.
 
     Raises:
-        ValueError: one of s2 and nu without the other, a number out of range, or an epsilon that has no noise.
+        ValueError: only one of s2 and nu is given, a number is out of range, or the table lacks this epsilon.
     """
     positive(epsilon=epsilon)
     if s2 is not None and nu is not None:
@@ -310,7 +289,7 @@ def student(epsilon: float, s2: float | None, nu: float | None) -> Student:
         raise ValueError(f"expected s2 and nu or neither, got s2={s2} and nu={nu}")
     if epsilon not in SHIPPED:
         known = ", ".join(f"{value:g}" for value in SHIPPED)
-        raise ValueError(f"expected epsilon {known}, or s2 and nu beside it, got epsilon={epsilon}")
+        raise ValueError(f"expected epsilon {known}, or s2 and nu with it, got epsilon={epsilon}")
     return SHIPPED[epsilon][0]
 
 
@@ -322,46 +301,41 @@ def draw_student(private: Key, pairs: int, root: Tensor, nu: float) -> Tensor:
 
 
 def pairs_unclipped(mode: Mode) -> tuple[str, ...]:
-    """What a claim for pairs in the unit disc takes for granted."""
+    """The assumptions of a claim for pairs in the unit disc."""
     return () if mode == "public" else ("the scale is given", "no pair lies outside the unit disc; nothing clips it")
 
 
 def bare_claim(rounds: int, leak: Proof) -> Claim:
-    """The claim of a quantizer without noise; what its dither hides is `leak`."""
-    why = "no noise: for who knows the dither, a message is a function of the update; a norm is sent in the clear."
+    """The claim of a quantizer without noise; `leak` is the bound that its dither alone gives."""
+    why = "no noise: given the dither, a message is a function of the update; a norm is sent in the clear."
     return nothing_promised(rounds, why, leak)
 
 
 def added_up(source: str, rounds: int) -> str:
-    """The source of a claim over several rounds, of which the paper has none."""
+    """The source of a claim; the sum over several rounds is ours, not the paper's."""
     return source + (", rounds added up by us" if rounds > 1 else "")
 
 
-def check_bits(bits: int) -> None:
-    """Refuse a rate at which float32 would round the dither away.
-
-    Raises:
-        ValueError: not 1 to 16.
-    """
+def _step(gamma: Radius, bits: int, variance: float, printed: float = math.nan) -> float:
+    """Delta for noise of this variance in a coordinate; `printed` is gamma by the text. See the table of the module."""
+    # at a higher rate, float32 would round the dither away
     if not 1 <= bits <= 16:
         raise ValueError(f"expected 1 to 16 bits, got bits={bits}")
-
-
-def _radius(gamma: Radius, variance: float) -> float:
-    """gamma for the reference code's step."""
-    if gamma == "reference":
-        return reference_gamma(variance)
+    cells = 2.0**bits + 1
+    steps = {"paper": 2 * printed / 2.0**bits, "reference": 2 * (1.5 * math.sqrt(1 + variance)) / cells}
     if isinstance(gamma, str):
-        raise ValueError(f"expected gamma reference, paper or a number, got gamma={gamma!r}")
+        if gamma not in steps:
+            raise ValueError(f"expected gamma reference, paper or a number, got gamma={gamma!r}")
+        return steps[gamma]
     positive(gamma=gamma)
-    return gamma
+    return 2 * gamma / cells
 
 
 def _flat(rows: Tensor) -> Tensor:
-    """[n] from [M] or [2, M], column by column."""
+    """[n] from [M], or from [2, M] column by column."""
     return rows if rows.ndim == 1 else rows.T.reshape(-1)
 
 
 def _turn(values: Tensor, matrix: Tensor) -> Tensor:
-    """[n, count]: the matrix times each pair."""
+    """The matrix times each pair of values [n, count]."""
     return (values.reshape(len(values), -1, 2) @ matrix.T.to(values)).reshape(len(values), -1)

@@ -1,6 +1,6 @@
-"""What UDP and its variants share: a round of noisy messages, and what a run of them claims.
+"""The base of UDP and its variants: a round of noisy messages, and the claim of a run.
 
-They differ in the noise multipliers of their rounds.
+The variants differ in the noise multipliers of their rounds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,48 +26,37 @@ from leakgauge.defenses._udp.formulas import (
     whole_run_mu,
 )
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.accounting import repeat
+from leakgauge.harness.core.accounting import Event, repeat
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
-from leakgauge.harness.core.contract import (
-    Defense,
-    Likelihood,
-    Link,
-    Links,
-    LocalRule,
-    Sender,
-    Setting,
-)
+from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, LocalRule, Sender, Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector
 
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
-
 S = TypeVar("S")
 Clips = Literal["records", "update"]
-"""What is clipped: each record's gradient, as printed, or the update that local training made."""
+"""The clipped vectors: each record's gradient, as printed, or the update after local training."""
 
 _OFTEN = 0.95
-"""Quantile of the client that is picked often."""
+"""Quantile of the client that is selected often."""
 
 _BY: dict[Calibration, str] = {
     "paper": "",
     "zcdp": ", noise by zCDP (Bun & Steinke 2016, Prop. 1.3)",
     "tight": ", exact noise (Balle & Wang 2018, Thm 8)",
 }
-"""What a calibration adds to the source of a claim."""
+"""The part of a claim's source that names the calibration."""
 
 
 @dataclass(frozen=True)
 class UDPRounds(Defense[S, None]):
-    """Normal noise on a clipped message, round by round, of a multiplier z that the public state tells.
+    """Normal noise on a clipped message in each round, with a multiplier z given by the public state.
 
-    The noise of client i has the standard deviation z Dl_i, Dl_i the sensitivity of its message:
+    The noise of client i has standard deviation z Dl_i, with Dl_i the sensitivity of its message:
 
-    | clips | sends | Dl_i | of |
+    | clips | sends | Dl_i | to |
     |---|---|---|---|
     | records | update | 2 lr C / n_i, lr of round 0 | one replaced record |
     | records | gradient | 2 C / n_i | one replaced record |
@@ -76,7 +65,7 @@ class UDPRounds(Defense[S, None]):
 
     promises: ClassVar[Horizon] = Horizon.WHOLE_RUN
     source: ClassVar[str]
-    """Where the schedule stands."""
+    """The source of the schedule."""
 
     clip: float = 1.0
     epsilon: float = 8.0
@@ -95,7 +84,7 @@ class UDPRounds(Defense[S, None]):
     @property
     @abstractmethod
     def formula(self) -> Calibration:
-        """By which an epsilon follows from the noise of a run, and the reverse."""
+        """The formula between the epsilon and the noise of a run."""
 
     @abstractmethod
     def noise_multiplier(self, state: S, setting: Setting) -> float:
@@ -103,11 +92,11 @@ class UDPRounds(Defense[S, None]):
 
     @property
     def local(self) -> LocalRule:
-        """One full-batch step on clipped gradients, the only one that `records` has a sensitivity for."""
+        """For `records`, one full-batch step on clipped gradients: only then is the sensitivity known."""
         return LocalRule(clip=self.clip, full_batch=True) if self.clips == "records" else LocalRule()
 
     def horizon(self, setting: Setting) -> int:
-        """T, the number of rounds that the noise is made for."""
+        """T, the number of rounds for which the noise is calibrated."""
         return setting.rounds if self.rounds is None else self.rounds
 
     def sigma(self, state: S, sender: Sender, setting: Setting) -> float:
@@ -118,23 +107,23 @@ class UDPRounds(Defense[S, None]):
         return z * sensitivity(self.clip, self._step(setting), sender.samples)
 
     def encode(self, state: S, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
-        """Clip where it is the update that is clipped, add noise from the private key, send float32."""
+        """Clip the update if `clips` is `update`, add noise from the private key, send float32."""
         check_update(update)
         noise = rng.normal(private, (update.numel(),), torch.float64)
-        kept = clip_l2(update, self.clip) if self.clips == "update" else update
-        noisy = kept.cpu().double() + self.sigma(state, link.sender, link.setting) * noise
+        clipped = clip_l2(update, self.clip) if self.clips == "update" else update
+        noisy = clipped.cpu().double() + self.sigma(state, link.sender, link.setting) * noise
         return pack_float32(noisy.float()), None
 
     def estimate(self, state: S, received: bytes, link: Link) -> Vector:
-        """The noisy message: unbiased for what the client clipped."""
+        """The noisy message, unbiased for the clipped update or mean of clipped gradients."""
         return unpack_float32(received, link.setting.dim)
 
     def likelihood(self, state: S, received: Sequence[bytes], links: Links) -> Likelihood:
-        """|y - clip(u)|^2 / (2 sigma_i^2), sigma_i of each message's sender.
+        """|y - clip(u)|^2 / (2 sigma_i^2), with sigma_i of each message's sender.
 
-        A candidate is clipped to the norm that no message exceeds. That is exact where the update is clipped, or there
-        is one record. Of several clipped records it is all that the mean tells; who tries records clips each of them.
-        An l2 penalty of the model, which no message's clip covers, is left out.
+        A candidate is clipped to the norm bound of a message. This is exact for a clipped update or a single record.
+        For several clipped records, the mean reveals no more; an attack that tries records clips each of them. An l2
+        penalty of the model, which is not clipped, is ignored.
         """
         sent = torch.stack([unpack_float32(wire, links.setting.dim) for wire in received])
         noise = torch.tensor([[self.sigma(state, who, links.setting)] for who in links.senders], dtype=torch.float64)
@@ -146,9 +135,9 @@ class UDPRounds(Defense[S, None]):
         return score
 
     def claim(self, history: Sequence[S], setting: Setting) -> Claim:
-        """(epsilon, delta) for a client's part of these rounds, by the formula; and the exact composition of Gaussians.
+        """(epsilon, delta) of a client over these rounds, by the formula; proved by exact composition of Gaussians.
 
-        What is proved is for a client that takes part in every one of the rounds.
+        The proof is for a client that takes part in every round.
         """
         multipliers = [self.noise_multiplier(state, setting) for state in history]
         share = setting.participants / setting.clients
@@ -168,24 +157,22 @@ class UDPRounds(Defense[S, None]):
         )
 
     def assumes(self, setting: Setting) -> list[str]:
-        """What the claim takes for granted."""
-        found = ["C and T are set without a look at private data (the source takes C from the gradients' norms)"]
+        """The assumptions of the claim."""
+        found = ["C and T do not depend on private data (the source takes C from the gradients' norms)"]
         if self.clips == "records" and setting.sends == "update":
             found.append("no round's learning rate is above that of round 0")
         if self.formula == "paper" and setting.participants < setting.clients:
-            found.append(
-                "the adversary does not know who takes part in a round: for that, epsilon is lowered by sqrt(q)"
-            )
+            found.append("the adversary does not know who takes part in a round; this lowers epsilon by sqrt(q)")
         return found
 
     def _step(self, setting: Setting) -> float:
-        """What a mean of clipped gradients is multiplied with to give a message."""
+        """The factor from the mean of clipped gradients to a message."""
         return setting.lr if setting.sends == "update" else 1.0
 
     def _client(self, multipliers: Sequence[float], setting: Setting) -> Proof:
-        """Of all of a client's records."""
+        """The proof for all records of a client."""
         if self.clips == "update":
-            why = "two messages differ by no more, from however many records they are made."
+            why = "two clipped updates differ by no more than the sensitivity, whatever their records."
             return _exact(_composition(multipliers), Unit.CLIENT, why)
         n = setting.samples
         why = f"all {n} records of the smallest client move its message {n} times as far as one; larger clients more."
@@ -193,13 +180,13 @@ class UDPRounds(Defense[S, None]):
 
 
 def _every(share: float) -> str:
-    """Why the exact number is what it is."""
-    known = "" if share == 1 else "; for a client that is picked in all of them, as the server knows whom it picks"
+    """The reason of the proof for a client that takes part in every round."""
+    known = "" if share == 1 else "; for a client selected in all rounds, because the server knows the selection"
     return f"normal noise on a message of known sensitivity; rounds compose exactly{known}."
 
 
 def _picked(multipliers: Sequence[float], unit: Unit, share: float) -> tuple[Proof, ...]:
-    """Of clients that take part in some of the rounds only."""
+    """The proofs for clients that take part in only some of the rounds."""
     if share == 1 or len(multipliers) < 2:
         return ()
     from dp_accounting import GaussianDpEvent
@@ -207,20 +194,20 @@ def _picked(multipliers: Sequence[float], unit: Unit, share: float) -> tuple[Pro
     mean = GaussianDpEvent(1 / (math.sqrt(share) * whole_run_mu(multipliers)))
     often = participations(len(multipliers), share, _OFTEN)
     least = _composition(sorted(multipliers)[:often])
-    rounds = f"{often} of {len(multipliers)} rounds, those of least noise"
+    rounds = f"the {often} of {len(multipliers)} rounds with least noise"
     return (
-        _exact(mean, unit, f"a client with a share of {share:g} in what the run spends: the average."),
-        _exact(least, unit, f"a client that is picked in {rounds}; {_OFTEN:.0%} of clients are not picked more often."),
+        _exact(mean, unit, f"the average client, with a share of {share:g} in the budget that the run spends."),
+        _exact(least, unit, f"a client selected in {rounds}; {_OFTEN:.0%} of clients are not selected more often."),
     )
 
 
-def _exact(event: DpEvent, unit: Unit, reason: str) -> Proof:
-    """Of Gaussians alone."""
+def _exact(event: Event, unit: Unit, reason: str) -> Proof:
+    """A proof by the composition of Gaussians alone."""
     return Proof(event, unit, "analytic Gaussian", reason)
 
 
-def _composition(multipliers: Iterable[float]) -> DpEvent:
-    """One Gaussian a round."""
+def _composition(multipliers: Iterable[float]) -> Event:
+    """One Gaussian per round."""
     from dp_accounting import ComposedDpEvent, GaussianDpEvent
 
     counts = Counter(multipliers)

@@ -1,7 +1,7 @@
-"""UDP in numbers: how much noise a run is told to add, how its rounds share it, and what it amounts to.
+"""UDP in numbers: the noise of a run, its split over rounds, and the resulting privacy.
 
-A noise multiplier is z = noise_std / sensitivity. A run spends sum 1/z^2 over its rounds, and that is all that matters:
-the rounds together tell as much as one Gaussian of mu = sqrt(sum 1/z^2).
+A noise multiplier is z = noise_std / sensitivity. A run spends sum 1/z^2 over its rounds. Only this sum matters: the
+rounds together reveal as much as one Gaussian mechanism with mu = sqrt(sum 1/z^2).
 
 Source: Wei, Li, Ding, Ma, Su, Zhang, Poor 2021, "User-level privacy-preserving federated learning: analysis and
     performance optimization". Despite the title the neighbors differ in one record.
@@ -20,21 +20,21 @@ import numpy as np
 from scipy import special
 
 from leakgauge.defenses._common.budget import check_delta
-from leakgauge.harness.core.accounting import gaussian_epsilon, gaussian_mu
 from leakgauge.harness.core.checks import positive
+from leakgauge.harness.core.gaussian import gaussian_epsilon, gaussian_mu
 
 Calibration = Literal["paper", "zcdp", "tight"]
-"""How a budget comes from (epsilon, delta): as printed, by zCDP, or exactly; see `budget`."""
+"""How (epsilon, delta) sets a budget: as printed, by zCDP, or exactly; see `budget`."""
 
 _ROUNDING = 1e-12
-"""Of a sum of 1/z^2, relatively: what floats may add to it."""
+"""Largest relative rounding error of a sum of 1/z^2."""
 
 
 def sensitivity(clip: float, lr: float, samples: int) -> float:
-    """2 * lr * clip / samples: how far one replaced record moves a client's model in one full-batch step.
+    """2 * lr * clip / samples: the largest move of a client's model in one full-batch step by one replaced record.
 
-    Attained by two records with opposite gradients of norm `clip`. Several local steps or a mini-batch move it further.
-    Against the replacement of all records, a client counts as one sample.
+    Two records with opposite gradients of norm `clip` attain it. Several local steps or a mini-batch move it further.
+    If all records are replaced, a client counts as one sample.
 
     Raises:
         ValueError: an argument is not above zero.
@@ -43,9 +43,9 @@ def sensitivity(clip: float, lr: float, samples: int) -> float:
     return 2 * lr * clip / samples
 
 
-@functools.lru_cache(maxsize=16)  # `tight` searches, and every message of a run asks for the same budget
+@functools.lru_cache(maxsize=16)  # `tight` searches, and every message of a run needs the same budget
 def budget(epsilon: float, delta: float, participation: float, calibration: Calibration) -> float:
-    """Sum of 1/z^2 that a client's rounds may spend together, for (epsilon, delta).
+    """The sum of 1/z^2 that a client's rounds may spend together, for (epsilon, delta).
 
     Args:
         participation: q, the share of clients in a round.
@@ -56,15 +56,15 @@ def budget(epsilon: float, delta: float, participation: float, calibration: Cali
     | zcdp | (sqrt(2 ln(1/delta) + 2 epsilon) - sqrt(2 ln(1/delta)))^2 | true, not the largest |
     | tight | mu^2 of the Gaussian mechanism | true, the largest |
 
-    Only `paper` uses q. It argues with an adversary who does not know who takes part in a round; a server knows, as it
-    picks the clients and gets their messages by name. The other two hold against it and grant nothing for q < 1: they
-    cover the client that is picked every time.
+    Only `paper` uses q. It assumes an adversary who does not know the participants of a round. A server knows them: it
+    selects the clients and receives their messages by name. The other two calibrations hold against it and ignore q:
+    they cover a client that is selected in every round.
 
     Raises:
-        ValueError: an argument out of range, or an unknown calibration.
+        ValueError: an argument is out of range, or the calibration is unknown.
 
-    Source: paper, (10) and (25); zcdp, Bun, Steinke 2016, Prop. 1.3, which is what the paper's (19) implies; tight,
-        Balle, Wang 2018, Thm 8.
+    Source: paper, (10) and (25); zcdp, Bun, Steinke 2016, Prop. 1.3, implied by the paper's (19); tight, Balle, Wang
+        2018, Thm 8.
     """
     positive(epsilon=epsilon)
     check_delta(delta)
@@ -82,7 +82,7 @@ def budget(epsilon: float, delta: float, participation: float, calibration: Cali
 
 
 def claimed_epsilon(spent: float, delta: float, participation: float, calibration: Calibration) -> float:
-    """The epsilon that a calibration claims at `delta` for rounds that spend so much: the inverse of `budget`.
+    """The epsilon of a calibration at `delta` for rounds that spend this budget: the inverse of `budget`.
 
     | calibration | epsilon, spent = sum 1/z^2 |
     |---|---|
@@ -99,10 +99,10 @@ def claimed_epsilon(spent: float, delta: float, participation: float, calibratio
 
 
 def multiplier(epsilon: float, delta: float, rounds: int, participation: float, calibration: Calibration) -> float:
-    """z of each round, where `rounds` equal rounds spend the whole `budget`; (10) of the paper for `paper`.
+    """z of each round if `rounds` equal rounds spend the whole `budget`; (10) of the paper for `paper`.
 
     Raises:
-        ValueError: an argument out of range, or an unknown calibration.
+        ValueError: an argument is out of range, or the calibration is unknown.
     """
     positive(rounds=rounds)
     return math.sqrt(rounds / budget(epsilon, delta, participation, calibration))
@@ -110,13 +110,13 @@ def multiplier(epsilon: float, delta: float, rounds: int, participation: float, 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Where a run with communication-rounds discounting stands; the same for all clients, and public.
+    """The state of a run with communication-rounds discounting: public, and the same for all clients.
 
-    A client that is not picked in a round counts that round as spent.
+    A client that is not selected in a round counts that round as spent.
 
     Attributes:
-        rounds: T as it is now: the run ends before round T.
-        multipliers: z of the rounds that were run.
+        rounds: the current T: the run ends before round T.
+        multipliers: z of the past rounds.
     """
 
     rounds: int
@@ -128,34 +128,34 @@ class Schedule:
 
     @property
     def round(self) -> int:
-        """t, the number of the round to come, from 0."""
+        """t, the number of the next round, from 0."""
         return len(self.multipliers)
 
     @property
     def ended(self) -> bool:
-        """Whether no round is to come."""
+        """Whether the run has no next round."""
         return self.round >= self.rounds
 
     @property
     def spent(self) -> float:
-        """Sum of 1/z^2 over the rounds that were run."""
+        """The sum of 1/z^2 over the past rounds."""
         return _spent(self.multipliers)
 
 
 class Spending(NamedTuple):
-    """Where a run stands, and the sum of 1/z^2 that all of it may spend."""
+    """The state of a run, and the sum of 1/z^2 that the whole run may spend."""
 
     schedule: Schedule
     budget: float
 
 
 def next_multiplier(schedule: Schedule, budget: float) -> float:
-    """z of the round to come: it and those after it share evenly what is left of the budget.
+    """z of the next round: it and all later rounds share the remaining budget evenly.
 
     Guarantees:
         (10) in round 0.
-        Constant as long as T is.
-        The budget is spent in round T - 1, and never overspent, up to rounding.
+        Constant while T is constant.
+        The budget is spent in round T - 1 and never exceeded, up to rounding.
 
     Raises:
         ValueError: the run has ended, or has spent the budget.
@@ -163,10 +163,10 @@ def next_multiplier(schedule: Schedule, budget: float) -> float:
     Source: (25), in units of the sensitivity.
     """
     if schedule.ended:
-        raise ValueError(f"expected a run that goes on, got one that ended before round {schedule.rounds}")
+        raise ValueError(f"expected a running schedule, got one that ended before round {schedule.rounds}")
     left = budget - schedule.spent
     if not left > 0:
-        raise ValueError(f"expected a budget above what is spent, got budget={budget}, spent={schedule.spent}")
+        raise ValueError(f"expected a budget above the sum spent, got budget={budget}, spent={schedule.spent}")
     return math.sqrt((schedule.rounds - schedule.round) / left)
 
 
@@ -180,29 +180,23 @@ def spend(schedule: Schedule, budget: float) -> Schedule:
 
 
 def discount(schedule: Schedule, before: float | None, after: float | None, *, zeta: float, beta: float) -> Schedule:
-    """The schedule with fewer rounds, if the round that was just spent has not improved the model.
+    """The schedule with fewer rounds, if the last round has not improved the model.
 
     T becomes t + floor(beta (T - t)), t the number of that round, where before - after < zeta.
 
     Args:
+        schedule: after a round.
         before, after: test loss of the model before and after that round; None: not evaluated.
-        beta: below 1; read as the decimal fraction that it prints as, so that 0.7 of 90 rounds are 63.
+        beta: in (0, 1); read as its printed decimal fraction, so that 0.7 of 90 rounds are 63.
 
     | case | T |
     |---|---|
     | a loss is None | unchanged |
-    | a loss is NaN, or both are infinite | shortened: that is no improvement |
-    | beta (T - t) < 2 | no round is to come, and what is left of the budget stays unspent |
-
-    Raises:
-        ValueError: no round was spent, or beta is outside (0, 1).
+    | a loss is NaN, or both are infinite | shortened: no improvement |
+    | beta (T - t) < 2 | the run ends, and the rest of the budget is not spent |
 
     Source: Algorithm 2, step 8.
     """
-    if not 0 < beta < 1:
-        raise ValueError(f"expected 0 < beta < 1, got beta={beta}")
-    if schedule.round == 0:
-        raise ValueError("expected a schedule after its first round, got one before it: spend it first")
     if before is None or after is None or before - after >= zeta:
         return schedule
     last = schedule.round - 1
@@ -222,24 +216,24 @@ def linear_decay(
 ) -> tuple[float, ...]:
     """z of all rounds of the baseline "Lei's approach": z falls linearly, and the run stops before it overspends.
 
-    z_t = first * (1 - slope * t), as long as it is above zero and sum 1/z^2 within the `zcdp` budget.
+    z_t = first * (1 - slope * t), while it is above zero and sum 1/z^2 is within the `zcdp` budget.
 
-    Uncertain: the paper that compares itself with it says no more than that z falls linearly until the budget is gone,
-    and gives neither `first` nor `slope`: the defaults are a choice of this project. The budget is by zCDP as in the
-    approach's source (Yu et al. 2019).
+    Uncertain: UDP's paper, which compares with this approach, states only that z falls linearly until the budget is
+    spent. It gives neither `first` nor `slope`; the defaults are our choice. The budget is by zCDP as in the approach's
+    source (Yu et al. 2019).
 
     Args:
-        rounds: T0, which sets the defaults and nothing else.
-        first: z of round 0; default (10) with T0, hence with q, but no less than one round may have.
+        rounds: T0, which only sets the defaults.
+        first: z of round 0; default (10) with T0, hence with q, or the least z of a single round if that is larger.
         slope: default 1 / (2 T0), which would halve z at T0.
-        longest: rounds that are asked for; a flat and noisy run could pay billions.
+        longest: largest number of rounds; the budget of a flat and noisy run could cover billions.
 
     Guarantees:
-        The multipliers spend at most the `zcdp` budget, up to rounding; one more round would spend more, have no
-        noise, or be the first beyond `longest`.
+        The multipliers spend at most the `zcdp` budget, up to rounding. One more round would spend more, have no noise,
+        or exceed `longest`.
 
     Raises:
-        ValueError: an argument out of range, or the first round alone overspends.
+        ValueError: an argument is out of range, or the first round alone overspends.
     """
     positive(rounds=rounds)
     if first is None:
@@ -254,16 +248,16 @@ def linear_decay(
     # z never grows, so that no run is longer than the budget in units of round 0
     scale = 1 - slope * np.arange(int(min(allowed * first * first, longest)))
     z = first * scale[scale > 0]
-    kept = z[np.cumsum(1 / z**2) <= allowed]
-    if kept.size == 0:
+    z = z[np.cumsum(1 / z**2) <= allowed]
+    if z.size == 0:
         raise ValueError(f"expected a first round within the budget {allowed:.6g}, got first={first}")
-    return tuple(kept.tolist())
+    return tuple(z.tolist())
 
 
 def whole_run_mu(multipliers: Iterable[float]) -> float:
-    """mu of the one Gaussian that rounds of these multipliers amount to: sqrt(sum 1/z^2); 0 of no rounds.
+    """mu = sqrt(sum 1/z^2) of the single Gaussian equivalent to rounds with these multipliers; 0 for no rounds.
 
-    What a client tells a server that sees who takes part, over the rounds in which the client took part.
+    It bounds a client's leakage, over its rounds, to a server that knows the participants.
 
     Raises:
         ValueError: a multiplier is not above zero.
@@ -272,9 +266,9 @@ def whole_run_mu(multipliers: Iterable[float]) -> float:
 
 
 def participations(rounds: int, participation: float, quantile: float) -> int:
-    """In how many of `rounds` a client is picked, at that quantile of Binomial(rounds, participation).
+    """The quantile of Binomial(rounds, participation): the number of rounds in which a client is selected.
 
-    Exact where each round picks a fixed number of clients, uniformly and anew.
+    Exact if each round selects a fixed number of clients uniformly and independently.
 
     Raises:
         ValueError: participation or quantile outside (0, 1], or rounds below 1.
@@ -287,8 +281,8 @@ def participations(rounds: int, participation: float, quantile: float) -> int:
 
 
 def _spent(multipliers: Iterable[float]) -> float:
-    """Sum of 1/z^2."""
-    known = tuple(multipliers)
-    if not all(z > 0 for z in known):
-        raise ValueError(f"expected noise multipliers > 0, got {min(known)}")
-    return math.fsum(1 / z**2 for z in known)
+    """The sum of 1/z^2."""
+    all_z = tuple(multipliers)
+    if not all(z > 0 for z in all_z):
+        raise ValueError(f"expected noise multipliers > 0, got {min(all_z)}")
+    return math.fsum(1 / z**2 for z in all_z)

@@ -1,1 +1,1 @@
-"""Entropy codes and transforms of messages."""
+"""Entropy coding and the Walsh-Hadamard transform."""

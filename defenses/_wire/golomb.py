@@ -1,25 +1,23 @@
-"""Entropy coding of biased bits and of signed integers by run lengths, without a loop over symbols in either direction.
+"""Entropy coding of signed integers and biased bits by run lengths, in array operations only.
 
-An integer is a string of bits: is it beyond bucket 0? beyond bucket 1? and so on, then its place in its bucket, then
-its sign. Each question, in each context, is a segment: bits of one law, whose length both sides know and whose number
-of ones is sent. That number decides how the segment is coded, so that nothing else needs to be told. What a decoder
-derives, it derives by operations that are rounded alike on every machine.
+An integer becomes a string of bits: is it beyond bucket 0, beyond bucket 1, and so on; then its place in its bucket;
+then its sign. All answers to one question in one context form a segment, whose bits have one law. Both sides know the
+length of a segment. Its number of ones is sent and selects its code, so that nothing else is sent. The decoder derives
+parameters only by operations that every machine rounds alike.
 
-| rarer bit | code | length above the entropy |
+| share of the rarer bit | code | length above the entropy |
 |---|---|---|
-| > 43.5 % | as it is | < 1.25 % |
-| > 31.5 % | pairs: equal or not, and which one if not, as they are; which one if equal by run lengths | < 1 % |
+| > 43.5 % | the bits themselves | < 1.25 % |
+| > 31.5 % | pairs: equal or not; the first bit of unequal pairs; the common bit of equal pairs by run lengths | < 1 % |
 | else | the gaps between the rarer bits by a Golomb code; the last gap follows from the length | < 1.45 % |
 
-Golomb codes are laid out for array operations: all remainders, then all quotients in unary, whose ends show at once.
+A Golomb code is laid out for array operations: all remainders, then all quotients in unary.
 
 Source: Golomb 1966, "Run-length encodings"; Gallager & Van Voorhis 1975, "Optimal source codes for geometrically
 distributed integer alphabets" (the parameter); Peres 1992, "Iterating von Neumann's procedure" (the pairs).
 """
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import numpy.typing as npt
@@ -30,80 +28,21 @@ from leakgauge.harness.core.contract import MessageError
 Ints = npt.NDArray[np.int64]
 
 _LINEAR = 16
-"""Buckets that hold one cell each; after them a bucket is twice as wide as the one before, from 2 cells on."""
+"""Number of buckets with one cell. The next bucket has 2 cells, and each later one twice as many as the one before."""
 _SPARE = np.maximum(0, np.arange(_LINEAR + 52) - _LINEAR + 1)
-"""Bits that tell the cells of each bucket apart."""
+"""Bits that number the cells of each bucket."""
 _START = np.where(_SPARE > 0, _LINEAR - 2 + (1 << _SPARE), np.arange(_SPARE.size))
 """First cell of each bucket."""
 _CELLS = 256
-"""Cells that the choice of a shift tells apart; those beyond count as one."""
-
-
-def optimal_m(p: float) -> int:
-    """The Golomb parameter with the shortest mean code of k = 0, 1, ... with probability (1 - p) p^k.
-
-    The smallest m with p^m + p^(m+1) <= 1 (Gallager & Van Voorhis 1975).
-
-    Raises:
-        ValueError: p is outside [0, 1).
-    """
-    if not 0 <= p < 1:
-        raise ValueError(f"expected 0 <= p < 1, got p={p}")
-    return max(1, math.ceil(math.log1p(p) / -math.log(p))) if p > 0 else 1
-
-
-def encode_golomb(values: Integers, m: int) -> bytes:
-    """[n] non-negative integers in the Golomb code of parameter m: remainders in truncated binary, value // m in unary.
-
-    Raises:
-        ValueError: a value is negative or not below 2**53, or m is not in 1..2**31-1.
-    """
-    _check_values(values)
-    if not 1 <= m < 2**31 or values.min(initial=0) < 0:
-        raise ValueError(f"expected values >= 0 and 1 <= m < 2**31, got m={m}, values from {values.min(initial=0)}")
-    out = BitWriter()
-    _put_golomb(out, values.astype(np.int64), np.array([m]), np.array([values.size]))
-    return out.wire()
-
-
-def decode_golomb(wire: bytes, count: int, m: int) -> Ints:
-    """The values [count] that `encode_golomb` made into `wire`.
-
-    Raises:
-        MessageError: not such a message.
-    """
-    source = BitReader(wire)
-    values = _take_golomb(source, np.array([m]), np.array([count]), source.left)
-    source.done()
-    return values
-
-
-def encode_bits(bits: Bits) -> bytes:
-    """[n] bits of one law: n times their entropy and up to 1.45 %, and their number of ones."""
-    sizes, ones, out = np.array([bits.size]), np.array([np.count_nonzero(bits)]), BitWriter()
-    _put_ones(out, ones, sizes)
-    _put_segments(out, bits, sizes, ones)
-    return out.wire()
-
-
-def decode_bits(wire: bytes, count: int) -> Bits:
-    """The bits [count] that `encode_bits` made into `wire`.
-
-    Raises:
-        MessageError: not such a message.
-    """
-    source, sizes = BitReader(wire), np.array([count])
-    bits = _take_segments(source, sizes, _take_ones(source, sizes))
-    source.done()
-    return bits
+"""Cells that the choice of a shift distinguishes; all later cells count as one."""
 
 
 def encode_integers(values: Integers, context: Integers) -> bytes:
-    """Signed integers in about their entropy given the context, by the law that they turn out to have in each context.
+    """Encode signed integers in about their empirical entropy given the context.
 
     Args:
         values: [n], of magnitude below 2**53.
-        context: [n] in 0..C-1, not sent: the decoder knows it. A context that does not occur costs nothing.
+        context: [n] in 0..C-1. Not sent: the decoder knows it. A context that does not occur costs nothing.
 
     Raises:
         ValueError: a value or a context is out of range, or the shapes differ.
@@ -128,10 +67,10 @@ def encode_integers(values: Integers, context: Integers) -> bytes:
 
 
 def decode_integers(wire: bytes, context: Integers) -> Ints:
-    """The values [n] that `encode_integers` made into `wire`, for the same `context` [n].
+    """Decode the values [n] of `encode_integers`, given the same `context` [n].
 
     Raises:
-        MessageError: not such a message.
+        MessageError: not a message of `encode_integers`.
         ValueError: a context is out of range.
     """
     order, sizes = _grouped(context, context.size)
@@ -152,7 +91,7 @@ def decode_integers(wire: bytes, context: Integers) -> Ints:
 
 
 def _check_values(values: Integers) -> None:
-    """Refuse integers that are not flat, or not exact as doubles."""
+    """Reject integers that are not flat, or not exact as doubles."""
     if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
         raise ValueError(f"expected flat integers [n], got {values.dtype} of shape {values.shape}")
     if values.max(initial=0) >= 2**53 or values.min(initial=0) <= -(2**53):
@@ -160,7 +99,7 @@ def _check_values(values: Integers) -> None:
 
 
 def _put_ones(out: BitWriter, ones: Ints, sizes: Ints) -> None:
-    """Append the number of ones of each segment that has bits."""
+    """Append the number of ones of each segment that is not empty."""
     out.put_counts(ones[sizes > 0], int(sizes.max(initial=0)))
 
 
@@ -174,10 +113,10 @@ def _take_ones(source: BitReader, sizes: Ints) -> Ints:
 
 
 def _grouped(context: Integers, count: int) -> tuple[Ints, Ints]:
-    """The order that brings each context together, in which its symbols keep theirs; the sizes of those that occur."""
+    """The stable order that groups symbols by context, and the sizes of the contexts that occur."""
     if context.shape != (count,) or context.min(initial=0) < 0:
         raise ValueError(f"expected {count} contexts >= 0, got shape {context.shape} from {context.min(initial=0)}")
-    # numpy sorts integers of 8 and 16 bits by radix: many times faster
+    # numpy sorts integers of 8 and 16 bits by radix, which is many times faster
     narrow = context.astype(np.min_scalar_type(context.max(initial=0)))
     order = np.argsort(narrow, kind="stable")
     sizes = np.bincount(narrow) if narrow.dtype.itemsize <= 2 else np.unique(narrow, return_counts=True)[1]
@@ -192,19 +131,19 @@ def _sums(bits: Bits, sizes: Ints) -> Ints:
 
 
 def _choose_shifts(magnitudes: Integers, sizes: Ints, peak: int) -> Ints:
-    """How many low bits each context's magnitudes send as they are: what makes the message shortest."""
+    """How many low bits of each context's magnitudes are sent uncoded, chosen for the shortest message."""
     base = np.zeros(sizes.size, np.int64)
     if peak < _LINEAR:
         return base
     if peak >= _CELLS:
-        # the mean logarithm, not the mean: one outlier must not shift a context of small numbers
+        # the mean logarithm instead of the mean: one outlier must not shift a context of small numbers
         logs = np.frexp(magnitudes.astype(np.float64))[1]
         base = np.maximum(0, np.add.reduceat(logs, np.cumsum(sizes) - sizes, dtype=np.int64) // sizes - 5)
     cells = np.minimum(magnitudes >> np.repeat(base, sizes), _CELLS - 1)
     cells += np.repeat(np.arange(sizes.size) * _CELLS, sizes)
     seen = np.bincount(cells, minlength=sizes.size * _CELLS)
     tables = [seen.reshape(sizes.size, -1, 1 << shift).sum(-1) for shift in range(6)]
-    # up to a common term: a dozen bits for each number of ones, and the entropy of the cells
+    # up to a common term: 12 bits for each number of ones, plus the entropy of the cells
     costs = [12 * np.count_nonzero(table, axis=1) - _weighted_logs(table).sum(-1) for table in tables]
     base += np.argmin(np.stack(costs) + np.outer(np.arange(6), sizes), axis=0)
     return base
@@ -220,13 +159,13 @@ def _bucket(cells: Ints) -> npt.NDArray[np.uint8]:
     """The bucket of each cell."""
     bucket = np.minimum(cells, _LINEAR).astype(np.uint8)
     far = np.flatnonzero(cells >= _LINEAR)
-    # the exponent that frexp splits off is the bit length
+    # the exponent that frexp returns is the bit length
     bucket[far] = np.frexp((cells[far] - (_LINEAR - 2)).astype(np.float64))[1] + (_LINEAR - 2)
     return bucket
 
 
 def _put_buckets(out: BitWriter, bucket: npt.NDArray[np.uint8], sizes: Ints) -> None:
-    """The answers to "beyond bucket 0?", "beyond bucket 1?", ..., each asked of the symbols for which it is open."""
+    """Append the answers to "beyond bucket k?" for k = 0, 1, ..., each for the symbols beyond bucket k - 1."""
     parts, lengths = [], [sizes]
     for question in range(_SPARE.size):
         beyond = bucket > question
@@ -260,7 +199,7 @@ def _take_buckets(source: BitReader, sizes: Ints) -> npt.NDArray[np.uint8]:
 
 
 def _put_signs(out: BitWriter, values: Integers, sizes: Ints) -> None:
-    """One bit that says whether the signs of the non-zero values follow as they are or as biased bits; the signs."""
+    """Append one bit for the code of the signs, uncoded or biased, then the signs of the non-zero values."""
     live = values != 0
     signs = values[np.flatnonzero(live)] < 0
     lengths = _sums(live, sizes)
@@ -276,7 +215,7 @@ def _put_signs(out: BitWriter, values: Integers, sizes: Ints) -> None:
 
 
 def _take_signs(source: BitReader, magnitudes: Ints, sizes: Ints) -> Ints:
-    """The magnitudes, in place, with the signs that `_put_signs` wrote."""
+    """Apply the signs that `_put_signs` wrote to the magnitudes, in place."""
     live = magnitudes != 0
     if source.take_number(1):
         lengths = _sums(live, sizes)
@@ -288,26 +227,26 @@ def _take_signs(source: BitReader, magnitudes: Ints, sizes: Ints) -> Ints:
 
 
 def _kinds(sizes: Ints, ones: Ints) -> tuple[Bits, Bits, Bits]:
-    """Which segments are sent as they are, in pairs, by run lengths; see the table of the module."""
+    """Masks of the segments sent uncoded, in pairs and by run lengths, by the table of the module."""
     rare = np.minimum(ones, sizes - ones)
     plain, runs = 1000 * rare > 435 * sizes, 1000 * rare <= 315 * sizes
     return plain, ~plain & ~runs, runs
 
 
 def _put_segments(out: BitWriter, bits: Bits, sizes: Ints, ones: Ints) -> None:
-    """Code segments of bits, each of one law; the decoder knows `sizes` and `ones`."""
+    """Append segments of bits, each of one law; the decoder knows `sizes` and `ones`."""
     plain, paired, runs = _kinds(sizes, ones)
     out.put(bits[np.repeat(plain, sizes)])
-    mine, lengths = bits[np.repeat(paired, sizes)], sizes[paired]
-    # the last bit of a segment of odd length has no other
+    rest, lengths = bits[np.repeat(paired, sizes)], sizes[paired]
+    # the last bit of a segment of odd length has no partner
     last, halves = (np.cumsum(lengths) - 1)[lengths % 2 == 1], lengths // 2
-    first, second = np.delete(mine, last).reshape(-1, 2).T
+    first, second = np.delete(rest, last).reshape(-1, 2).T
     equal = first == second
-    for part in (mine[last], equal, first[~equal]):
+    for part in (rest[last], equal, first[~equal]):
         out.put(part)
-    rest = np.concatenate([bits[np.repeat(runs, sizes)], first[equal]])
+    coded = np.concatenate([bits[np.repeat(runs, sizes)], first[equal]])
     counts = np.concatenate([ones[runs], _sums(first & second, halves)])
-    _put_runs(out, rest, np.concatenate([sizes[runs], _sums(equal, halves)]), counts)
+    _put_runs(out, coded, np.concatenate([sizes[runs], _sums(equal, halves)]), counts)
 
 
 def _take_segments(source: BitReader, sizes: Ints, ones: Ints) -> Bits:
@@ -322,7 +261,7 @@ def _take_segments(source: BitReader, sizes: Ints, ones: Ints) -> Bits:
     first = np.empty(equal.size, np.bool_)
     first[~equal] = source.take(int(np.count_nonzero(~equal)))
     lengths = _sums(equal, halves)
-    # a pair of ones has two, an unequal pair has one
+    # a pair of ones counts two, an unequal pair one
     twice = ones[paired] - (halves - lengths)
     twice[odd] -= single
     counts = np.concatenate([ones[runs], np.clip(twice // 2, 0, lengths)])
@@ -336,7 +275,7 @@ def _take_segments(source: BitReader, sizes: Ints, ones: Ints) -> Bits:
 
 
 def _put_runs(out: BitWriter, bits: Bits, sizes: Ints, ones: Ints) -> None:
-    """Code the gaps between the rarer bits of each segment."""
+    """Append the gaps between the rarer bits of each segment."""
     rare, swapped = np.minimum(ones, sizes - ones), 2 * ones > sizes
     at = np.flatnonzero(bits ^ np.repeat(swapped, sizes) if swapped.any() else bits)
     gaps = np.diff(at, prepend=-1) - 1
@@ -363,20 +302,21 @@ def _take_runs(source: BitReader, sizes: Ints, ones: Ints) -> Bits:
 
 
 def _gap_m(sizes: Ints, rare: Ints) -> Ints:
-    """`optimal_m` of the frequent bit's share, up to rounding: without logarithms, which differ between machines."""
+    """The smallest m with p^m + p^(m+1) <= 1 up to rounding, p the frequent bit's share (Gallager & Van Voorhis)."""
     share = np.maximum(rare, 1) / np.maximum(sizes, 2)
-    # log(2 - q) / -log(1 - q), both expanded in q / 2; exact to a hundredth of m over all q <= 1/2
+    # log(2 - q) / -log(1 - q) for q = 1 - p, both expanded in q / 2, because logarithms differ between machines;
+    # exact to a hundredth of m for all q <= 1/2
     return np.maximum(1, np.ceil((0.6931472 - share / 2 - share**2 / 8) * (1 - share / 2) / share)).astype(np.int64)
 
 
 def _binary(m: Ints) -> tuple[Ints, Ints]:
-    """Bits of every remainder modulo m, and the first remainder that takes one bit more."""
+    """Bits of every remainder modulo m, and the first remainder that needs one bit more."""
     width = np.frexp((m - 1).astype(np.float64))[1].astype(np.int64)
     return np.maximum(width - 1, 0), np.where(m == 1, 1, (1 << width) - m)
 
 
 def _put_golomb(out: BitWriter, values: Ints, m: Ints, counts: Ints) -> None:
-    """Append values, the first counts[0] of them with parameter m[0], and so on."""
+    """Append Golomb codes of values, the first counts[0] with parameter m[0], and so on."""
     width, short = (np.repeat(of, counts) for of in _binary(m))
     quotient, remainder = np.divmod(values, np.repeat(m, counts))
     long = remainder >= short
@@ -389,7 +329,7 @@ def _put_golomb(out: BitWriter, values: Ints, m: Ints, counts: Ints) -> None:
 def _take_golomb(source: BitReader, m: Ints, counts: Ints, limit: int) -> Ints:
     """Undo `_put_golomb`, whose quotients took at most `limit` bits."""
     count = int(counts.sum())
-    # before memory is set aside for them: each takes a bit or more
+    # checked before memory is allocated: each codeword takes at least one bit
     if count > source.left:
         raise MessageError(f"expected {count} codewords, got {source.left} bits: the message is cut off")
     width, short = (np.repeat(of, counts) for of in _binary(m))

@@ -1,1 +1,1 @@
-"""What a defense claims, what is proved, and lower bounds that are measured."""
+"""Claims of differential privacy, what is proved, and measured lower bounds."""

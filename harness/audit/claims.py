@@ -1,4 +1,4 @@
-"""What a defense claims and what holds, of its epsilon and of its delta, asked without a study."""
+"""Claims as plain data: what a defense claims, what is proved, and delta at the claimed epsilon."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from scipy import special
 
 from leakgauge.harness.audit.bounds import sampled_delta
-from leakgauge.harness.audit.claim_record import record_claim
+from leakgauge.harness.audit.trials import Deployment
 from leakgauge.harness.core import accounting
 from leakgauge.harness.core.accounting import Event, Leak
 from leakgauge.harness.core.cell import Scalar
-from leakgauge.harness.core.claim import Claim, Horizon
+from leakgauge.harness.core.claim import Claim, Horizon, Proof, judge
 from leakgauge.harness.core.contract import Defense, Feedback, Setting
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.result import ClaimRecord, ProofRecord
@@ -27,9 +27,9 @@ from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.registry import ParameterError
 
 _ROUNDS = 200
-"""Of a claim for a whole run, where nobody says how long it is: UDP's T."""
+"""Default rounds of a claim for a whole run: UDP's T."""
 
-USUAL = {
+DEFAULTS = {
     "dim": 25_818,
     "clients": 30,
     "participants": 30,
@@ -39,50 +39,19 @@ USUAL = {
     "lr": 0.01,
     "sends": "update",
 }
-"""Of a claim that no study is behind: CEPAM's experiment on MNIST with its MLP."""
+"""The setting of a claim without a study: CEPAM's experiment on MNIST with its MLP."""
 
-
-_SAME = 1e-6
-"""How often the two halves of a true likelihood ratio may seem not to fit together."""
+_FALSE_ALARM = 1e-6
+"""Probability that true log-likelihood ratios of both inputs seem inconsistent."""
 
 _ROUNDING = 1e-5
-"""Relative: privacy losses that likelihoods in float32 cannot tell apart."""
-
-
-class Asked(NamedTuple):
-    """A defense in a federation, and the public state of each round."""
-
-    defense: Defense[Any, Any]
-    setting: Setting
-    history: list[Any]
-
-
-def ask(
-    name: str, parameters: dict[str, Scalar], setting: dict[str, Scalar], rounds: int | None, delta: float | None
-) -> dict[str, Any]:
-    """The claim of a defense and what holds, as plain data; an infinite epsilon is the text "inf".
-
-    Args:
-        setting: what differs from `USUAL`.
-        rounds: T; by default 1 for a defense that promises one round, else its own number of rounds, or 200.
-        delta: at which to say what holds; by default the claim's.
-
-    Raises:
-        UnknownNameError: no such defense.
-        StudyError: parameters, setting, rounds or delta that make no sense: all problems of one kind at once.
-    """
-    defense, public, history = prepare(name, parameters, setting, rounds, delta, USUAL)
-    try:
-        record = record_claim(defense.claim(history, public), delta)
-    except ValueError as error:
-        raise StudyError(name, [str(error)]) from error
-    return described(name, defense, public) | plain(record)
+"""Relative difference of privacy losses that float32 likelihoods may not resolve."""
 
 
 class Delta(NamedTuple):
-    """delta at the claimed epsilon: `exact`, of the pair that attains the proof, or by `sampling`, of the tried pair.
+    """delta at the claimed epsilon: `exact`, for the pair that attains the proof, or by `sampling`, for the tried pair.
 
-    low and high are the ends of its interval, n the samples of each input; equal to it, and 0, where it is exact.
+    low and high are the ends of its interval, n the samples of each input; equal to delta, and 0, if it is exact.
     """
 
     delta: float
@@ -92,15 +61,62 @@ class Delta(NamedTuple):
     n: int
 
 
-def exact_delta(claim: Claim, threat: Threat) -> Delta | None:
-    """The delta of the claimed epsilon where a proof that is attained tells the law itself, not a bound of it.
+def claim(
+    name: str, parameters: dict[str, Scalar], setting: dict[str, Scalar], rounds: int | None, delta: float | None
+) -> dict[str, Any]:
+    """The claim of a defense and what is proved, as plain data; an infinite epsilon is the text "inf".
 
-    None where nothing is claimed against this adversary, the proof is not of him or not tight, or its curve is a bound:
-    of `Pure` that of the worst mechanism, of mixed compositions a numerical one (see `harness.core.accounting`).
+    Args:
+        setting: differences from `DEFAULTS`.
+        rounds: T; by default 1 for a defense that promises one round, else its own number of rounds, or 200.
+        delta: the proved epsilon is at this delta; by default at the claim's.
+
+    Raises:
+        UnknownNameError: no such defense.
+        StudyError: invalid parameters, setting, rounds or delta; all problems of one kind are reported together.
+    """
+    deployment = prepare(name, parameters, setting, rounds, delta, DEFAULTS)
+    try:
+        record = record_claim(deployment.defense.claim(deployment.history, deployment.setting), delta)
+    except ValueError as error:
+        raise StudyError(name, [str(error)]) from error
+    return claim_to_json(name, deployment, record)
+
+
+def record_claim(claim: Claim, delta: float | None = None) -> ClaimRecord:
+    """The claim, what is proved, and the verdict, with computed epsilons.
+
+    Args:
+        delta: the proved epsilons are at this delta; by default at the claim's. The verdict is always at the claim's.
+    """
+    verdict, claimed, _, reason = judge(claim)
+    at = claim.delta if delta is None else delta
+    return ClaimRecord(
+        epsilon=_finite(claimed),
+        delta=claim.delta,
+        unit=claim.unit.value,
+        relation=claim.relation.value,
+        horizon=claim.horizon.value,
+        against=_names(claim.against),
+        source=claim.source,
+        assumes=claim.assumes,
+        proved=_record_proof(claim.proved, at, claim.against),
+        further=tuple(_record_proof(proof, at, claim.against) for proof in claim.further),
+        verdict=verdict.value,
+        reason=reason,
+    )
+
+
+def exact_delta(claim: Claim, threat: Threat) -> Delta | None:
+    """The delta of the claimed epsilon, if the proof is attained and gives the law itself, not a bound of it.
+
+    None if nothing is claimed against this adversary, the proof does not cover it or is not tight, or its curve is a
+    bound: that of the worst mechanism for `Pure`, a numerical one for mixed compositions (see
+    `harness.core.accounting`).
     """
     proof = claim.proved
-    of_him = threat in claim.against and threat in (proof.against or claim.against)
-    if not (of_him and proof.tight and _is_curve(proof.event)):
+    covered = threat in claim.against and threat in (proof.against or claim.against)
+    if not (covered and proof.tight and _is_exact(proof.event)):
         return None
     delta = float(accounting.delta(proof.event, claim.epsilon))
     return Delta(delta, delta, delta, "exact", 0)
@@ -111,35 +127,25 @@ def ratios_delta(
 ) -> Delta | None:
     """delta(epsilon) of a pair, the larger of both directions, from its log-likelihood ratios: `bounds.sampled_delta`.
 
-    It believes the law that the ratios are of. A defense's likelihood is made for attacks, and some are smoothed where
-    the law has walls or steps. None where the ratios are seen not to be those of two laws: the means of 1 / (1 + e^L)
-    over input 1 and of 1 / (1 + e^-L) over input 0 are one number for two laws, or one is above what is proved.
+    It trusts the defense's own likelihood, which is made for attacks and may smooth walls or steps of the true law.
+    None if the ratios are inconsistent: the means of 1 / (1 + e^L) over input 1 and of 1 / (1 + e^-L) over input 0 are
+    equal for two laws, and no ratio exceeds what is proved.
 
     Args:
         zeros, ones: [n] each, log p1 / p0 of samples from input 0, and from input 1.
-        most: what is proved of the ratios.
+        most: the proved maximum of the ratios.
 
     Guarantees:
-        The interval covers with probability `confidence` or more, if the ratios are those of the laws.
+        The interval covers delta with probability at least `confidence`, if the ratios are those of the laws.
     """
     n, sides = min(len(zeros), len(ones)), (ones, -zeros)
-    apart = abs(float(np.mean(special.expit(-ones))) - float(np.mean(special.expit(zeros))))
-    if apart > math.sqrt(math.log(2 / _SAME) / n) or max(map(np.max, sides)) > most * (1 + _ROUNDING):
+    gap = abs(float(np.mean(special.expit(-ones))) - float(np.mean(special.expit(zeros))))
+    if gap > math.sqrt(math.log(2 / _FALSE_ALARM) / n) or max(map(np.max, sides)) > most * (1 + _ROUNDING):
         return None
-    each = 1 - (1 - confidence) / 2
-    at = epsilon * (1 + _ROUNDING)
-    both = [sampled_delta(side, at, level=each) for side in sides]
-    value, low, high = (max(ends) for ends in list(zip(*both, strict=True))[:3])
+    at, level = epsilon * (1 + _ROUNDING), 1 - (1 - confidence) / 2
+    both = [sampled_delta(side, at, level) for side in sides]
+    value, low, high = (max(ends) for ends in zip(*both, strict=True))
     return Delta(value, low, high, "sampling", n)
-
-
-def described(name: str, defense: Defense[Any, Any], setting: Setting) -> dict[str, Any]:
-    """What was asked about."""
-    return {
-        "defense": name,
-        "parameters": defense.parameters(),
-        "setting": {key: getattr(setting, key) for key in (*USUAL, "rounds")},
-    }
 
 
 def prepare(
@@ -148,16 +154,16 @@ def prepare(
     setting: dict[str, Scalar],
     rounds: int | None,
     delta: float | None,
-    usual: dict[str, Any],
-) -> Asked:
-    """The defense, its setting and the states of its rounds.
+    defaults: dict[str, Any],
+) -> Deployment:
+    """The defense, its setting and its state in each round.
 
     Args:
-        setting, rounds, delta: as of `ask`.
-        usual: the setting where nobody says; `participants` None: all clients.
+        setting, rounds, delta: as in `claim`.
+        defaults: the setting, if `setting` does not state it; `participants` None: all clients.
 
     Raises:
-        UnknownNameError, StudyError: as `ask`.
+        UnknownNameError, StudyError: as `claim`.
     """
     try:
         defense: Defense[Any, Any] = registry.build("defense", name, parameters)
@@ -169,17 +175,17 @@ def prepare(
     problems = [] if rounds >= 1 else [f"rounds: got {rounds}, expected at least 1"]
     if delta is not None and not 0 <= delta < 1:
         problems.append(f"delta: got {delta}, expected 0 <= delta < 1")
-    public = _setting(setting, rounds, problems, usual)
+    public = _setting(setting, rounds, problems, defaults)
     if problems:
         raise StudyError("claim", problems)
     try:
-        return Asked(defense, public, _history(defense, public))
+        return Deployment(defense, public, tuple(_history(defense, public)))
     except ValueError as error:
         raise StudyError(name, [str(error)]) from error
 
 
 def assignments(texts: Iterable[str], option: str) -> dict[str, Scalar]:
-    """`key=value` texts as a table; a value is read as JSON where it is JSON, else it is the text itself.
+    """`key=value` texts as a table; a value that is valid JSON is parsed, any other stays a text.
 
     Raises:
         StudyError: a text without an equals sign, or a key twice.
@@ -198,6 +204,62 @@ def assignments(texts: Iterable[str], option: str) -> dict[str, Scalar]:
     return found
 
 
+def claim_to_json(name: str, deployment: Deployment, record: ClaimRecord) -> dict[str, Any]:
+    """The deployment and its claim with the keys that the command line prints."""
+    return {
+        "defense": name,
+        "parameters": deployment.defense.parameters(),
+        "setting": {key: getattr(deployment.setting, key) for key in (*DEFAULTS, "rounds")},
+        "claimed": {
+            "epsilon": epsilon_to_json(record.epsilon),
+            "delta": record.delta,
+            "unit": record.unit,
+            "adjacency": record.relation,
+            "horizon": record.horizon,
+            "against": list(record.against),
+            "source": record.source,
+            "assumes": list(record.assumes),
+        },
+        "proved": _proof_to_json(record.proved),
+        "further": [_proof_to_json(proof) for proof in record.further],
+        "verdict": record.verdict,
+        "reason": record.reason,
+    }
+
+
+def epsilon_to_json(value: float | None) -> float | str:
+    """The number, or "inf" for infinity, which is None in records and has no JSON number."""
+    return "inf" if value is None or math.isinf(value) else value
+
+
+def _proof_to_json(proof: ProofRecord) -> dict[str, Any]:
+    """A proof with its epsilon as a number or "inf"."""
+    return {**dataclasses.asdict(proof), "epsilon": epsilon_to_json(proof.epsilon), "against": list(proof.against)}
+
+
+def _record_proof(proof: Proof, delta: float, against: Iterable[Threat]) -> ProofRecord:
+    """A proof with its epsilon at `delta`, for the adversaries `against` unless it names its own."""
+    return ProofRecord(
+        epsilon=_finite(proof.epsilon(delta)),
+        delta=delta,
+        unit=proof.unit.value,
+        method=proof.method,
+        reason=proof.reason,
+        tight=proof.tight,
+        against=_names(proof.against or against),
+    )
+
+
+def _finite(value: float) -> float | None:
+    """The value, or None for infinity."""
+    return None if math.isinf(value) else value
+
+
+def _names(threats: Iterable[Threat]) -> tuple[str, ...]:
+    """The threats' names in alphabetical order."""
+    return tuple(sorted(threat.value for threat in threats))
+
+
 def _value(text: str) -> Scalar:
     """A number, true or false, or the text itself."""
     try:
@@ -207,8 +269,8 @@ def _value(text: str) -> Scalar:
     return value if isinstance(value, bool | int | float) else text
 
 
-def _is_curve(event: Event | None) -> bool:
-    """Whether `accounting.delta` tells this very law."""
+def _is_exact(event: Event | None) -> bool:
+    """Whether `accounting.delta` is exact for this law, not a bound."""
     if isinstance(event, Leak) or accounting.is_gaussian(event):
         return True
     import dp_accounting as dp
@@ -218,15 +280,16 @@ def _is_curve(event: Event | None) -> bool:
     return isinstance(event, dp.LaplaceDpEvent | dp.RandomizedResponseDpEvent)
 
 
-def _setting(given: dict[str, Scalar], rounds: int, problems: list[str], usual: dict[str, Any]) -> Setting:
-    """The public setting, with what is wrong added to the problems."""
-    table = dict(usual)
+def _setting(given: dict[str, Scalar], rounds: int, problems: list[str], defaults: dict[str, Any]) -> Setting:
+    """The public setting; appends what is wrong with it to `problems`."""
+    table = dict(defaults)
     for key, value in given.items():
+        above = -1 if key == "batch" else 0
         if key not in table:
             problems.append(f"setting.{key}: unknown key, known: {', '.join(table)}")
         elif key == "sends" and value not in ("update", "gradient"):
             problems.append(f"setting.sends: got {value!r}, expected 'update' or 'gradient'")
-        elif key != "sends" and (isinstance(value, bool | str) or value is None or not value > (0, -1)[key == "batch"]):
+        elif key != "sends" and (isinstance(value, bool | str) or value is None or not value > above):
             problems.append(f"setting.{key}: got {value!r}, expected a number above zero")
         else:
             table[key] = value if key in ("lr", "sends") else int(value)  # type: ignore[arg-type]  # checked above
@@ -239,7 +302,7 @@ def _setting(given: dict[str, Scalar], rounds: int, problems: list[str], usual: 
 
 
 def _history(defense: Defense[Any, Any], setting: Setting) -> list[Any]:
-    """The states of the rounds, while no loss is ever told."""
+    """The states of the rounds if no loss is ever evaluated."""
     state, history = defense.init(setting), []
     for number in range(setting.rounds):
         if defense.stops(state):
@@ -247,33 +310,3 @@ def _history(defense: Defense[Any, Any], setting: Setting) -> list[Any]:
         history.append(state)
         state = defense.advance(state, Feedback(number, None, None))
     return history
-
-
-def plain(record: ClaimRecord) -> dict[str, Any]:
-    """The record by the names that the command line prints."""
-    return {
-        "claimed": {
-            "epsilon": epsilon_in_json(record.epsilon),
-            "delta": record.delta,
-            "unit": record.unit,
-            "adjacency": record.relation,
-            "horizon": record.horizon,
-            "against": list(record.against),
-            "source": record.source,
-            "assumes": list(record.assumes),
-        },
-        "proved": _proof(record.proved),
-        "further": [_proof(proof) for proof in record.further],
-        "verdict": record.verdict,
-        "reason": record.reason,
-    }
-
-
-def _proof(proof: ProofRecord) -> dict[str, Any]:
-    """A proof with its epsilon as a number or "inf"."""
-    return {**dataclasses.asdict(proof), "epsilon": epsilon_in_json(proof.epsilon), "against": list(proof.against)}
-
-
-def epsilon_in_json(value: float | None) -> float | str:
-    """JSON has no infinity, which is None in records."""
-    return "inf" if value is None or math.isinf(value) else value

@@ -1,7 +1,7 @@
-"""A defense run many times on two inputs, by its real encode path, as one adversary sees it.
+"""Trials of an audit: many runs of a defense on two inputs, by its real encode path, as one adversary sees them.
 
-What moves from input 0 to input 1 is what the claim's unit names: one coordinate, one sub-vector, a whole message, all
-of a client, or one record, which goes through real local training. Everything else stays still.
+Inputs 0 and 1 differ in what the claim's unit names: one coordinate, one sub-vector, a whole message, all of a client,
+or one record, which goes through real local training. Everything else is the same in both.
 """
 
 from __future__ import annotations
@@ -16,13 +16,7 @@ from torch import Tensor
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Relation, Unit
-from leakgauge.harness.core.contract import (
-    Defense,
-    Examples,
-    Links,
-    Sender,
-    Setting,
-)
+from leakgauge.harness.core.contract import Defense, Examples, Likelihood, Links, Sender, Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import SEES, Threat
 from leakgauge.harness.core.vec import Parts, Vector
@@ -32,21 +26,31 @@ from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
 
 _FAR = 100.0
-"""Entries of an input: far outside every clip, so that each defense cuts them down to the ends of its own range."""
+"""Entries of an input: far outside every clip, so that each defense clips them to the ends of its own range."""
 
 _CANARY = 1e4
-"""Entry of a canary's input; its gradient is twice that times its label, above every clip."""
+"""Entry of a canary record. Its gradient is twice this value times its label, above every clip."""
+
+Part = Literal["ratios", "estimates", "wires"]
+"""A field of `Trace`."""
+
+
+class Deployment(NamedTuple):
+    """A defense in a federation, and its public state in each round."""
+
+    defense: Defense[Any, Any]
+    setting: Setting
+    history: tuple[Any, ...]
 
 
 class Inputs(NamedTuple):
-    """A pair of neighbors: what a client's update is with input 0 and with input 1, before the defense.
+    """A pair of neighbors: a client's update with input 0 and with input 1, before the defense.
 
     Attributes:
         name: for people.
-        zero, one: [d], the update itself, or what it is without the noise of local training.
-        draw: (1 or 0, trials, key) -> [n, d] updates, where local training is random; None: always the same.
-        focus: where more moves than the unit, so that the norm stays: the unit's coordinates, which alone may be looked
-            at; None: all.
+        zero, one: [d], the update, or the update without the noise of local training.
+        draw: (1 or 0, trials, key) -> [n, d] updates, if local training is random; None: the update is fixed.
+        focus: the unit's coordinates, if others move too to keep the norm; the adversary sees only these. None: all.
     """
 
     name: str
@@ -65,45 +69,38 @@ class Inputs(NamedTuple):
         return zero, self.one
 
 
-Part = Literal["loss", "told", "wires"]
-"""Of a trace."""
-
-
 class Trace(NamedTuple):
-    """What n trials showed.
+    """What the adversary sees in n trials.
 
     Attributes:
-        loss: [n] log-likelihood ratio of input 1 against input 0, by the defense's own likelihood, summed over the
-            rounds; None for an adversary who sees no messages.
-        told: [n, d], or the focus of it: what messages tell by the defense's estimate, or the new model's move; summed
-            over the rounds.
-        wires: [n] what arrived first of the first round's message.
+        ratios: [n] log-likelihood ratio of input 1 to input 0 by the defense's own likelihood, summed over the rounds;
+            None for an adversary who sees no messages.
+        estimates: [n, d] or [n, focus]: the update estimated from the message, or the decoded mean update for an
+            adversary who sees no messages; summed over the rounds.
+        wires: [n] the first message received in the first round.
         shared: [n] the key that client and server share in the first round.
     """
 
-    loss: Tensor | None
-    told: Tensor
+    ratios: Tensor | None
+    estimates: Tensor
     wires: tuple[bytes, ...]
     shared: tuple[Key, ...]
 
-    def first(self, n: int) -> Trace:
-        """The first n trials."""
-        return Trace(None if self.loss is None else self.loss[:n], self.told[:n], self.wires[:n], self.shared[:n])
-
-    def after(self, n: int) -> Trace:
-        """Those after the first n."""
-        return Trace(None if self.loss is None else self.loss[n:], self.told[n:], self.wires[n:], self.shared[n:])
+    def select(self, trials: slice) -> Trace:
+        """The trace of some of the trials."""
+        ratios = None if self.ratios is None else self.ratios[trials]
+        return Trace(ratios, self.estimates[trials], self.wires[trials], self.shared[trials])
 
 
 @dataclass(frozen=True)
 class Mechanism:
     """What a trial runs: a defense in a federation over the rounds of `history`, one client, one adversary.
 
-    The other clients send updates of zero, which is as good as knowing and subtracting them, but for their noise.
+    The other clients send zero updates. Apart from their noise, this is as good as knowing and subtracting them.
 
     Args:
         history: the public state of each round.
-        threat: an adversary; without shared keys, messages are read as an outsider reads them.
+        threat: the adversary. Without the shared keys it reads messages as an outsider.
     """
 
     defense: Defense[Any, Any]
@@ -113,97 +110,110 @@ class Mechanism:
 
     @property
     def sees_messages(self) -> bool:
-        """Whether the adversary sees messages, and not the models alone."""
+        """Whether the adversary sees messages, and not only models."""
         return "messages" in SEES[self.threat]
 
     def run(self, inputs: Inputs, bit: int, trials: int, key: Key, *, only: Part | None = None) -> Trace:
-        """So many independent trials with input `bit`; `only` this part of the trace is worked out, None: all of it."""
-        setting, sender = self.setting, Sender(0, self.setting.samples)
-        memories = [self.defense.remember(setting) for _ in range(trials)]
-        loss = torch.zeros(trials, dtype=torch.float64) if self.sees_messages and only in (None, "loss") else None
-        told = torch.zeros(trials, setting.dim)
-        first: tuple[tuple[bytes, ...], tuple[Key, ...]] = ((), ())
+        """Run independent trials with input `bit`.
+
+        Args:
+            only: the part of the trace to compute, beside `wires` and `shared`; None: all parts.
+        """
+        ratios = torch.zeros(trials, dtype=torch.float64) if self.sees_messages and only in (None, "ratios") else None
+        estimates = torch.zeros(trials, self.setting.dim)
+        memories = [self.defense.remember(self.setting) for _ in range(trials)]
+        first: list[Exchange] = []
         for number, state in enumerate(self.history):
-            here, key_here = Round(self.defense, setting, state, number), key.child("round", number)
-            updates = self._updates(inputs, bit, trials, key_here.child("train"))
-            sent = []
-            for trial, update in enumerate(updates):
-                mine = key_here.child("trial", trial)
-                sent.append(self._send(here, Client.of(sender, update, memories[trial], mine), mine))
-                memories[trial] = sent[-1].memories[0]
-            wires, shared = [one.received[0] for one in sent], [one.links.keys[0] for one in sent]
-            if number == 0:
-                first = tuple(wires), tuple(shared)
-            if loss is not None:
-                loss += self._ratio(state, wires, sender, shared, inputs)
-            for trial, one in enumerate(sent if only in (None, "told") else ()):
-                told[trial] += self._told(here, one, key_here.child("trial", trial, "server"))
-        return Trace(loss, told if inputs.focus is None else told[:, inputs.focus], *first)
+            current, round_key = Round(self.defense, self.setting, state, number), key.child("round", number)
+            updates = self._updates(inputs, bit, trials, round_key.child("train"))
+            keys = [round_key.child("trial", trial) for trial in range(trials)]
+            sent = [self._send(current, *of_trial) for of_trial in zip(updates, memories, keys, strict=True)]
+            memories = [exchange.memories[0] for exchange in sent]
+            first = first or sent
+            if ratios is not None:
+                ratios += self._ratios(state, sent, inputs)
+            if only in (None, "estimates"):
+                seen = [self._seen(current, one, mine.child("server")) for one, mine in zip(sent, keys, strict=True)]
+                estimates += torch.stack(seen)
+        estimates = estimates if inputs.focus is None else estimates[:, inputs.focus]
+        shared = tuple(one.links.keys[0] for one in first)
+        return Trace(ratios, estimates, tuple(one.received[0] for one in first), shared)
 
     def replay(self, update: Vector, shared: Key) -> Vector:
-        """[d] what the first round's message of an update tells where the shared key is the private one, too.
+        """[d] estimated from a first-round message of an update, made with the shared key as the private key.
 
         A channel adds noise of its own, from a child of that key.
         """
-        here = Round(self.defense, self.setting, self.history[0])
-        sender, memory = Sender(0, self.setting.samples), self.defense.remember(self.setting)
-        (heard,) = here.exchange([Client(sender, update, memory, shared, shared)], shared.child("replay")).received
-        return self.tell(heard, shared)
+        client = Client(self._sender, update, self.defense.remember(self.setting), shared, shared)
+        exchange = Round(self.defense, self.setting, self.history[0]).exchange([client], shared.child("replay"))
+        return self.estimate(exchange.received[0], shared)
 
-    def tell(self, wire: bytes, shared: Key) -> Vector:
-        """[d] what a message of the first round tells."""
-        here = Round(self.defense, self.setting, self.history[0])
-        return here.estimate(wire, Sender(0, self.setting.samples), self._known(shared))
+    def estimate(self, wire: bytes, shared: Key) -> Vector:
+        """The update [d] that a message of the first round reveals to the adversary."""
+        current = Round(self.defense, self.setting, self.history[0])
+        return current.estimate(wire, self._sender, self._visible(shared))
+
+    @property
+    def _sender(self) -> Sender:
+        """The client whose input moves."""
+        return Sender(0, self.setting.samples)
 
     def _updates(self, inputs: Inputs, bit: int, trials: int, key: Key) -> Tensor:
-        """[n, d]."""
+        """[n, d] updates of one round."""
         if inputs.draw is not None:
             return inputs.draw(bit, trials, key)
         return (inputs.one if bit else inputs.zero).expand(trials, -1)
 
-    def _send(self, here: Round, client: Client, key: Key) -> Exchange:
-        """The one message; among those of all participants, where it matters what becomes of it there."""
+    def _send(self, current: Round, update: Vector, memory: Any, key: Key) -> Exchange:
+        """Send one message; with those of all other participants if the adversary sees what they add up to."""
+        client = Client.of(self._sender, update, memory, key)
         alone = self.sees_messages and not self.defense.superposes
-        return here.exchange([client, *([] if alone else here.silent([client.sender], key))], key.child("channel"))
+        others = [] if alone else current.silent([client.sender], key)
+        return current.exchange([client, *others], key.child("channel"))
 
-    def _known(self, shared: Key) -> Key | None:
-        """The shared key, to an adversary who sees it."""
+    def _visible(self, shared: Key) -> Key | None:
+        """The shared key if the adversary sees it."""
         return shared if "shared" in SEES[self.threat] else None
 
-    def _ratio(
-        self, state: Any, wires: Sequence[bytes], sender: Sender, shared: Sequence[Key], inputs: Inputs
-    ) -> Tensor:
+    def _ratios(self, state: Any, sent: Sequence[Exchange], inputs: Inputs) -> Tensor:
         """[n] log-likelihood ratios of one round."""
-        n = len(wires)
-        known = shared if "shared" in SEES[self.threat] else None
-        score = self.defense.likelihood(state, wires, Links(self.setting, [sender] * n, known))
-        with torch.no_grad():
-            zero, one = (score(update.expand(n, -1).clone()).double() for update in inputs.hypotheses)
-        return (zero - one).nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
+        n, keys = len(sent), [one.links.keys[0] for one in sent]
+        links = Links(self.setting, [self._sender] * n, keys if "shared" in SEES[self.threat] else None)
+        likelihood = self.defense.likelihood(state, [one.received[0] for one in sent], links)
+        zero, one = (update.expand(n, -1).clone() for update in inputs.hypotheses)
+        return log_ratios(likelihood, zero, one)
 
-    def _told(self, here: Round, sent: Exchange, private: Key) -> Vector:
-        """[d] for one trial and round; private: the server's key."""
+    def _seen(self, current: Round, sent: Exchange, server: Key) -> Vector:
+        """[d] that the adversary estimates in one trial and round, or that the server decodes with its private key."""
         if not self.sees_messages:
-            return here.decode(sent, private)
-        return here.estimate(sent.received[0], sent.links.senders[0], self._known(sent.links.keys[0]))
+            return current.decode(sent, server)
+        return current.estimate(sent.received[0], self._sender, self._visible(sent.links.keys[0]))
+
+
+def log_ratios(likelihood: Likelihood, zero: Tensor, one: Tensor) -> Tensor:
+    """[n] float64 log-likelihood ratios of the updates `one` [n, d] to `zero`; 0 if both are impossible."""
+    with torch.no_grad():
+        ratios = likelihood(zero).double() - likelihood(one).double()
+    return ratios.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
 
 
 def pairs(defense: Defense[Any, Any], setting: Setting, unit: Unit, relation: Relation, key: Key) -> list[Inputs]:
-    """Neighbors that differ as far as the unit allows, along several directions: the worst depends on the defense.
+    """Neighbors that differ as far as the unit allows, in several directions; the worst depends on the defense.
 
     | unit | what moves |
     |---|---|
-    | coordinate, sub-vector | the first, see `Defense.parts`; a sub-vector in four directions of its first plane |
-    | message, client | all coordinates together, the first alone, or all with signs at random |
-    | record | one record, whose gradient turns round, in local training as the defense asks for it |
+    | coordinate, sub-vector | the first one (see `Defense.parts`); a sub-vector in four directions of its first plane |
+    | message, client | all coordinates together, only the first, or all with random signs |
+    | record | one record, whose gradient is reversed, in local training as the defense requires it |
 
-    From one end of the range to the other, and once from nothing to one end; with add-remove only so.
+    A pair goes from one end of the range to the other, and one pair from zero to one end. With add-remove, all pairs
+    go from zero to one end.
     """
     if unit is Unit.RECORD:
-        # where a record is replaced, also from one without a gradient: the norm moves
+        # a replaced record is also tried against one without a gradient, because then the norm moves
         return [_records(defense, setting, each) for each in dict.fromkeys((relation, Relation.ADD_REMOVE))]
     if unit in (Unit.COORDINATE, Unit.SUBVECTOR):
-        return _of_part(defense.parts(setting), setting.dim)
+        return _part_pairs(defense.parts(setting), setting.dim)
     d = setting.dim
     first = torch.zeros(d)
     first[0] = _FAR
@@ -215,12 +225,10 @@ def pairs(defense: Defense[Any, Any], setting: Setting, unit: Unit, relation: Re
     return [*(Inputs(name, -end, end) for name, end in ends.items()), from_nothing[1]]
 
 
-def _of_part(parts: Parts, d: int) -> list[Inputs]:
-    """The first sub-vector goes from end to end.
-
-    Where the update sets its own unit, the second one goes the other way, which keeps norm and mean, and others of
-    alternating sign make the norm such that the ends are those of [-1, 1], if there are 18 sub-vectors or more.
-    """
+def _part_pairs(parts: Parts, d: int) -> list[Inputs]:
+    """Pairs that move the first sub-vector from end to end, at one norm if the update sets its own scale."""
+    # at one norm, the second sub-vector moves the other way, which keeps norm and mean; others of alternating sign set
+    # the norm so that the ends are those of [-1, 1], if there are 18 sub-vectors or more
     k, n = parts.places.shape
     found = []
     for degrees in (0.0, 22.5, 45.0, 67.5) if n > 1 else (0.0,):
@@ -244,14 +252,11 @@ def _of_part(parts: Parts, d: int) -> list[Inputs]:
 
 
 def _records(defense: Defense[Any, Any], setting: Setting, relation: Relation) -> Inputs:
-    """A client whose gradients are all zero but for one record's, which is along the first coordinate.
-
-    A linear regression from parameters of zero: the loss of (x, y) is (w.x - y)^2, its gradient -2 y x.
-    """
+    """A pair of clients with one record whose gradient is not zero, along the first coordinate; this record moves."""
+    # a linear regression from parameters of zero: the loss of (x, y) is (w.x - y)^2, its gradient -2 y x
     task = ModelTask(build("linear-regression", (setting.dim,), 1))
-    gradient = setting.sends == "gradient"
-    asked = LocalPlan(gradient, setting.steps, None, setting.batch, setting.lr, setting.momentum)
-    plan = asked.under(defense.local, defense.step_noise(setting))
+    study = LocalPlan(setting.sends == "gradient", setting.steps, None, setting.batch, setting.lr, setting.momentum)
+    plan = study.under(defense.local, defense.step_noise(setting))
     start = torch.zeros(setting.dim)
 
     def data(bit: int) -> Examples:

@@ -1,4 +1,4 @@
-"""What a user's own defense leaks, asked from a test: see `harness.cli.pytest_plugin`."""
+"""The fixture `leakage`: measures in a test what a user's own defense leaks; see `harness.cli.pytest_plugin`."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from leakgauge.harness.study.study import Study
 
 
 class LeakageWarning(UserWarning):
-    """A check that cannot tell, or what a reader of one must know."""
+    """An inconclusive check."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line said.
+    """The command-line options, and the test.
 
     Attributes:
-        folder: of the baselines, one file a test.
-        update: why the present numbers are accepted; None: they are compared.
-        inconclusive: what becomes of a check that cannot tell.
-        scratch: where runs go.
-        test: the name of the test, of which the file's name is made.
+        folder: of the baselines, one file per test.
+        update: the reason to accept the current numbers; None: they are compared with the baseline.
+        inconclusive: whether an inconclusive check warns or fails.
+        scratch: folder of the runs.
+        test: name of the test; the name of its baseline file follows from it.
     """
 
     folder: Path
@@ -47,11 +47,11 @@ class Options:
 
 
 class Leakage:
-    """The fixture `leakage`: calling it attacks a defense."""
+    """The fixture `leakage`: a call attacks a defense."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._asked = 0
+        self._calls = 0
 
     def __call__(
         self,
@@ -67,26 +67,26 @@ class Leakage:
         seed: int = 0,
         data_root: Path | None = None,
     ) -> Leak:
-        """Train a small federation with the defense, attack the messages of its first round, and return what came out.
+        """Train a small federation with the defense and attack the messages of its first round.
 
         Args:
-            defense: an object of a class at the top level of a module, or the name of a shipped one.
-            attacks: names, or tables with a name and parameters as in a study; reconstructions.
-            images: one a victim; comparisons need 8.
+            defense: an object whose class is at the top level of a module, or the name of a shipped defense.
+            attacks: reconstruction attacks: names, or tables with a name and parameters as in a study.
+            images: victims, with one image each; comparisons need 8.
             data, model, threat, federation: as in a study; by default 10 clients and one round of gradients.
-            audit: trials with each of two inputs, of an audit of the defense by itself; 0: none.
+            audit: trials with each of two inputs in a separate audit of the defense; 0: no audit.
             data_root: folder of the data sets; default `LEAKGAUGE_DATA`.
 
         Raises:
-            ValueError, LookupError, StudyError: what cannot be run, in a line.
+            ValueError, LookupError, StudyError: this cannot be run; one line.
         """
         part = _part(defense)
-        asked = {"clients": 10, "rounds": 1, "algorithm": "fedsgd", "samples": 500, **(federation or {})}
-        training = TrainingSpec(TaskSpec(data, model), registry.construct(FederationSpec, asked), part, seed, audit)
+        table = {"clients": 10, "rounds": 1, "algorithm": "fedsgd", "samples": 500, **(federation or {})}
+        training = TrainingSpec(TaskSpec(data, model), registry.construct(FederationSpec, table), part, seed, audit)
         tables = [{"name": one} if isinstance(one, str) else one for one in attacks]
         cells = tuple(Cell(training, _attack(table), Target("probe", count=images), threat) for table in tables)
-        self._asked += 1
-        number = "" if self._asked == 1 else f"-{self._asked}"
+        self._calls += 1
+        number = "" if self._calls == 1 else f"-{self._calls}"
         name = re.sub(r"[^\w.-]+", "-", self._options.test).strip("-") + number
         run = run_study(Study(name, "", cells), self._options.scratch / name, data=data_root, workers=0)
         return Leak(run, self._options, self._options.folder / f"{name}.json")
@@ -94,11 +94,11 @@ class Leakage:
 
 @dataclass(frozen=True)
 class Leak:
-    """What attacks on a defense found, and what a test may ask of it.
+    """The results of the attacks on a defense, and assertions on them.
 
     Attributes:
         run: all results.
-        file: of the baseline.
+        file: the baseline.
     """
 
     run: Run
@@ -107,31 +107,33 @@ class Leak:
 
     @functools.cached_property
     def measured(self) -> Measured:
-        """The numbers that are compared."""
+        """The compared numbers."""
         return measured(self.run)
 
     def assert_below(self, limit: float) -> None:
         """Fail unless the mean SSIM of every attack is below `limit`."""
-        bad = [f"{one.name} is {one.value:.3f} over {one.n} images" for one in self._found() if not _value(one) < limit]
+        bad = [
+            f"{one.name} is {one.value:.3f} over {one.n} images"
+            for one in self._reconstructions()
+            if one.value is None or not one.value < limit
+        ]
         if bad:
             _fail(f"leakage is not below {limit:g}: {'; '.join(bad)}")
 
     def assert_recognizable(self, *, at_most: int) -> None:
-        """Fail if more images than that have an SSIM of 0.5 or more under some attack."""
-        each = zip(*(one.values for one in self._found()), strict=True)
-        seen = [
-            number for number, values in enumerate(each, 1) if max(value or 0.0 for value in values) >= Rules().above
-        ]
+        """Fail if more than `at_most` images have an SSIM of 0.5 or more under some attack."""
+        each = zip(*(one.values for one in self._reconstructions()), strict=True)
+        seen = [number for number, values in enumerate(each, 1) if max(one or 0.0 for one in values) >= Rules().above]
         if len(seen) > at_most:
             named = ", ".join(map(str, seen[:10]))
             _fail(f"{len(seen)} images are recognizable, at most {at_most} may be: image {named}")
 
     def assert_no_increase(self) -> None:
-        """Fail if more leaks than in the baseline of this test; with `--leakage-update REASON` make it the baseline.
+        """Fail if more leaks than in the baseline of this test; `--leakage-update REASON` makes a new baseline.
 
         The rules are those of `leakgauge check`, with bits and accuracy. Needs 8 images.
         """
-        self._found()
+        self._reconstructions()
         now = self.measured
         if self.options.update is not None:
             write(Baseline(now, NOISE_SD, self.options.update), self.file)
@@ -143,31 +145,21 @@ class Leak:
         outcome = judge(now, base.measured, Rules(), noise_sd=base.noise_sd)
         if outcome.problems:
             _fail(f"not comparable: {'; '.join(outcome.problems)}")
-        by_verdict = {verdict: [one for one in outcome.checks if one.verdict is verdict] for verdict in Verdict}
-        unsure = by_verdict.pop(Verdict.INCONCLUSIVE)
-        by_verdict.pop(Verdict.PASS)
-        bad = [f"{one.name}: {one.reason}" for checks in by_verdict.values() for one in checks]
-        if self.options.inconclusive == "fail":
-            bad += [f"{one.name}: {one.reason}" for one in unsure]
-            unsure = []
+        tolerated = {Verdict.PASS} if self.options.inconclusive == "fail" else {Verdict.PASS, Verdict.INCONCLUSIVE}
+        bad = [f"{one.name}: {one.reason}" for one in outcome.checks if one.verdict not in tolerated]
         if bad:
             _fail(f"{outcome.verdict.value.lower()}: {'; '.join(bad)}")
-        for one in unsure:
-            warnings.warn(f"inconclusive: {one.name}: {one.reason}", LeakageWarning, stacklevel=2)
+        for one in outcome.checks:
+            if one.verdict is Verdict.INCONCLUSIVE:
+                warnings.warn(f"inconclusive: {one.name}: {one.reason}", LeakageWarning, stacklevel=2)
 
-    def _found(self) -> list[Measure]:
-        """The reconstructions; a test fails where one has no number."""
+    def _reconstructions(self) -> list[Measure]:
+        """The mean SSIM of each attack; the test fails if one has no number."""
         found = [one for one in self.measured.measures if one.metric == "ssim"]
         lost = [f"{one.name}: {one.problem}" for one in found if one.problem or one.value is None]
         if lost or not found:
             _fail(f"no number: {'; '.join(lost) or 'no attack reconstructs images'}")
         return found
-
-
-def _value(one: Measure) -> float:
-    """Of a measure that has one."""
-    assert one.value is not None
-    return one.value
 
 
 def _fail(message: str) -> NoReturn:
@@ -176,21 +168,21 @@ def _fail(message: str) -> NoReturn:
 
 
 def _part(defense: Defense[Any, Any] | str) -> PartSpec:
-    """How a study names a defense."""
+    """The name and parameters of a defense, as in a study."""
     if isinstance(defense, str):
         return PartSpec(defense, registry.defaults("defense", defense))
     kind = type(defense)
     shipped = {found: name for name, found in registry.classes("defense").items()}
     name = shipped.get(kind, f"{kind.__module__}:{kind.__qualname__}")
     if "<locals>" in name:
-        raise ValueError(f"expected a defense whose class stands at the top of a module, got {name}")
+        raise ValueError(f"expected a defense whose class is at the top of a module, got {name}")
     return PartSpec(name, defense.parameters())
 
 
 def _attack(table: dict[str, Any]) -> PartSpec:
-    """An attack with its defaults filled in."""
+    """A reconstruction attack with its defaults filled in."""
     name = table["name"]
     built = registry.build("attack", name, {key: value for key, value in table.items() if key != "name"})
     if built.kind != "reconstruction":
-        raise ValueError(f"expected attacks that reconstruct, got {name!r}, which is of kind {built.kind}")
+        raise ValueError(f"expected attacks that reconstruct, got {name!r} of kind {built.kind}")
     return PartSpec(name, built.parameters())

@@ -1,11 +1,11 @@
-"""What a running study says: a live table on a terminal, one line a finished piece of work otherwise."""
+"""Progress of a running study: a live table on a terminal, else one line for each finished job."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console, Group
@@ -13,71 +13,55 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from leakgauge.harness.study.study import Study
 from leakgauge.harness.study.supervisor import Listener, Outcome, Progress
 
 _RECENT = 8
-"""Finished pieces of work that the live table still shows."""
+"""Finished jobs in the live table."""
 
 
 @contextmanager
-def listener(study: Study, console: Console | None = None) -> Iterator[Listener]:
-    """A listener for `run_study`: live on a terminal, lines on standard output otherwise."""
+def listener(name: str, console: Console | None = None) -> Iterator[Listener]:
+    """A listener for `run_study` on the study `name`: live on a terminal, else lines on standard output."""
     console = console or Console()
     if not console.is_terminal:
-        yield _lines
+        yield _print_line
         return
-    table = _LiveTable(study.name)
-    with Live(table.view(None), console=console, refresh_per_second=4, transient=True) as live:
+    start, recent = time.monotonic(), deque[Outcome](maxlen=_RECENT)
+    with Live(Text(f"{name}: starting"), console=console, refresh_per_second=4, transient=True) as live:
 
         def listen(progress: Progress, outcome: Outcome | None) -> None:
-            table.note(outcome)
-            live.update(table.view(progress))
+            if outcome is not None:
+                recent.append(outcome)
+            live.update(_view(f"{name}: {_status(progress)}, {time.monotonic() - start:.0f} s", progress, recent))
 
         yield listen
 
 
 def _line(outcome: Outcome) -> str:
-    """One finished piece of work."""
-    if outcome.error:
-        return f"failed {outcome.seconds:7.1f} s  {outcome.job.label}: {outcome.error}"
-    return f"done   {outcome.seconds:7.1f} s  {outcome.job.label}: {outcome.headline}"
+    """The line of a finished job."""
+    state, text = ("failed", outcome.error) if outcome.error else ("done  ", outcome.headline)
+    return f"{state} {outcome.seconds:7.1f} s  {outcome.job.label}: {text}"
 
 
-def _lines(progress: Progress, outcome: Outcome | None) -> None:
-    """One line a finished piece of work."""
+def _print_line(progress: Progress, outcome: Outcome | None) -> None:
+    """Print the line of a finished job."""
     if outcome is not None:
-        finished = progress.done + progress.failed + progress.skipped
-        sys.stdout.write(f"[{finished}/{progress.total}] {_line(outcome)}\n")
+        sys.stdout.write(f"[{progress.finished}/{progress.total}] {_line(outcome)}\n")
         sys.stdout.flush()
 
 
-class _LiveTable:
-    """The live view: what runs now, and what finished last."""
+def _view(status: str, progress: Progress, recent: Iterable[Outcome]) -> Group:
+    """The live view: the last finished jobs, the running jobs, and the status line."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    rows = [(_line(outcome), "red" if outcome.error else "") for outcome in recent]
+    rows += [(f"running           {label}", "bold") for label in progress.running]
+    for text, style in rows:
+        table.add_row(Text(text, style=style, overflow="ellipsis", no_wrap=True))
+    return Group(table, Text(status))
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.start = time.monotonic()
-        self.recent: deque[Outcome] = deque(maxlen=_RECENT)
 
-    def note(self, outcome: Outcome | None) -> None:
-        """Remember a finished piece of work."""
-        if outcome is not None:
-            self.recent.append(outcome)
-
-    def view(self, progress: Progress | None) -> Group:
-        """What the terminal shows."""
-        table = Table(box=None, pad_edge=False, show_header=False)
-        for outcome in self.recent:
-            table.add_row(Text(_line(outcome), style="red" if outcome.error else "", overflow="ellipsis", no_wrap=True))
-        if progress is None:
-            return Group(Text(f"{self.name}: starting"))
-        for label in progress.running:
-            table.add_row(Text(f"runs             {label}", style="bold", overflow="ellipsis", no_wrap=True))
-        finished = progress.done + progress.failed + progress.skipped
-        said = f"{self.name}: {finished} of {progress.total} cells"
-        if progress.skipped:
-            said += f", {progress.skipped} of them from before"
-        if progress.failed:
-            said += f", {progress.failed} failed"
-        return Group(table, Text(f"{said}, {time.monotonic() - self.start:.0f} s"))
+def _status(progress: Progress) -> str:
+    """The counts of cells."""
+    skipped = f", {progress.skipped} of them from before" if progress.skipped else ""
+    failed = f", {progress.failed} failed" if progress.failed else ""
+    return f"{progress.finished} of {progress.total} cells{skipped}{failed}"

@@ -1,4 +1,4 @@
-"""A pytest plugin: the fixture `leakage`, for defenses in somebody's own tests.
+"""A pytest plugin: the fixture `leakage`, for the tests of a user's own defense.
 
     def test_my_defense(leakage):
         leak = leakage(MyDefense(clip=1.0))
@@ -6,8 +6,8 @@
         leak.assert_recognizable(at_most=0)
         leak.assert_no_increase()
 
-Every test has a baseline file of its own, so that tests may run side by side. Nothing heavy is imported before a test
-asks for the fixture.
+Every test has its own baseline file, so that tests may run in parallel. Nothing heavy is imported before a test uses
+the fixture.
 """
 
 from __future__ import annotations
@@ -22,17 +22,12 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options of the fixture."""
+    """Add the options of the fixture."""
     group = parser.getgroup("leakgauge", "leakage of federated-learning defenses")
-    group.addoption(
-        "--leakage-baseline", metavar="DIR", default="leakage", help="Folder of baselines, from the root of the tests."
-    )
-    group.addoption(
-        "--leakage-update", metavar="REASON", help="Make the present numbers the baselines; refused where CI is set."
-    )
-    group.addoption(
-        "--leakage-inconclusive", choices=("warn", "fail"), default="warn", help="Of checks that cannot tell."
-    )
+    group.addoption("--leakage-baseline", metavar="DIR", default="leakage", help="Baselines, under the test root.")
+    group.addoption("--leakage-update", metavar="REASON", help="Make the current numbers the baselines; not in CI.")
+    choices = ("warn", "fail")
+    group.addoption("--leakage-inconclusive", choices=choices, default="warn", help="Result of an inconclusive check.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,8 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if not reason.strip():
         raise pytest.UsageError("--leakage-update: say why these numbers are accepted")
-    if os.environ.get("CI", "").lower() not in ("", "0", "false"):
-        raise pytest.UsageError("--leakage-update: refused where CI is set; a person accepts numbers, and commits them")
+    if os.environ.get("CI", "").strip().lower() not in ("", "0", "false"):
+        raise pytest.UsageError("--leakage-update: refused because CI is set; a person accepts and commits baselines")
 
 
 @pytest.fixture

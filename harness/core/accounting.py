@@ -1,8 +1,7 @@
-"""What a `DpEvent` promises as (epsilon, delta): closed forms where they exist, privacy loss distributions elsewhere.
+"""The (epsilon, delta) of a `DpEvent`: closed forms where they exist, privacy loss distributions elsewhere.
 
-An event describes the law of one pair of neighbors. Which pair is the caller's business: the sensitivity goes into the
-noise multiplier, z = noise_std / sensitivity; it is 2 * clip where a record is replaced, clip where it is added or
-removed.
+An event describes the law of one pair of neighbors. The caller chooses the pair through the noise multiplier,
+z = noise_std / sensitivity; the sensitivity is 2 * clip if a record is replaced, clip if it is added or removed.
 
 | event | epsilon at delta = 0 | epsilon at delta > 0 |
 |---|---|---|
@@ -12,8 +11,8 @@ removed.
 | one randomized response, repeated or not | exact | exact |
 | `Pure`, repeated or not | exact | exact for the worst mechanism of that epsilon; the sum above 30 |
 | `Leak`, repeated or not | infinite | exact: 0 from its delta on, infinite below |
-| any other composition of these | exact | upper bound; ValueError with a randomized response in it |
-| what else `PLDAccountant` supports (add or remove) | ValueError | upper bound |
+| any other composition of these | exact | upper bound; ValueError if it contains a randomized response |
+| any other event that `PLDAccountant` supports (add or remove) | ValueError | upper bound |
 | the rest | ValueError | ValueError |
 """
 
@@ -39,15 +38,15 @@ if TYPE_CHECKING:
 
 
 _FINEST = 1e-4
-"""Step of a discretized privacy loss: dp_accounting's own."""
+"""Step of a discretized privacy loss: the default of dp_accounting."""
 
 _POINTS = 2e6
-"""Of more, the steps are made wider, which leaves an upper bound one; a noise of 0.01 clips would ask for 4 GB."""
+"""Most steps of a privacy loss; wider steps still give an upper bound. Noise of 0.01 clips would else take 4 GB."""
 
 
 @dataclass(frozen=True)
 class Pure:
-    """`times` mechanisms, each epsilon-DP: two answers are never more than exp(epsilon) apart in probability."""
+    """`times` mechanisms, each epsilon-DP: neighbors change no output's probability by more than exp(epsilon)."""
 
     epsilon: float
     times: int = 1
@@ -55,9 +54,9 @@ class Pure:
 
 @dataclass(frozen=True)
 class Leak:
-    """`times` mechanisms, each of which tells everything with probability `delta`, and nothing otherwise.
+    """`times` mechanisms, each of which reveals everything with probability `delta`, and nothing otherwise.
 
-    Two uniform laws on overlapping intervals are one: delta is then the same at every epsilon.
+    Its delta is the same at every epsilon. Example: uniform noise on two overlapping intervals.
     """
 
     delta: float
@@ -68,10 +67,7 @@ Event: TypeAlias = "DpEvent | Pure | Leak"
 
 
 def epsilon(event: Event | None, delta: float) -> float:
-    """Smallest epsilon that `event` is known to have at `delta`; infinite where nothing is promised.
-
-    Args:
-        event: sensitivities are in its noise multipliers (see the module). None promises nothing.
+    """Smallest epsilon known for `event` at `delta`; infinite if `event` is None, which promises nothing.
 
     Raises:
         ValueError: delta is outside [0, 1), or the event has no known law; the message names it.
@@ -81,7 +77,7 @@ def epsilon(event: Event | None, delta: float) -> float:
 
 
 def delta(event: Event | None, epsilon: float) -> float:
-    """Smallest delta that `event` is known to have at `epsilon`; 1 where nothing is promised, 0 at an infinite epsilon.
+    """Smallest delta known for `event` at `epsilon`; 1 if `event` is None, 0 at an infinite epsilon.
 
     Raises:
         ValueError: epsilon is negative, or the event has no known law; the message names it.
@@ -93,13 +89,13 @@ def delta(event: Event | None, epsilon: float) -> float:
 
 
 def is_gaussian(event: Event | None) -> bool:
-    """Whether the law is that of N(0, 1) against N(mu, 1) for a finite mu."""
+    """Whether the law is N(0, 1) against N(mu, 1) for a finite mu."""
     law = None if event is None else _law(event)
     return isinstance(law, _Gaussian) and math.isfinite(law.mu)
 
 
 def repeat(event: Event, rounds: int) -> Event:
-    """`event`, `rounds` times, adaptively.
+    """The adaptive composition of `rounds` copies of `event`.
 
     Raises:
         ValueError: rounds is negative.
@@ -124,7 +120,7 @@ class _Law(Protocol):
 
 
 class _Gaussian(NamedTuple):
-    """N(0, 1) against N(mu, 1); mu = 0 tells nothing, mu = inf everything."""
+    """N(0, 1) against N(mu, 1); mu = 0 reveals nothing, mu = inf everything."""
 
     mu: float
 
@@ -150,8 +146,8 @@ class _Laplace(NamedTuple):
 class _Response(NamedTuple):
     """`times` randomized responses; the privacy loss of each is +one, 0 or -one.
 
-    `PLDAccountant` of dp_accounting 0.6.0 counts a repeated response once, hence this closed form; for two buckets it
-    is Kairouz, Oh, Viswanath 2015, Thm 3.3.
+    This closed form exists because `PLDAccountant` of dp_accounting 0.6.0 counts a repeated response once. For two
+    buckets it is Kairouz, Oh, Viswanath 2015, Thm 3.3.
     """
 
     noise: float
@@ -179,7 +175,7 @@ class _Response(NamedTuple):
 
 
 class _Numerical(NamedTuple):
-    """What `PLDAccountant` makes of it; `pure` is epsilon at delta = 0, None where no closed form is known."""
+    """The bounds of `PLDAccountant`; `pure` is epsilon at delta = 0, None if no closed form is known."""
 
     leaves: tuple[tuple[DpEvent, int], ...]
     pure: float | None
@@ -189,7 +185,7 @@ class _Numerical(NamedTuple):
             found = float(_accountant(self.leaves).get_epsilon(delta))
             return found if self.pure is None else min(found, self.pure)
         if self.pure is None:
-            raise ValueError(f"no epsilon is known at delta = 0 for {_names(self.leaves)}; ask at delta > 0")
+            raise ValueError(f"no epsilon is known at delta = 0 for {_names(self.leaves)}; use delta > 0")
         return self.pure
 
     def delta(self, epsilon: float) -> float:
@@ -200,7 +196,7 @@ class _Numerical(NamedTuple):
 
 @functools.lru_cache(maxsize=4)
 def _accountant(leaves: tuple[tuple[DpEvent, int], ...]) -> Any:
-    """A `PLDAccountant` that holds all leaves; a claim asks the same one several times."""
+    """A `PLDAccountant` that composes all leaves; cached because a claim evaluates the same one several times."""
     from dp_accounting.pld import PLDAccountant
 
     widest = max(_widest_loss(leaf) * math.sqrt(count) for leaf, count in leaves)
@@ -214,13 +210,13 @@ def _accountant(leaves: tuple[tuple[DpEvent, int], ...]) -> Any:
 
 
 class _Worst(NamedTuple):
-    """The worst that so many epsilon-DP mechanisms can be: randomized responses (Kairouz et al. 2015, Thm 3.3)."""
+    """The worst case of epsilon-DP mechanisms: randomized responses (Kairouz et al. 2015, Thm 3.3)."""
 
     event: Pure
 
     @property
     def _response(self) -> _Response | None:
-        """The responses; None where exp(-epsilon) is lost in rounding, and the sum is the bound."""
+        """The responses; None if rounding loses exp(-epsilon): the bound is then the sum of the epsilons."""
         one, times = self.event.epsilon, self.event.times
         return _Response(2 / (1 + math.exp(one)), 2, times) if one <= 30 and times > 0 else None
 
@@ -235,7 +231,7 @@ class _Worst(NamedTuple):
 
 
 class _Uneven(NamedTuple):
-    """Everything with probability `chance`, nothing otherwise."""
+    """Reveals everything with probability `chance`, nothing otherwise."""
 
     chance: float
 
@@ -271,7 +267,7 @@ def _law(event: Event) -> _Law:
 
 
 def _leaves(event: DpEvent, count: int) -> Iterator[tuple[Any, int]]:
-    """The mechanisms inside `event`, each with how often it ran."""
+    """The mechanisms inside `event`, each with its number of runs."""
     import dp_accounting as dp
 
     if isinstance(event, dp.SelfComposedDpEvent):
@@ -284,7 +280,7 @@ def _leaves(event: DpEvent, count: int) -> Iterator[tuple[Any, int]]:
 
 
 def _pure(leaf: Any, count: int) -> float | None:
-    """Epsilon of `count` runs at delta = 0; None where it is not known."""
+    """Epsilon of `count` runs at delta = 0; None if unknown."""
     import dp_accounting as dp
 
     if isinstance(leaf, dp.LaplaceDpEvent):
@@ -297,13 +293,13 @@ def _pure(leaf: Any, count: int) -> float | None:
 
 
 def _inverse(noise_multiplier: float) -> float:
-    """1 / z: how far apart two neighbors are, in units of the noise; no noise is infinitely far."""
+    """1 / z: the distance between two neighbors, in units of the noise; infinite without noise."""
     check_nonnegative(noise_multiplier=noise_multiplier)
     return 1 / noise_multiplier if noise_multiplier > 0 else math.inf
 
 
 def _widest_loss(leaf: Any) -> float:
-    """About the largest privacy loss of one run that matters; 0 where it is not known to be large."""
+    """Approximately the largest relevant privacy loss of one run; 0 if it is not known to be large."""
     if hasattr(leaf, "event"):
         return _widest_loss(leaf.event)
     far = _inverse(getattr(leaf, "noise_multiplier", math.inf))
@@ -312,7 +308,7 @@ def _widest_loss(leaf: Any) -> float:
 
 @functools.lru_cache(maxsize=16)
 def _chances(noise: float, buckets: int, count: int) -> npt.NDArray[np.float64]:
-    """Probabilities of a sum of `count` losses -1, 0, +1 of a randomized response, from -count to count."""
+    """Probabilities of the sums -count to count of `count` losses -1, 0, +1 of a randomized response."""
     low = noise / buckets
     one = np.array([low, (buckets - 2) * low, 1 - (buckets - 1) * low])
     return functools.reduce(np.convolve, [one] * count, np.ones(1))

@@ -1,4 +1,4 @@
-"""What is asked: tasks, federations, defenses, attacks and targets as plain frozen data, and their names.
+"""The questions of a study as frozen data: task, federation, defense, attack, target, and their ids.
 
 An id is a fingerprint of the meaning: the same question has the same id in every study.
 """
@@ -18,7 +18,7 @@ _STRICT = {"extra": "forbid"}
 
 
 def canonical(data: Any) -> str:
-    """JSON with sorted keys and no spaces: one text for one value.
+    """JSON with sorted keys and no spaces: one text per value.
 
     Raises:
         ValueError: a number is NaN or infinite.
@@ -36,7 +36,7 @@ class TaskSpec:
     """Data set and model, by name.
 
     Attributes:
-        data: `digits`, `photos`, `mnist`, ...; `folder:PATH` or `npz:PATH` for a user's own.
+        data: `digits`, `photos`, `mnist`, ...; `folder:PATH` or `npz:PATH` for a user's own data.
         model: `mlp-small`, `lenet-dlg`, ... (see `leakgauge list tasks`).
         init: `default`, or `dlg`: weights and biases uniform in +-0.5 (Zhu et al. 2019).
     """
@@ -49,29 +49,27 @@ class TaskSpec:
 
 @dataclass(frozen=True)
 class FederationSpec:
-    """The federated loop: who takes part, how long, and how a client trains.
+    """The federated loop: clients, rounds, and how a client trains.
 
     Attributes:
-        clients: K, how many hold data.
-        participants: U of them, chosen anew each round; None means all.
+        clients: K, the number of clients with data.
+        participants: U, the number of clients drawn for each round; None means all.
         rounds: communication rounds.
         algorithm: `fedavg` sends the update after local training, `fedsgd` the gradient of one batch.
         partition: `iid`, `shards` (label shards), `dirichlet`, `unbalanced` (log-normal sizes).
-        alpha: concentration of `dirichlet`.
-        shards: label shards a client, for `shards`.
-        imbalance: standard deviation of the log of the sizes, for `unbalanced`.
-        samples: training samples used in all; None means all that there are.
-        local_steps: SGD steps a round; not together with local_epochs.
-        local_epochs: passes over the local data a round.
-        batch: samples a step; 0 means all of the client's.
+        alpha, shards, imbalance: concentration of `dirichlet`, label shards per client of `shards`, standard deviation
+            of the log of the sizes of `unbalanced`.
+        samples: training samples of all clients together; None means the whole training set.
+        local_steps: SGD steps per round; excludes local_epochs.
+        local_epochs: passes over the local data per round.
+        batch: samples per step; 0 means all samples of the client.
         lr: learning rate at round 0.
-        momentum: of the local SGD, reset each round.
+        momentum: momentum of the local SGD, reset each round.
         schedule: `constant`; `inverse`: lr / (1 + decay * round); `plateau`: times `decay` after `patience` evaluations
             without a lower test loss.
-        decay: of the schedule.
-        patience: of `plateau`.
+        decay, patience: parameters of the schedule.
         evaluate_every: rounds between evaluations; the last round is always evaluated.
-        test_samples: size of the test set that is used; None means all.
+        test_samples: test samples used; None means the whole test set.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
@@ -96,11 +94,12 @@ class FederationSpec:
     test_samples: int | None = None
 
     def __post_init__(self) -> None:
-        positive = ["clients", "rounds", "alpha", "shards", "lr", "decay", "patience", "evaluate_every"]
-        optional = ["participants", "samples", "local_steps", "local_epochs", "test_samples"]
-        for name in positive + [name for name in optional if getattr(self, name) is not None]:
-            if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
-                raise ValueError(f"expected {name} > 0, got {name}={getattr(self, name)}")
+        names = ["clients", "rounds", "alpha", "shards", "lr", "decay", "patience", "evaluate_every"]
+        names += ["participants", "samples", "local_steps", "local_epochs", "test_samples"]
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"expected {name} > 0, got {name}={value}")
         if self.participants is not None and self.participants > self.clients:
             raise ValueError(
                 f"expected participants <= clients, got participants={self.participants} and clients={self.clients}"
@@ -115,42 +114,42 @@ class FederationSpec:
             raise ValueError(f"expected 0 <= momentum < 1, got momentum={self.momentum}")
         if self.batch < 0:
             raise ValueError(f"expected batch >= 0 (0: all), got batch={self.batch}")
-        if not (self.imbalance >= 0 and math.isfinite(self.imbalance)):
+        if not 0 <= self.imbalance < math.inf:
             raise ValueError(f"expected imbalance >= 0, got imbalance={self.imbalance}")
 
 
 @dataclass(frozen=True)
 class PartSpec:
-    """A defense or an attack: its name and all its parameters, defaults included."""
+    """A defense or an attack: its name and all parameters, defaults included."""
 
     name: str
     parameters: dict[str, Scalar] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
-        """`name(key=value, ...)`, the keys in alphabetical order: the same before and after a file of sorted JSON."""
+        """`name(key=value, ...)` in alphabetical order, so that a file of sorted JSON gives the same label."""
         inside = ", ".join(f"{key}={value}" for key, value in sorted(self.parameters.items()) if value is not None)
         return f"{self.name}({inside})" if inside else self.name
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where an attack looks.
+    """What an attack attacks.
 
     Attributes:
-        kind: `probe`: `count` victims, each with a batch of its own, sent through the encode path at `round`;
-            `messages`: the first `count` participants of the real round (by client number);
-            `members`: `count` training records against `outside` that took no part.
-        round: of `probe` and `messages` (default 0). Of `members` None: no message is looked at.
-        count: victims, or records a side.
-        batch: images of a victim, for `probe`.
-        rounds: looked at one after another, from `round` on; the victims send the same images in each. Of `messages`
-            only where every round takes all of a client's samples; of `members`, everybody's messages in each.
-        users: for `probe`, clients that send at once. A channel that superposes delivers `count` sums of so many
-            messages, the remaining clients being silent, as for an adversary who knows their data; of another defense
-            these are `count` times `users` victims, of the same images.
-        client: for `members`, in whose data membership is asked; None: in anybody's.
-        outside: for `members`, how many took no part; None: as many as `count`.
+        kind: `probe`: `count` victims, each with its own batch, whose messages take the encode path of `round`;
+            `messages`: the first `count` participants of the real round, by client number;
+            `members`: `count` training records against `outside` records that took no part.
+        round: the first attacked round (default 0). None, for `members` only: no message is attacked.
+        count: number of victims, or of member records.
+        batch: images per victim, for `probe`.
+        rounds: number of attacked rounds, from `round` on; the victims send the same images in each. `messages` needs
+            rounds that use all samples of a client. `members` attacks all clients' messages in each round.
+        users: for `probe`, clients that send at once. A channel that superposes delivers `count` sums of `users`
+            messages each; the remaining clients are silent, because the adversary knows their data. Any other defense
+            has `count` times `users` victims with the same images.
+        client: for `members`, the client in whose data membership is in question; None: any client.
+        outside: for `members`, the number of non-members; None: `count`.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
@@ -167,40 +166,37 @@ class Target:
         members = self.kind == "members"
         if self.round is None and not members:
             object.__setattr__(self, "round", 0)
+        if self.outside is None and members:
+            object.__setattr__(self, "outside", self.count)
         if self.round is None and self.rounds != 1:
             raise ValueError("expected a round to start from with rounds")
         if not members and (self.client, self.outside) != (None, None):
             raise ValueError(f"expected no client and no outside with kind={self.kind!r}")
-        for name in ("round", "client"):
-            if (getattr(self, name) or 0) < 0:
-                raise ValueError(f"expected {name} >= 0, got {name}={getattr(self, name)}")
-        for name in ("count", "batch", "rounds", "users"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"expected {name} >= 1, got {name}={getattr(self, name)}")
-        if self.outside is None:
-            object.__setattr__(self, "outside", self.count if members else None)
-        elif self.outside < 1:
-            raise ValueError(f"expected outside >= 1, got outside={self.outside}")
+        least_values = {"round": 0, "client": 0, "count": 1, "batch": 1, "rounds": 1, "users": 1, "outside": 1}
+        for name, least in least_values.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"expected {name} >= {least}, got {name}={value}")
         if self.kind != "probe" and (self.batch, self.users) != (1, 1):
-            raise ValueError(f"expected no batch and no users with kind={self.kind!r}: they are what they are")
+            raise ValueError(f"expected no batch and no users with kind={self.kind!r}: the training fixes both")
 
     @property
     def looks_at(self) -> range:
-        """The rounds whose messages and models are looked at."""
+        """The attacked rounds."""
         return range(0) if self.round is None else range(self.round, self.round + self.rounds)
 
     @property
     def images(self) -> int:
-        """Of a probe, how many images are behind all its messages."""
+        """For a probe, the number of images behind all its messages."""
         return self.count * self.users * self.batch
 
 
 @dataclass(frozen=True)
 class TrainingSpec:
-    """One federated training: shared by every attack on it.
+    """One federated training, shared by all attacks on it.
 
     Attributes:
-        audit: trials with each of two inputs, of an audit of the defense by itself; 0: none.
+        audit: trials per input of an audit of the defense by itself, with two inputs; 0: no audit.
     """
 
     task: TaskSpec
@@ -215,7 +211,7 @@ class TrainingSpec:
 
     @property
     def meaning(self) -> dict[str, Any]:
-        """What the id is made of; without an audit as it was before there were any, so that old results are found."""
+        """The data that the id is made of; `audit` is left out if 0, which keeps the ids of older results."""
         data = dataclasses.asdict(self)
         if not self.audit:
             del data["audit"]
@@ -229,7 +225,7 @@ class TrainingSpec:
 
 @dataclass(frozen=True)
 class Cell:
-    """One question: this attack, by this adversary, on this training. Semantics only; how it runs is `Execution`."""
+    """One question: an attack by an adversary on a training. Semantics only; `Execution` holds how it runs."""
 
     training: TrainingSpec
     attack: PartSpec
@@ -243,6 +239,6 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """For people: defense, attack, where, adversary, seed."""
+        """A label for people: defense, attack, target, adversary, seed."""
         where = self.target.kind if self.target.round is None else f"{self.target.kind} at round {self.target.round}"
         return f"{self.training.defense.label} x {self.attack.name}, {where}, {self.threat}, seed {self.training.seed}"

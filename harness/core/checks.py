@@ -1,4 +1,4 @@
-"""Arguments that are refused, with what came and what was expected."""
+"""Checks of arguments; an error states the expected and the given value."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from torch import Tensor
 
 
 def check_update(update: Tensor) -> None:
-    """Refuse an update that no defense can carry.
-
-    Raises:
-        ValueError: not one-dimensional, or not finite; the message says which and where.
-    """
+    """Raise ValueError unless the update is one-dimensional and finite; the message states the defect and its place."""
     if update.ndim != 1:
         raise ValueError(f"expected a flat update [d], got shape {tuple(update.shape)}")
     # numpy: a third of the time for a short update
@@ -28,11 +24,7 @@ def check_update(update: Tensor) -> None:
 
 
 def positive(**values: float) -> None:
-    """Check that each named value is a finite number above zero.
-
-    Raises:
-        ValueError: the first that is not, with its name.
-    """
+    """Raise ValueError for the first named value that is not a finite number above zero."""
     for name, value in values.items():
         if not (value > 0 and math.isfinite(value)):
             raise ValueError(f"expected {name} > 0, got {name}={value}")

@@ -1,4 +1,4 @@
-"""What a defense promises, what holds, and whether the second keeps the first."""
+"""Claims of defenses, their proofs, and whether a proof supports a claim."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from leakgauge.harness.core.accounting import Event, epsilon
+from leakgauge.harness.core.accounting import Event, Leak, Pure, epsilon, repeat
 from leakgauge.harness.core.threats import Threat
 
 _EQUAL = 1e-6
 """Relative difference of two epsilons that rounding may explain."""
 
 _LOOSE = 0.01
-"""A claim that is this much (relatively) above what holds asks for noise that it does not need."""
+"""A claim is loose if it exceeds the proved epsilon by more than this, relatively: it needs less noise than it adds."""
 
 
 class Unit(enum.Enum):
@@ -43,12 +43,12 @@ class Horizon(enum.Enum):
 
     @classmethod
     def of(cls, rounds: int) -> Horizon:
-        """Of a claim over so many rounds."""
+        """The horizon of a claim over `rounds` rounds."""
         return cls.ONE_ROUND if rounds == 1 else cls.WHOLE_RUN
 
 
 class Verdict(enum.Enum):
-    """What becomes of a claim when it is checked."""
+    """The result of checking a claim."""
 
     HOLDS = "HOLDS"
     LOOSE = "LOOSE"
@@ -59,14 +59,14 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True)
 class Proof:
-    """What provably holds for one unit.
+    """A proved epsilon for one unit.
 
     Attributes:
-        event: the law of what the adversary sees; None: no bound, epsilon is infinite at every delta below 1.
-        method: how the number comes about, e.g. `analytic Gaussian`, `closed form`, `privacy loss distribution`.
-        reason: one sentence, why it is what it is.
-        tight: whether some pair of neighbors attains it, so that a smaller claim is false and not merely unproved.
-        against: of whom it speaks; empty: of those against whom the claim is made.
+        event: the law of the adversary's view; None: no bound, epsilon is infinite at every delta below 1.
+        method: how the number is computed, e.g. `analytic Gaussian`, `closed form`, `privacy loss distribution`.
+        reason: one sentence that explains the number.
+        tight: whether some pair of neighbors attains the bound, so that a smaller claim is false, not only unproved.
+        against: the adversaries that the proof covers; empty: the adversaries of the claim.
     """
 
     event: Event | None
@@ -76,22 +76,46 @@ class Proof:
     tight: bool = True
     against: frozenset[Threat] = frozenset()
 
+    @classmethod
+    def pure(
+        cls, epsilon: float, rounds: int, unit: Unit, reason: str, method: str = "closed form", *, tight: bool = True
+    ) -> Proof:
+        """`rounds` releases, each epsilon-DP at delta = 0."""
+        return cls(repeat(Pure(epsilon), rounds), unit, method, reason, tight)
+
+    @classmethod
+    def leak(cls, chance: float, rounds: int, unit: Unit, reason: str, method: str = "closed form") -> Proof:
+        """`rounds` releases, each of which reveals everything with probability `chance`, and nothing otherwise."""
+        return cls(repeat(Leak(chance), rounds), unit, method, reason)
+
+    @classmethod
+    def gaussian(cls, noise_multiplier: float, rounds: int, unit: Unit, reason: str) -> Proof:
+        """`rounds` Gaussian mechanisms; the noise multiplier is noise_std / sensitivity."""
+        from dp_accounting import GaussianDpEvent
+
+        return cls(repeat(GaussianDpEvent(noise_multiplier), rounds), unit, "analytic Gaussian", reason)
+
+    @classmethod
+    def none(cls, unit: Unit, reason: str, *, against: frozenset[Threat] = frozenset()) -> Proof:
+        """No finite epsilon at any delta below 1."""
+        return cls(None, unit, "by definition", reason, against=against)
+
     def epsilon(self, delta: float) -> float:
-        """Smallest epsilon that is known at `delta`."""
+        """Smallest epsilon known to hold at `delta`."""
         return epsilon(self.event, delta)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What is promised, to whom, for what unit; and what holds of it.
+    """The claim of a defense's source, and the proofs about it.
 
     Attributes:
         epsilon: by the formula of the source, for this horizon; infinite: nothing is promised.
-        delta: at which the claim is made (0 for a pure claim).
-        against: the adversaries of the claim; empty exactly where nothing is promised.
-        assumes: what the source takes for granted.
-        proved: what holds for the claim's unit, against the claim's adversaries.
-        further: what holds for other units or adversaries, which a reader may take the claim for.
+        delta: of the claim (0 for a pure claim).
+        against: the adversaries of the claim; empty exactly if nothing is promised.
+        assumes: the assumptions of the source.
+        proved: the proof for the claim's unit, against the claim's adversaries.
+        further: proofs for other units or adversaries that a reader may confuse with those of the claim.
     """
 
     epsilon: float
@@ -109,7 +133,7 @@ class Claim:
         if math.isnan(self.epsilon) or self.epsilon < 0:
             raise ValueError(f"expected epsilon >= 0, got epsilon={self.epsilon}")
         if bool(self.against) != math.isfinite(self.epsilon):
-            raise ValueError(f"expected adversaries exactly where something is promised, got epsilon={self.epsilon}")
+            raise ValueError(f"expected adversaries exactly if epsilon is finite, got epsilon={self.epsilon}")
 
 
 class Judgment(NamedTuple):
@@ -122,7 +146,7 @@ class Judgment(NamedTuple):
 
 
 def judge(claim: Claim) -> Judgment:
-    """Compare what is claimed with what is proved, at the claim's own delta.
+    """Compare the claimed epsilon with the proved one, at the claim's own delta.
 
     | proved | verdict |
     |---|---|
@@ -140,8 +164,8 @@ def judge(claim: Claim) -> Judgment:
     else:
         verdict = Verdict.LOOSE if proved < claimed * (1 - _LOOSE) else Verdict.HOLDS
     at = f" at delta {claim.delta:g}" if claim.delta else ""
-    said = f"claimed {claimed:.6g}, proved {proved:.6g} a {claim.proved.unit.value}{at}"
-    return Judgment(verdict, claimed, proved, f"{said}: {claim.proved.reason}")
+    numbers = f"claimed {claimed:.6g}, proved {proved:.6g} a {claim.proved.unit.value}{at}"
+    return Judgment(verdict, claimed, proved, f"{numbers}: {claim.proved.reason}")
 
 
 def claim_over(
@@ -158,29 +182,15 @@ def claim_over(
 ) -> Claim:
     """The claim of a mechanism over `rounds` rounds, for the unit of its proof, by default against every adversary.
 
-    Over several rounds it assumes that the client takes part in each of them.
+    Over several rounds it assumes that the client takes part in each of them. An infinite epsilon has no adversaries.
     """
     horizon = Horizon.of(rounds)
-    assumes += every_round(rounds)
+    against = against if math.isfinite(epsilon) else frozenset()
+    assumes += ("the client takes part in every round",) if rounds > 1 else ()
     return Claim(epsilon, delta, proved.unit, relation, horizon, against, source, assumes, proved, further)
 
 
-def every_round(rounds: int) -> tuple[str, ...]:
-    """What a claim over several rounds assumes."""
-    return ("the client takes part in every round",) if rounds > 1 else ()
-
-
 def nothing_promised(rounds: int, reason: str, *further: Proof) -> Claim:
-    """The claim of a defense that makes none, over so many rounds; `further` as in `Claim`."""
-    return Claim(
-        epsilon=math.inf,
-        delta=0.0,
-        unit=Unit.MESSAGE,
-        relation=Relation.ANY_TWO,
-        horizon=Horizon.of(rounds),
-        against=frozenset(),
-        source="",
-        assumes=(),
-        proved=Proof(None, Unit.MESSAGE, "by definition", reason),
-        further=further,
-    )
+    """The claim of a defense that promises nothing, over `rounds` rounds; `further` as in `Claim`."""
+    proved, horizon = Proof.none(Unit.MESSAGE, reason), Horizon.of(rounds)
+    return Claim(math.inf, 0.0, Unit.MESSAGE, Relation.ANY_TWO, horizon, frozenset(), "", (), proved, further)

@@ -21,13 +21,12 @@ def pack_float32(vector: Vector) -> bytes:
 
 
 def unpack_float32(wire: bytes, dim: int) -> Vector:
-    """The vector [dim] that `pack_float32` made into `wire`.
+    """The vector [dim] that `pack_float32` packed.
 
     Raises:
         MessageError: not 4 * dim bytes, or an entry is not finite.
     """
-    check_length(wire, 4 * dim, f"{dim} floats")
-    return _finite(np.frombuffer(wire, "<f4").astype(np.float32))
+    return _unpack(wire, dim, np.float32, "floats")
 
 
 def pack_float64(vector: Tensor) -> bytes:
@@ -36,17 +35,16 @@ def pack_float64(vector: Tensor) -> bytes:
 
 
 def unpack_float64(wire: bytes, dim: int) -> Tensor:
-    """The vector [dim] float64 that `pack_float64` made into `wire`.
+    """The vector [dim] float64 that `pack_float64` packed.
 
     Raises:
         MessageError: not 8 * dim bytes, or an entry is not finite.
     """
-    check_length(wire, 8 * dim, f"{dim} doubles")
-    return _finite(np.frombuffer(wire, "<f8").astype(np.float64))
+    return _unpack(wire, dim, np.float64, "doubles")
 
 
 def width_of(levels: int) -> int:
-    """Bits that tell `levels` levels apart: ceil(log2(levels)), in integers. One level needs no bit: 0.
+    """Bits that distinguish `levels` levels: ceil(log2(levels)), in integer arithmetic; 0 for one level.
 
     Raises:
         ValueError: levels is not positive.
@@ -57,10 +55,10 @@ def width_of(levels: int) -> int:
 
 
 def pack_levels(levels: Integers, width: int) -> bytes:
-    """[n] integers in 0..2**width-1, one after the other, least significant bit first.
+    """Pack integers [n] in 0..2**width-1 one after the other, least significant bit first.
 
     Args:
-        width: bits a level, 0 to 32. Levels of width 0 are all 0 and cost nothing.
+        width: bits per level, 0 to 32. Levels of width 0 are all 0 and take no bytes.
 
     Returns:
         ceil(n * width / 8) bytes; the bits after the last level are 0.
@@ -68,14 +66,14 @@ def pack_levels(levels: Integers, width: int) -> bytes:
     Raises:
         ValueError: a level or the width is out of range, or the levels are not flat.
     """
-    _check_width(width)
+    cell = _cell(width)
     if levels.ndim != 1:
         raise ValueError(f"expected flat levels [n], got shape {levels.shape}")
-    # the union of all bits tells a negative number and one that is too large apart from the rest in one pass
+    # the union of all bits shows a negative or too large level in one pass
     union = int(np.bitwise_or.reduce(levels, initial=0))
     if union < 0 or union >> width:
         raise ValueError(f"expected levels in 0..{2**width - 1}, got {int(levels.min())}..{int(levels.max())}")
-    count, cell = levels.size, _cell(width)
+    count = levels.size
     if width in (0, cell):
         return levels.astype(f"<u{cell // 8}").tobytes() if width else b""
     if width == 1:
@@ -84,31 +82,30 @@ def pack_levels(levels: Integers, width: int) -> bytes:
     padded[:count] = levels
     words = _squeeze(padded.view("<u8"), width, cell)
     if width in (2, 4):
-        packed = words.astype(f"<u{width}").tobytes()
+        packed = words.astype(f"<u{width}")
     else:
         columns = _join(words.reshape(-1, cell // 8), width * 64 // cell)
-        packed = columns.astype("<u8", copy=False).view(np.uint8)[:, :width].tobytes()
-    return packed[: -(-count * width // 8)]
+        packed = columns.astype("<u8", copy=False).view(np.uint8)[:, :width]
+    return packed.tobytes()[: -(-count * width // 8)]
 
 
 def unpack_levels(wire: bytes, count: int, width: int) -> npt.NDArray[np.int64]:
-    """The levels [count] that `pack_levels` made into `wire`.
+    """The levels [count] that `pack_levels` packed.
 
     Raises:
         MessageError: not ceil(count * width / 8) bytes, or a bit after the last level is not 0.
         ValueError: the width is out of range.
     """
-    _check_width(width)
+    cell = _cell(width)
     check_length(wire, -(-count * width // 8), f"{count} levels of {width} bits")
     used = count * width % 8
     if used and wire[-1] >> used:
         raise MessageError(f"expected zero bits after {count} levels of {width} bits, got a last byte of {wire[-1]}")
     if width == 0:
         return np.zeros(count, np.int64)
-    cell, whole = _cell(width), len(wire) // width
     if width == cell:
         return np.frombuffer(wire, f"<u{cell // 8}").astype(np.int64)
-    rows = np.zeros((-(-count // 8), cell), np.uint8)
+    whole, rows = len(wire) // width, np.zeros((-(-count // 8), cell), np.uint8)
     read = np.frombuffer(wire, np.uint8)
     rows[:whole, :width] = read[: whole * width].reshape(whole, width)
     if whole < len(rows):
@@ -119,7 +116,7 @@ def unpack_levels(wire: bytes, count: int, width: int) -> npt.NDArray[np.int64]:
 
 
 class Reader:
-    """A cursor over a message that has several parts."""
+    """A cursor over a message of several parts."""
 
     def __init__(self, wire: bytes) -> None:
         self._wire = wire
@@ -127,14 +124,14 @@ class Reader:
 
     @property
     def left(self) -> int:
-        """Bytes that were not taken."""
+        """Number of bytes not yet taken."""
         return len(self._wire) - self._at
 
     def take(self, length: int, what: str) -> bytes:
-        """The next `length` bytes, which hold `what`.
+        """The next `length` bytes; `what` names their content in the error.
 
         Raises:
-            MessageError: fewer are left.
+            MessageError: fewer bytes are left.
         """
         if not 0 <= length <= self.left:
             raise MessageError(f"expected {length} bytes of {what} at byte {self._at}, got {self.left} bytes")
@@ -152,7 +149,7 @@ class Reader:
 
 
 class BitWriter:
-    """A message whose parts are not whole bytes; least significant bit first."""
+    """Writes a message whose parts are not whole bytes, least significant bit first."""
 
     def __init__(self) -> None:
         self._parts: list[Bits] = []
@@ -166,15 +163,15 @@ class BitWriter:
         self.put(np.array([number >> bit & 1 for bit in range(width)], np.bool_))
 
     def put_fields(self, values: Integers, widths: npt.NDArray[np.int64]) -> None:
-        """Append non-negative integers [n] below 2**widths [n]: first the lowest bits of all, then the next ones."""
+        """Append non-negative integers [n] below 2**widths [n]: the lowest bits of all, then the next bits of all."""
         narrowest = int(widths.min(initial=64))
         for bit in range(int(widths.max(initial=0))):
             self.put((values if bit < narrowest else values[widths > bit]) >> bit & 1 != 0)
 
     def put_counts(self, counts: Integers, top: int) -> None:
-        """Append integers [n] in 0..top, best of about one size: their bit lengths, then the bits below the highest.
+        """Append integers [n] in 0..top: their bit lengths, then the bits below the highest. Best for similar sizes.
 
-        The range of the bit lengths takes some 8 bits, then n equal lengths none, others ceil(log2(range)) bits each.
+        The range of the bit lengths takes about 8 bits. Equal lengths take no more, others ceil(log2(range)) bits each.
         """
         room = top.bit_length()
         # the exponent that frexp splits off is the bit length
@@ -187,19 +184,19 @@ class BitWriter:
         self.put_fields(counts, np.maximum(lengths - 1, 0))
 
     def put_unary(self, values: Integers) -> None:
-        """Append non-negative integers [n]: that many zeros and a one for each."""
+        """Append non-negative integers [n], each as that number of zeros and a one."""
         ends = np.cumsum(values, dtype=np.int64) + np.arange(values.size)
         bits = np.zeros(int(ends[-1]) + 1 if values.size else 0, np.bool_)
         bits[ends] = True
         self.put(bits)
 
     def wire(self) -> bytes:
-        """All that was appended, with zero bits up to a whole byte."""
+        """The appended bits, with zero bits up to a whole byte."""
         return np.packbits(np.concatenate(self._parts), bitorder="little").tobytes() if self._parts else b""
 
 
 class BitReader:
-    """A cursor over what a `BitWriter` wrote."""
+    """A cursor over the bits that a `BitWriter` wrote."""
 
     def __init__(self, wire: bytes) -> None:
         self._bits = np.unpackbits(np.frombuffer(wire, np.uint8), bitorder="little").view(np.bool_)
@@ -207,14 +204,14 @@ class BitReader:
 
     @property
     def left(self) -> int:
-        """Bits that were not taken."""
+        """Number of bits not yet taken."""
         return self._bits.size - self._at
 
     def take(self, count: int) -> Bits:
         """The next bits [count].
 
         Raises:
-            MessageError: fewer are left.
+            MessageError: fewer bits are left.
         """
         if count > self.left:
             raise MessageError(f"expected {count} bits at bit {self._at}, got {self.left}: the message is cut off")
@@ -226,7 +223,7 @@ class BitReader:
         return sum(1 << bit for bit in np.flatnonzero(self.take(width)).tolist())
 
     def take_fields(self, widths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The integers [n] that `put_fields` appended with the same `widths` [n], at most 63 each."""
+        """The integers [n] that `put_fields` appended with the same `widths` [n], at most 63 bits each."""
         values = np.zeros(widths.size, np.int64)
         narrowest = int(widths.min(initial=64))
         for bit in range(int(widths.max(initial=0))):
@@ -241,7 +238,7 @@ class BitReader:
         """The integers [count] that `put_counts` appended with the same `top`, below 2**53.
 
         Raises:
-            MessageError: one is longer than `top`.
+            MessageError: an integer has more bits than `top`.
         """
         room = top.bit_length()
         least, span = self.take_number(room.bit_length()), self.take_number(room.bit_length().bit_length())
@@ -252,10 +249,10 @@ class BitReader:
         return np.where(lengths > 0, low | (1 << np.maximum(lengths - 1, 0)), 0)
 
     def take_unary(self, count: int, limit: int) -> npt.NDArray[np.int64]:
-        """The integers [count] that `put_unary` appended, at most `limit` bits in all.
+        """The integers [count] that `put_unary` appended, from at most `limit` bits in total.
 
         Raises:
-            MessageError: these bits do not hold as many integers.
+            MessageError: these bits hold fewer integers.
         """
         ends = np.flatnonzero(self._bits[self._at : self._at + limit])[:count]
         if ends.size < count:
@@ -264,17 +261,17 @@ class BitReader:
         return np.diff(ends, prepend=-1) - 1
 
     def done(self) -> None:
-        """Check that nothing but the zero bits up to a whole byte is left.
+        """Check that only zero bits up to a whole byte are left.
 
         Raises:
-            MessageError: there is more.
+            MessageError: more is left.
         """
         if self.left >= 8 or self._bits[self._at :].any():
             raise MessageError(f"expected a message of {self._at} bits, then zeros, got {self._bits.size} bits")
 
 
 def check_length(wire: bytes, length: int, what: str) -> None:
-    """Refuse a message that has not the `length` bytes that `what` takes.
+    """Check that a message has the `length` bytes that `what` takes.
 
     Raises:
         MessageError: another length.
@@ -283,26 +280,24 @@ def check_length(wire: bytes, length: int, what: str) -> None:
         raise MessageError(f"expected a message of {length} bytes ({what}), got {len(wire)} bytes")
 
 
-def _finite(values: npt.NDArray[np.floating]) -> Tensor:
-    """The same numbers as a tensor, if all are finite."""
+def _unpack(wire: bytes, dim: int, dtype: type[np.floating], what: str) -> Tensor:
+    """[dim] little-endian numbers, all finite, as a tensor of this type."""
+    check_length(wire, dim * np.dtype(dtype).itemsize, f"{dim} {what}")
+    values = np.frombuffer(wire, np.dtype(dtype).newbyteorder("<")).astype(dtype)
     if not np.isfinite(values).all():
         raise MessageError(f"expected a finite message, got {int((~np.isfinite(values)).sum())} non-finite entries")
     return torch.from_numpy(values)
 
 
-def _check_width(width: int) -> None:
-    """Refuse a width that does not fit."""
-    if not 0 <= width <= 32:
-        raise ValueError(f"expected a width of 0 to 32 bits, got width={width}")
-
-
 def _cell(width: int) -> int:
     """Bits of the smallest machine integer that holds a level."""
+    if not 0 <= width <= 32:
+        raise ValueError(f"expected a width of 0 to 32 bits, got width={width}")
     return 8 if width <= 8 else 16 if width <= 16 else 32
 
 
 def _squeeze(words: Words, width: int, cell: int) -> Words:
-    """Move the levels in the cells of each 64-bit word together, to its low end: halves the gaps' number each turn."""
+    """Close the gaps between the cells of each 64-bit word, towards its low end; each turn halves their number."""
     while cell < 64:
         low, high = _masks(width, cell)
         words = (words & low) | ((words >> np.uint64(cell - width)) & high)
@@ -320,13 +315,13 @@ def _spread(words: Words, width: int, cell: int) -> Words:
 
 
 def _masks(width: int, cell: int) -> tuple[np.uint64, np.uint64]:
-    """Of each pair of cells: the bits of the first level, and those of the second once it follows the first."""
+    """Masks of the two levels in each pair of cells: the first, and the second once it follows without a gap."""
     low = sum((2**width - 1) << (2 * cell * pair) for pair in range(32 // cell))
     return np.uint64(low), np.uint64(low << width)
 
 
 def _join(words: Words, bits: int) -> Words:
-    """[rows, k] words of `bits` bits each, as [rows, k] words whose bits follow each other without a gap."""
+    """Join [rows, k] words of `bits` bits each, so that their bits follow each other without a gap; [rows, k]."""
     if words.shape[1] == 1:
         return words
     joined = np.zeros_like(words)

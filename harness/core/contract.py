@@ -1,8 +1,8 @@
-"""The nouns: what a model, a defense, an adversary and an attack are, and what passes between them.
+"""What the parts agree on: model, defense, adversary, attack, and the messages between them.
 
-A defense is two halves with bytes between them. What an adversary knows is a value, `Observation`, built in one place
-(`harness.federation.observe`) from one table, `SEES`. An attack is a function of an observation and a
-key; the truth never enters.
+A defense has a client half and a server half; only bytes pass between them. An `Observation` is all that one adversary
+sees. It is built in one place (`harness.federation.observe`) from one table (`SEES`). An attack is a function of an
+observation and a key; it never sees the truth.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Task(Protocol):
 
 
 class Examples(NamedTuple):
-    """x: [n, *input_shape] float32 in [0, 1] for images; y: [n] int64."""
+    """x: [n, *input_shape] float32, in [0, 1] for images; y: [n] int64."""
 
     x: Tensor
     y: Tensor
@@ -67,17 +67,17 @@ class Examples(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """What is public about a federation, before it starts.
+    """What everybody knows about a federation before it starts.
 
     Attributes:
         layout: the tensors in the flat vector; `layout.dim` is d.
-        clients, participants, rounds: K, U, T.
+        clients, participants, rounds: K clients, U of them in each of T rounds.
         sends: `gradient` (FedSGD) or `update` (FedAvg: local parameters minus global ones).
-        steps: local SGD steps behind a message (1 for a gradient).
+        steps: local SGD steps per message (1 for a gradient).
         lr: learning rate at round 0.
-        batch: images behind one step; 0 means all of the client's.
-        samples: of the client that has fewest.
-        momentum: of the local SGD, reset each round.
+        batch: images per step; 0 means all images of the client.
+        samples: number of samples of the smallest client.
+        momentum: momentum of the local SGD, reset each round.
     """
 
     layout: Layout
@@ -98,16 +98,16 @@ class Setting:
 
 
 class Sender(NamedTuple):
-    """What everybody knows of the client behind a message: its number, and how many samples it trains on."""
+    """What everybody knows about the client behind a message: its number and its number of training samples."""
 
     number: int
     samples: int
 
 
 class Link(NamedTuple):
-    """One client's line to the server in one round: what both ends know of a message.
+    """What one end of a client's connection to the server knows in a round, besides the message.
 
-    `shared` is None at the end of an adversary who lacks the shared key. A private key is never part of it.
+    `shared` is None for an adversary without the shared key. A link never holds a private key.
     """
 
     setting: Setting
@@ -122,7 +122,7 @@ class Link(NamedTuple):
 
 
 class Links(NamedTuple):
-    """The lines of several messages, in their order; `shared` as in `Link`."""
+    """The links of several messages, in the order of the messages; `shared` as in `Link`."""
 
     setting: Setting
     senders: Sequence[Sender]
@@ -135,18 +135,18 @@ class Links(NamedTuple):
         return self.shared
 
     def each(self) -> list[Link]:
-        """One link a message."""
+        """One link per message."""
         keys: Sequence[Key | None] = [None] * len(self.senders) if self.shared is None else self.shared
-        return [Link(self.setting, who, key) for who, key in zip(self.senders, keys, strict=True)]
+        return [Link(self.setting, sender, key) for sender, key in zip(self.senders, keys, strict=True)]
 
 
 class LocalRule(NamedTuple):
-    """What a defense asks of local training.
+    """What a defense requires of local training.
 
     Attributes:
-        clip: every record's gradient is scaled to an l2 norm of at most this before a batch is averaged; None: no.
-        full_batch: one step on all of the client's samples, whatever the study says.
-        poisson: each step takes every sample independently, instead of cutting a permutation.
+        clip: each record's gradient is scaled to an l2 norm of at most this before a batch is averaged; None: no bound.
+        full_batch: one step on all samples of the client, whatever the study sets.
+        poisson: each step samples every record independently, instead of cutting a permutation into batches.
     """
 
     clip: float | None = None
@@ -158,9 +158,9 @@ class Likelihood(Protocol):
     """-log p(received | update) up to a constant, differentiable in the update."""
 
     def __call__(self, update: Tensor) -> Tensor:
-        """update: [n, d], one candidate for each of n received messages; returns [n].
+        """[n] scores of update [n, d], one candidate for each of n received messages.
 
-        Where the channel superposes, [n, users, d]: the updates that it added up in each.
+        If the channel superposes, update is [n, users, d]: the updates that the channel added up in each message.
         """
 
 
@@ -173,14 +173,14 @@ class Feedback(NamedTuple):
 
 
 class MessageError(ValueError):
-    """A message that this defense did not make: wrong length, wrong round, not finite."""
+    """The bytes are not a message of this defense: wrong length, wrong round, or not finite."""
 
 
 @dataclass(frozen=True)
 class Defense(ABC, Generic[S, M]):
     """A frozen dataclass whose fields are its hyper-parameters; concrete classes are final.
 
-    S is its public state (known to all), M what one client remembers and never sends.
+    S is the type of the public state, which everybody knows. M is the type of a client's memory, which never leaves it.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -188,25 +188,25 @@ class Defense(ABC, Generic[S, M]):
     """Whether two encodings of one update under one shared key differ."""
 
     analog: ClassVar[bool] = False
-    """Whether a wire is a waveform: real numbers on channel uses, not bits."""
+    """Whether a wire is a waveform (real numbers on channel uses) and not bits."""
 
     superposes: ClassVar[bool] = False
-    """Whether the channel adds all messages of a round up, so that none arrives by itself."""
+    """Whether the channel adds up all messages of a round, so that only the sum arrives."""
 
     promises: ClassVar[Horizon] = Horizon.ONE_ROUND
     """The horizon for which the source states its epsilon."""
 
     @property
     def local(self) -> LocalRule:
-        """What it asks of local training; the update that `encode` gets was made so."""
+        """What it requires of local training; `encode` receives updates that follow this rule."""
         return LocalRule()
 
     def step_noise(self, setting: Setting) -> float:
-        """Standard deviation of the noise in each local step's sum of gradients, in units of the rule's clip."""
+        """Standard deviation of the noise in each local step's sum of gradients, in units of `local.clip`."""
         return 0.0
 
     def parts(self, setting: Setting) -> Parts:
-        """The sub-vectors of an update: single coordinates, unless the defense says otherwise."""
+        """The sub-vectors of an update; by default each coordinate is one."""
         return Parts(torch.arange(setting.dim)[:, None])
 
     def init(self, setting: Setting) -> S:
@@ -214,40 +214,40 @@ class Defense(ABC, Generic[S, M]):
         return None  # type: ignore[return-value]  # a stateless defense has S = None
 
     def remember(self, setting: Setting) -> M:
-        """What a client remembers before its first message."""
-        return None  # type: ignore[return-value]  # a forgetful defense has M = None
+        """A client's memory before its first message."""
+        return None  # type: ignore[return-value]  # a defense without memory has M = None
 
     @abstractmethod
     def encode(self, state: S, memory: M, update: Vector, link: Link, private: Key) -> tuple[bytes, M]:
-        """Client: the bytes that cross the wire, which are all that leaves the client, and its new memory.
+        """Client: the bytes to send, and the client's new memory. Nothing but the bytes leaves the client.
 
         Args:
-            update: [d] float32, not modified.
-            link: this client as everybody knows it, the setting, and the key that client and server share this round.
-            private: known to this client only, for this round only.
+            update: [d] float32; not modified.
+            link: the setting, this client, and the key that client and server share in this round.
+            private: key that only this client knows, for this round.
 
         Raises:
             ValueError: update is not finite.
         """
 
     def transmit(self, state: S, wires: Sequence[bytes], links: Links, channel: Key) -> Sequence[bytes]:
-        """What arrives. An over-the-air channel returns one superposition of all messages.
+        """Channel: what arrives of the sent messages. An over-the-air channel returns one superposition of all.
 
         Args:
             links: without shared keys.
-            channel: key of the channel's own noise.
+            channel: key of the channel noise.
         """
         return wires
 
     @abstractmethod
     def estimate(self, state: S, received: bytes, link: Link) -> Vector:
-        """The update [d] that one received message shows.
+        """The update [d] that one received message reveals.
 
         Args:
-            link: its `shared` is None for an outsider who lacks the shared key.
+            link: `link.shared` is None for an outsider without the shared key.
 
         Raises:
-            MessageError: these bytes are not a message of this defense.
+            MessageError: the bytes are not a message of this defense.
         """
 
     def decode(self, state: S, received: Sequence[bytes], links: Links, private: Key) -> Vector:
@@ -255,10 +255,10 @@ class Defense(ABC, Generic[S, M]):
 
         Args:
             links: with the shared keys.
-            private: known to the server only, for this round only.
+            private: key that only the server knows, for this round.
         """
         updates = [self.estimate(state, wire, link) for wire, link in zip(received, links.each(), strict=True)]
-        return weighted_mean(updates, [float(who.samples) for who in links.senders])
+        return weighted_mean(updates, [float(sender.samples) for sender in links.senders])
 
     def advance(self, state: S, feedback: Feedback) -> S:
         """The public state of the next round."""
@@ -270,15 +270,15 @@ class Defense(ABC, Generic[S, M]):
 
     @abstractmethod
     def likelihood(self, state: S, received: Sequence[bytes], links: Links) -> Likelihood:
-        """How an adversary who knows this defense scores candidate updates, for n messages at once.
+        """The score of candidate updates by an adversary who knows this defense, for n messages at once.
 
         Args:
-            links: its `shared` is None for an outsider who lacks the shared keys.
+            links: `links.shared` is None for an outsider without the shared keys.
         """
 
     @abstractmethod
     def claim(self, history: Sequence[S], setting: Setting) -> Claim:
-        """The claim over the rounds whose states are in `history`: one state is one round."""
+        """The claim for the rounds whose states are in `history`, one state per round."""
 
     def parameters(self) -> dict[str, Any]:
         """The hyper-parameters, defaults included."""
@@ -286,7 +286,7 @@ class Defense(ABC, Generic[S, M]):
 
 
 class Snapshot(NamedTuple):
-    """The model of a round: what everybody trains from in it, and the defense's public state then."""
+    """The model from which all clients train in a round, and the defense's public state in that round."""
 
     round: int
     params: Vector
@@ -294,11 +294,11 @@ class Snapshot(NamedTuple):
 
 
 class Message(NamedTuple):
-    """One message as it crossed the wire. `shared` is None for an adversary who does not hold the key.
+    """One message as it crossed the wire. `shared` is None for an adversary without the key.
 
-    images: distinct images behind it, steps: SGD steps behind it; both public, as the clients' sizes are.
-    others: where the channel added several updates up, the further senders; `images` are those of all, of probes
-        equally many of each.
+    images, steps: distinct images and SGD steps behind the message; both are public, as the clients' sizes are.
+    others: the remaining senders, if the channel added up several updates. `images` then counts all senders' images; in
+        a probe every sender has equally many.
     """
 
     round: int
@@ -311,19 +311,19 @@ class Message(NamedTuple):
 
     @property
     def users(self) -> int:
-        """How many clients' updates this message holds."""
+        """Number of clients whose updates this message holds."""
         return 1 + len(self.others)
 
 
 def links_of(setting: Setting, messages: Sequence[Message]) -> Links:
-    """The lines of several messages as an adversary sees them: without shared keys unless it holds all of them."""
+    """The links of several messages as an adversary sees them: without shared keys unless it holds all of them."""
     keys = [message.shared for message in messages if message.shared is not None]
     senders = [message.sender for message in messages]
     return Links(setting, senders, keys if len(keys) == len(messages) else None)
 
 
 class Sighting(NamedTuple):
-    """The victims' messages of one round, the model they trained from, and the learning rate."""
+    """The victims' messages of one round, the model from which they trained, and the learning rate."""
 
     messages: tuple[Message, ...]
     model: Snapshot
@@ -335,18 +335,17 @@ class Observation:
     """All that one adversary sees. None: this adversary does not see it.
 
     Attributes:
-        messages: the victims' messages of one round, the first that is looked at; where membership is asked about,
-            everybody's.
-        model: of that round; needs `models`.
-        later: the same in later rounds, of the same victims on the same images; empty where one round is looked at.
-        models: round by round, as far as they were kept.
-        final: after the last round.
-        auxiliary: data of the same kind that belongs to no victim and to no candidate.
-        candidates: records whose membership is asked about, in random order.
-        suspect: in which client's data; None: in anybody's.
-        others: data of the clients that are not looked at, by client number, without the victims' rows.
-        labels: the labels of each victim's images, sorted; only where granted.
-        lr: learning rate of the round.
+        lr: learning rate of the attacked round, the first one if there are several.
+        messages: the victims' messages of that round; for membership, all clients' messages.
+        model: the model of that round; needs `models`.
+        later: the same for the later attacked rounds: same victims, same images. Empty if one round is attacked.
+        models: the models of all rounds that were kept.
+        final: the parameters after the last round.
+        auxiliary: data of the same kind that belongs to no victim and is no candidate.
+        candidates: the records whose membership is in question, in random order.
+        suspect: the client in whose data membership is in question; None: in any client's data.
+        others: data of the clients that are not attacked, by client number, without the victims' rows.
+        labels: the labels of each victim's images, sorted; only if granted.
     """
 
     view: View
@@ -367,16 +366,16 @@ class Observation:
 
     @property
     def sightings(self) -> tuple[Sighting, ...]:
-        """All rounds that are looked at, for an attack that needs messages and models."""
+        """All attacked rounds, for an attack that needs messages and models."""
         assert self.messages is not None
         assert self.model is not None
         return (Sighting(self.messages, self.model, self.lr), *self.later)
 
 
 class Guess(NamedTuple):
-    """What an attack says of one victim. `failure` is empty, or says why there is no usable reconstruction.
+    """An attack's result for one victim. `failure` is empty, or states why there is no usable reconstruction.
 
-    x: [b, *input_shape], y: [b] int64; objective: of the attacker, the one that chose among the restarts.
+    x: [b, *input_shape]; y: [b] int64; objective: the attacker's own, by which it chose among the restarts.
     """
 
     x: Tensor
@@ -387,19 +386,19 @@ class Guess(NamedTuple):
 
 
 class Reconstruction(NamedTuple):
-    """One guess a victim, in the order of the messages."""
+    """One guess per victim, in the order of the messages."""
 
     guesses: tuple[Guess, ...]
 
 
 class Labels(NamedTuple):
-    """[b] int64 of each victim, in the order of the messages; the order inside says nothing."""
+    """[b] int64 labels per victim, in the order of the messages; the order within a victim carries no information."""
 
     labels: tuple[Tensor, ...]
 
 
 class Membership(NamedTuple):
-    """[n] scores, one a candidate; higher means a member."""
+    """[n] scores, one per candidate; a higher score means more likely a member."""
 
     scores: Tensor
 
@@ -413,21 +412,21 @@ class Attack(ABC):
     """`reconstruction`, `labels` or `membership`."""
 
     floor: ClassVar[bool] = False
-    """Whether it looks at nothing that the defense protects: a control, not an attack."""
+    """Whether it uses nothing that the defense protects: a control, not an attack."""
 
     @property
     def aware(self) -> bool:
-        """Whether it uses what it knows of the defense."""
+        """Whether it uses its knowledge of the defense."""
         return False
 
     @property
     @abstractmethod
     def needs(self) -> frozenset[str]:
-        """Names (keys of `SEES`, or grants) that the adversary must see."""
+        """Names of what the adversary must see: entries of `SEES`, or grants."""
 
     @abstractmethod
     def run(self, seen: Observation, key: Key) -> Reconstruction | Labels | Membership:
-        """Attack what was seen. A victim on whom it diverged is a guess with a `failure`, never an exception."""
+        """Attack an observation. A victim on which the attack diverged gives a guess with a `failure`, no exception."""
 
     def parameters(self) -> dict[str, Any]:
         """The parameters, defaults included."""

@@ -1,4 +1,4 @@
-"""Mistakes that a user can make, said in one line each; without torch, so that saying them is quick."""
+"""Errors of the user, one line each. Imports no torch, so that the command reports them quickly."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable
 
 
 class UnknownNameError(LookupError):
-    """No such defense, attack, data set, model or study; one line."""
+    """There is no defense, attack, data set, model or study of this name."""
 
     def __str__(self) -> str:
-        """The message itself: a LookupError's would be quoted."""
+        """The plain message; LookupError would quote it."""
         return str(self.args[0])
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """The error for a name that is not among the known ones: the nearest where one is near, and all of them."""
+    """The error for an unknown name; it suggests the nearest known name and lists all of them."""
     listed = list(known)
     near = difflib.get_close_matches(name, listed, 1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
@@ -23,7 +23,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
 
 
 class StudyError(ValueError):
-    """Everything that is wrong with a study; `problems` holds one line each."""
+    """An invalid study; `problems` holds one line per problem."""
 
     def __init__(self, source: str, problems: list[str]) -> None:
         self.problems = list(dict.fromkeys(problems))

@@ -1,4 +1,4 @@
-"""The trade-off between epsilon and delta of the Gaussian mechanism, exactly."""
+"""The exact trade-off between epsilon and delta of the Gaussian mechanism."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     | any | inf | 0 |
 
     Guarantees:
-        Relative error below 1e-11 as long as delta is above the smallest float64, for mu from 1e-12 to 100.
+        Relative error below 1e-11 for mu from 1e-12 to 100, if delta is above the smallest float64.
 
     Raises:
         ValueError: mu or epsilon is negative or not a number.
@@ -56,7 +56,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     target = math.log(delta)
     if _log_delta(mu, 0.0) <= target:
         return 0.0
-    # delta(eps) < Phi(mu/2 - eps/mu), which is delta at mu^2/2 - mu Phi^-1(delta); 1e-12 and 1 for rounding
+    # delta(eps) < Phi(mu/2 - eps/mu), which equals delta at mu^2/2 - mu Phi^-1(delta); 1e-12 and 1 cover rounding
     high = (mu * mu / 2 - mu * float(special.ndtri(delta))) * (1 + 1e-12) + 1.0
     return float(optimize.brentq(lambda eps: _log_delta(mu, eps) - target, 0.0, high, xtol=1e-15 * high))
 
@@ -64,7 +64,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """Largest mu = sensitivity / noise_std that is (epsilon, delta)-DP: the inverse of `gaussian_delta` in mu.
 
-    0 where delta is 0, infinite where epsilon is.
+    It is 0 if delta is 0, and infinite if delta > 0 and epsilon is infinite.
 
     Raises:
         ValueError: epsilon is negative, or delta is outside [0, 1).
@@ -87,14 +87,14 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
 
 def check_nonnegative(**values: float) -> None:
-    """Refuse a negative number and NaN."""
+    """Raise ValueError for a negative number or NaN."""
     for name, value in values.items():
         if not value >= 0:
             raise ValueError(f"expected {name} >= 0, got {name}={value}")
 
 
 def check_delta(delta: float) -> None:
-    """Refuse a delta outside [0, 1)."""
+    """Raise ValueError for a delta outside [0, 1)."""
     if not 0 <= delta < 1:
         raise ValueError(f"expected 0 <= delta < 1, got delta={delta}")
 
@@ -117,7 +117,7 @@ def _log_delta(mu: float, epsilon: float) -> float:
     if a > 1e150:  # a^2 overflows
         return -math.inf
     log_density = -a * a / 2 - math.log(2 * math.pi) / 2
-    if a < -1:  # R(a) overflows at -38; 1 - delta is small and does not cancel, as mu > 2
+    if a < -1:  # R(a) overflows at -38; here mu > 2, so that 1 - delta is small and does not cancel
         return math.log1p(-float(special.ndtr(a)) - math.exp(log_density) * float(_mills(a + mu)))
     if mu < 0.01 * max(1.0, a):  # the difference would cancel; three nodes integrate -R' to 1e-14
         return log_density + math.log(mu) + math.log(float(_WEIGHTS @ _descent(a + mu * (_NODES + 1) / 2)) / 2)
@@ -126,6 +126,6 @@ def _log_delta(mu: float, epsilon: float) -> float:
 
 def _descent(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """-R'(x) = 1 - x R(x), for x >= -1."""
-    # at 200 the difference has lost 4 of 16 digits, and the series is good to 105 / x^6
+    # at 200 the difference has lost 4 of 16 digits, and the series has an error of 105 / x^6
     far = np.maximum(x, 200.0)
     return np.where(x < 200, 1 - x * _mills(x), far**-2.0 * (1 - 3 * far**-2.0 + 15 * far**-4.0))

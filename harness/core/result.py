@@ -1,4 +1,4 @@
-"""What came out: results as plain frozen data without torch."""
+"""Results as plain frozen data, without torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from leakgauge.harness.core.cell import Cell, TrainingSpec
 
 @dataclass(frozen=True)
 class Execution:
-    """How a cell ran: recorded, not part of its name."""
+    """How a cell ran: recorded, not part of its id."""
 
     device: str
     threads: int
@@ -25,7 +25,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class Environment:
-    """What it ran on. `dirty` means that the checkout differed from `commit`."""
+    """The code and machine behind a result. `dirty`: the checkout differed from `commit`."""
 
     commit: str
     dirty: bool
@@ -40,15 +40,15 @@ class Estimate:
 
     Attributes:
         name: of the metric, e.g. `ssim`.
-        value: None where the number means nothing ("n/a"), with the reason in `note`.
-        low, high: ends of the interval, None where there is none.
+        value: None if there is no meaningful number ("n/a"); `note` gives the reason.
+        low, high: ends of the interval, None if there is none.
         level: confidence of the interval.
-        n: items that the number rests on.
+        n: items behind the number.
         unit: e.g. `dB`; empty for a pure number.
-        higher_leaks: True if a higher value means that the attacker learns more, False if less, None if neither.
+        higher_leaks: True if a higher value means that the adversary learns more, False if less, None if neither.
         method: of the interval.
-        values: per item, in the order of the victims; None for an item that failed.
-        note: why there is no value, or what to bear in mind.
+        values: per item, in the order of the victims; None for a failed item.
+        note: why there is no value, or a caveat.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Flag:
-    """Something that a reader of the number must know. `severity` is `warning` or `note`."""
+    """A caveat about a number. `severity` is `warning` or `note`."""
 
     code: str
     message: str
@@ -89,9 +89,9 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class ProofRecord:
-    """What provably holds for one unit; `epsilon` None is infinity.
+    """A proved epsilon for one unit; None is infinity.
 
-    `tight`: some pair of neighbors attains it. `against`: of whom it speaks.
+    `tight`: some pair of neighbors attains it. `against`: the adversaries it covers.
     """
 
     epsilon: float | None
@@ -105,11 +105,11 @@ class ProofRecord:
 
 @dataclass(frozen=True)
 class ClaimRecord:
-    """A defense's claim with its numbers; `epsilon` None means that nothing is promised (infinity).
+    """A defense's claim with its numbers; `epsilon` None means that the defense claims nothing (infinity).
 
     Attributes:
-        proved: what holds for the claim's unit and adversaries, at the delta that was asked for.
-        further: the same for other units or adversaries.
+        proved: the proof for the claim's unit and adversaries, at the requested delta.
+        further: proofs for other units or adversaries.
         verdict: HOLDS, LOOSE, BROKEN, UNPROVED or NOTHING PROMISED, at the claim's own delta.
         reason: for the verdict, with both numbers.
     """
@@ -130,19 +130,19 @@ class ClaimRecord:
 
 @dataclass(frozen=True)
 class AuditRecord:
-    """A measured lower bound of a defense's epsilon in a small federation, beside what is claimed and proved there.
+    """A measured lower bound of a defense's epsilon in a small federation, with the claim and the proof there.
 
     Attributes:
         claimed, proved: epsilons in the small federation, at `delta`; None is infinity.
-        epsilon_lower: with this confidence, epsilon there is no smaller.
+        epsilon_lower: lower bound of epsilon there, at `confidence`.
         delta, unit, relation, horizon: of the claim there.
-        rounds: that each trial ran.
-        clients, samples, dim: the small federation: clients, records of each, numbers in an update.
-        trials: counted, with each of two inputs.
-        distinguisher, pair: how the two inputs were told apart, and which they were.
-        threat: who looked.
-        method: of the bound. `any_mechanism` is the bound that takes the mechanism for nothing in particular.
-        contradicts: the bound is above what is proved, too.
+        rounds: rounds of each trial.
+        clients, samples, dim: the small federation: clients, records of each, coordinates of an update.
+        trials: number of counted trials with each of the two inputs.
+        distinguisher, pair: the test that separates the two inputs, and the inputs.
+        threat: the adversary.
+        method: of the bound. `any_mechanism`: the bound without assumptions about the mechanism.
+        contradicts: the bound is above the proved epsilon too.
         verdict, reason: of the claim there.
     """
 
@@ -170,23 +170,23 @@ class AuditRecord:
 
     @property
     def refutes(self) -> bool:
-        """Whether the bound is above what is claimed in the same federation."""
+        """Whether the bound is above the claim in the same federation."""
         return self.claimed is not None and self.epsilon_lower > self.claimed
 
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """What one training says of itself, apart from any attack.
+    """The record of one training, without any attack.
 
     Attributes:
         dim: d, parameters of the model.
         evaluations: test accuracy and loss, in the order of the rounds.
         test_samples: n behind each accuracy.
-        message_bytes: mean bytes of one client's message, a round, counted from the bytes.
-        snr_db: mean over the messages of a round of 10 log10(|u|^2 / |decoded - u|^2); None where the decoded update is
+        message_bytes: mean bytes of one client's message, by round, counted from the bytes.
+        snr_db: mean over the messages of a round of 10 log10(|u|^2 / |decoded - u|^2); None if the decoded update is
             exact or the update is zero.
-        one_round, whole_run: the claim for one round and for all of them.
-        audited: of the defense by itself; None where none was asked for, or a flag says why there is none.
+        one_round, whole_run: the claim for one round and for all rounds.
+        audited: audit of the defense alone; None if the study asks for none, or a flag states why there is none.
     """
 
     spec: TrainingSpec
@@ -206,7 +206,7 @@ class TrainingRecord:
 
     @property
     def accuracy(self) -> float | None:
-        """Test accuracy of the last model that was evaluated; None where the task has none."""
+        """Test accuracy of the last evaluated model; None for a task without accuracy."""
         known = [evaluation.accuracy for evaluation in self.evaluations if evaluation.accuracy is not None]
         return known[-1] if known else None
 
@@ -236,7 +236,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Failure:
-    """One cell that did not finish: what went wrong, in one line, and the whole trace."""
+    """One cell that failed: the error in one line, and the whole trace."""
 
     cell: Cell
     kind: str
@@ -246,7 +246,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Pictures:
-    """What a reconstruction attack was after, and what it made of it, for people to look at.
+    """The original images and their reconstructions.
 
     original, guess: [victims, batch, height, width, channels] float32 in [0, 1]; guesses are matched to the originals.
     """
@@ -257,10 +257,10 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Scores:
-    """What a membership attack made of the records that it was asked about; a higher score means member.
+    """Scores of a membership attack; a higher score means member.
 
-    members: [m] float64, of those that took part; outside: [n] float64, of those that did not. who: a digest of which
-    of the records took part, in the order in which they were asked about.
+    members: [m] float64, of the records that took part; outside: [n] float64, of those that did not. who: a digest of
+    which candidates took part, in their order.
     """
 
     members: npt.NDArray[np.float64]
@@ -270,23 +270,23 @@ class Scores:
 
 @dataclass(frozen=True)
 class Run:
-    """All that a folder of results holds; what reports are made of.
+    """Everything in a folder of results: the input of reports and of the gate.
 
     Attributes:
         name: of the study.
         study: the study as resolved, plain data.
         study_hash: fingerprint of the resolved cells.
-        cells: all planned, in the study's order.
-        trainings: by id, those that finished.
-        results: by cell id, those that finished.
-        failures: by cell id.
+        cells: all planned cells, in the study's order.
+        trainings: finished trainings by id.
+        results: finished cells by id.
+        failures: failed cells by id.
         missing: ids of cells with neither.
-        pictures: loads the pictures of a cell id; None where it has none.
-        scores: loads the membership scores of a cell id; None where it has none.
+        pictures: loads the pictures of a cell id; None if it has none.
+        scores: loads the membership scores of a cell id; None if it has none.
         seconds: by cell id and training id, where known.
-        public_data: names of the data sets whose images may be shown by default.
+        public_data: names of the data sets whose images are shown by default.
         data_hashes: by data set name.
-        attacks: by `PartSpec.label`, those that the cells use.
+        attacks: the attacks of the cells, by `PartSpec.label`.
     """
 
     name: str
@@ -307,7 +307,7 @@ class Run:
 
 @dataclass(frozen=True)
 class PartInfo:
-    """What an attack is, for tables: `summary` is the first line of its docstring, `kind` as in the contract."""
+    """An attack for tables: `summary` is the first line of its docstring; the rest is as in `contract.Attack`."""
 
     name: str
     summary: str

@@ -1,16 +1,15 @@
 """Randomness as a tree of named keys.
 
-A key is a name, not a stream: the numbers drawn from it depend on the seed and the path alone, so that the order of
-work, resuming, chunking and the number of processes change nothing. Draws come from numpy's Philox, keyed with 128 bits
-of SHA-256(seed, path); a CPU `torch.Generator` uses only the low 32 bits of its seed, and two of 10^5 hashed streams
-would then collide with probability 0.69.
+A key is a name, not a stream: its numbers depend on the seed and the path alone, not on the order of work, resuming,
+chunking or the number of processes. Draws come from numpy's Philox, keyed with 128 bits of SHA-256(seed, path). A CPU
+`torch.Generator` uses only 32 bits of its seed: two of 10^5 hashed streams would collide with probability 0.69.
 
 One key, one draw: for two draws take two children.
 
-Where speed counts and the numbers need not be those of an older result, there is a fast twin: `uniform32` for
-`uniform`, `signed_exponential` for `laplace`. They, `gamma`, `chisquare` and `uniform_at` use arithmetic and numpy's
-rejection samplers, and no vectorized logarithm, whose last bit depends on the processor: client and server may draw
-them each for itself. `uniform_at` alone is counter-based: a number can be drawn without those before it.
+`uniform32` and `signed_exponential` are faster than `uniform` and `laplace` and draw other numbers. These two, `gamma`,
+`chisquare` and `uniform_at` use arithmetic and numpy's rejection samplers, but no vectorized logarithm, whose last bit
+depends on the processor: client and server get the same bits from the same key. Only `uniform_at` is counter-based: it
+draws a number without the numbers before it.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor
 
 _GOLDEN = 0x9E3779B97F4A7C15
-"""2^64 over the golden ratio: the distance of two states of SplitMix64."""
+"""2^64 over the golden ratio: the distance between successive states of SplitMix64."""
 
 _BLOCK = 1 << 16
-"""Counters hashed at a time: few enough that what lies between the steps stays in the cache."""
+"""Counters hashed at a time: few enough that intermediate results stay in the cache."""
 
 
 @dataclass(frozen=True)
 class Key:
     """A name in the tree of randomness.
 
-    `private` keys are known to one client, `shared` keys to client and server; who may know a number is visible where
-    a function takes the key. Equal keys draw equal numbers on every machine with the same numpy.
+    `private` keys are known to one client, `shared` keys to client and server; parameters that take a key have these
+    names. Equal keys draw equal numbers on every machine with the same numpy.
     """
 
     seed: int
@@ -57,22 +56,19 @@ _TEXT = json.JSONEncoder(separators=(",", ":"))
 
 
 class _Words(ISeedSequence):
-    """The two words of a Philox key, as what seeds it.
-
-    `Philox(key=...)` asks the system for entropy first, and discards it, which takes twice as long as all else.
-    """
+    """Seeds Philox with the two words of its key; `Philox(key=...)` reads unused system entropy, which is slow."""
 
     def __init__(self, words: npt.NDArray[np.uint64]) -> None:
         self.words = words
 
     def generate_state(self, n_words: int, dtype: object = np.uint32) -> npt.NDArray[np.uint64]:
-        """Those."""
+        """The two words of the key."""
         return self.words
 
 
 def _digest(key: Key) -> bytes:
     """128 bits of SHA-256(seed, path)."""
-    # JSON keeps 1 and "1" apart, and no two paths share a text.
+    # JSON distinguishes 1 from "1", and no two paths share a text
     name = _TEXT.encode([key.seed, list(key.path)]).encode()
     return hashlib.sha256(name).digest()[:16]
 
@@ -102,7 +98,7 @@ def laplace(key: Key, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
 def uniform32(key: Key, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Tensor:
     """Uniform float32 draws from [low, high): low + (high - low) * k / 2^24, k = 0..2^24-1; faster than `uniform`.
 
-    Exact, and below `high`, for low = 0 or -1/2 and high - low = 1; elsewhere each step rounds to float32.
+    Exact and below `high` if low = 0 or -1/2 and high - low = 1; otherwise each step rounds to float32.
     """
     drawn = torch.from_numpy(_generator(key).random(shape, np.float32))
     if high - low != 1:
@@ -111,10 +107,9 @@ def uniform32(key: Key, shape: tuple[int, ...], low: float = 0.0, high: float = 
 
 
 def signed_exponential(key: Key, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Laplace draws of scale 1 (variance 2): the law of `laplace` in under half its time, other numbers.
+    """Laplace draws of scale 1 (variance 2) as float64, then cast: the law of `laplace` in under half its time.
 
-    Drawn as float64, then cast. The tail is right up to 44, beyond which 2^-64 of the law lies; the inverse of a
-    24-bit uniform would never pass 16.6.
+    The tail is correct up to 44, exceeded with probability 2^-64; the inverse of a 24-bit uniform ends at 16.6.
     """
     stream = _generator(key)
     drawn = stream.standard_exponential(shape)
@@ -127,49 +122,42 @@ def gamma(key: Key, shape_parameter: float, shape: tuple[int, ...], dtype: torch
     """Gamma draws of scale 1 (mean `shape_parameter`) of the given shape; drawn as float64, then cast.
 
     Raises:
-        ValueError: shape_parameter is not a positive number.
+        ValueError: shape_parameter is not a positive finite number.
     """
     if not 0 < shape_parameter < math.inf:
         raise ValueError(f"expected a finite shape parameter > 0, got {shape_parameter}")
-    return torch.from_numpy(_gamma(_generator(key), shape_parameter, shape)).to(dtype)
+    stream = _generator(key)
+    # sums of exponentials and half a squared normal are faster than numpy's rejection sampler
+    if shape_parameter in (1, 2):
+        drawn = stream.standard_exponential(shape)
+    elif shape_parameter in (0.5, 1.5):
+        drawn = np.square(stream.standard_normal(shape)) * 0.5
+    else:
+        drawn = stream.standard_gamma(shape_parameter, shape)
+    if shape_parameter in (1.5, 2):
+        drawn += stream.standard_exponential(shape)
+    return torch.from_numpy(drawn).to(dtype)
 
 
 def chisquare(key: Key, degrees: float, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
     """Chi-square draws of the given shape; drawn as float64, then cast.
 
-    A vector of the multivariate t law is `normal(one) / sqrt(chisquare(other, degrees) / degrees)`.
+    `normal(key) / sqrt(chisquare(other_key, degrees) / degrees)` is a vector of the multivariate t law.
 
     Raises:
-        ValueError: degrees is not a positive number.
+        ValueError: degrees is not a positive finite number.
     """
-    if not 0 < degrees < math.inf:
-        raise ValueError(f"expected finite degrees of freedom > 0, got {degrees}")
-    return torch.from_numpy(_gamma(_generator(key), degrees / 2, shape)).mul_(2).to(dtype)
-
-
-def _gamma(stream: np.random.Generator, a: float, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
-    """Gamma draws of shape parameter `a`: sums of exponentials and half a squared normal where that is faster."""
-    if a not in (0.5, 1.0, 1.5, 2.0):
-        return stream.standard_gamma(a, shape)
-    if a == int(a):
-        drawn = stream.standard_exponential(shape)
-    else:
-        drawn = stream.standard_normal(shape)
-        drawn *= drawn
-        drawn *= 0.5
-    if a > 1:
-        drawn += stream.standard_exponential(shape)
-    return drawn
+    return gamma(key, degrees / 2, shape, torch.float64).mul_(2).to(dtype)
 
 
 def uniform_at(key: Key, counters: npt.NDArray[np.uint64], columns: int) -> npt.NDArray[np.float64]:
     """[len(counters), columns] uniform draws from [0, 1), multiples of 2^-53, stored column by column.
 
-    An entry depends on (key, counter, column) alone, not on the other counters, their order or their number.
+    An entry depends only on (key, counter, column), not on the order or number of the counters.
 
-    Two rounds of the SplitMix64 finalizer; each (key, column) has a hashed 128-bit key of its own, half of it added
-    before each round. One round alone would give every key the same sequence, shifted. No cipher: for numbers that the
-    adversary may know.
+    Two rounds of the SplitMix64 finalizer. Each (key, column) has its own hashed 128-bit key, half of which is added
+    before each round. After a single round the sequences of all keys would be shifts of one sequence. Not a cipher:
+    only for numbers that the adversary may know.
 
     Raises:
         TypeError: the counters are not uint64.
@@ -191,13 +179,13 @@ def uniform_at(key: Key, counters: npt.NDArray[np.uint64], columns: int) -> npt.
             state += np.uint64(second)
             _finalize(state, spare[: len(state)])
             state >>= np.uint64(11)
-            # signed, which the processor converts far faster; 53 bits are never negative
+            # the processor converts signed words far faster; 53 bits are never negative
             np.multiply(state.view(np.int64), 2.0**-53, out=drawn[column, here])
     return drawn.T
 
 
 def _finalize(state: npt.NDArray[np.uint64], spare: npt.NDArray[np.uint64]) -> None:
-    """The finalizer of SplitMix64, in place: a permutation of the 64-bit words. Overwrites `spare`."""
+    """Apply the finalizer of SplitMix64, a permutation of the 64-bit words, in place. Overwrites `spare`."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         state ^= np.right_shift(state, np.uint64(shift), out=spare)
         state *= np.uint64(factor)
@@ -233,8 +221,3 @@ def integers(key: Key, n: int, high: int) -> npt.NDArray[np.int64]:
 def dirichlet(key: Key, alpha: npt.NDArray[np.float64], n: int) -> npt.NDArray[np.float64]:
     """[n, len(alpha)] draws from a Dirichlet law."""
     return _generator(key).dirichlet(alpha, n)
-
-
-def lognormal(key: Key, sigma: float, n: int) -> npt.NDArray[np.float64]:
-    """n draws of exp(sigma * normal)."""
-    return np.exp(sigma * _generator(key).standard_normal(n))

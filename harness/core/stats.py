@@ -1,33 +1,35 @@
-"""Estimates with their intervals, out of plain numbers.
+"""Estimates with their intervals, from plain numbers.
 
-Every interval is two-sided. Where items are not independent (images of one batch), an interval is too narrow: the
-caller says so in the note.
+Every interval is two-sided. If items are not independent (images of one batch), an interval is too narrow, and the
+caller adds a note. Unit and direction of an estimate come from `core.metrics`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from leakgauge.harness.core.metrics import metric
 from leakgauge.harness.core.result import Estimate
 
 Numbers = npt.NDArray[np.float64]
 
 
 class Interval(NamedTuple):
-    """Ends of an interval; None where there is none."""
+    """Ends of an interval; None if there is none."""
 
     low: float | None
     high: float | None
 
 
 class Roc(NamedTuple):
-    """The corners of a ROC curve from (0, 0) to (1, 1): [k] each, one step for each distinct score, ties together."""
+    """The corners of a ROC curve from (0, 0) to (1, 1): [k] each, one step for each distinct score."""
 
     fpr: Numbers
     tpr: Numbers
@@ -59,7 +61,7 @@ def mean_interval(values: Sequence[float] | Numbers, level: float = 0.95) -> Int
     | values | interval |
     |---|---|
     | fewer than two | none |
-    | all equal | of width zero: they show no spread |
+    | all equal | of width zero |
     """
     _check_level(level)
     x = _finite(values)
@@ -72,10 +74,10 @@ def mean_interval(values: Sequence[float] | Numbers, level: float = 0.95) -> Int
 def median_interval(values: Sequence[float] | Numbers, level: float = 0.95) -> Interval:
     """The narrowest symmetric pair of order statistics that covers the median: the inverted sign test.
 
-    None where even (smallest, largest) covers less than `level`: below 6 values at 0.95.
+    None if even (smallest, largest) covers less than `level`: below 6 values at 0.95.
 
     Guarantees:
-        Covers the median of any continuous law with probability at least `level`.
+        Covers the median of any continuous distribution with probability at least `level`.
 
     Source: David, Nagaraja 2003, section 7.1.
     """
@@ -88,62 +90,114 @@ def median_interval(values: Sequence[float] | Numbers, level: float = 0.95) -> I
 
 
 def proportion(
-    name: str,
-    successes: int,
-    n: int,
-    *,
-    higher_leaks: bool | None,
-    values: Sequence[float | None] = (),
-    note: str = "",
-    level: float = 0.95,
+    name: str, successes: int, n: int, *, values: Sequence[float | None] = (), note: str = "", level: float = 0.95
 ) -> Estimate:
-    """A share of `n` items, with its Clopper-Pearson interval; no value where n is 0."""
+    """A share of `n` items of the metric `name`, with its Clopper-Pearson interval; no value where n is 0."""
     if n == 0:
         value, interval, note = None, Interval(None, None), _join("no item to judge", note)
     else:
         value, interval = successes / n, clopper_pearson(successes, n, level)
-    return Estimate(
-        name, value, *interval, n, "Clopper-Pearson", level, higher_leaks=higher_leaks, values=tuple(values), note=note
-    )
+    return _estimate(name, value, interval, n, "Clopper-Pearson", level, values, note)
 
 
-def mean(
-    name: str,
-    values: Sequence[float | None],
-    *,
-    higher_leaks: bool | None,
-    unit: str = "",
-    note: str = "",
-    level: float = 0.95,
-) -> Estimate:
-    """The mean of the values that are there (None: a failed item), with Student's interval."""
+def mean(name: str, values: Sequence[float | None], *, note: str = "", level: float = 0.95) -> Estimate:
+    """The mean of the values that are not None (a failed item), with Student's interval."""
     x = _present(values)
     if len(x) == 0:
         note = _join("no item finished", note)
     value = float(np.mean(x)) if len(x) else None
     interval = mean_interval(x, level)
-    return Estimate(
-        name, value, *interval, len(x), "mean, Student t", level, unit, higher_leaks, values=tuple(values), note=note
-    )
+    return _estimate(name, value, interval, len(x), "mean, Student t", level, values, note)
 
 
-def median(
-    name: str,
-    values: Sequence[float | None],
-    *,
-    higher_leaks: bool | None,
-    unit: str = "",
-    note: str = "",
-    level: float = 0.95,
-) -> Estimate:
-    """The median of the values that are there (None: a failed item), with its order-statistic interval."""
+def median(name: str, values: Sequence[float | None], *, note: str = "", level: float = 0.95) -> Estimate:
+    """The median of the values that are not None (a failed item), with its order-statistic interval."""
     x = _present(values)
     if len(x) == 0:
         note = _join("no item finished", note)
     value = float(np.median(x)) if len(x) else None
-    interval = median_interval(x, level)
-    method = "median, order statistics"
-    return Estimate(name, value, *interval, len(x), method, level, unit, higher_leaks, values=tuple(values), note=note)
+    return _estimate(name, value, median_interval(x, level), len(x), "median, order statistics", level, values, note)
+
+
+def of_items(name: str, values: Sequence[float | None], *, level: float = 0.95) -> Estimate:
+    """The mean of items: with Clopper-Pearson's interval where all are 0 or 1, else Student's."""
+    known = _present(values)
+    if len(known) and bool(np.isin(known, (0.0, 1.0)).all()):
+        return proportion(name, round(float(known.sum())), len(known), values=values, level=level)
+    return mean(name, values, level=level)
+
+
+def pool(estimates: Sequence[Estimate]) -> Estimate:
+    """One estimate of one metric over seeds.
+
+    | estimates | pooled |
+    |---|---|
+    | one, or none with a value | the first, unchanged |
+    | means of per-item values | `of_items` of all items |
+    | other numbers (an AUC) | the mean of one value a seed, Student's t over the seeds |
+
+    `values` keeps the items of all seeds in order. Intervals are cut to the metric's range.
+
+    Raises:
+        ValueError: there is no estimate.
+    """
+    if not estimates:
+        raise ValueError("expected at least one estimate, got none")
+    first, known = estimates[0], [estimate for estimate in estimates if estimate.value is not None]
+    if len(estimates) == 1 or not known:
+        return cut(first)
+    lost = len(estimates) - len(known)
+    notes = [f"no value in {lost} of {len(estimates)} seeds"] if lost else []
+    note = "; ".join(notes + list(dict.fromkeys(estimate.note for estimate in known if estimate.note)))
+    values = tuple(value for estimate in estimates for value in estimate.values)
+    if all(_is_mean(estimate) for estimate in known):
+        pooled = of_items(first.name, [value for value in values if value is not None], level=first.level)
+        return cut(replace(pooled, values=values, note=note))
+    pooled = mean(first.name, [estimate.value for estimate in known], level=first.level)
+    n, method = sum(estimate.n for estimate in known), f"{pooled.method} over the seeds"
+    return cut(replace(pooled, n=n, method=method, values=values, note=note))
+
+
+def pool_shares(estimates: Sequence[Estimate]) -> Estimate:
+    """One share pooled over several trainings; no value if one of them has none."""
+    lacking = next((estimate for estimate in estimates if estimate.value is None), None)
+    if lacking is not None:
+        return lacking
+    hits = sum(round((estimate.value or 0.0) * estimate.n) for estimate in estimates)
+    return proportion(estimates[0].name, hits, sum(estimate.n for estimate in estimates))
+
+
+def cut(estimate: Estimate) -> Estimate:
+    """The estimate with its interval cut to the metric's range, which Student's t ignores."""
+    low, high, known = estimate.low, estimate.high, metric(estimate.name)
+    if low is not None and known.low is not None:
+        low = max(known.low, low)
+    if high is not None and known.high is not None:
+        high = min(known.high, high)
+    return replace(estimate, low=low, high=high)
+
+
+def _is_mean(estimate: Estimate) -> bool:
+    """Whether the value is the mean of the estimate's items."""
+    known = _present(estimate.values)
+    if not len(known) or estimate.value is None:
+        return False
+    return math.isclose(float(np.mean(known)), estimate.value, rel_tol=1e-6, abs_tol=1e-6)
+
+
+def _estimate(
+    name: str,
+    value: float | None,
+    interval: Interval,
+    n: int,
+    method: str,
+    level: float,
+    values: Sequence[float | None] = (),
+    note: str = "",
+) -> Estimate:
+    """An estimate with its metric's unit and direction."""
+    known = metric(name)
+    return Estimate(name, value, *interval, n, method, level, known.unit, known.higher_leaks, tuple(values), note)
 
 
 def roc(members: Numbers, nonmembers: Numbers) -> Roc:
@@ -161,9 +215,9 @@ def roc(members: Numbers, nonmembers: Numbers) -> Roc:
 def auc(members: Numbers, nonmembers: Numbers, *, level: float = 0.95) -> Estimate:
     """The probability that a member's score exceeds a non-member's, ties counting half; 0.5 is chance.
 
-    DeLong's interval, on the logit scale so that it stays inside (0, 1). Where DeLong's variance is zero or unknown
-    (a perfect separation, one record on a side), it would have no width: then the variance is its largest possible
-    one, A (1 - A) / min(m, n), in Wilson's form.
+    DeLong's interval on the logit scale, which keeps it inside (0, 1). If DeLong's variance is zero or unknown (perfect
+    separation, one record on a side), the variance is the largest possible one, A (1 - A) / min(m, n), in Wilson's
+    form.
 
     Raises:
         ValueError: a side is empty, or a score is not finite.
@@ -185,14 +239,14 @@ def auc(members: Numbers, nonmembers: Numbers, *, level: float = 0.95) -> Estima
     else:
         interval = _wilson(value, min(len(m), len(n)), z)
         method = "Mann-Whitney, Wilson with the largest variance"
-    return Estimate("auc", value, *interval, len(m) + len(n), method, level, higher_leaks=True)
+    return _estimate("auc", value, interval, len(m) + len(n), method, level)
 
 
 def tpr_at_fpr(members: Numbers, nonmembers: Numbers, fpr: float, *, level: float = 0.95) -> Estimate:
     """The share of members above the lowest threshold that at most `fpr` of these non-members exceed.
 
-    No value where fpr times the non-members is below one: the threshold would rest on no non-member at all. The
-    Clopper-Pearson interval is of the share at this threshold, not of the share at the true false-positive rate.
+    No value if fpr times the number of non-members is below one: no non-member would determine the threshold. The
+    Clopper-Pearson interval covers the share at this threshold, not the share at the true false-positive rate.
 
     Raises:
         ValueError: a side is empty, a score is not finite, or fpr is outside [0, 1).
@@ -204,19 +258,18 @@ def tpr_at_fpr(members: Numbers, nonmembers: Numbers, fpr: float, *, level: floa
     allowed = min(math.floor(fpr * len(n) + 1e-9), len(n) - 1)  # 1e-9: 0.29 * 100 is 28.999999999999996
     if allowed < 1:
         note = f"n/a: {100 * fpr:g} % of {len(n)} non-members is less than one record"
-        return Estimate(name, None, None, None, len(m), "Clopper-Pearson", level, higher_leaks=True, note=note)
+        return _estimate(name, None, Interval(None, None), len(m), "Clopper-Pearson", level, note=note)
     threshold = np.sort(n)[::-1][allowed]
     found, wrong = int(np.sum(m > threshold)), int(np.sum(n > threshold))
-    return proportion(
-        name, found, len(m), higher_leaks=True, note=f"{wrong} of {len(n)} non-members above the threshold", level=level
-    )
+    note = f"{wrong} of {len(n)} non-members above the threshold"
+    return proportion(name, found, len(m), note=note, level=level)
 
 
 def balanced_accuracy(members: Numbers, nonmembers: Numbers, *, level: float = 0.95) -> Estimate:
     """The largest (TPR + 1 - FPR) / 2 over all thresholds; 0.5 is chance, and no threshold does worse.
 
-    The threshold is chosen on the same records, so the value is optimistic. The interval is of the best balanced
-    accuracy in the population: it holds for all thresholds at once, and is therefore wide.
+    The threshold is chosen on the same records, so the value is optimistic. The interval covers the best balanced
+    accuracy in the population. It holds for all thresholds at once, so it is wide.
 
     Raises:
         ValueError: a side is empty, or a score is not finite.
@@ -228,17 +281,9 @@ def balanced_accuracy(members: Numbers, nonmembers: Numbers, *, level: float = 0
     curve = roc(m, n)
     best = float(np.max(curve.tpr + 1 - curve.fpr)) / 2
     half = sum(math.sqrt(math.log(4 / (1 - level)) / (2 * len(side))) for side in (m, n)) / 2
-    return Estimate(
-        "balanced_accuracy",
-        best,
-        max(0.5, best - half),
-        min(1.0, best + half),
-        len(m) + len(n),
-        "largest over all thresholds, DKW-Massart band",
-        level,
-        higher_leaks=True,
-        note="threshold chosen on the same records: optimistic",
-    )
+    interval = Interval(max(0.5, best - half), min(1.0, best + half))
+    method, note = "largest over all thresholds, DKW-Massart band", "threshold chosen on the same records: optimistic"
+    return _estimate("balanced_accuracy", best, interval, len(m) + len(n), method, level, note=note)
 
 
 def placements(scores: Numbers, others: Numbers) -> Numbers:
@@ -269,7 +314,7 @@ def _present(values: Sequence[float | None]) -> Numbers:
 
 
 def _sides(members: Numbers, nonmembers: Numbers) -> tuple[Numbers, Numbers]:
-    """The scores of both sides, checked."""
+    """The checked scores of members and non-members."""
     m, n = _finite(members), _finite(nonmembers)
     if len(m) == 0 or len(n) == 0:
         raise ValueError(f"expected scores of both, got {len(m)} members and {len(n)} non-members")
@@ -283,5 +328,5 @@ def _wilson(share: float, n: int, z: float) -> Interval:
 
 
 def _join(*notes: str) -> str:
-    """Those notes that say something, in one line."""
+    """The notes that are not empty, in one line."""
     return "; ".join(note for note in notes if note)

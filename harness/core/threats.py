@@ -1,4 +1,4 @@
-"""Who looks, and at what: the one table of threat models."""
+"""The threat models: one table of what each adversary sees."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class Threat(enum.Enum):
-    """Who looks. `SEES` says at what."""
+    """A kind of adversary; `SEES` lists what it sees."""
 
     SERVER = "server"
     COLLUDING_SERVER = "colluding-server"
@@ -18,24 +18,19 @@ class Threat(enum.Enum):
 
 _PUBLIC = frozenset({"task", "setting", "defense", "auxiliary", "candidates"})
 """Known to everybody: the model's architecture, the federation's settings, the defense with its parameters and state
-(Kerckhoffs), data of the same kind that belongs to no victim, and the records whose membership is asked about."""
+(Kerckhoffs), data of the same kind that belongs to no victim, and the records whose membership is in question."""
 
 SEES: dict[Threat, frozenset[str]] = {
-    # the messages, the shared keys (it must decode), every model
-    Threat.SERVER: _PUBLIC | {"messages", "shared", "models", "final"},
-    # that, and the data of all clients but the victims that are looked at
-    Threat.COLLUDING_SERVER: _PUBLIC | {"messages", "shared", "models", "final", "others"},
-    # up-link and broadcast, but no shared key
-    Threat.EAVESDROPPER: _PUBLIC | {"messages", "models", "final"},
-    # the models round by round, never a message
-    Threat.PARTICIPANT: _PUBLIC | {"models", "final"},
-    # the final model
-    Threat.PUBLIC: _PUBLIC | {"final"},
+    Threat.SERVER: _PUBLIC | {"messages", "shared", "models", "final"},  # honest but curious; must decode
+    Threat.COLLUDING_SERVER: _PUBLIC | {"messages", "shared", "models", "final", "others"},  # with all non-victims
+    Threat.EAVESDROPPER: _PUBLIC | {"messages", "models", "final"},  # uplink and broadcast, but no shared key
+    Threat.PARTICIPANT: _PUBLIC | {"models", "final"},  # the model of every round, never a message
+    Threat.PUBLIC: _PUBLIC | {"final"},  # the final model
 }
-"""The whole table of threat models."""
+"""What each adversary sees, without grants."""
 
 GRANTS = frozenset({"labels"})
-"""Side knowledge that no adversary has by itself; a study grants it by name, as in `server+labels`."""
+"""Side knowledge that no adversary has by default; a study grants it by name, as in `server+labels`."""
 
 
 class ThreatMismatch(ValueError):
@@ -44,7 +39,7 @@ class ThreatMismatch(ValueError):
 
 @dataclass(frozen=True)
 class View:
-    """An adversary: a threat model and the side knowledge that the study grants it; written `server+labels`."""
+    """An adversary: a threat model and the side knowledge that the study grants; written `server+labels`."""
 
     threat: Threat
     grants: frozenset[str] = frozenset()
@@ -67,7 +62,7 @@ class View:
 
     @property
     def sees(self) -> frozenset[str]:
-        """Names of what this adversary sees."""
+        """Names of everything that this adversary sees."""
         return SEES[self.threat] | self.grants
 
     @property
@@ -80,7 +75,7 @@ def require(needs: frozenset[str], attack: str, view: View) -> None:
     """Check that the adversary sees what an attack needs.
 
     Raises:
-        ThreatMismatch: something is missing; the message says what, and what is seen.
+        ThreatMismatch: something is missing; the error lists what is missing and what the adversary sees.
     """
     missing = sorted(needs - view.sees)
     if missing:

@@ -16,14 +16,14 @@ Vector = Tensor
 
 @dataclass(frozen=True)
 class Layout:
-    """Names and shapes of a model's tensors, in the order in which they stand in the flat vector."""
+    """Names and shapes of a model's tensors, in their order in the flat vector."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.shapes):
-            raise ValueError(f"expected one shape a name, got {len(self.names)} names and {len(self.shapes)} shapes")
+            raise ValueError(f"expected one shape per name, got {len(self.names)} names and {len(self.shapes)} shapes")
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -36,10 +36,10 @@ class Layout:
         return sum(self.sizes)
 
     def split(self, vector: Tensor) -> list[Tensor]:
-        """Views of the last axis of `vector` ([..., d]), one a tensor, in the tensors' shapes ([..., *shape]).
+        """Views of the last axis of `vector` [..., d], one per tensor, in the tensors' shapes [..., *shape].
 
         Raises:
-            ValueError: the last axis has not length d.
+            ValueError: the last axis does not have length d.
         """
         if vector.shape[-1] != self.dim:
             raise ValueError(f"expected a last axis of {self.dim} entries, got {tuple(vector.shape)}")
@@ -48,17 +48,17 @@ class Layout:
         return [part.reshape(*lead, *shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def join(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The flat vector [d] of `tensors`, which have this layout's shapes."""
+        """The flat vector [d] of tensors in this layout's shapes."""
         return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 class Parts(NamedTuple):
-    """What a claim for a coordinate or a sub-vector calls one.
+    """The coordinates or sub-vectors to which a claim for one coordinate or sub-vector refers.
 
     Attributes:
-        places: [k, n] int64, the coordinates of the first tensor's k whole sub-vectors of n.
-        self_scaled: whether a norm of the update, sent beside it, is the unit of its numbers. The claim is then for
-            updates of one norm and mean whose numbers lie in [-1, 1], or in the unit disc.
+        places: [k, n] int64, the coordinates of the k whole sub-vectors of length n in the first tensor.
+        self_scaled: whether the update's numbers are in units of a norm of the update, which is sent too. The claim is
+            then for updates of one norm and mean whose numbers lie in [-1, 1] or in the unit disc.
     """
 
     places: Tensor

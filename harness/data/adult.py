@@ -13,23 +13,14 @@ import torch
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.data import DataSet, Source, find, reading
 
-NUMERIC = {
-    "age": True,
-    "workclass": False,
-    "fnlwgt": True,
-    "education": False,
-    "education-num": True,
-    "marital-status": False,
-    "occupation": False,
-    "relationship": False,
-    "race": False,
-    "sex": False,
-    "capital-gain": True,
-    "capital-loss": True,
-    "hours-per-week": True,
-    "native-country": False,
-}
-"""The columns in the order of the file, and which of them are numbers; adult.names calls those continuous."""
+COLUMNS = (
+    *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation", "relationship"),
+    *("race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country"),
+)
+"""The columns in the order of the file."""
+
+NUMERIC = {"age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week"}
+"""The columns that are numbers (`continuous` in adult.names); the others are categories."""
 
 CLASSES = ("<=50K", ">50K")
 
@@ -39,13 +30,13 @@ Columns = npt.NDArray[np.str_]
 def adult(root: Path) -> DataSet:
     """The 14 columns of Adult as [n, 108] features: numbers scaled, categories one-hot.
 
-    The columns keep their order. A number is scaled to [0, 1] by the least and greatest training value, and a test
-    value outside is clipped. A category has one feature for each training value, sorted; the unknown `?` is a value of
-    its own. Label 1 is an income over 50,000 dollars. No row is left out.
+    The columns keep their order. A number is scaled to [0, 1] by the least and greatest training value; test values
+    outside are clipped. A category has one feature per training value, sorted; the unknown `?` is a value too. Label 1
+    is an income over 50,000 dollars. No row is left out.
 
     Raises:
-        DataMissing: adult.data or adult.test is not there, packed or not.
-        DataUnreadable: a row has not 15 columns, a number is none, or a category of the test rows is not in training.
+        DataMissing: adult.data or adult.test is missing, both packed and unpacked.
+        DataUnreadable: a row does not have 15 columns, a number is not one, or a category occurs only in test rows.
 
     Source: Becker and Kohavi 1996, UCI Machine Learning Repository, doi:10.24432/C5XW20.
     """
@@ -53,24 +44,24 @@ def adult(root: Path) -> DataSet:
     train_x: list[npt.NDArray[np.float64]] = []
     test_x: list[npt.NDArray[np.float64]] = []
     with reading(root / "adult"):
-        for name, train_values, test_values in zip(NUMERIC, train_columns, test_columns, strict=True):
-            encode = _numbers if NUMERIC[name] else _categories
+        for name, train_values, test_values in zip(COLUMNS, train_columns, test_columns, strict=True):
+            encode = _numbers if name in NUMERIC else _categories
             for parts, values in ((train_x, train_values), (test_x, test_values)):
                 parts.append(encode(name, values, train_values))
         x = [torch.from_numpy(np.concatenate(parts, axis=1).astype(np.float32)) for parts in (train_x, test_x)]
         train, test = Examples(x[0], train_y), Examples(x[1], test_y)
-        return DataSet("adult", train, test, CLASSES, is_image=False, public=True)
+        return DataSet("adult", train, test, CLASSES, public=True)
 
 
 def _rows(root: Path, name: str) -> tuple[Columns, torch.Tensor]:
-    """[14, n] texts and [n] labels of one file; comment lines and empty ones are skipped."""
+    """[14, n] texts and [n] labels of one file, without comments and empty lines."""
     hint = f"get it: https://archive.ics.uci.edu/ml/machine-learning-databases/adult/{name}"
     path = find("Adult file", [root / "adult", root], [name, f"{name}.gz"], hint)
     with reading(path), (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="ascii") as file:
         rows = [row for row in csv.reader(file, skipinitialspace=True) if row and not row[0].startswith("|")]
         for number, row in enumerate(rows, start=1):
-            if len(row) != len(NUMERIC) + 1:
-                raise ValueError(f"expected {len(NUMERIC) + 1} columns, got {len(row)} in row {number}")
+            if len(row) != len(COLUMNS) + 1:
+                raise ValueError(f"expected {len(COLUMNS) + 1} columns, got {len(row)} in row {number}")
         if not rows:
             raise ValueError("expected rows, got none")
         table = np.array(rows).T
@@ -81,14 +72,14 @@ def _rows(root: Path, name: str) -> tuple[Columns, torch.Tensor]:
 
 
 def _numbers(name: str, values: Columns, train: Columns) -> npt.NDArray[np.float64]:
-    """[n, 1] in [0, 1]: scaled by the range of the training values; 0 if they are all the same."""
+    """[n, 1] in [0, 1], scaled by the range of the training values; 0 if that range is empty."""
     numbers, known = values.astype(np.float64)[:, None], train.astype(np.float64)
     low, high = known.min(), known.max()
     return np.zeros_like(numbers) if low == high else np.asarray(np.clip((numbers - low) / (high - low), 0, 1))
 
 
 def _categories(name: str, values: Columns, train: Columns) -> npt.NDArray[np.float64]:
-    """[n, number of training values] with a single 1 in each row."""
+    """[n, number of training values], one 1 per row."""
     known = np.unique(train)
     if not np.isin(values, known).all():
         raise ValueError(f"expected a {name} of the training rows, got {', '.join(np.setdiff1d(values, known))}")

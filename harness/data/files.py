@@ -1,4 +1,4 @@
-"""A user's own data: a folder of images or one npz file."""
+"""A user's own data: a folder of images, or an npz file."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from leakgauge.harness.data import DataSet, DataUnreadable, Source, find, readin
 from leakgauge.harness.data.torchvision_shim import torchvision
 
 _CHANNELS = (1, 3)
-_MAX_LABEL = 99_999  # more are identifiers, not classes
+_MAX_LABEL = 99_999  # larger labels are identifiers, not classes
 
 
 def folder(path: Path) -> DataSet:
-    """Images in one folder a class: PATH/train/<class>/* with PATH/test/<class>/*, or PATH/<class>/*.
+    """Images in one folder per class: PATH/train/<class>/* with PATH/test/<class>/*, or PATH/<class>/*.
 
-    Without both of `train` and `test`, every fifth image of a class, sorted by name, is a test image. Gray images
-    (Pillow's modes 1 and L) have one channel; palette images and those with transparency become RGB.
+    Without `train` or `test`, every fifth image of a class, sorted by name, is a test image. Gray images (modes 1 and L
+    of Pillow) have one channel; palette images and images with transparency become RGB.
 
     Raises:
-        DataMissing: there is no such folder.
+        DataMissing: no such folder.
         DataUnreadable: an image cannot be read, or differs from the first one in size or channels; a class has no
             image; `train` and `test` have different classes.
     """
@@ -39,18 +39,18 @@ def folder(path: Path) -> DataSet:
         else:
             examples, classes = _image_tree(path)
             train, test = split_by_class(*examples)
-        return DataSet(f"folder:{path}", train, test, classes, is_image=True, public=False)
+        return DataSet(f"folder:{path}", train, test, classes, public=False)
 
 
 def npz(path: Path) -> DataSet:
-    """The arrays `x` and `y` of an npz file, and `x_test` and `y_test` if they are there.
+    """The arrays `x` and `y` of an npz file, with `x_test` and `y_test` if present.
 
     x: [n, features], [n, height, width], or four axes with the channels (1 or 3) second or last; uint8 is divided by
     255, floats must lie in [0, 1]. y: integers from 0. Without `x_test`, every fifth example of a class is for testing.
 
     Raises:
-        DataMissing: there is no such file.
-        DataUnreadable: it is not as above, or holds pickled objects.
+        DataMissing: no such file.
+        DataUnreadable: the file is not as above, or holds pickled objects.
     """
     find("npz file", [path.parent], [path.name], "make it: numpy.savez(PATH, x=..., y=...)")
     with reading(path), np.load(path, allow_pickle=False) as arrays:
@@ -62,13 +62,13 @@ def npz(path: Path) -> DataSet:
         elif len(train.x) == len(train.y):
             train, test = split_by_class(*train)
         else:
-            raise ValueError(f"expected one label an example, got {len(train.x)} x and {len(train.y)} y")
+            raise ValueError(f"expected one label per example, got {len(train.x)} x and {len(train.y)} y")
         classes = tuple(str(label) for label in range(1 + max(torch.cat([train.y, test.y]).tolist(), default=-1)))
-        return DataSet(f"npz:{path}", train, test, classes, is_image=train.x.ndim == 4, public=False)
+        return DataSet(f"npz:{path}", train, test, classes, public=False)
 
 
 def _image_tree(path: Path) -> tuple[Examples, tuple[str, ...]]:
-    """All images below the class folders of `path`, sorted, and the names of the classes."""
+    """All images in the class folders of `path`, sorted, and the names of the classes."""
     tree = torchvision().datasets.ImageFolder(str(path))
     images = [_image(Path(name)) for name, _ in tree.samples]
     for (name, _), image in zip(tree.samples, images, strict=True):
@@ -87,13 +87,13 @@ def _image(path: Path) -> npt.NDArray[np.uint8]:
 
     with reading(path), Image.open(path) as image:
         if image.mode.startswith(("I", "F")):
-            raise ValueError(f"expected 8 bits a channel, got an image of mode {image.mode}")
+            raise ValueError(f"expected 8 bits per channel, got an image of mode {image.mode}")
         pixels = np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB"))
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
 def _inputs(name: str, x: npt.NDArray[Any]) -> Tensor:
-    """Features or images as float32, channels second."""
+    """Features or images as float32, with the channels second."""
     if x.ndim == 3:
         x = x[:, None]
     elif x.ndim == 4:
@@ -121,6 +121,6 @@ def _labels(name: str, y: npt.NDArray[Any]) -> Tensor:
 
 FORMS = {
     "folder": Source("a folder of images of one size: PATH/<class>/*, or PATH/train/<class>/* with PATH/test", folder),
-    "npz": Source("an npz file with x and y, and perhaps x_test and y_test", npz),
+    "npz": Source("an npz file with x and y, optionally x_test and y_test", npz),
 }
-"""By what stands before the colon; their readers take PATH in place of the root folder."""
+"""By the text before the colon; the readers take PATH instead of the root folder."""

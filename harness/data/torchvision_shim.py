@@ -1,8 +1,7 @@
-"""The one place that imports torchvision.
+"""The only module that imports torchvision.
 
-torchvision's Linux wheel on PyPI is built against the CUDA build of torch. Beside a CPU-only torch its compiled
-operators cannot be loaded, and `import torchvision` then fails with "operator torchvision::nms does not exist",
-although its readers need no operator. Two declared schemas are all that is missing.
+torchvision's Linux wheel on PyPI is built for the CUDA build of torch. With a CPU-only torch, `import torchvision`
+fails with "operator torchvision::nms does not exist", although its readers need no operator. Two schemas are enough.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ import torch
 
 _OPERATORS = ("nms", "qnms")
 _declared: list[torch.library.Library] = []
-"""Keeps the declarations alive: a schema goes away with the `Library` that made it."""
+"""Keeps the declarations alive: a schema disappears with its `Library`."""
 
 
 @functools.cache
 def torchvision() -> ModuleType:
-    """The module `torchvision`, importable beside a CPU-only torch too.
+    """The module `torchvision`, also with a CPU-only torch.
 
     Guarantees:
-        Where a plain import works, nothing is declared.
-        A declared operator has a schema and no kernel: calling it raises NotImplementedError.
+        If a plain import works, nothing is declared.
+        A declared operator has a schema but no kernel: calling it raises NotImplementedError.
 
     Raises:
         ImportError: torchvision is not installed.
@@ -37,14 +36,14 @@ def torchvision() -> ModuleType:
         if "operator torchvision::nms does not exist" not in str(error):
             raise
     _declare()
-    # the failed import leaves submodules behind, which a second import would not bind to the new package
+    # the failed import leaves submodules, which a second import would not bind to the new package
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         del sys.modules[name]
     return importlib.import_module("torchvision")
 
 
 def _declare() -> None:
-    """Declare the operators that are not there."""
+    """Declare the missing operators."""
     library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for name in _OPERATORS:
         if getattr(torch.ops.torchvision, name, None) is None:

@@ -1,8 +1,8 @@
-"""The benchmark image sets that torchvision names, read as their files lie on disk.
+"""The benchmark image sets of torchvision, read from their files.
 
-torchvision's own readers want the files unpacked, complete and writable, and unpickle without restriction. These read
-the packed `.gz` files or the unpacked ones, whatever batches are there, and let a pickle build arrays and nothing else.
-Both layouts are found: torchvision's (`ROOT/MNIST/raw`) and one folder a set (`ROOT/mnist/MNIST/raw`).
+torchvision's own readers need unpacked, complete and writable files, and unpickle without restriction. These readers
+accept packed `.gz` files and missing training batches, and a pickle can build only arrays. They search two layouts:
+torchvision's (`ROOT/MNIST/raw`) and one folder per set (`ROOT/mnist/MNIST/raw`).
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Idx(NamedTuple):
-    """An image set kept in idx files.
+    """An image set in idx files.
 
     Attributes:
-        name: in this package.
-        title: of torchvision's class, also the name of its folder.
+        name, title: names in this package, and of torchvision's class and folder.
         summary: one line for lists.
-        starts: how the file names of the training and of the test split begin.
+        starts: first part of the file names of the training and the test split.
         classes: names, in the order of the labels.
         is_transposed: whether the files hold the images with rows and columns exchanged.
-        arguments: of torchvision's class, for the command that downloads it.
+        arguments: arguments of torchvision's class in the download command.
     """
 
     name: str
@@ -48,15 +47,12 @@ class Idx(NamedTuple):
 
 
 class Cifar(NamedTuple):
-    """An image set kept in pickled batches.
+    """An image set in pickled batches; `name`, `title` and `summary` as in `Idx`.
 
     Attributes:
-        name: in this package.
-        title: of torchvision's class.
-        summary: one line for lists.
-        folder: that the files lie in.
-        train, test, meta: file names: training batches, test batch, class names.
-        labels, label_names: the keys of the labels in a batch, and of their names in `meta`.
+        folder: folder of the files.
+        train, test, meta: files of the training batches, the test batch and the class names.
+        labels, label_names: keys of the labels in a batch, and of the class names in `meta`.
     """
 
     name: str
@@ -78,30 +74,26 @@ def read_idx_set(kind: Idx, root: Path) -> DataSet:
     """
     hint = _download(kind.title, root, kind.arguments)
     folders = [root / kind.name / kind.title / "raw", root / kind.title / "raw"]
-    what = f"{kind.title} file"
     splits = []
     for start in kind.starts:
-        images_path = find(what, folders, [f"{start}-images-idx3-ubyte", f"{start}-images-idx3-ubyte.gz"], hint)
-        folders = [images_path.parent]  # the other files must lie beside the first
-        labels_path = find(what, folders, [f"{start}-labels-idx1-ubyte", f"{start}-labels-idx1-ubyte.gz"], hint)
-        images, labels = read_idx(images_path, axes=3), read_idx(labels_path, axes=1)
-        splits.append(_examples(images.transpose(0, 2, 1) if kind.is_transposed else images, labels))
-    train, test = (Examples(x.unsqueeze(1), y) for x, y in splits)
+        arrays = []
+        for axes, part in ((3, "images-idx3-ubyte"), (1, "labels-idx1-ubyte")):
+            path = find(f"{kind.title} file", folders, [f"{start}-{part}", f"{start}-{part}.gz"], hint)
+            folders = [path.parent]  # the other files must lie beside the first
+            arrays.append(_read_idx(path, axes))
+        images, labels = arrays
+        splits.append(_examples((images.transpose(0, 2, 1) if kind.is_transposed else images)[:, None], labels))
+    train, test = splits
     with reading(folders[0]):
-        return DataSet(kind.name, train, test, kind.classes, is_image=True, public=True)
+        return DataSet(kind.name, train, test, kind.classes, public=True)
 
 
-def read_idx(path: Path, axes: int) -> Bytes:
-    """The bytes in an idx file, in the shape that its header states.
-
-    Raises:
-        DataUnreadable: the magic number is not that of unsigned bytes with this many axes, or the length is not the
-            header's.
-    """
+def _read_idx(path: Path, axes: int) -> Bytes:
+    """The bytes of an idx file with this number of axes, in the shape that its header states."""
     with reading(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         data = file.read()
     magic = int.from_bytes(data[:4], "big")
-    # idx: two zero bytes, 8 for unsigned bytes, the number of axes; then one big-endian int32 an axis
+    # idx: two zero bytes, 8 for unsigned bytes, the number of axes; then one big-endian int32 per axis
     if len(data) < 4 * (1 + axes) or magic != 0x0800 + axes:
         raise DataUnreadable(f"cannot read {path}: expected the idx magic number {0x0800 + axes}, got {magic}")
     shape = tuple(int(size) for size in np.frombuffer(data, ">i4", axes, offset=4))
@@ -112,9 +104,9 @@ def read_idx(path: Path, axes: int) -> Bytes:
 
 
 def read_cifar_set(kind: Cifar, root: Path) -> DataSet:
-    """[n, 3, 32, 32] images from the pickled batches that are there: all, or some of the training ones.
+    """[n, 3, 32, 32] images from the pickled batches; some training batches may be missing.
 
-    Images that `jpeg_filled.json` beside the folder lists are left out: no lossless copy of them was found.
+    Images listed in `jpeg_filled.json` beside the folder are left out: they are JPEG copies.
 
     Raises:
         DataMissing, DataUnreadable: see `harness.data.load`.
@@ -135,17 +127,17 @@ def read_cifar_set(kind: Cifar, root: Path) -> DataSet:
         notes.append(f"{len(found)} of {len(kind.train)} training batches ({', '.join(found)})")
     filled = sum(len(indices) for name, indices in _jpeg_filled(folder).items() if name in (*found, kind.test))
     if filled:
-        notes.append(f"{filled} images left out, of which only JPEG copies are there")
+        notes.append(f"{filled} images left out: only JPEG copies exist")
     with reading(folder / kind.meta):
         classes = tuple(str(name) for name in meta[kind.label_names])
-        return DataSet(kind.name, train, test, classes, is_image=True, public=True, note="; ".join(notes))
+        return DataSet(kind.name, train, test, classes, public=True, note="; ".join(notes))
 
 
 def unpickle(path: Path) -> dict[str, Any]:
-    """The dictionary pickled in a file, by Python 2 or 3.
+    """The dictionary in a pickle file of Python 2 or 3.
 
     Raises:
-        DataUnreadable: it is no pickle, no dictionary, or asks for anything but arrays and plain data.
+        DataUnreadable: the file is no pickle, not a dictionary, or needs more than arrays and plain data.
     """
     with reading(path), path.open("rb") as file:
         data = _ArraysOnly(file, encoding="latin1").load()
@@ -155,7 +147,7 @@ def unpickle(path: Path) -> dict[str, Any]:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Knows the names that a pickled array consists of, and no others: loading a file must not run it."""
+    """Resolves only the names in a pickled array: loading a file must not run it."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ARRAY_NAMES:
@@ -164,7 +156,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def _dtype(name: str, *flags: object) -> np.dtype[Any]:
-    """np.dtype(name); old pickles give its flags as integers, which numpy 2.4 warns of."""
+    """np.dtype(name) without its flags, which are integers in old pickles: numpy 2.4 warns about them."""
     return np.dtype(name)
 
 
@@ -178,20 +170,20 @@ _ARRAY_NAMES = {
 
 
 def _read_batch(kind: Cifar, path: Path) -> Examples:
-    """One batch without the images that are JPEG copies."""
+    """One batch without JPEG copies."""
     entry = unpickle(path)
     with reading(path):
         images = np.asarray(entry["data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
         labels = np.asarray(entry[kind.labels], dtype=np.int64)
         if len(images) != len(labels):
-            raise ValueError(f"expected one label an image, got {len(images)} images and {len(labels)} labels")
+            raise ValueError(f"expected one label per image, got {len(images)} images and {len(labels)} labels")
         keep = np.ones(len(images), dtype=bool)
         keep[_jpeg_filled(path.parent).get(path.name, [])] = False
         return _examples(images[keep], labels[keep])
 
 
 def _jpeg_filled(folder: Path) -> dict[str, list[int]]:
-    """By batch: indices of images that are JPEG copies, from the file beside the folder; none where there is none."""
+    """Indices of the JPEG copies by batch, from `jpeg_filled.json` beside the folder; empty without this file."""
     path = folder.parent / "jpeg_filled.json"
     with reading(path):
         if not path.exists():
@@ -207,7 +199,7 @@ def _examples(images: Bytes, labels: npt.NDArray[Any]) -> Examples:
 
 
 def _download(title: str, root: Path, arguments: str = "") -> str:
-    """The command that lets torchvision download a set to `root`."""
+    """The command by which torchvision downloads a set to `root`."""
     call = f"torchvision().datasets.{title}({str(root)!r}, {arguments}download=True)"
     return f'get it: python -c "from leakgauge.harness.data.torchvision_shim import torchvision; {call}"'
 
@@ -216,13 +208,8 @@ FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shi
 
 IDX = (
     Idx("mnist", "MNIST", "MNIST: 60,000 + 10,000 handwritten digits, 28x28 gray"),
-    Idx(
-        "fashion_mnist",
-        "FashionMNIST",
-        "Fashion-MNIST: 60,000 + 10,000 pieces of clothing, 28x28 gray",
-        classes=FASHION,
-    ),
-    # of EMNIST's splits, the one of MNIST's size and classes (Cohen et al. 2017, arXiv:1702.05373)
+    Idx("fashion_mnist", "FashionMNIST", "Fashion-MNIST: 60,000 + 10,000 clothes, 28x28 gray", classes=FASHION),
+    # the split of EMNIST with MNIST's size and classes (Cohen et al. 2017, arXiv:1702.05373)
     Idx(
         "emnist",
         "EMNIST",
@@ -237,9 +224,9 @@ CIFAR = (
     Cifar(
         "cifar10",
         "CIFAR10",
-        "CIFAR-10: 50,000 + 10,000 photographs in 10 classes, 32x32 color; the batches that are there",
+        "CIFAR-10: 50,000 + 10,000 photographs in 10 classes, 32x32 color; fewer if batches are missing",
         folder="cifar-10-batches-py",
-        train=("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5"),
+        train=tuple(f"data_batch_{number}" for number in range(1, 6)),
         test="test_batch",
         meta="batches.meta",
         labels="labels",

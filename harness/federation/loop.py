@@ -1,25 +1,19 @@
-"""The federated loop: clients train, a defense wraps what they send, the server decodes and averages."""
+"""The federated loop: clients train, a defense carries their updates, the server averages what it decodes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec
-from leakgauge.harness.core.contract import (
-    Defense,
-    Examples,
-    Feedback,
-    LocalRule,
-    Message,
-    Sender,
-    Setting,
-)
+from leakgauge.harness.core.contract import Defense, Examples, Feedback, LocalRule, Message, Sender, Setting
 from leakgauge.harness.core.result import Evaluation
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
@@ -31,7 +25,7 @@ _NO_RULE = LocalRule()
 
 
 class Keep(NamedTuple):
-    """What to keep of a training for the attacks: models before these rounds, messages of those."""
+    """What to keep of a training for the attacks: the models before some rounds, the messages of some rounds."""
 
     models: frozenset[int] = frozenset()
     messages: frozenset[int] = frozenset()
@@ -39,18 +33,18 @@ class Keep(NamedTuple):
 
 @dataclass
 class Training:
-    """What one training left behind. `truth` is for scoring only and never enters an observation.
+    """The record of one training. `truth` is for scoring only and never enters an observation.
 
     Attributes:
         final: parameters after the last round.
         evaluations: in the order of the rounds.
-        feedback: what everybody learned after each round; replays the defense's state.
-        learning_rates: of each round.
+        feedback: what everybody learned after each round; it replays the defense's state.
+        learning_rates: one per round.
         models: parameters before the kept rounds.
-        messages: of the kept rounds, in the order of the senders' numbers; one of all where the channel adds them up.
-        truth: of the kept rounds, by sender, the samples (indices into its data) behind its message.
+        messages: messages of the kept rounds, in the order of the senders' numbers; one if the channel adds them up.
+        truth: for the kept rounds, by sender: the samples (indices into its data) behind its message.
         message_bytes: mean bytes of a client's message, by round.
-        snr_db: mean over a round's messages, by evaluated round; None where decoding was exact.
+        snr_db: mean over a round's messages, by evaluated round; None if decoding was exact.
     """
 
     setting: Setting
@@ -65,38 +59,34 @@ class Training:
     snr_db: list[float | None] = field(default_factory=list)
 
 
-def make_setting(
-    task: ModelTask, spec: FederationSpec, clients: Mapping[int, Examples], rule: LocalRule = _NO_RULE
-) -> Setting:
-    """The public setting of a federation over these clients, who train by the defense's rule."""
+def make_setting(task: ModelTask, spec: FederationSpec, clients: Mapping[int, Examples], rule: LocalRule) -> Setting:
+    """The public setting of a federation of these clients, who train by the defense's rule."""
     plan = make_plan(spec, spec.lr, rule)
-    largest = max(len(data.y) for data in clients.values())
-    size = largest if plan.batch == 0 else min(plan.batch, largest)
-    steps = 1 if plan.gradient else plan.steps or -(-largest // size) * (plan.epochs or 1)
+    sizes = [len(data.y) for data in clients.values()]
+    passes = -(-max(sizes) // plan.size(max(sizes))) * (plan.epochs or 1)
     return Setting(
         layout=task.layout,
         clients=spec.clients,
         participants=spec.participants or spec.clients,
         rounds=spec.rounds,
         sends="gradient" if plan.gradient else "update",
-        steps=steps,
+        steps=1 if plan.gradient else plan.steps or passes,
         lr=spec.lr,
         batch=plan.batch,
-        samples=min(len(data.y) for data in clients.values()),
+        samples=min(sizes),
         momentum=plan.momentum,
     )
 
 
 def make_plan(spec: FederationSpec, lr: float, rule: LocalRule = _NO_RULE, noise: float = 0.0) -> LocalPlan:
-    """How a client trains at this learning rate; one epoch where the study names neither steps nor epochs.
+    """How a client trains at this learning rate: for one epoch if the study sets neither steps nor epochs.
 
     rule, noise: see `LocalPlan.under`.
     """
-    unsaid = spec.local_steps is None and spec.local_epochs is None
     plan = LocalPlan(
         gradient=spec.algorithm == "fedsgd",
         steps=spec.local_steps,
-        epochs=1 if unsaid else spec.local_epochs,
+        epochs=1 if spec.local_steps is None and spec.local_epochs is None else spec.local_epochs,
         batch=spec.batch,
         lr=lr,
         momentum=spec.momentum,
@@ -127,22 +117,21 @@ def train(
     """Run the whole federation.
 
     Args:
-        clients: data by client number; the order in which they are listed changes nothing.
-        key: of everything that is drawn. Equal for two defenses, so that they start from the same model with the same
-            clients, batches and test set.
+        clients: data by client number; the listed order does not matter.
+        key: of all random draws. With the same key two defenses start from the same model and have the same clients,
+            batches and test set.
         device: where the clients train and the model is evaluated; messages are made, sent and decoded on the CPU.
 
     Raises:
-        ValueError: training diverged: an update or the test loss is not finite; or the defense allows no round.
+        ValueError: training diverged (an update or the test loss is not finite), or the defense allows no round.
     """
-    setting = make_setting(task, spec, clients, defense.local)
     placed = {number: _on(clients[number], device) for number in sorted(clients)}
-    run = _Run(task, spec, defense, placed, _on(test, device), key, engine, setting, device)
     params = task.init(key.child("init"))
-    state = defense.init(setting)
-    training = Training(setting, params)
+    training = Training(make_setting(task, spec, clients, defense.local), params)
+    run = _Run(task, spec, defense, placed, _on(test, device), key, engine, keep, device, training)
+    state = defense.init(training.setting)
     schedule = _Schedule(spec)
-    before: float | None = run.evaluate(params, 0, training)
+    before: float | None = run.evaluate(params, 0)
     for number in range(spec.rounds):
         if defense.stops(state):
             break
@@ -150,17 +139,15 @@ def train(
             training.models[number] = params.clone()
         lr = schedule.lr(number, before)
         training.learning_rates.append(lr)
-        params = run.round(
-            params, state, number, lr, training, kept=number in keep.messages, measured=before is not None
-        )
+        params = run.round(params, state, number, lr, with_snr=before is not None)
         due = (number + 1) % spec.evaluate_every == 0 or number + 1 == spec.rounds
-        after = run.evaluate(params, number + 1, training) if due else None
+        after = run.evaluate(params, number + 1) if due else None
         training.feedback.append(Feedback(number, before, after))
         state, before = defense.advance(state, training.feedback[-1]), after
     if not training.feedback:
         raise ValueError("the defense stops before the first round: nothing was trained")
     if before is None:
-        run.evaluate(params, len(training.feedback), training)
+        run.evaluate(params, len(training.feedback))
     training.final = params
     return training
 
@@ -170,12 +157,12 @@ class _Schedule:
     """The learning rate by round."""
 
     spec: FederationSpec
-    best: float = float("inf")
+    best: float = math.inf
     stale: int = 0
     factor: float = 1.0
 
     def lr(self, number: int, loss: float | None) -> float:
-        """Of round `number`; `loss` is the test loss before it, where it was evaluated."""
+        """The learning rate of round `number`; `loss` is the test loss before it, if it was evaluated."""
         if self.spec.schedule == "inverse":
             return self.spec.lr / (1 + self.spec.decay * number)
         if self.spec.schedule == "plateau" and loss is not None:
@@ -190,7 +177,7 @@ class _Schedule:
 
 @dataclass
 class _Run:
-    """What does not change from round to round."""
+    """A training in progress; `training` is its record."""
 
     task: ModelTask
     spec: FederationSpec
@@ -199,68 +186,74 @@ class _Run:
     test: Examples
     key: Key
     engine: Engine
-    setting: Setting
+    keep: Keep
     device: str
+    training: Training
 
     def __post_init__(self) -> None:
+        self.setting = self.training.setting
         self.memories = {number: self.defense.remember(self.setting) for number in self.clients}
 
-    def evaluate(self, params: Vector, number: int, training: Training) -> float:
-        """Test loss before round `number`; the evaluation is added to the training."""
-        accuracy, loss = evaluate(self.task, params.to(self.device), self.test)
-        if not torch.isfinite(torch.tensor(loss)):
+    def evaluate(self, params: Vector, number: int) -> float:
+        """Record accuracy (None for a regression) and mean test loss before round `number`; returns the loss."""
+        placed, is_classifier = params.to(self.device), self.task.model.loss != "squared"
+        loss, correct = 0.0, 0
+        with torch.no_grad():
+            for x, y in zip(*(torch.split(part, 1000) for part in self.test), strict=True):
+                loss += float(self.task.losses(placed, x, y).double().sum())
+                correct += self.task.correct(placed, x, y) if is_classifier else 0
+        loss /= len(self.test.y)
+        if not math.isfinite(loss):
             raise ValueError(f"training diverged: the test loss before round {number} is {loss}")
-        training.evaluations.append(Evaluation(number, accuracy, loss))
+        accuracy = correct / len(self.test.y) if is_classifier else None
+        self.training.evaluations.append(Evaluation(number, accuracy, loss))
         return loss
 
-    def round(
-        self, params: Vector, state: Any, number: int, lr: float, training: Training, *, kept: bool, measured: bool
-    ) -> Vector:
-        """One round; the next parameters."""
-        senders = self._participants(number)
-        work = [Work(self.clients[k], client_key(self.key, number, k).child("train")) for k in senders]
+    def round(self, params: Vector, state: Any, number: int, lr: float, *, with_snr: bool) -> Vector:
+        """Run one round; returns the next parameters."""
+        here, key = Round(self.defense, self.setting, state, number), self.key.child("round", number)
+        chosen = rng.subset(key.child("participants"), len(self.clients), self.setting.participants)
+        numbers = [list(self.clients)[i] for i in chosen]
+        keys = [client_key(self.key, number, k) for k in numbers]
+        work = [Work(self.clients[k], own.child("train")) for k, own in zip(numbers, keys, strict=True)]
         plan = make_plan(self.spec, lr, self.defense.local, self.defense.step_noise(self.setting))
         trained, batches = train_clients(self.task, params.to(self.device), work, plan, self.engine)
         updates = trained.cpu()
-        here = Round(self.defense, self.setting, state, number)
-        sent = here.exchange(
-            [
-                Client.of(Sender(k, len(self.clients[k].y)), update, self.memories[k], client_key(self.key, number, k))
-                for k, update in zip(senders, updates, strict=True)
-            ],
-            self.key.child("round", number, "channel"),
-        )
-        self.memories.update(zip(senders, sent.memories, strict=True))
-        mean = here.decode(sent, self.key.child("round", number, "server"))
-        training.message_bytes.append(sum(map(len, sent.sent)) / len(senders))
-        if measured:
-            training.snr_db.append(self._snr_db(here, updates, sent))
-        if kept:
-            training.truth[number] = {k: _flatten(mine) for k, mine in zip(senders, batches, strict=True)}
-            images, steps = [len(_flatten(mine)) for mine in batches], [len(mine) for mine in batches]
-            who, keys = sent.links.senders, sent.links.keys
-            if self.defense.superposes:
-                training.messages[number] = (
-                    Message(number, who[0], sent.received[0], keys[0], sum(images), max(steps), tuple(who[1:])),
-                )
-            else:
-                training.messages[number] = tuple(
-                    Message(number, *each) for each in zip(who, sent.received, keys, images, steps, strict=True)
-                )
+        clients = [
+            Client.of(Sender(k, len(self.clients[k].y)), update, self.memories[k], own)
+            for k, update, own in zip(numbers, updates, keys, strict=True)
+        ]
+        exchange = here.exchange(clients, key.child("channel"))
+        self.memories.update(zip(numbers, exchange.memories, strict=True))
+        mean = here.decode(exchange, key.child("server"))
+        self.training.message_bytes.append(sum(map(len, exchange.sent)) / len(numbers))
+        if with_snr:
+            self.training.snr_db.append(self._snr_db(here, updates, exchange))
+        if number in self.keep.messages:
+            self._keep(number, exchange, batches)
         return params - lr * mean if self.setting.sends == "gradient" else params + mean
 
-    def _participants(self, number: int) -> list[int]:
-        """Client numbers of this round, in increasing order."""
-        numbers = list(self.clients)
-        chosen = rng.subset(self.key.child("round", number, "participants"), len(numbers), self.setting.participants)
-        return [numbers[i] for i in chosen]
+    def _keep(self, number: int, exchange: Exchange, batches: Sequence[Sequence[Indices]]) -> None:
+        """Record a round's messages, and the samples behind each."""
+        # the distinct samples behind a message, in the order of their first use
+        samples = [np.array(list(dict.fromkeys(np.concatenate(used).tolist())), np.int64) for used in batches]
+        senders, keys = exchange.links.senders, exchange.links.keys
+        self.training.truth[number] = {sender.number: used for sender, used in zip(senders, samples, strict=True)}
+        images, steps = [len(used) for used in samples], [len(used) for used in batches]
+        if self.defense.superposes:
+            (received,), first, others = exchange.received, senders[0], tuple(senders[1:])
+            messages = [Message(number, first, received, keys[0], sum(images), max(steps), others)]
+        else:
+            columns = zip(senders, exchange.received, keys, images, steps, strict=True)
+            messages = [Message(number, *row) for row in columns]
+        self.training.messages[number] = tuple(messages)
 
-    def _snr_db(self, here: Round, updates: Tensor, sent: Exchange) -> float | None:
-        """Mean over messages of 10 log10(|u|^2 / |decoded - u|^2); None where decoding is exact or u is zero."""
+    def _snr_db(self, here: Round, updates: Tensor, exchange: Exchange) -> float | None:
+        """Mean over messages of 10 log10(|u|^2 / |decoded - u|^2); None if decoding is exact or u is zero."""
         if self.defense.superposes:
             return None
         ratios = []
-        for update, wire, link in zip(updates, sent.received, sent.links.each(), strict=True):
+        for update, wire, link in zip(updates, exchange.received, exchange.links.each(), strict=True):
             decoded = here.estimate(wire, link.sender, link.shared)
             signal = float(update.double().square().sum())
             noise = float((decoded.double() - update.double()).square().sum())
@@ -272,22 +265,3 @@ class _Run:
 def _on(data: Examples, device: str) -> Examples:
     """Examples on a device."""
     return Examples(data.x.to(device), data.y.to(device))
-
-
-def _flatten(batches: Sequence[Indices]) -> Indices:
-    """The distinct samples behind a message, in the order of their first use."""
-    seen = dict.fromkeys(int(i) for batch in batches for i in batch)
-    return torch.tensor(list(seen), dtype=torch.int64).numpy()
-
-
-def evaluate(task: ModelTask, params: Vector, data: Examples, chunk: int = 1000) -> tuple[float | None, float]:
-    """(accuracy, mean loss) over `data`; accuracy is None for a regression."""
-    loss, correct = 0.0, 0
-    with torch.no_grad():
-        for start in range(0, len(data.y), chunk):
-            x, y = data.x[start : start + chunk], data.y[start : start + chunk]
-            loss += float(task.losses(params, x, y).double().sum())
-            if task.model.loss != "squared":
-                correct += task.correct(params, x, y)
-    accuracy = None if task.model.loss == "squared" else correct / len(data.y)
-    return accuracy, loss / len(data.y)

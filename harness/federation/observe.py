@@ -1,9 +1,9 @@
-"""Builds what one adversary sees, and beside it the truth that only the scoring sees."""
+"""Builds what one adversary sees, and beside it the truth, which only the scoring sees."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,25 +13,17 @@ from torch import Tensor
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec, Target
-from leakgauge.harness.core.contract import (
-    Defense,
-    Examples,
-    Message,
-    Observation,
-    Sender,
-    Sighting,
-    Snapshot,
-)
+from leakgauge.harness.core.contract import Defense, Examples, Message, Observation, Sender, Sighting, Snapshot
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.federation.loop import Training, make_plan, replay_state
 from leakgauge.harness.federation.round import Client, Round
-from leakgauge.harness.learn.batch import Engine, Indices, LocalPlan, Work, train_clients
+from leakgauge.harness.learn.batch import Engine, Indices, Work, train_clients
 from leakgauge.harness.learn.tasks import ModelTask
 
 
 class _Sent(NamedTuple):
-    """The victims' messages by round, the truth behind each, and the training rows and clients that are theirs."""
+    """The victims' messages by round, their data, and the training rows and clients behind the messages."""
 
     sightings: tuple[Sighting, ...]
     victims: tuple[Examples, ...]
@@ -39,10 +31,10 @@ class _Sent(NamedTuple):
     senders: frozenset[int] = frozenset()
 
 
-class _Asked(NamedTuple):
-    """Candidates in random order, who is a member, the training and test rows among them, and a note."""
+class _Candidates(NamedTuple):
+    """Candidates in random order, which of them are members, their training and test rows, and a note."""
 
-    candidates: Examples
+    examples: Examples
     is_member: Tensor
     rows: Indices
     test_rows: Indices
@@ -51,11 +43,11 @@ class _Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class Scene:
-    """A finished training with its data: everything, before anybody's view of it is cut out.
+    """A finished training with its data: everything that an adversary's view is taken from.
 
     Attributes:
         clients: indices into `train` by client number.
-        key: of the study's seed, without the training's part: what is drawn from it is the same for every defense.
+        key: key of the study's seed, not of the training: its draws are the same for every defense.
     """
 
     task: ModelTask
@@ -76,12 +68,12 @@ class Scene:
 
 @dataclass(frozen=True)
 class Truth:
-    """What really was behind the messages, or who really took part. Only `harness.study.score` sees it.
+    """The data behind the messages, or who was a member. Only `harness.study.score` sees it.
 
     Attributes:
         victims: each victim's images and labels; empty for membership.
-        is_member: [n] bool, one a candidate; None for reconstruction.
-        note: what a reader must know about how it was chosen.
+        is_member: [n] bool, one per candidate; None for reconstruction.
+        note: what a reader must know about the choice of candidates.
     """
 
     victims: tuple[Examples, ...] = ()
@@ -92,10 +84,10 @@ class Truth:
 def observe(scene: Scene, view: View, target: Target) -> tuple[Observation, Truth]:
     """What the adversary `view` sees of the scene at `target`, and the truth.
 
-    The one place where an observation is built: a field that `view.sees` does not name stays None.
+    The only place that builds an observation: a field that `view.sees` does not name stays None.
 
     Raises:
-        ValueError: the scene does not hold what the target asks for; the message says what.
+        ValueError: the scene does not hold what the target needs; the error names it.
     """
     sees = view.sees
     training = scene.training
@@ -109,19 +101,20 @@ def observe(scene: Scene, view: View, target: Target) -> tuple[Observation, Trut
         final=training.final if "final" in sees else None,
     )
     if target.kind == "members":
-        asked = _candidates(scene, target)
+        chosen = _candidates(scene, target)
+        free = np.setdiff1d(np.arange(len(scene.test.y)), chosen.test_rows)
+        traffic = tuple(_sighting(scene, number, training.messages.get(number, ())) for number in target.looks_at)
         seen = dataclasses.replace(
-            _looking(seen, _traffic(scene, target)),
-            candidates=asked.candidates if "candidates" in sees else None,
+            _with_sightings(seen, traffic),
+            candidates=chosen.examples if "candidates" in sees else None,
             suspect=target.client,
-            auxiliary=_auxiliary(scene, asked.test_rows) if "auxiliary" in sees else None,
-            others=_others(scene, asked.rows, frozenset({target.client})) if "others" in sees else None,
+            auxiliary=Examples(scene.test.x[free], scene.test.y[free]) if "auxiliary" in sees else None,
+            others=_others(scene, chosen.rows, {target.client}) if "others" in sees else None,
         )
-        return seen, Truth(is_member=asked.is_member, note=asked.note)
-    look = _probes if target.kind == "probe" else _real_messages
-    sent = look(scene, target)
+        return seen, Truth(is_member=chosen.is_member, note=chosen.note)
+    sent = _probes(scene, target) if target.kind == "probe" else _real_messages(scene, target)
     seen = dataclasses.replace(
-        _looking(seen, sent.sightings),
+        _with_sightings(seen, sent.sightings),
         auxiliary=scene.test if "auxiliary" in sees else None,
         others=_others(scene, sent.rows, sent.senders) if "others" in sees else None,
         labels=tuple(victim.y.sort().values for victim in sent.victims) if "labels" in sees else None,
@@ -129,12 +122,15 @@ def observe(scene: Scene, view: View, target: Target) -> tuple[Observation, Trut
     return seen, Truth(sent.victims)
 
 
-def _looking(seen: Observation, sightings: Sequence[Sighting]) -> Observation:
-    """With what its adversary sees of these rounds; unchanged where there is none."""
+def _with_sightings(seen: Observation, sightings: tuple[Sighting, ...]) -> Observation:
+    """Add what the adversary sees of the attacked rounds; unchanged if there are none."""
     if not sightings:
         return seen
     sees = seen.view.sees
-    first, *later = (_through(sighting, sees) for sighting in sightings)
+    if "shared" not in sees:
+        bare = [tuple(message._replace(shared=None) for message in one.messages) for one in sightings]
+        sightings = tuple(one._replace(messages=part) for one, part in zip(sightings, bare, strict=True))
+    first, *later = sightings
     return dataclasses.replace(
         seen,
         lr=first.lr,
@@ -144,37 +140,28 @@ def _looking(seen: Observation, sightings: Sequence[Sighting]) -> Observation:
     )
 
 
-def _traffic(scene: Scene, target: Target) -> tuple[Sighting, ...]:
-    """Everybody's messages in the rounds that are looked at."""
-    training = scene.training
-    return tuple(
-        Sighting(training.messages.get(number, ()), _snapshot(scene, number), training.learning_rates[number])
-        for number in target.looks_at
-    )
-
-
-def _through(sighting: Sighting, sees: frozenset[str]) -> Sighting:
-    """A sighting as an adversary sees it who may lack the shared keys."""
-    if "shared" in sees:
-        return sighting
-    return sighting._replace(messages=tuple(message._replace(shared=None) for message in sighting.messages))
+def _sighting(scene: Scene, number: int, messages: Iterable[Message]) -> Sighting:
+    """These messages of one round, with its model and learning rate."""
+    return Sighting(tuple(messages), _snapshot(scene, number), scene.training.learning_rates[number])
 
 
 def _snapshot(scene: Scene, number: int) -> Snapshot:
-    """The model before round `number` and the defense's state then."""
-    trained = len(scene.training.feedback)
+    """The model and the defense's state before round `number`."""
+    training = scene.training
+    trained = len(training.feedback)
     if number >= trained:
         raise ValueError(f"there is no round {number}: the training ended after {trained} rounds")
-    if number not in scene.training.models:
-        raise ValueError(f"the model of round {number} was not kept; kept: {sorted(scene.training.models)}")
-    state = replay_state(scene.defense, scene.training.setting, scene.training.feedback[:number])
-    return Snapshot(number, scene.training.models[number], state)
+    if number not in training.models:
+        raise ValueError(f"the model of round {number} was not kept; kept: {sorted(training.models)}")
+    state = replay_state(scene.defense, training.setting, training.feedback[:number])
+    return Snapshot(number, training.models[number], state)
 
 
 def _probes(scene: Scene, target: Target) -> _Sent:
-    """Victims, each with `batch` images of its own, through the real encode path in every round that is looked at.
+    """Victims with `batch` images each, whose messages take the real encode path in every attacked round.
 
-    The images are those of the federation's clients, chosen by the study's seed alone: the same for every defense.
+    The images belong to the federation's clients. The study's seed alone chooses them: they are the same for every
+    defense.
     """
     used = np.sort(np.concatenate(list(scene.clients.values())))
     if target.images > len(used):
@@ -192,97 +179,81 @@ def _probes(scene: Scene, target: Target) -> _Sent:
 
 
 class _Probe:
-    """Clients that send the same images in every round, and remember as clients do.
+    """Clients that send the same images in every round, with the memory of a client.
 
-    rows: [clients, batch]; so many of them as `together` send at once where the channel superposes.
+    rows: [clients, batch]; if the channel superposes, `together` of the clients send at once.
     """
 
     def __init__(self, scene: Scene, rows: Indices, together: int) -> None:
         self.scene, self.together = scene, together
-        self.clients = [scene.rows(part) for part in rows]
-        setting = scene.training.setting
-        self.memories = [scene.defense.remember(setting) for _ in self.clients]
+        self.data = [scene.rows(part) for part in rows]
+        self.senders = [Sender(number, rows.shape[1]) for number in range(len(rows))]
+        self.memories = [scene.defense.remember(scene.training.setting) for _ in rows]
 
     def sighting(self, number: int) -> Sighting:
-        """What arrives in one round."""
-        scene = self.scene
+        """The messages of one round."""
+        scene, setting = self.scene, self.scene.training.setting
         model, lr = _snapshot(scene, number), scene.training.learning_rates[number]
-        plan = make_plan(scene.spec, lr, scene.defense.local, scene.defense.step_noise(scene.training.setting))
+        plan = make_plan(scene.spec, lr, scene.defense.local, scene.defense.step_noise(setting))
         if plan.gradient:
             plan = dataclasses.replace(plan, batch=0, poisson=False)
-        keys = [scene.key.child("probe", number, client) for client in range(len(self.clients))]
+        here = Round(scene.defense, setting, model.state, number)
         messages = []
-        for first in range(0, len(keys), self.together):
-            group = range(first, first + self.together)
-            trained = [self._train(model, plan, client, keys[client]) for client in group]
-            received = self._send(model, group, [update for update, _ in trained], keys)
-            sender, *others = map(self._sender, group)
-            images = self.together * len(self.clients[first].y)
-            shared = keys[first].child("shared")
-            messages.append(Message(number, sender, received, shared, images, trained[0][1], tuple(others)))
+        for first in range(0, len(self.data), self.together):
+            group, clients, steps = range(first, first + self.together), [], []
+            for i in group:
+                key = scene.key.child("probe", number, i)
+                work = Work(self.data[i], key.child("train"))
+                trained = train_clients(scene.task, model.params, [work], plan, scene.engine)
+                clients.append(Client.of(self.senders[i], trained.updates[0], self.memories[i], key))
+                steps.append(len(trained.batches[0]))
+            received, self.memories[first : group.stop] = self._send(here, clients)
+            sender, *others = (client.sender for client in clients)
+            images = self.together * sender.samples
+            messages.append(Message(number, sender, received, clients[0].shared, images, steps[0], tuple(others)))
         return Sighting(tuple(messages), model, lr)
 
-    def _train(self, model: Snapshot, plan: LocalPlan, client: int, key: Key) -> tuple[Tensor, int]:
-        """One client's update, and how many steps it took."""
-        scene = self.scene
-        work = Work(self.clients[client], key.child("train"))
-        trained = train_clients(scene.task, model.params, [work], plan, scene.engine)
-        return trained.updates[0], len(trained.batches[0])
+    def _send(self, here: Round, clients: list[Client]) -> tuple[bytes, list[Any]]:
+        """What arrives from a group of clients (one, unless the channel superposes), and their new memories.
 
-    def _sender(self, client: int) -> Sender:
-        """A client as everybody knows it."""
-        return Sender(client, len(self.clients[client].y))
-
-    def _send(self, model: Snapshot, group: range, updates: Sequence[Tensor], keys: Sequence[Key]) -> bytes:
-        """What arrives of a group's updates: one client's, or what the channel makes of several.
-
-        Where the channel adds messages up, the others send an update of zero: an adversary who knows their data can
-        take it away from the sum, but not the noise that they put in.
+        If the channel superposes, the remaining clients send zero updates: an adversary who knows their data can
+        subtract it from the sum, but not their noise.
         """
-        here = Round(self.scene.defense, self.scene.training.setting, model.state, model.round)
-        clients = [
-            Client.of(self._sender(client), update, self.memories[client], keys[client])
-            for client, update in zip(group, updates, strict=True)
-        ]
-        key = keys[group[0]]
-        beside = here.silent([client.sender for client in clients], key) if here.defense.superposes else []
-        sent = here.exchange([*clients, *beside], key.child("channel"))
-        self.memories[group.start : group.stop] = sent.memories[: len(group)]
-        (received,) = sent.received
-        return received
+        key = self.scene.key.child("probe", here.number, clients[0].sender.number)
+        silent = here.silent([client.sender for client in clients], key) if here.defense.superposes else []
+        exchange = here.exchange([*clients, *silent], key.child("channel"))
+        (received,) = exchange.received
+        return received, exchange.memories[: len(clients)]
 
 
 def _real_messages(scene: Scene, target: Target) -> _Sent:
-    """The first `count` senders of the first real round, their messages in all rounds, and the samples behind them."""
+    """The first `count` senders of the first attacked round: their messages in all attacked rounds, and their data."""
     training, sightings = scene.training, []
     chosen: dict[int, Indices] = {}
     for number in target.looks_at:
-        model = _snapshot(scene, number)
+        sighting = _sighting(scene, number, training.messages.get(number, ()))
         if number not in training.messages or scene.defense.superposes:
             raise ValueError(f"no single client's message of round {number} reached the receiver, or it was not kept")
+        truth = training.truth[number]
         if not chosen:
-            found = training.messages[number][: target.count]
-            chosen = {message.sender.number: training.truth[number][message.sender.number] for message in found}
-        messages = tuple(message for message in training.messages[number] if message.sender.number in chosen)
+            first = [message.sender.number for message in sighting.messages[: target.count]]
+            chosen = {client: truth[client] for client in first}
+        messages = tuple(message for message in sighting.messages if message.sender.number in chosen)
         if len(messages) < target.count:
             raise ValueError(
-                f"expected at most {len(messages)} messages in round {number}, got count={target.count}: so many of "
-                "those clients took part"
+                f"expected at most {len(messages)} messages in round {number}, got count={target.count}: only that "
+                "many of those clients took part"
             )
-        truth = training.truth[number]
         if any(set(rows) != set(truth[client]) for client, rows in chosen.items()):
             raise ValueError("expected the same samples behind a client's messages of several rounds: needs batch = 0")
-        sightings.append(Sighting(messages, model, training.learning_rates[number]))
-    rows = [scene.clients[number][mine] for number, mine in chosen.items()]
+        sightings.append(sighting._replace(messages=messages))
+    rows = [scene.clients[client][used] for client, used in chosen.items()]
     victims = tuple(scene.rows(part) for part in rows)
     return _Sent(tuple(sightings), victims, np.concatenate(rows), frozenset(chosen))
 
 
-def _candidates(scene: Scene, target: Target) -> _Asked:
-    """Whose membership is asked about.
-
-    Non-members are training samples that no client holds, where there are enough; else test samples.
-    """
+def _candidates(scene: Scene, target: Target) -> _Candidates:
+    """Members and non-members: the latter are samples that no client holds, or test samples if these are too few."""
     used = np.sort(np.concatenate(list(scene.clients.values())))
     idle = np.setdiff1d(np.arange(len(scene.train.y)), used)
     key = scene.key.child("candidates")
@@ -294,33 +265,27 @@ def _candidates(scene: Scene, target: Target) -> _Asked:
     if inside > len(used):
         raise ValueError(f"expected at most {len(used)} members, got count={inside}")
     rows = used[rng.subset(key.child("members"), len(used), inside)]
-    taken, test_rows = scene.rows(rows), np.empty(0, np.int64)
+    members, test_rows = scene.rows(rows), np.empty(0, np.int64)
     note = "non-members are training samples that no client holds"
     if len(idle) >= outside:
         others = scene.rows(idle[rng.subset(key.child("others"), len(idle), outside)])
     elif outside < len(scene.test.y):
-        note = "non-members come from the test set: part of the difference may be between the two sets"
+        note = "non-members come from the test set: part of the difference may lie between the two sets"
         test_rows = rng.subset(key.child("others"), len(scene.test.y), outside)
         others = Examples(scene.test.x[test_rows], scene.test.y[test_rows])
     else:
         raise ValueError(
-            f"expected fewer than {len(scene.test.y)} non-members (no idle training samples, and the attacker's own "
-            f"data come from the test set too), got {outside}"
+            f"expected fewer than {len(scene.test.y)} non-members (there are too few idle training samples, and the "
+            f"attacker's own data come from the test set too), got {outside}"
         )
     order = torch.from_numpy(rng.permutation(key.child("order"), inside + outside))
-    members = torch.arange(inside + outside) < inside
-    x, y = torch.cat([taken.x, others.x])[order], torch.cat([taken.y, others.y])[order]
-    return _Asked(Examples(x, y), members[order], rows, test_rows, note)
-
-
-def _auxiliary(scene: Scene, taken: Indices) -> Examples:
-    """Data of the same kind that belongs to no victim and no candidate: the test set without what was taken."""
-    free = np.setdiff1d(np.arange(len(scene.test.y)), taken)
-    return Examples(scene.test.x[free], scene.test.y[free])
+    is_member = torch.arange(inside + outside) < inside
+    x, y = torch.cat([members.x, others.x])[order], torch.cat([members.y, others.y])[order]
+    return _Candidates(Examples(x, y), is_member[order], rows, test_rows, note)
 
 
 def _others(scene: Scene, taken: Indices, senders: Collection[int | None]) -> dict[int, Examples]:
-    """What the clients other than `senders` hold, without the rows that are the victims'."""
+    """The data of all clients except `senders`, without the rows `taken`."""
     return {
         number: scene.rows(np.setdiff1d(rows, taken)) for number, rows in scene.clients.items() if number not in senders
     }

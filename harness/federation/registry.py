@@ -1,7 +1,7 @@
 """Finds defenses and attacks: one file each in the packages `defenses` and `attacks`, entry points, or `module:Class`.
 
-The file name is the name (`membership_loss.py` is `membership-loss`), and the file holds one public class. The only
-module that imports the two packages.
+A file is named after its part (`membership_loss.py` is `membership-loss`) and holds one public class. No other module
+imports the two packages.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def classes(kind: Kind) -> dict[str, type]:
     """All classes of this kind by name, in alphabetical order.
 
     Raises:
-        ImportError: a file of the package holds no class of this kind, or more than one; or two have one name.
+        ImportError: a file of the package does not hold exactly one class of this kind, or two classes share a name.
     """
     found: dict[str, type] = {}
     package = importlib.import_module(f"leakgauge.{_PACKAGE[kind]}")
@@ -50,26 +50,19 @@ def classes(kind: Kind) -> dict[str, type]:
 
 
 def _only_class(kind: Kind, module: str, names: dict[str, Any]) -> type:
-    """The one concrete class of this kind that the module defines."""
-    mine = [
-        value
-        for name, value in names.items()
-        if inspect.isclass(value)
-        and value.__module__ == module
-        and not name.startswith("_")
-        and issubclass(value, _BASE[kind])
-    ]
-    if len(mine) != 1:
-        raise ImportError(f"expected one public {kind} class in {module}, got {len(mine)}")
-    found: type = mine[0]
-    return found
+    """The only public class of this kind that the module defines."""
+    public = [value for name, value in names.items() if inspect.isclass(value) and not name.startswith("_")]
+    found = [value for value in public if value.__module__ == module and issubclass(value, _BASE[kind])]
+    if len(found) != 1:
+        raise ImportError(f"expected one public {kind} class in {module}, got {len(found)}")
+    return found[0]
 
 
 def lookup(kind: Kind, name: str) -> type:
-    """The class called `name`, or the class that `module:Class` names.
+    """The class named `name`, which may be `module:Class`.
 
     Raises:
-        UnknownNameError: there is none.
+        UnknownNameError: there is no such class.
     """
     known = classes(kind)
     if name in known:
@@ -87,7 +80,7 @@ def lookup(kind: Kind, name: str) -> type:
 
 
 class ParameterError(ValueError):
-    """Parameters that a defense or an attack does not take; `problems` are (key, what came, what was expected)."""
+    """Parameters that a defense or an attack does not accept; `problems` holds (key, what came and was expected)."""
 
     def __init__(self, name: str, problems: list[tuple[str, str]]) -> None:
         super().__init__("; ".join(f"{name}.{key}: {text}" if key else f"{name}: {text}" for key, text in problems))
@@ -95,11 +88,11 @@ class ParameterError(ValueError):
 
 
 def build(kind: Kind, name: str, parameters: dict[str, Scalar]) -> Any:
-    """The defense or attack called `name` with these parameters, checked strictly.
+    """The defense or attack named `name` with these parameters, checked strictly.
 
     Raises:
         UnknownNameError: no such name.
-        ParameterError: unknown keys, wrong types, values out of range: all of them at once.
+        ParameterError: unknown keys, wrong types or values out of range; all problems are reported together.
     """
     if kind == "defense" and "+" in name:
         return _cascade(name, parameters)
@@ -111,10 +104,7 @@ def build(kind: Kind, name: str, parameters: dict[str, Scalar]) -> Any:
 
 
 def _cascade(name: str, parameters: dict[str, Scalar]) -> Any:
-    """The two defenses that `name` joins with a plus, each with the parameters that are its own.
-
-    A parameter that both have is written `defense.parameter`.
-    """
+    """The cascade `first+second`; a parameter that both defenses have is written `defense.parameter`."""
     names = _parts(name)
     fields = [{field.name for field in dataclasses.fields(lookup("defense", part))} for part in names]
     tables: list[dict[str, Scalar]] = [{}, {}]
@@ -151,25 +141,25 @@ def _parts(name: str) -> tuple[str, str]:
 
 
 def construct(kind: type[P], table: dict[str, Any]) -> P:
-    """A dataclass from a table, checked strictly: no text where a number stands, no key that it does not have.
+    """A dataclass from a table, checked strictly: no text for a number, no unknown key.
 
     Raises:
-        pydantic.ValidationError: everything that is wrong, at once.
+        pydantic.ValidationError: all problems together.
     """
-    # through JSON, where strict mode takes a table for a dataclass and an integer for a float
-    adapter: Any = _adapter(kind)  # type: ignore[arg-type]  # a type is hashable, which a type variable does not say
+    # through JSON: there strict mode accepts a table for a dataclass and an integer for a float
+    adapter: Any = _adapter(kind)  # type: ignore[arg-type]  # a type is hashable, but mypy does not know it of P
     found: P = adapter.validate_json(json.dumps(table, default=str), strict=True)
     return found
 
 
 @functools.cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """The reader of a type, built once."""
+    """The validator of a type, built once."""
     return TypeAdapter(kind)
 
 
 def explain(item: Any) -> tuple[str, str]:
-    """One problem that pydantic found as (path, text): what came and what was expected."""
+    """One of pydantic's errors as (path, text); the text states what came and what was expected."""
     path = ".".join(str(part) for part in item["loc"])
     came = item["input"]
     if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
@@ -207,6 +197,6 @@ def summary(kind: Kind, name: str) -> str:
 
 
 def describe(spec: PartSpec) -> PartInfo:
-    """What an attack with these parameters is."""
+    """The kind and the summary of an attack with these parameters."""
     attack = build_attack(spec)
     return PartInfo(spec.name, summary("attack", spec.name), attack.kind, attack.aware, attack.floor)

@@ -1,21 +1,24 @@
-"""One round of messages: the one place where they are made, carried and read.
+"""One round of messages: only this module and the defenses themselves call `encode`, `transmit`, `estimate`, `decode`.
 
-The federated loop, probes, audits, shadow federations and attacks that imitate a client all go through here, so what is
-audited and attacked is what a training sends.
+Training, probes, audits, shadow federations and attacks that imitate a client all go through `Round`, so an audit or an
+attack meets the same bytes that a training sends.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-from leakgauge.harness.core.contract import Defense, Link, Links, Message, Sender, Setting
+from leakgauge.harness.core.contract import Defense, Link, Links, Message, MessageError, Sender, Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
-from leakgauge.harness.federation import envelope
+
+_HEADER = struct.Struct("<II")
+"""The envelope of a digital message: its round and its sender, 4 bytes each."""
 
 
 def client_key(key: Key, number: int, client: int) -> Key:
@@ -24,7 +27,7 @@ def client_key(key: Key, number: int, client: int) -> Key:
 
 
 class Client(NamedTuple):
-    """One client in a round: its update [d], what it remembers, and its two keys of the round."""
+    """One client in a round: its update [d], its memory, and its two keys of the round."""
 
     sender: Sender
     update: Vector
@@ -39,13 +42,13 @@ class Client(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """What crossed the wire in a round.
+    """The messages of one round.
 
     Attributes:
         sent: each client's message, without its envelope.
-        received: what arrived: the same messages, or the one superposition of them.
-        memories: what each client remembers afterwards.
-        links: of the messages, with the shared keys.
+        received: what arrives: the same messages, or their one superposition.
+        memories: each client's memory after the round.
+        links: one per message, with the shared keys.
     """
 
     sent: list[bytes]
@@ -56,7 +59,7 @@ class Exchange(NamedTuple):
 
 @dataclass(frozen=True)
 class Round:
-    """Round `number` of a federation, at the defense's public state of that round."""
+    """Round `number` of a federation, with the defense's public state of that round."""
 
     defense: Defense[Any, Any]
     setting: Setting
@@ -64,24 +67,23 @@ class Round:
     number: int = 0
 
     def exchange(self, clients: Sequence[Client], channel: Key) -> Exchange:
-        """Encode each update, seal it if it is digital, transmit all messages, and open them.
+        """Encode each client's update, seal and open it if it is digital, then transmit all messages.
 
         Args:
-            channel: the key of the channel's own noise.
+            channel: key of the channel noise.
 
         Raises:
-            ValueError: an update is not finite; the message names round and client.
+            ValueError: an update is not finite; the error names round and client.
         """
         sent, memories = [], []
-        for client in clients:
-            link = Link(self.setting, client.sender, client.shared)
+        for sender, update, memory, private, shared in clients:
+            link = Link(self.setting, sender, shared)
             try:
-                wire, memory = self.defense.encode(self.state, client.memory, client.update, link, client.private)
+                wire, memory = self.defense.encode(self.state, memory, update, link, private)
             except ValueError as error:
-                raise ValueError(f"round {self.number}, client {client.sender.number}: {error}") from error
+                raise ValueError(f"round {self.number}, client {sender.number}: {error}") from error
             if not self.defense.analog:
-                who = client.sender.number
-                wire = envelope.unseal(envelope.seal(wire, self.number, who), self.number, who)
+                wire = unseal(seal(wire, self.number, sender.number), self.number, sender.number)
             sent.append(wire)
             memories.append(memory)
         links = Links(self.setting, [client.sender for client in clients], [client.shared for client in clients])
@@ -89,26 +91,47 @@ class Round:
         return Exchange(sent, received, memories, links)
 
     def silent(self, clients: Sequence[Sender], key: Key) -> list[Client]:
-        """The remaining participants, with updates of zero and no history: the lowest numbers that are not taken.
+        """The remaining participants, with zero updates and new memories: the lowest client numbers that are free.
 
-        Their noise is in the aggregate, and nothing else: an adversary who knows their data can subtract the rest.
+        They add only their noise to the aggregate: an adversary who knows their data can subtract everything else.
         """
-        taken = {who.number % self.setting.clients for who in clients}
-        others = [Sender(k, self.setting.samples) for k in range(self.setting.clients) if k not in taken]
+        taken = {sender.number % self.setting.clients for sender in clients}
+        free = [Sender(k, self.setting.samples) for k in range(self.setting.clients) if k not in taken]
         zero = torch.zeros(self.setting.dim)
         return [
-            Client.of(who, zero, self.defense.remember(self.setting), key.child("other", who.number))
-            for who in others[: self.setting.participants - len(clients)]
+            Client.of(sender, zero, self.defense.remember(self.setting), key.child("other", sender.number))
+            for sender in free[: self.setting.participants - len(clients)]
         ]
 
     def decode(self, exchange: Exchange, private: Key) -> Vector:
-        """The server's mean update [d]. `private` is known to the server only."""
+        """Server: the mean update [d]. Only the server knows `private`."""
         return self.defense.decode(self.state, exchange.received, exchange.links, private)
 
     def estimate(self, received: bytes, sender: Sender, shared: Key | None) -> Vector:
-        """The update [d] that one received message shows; `shared` is None for an outsider."""
+        """The update [d] that one received message reveals; `shared` is None for an outsider."""
         return self.defense.estimate(self.state, received, Link(self.setting, sender, shared))
 
     def read(self, message: Message) -> Vector:
-        """`estimate` of a message as an adversary sees it."""
+        """The update [d] that a message reveals to an adversary."""
         return self.estimate(message.wire, message.sender, message.shared)
+
+
+def seal(wire: bytes, number: int, sender: int) -> bytes:
+    """The message in an envelope that names its round and its sender."""
+    return _HEADER.pack(number, sender) + wire
+
+
+def unseal(sealed: bytes, number: int, sender: int) -> bytes:
+    """The message in an envelope of this round and sender.
+
+    Raises:
+        MessageError: the bytes are too short for an envelope, or it names another round or sender.
+    """
+    if len(sealed) < _HEADER.size:
+        raise MessageError(f"expected an envelope of at least {_HEADER.size} bytes, got {len(sealed)} bytes")
+    found, author = _HEADER.unpack_from(sealed)
+    if (found, author) != (number, sender):
+        raise MessageError(
+            f"expected a message of round {number} from client {sender}, got one of round {found} from client {author}"
+        )
+    return sealed[_HEADER.size :]

@@ -1,6 +1,6 @@
-"""The baseline: a committed JSON file of a run's measures, with why they are accepted.
+"""The baseline: a committed JSON file of a run's measures, with the reason why they are accepted.
 
-A measure takes three lines, so that a diff shows what moved: what it is, its number, and its values.
+A measure takes three lines, so a diff shows what moved: its name, its number, and its values.
 """
 
 from __future__ import annotations
@@ -14,31 +14,33 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from leakgauge.harness.core.cell import PartSpec
+from leakgauge.harness.core.metrics import GateTest, metric
 from leakgauge.harness.gate.measure import Measure, Measured, measured
 from leakgauge.harness.study.store import load_run, write_atomically
 
-SCHEMA = 1
+SCHEMA = 2
 
 NOISE_SD = 0.012
 """The largest standard deviation of an image's SSIM over repeated runs that was measured (0.005 to 0.012)."""
 
 _BREAKS = ("value", "values")
-"""Fields of a measure that begin a line."""
+"""Fields of a measure that start a new line."""
 
-_ANEW = "make it anew with 'leakgauge baseline update'"
+_ANEW = "make a new one with 'leakgauge baseline update'"
 
 
 class BaselineError(ValueError):
-    """A baseline that is not there, cannot be read, or is of another version; one line, saying what to do."""
+    """A baseline is missing, unreadable or of another version; one line that states the remedy."""
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A run's measures and what was said when they were accepted.
+    """A run's measures, with the reason given when they were accepted.
 
     Attributes:
-        noise_sd: standard deviation of an image's value over repeated runs.
-        reason: why this is the baseline.
+        noise_sd: standard deviation of an image's SSIM over repeated runs.
+        reason: why these measures are accepted.
     """
 
     measured: Measured
@@ -48,13 +50,13 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Move:
-    """A measure that is not the same in two runs.
+    """A measure that differs between two runs.
 
     Attributes:
         key, name: of the measure.
         before, after: its value; None where there is none.
-        differ: single values that are not the same, or that one run lacks; 0 where it is in one run only.
-        of: single values in the run that has more of them.
+        differ: number of single values that differ or that one run lacks; 0 if only one run has the measure.
+        of: number of single values, in the run that has more.
     """
 
     key: str
@@ -68,7 +70,7 @@ class Move:
 
 @dataclass(frozen=True)
 class _File:
-    """What the file holds, in its order."""
+    """The content of the file, in its order."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
     schema: int
@@ -78,10 +80,10 @@ class _File:
 
 
 def of(path: Path) -> Baseline:
-    """The baseline in a file; or a folder of results, taken for one.
+    """The baseline in a file, or a folder of results used as one.
 
     Raises:
-        BaselineError, StoreError: it is neither.
+        BaselineError, StoreError: neither can be read.
     """
     if not path.is_dir():
         return read(path)
@@ -92,8 +94,8 @@ def read(path: Path) -> Baseline:
     """The baseline in a file.
 
     Raises:
-        BaselineError: there is no such file, it is cut or of another version, or something in it is of a wrong type,
-            not finite, or there twice.
+        BaselineError: the file is missing, cut or of another version, or a field has a wrong type, is not finite, or
+            appears twice.
     """
     try:
         content = path.read_bytes()
@@ -120,7 +122,7 @@ def read(path: Path) -> Baseline:
 
 
 def write(baseline: Baseline, path: Path) -> None:
-    """Atomically; stable key order, so that a diff of two versions shows what changed.
+    """Write a baseline atomically, with a stable key order, so a diff of two versions shows what changed.
 
     Raises:
         ValueError: a number is not finite.
@@ -130,7 +132,7 @@ def write(baseline: Baseline, path: Path) -> None:
 
 
 def to_text(baseline: Baseline) -> str:
-    """The JSON of a baseline: equal baselines, equal text."""
+    """The JSON of a baseline: equal baselines give equal text."""
     head = {
         "schema": SCHEMA,
         "reason": baseline.reason,
@@ -143,7 +145,7 @@ def to_text(baseline: Baseline) -> str:
 
 
 def moves(old: Measured, new: Measured) -> tuple[Move, ...]:
-    """What moved or appeared, in the order of the later run, then what vanished."""
+    """The measures that moved or appeared, in the order of the later run, then those that vanished."""
     before, after = old.by_key(), new.by_key()
     found = []
     for key, now in after.items():
@@ -159,7 +161,7 @@ def moves(old: Measured, new: Measured) -> tuple[Move, ...]:
 
 
 def provenance(old: Measured, new: Measured) -> tuple[str, ...]:
-    """One line for each thing but the measures that is not the same in two runs."""
+    """One line for each difference between two runs other than their measures."""
     lines = []
     for name in ("study", "study_hash", "data", "commit", "packages", "machine"):
         was, now = getattr(old, name), getattr(new, name)
@@ -172,7 +174,7 @@ def provenance(old: Measured, new: Measured) -> tuple[str, ...]:
 
 
 def _problem(file: _File) -> str:
-    """What is wrong with a file whose types are right; empty: nothing."""
+    """The first inconsistency in a file whose types are right; empty if there is none."""
     measures = file.measured.measures
     if not measures:
         return "it has no measures"
@@ -182,7 +184,9 @@ def _problem(file: _File) -> str:
             return f"{measure.key} is there twice"
         seen.add(measure.key)
         sides = sum(members + others for members, others in measure.sides)
-        if measure.metric == "auc" and sides != len(measure.values):
+        if metric(measure.metric).gate is None:
+            return f"{measure.key} is of a metric that the gate does not know: {measure.metric}"
+        if metric(measure.metric).gate is GateTest.DELONG and sides != len(measure.values):
             return f"{measure.key} has {len(measure.values)} values for {sides} records"
     if file.noise_sd < 0:
         return f"got noise_sd {file.noise_sd}, expected 0 or more"
@@ -190,14 +194,15 @@ def _problem(file: _File) -> str:
 
 
 def _lines(measure: Measure) -> str:
-    """A measure as JSON on three lines, without what is as by default."""
+    """A measure as JSON on three lines, without fields that have their default."""
     defaults = {field.name: field.default for field in dataclasses.fields(measure)}
     text = ""
     for name, value in _shallow(measure).items():
         if defaults[name] is not dataclasses.MISSING and value == defaults[name]:
             continue
         between = ",\n    " if name in _BREAKS else ", "
-        text += f"{between if text else ''}{json.dumps(name)}: {_json(value)}"
+        plain = dataclasses.asdict(value) if isinstance(value, PartSpec) else value
+        text += f"{between if text else ''}{json.dumps(name)}: {_json(plain)}"
     return f"   {{{text}}}"
 
 

@@ -1,4 +1,4 @@
-"""What makes a run and a baseline, or one measure of both, comparable."""
+"""Whether a run and a baseline, or one measure of both, are comparable."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from leakgauge.harness.core.metrics import GateTest, gated, metric
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.gate.measure import Measure, Measured
 from leakgauge.harness.gate.rules import Rules, Verdict
 
 NUMERIC = ("torch", "numpy", "scipy", "scikit-image", "torchvision")
-"""Packages whose versions the numbers rest on: with another one, a baseline is stale."""
+"""Packages that determine the numbers: with another version, a baseline is stale."""
 
-RATES = {"tpr@1%": 0.01, "tpr@0.1%": 0.001}
-"""Of false alarms."""
+TESTED = (GateTest.PAIRED, GateTest.DELONG, GateTest.RATE)
+"""The statistical tests, which need pairs."""
 
-TESTED = ("ssim", "auc", *RATES)
-"""Metrics that are judged by a test."""
-
-_UNITS = {"ssim": "images", "auc": "records", "tpr@1%": "records", "tpr@0.1%": "records"}
 _HELP = "`leakgauge baseline update` makes a new baseline, `leakgauge check --rerun-base` compares with older code"
 
 
@@ -54,7 +51,7 @@ def problems(now: Measured, base: Measured) -> Iterable[str]:
 
 
 def about_runs(now: Measured, base: Measured) -> Iterable[str]:
-    """What a reader must know of two runs that can be compared."""
+    """Warnings about two runs that can be compared."""
     if now.machine != base.machine:
         yield f"another machine than the baseline's: {now.machine} against {base.machine}"
     builds = [
@@ -74,7 +71,7 @@ def about_runs(now: Measured, base: Measured) -> Iterable[str]:
 
 
 def refusal(new: Measure | None, old: Measure | None, rules: Rules) -> Refusal | None:
-    """Why a measure cannot be judged; None where it can. At least one of the two is there."""
+    """Why a measure cannot be judged; None if it can. At least one of the two exists."""
     if new is None:
         return Refusal(Verdict.INCOMPLETE, "the run does not have this measure")
     if lack := new.problem or _lack(new):
@@ -86,7 +83,8 @@ def refusal(new: Measure | None, old: Measure | None, rules: Rules) -> Refusal |
     if new.control != old.control:
         was, is_now = (one.control or "a gated attack" for one in (old, new))
         return Refusal(Verdict.NOT_COMPARABLE, f"this is {is_now} in the run and {was} in the baseline")
-    what = _UNITS.get(new.metric, "seeds")
+    known = metric(new.metric)
+    what = "records" if new.sides else known.items
     if len(new.values) != len(old.values) or new.sides != old.sides:
         return Refusal(
             Verdict.NOT_COMPARABLE, f"the run has other {what} than the baseline: {_size(new)} against {_size(old)}"
@@ -94,7 +92,7 @@ def refusal(new: Measure | None, old: Measure | None, rules: Rules) -> Refusal |
     if new.items != old.items:
         return Refusal(Verdict.NOT_COMPARABLE, f"the run has other {what} than the baseline: their digests differ")
     least = max(rules.least, 2)
-    if new.metric in TESTED and (few := _fewest(new)) < least:
+    if known.gate in TESTED and (few := _fewest(new)) < least:
         return Refusal(
             Verdict.NOT_COMPARABLE, f"{few} {what} are too few to tell a rise from noise: take {least} or more"
         )
@@ -102,34 +100,38 @@ def refusal(new: Measure | None, old: Measure | None, rules: Rules) -> Refusal |
 
 
 def curve(key: str) -> str:
-    """The key of the AUC of the same attack, whose placements a rate is judged by; of all else the key itself."""
-    for rate in RATES:
-        key = key.replace(f"/{rate}/", "/auc/")
+    """For a rate, the key of the same attack's curve, whose placements the test needs; else the key itself."""
+    (placed,) = gated(GateTest.DELONG)
+    for rate in gated(GateTest.RATE):
+        key = key.replace(f"/{rate.name}/", f"/{placed.name}/")
     return key
 
 
 def _lack(measure: Measure) -> str:
-    """What a measure without a problem of its own still lacks; empty where nothing."""
+    """What a measure without a recorded problem still lacks; empty if nothing."""
     needed: list[float | None] = [measure.value, *measure.values]
-    if not measure.values and measure.metric not in RATES:
+    test = metric(measure.metric).gate
+    if test is None:
+        return "the gate does not know this metric"
+    if not measure.values and test is not GateTest.RATE:
         return "there are no values"
     lost = sum(finite(value) is None for value in needed)
     if lost:
         return f"{lost} of {len(needed)} numbers are missing or not finite"
-    if measure.metric == "auc" and sum(map(sum, measure.sides)) != len(measure.values):
+    if test is GateTest.DELONG and sum(map(sum, measure.sides)) != len(measure.values):
         return f"{len(measure.values)} values for {_size(measure)} records"
     return ""
 
 
 def _fewest(measure: Measure) -> int:
-    """Images; or records of the smallest side."""
-    if measure.metric == "ssim":
+    """The number of items; for placements, the records of the smaller side."""
+    if metric(measure.metric).gate is GateTest.PAIRED:
         return len(by_image(numbers(measure), measure.items))
     return min((min(sides) for sides in measure.sides), default=0)
 
 
 def by_image(values: Numbers, items: Sequence[str]) -> Numbers:
-    """The values, those of the same images under several seeds averaged: they are not independent."""
+    """The values; those of the same images under several seeds are averaged, since they are not independent."""
     known = [item or str(seed) for seed, item in enumerate(items)]
     if len(set(known)) == len(known) or len(values) % len(known):
         return values
@@ -139,17 +141,17 @@ def by_image(values: Numbers, items: Sequence[str]) -> Numbers:
 
 
 def numbers(measure: Measure) -> Numbers:
-    """The values, of a measure that lacks none."""
+    """The values of a measure that lacks none."""
     return np.array(measure.values, dtype=np.float64)
 
 
 def finite(value: float | None) -> float | None:
-    """None for what is no number."""
+    """The value, or None if it is not finite."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def _size(measure: Measure) -> str:
-    """How many values there are."""
+    """The number of values, in words."""
     if measure.sides:
         return " and ".join(f"{members} + {others}" for members, others in measure.sides)
     return str(len(measure.values))

@@ -1,14 +1,14 @@
-"""Two runs side by side: every measure that both have, with the difference. It informs; the gate judges.
+"""Two runs side by side: every shared measure with its difference. This informs only; the gate judges.
 
-| metric | how the difference is made |
+| metric | interval of the difference |
 |---|---|
-| `ssim` | images that both attacked: pairs, Student's interval; none in common: Welch's |
-| `auc` | as many records on each side: DeLong's interval; others: none |
-| `tpr@...` | Newcombe's interval, as if the runs were independent |
-| `accuracy`, `bits` | the same seeds: pairs, Student's interval; others: Welch's |
-| `epsilon` | both values: a difference of two lower bounds bounds nothing |
+| `ssim` | Student's over pairs of images that both attacked; Welch's if they share none |
+| `auc` | DeLong's if both have the same numbers of records; else none |
+| `tpr@...` | Newcombe's, as if the runs were independent |
+| `accuracy`, `bits` | Student's over pairs of seeds if the seeds are the same; else Welch's |
+| `epsilon` | none: a difference of two lower bounds bounds nothing |
 
-A measure with a problem (a failed or missing cell) has no difference: the rest of it is another question.
+A measure with a problem (a failed or missing cell) has no difference, since its remaining cells ask another question.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from rich.text import Text
 from scipy import special
 
 from leakgauge.harness.core import stats
+from leakgauge.harness.core.labels import counted
+from leakgauge.harness.core.metrics import GateTest, metric
 from leakgauge.harness.core.result import Run
-from leakgauge.harness.gate.measure import Measure, Measured, by_seed, measured
-from leakgauge.harness.gate.output import change, clean, counted, escaped, finite, number, table_head, table_row, titles
+from leakgauge.harness.gate.measure import Measure, Measured, by_seed, measured, titles
+from leakgauge.harness.gate.output import change, clean, escaped, finite, number, table_head, table_row
 from leakgauge.harness.gate.rules import delong, over_seeds
 
 SCHEMA = 1
@@ -39,22 +41,22 @@ Method = Literal["pairs", "Welch", "DeLong", "Newcombe", "none"]
 LEVEL = 0.95
 
 _CAPTION = (
-    "Second minus first, with the two-sided 95 % interval of each difference by itself: of a hundred that are zero in "
-    "truth, about five leave zero out. Higher means the attacker learns more, but of accuracy and bits. This informs; "
-    "'leakgauge check' judges."
+    "Second minus first, with a two-sided 95 % interval for each difference alone: about five in a hundred true zeros "
+    "are excluded by chance. Higher means that the attacker learns more, except for accuracy and bits. "
+    "This table never fails the build; 'leakgauge check' does."
 )
 _HEADER = ("Measure", "First", "Second", "Difference (95 %)", "n", "How")
 
 
 class _Row(NamedTuple):
-    """One line of a table: a text for each of `_HEADER`."""
+    """One line of a table: a text for each column of `_HEADER`."""
 
     fields: tuple[str, ...]
     differs: bool
 
 
 class _Found(NamedTuple):
-    """A difference with its interval and how it was made; see `Difference`."""
+    """A difference with its interval and method; see `Difference`."""
 
     value: float | None
     low: float | None
@@ -69,13 +71,13 @@ class Difference:
     """One measure in two runs.
 
     Attributes:
-        key, metric: of the measure. name: of it among those of both runs.
+        key, metric: as in `Measure`. name: unique among the measures of both runs.
         first, second: its values, None where there is none.
-        difference: second - first; of `pairs`, over the pairs alone. None where a run has a problem with it.
+        difference: second - first; with `pairs`, over the pairs alone. None if a run has a problem with it.
         low, high: two-sided 95 % interval, None where there is none.
-        n: pairs, or records of `auc`; where nothing is paired, values or members of the first and of the second run.
-        method: how the interval was made.
-        note: what to bear in mind, or why there is no interval.
+        n: pairs, or records of `auc`; without pairs, values or members of the first and of the second run.
+        method: method of the interval.
+        note: a caveat, or why there is no interval.
     """
 
     key: str
@@ -92,7 +94,7 @@ class Difference:
 
     @property
     def differs(self) -> bool:
-        """Whether the interval leaves out zero."""
+        """Whether the interval excludes zero."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
@@ -111,9 +113,9 @@ class Comparison:
 
     Attributes:
         first, second: their measures.
-        differences: of what both have, in the order of the first.
-        only_first, only_second: measures that only one has.
-        remarks: in what the runs differ as a whole.
+        differences: of the shared measures, in the order of the first run.
+        only_first, only_second: measures of one run only.
+        remarks: differences between the runs as a whole.
     """
 
     first: Measured
@@ -145,7 +147,7 @@ def compare(a: Run, b: Run) -> Comparison:
 
 
 def table(comparison: Comparison) -> Table:
-    """For a terminal; differences whose interval leaves out zero are bold."""
+    """A table for a terminal; differences whose interval excludes zero are bold."""
     made = Table(
         title=Text(_title(comparison)),
         caption=Text("\n".join([*comparison.remarks, _CAPTION])),
@@ -161,7 +163,7 @@ def table(comparison: Comparison) -> Table:
 
 
 def to_markdown(comparison: Comparison) -> str:
-    """The same as Markdown."""
+    """The comparison as Markdown."""
     lines = [f"### {escaped(_title(comparison))}", "", *table_head(_HEADER)]
     for row in _rows(comparison):
         name, first, second, difference, n, how = map(escaped, row.fields)
@@ -172,7 +174,7 @@ def to_markdown(comparison: Comparison) -> str:
 
 
 def to_json(comparison: Comparison) -> str:
-    """The same for programs; null for a number that is none."""
+    """The comparison as JSON, with null for a missing number."""
     said = {
         "schema": SCHEMA,
         "first": _source(comparison.first),
@@ -187,26 +189,27 @@ def to_json(comparison: Comparison) -> str:
 
 
 def _difference(a: Measure, b: Measure, name: str, *, same_seeds: bool) -> Difference:
-    """What can be said of one measure in two runs."""
+    """The difference of one measure between two runs."""
+    test = metric(a.metric).gate
     found = _Found(_minus(a, b), None, None, "none", (a.n, b.n), "")
     problem = "; ".join(f"{who}: {one.problem}" for who, one in (("first", a), ("second", b)) if one.problem)
     if problem:
         found = found._replace(value=None, note=problem)
-    elif a.metric == "epsilon":
+    elif test is GateTest.AUDIT:
         found = found._replace(note="lower bounds: their difference bounds nothing")
-    elif a.metric == "auc":
+    elif test is GateTest.DELONG:
         note = "" if same_seeds else "other seeds: other records"
         found = _placed(a, b, note) if a.sides == b.sides else found._replace(note="other numbers of records")
-    elif a.metric.startswith("tpr"):
+    elif test is GateTest.RATE:
         found = _shares(a, b)
-    elif a.attack:
+    elif test is GateTest.PAIRED:
         found = _images(a, b)
     elif same_seeds and len(a.values) == len(b.values):
         found = _student(_numbers(a), _numbers(b), "")
     else:
         found = _apart(_numbers(a), _numbers(b), "not paired: other seeds")
     if "batch" in a.target and found.method != "none":
-        found = found._replace(note=_joined(found.note, "images of one batch hang together: too narrow"))
+        found = found._replace(note=_joined(found.note, "images of one batch are not independent: too narrow"))
     low, high = found.low, found.high
     return Difference(
         a.key, name, a.metric, a.value, b.value, found.value, low, high, found.n, found.method, found.note
@@ -214,7 +217,7 @@ def _difference(a: Measure, b: Measure, name: str, *, same_seeds: bool) -> Diffe
 
 
 def _images(a: Measure, b: Measure) -> _Found:
-    """Image by image where both attacked the same ones."""
+    """The difference over images: paired where both runs attacked the same images."""
     mine, theirs = _blocks(a), _blocks(b)
     shared = [item for item in mine if item in theirs and len(mine[item]) == len(theirs[item])]
     if shared:
@@ -229,7 +232,7 @@ def _images(a: Measure, b: Measure) -> _Found:
 
 
 def _blocks(measure: Measure) -> dict[str, stats.Numbers]:
-    """The values of each set of images by digest, averaged over seeds that share it; empty where one is lacking."""
+    """The values of each set of images by digest, averaged over seeds that share it; empty if a digest is missing."""
     items, values = measure.items, _numbers(measure)
     if not items or not all(items) or len(values) % len(items):
         return {}
@@ -238,14 +241,14 @@ def _blocks(measure: Measure) -> dict[str, stats.Numbers]:
 
 
 def _student(a: stats.Numbers, b: stats.Numbers, note: str) -> _Found:
-    """Over the pairs."""
+    """The mean difference over pairs, with Student's interval."""
     low, high = stats.mean_interval(b - a, LEVEL)
     note = _joined(note, "one pair has no interval" if low is None else "")
     return _Found(float(np.mean(b - a)), low, high, "none" if low is None else "pairs", (len(a),), note)
 
 
 def _apart(a: stats.Numbers, b: stats.Numbers, note: str) -> _Found:
-    """Of independent samples."""
+    """The difference of the means of independent samples, with Welch's interval."""
     low, high = welch(a, b)
     note = _joined(note, "one value has no interval" if low is None else "")
     value = float(np.mean(b) - np.mean(a))
@@ -253,9 +256,9 @@ def _apart(a: stats.Numbers, b: stats.Numbers, note: str) -> _Found:
 
 
 def _placed(a: Measure, b: Measure, note: str) -> _Found:
-    """Of two AUCs, by the differences of the records' placements, seed by seed.
+    """The difference of two AUCs, from the differences of the records' placements, seed by seed.
 
-    Between other records the differences vary as much as both: then the interval is that of independent curves.
+    If the runs have different records, the placements vary independently and give the interval of independent curves.
     """
     if min((min(sides) for sides in a.sides), default=0) < 2:
         return _Found(_minus(a, b), None, None, "none", (a.n,), "one record on a side has no interval")
@@ -266,31 +269,31 @@ def _placed(a: Measure, b: Measure, note: str) -> _Found:
 
 
 def _shares(a: Measure, b: Measure) -> _Found:
-    """Of two rates by their own intervals. Source: Newcombe 1998, method 10, with these for Wilson's."""
+    """The difference of two rates. Source: Newcombe 1998, method 10, with Clopper-Pearson for Wilson's intervals."""
     found = _Found(_minus(a, b), None, None, "none", (_members(a), _members(b)), "")
     if a.value is None or a.low is None or a.high is None or b.value is None or b.low is None or b.high is None:
         return found._replace(note="a rate without an interval")
     difference = b.value - a.value
     low = difference - math.hypot(b.value - b.low, a.high - a.value)
     high = difference + math.hypot(b.high - b.value, a.value - a.low)
-    note = "too narrow: leaves out the threshold's own chance"
+    note = "too narrow: ignores the noise of the threshold"
     return found._replace(low=low, high=high, method="Newcombe", note=note)
 
 
 def welch(a: stats.Numbers, b: stats.Numbers) -> stats.Interval:
-    """Two-sided interval of mean(b) - mean(a) for independent samples; none where one has fewer than two values.
+    """Two-sided interval of mean(b) - mean(a) for independent samples; none if one has fewer than two values.
 
-    Source: Welch 1947, degrees of freedom after Satterthwaite.
+    Source: Welch 1947, degrees of freedom by Satterthwaite.
     """
+    from scipy.stats import ttest_ind
+
     if min(len(a), len(b)) < 2:
         return stats.Interval(None, None)
-    parts = [float(np.var(one, ddof=1)) / len(one) for one in (a, b)]
-    middle, variance = float(np.mean(b) - np.mean(a)), sum(parts)
-    if variance == 0:
+    middle = float(np.mean(b) - np.mean(a))
+    if not np.ptp(a) and not np.ptp(b):
         return stats.Interval(middle, middle)
-    freedom = variance**2 / sum(part**2 / (len(one) - 1) for part, one in zip(parts, (a, b), strict=True))
-    half = float(special.stdtrit(freedom, (1 + LEVEL) / 2)) * math.sqrt(variance)
-    return stats.Interval(middle - half, middle + half)
+    low, high = ttest_ind(b, a, equal_var=False).confidence_interval(LEVEL)
+    return stats.Interval(float(low), float(high))
 
 
 def _minus(a: Measure, b: Measure) -> float | None:
@@ -299,17 +302,17 @@ def _minus(a: Measure, b: Measure) -> float | None:
 
 
 def _numbers(measure: Measure) -> stats.Numbers:
-    """The values of a measure without a problem: all are there."""
+    """The values of a measure without a problem, which are complete."""
     return np.array(measure.values, dtype=np.float64)
 
 
 def _members(measure: Measure) -> int:
-    """Members over the seeds."""
+    """Number of members over all seeds."""
     return sum(members for members, _ in measure.sides)
 
 
 def _joined(*notes: str) -> str:
-    """Those that say something."""
+    """The notes that are not empty, in one line."""
     return "; ".join(note for note in notes if note)
 
 
@@ -319,7 +322,7 @@ def _seeds(run: Run) -> tuple[int, ...]:
 
 
 def _remarks(a: Measured, b: Measured, *, same_seeds: bool) -> tuple[str, ...]:
-    """In what two runs differ beyond their numbers."""
+    """Differences between two runs other than their numbers."""
     found = []
     if a.study_hash != b.study_hash:
         found.append(f"The studies differ: {a.study} ({a.study_hash[:10]}) and {b.study} ({b.study_hash[:10]}).")
@@ -340,7 +343,7 @@ def _remarks(a: Measured, b: Measured, *, same_seeds: bool) -> tuple[str, ...]:
 
 
 def _title(comparison: Comparison) -> str:
-    """Which runs they are and how much both have."""
+    """The names of the runs, and the number of shared measures."""
     a, b = comparison.first, comparison.second
     of_both = counted(len(comparison.differences), "measure")
     return f"{a.study} at {_commits(a)} and {b.study} at {_commits(b)}: {of_both} in both"
@@ -352,7 +355,7 @@ def _commits(run: Measured) -> str:
 
 
 def _rows(comparison: Comparison) -> Iterable[_Row]:
-    """What both have, then what only one has."""
+    """The shared measures, then those of one run only."""
     for one in comparison.differences:
         how = _joined(one.method if one.method != "none" else "", one.note)
         difference = change(one.difference, one.low, one.high)
@@ -365,7 +368,7 @@ def _rows(comparison: Comparison) -> Iterable[_Row]:
 
 
 def _source(run: Measured) -> dict[str, Any]:
-    """Where a run comes from."""
+    """Study, commit, machine, data and packages of a run."""
     return {
         name: getattr(run, name) for name in ("study", "study_hash", "commit", "dirty", "machine", "data", "packages")
     }

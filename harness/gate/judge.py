@@ -4,41 +4,44 @@
 |---|---|---|
 | `ssim` | an image is newly recognizable, or the paired t test fails | the bound of the rise is tolerable |
 | `auc` | DeLong's test for correlated curves fails | the same |
-| `tpr@..` | the test of paired rates, threshold and all, fails | the same |
-| `epsilon` | the largest over the seeds passes the claim, as the baseline's did not | no large rise |
-| `bits` | the mean over the seeds rises by more than a share | all else |
-| `accuracy` | the mean falls by more than a tolerance: no defense by breaking the model | all else |
+| `tpr@..` | the test of paired rates, which includes the noise of the threshold, fails | the same |
+| `epsilon` | the largest over the seeds is above the claim, and the baseline's was not | no large rise |
+| `bits` | the mean over the seeds rises by more than a share | otherwise |
+| `accuracy` | the mean falls by more than a tolerance: breaking the model is no defense | otherwise |
 
-What neither fails nor passes is INCONCLUSIVE. A test fails where its p, by Holm's method over all tests of the run, is
-below the level, and the rise is no smaller than the margin.
+A check that neither fails nor passes is INCONCLUSIVE. A test fails if its p-value, adjusted by Holm over all tests of
+the run, is below the level and the rise is at least the margin.
 
-An audited epsilon that rises below its claim never fails: with 100 trials, the lower bounds of one mechanism under 20
-keys have a standard deviation of up to 1.4. That one passes a true claim has a known chance; that one rises has not.
-The claim is the smaller of the run's and the baseline's, so that no claim can be lifted out of the way.
+An audited epsilon that rises but stays below its claim never fails. With 100 trials, the lower bounds of one mechanism
+under 20 keys have a standard deviation of up to 1.4. The chance that a bound exceeds a true claim is known; the chance
+that it rises is not. The claim is the smaller of the run's and the baseline's, so a larger claim cannot hide a leak.
 
-A control is never judged: no defense (the ceiling), an attack that looks at nothing (the floor). Where one moves, what
-the attacks can do has changed, and a warning says so.
+Controls are never judged: no defense (the ceiling), and an attack that looks at nothing (the floor). If a control
+moves, the strength of the attacks has changed, and a warning says so.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from leakgauge.harness.gate import comparable, words
-from leakgauge.harness.gate import rules as tests
-from leakgauge.harness.gate.comparable import RATES, TESTED, Refusal, numbers
+from leakgauge.harness.core.metrics import METRICS, GateTest, metric
+from leakgauge.harness.gate import comparable
+from leakgauge.harness.gate import rules as statistics
+from leakgauge.harness.gate.comparable import TESTED, Refusal, numbers
 from leakgauge.harness.gate.measure import Measure, Measured, by_seed
 from leakgauge.harness.gate.rules import ROUNDING, Rise, Rules, Verdict
 
 __all__ = ["Check", "Outcome", "Rules", "Verdict", "judge"]
 
+_MOST = 3
+"""Images that a sentence names."""
+
 _ORDER = list(Verdict)
-_METRICS = ("ssim", "auc", "tpr@0.1%", "tpr@1%", "epsilon", "accuracy", "bits")
 _CODES = {
     Verdict.FAIL: 1,
     Verdict.INCOMPLETE: 5,
@@ -50,20 +53,20 @@ _CODES = {
 
 @dataclass(frozen=True)
 class Check:
-    """One measure, now and in the baseline, and what becomes of it.
+    """One measure, now and in the baseline, with its verdict.
 
     Attributes:
         key, name: of the measure; see `Measure`.
         metric: of the measure.
         aware: whether the attack knows the defense.
-        before, now: values, of `epsilon` the largest over the seeds; None where there is none.
-        rise: now - before; of `accuracy` also so, though there a fall is what counts.
+        before, now: values; for `epsilon` the largest over the seeds; None where there is none.
+        rise: now - before, for every metric; for `accuracy` a fall is the failure.
         low, high: 90 % interval of the rise: each end is a one-sided 95 % bound. None where none is known.
-        p: one-sided, adjusted by Holm over all tests of the run; None where the rule is no test.
+        p: one-sided, adjusted by Holm over all tests of the run; None where the rule is not a test.
         n: pairs behind the rise: images (the same image under several seeds is one), records, or seeds.
-        smallest: the smallest rise that this check would have failed with probability 0.8; None where not known.
+        smallest: the smallest rise that this check detects with probability 0.8; None where not known.
         images: indices into the values, from 0, of the images that are newly recognizable.
-        reason: one sentence, for people, that stands by itself.
+        reason: one sentence for people, complete by itself.
     """
 
     key: str
@@ -73,25 +76,25 @@ class Check:
     verdict: Verdict
     before: float | None
     now: float | None
-    rise: float | None
-    low: float | None
-    high: float | None
-    p: float | None
-    n: int
-    smallest: float | None
-    images: tuple[int, ...]
-    reason: str
+    rise: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    n: int = 0
+    smallest: float | None = None
+    images: tuple[int, ...] = ()
+    reason: str = ""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the gate says of a run.
+    """The verdict of the gate on a run.
 
     Attributes:
         checks: worst first: FAIL, INCOMPLETE, NOT COMPARABLE, INCONCLUSIVE, PASS; in each, images newly recognizable
             first, then by metric the largest rise.
-        problems: why the two cannot be compared at all; then there are no checks.
-        warnings: what a reader must know: another machine, code that was not committed, a ceiling that fell.
+        problems: why the two runs cannot be compared at all; then there are no checks.
+        warnings: for example another machine, uncommitted code, or a ceiling that fell.
     """
 
     checks: tuple[Check, ...]
@@ -102,7 +105,7 @@ class Outcome:
     def verdict(self) -> Verdict:
         """The worst: FAIL, INCOMPLETE, NOT COMPARABLE, INCONCLUSIVE, PASS in this order.
 
-        NOT COMPARABLE where nothing was checked.
+        NOT COMPARABLE if nothing was checked.
         """
         if self.problems or not self.checks:
             return Verdict.NOT_COMPARABLE
@@ -111,6 +114,9 @@ class Outcome:
     def exit_code(self, *, inconclusive_fails: bool = False) -> int:
         """0 no increase detected, 1 leakage increased, 3 inconclusive, 4 not comparable, 5 incomplete."""
         return 3 if inconclusive_fails and self.verdict is Verdict.INCONCLUSIVE else _CODES[self.verdict]
+
+
+Ends = tuple[float | None, float | None]
 
 
 class _Pair(NamedTuple):
@@ -139,7 +145,8 @@ def judge(now: Measured, base: Measured, rules: Rules, *, noise_sd: float = 0.0)
     Guarantees:
         The order of the measures in either run changes nothing.
         A measure without a finite number is never a PASS.
-        Where no leakage rises, the chance that any test fails is at most `rules.level`, but for single images.
+        If no leakage rises, the chance that any test fails is at most `rules.level`. The rule on single images adds to
+        that chance.
     """
     warnings = [*comparable.about_runs(now, base)]
     if problems := tuple(comparable.problems(now, base)):
@@ -164,9 +171,9 @@ def judge(now: Measured, base: Measured, rules: Rules, *, noise_sd: float = 0.0)
         pair, curves = _Pair(new, old), _Pair(after[curve], before[curve])
         if new.control:
             warnings += _about_control(pair, curves, rules, noise_sd)
-        elif new.metric in TESTED:
+        elif metric(new.metric).gate in TESTED:
             tested.append(_measure(pair, curves, rules, noise_sd))
-        elif new.metric == "epsilon":
+        elif metric(new.metric).gate is GateTest.AUDIT:
             checks.append(_epsilon(pair, rules))
             warnings += _about_claim(pair)
         else:
@@ -179,33 +186,37 @@ def judge(now: Measured, base: Measured, rules: Rules, *, noise_sd: float = 0.0)
 
 
 def _place(check: Check) -> tuple[int, bool, int, float, str]:
-    """Where a check stands: the worst first, then images newly recognizable, then by metric the largest rise."""
+    """Sort key: the worst first, then newly recognizable images, then by metric the largest rise."""
     rise = math.inf if check.rise is None else -check.rise
-    return _ORDER.index(check.verdict), not check.images, _METRICS.index(check.metric), rise, check.key
+    return _ORDER.index(check.verdict), not check.images, list(METRICS).index(check.metric), rise, check.key
 
 
 def _measure(pair: _Pair, curves: _Pair, rules: Rules, noise_sd: float) -> _Tested:
-    """The rise of a measure that is tested; `curves` has the AUC of the same attack, for a rate."""
+    """The rise of a tested measure; for a rate, `curves` holds the AUC of the same attack."""
     new, old = pair
-    if new.metric == "ssim":
+    known = metric(new.metric)
+    if known.gate is GateTest.PAIRED:
         before, now = numbers(old), numbers(new)
-        found = np.flatnonzero(tests.newly_recognizable(before, now, rules, noise_sd))
+        found = np.flatnonzero(statistics.newly_recognizable(before, now, rules, noise_sd))
+        if known.recognizable is None:
+            found = found[:0]
         before, now = comparable.by_image(before, old.items), comparable.by_image(now, new.items)
-        return _Tested(pair, float(np.mean(before)), tests.paired(before, now), len(now), tuple(found.tolist()))
+        return _Tested(pair, float(np.mean(before)), statistics.paired(before, now), len(now), tuple(found.tolist()))
     sides = [*zip(*(by_seed(one.values, one.sides) for one in (curves.base, curves.now)), strict=True)]
-    if new.metric == "auc":
-        rise = tests.over_seeds([tests.delong(before, now) for before, now in sides])
+    if known.gate is GateTest.DELONG:
+        rise = statistics.over_seeds([statistics.delong(before, now) for before, now in sides])
         return _Tested(pair, _known(old.value), rise, len(new.values))
-    rise = tests.over_seeds([tests.caught(before, now, RATES[new.metric]) for before, now in sides])
+    assert known.false_positives is not None  # of every rate
+    rise = statistics.over_seeds([statistics.caught(before, now, known.false_positives) for before, now in sides])
     return _Tested(pair, _known(old.value), rise, sum(len(members) for _, (members, _) in sides))
 
 
 def _together(tested: Sequence[_Tested], rules: Rules, noise_sd: float) -> Iterable[Check]:
-    """The checks of all tests of the run, whose chances are adjusted together."""
+    """The checks of all tests of the run; their p-values are adjusted together."""
     if not tested:
         return
     rises = Rise(*(np.array(column, dtype=np.float64) for column in zip(*(one.rise for one in tested), strict=True)))
-    decided = tests.decide(rises, np.array([bool(one.images) for one in tested]), rules)
+    decided = statistics.decide(rises, np.array([bool(one.images) for one in tested]), rules)
     for number, one in enumerate(tested):
         new, old = one.pair
         verdict = Verdict.INCONCLUSIVE
@@ -215,20 +226,14 @@ def _together(tested: Sequence[_Tested], rules: Rules, noise_sd: float) -> Itera
             verdict = Verdict.PASS
         rise, p = one.rise, float(decided.p[number])
         error = float(rise.error)
-        if new.metric == "ssim":
+        if metric(new.metric).recognizable is not None:
             error = max(error, noise_sd * math.sqrt(2 / one.n))
-        smallest = tests.smallest(error, float(rise.df), len(tested), rules)
-        reason = words.tested(verdict, _moved(one), p, smallest, rules)
+        smallest = statistics.smallest(error, float(rise.df), len(tested), rules)
+        reason = _tested_words(verdict, _moved(one), p, smallest, rules)
         if one.images:
-            reason = f"{words.recognizable(one.images, old.values, new.values, len(new.items))}; {_moved(one)}"
-        yield Check(
-            key=new.key,
-            name=new.name,
-            metric=new.metric,
-            aware=new.aware,
-            verdict=verdict,
-            before=one.before,
-            now=one.before + float(rise.mean),
+            reason = f"{_recognizable_words(one.images, old, new)}; {_moved(one)}"
+        yield replace(
+            _check(new, verdict, one.before, one.before + float(rise.mean), reason),
             rise=float(rise.mean),
             low=float(rise.low()),
             high=float(rise.high()),
@@ -236,35 +241,35 @@ def _together(tested: Sequence[_Tested], rules: Rules, noise_sd: float) -> Itera
             n=one.n,
             smallest=smallest,
             images=one.images,
-            reason=reason,
         )
 
 
 def _moved(one: _Tested) -> str:
-    """What the mean of a test did."""
+    """How the mean of a test moved, in words."""
     rise = one.rise
-    return words.moved(one.pair.now.metric, float(rise.mean), float(rise.low()), float(rise.high()), one.n)
+    return _moved_words(one.pair.now.metric, float(rise.mean), float(rise.low()), float(rise.high()), one.n)
 
 
 def _about_control(pair: _Pair, curves: _Pair, rules: Rules, noise_sd: float) -> Iterable[str]:
-    """A warning where a control moved: the same test as of a check, by itself, on both sides."""
-    if pair.now.metric not in TESTED:
+    """A warning if a control moved: the same test as for a check, alone, in both directions."""
+    if metric(pair.now.metric).gate not in TESTED:
         return
     one = _measure(pair, curves, rules, noise_sd)
     for rise, rose in ((one.rise, True), (one.rise.falling(), False)):
-        if tests.decide(Rise(*(np.atleast_1d(x) for x in rise)), np.zeros(1, dtype=bool), rules).fails[0]:
-            yield f"{pair.now.name}: {words.control(pair.now.control, _moved(one), rose=rose)}"
+        if statistics.decide(Rise(*(np.atleast_1d(x) for x in rise)), np.zeros(1, dtype=bool), rules).fails[0]:
+            yield f"{pair.now.name}: {_control_words(pair.now.control, _moved(one), rose=rose)}"
 
 
 def _about_claim(pair: _Pair) -> Iterable[str]:
-    """A warning where the claim itself is another one."""
+    """A warning if the claim itself changed."""
     new, old = (math.inf if one.limit is None else one.limit for one in pair)
     if new != old and not math.isclose(new, old, rel_tol=ROUNDING):
-        yield f"{pair.now.name}: {new:.4g} is claimed and {old:.4g} was; the audit may not pass the smaller one"
+        limit = "the audited bound may not exceed the smaller claim"
+        yield f"{pair.now.name}: {new:.4g} is claimed and {old:.4g} was; {limit}"
 
 
 def _epsilon(pair: _Pair, rules: Rules) -> Check:
-    """An audited lower bound beside what is claimed, by the largest over the seeds."""
+    """The check of an audited lower bound, by the largest over the seeds, against the claim."""
     new, old = pair
     now, before = float(np.max(numbers(new))), float(np.max(numbers(old)))
     claim = min(math.inf if limit is None else limit for limit in (new.limit, old.limit))
@@ -274,79 +279,116 @@ def _epsilon(pair: _Pair, rules: Rules) -> Check:
         verdict = Verdict.FAIL
     elif now - before > max(rules.audit_gap, rules.audit_share * before):
         verdict = Verdict.INCONCLUSIVE
-    reason = words.audited(verdict, before, now, claim, was_above=was_above)
+    reason = _audited_words(verdict, before, now, claim, was_above=was_above)
     return _untested(pair, verdict, before, now, (None, None), reason)
 
 
 def _training(pair: _Pair, rules: Rules) -> Check:
-    """Bits, which may not rise, or accuracy, which may not fall: by their means over the seeds."""
+    """The check of bits, which may not rise, or of accuracy, which may not fall: by the mean over the seeds."""
     new, old = pair
     after, earlier = numbers(new), numbers(old)
     now, before = float(np.mean(after)), float(np.mean(earlier))
-    if new.metric == "bits":
+    if metric(new.metric).gate is GateTest.RISE:
         worse = now > before * (1 + rules.bits) + ROUNDING
-        reason = words.bits(before, now, worse=worse, rules=rules)
+        reason = _bits_words(before, now, worse=worse, rules=rules)
     else:
         worse = before - now > rules.accuracy + ROUNDING
-        reason = words.accuracy(before, now, worse=worse, rules=rules)
-    ends: tuple[float | None, float | None] = (None, None)
+        reason = _accuracy_words(before, now, worse=worse, rules=rules)
+    ends: Ends = (None, None)
     if len(after) > 1:
-        rise = tests.paired(earlier, after)
+        rise = statistics.paired(earlier, after)
         ends = (float(rise.low()), float(rise.high()))
     return _untested(pair, Verdict.FAIL if worse else Verdict.PASS, before, now, ends, reason)
 
 
-def _untested(
-    pair: _Pair,
-    verdict: Verdict,
-    before: float,
-    now: float,
-    ends: tuple[float | None, float | None],
-    reason: str,
-) -> Check:
-    """The check of a rule that is no test."""
-    new = pair.now
-    return Check(
-        key=new.key,
-        name=new.name,
-        metric=new.metric,
-        aware=new.aware,
-        verdict=verdict,
-        before=before,
-        now=now,
-        rise=now - before,
-        low=ends[0],
-        high=ends[1],
-        p=None,
-        n=len(new.values),
-        smallest=None,
-        images=(),
-        reason=reason,
-    )
+def _untested(pair: _Pair, verdict: Verdict, before: float, now: float, ends: Ends, reason: str) -> Check:
+    """The check of a rule that is not a test."""
+    low, high = ends
+    made = _check(pair.now, verdict, before, now, reason)
+    return replace(made, rise=now - before, low=low, high=high, n=len(pair.now.values))
 
 
 def _refused(shown: Measure, new: Measure | None, old: Measure | None, refusal: Refusal) -> Check:
     """The check of a measure that cannot be judged."""
-    return Check(
-        key=shown.key,
-        name=shown.name,
-        metric=shown.metric,
-        aware=shown.aware,
-        verdict=refusal.verdict,
-        before=None if old is None else comparable.finite(old.value),
-        now=None if new is None else comparable.finite(new.value),
-        rise=None,
-        low=None,
-        high=None,
-        p=None,
-        n=0,
-        smallest=None,
-        images=(),
-        reason=refusal.reason,
-    )
+    before, now = (None if one is None else comparable.finite(one.value) for one in (old, new))
+    return _check(shown, refusal.verdict, before, now, refusal.reason)
+
+
+def _check(shown: Measure, verdict: Verdict, before: float | None, now: float | None, reason: str) -> Check:
+    """The check of a measure, without its rise."""
+    return Check(shown.key, shown.name, shown.metric, shown.aware, verdict, before, now, reason=reason)
 
 
 def _known(value: float | None) -> float:
     """The value of a measure that has one."""
     assert value is not None
     return value
+
+
+def _tested_words(verdict: Verdict, moved: str, p: float, smallest: float, rules: Rules) -> str:
+    """The reason of a check that is a test, without its images."""
+    chance = "p < 0.0001 after Holm" if p < 0.0001 else f"p {p:.2g} after Holm"
+    if verdict is Verdict.FAIL:
+        return f"{moved}, {chance}"
+    if verdict is Verdict.INCONCLUSIVE:
+        return f"{moved}, {chance}: no increase is shown, and one of {rules.tolerable:g} is not ruled out"
+    what = f"no increase of {rules.margin:g} or more" if p < rules.level else "no increase"
+    return f"{what} detected: {moved}; a rise of {smallest:.3f} would have been detected with probability 0.8"
+
+
+def _moved_words(name: str, rise: float, low: float, high: float, n: int) -> str:
+    """How a mean moved, with the 90 % interval of its rise."""
+    verb = f"rose by {rise:.3f}" if rise > 0 else f"fell by {-rise:.3f}" if rise < 0 else "did not change"
+    ends = f"{low:z.3f} to {high:z.3f}"
+    ends = f"rise {ends}" if rise < 0 else ends
+    known = metric(name)
+    return f"{known.words} {verb} (90 %: {ends}) over {n} {known.items}"
+
+
+def _recognizable_words(images: Sequence[int], old: Measure, new: Measure) -> str:
+    """Which images are newly recognizable, counted from 1 within each seed, as on the page."""
+    before, now, seeds = old.values, new.values, len(new.items)
+    size = len(now) // max(1, seeds)
+    names = [f"{at % size + 1} (seed no. {at // size + 1})" if seeds > 1 else str(at + 1) for at in images[:_MOST]]
+    each = zip(names, images, strict=False)
+    shown = [f"image {name} was {before[at]:.2f} and is {now[at]:.2f}" for name, at in each]
+    more = f" and {len(images) - _MOST} more" if len(images) > _MOST else ""
+    return f"{', '.join(shown)}{more}: newly recognizable"
+
+
+def _audited_words(verdict: Verdict, before: float, now: float, claim: float, *, was_above: bool) -> str:
+    """The reason of an audit's check."""
+    found = f"the audited lower bound of epsilon is {now:.4g} and was {before:.4g}"
+    claimed = f"the claim of {claim:.4g}" if math.isfinite(claim) else "no finite claim"
+    if verdict is Verdict.FAIL:
+        return f"{found}: above {claimed}"
+    place = f"above {claimed}, as it was" if was_above else f"against {claimed}"
+    if verdict is Verdict.INCONCLUSIVE:
+        return f"{found}, {place}: the rise of one bound is a hint, not a proof"
+    return f"no increase detected: {found}, {place}"
+
+
+def _bits_words(before: float, now: float, *, worse: bool, rules: Rules) -> str:
+    """The reason of a check of the bits per parameter."""
+    found = f"bits of a parameter went from {before:.4g} to {now:.4g}"
+    if worse:
+        share = f", by {100 * (now / before - 1):.3g} %" if before > 0 else ""
+        return f"{found}{share}, where {100 * rules.bits:g} % is allowed"
+    return f"no increase detected: {found}"
+
+
+def _accuracy_words(before: float, now: float, *, worse: bool, rules: Rules) -> str:
+    """The reason of a check of the accuracy."""
+    found = f"accuracy went from {before:.3f} to {now:.3f}"
+    if worse:
+        return f"{found}, a fall of more than {rules.accuracy:g}: a broken model is no protection"
+    return f"no loss of more than {rules.accuracy:g} detected: {found}"
+
+
+def _control_words(kind: str, moved: str, *, rose: bool) -> str:
+    """The warning about a control that moved."""
+    if kind == "floor":
+        return f"{moved}: this attack looks at nothing, so the images or the score have changed"
+    if rose:
+        return f"{moved}: without a defense, so the attack got stronger"
+    return f"{moved}: without a defense, so the attack got weaker and a pass means less"

@@ -1,15 +1,14 @@
-"""What a gate looks at: the numbers of a run as plain data, one `Measure` for each case and metric.
+"""What the gate looks at: the numbers of a run as plain data, one `Measure` for each case and gated metric.
 
-A case is an attack by one adversary on one target of one defense, over all seeds; or a defense's training.
+A case is one attack by one adversary on one target of one defense, over all seeds. A training's own metrics have no
+attack. `core.metrics` lists the metrics and the test of each.
 
-| metric | of | values, one for each | more is |
-|---|---|---|---|
-| `ssim` | an attack that reconstructs | image | leakage |
-| `auc` | an attack that tells members | record: its placement among those of the other side | leakage |
-| `tpr@0.1%`, `tpr@1%` | the same, with 10,000 or 1,000 who took no part | | leakage |
-| `epsilon` | a training with an audit: the audited lower bound | seed | a weaker defense |
-| `bits` | a training: bits sent for a parameter | seed | traffic |
-| `accuracy` | a training: of the last model | seed | use |
+| test | values, one for each |
+|---|---|
+| paired | item, such as an image |
+| DeLong | record: its placement among those of the other side |
+| rate | none; the placements of the same attack's `auc` are used |
+| audit, rise, fall | seed |
 """
 
 from __future__ import annotations
@@ -18,27 +17,19 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from leakgauge.harness.core import stats
-from leakgauge.harness.core.cell import Cell, TrainingSpec, fingerprint
-from leakgauge.harness.core.result import AuditRecord, Estimate, PartInfo, Result, Run, Scores, TrainingRecord
-
-Metric = Literal["ssim", "auc", "tpr@1%", "tpr@0.1%", "epsilon", "bits", "accuracy"]
-
-OPEN = "none"
-"""The defense that is none: the ceiling."""
-
-OUTSIDE = {"tpr@0.1%": 10_000, "tpr@1%": 1_000}
-"""Non-members that a rate at few false alarms needs; with fewer, the AUC stands alone."""
+from leakgauge.harness.core.cases import Case, cases, identity, trainings
+from leakgauge.harness.core.cell import Cell, PartSpec, TrainingSpec
+from leakgauge.harness.core.labels import UNDEFENDED, case_text, label_parts, part_text, setting_text, unique, where
+from leakgauge.harness.core.metrics import GateTest, Metric, gated
+from leakgauge.harness.core.result import AuditRecord, Estimate, Run, Scores, TrainingRecord
 
 DIGITS = 8
-"""Of a fingerprint, in a key."""
-
-_DECIMALS = {"ssim": 6, "auc": 5}
-"""That are kept of a value."""
+"""Digits of a case's identity in a key."""
 
 
 @dataclass(frozen=True)
@@ -46,26 +37,26 @@ class Measure:
     """One number of a run with what it was made of.
 
     Attributes:
-        key: `defense/attack/adversary/metric/eight hex digits`, or `defense/metric/eight hex digits`: of the whole
-            question but for the seed, so that the same question has the same key in every run.
-        defense, attack, threat, target: for people; the last three are empty for a training.
-        setting: task and federation, for people.
+        key: `defense/attack/adversary/metric/eight hex digits`, or `defense/metric/eight hex digits`. The digits
+            identify the whole question without its seed, so the same question has the same key in every run.
+        defense, attack: the parts with their parameters; no attack for a training.
+        threat, target, setting: for people; the first two are empty for a training.
         aware: whether the attack knows the defense.
-        control: `ceiling` without a defense, `floor` of an attack that looks at nothing, else empty.
+        control: `ceiling` without a defense, `floor` for an attack that looks at nothing, else empty.
         value: None where there is none; then `problem` says why.
         low, high: ends of the 95 % interval of the value, where there is one.
         values: see the table of this module; None for an item that failed.
-        items: what the values are of, one name each seed: a digest of the images or of who is a member, else empty.
-        sides: of `auc`, members and others of each seed, whose values follow each other seed by seed.
-        limit: of `epsilon`, what is claimed there, None for infinity.
-        about: of `epsilon`, its unit, horizon, delta and adversary.
-        problem: why the measure cannot be judged: a cell failed, is missing, or gave no number. Empty: none.
+        items: what the values belong to, one name a seed: a digest of the images or of who is a member, else empty.
+        sides: of placements, the members and the others of each seed, whose values follow each other seed by seed.
+        limit: of an audit, the claim there; None for infinity.
+        about: of an audit, its unit, horizon, delta and adversary.
+        problem: why the measure cannot be judged: a cell failed, is missing, or gave no number. Empty: nothing.
     """
 
     key: str
-    metric: Metric
-    defense: str
-    attack: str
+    metric: str
+    defense: PartSpec
+    attack: PartSpec | None
     threat: str
     target: str
     setting: str
@@ -87,10 +78,19 @@ class Measure:
         return sum(value is not None for value in self.values)
 
     @property
+    def parts(self) -> tuple[PartSpec, ...]:
+        """The defense, and the attack if there is one."""
+        return (self.defense,) if self.attack is None else (self.defense, self.attack)
+
+    @property
     def name(self) -> str:
-        """Defense, attack, adversary, target and metric in one phrase."""
-        case = f" under {self.attack}, {self.threat}, {self.target}" if self.attack else ""
-        return f"{self.defense}{case}: {self.metric}{f' {self.about}' if self.about else ''}"
+        """Defense, attack, adversary, target and metric in one phrase, with all parameters."""
+        return self.named(part_text(self.defense), "" if self.attack is None else part_text(self.attack))
+
+    def named(self, defense: str, attack: str) -> str:
+        """`name`, with these words for the defense and the attack."""
+        about = f" {self.about}" if self.about else ""
+        return f"{case_text(defense, attack, self.threat, self.target)}: {self.metric}{about}"
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Measured:
         study, study_hash: name and fingerprint of the resolved cells.
         data: digest of each data set.
         commit, dirty: of the code; several commits are joined by a comma.
-        packages: versions of what the numbers rest on.
+        packages: versions of the packages behind the numbers.
         machine: kind of machine.
     """
 
@@ -120,7 +120,7 @@ class Measured:
 
 
 def measured(run: Run) -> Measured:
-    """The measures of a run, in the study's order: those of each training behind those of its attacks."""
+    """The measures of a run, in the study's order: first those of the attacks, then those of the trainings."""
     environments = [record.environment for record in run.trainings.values()]
     environments += [result.environment for result in run.results.values()]
     packages: dict[str, str] = {}
@@ -134,57 +134,28 @@ def measured(run: Run) -> Measured:
         dirty=any(environment.dirty for environment in environments),
         packages=dict(sorted(packages.items())),
         machine=", ".join(dict.fromkeys(environment.machine for environment in environments)),
-        measures=(*_of_attacks(run), *_of_trainings(run)),
+        measures=(*(one for case in cases(run) for one in _of_case(run, case)), *_of_trainings(run)),
     )
 
 
-def case(cell: Cell) -> str:
-    """A fingerprint of a cell but for its seed; the keys of its measures end in its first `DIGITS`."""
-    return _identity(cell.training, cell.attack, cell.target, cell.threat)
+def key_end(cell: Cell) -> str:
+    """The end of the keys of a cell's measures."""
+    return identity(cell)[:DIGITS]
 
 
-def _of_attacks(run: Run) -> Iterable[Measure]:
-    """The measures of all cases, one after another."""
-    cases: dict[str, list[Cell]] = {}
-    for cell in run.cells:
-        cases.setdefault(case(cell), []).append(cell)
-    for identity, cells in cases.items():
-        info = run.attacks.get(cells[0].attack.label, PartInfo(cells[0].attack.name, ""))
-        results = [run.results.get(cell.id) for cell in cells]
-        problem = _problem(run, cells)
-        if info.kind == "membership" or (not info.kind and cells[0].target.kind == "members"):
-            yield from _membership(run, cells, info, problem, identity)
-            continue
-        estimates = [None if result is None else _estimate(result, "ssim") for result in results]
-        if info.kind == "labels" or (not problem and any(estimate is None for estimate in estimates)):
-            continue  # or records that are no images
-        pooled = tuple(value for estimate in estimates if estimate is not None for value in estimate.values)
-        lost = sum(value is None for value in pooled)
-        if lost and not problem:
-            problem = f"{lost} of {len(pooled)} images have no number"
-        items = tuple(_images(run, cell) for cell in cells)
-        yield _attacked(cells, info, "ssim", identity, _rounded("ssim", pooled), items=items, problem=problem)
+def titles(measures: Iterable[Measure]) -> dict[str, str]:
+    """By key, what a measure is called among these: only the parameters that differ are spelled out.
 
-
-def _membership(run: Run, cells: Sequence[Cell], info: PartInfo, problem: str, identity: str) -> Iterable[Measure]:
-    """AUC, and the rate at the fewest false alarms that there are enough non-members for."""
-    scores = [run.scores(cell.id) for cell in cells]
-    if not problem and any(one is None for one in scores):
-        problem = "the scores of a finished cell cannot be read"
-    known = [one for one in scores if one is not None]
-    values = tuple(value for one in known for side in placements(one) for value in side.tolist())
-    sides = tuple((len(one.members), len(one.outside)) for one in known)
-    who = tuple(one.who for one in known)
-    yield _attacked(cells, info, "auc", identity, _rounded("auc", values), items=who, sides=sides, problem=problem)
-    outside = min((len(one.outside) for one in known), default=0)
-    rate: Metric | None = next((name for name, least in OUTSIDE.items() if outside >= least), None)  # type: ignore[misc]
-    if rate is not None:
-        found = [_estimate(run.results[cell.id], rate) for cell in cells if cell.id in run.results]
-        rates = [estimate for estimate in found if estimate is not None and estimate.value is not None]
-        hits = sum(round((estimate.value or 0.0) * estimate.n) for estimate in rates)
-        pooled = stats.proportion(rate, hits, sum(estimate.n for estimate in rates), higher_leaks=True)
-        made = _attacked(cells, info, rate, identity, (), items=who, sides=sides, problem=problem)
-        yield dataclasses.replace(made, value=pooled.value, low=pooled.low, high=pooled.high)
+    Where there are several settings, each name ends in its own; names that are still alike end in part of the key.
+    """
+    known = {measure.key: measure for measure in measures}
+    short = label_parts(part for one in known.values() for part in one.parts)
+    several = len({one.setting for one in known.values()}) > 1
+    found = {}
+    for key, one in known.items():
+        name = one.named(*(short[part.label].text for part in one.parts), *[""] * (one.attack is None))
+        found[key] = f"{name} ({one.setting})" if several else name
+    return unique(found)
 
 
 def placements(scores: Scores) -> tuple[stats.Numbers, stats.Numbers]:
@@ -193,135 +164,6 @@ def placements(scores: Scores) -> tuple[stats.Numbers, stats.Numbers]:
     The mean of either is the AUC; their variances are DeLong's.
     """
     return stats.placements(scores.members, scores.outside), 1 - stats.placements(scores.outside, scores.members)
-
-
-def _of_trainings(run: Run) -> Iterable[Measure]:
-    """Accuracy, bits and audit of each defense in each setting, over the seeds."""
-    groups: dict[str, list[TrainingSpec]] = {}
-    for spec in {cell.training.id: cell.training for cell in run.cells}.values():
-        groups.setdefault(_identity(spec), []).append(spec)
-    for identity, specs in groups.items():
-        records = [run.trainings.get(spec.id) for spec in specs]
-        lost = sum(record is None for record in records)
-        problem = f"{lost} of {len(records)} trainings not finished" if lost else ""
-        known = [record for record in records if record is not None]
-        # a regression has no accuracy
-        if not known or any(record.accuracy is not None for record in known):
-            yield _trained(specs, "accuracy", identity, known, lambda record: record.accuracy, problem)
-        yield _trained(specs, "bits", identity, known, _bits, problem)
-        audits = [record.audited for record in known if record.audited is not None]
-        if specs[0].audit and audits:
-            yield _trained(specs, "epsilon", identity, known, _audited, problem, audits)
-
-
-def _trained(
-    specs: Sequence[TrainingSpec],
-    metric: Metric,
-    identity: str,
-    known: Sequence[TrainingRecord],
-    read: Callable[[TrainingRecord], float | None],
-    problem: str,
-    audits: Sequence[AuditRecord] = (),
-) -> Measure:
-    """One measure of a training."""
-    values = tuple(read(record) for record in known)
-    if not problem and any(value is None for value in values):
-        problem = "a training has no number"
-    limits = [audit.claimed for audit in audits if audit.claimed is not None]
-    value, (low, high) = _mean(values)
-    return dataclasses.replace(
-        _bare(specs[0], metric, identity, problem),
-        value=value,
-        low=low,
-        high=high,
-        values=values,
-        limit=min(limits) if limits else None,
-        about=_about(audits[0]) if audits else "",
-    )
-
-
-def _about(audit: AuditRecord) -> str:
-    """What an audited epsilon is of."""
-    rounds = f"{audit.rounds} rounds" if audit.rounds > 1 else "one round"
-    return f"a {audit.unit}, {rounds}, delta {audit.delta:.3g}, by {audit.threat}"
-
-
-def _attacked(
-    cells: Sequence[Cell],
-    info: PartInfo,
-    metric: Metric,
-    identity: str,
-    values: tuple[float | None, ...],
-    *,
-    problem: str,
-    items: tuple[str, ...] = (),
-    sides: tuple[tuple[int, int], ...] = (),
-) -> Measure:
-    """One measure of a case."""
-    cell = cells[0]
-    target = cell.target
-    place = target.kind if target.round is None else f"{target.kind} at round {target.round}"
-    place += f", {target.rounds} rounds" if target.rounds > 1 else ""
-    place += f", batch {target.batch}" if target.batch > 1 else ""
-    made = _bare(cell.training, metric, identity, problem)
-    value, (low, high) = (_auc(values, sides), stats.Interval(None, None)) if sides and values else _mean(values)
-    return dataclasses.replace(
-        made,
-        key=f"{cell.training.defense.name}/{cell.attack.name}/{cell.threat}/{metric}/{identity[:DIGITS]}",
-        attack=cell.attack.label,
-        threat=cell.threat,
-        target=place,
-        aware=info.aware,
-        control="floor" if info.floor else made.control,
-        value=value,
-        low=low,
-        high=high,
-        values=values,
-        items=items,
-        sides=sides,
-    )
-
-
-def _bare(spec: TrainingSpec, metric: Metric, identity: str, problem: str) -> Measure:
-    """A measure of a training without its number."""
-    federation = spec.federation
-    setting = f"{spec.task.data}, {spec.task.model}, {federation.clients} clients, {federation.rounds} rounds"
-    return Measure(
-        key=f"{spec.defense.name}/{metric}/{identity[:DIGITS]}",
-        metric=metric,
-        defense=spec.defense.label,
-        attack="",
-        threat="",
-        target="",
-        setting=f"{setting}, {federation.algorithm}",
-        aware=False,
-        control="ceiling" if spec.defense.name == OPEN else "",
-        value=None,
-        low=None,
-        high=None,
-        values=(),
-        problem=problem,
-    )
-
-
-def _identity(training: TrainingSpec, *rest: Any) -> str:
-    """A fingerprint of the question, but for its seed."""
-    parts = [dataclasses.asdict(part) if dataclasses.is_dataclass(part) else part for part in rest]  # type: ignore[arg-type]
-    return fingerprint([{**training.meaning, "seed": None}, *parts])
-
-
-def _mean(values: Sequence[float | None]) -> tuple[float | None, stats.Interval]:
-    """The mean of what is there, with Student's interval."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return None, stats.Interval(None, None)
-    return float(np.mean(known)), stats.mean_interval(known)
-
-
-def _auc(values: tuple[float | None, ...], sides: Sequence[tuple[int, int]]) -> float | None:
-    """The mean over the seeds of the AUC."""
-    means = [float(np.mean(members)) for members, _ in by_seed(values, sides)]
-    return float(np.mean(means)) if means else None
 
 
 def by_seed(
@@ -334,13 +176,126 @@ def by_seed(
         at += members + others
 
 
-def _problem(run: Run, cells: Sequence[Cell]) -> str:
+def _of_case(run: Run, case: Case) -> Iterable[Measure]:
+    """The measures of one case, by the tests that its metrics have."""
+    problem = _problem(case)
+    for metric in gated(GateTest.PAIRED):
+        if metric.kind == case.kind:
+            yield from _items(run, case, metric, problem)
+    if case.kind == "membership":
+        yield from _membership(run, case, problem)
+
+
+def _items(run: Run, case: Case, metric: Metric, problem: str) -> Iterable[Measure]:
+    """A metric with a value for each item; nothing where a finished result lacks it (records that are no images)."""
+    estimates = case.estimates(metric.name)
+    if not problem and len(estimates) < len(case.cells):
+        return
+    values = _rounded(metric, (value for estimate in estimates for value in estimate.values))
+    lost = sum(value is None for value in values)
+    if lost and not problem:
+        problem = f"{lost} of {len(values)} {metric.items} have no number"
+    pooled = stats.of_items(metric.name, values)
+    items = tuple(_images(run, cell) for cell in case.cells)
+    yield dataclasses.replace(_attacked(case, metric, pooled, problem), values=values, items=items)
+
+
+def _membership(run: Run, case: Case, problem: str) -> Iterable[Measure]:
+    """The AUC, and the rate at the fewest false positives for which there are enough non-members."""
+    scores = [run.scores(cell.id) for cell in case.cells]
+    if not problem and any(one is None for one in scores):
+        problem = "the scores of a finished cell cannot be read"
+    known = [one for one in scores if one is not None]
+    sides = tuple((len(one.members), len(one.outside)) for one in known)
+    who = tuple(one.who for one in known)
+    outside = min((others for _, others in sides), default=0)
+    for metric in gated(GateTest.DELONG):
+        placed = (value for one in known for side in placements(one) for value in side.tolist())
+        values, found = _rounded(metric, placed), case.estimates(metric.name)
+        curve = stats.pool(found) if found else stats.of_items(metric.name, ())
+        curve = dataclasses.replace(curve, value=_area(values, sides))
+        yield dataclasses.replace(_attacked(case, metric, curve, problem), values=values, items=who, sides=sides)
+    rates = [one for one in gated(GateTest.RATE) if outside * (one.false_positives or 0.0) >= 10]
+    for metric in rates[:1]:
+        found = [one for one in case.estimates(metric.name) if one.value is not None]
+        pooled = stats.pool_shares(found) if found else stats.proportion(metric.name, 0, 0)
+        yield dataclasses.replace(_attacked(case, metric, pooled, problem), items=who, sides=sides)
+
+
+def _area(values: tuple[float | None, ...], sides: Sequence[tuple[int, int]]) -> float | None:
+    """The mean of the AUC over the seeds."""
+    means = [float(np.mean(members)) for members, _ in by_seed(values, sides)]
+    return float(np.mean(means)) if means else None
+
+
+def _attacked(case: Case, metric: Metric, estimate: Estimate, problem: str) -> Measure:
+    """One measure of a case, without its values."""
+    made = _bare(case.training, metric, estimate, case.identity, problem)
+    return dataclasses.replace(
+        made,
+        key=f"{case.training.defense.name}/{case.attack.name}/{case.threat}/{metric.name}/{case.identity[:DIGITS]}",
+        attack=case.attack,
+        threat=case.threat,
+        target=where(case.target),
+        aware=case.info.aware,
+        control="floor" if case.info.floor else made.control,
+    )
+
+
+def _of_trainings(run: Run) -> Iterable[Measure]:
+    """Accuracy, bits and audit of each defense in each setting, over the seeds."""
+    for name, specs in trainings(run).items():
+        records = [run.trainings.get(spec.id) for spec in specs]
+        lost = sum(record is None for record in records)
+        problem = f"{lost} of {len(records)} trainings not finished" if lost else ""
+        known = [record for record in records if record is not None]
+        audits = [record.audited for record in known if record.audited is not None]
+        for metric in gated(GateTest.AUDIT, GateTest.RISE, GateTest.FALL):
+            values = tuple(_READ[metric.name](record) for record in known)
+            if metric.name == "accuracy" and known and not any(value is not None for value in values):
+                continue  # a regression
+            if metric.gate is GateTest.AUDIT and not (specs[0].audit and audits):
+                continue
+            lacks = "a training has no number" if not problem and any(value is None for value in values) else problem
+            made = _bare(specs[0], metric, stats.mean(metric.name, values), name, lacks)
+            made = dataclasses.replace(made, values=values)
+            yield _audited(made, audits) if metric.gate is GateTest.AUDIT else made
+
+
+def _audited(made: Measure, audits: Sequence[AuditRecord]) -> Measure:
+    """With the claim in the audit's federation, and what the audit covers."""
+    limits = [audit.claimed for audit in audits if audit.claimed is not None]
+    first = audits[0]
+    rounds = f"{first.rounds} rounds" if first.rounds > 1 else "one round"
+    about = f"per {first.unit}, {rounds}, delta {first.delta:.3g}, by {first.threat}"
+    return dataclasses.replace(made, limit=min(limits) if limits else None, about=about)
+
+
+def _bare(spec: TrainingSpec, metric: Metric, estimate: Estimate, name: str, problem: str) -> Measure:
+    """A measure of a training, without its values."""
+    return Measure(
+        key=f"{spec.defense.name}/{metric.name}/{name[:DIGITS]}",
+        metric=metric.name,
+        defense=spec.defense,
+        attack=None,
+        threat="",
+        target="",
+        setting=setting_text(spec.task, spec.federation),
+        aware=False,
+        control="ceiling" if spec.defense.name == UNDEFENDED else "",
+        value=estimate.value,
+        low=estimate.low,
+        high=estimate.high,
+        values=(),
+        problem=problem,
+    )
+
+
+def _problem(case: Case) -> str:
     """Why a case cannot be judged; empty where all its cells finished."""
-    for cell in cells:
-        if (failure := run.failures.get(cell.id)) is not None:
-            return f"a cell failed: {failure.kind}: {failure.message.splitlines()[0] if failure.message else ''}"
-    lost = sum(cell.id not in run.results for cell in cells)
-    return f"{lost} of {len(cells)} cells missing" if lost else ""
+    for failure in case.failures:
+        return f"a cell failed: {failure.kind}: {failure.message.splitlines()[0] if failure.message else ''}"
+    return f"{case.missing} of {len(case.cells)} cells missing" if case.missing else ""
 
 
 def _images(run: Run, cell: Cell) -> str:
@@ -356,16 +311,14 @@ def _bits(record: TrainingRecord) -> float | None:
     return 8 * float(np.mean(record.message_bytes)) / record.dim if record.message_bytes else None
 
 
-def _audited(record: TrainingRecord) -> float | None:
-    """The audited lower bound."""
-    return None if record.audited is None else record.audited.epsilon_lower
+_READ: dict[str, Callable[[TrainingRecord], float | None]] = {
+    "epsilon": lambda record: None if record.audited is None else record.audited.epsilon_lower,
+    "accuracy": lambda record: record.accuracy,
+    "bits": _bits,
+}
+"""Where a training's metrics stand in its record."""
 
 
-def _rounded(metric: str, values: Iterable[float | None]) -> tuple[float | None, ...]:
-    """With as many decimals as are kept."""
-    return tuple(None if value is None else round(value, _DECIMALS[metric]) for value in values)
-
-
-def _estimate(result: Result, name: str) -> Estimate | None:
-    """The estimate of this name, None where there is none."""
-    return next((estimate for estimate in result.estimates if estimate.name == name), None)
+def _rounded(metric: Metric, values: Iterable[float | None]) -> tuple[float | None, ...]:
+    """With the decimals that a baseline keeps."""
+    return tuple(None if value is None else round(value, metric.decimals) for value in values)

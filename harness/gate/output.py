@@ -1,7 +1,7 @@
-"""What the gate says, for machines and job pages: JUnit XML, a Markdown summary, JSON and workflow annotations.
+"""The gate's outcome for machines and job pages: JUnit XML, a Markdown summary, JSON and workflow annotations.
 
-Names and reasons come from studies and error messages, so nothing here trusts them: control characters go, each form
-escapes what it must, and what is too long is cut with a word that says so.
+Names and reasons come from studies and error messages and are not trusted: control characters are removed, each format
+escapes its special characters, and long texts are cut with a mark.
 """
 
 import dataclasses
@@ -13,18 +13,20 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
+from leakgauge.harness.core.labels import counted, part_text
+from leakgauge.harness.core.metrics import gated, metric
 from leakgauge.harness.gate.baseline import Baseline
 from leakgauge.harness.gate.judge import Check, Outcome, Verdict
-from leakgauge.harness.gate.measure import Measure, Measured
+from leakgauge.harness.gate.measure import Measure, Measured, titles
 
 SCHEMA = 1
-"""Of the JSON; it grows when a field changes its meaning or goes."""
+"""Version of the JSON; it grows when a field changes its meaning or is removed."""
 
 LARGEST_SUMMARY = 900_000
-"""Bytes: a job page drops a summary above 1 MiB whole."""
+"""Bytes: a job page drops a summary above 1 MiB."""
 
 MOST_ANNOTATIONS = 10
-"""That a job page shows of one step and level."""
+"""Annotations that a job page shows for one step and level."""
 
 ICONS = {
     Verdict.FAIL: "✕",
@@ -40,15 +42,12 @@ _TAGS = {
     Verdict.INCONCLUSIVE: "skipped",
     Verdict.NOT_COMPARABLE: "skipped",
 }
-_LEAKS = "leakage increased"
-_FAILED = {"epsilon": "audited epsilon too high", "accuracy": "accuracy fell", "bits": "more bits sent"}
-_PASSED = {"accuracy": "no loss detected"}
 _LONGEST = 400
-"""Characters of a name or a sentence; an error message may hold a whole traceback."""
+"""Characters of a name or a sentence, since an error message may hold a whole traceback."""
 
 _MOST_NOTES = 20
 _RESERVED = 200
-"""Bytes for the lines that stand between the parts of a summary."""
+"""Bytes for the lines between the parts of a summary."""
 
 _CONTROLS = re.compile(
     "[^\t\n\r\u0020-\u007e\u0085\u00a0-\u2029\u202f-\u2065\u206a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
@@ -63,9 +62,9 @@ _INTERVAL = "Each end of a 90 % interval is a one-sided 95 % bound. p is one-sid
 def word(check: Check) -> str:
     """The verdict of a check in words."""
     if check.verdict is Verdict.FAIL:
-        return _FAILED.get(check.metric, "newly recognizable" if check.images else _LEAKS)
+        return "newly recognizable" if check.images else metric(check.metric).failed
     if check.verdict is Verdict.PASS:
-        return _PASSED.get(check.metric, "no increase detected")
+        return metric(check.metric).passed
     return check.verdict.value.lower()
 
 
@@ -79,8 +78,9 @@ def headline(outcome: Outcome) -> str:
     hits = [check for check in outcome.checks if check.verdict is outcome.verdict]
     match outcome.verdict:
         case Verdict.FAIL:
-            kinds = Counter(_FAILED.get(check.metric, _LEAKS) for check in hits)
-            text = ", ".join(f"{kind} in {kinds[kind]}" for kind in (_LEAKS, *_FAILED.values()) if kind in kinds)
+            kinds = Counter(metric(check.metric).failed for check in hits)
+            order = dict.fromkeys(one.failed for one in gated())
+            text = ", ".join(f"{kind} in {kinds[kind]}" for kind in order if kind in kinds)
             return f"{text[0].upper()}{text[1:]} of {total}"
         case Verdict.INCOMPLETE:
             return f"Incomplete: {len(hits)} of {total} could not be made"
@@ -93,7 +93,7 @@ def headline(outcome: Outcome) -> str:
 
 
 def junit(outcome: Outcome, measured: Measured) -> str:
-    """JUnit XML: one test case a check, its class the defense and its name the key.
+    """JUnit XML with one test case a check; its class is the defense and its name the key.
 
     | verdict | element |
     |---|---|
@@ -103,8 +103,8 @@ def junit(outcome: Outcome, measured: Measured) -> str:
     | PASS | none |
 
     Guarantees:
-        Well-formed for every text in the outcome; characters that XML forbids are left out.
-        Same arguments, same text: no date, no host.
+        The XML is well-formed for every text in the outcome; characters that XML forbids are removed.
+        The same arguments give the same text: no date, no host.
     """
     root = ElementTree.Element("testsuites", name="leakgauge")
     suite = ElementTree.SubElement(root, "testsuite", name=clean(f"leakgauge check: {measured.study}"))
@@ -115,8 +115,8 @@ def junit(outcome: Outcome, measured: Measured) -> str:
         counts["error"] += 1
         ElementTree.SubElement(case, "error", message=clipped(problem), type=Verdict.NOT_COMPARABLE.value)
     for check in outcome.checks:
-        # a check that the run lacks has only its key, which begins with the defense
-        defense = known[check.key].defense if check.key in known else check.key.split("/")[0]
+        # a check that the run lacks has only its key, which starts with the defense
+        defense = part_text(known[check.key].defense) if check.key in known else check.key.split("/")[0]
         case = ElementTree.SubElement(suite, "testcase", classname=clipped(defense), name=clean(check.key))
         text = f"{clipped(names.get(check.key, check.name))}\n{numbers(check)}"
         tag = _TAGS.get(check.verdict)
@@ -138,10 +138,10 @@ def junit(outcome: Outcome, measured: Measured) -> str:
 
 
 def summary(outcome: Outcome, measured: Measured, base: Baseline, *, most: int = LARGEST_SUMMARY) -> str:
-    """Markdown for a job page: the verdict, what is not a pass as a table, worst first, and the rest to unfold.
+    """Markdown for a job page: the verdict, a table of all checks that did not pass, worst first, and the rest folded.
 
     Args:
-        most: bytes. Rows that do not fit are left out, the best ones first, and a sentence counts them.
+        most: bytes. Rows that do not fit are left out, the best verdicts first, and a sentence counts them.
     """
     head = [f"## {ICONS[outcome.verdict]} leakgauge: {headline(outcome)}"]
     head += [""] if outcome.problems or outcome.warnings else []
@@ -173,15 +173,16 @@ def summary(outcome: Outcome, measured: Measured, base: Baseline, *, most: int =
 
 
 def as_json(outcome: Outcome, measured: Measured, base: Baseline, *, inconclusive_fails: bool = False) -> str:
-    """All that the gate found, for programs: a stable order of keys, and null for a number that is none."""
+    """The whole outcome as JSON: a stable order of keys, and null for a missing number."""
     now, before = measured.by_key(), base.measured.by_key()
     checks = []
     for check in outcome.checks:
         measure = now.get(check.key) or before.get(check.key)
-        case = {
-            name: None if measure is None else getattr(measure, name)
-            for name in ("defense", "attack", "threat", "target", "setting", "control")
-        }
+        case: dict[str, str | None] = dict.fromkeys(("defense", "attack", "threat", "target", "setting", "control"))
+        if measure is not None:
+            case |= {name: getattr(measure, name) for name in ("threat", "target", "setting", "control")}
+            case["defense"] = part_text(measure.defense)
+            case["attack"] = "" if measure.attack is None else part_text(measure.attack)
         checks.append({**dataclasses.asdict(check), "verdict": check.verdict.value, "word": word(check), **case})
     said = {
         "schema": SCHEMA,
@@ -198,7 +199,7 @@ def as_json(outcome: Outcome, measured: Measured, base: Baseline, *, inconclusiv
 
 
 def annotations(outcome: Outcome) -> list[str]:
-    """GitHub workflow commands, worst first, at most ten; the last says how many there are beside them."""
+    """GitHub workflow commands, worst first, at most ten; the last counts the others."""
     found = [("error", "leakgauge: not comparable", problem) for problem in outcome.problems]
     for check in outcome.checks:
         if check.verdict is not Verdict.PASS:
@@ -213,7 +214,7 @@ def annotations(outcome: Outcome) -> list[str]:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number with so many decimals and no minus zero; `n/a` where there is none."""
+    """A number with this many decimals and no minus zero; `n/a` if it is missing."""
     if value is None or not math.isfinite(value):
         return "n/a"
     text = f"{value:.{digits}f}"
@@ -221,13 +222,13 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def signed(value: float | None, digits: int = 3) -> str:
-    """The same with a plus where it is positive."""
+    """`number` with a plus sign if it is positive."""
     text = number(value, digits)
     return f"+{text}" if value is not None and value > 0 and text.strip("-0.na/") else text
 
 
 def change(value: float | None, low: float | None, high: float | None) -> str:
-    """`+0.065 (+0.047 to +0.083)`, without the brackets where there is no interval."""
+    """`+0.065 (+0.047 to +0.083)`; without an interval, the number alone."""
     ends = "" if low is None or high is None else f" ({signed(low)} to {signed(high)})"
     return f"{signed(value)}{ends}"
 
@@ -257,58 +258,18 @@ def pictured(images: Sequence[int], measure: Measure | None) -> str:
     return f"image{'s' if len(images) > 1 else ''} {', '.join(names)}{more}"
 
 
-def titles(measures: Iterable[Measure]) -> dict[str, str]:
-    """By key, what a measure is called among these: of defenses and attacks only the parameters in which they differ.
-
-    Where there are several settings, each name ends in its own; what is still alike has the end of its key.
-    """
-    known = {measure.key: measure for measure in measures}
-    short = _shortened(list(dict.fromkeys(label for one in known.values() for label in (one.defense, one.attack))))
-    several = len({one.setting for one in known.values()}) > 1
-    found = {}
-    for key, one in known.items():
-        named = dataclasses.replace(one, defense=short[one.defense], attack=short[one.attack])
-        found[key] = f"{named.name} ({one.setting})" if several else named.name
-    counts = Counter(found.values())
-    return {key: f"{name} [{key[-6:]}]" if counts[name] > 1 else name for key, name in found.items()}
-
-
-def _shortened(labels: Sequence[str]) -> dict[str, str]:
-    """`name(key=value, ...)` without what all labels of that name share; another form stays as it is."""
-    parts = {}
-    for label in labels:
-        name, _, inside = label.partition("(")
-        pairs = inside.removesuffix(")").split(", ")
-        if inside.endswith(")") and all("=" in pair for pair in pairs):
-            parts[label] = (name, pairs)
-    shared = {
-        name: set.intersection(*(set(pairs) for other, pairs in parts.values() if other == name))
-        for name in dict.fromkeys(name for name, _ in parts.values())
-    }
-    found = {label: label for label in labels}
-    for label, (name, pairs) in parts.items():
-        left = ", ".join(pair for pair in pairs if pair not in shared[name])
-        found[label] = f"{name}({left})" if left else name
-    return found
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 check`, `2 checks`."""
-    return f"{count} {noun}" + ("" if count == 1 else "s")
-
-
 def clean(text: str) -> str:
-    """Without the characters that XML forbids and those that a terminal would act on."""
+    """The text without characters that XML forbids or that a terminal interprets."""
     return _CONTROLS.sub("", text)
 
 
 def clipped(text: str) -> str:
-    """Clean, on one line and not too long."""
+    """The text cleaned, on one line and cut to a maximal length."""
     return _cut(" ".join(clean(text).split()))
 
 
 def escaped(text: str) -> str:
-    """A text as one piece of Markdown that means nothing but itself, also inside a table."""
+    """A text as literal Markdown, also inside a table."""
     plain = _MARKDOWN.sub(r"\\\1", clipped(text))
     return plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
@@ -319,12 +280,12 @@ def table_head(names: Sequence[str]) -> list[str]:
 
 
 def table_row(fields: Iterable[str]) -> str:
-    """One line of a Markdown table; the fields are escaped already."""
+    """One line of a Markdown table, from escaped fields."""
     return f"| {' | '.join(fields)} |"
 
 
 def finite(data: Any) -> Any:
-    """Plain data for JSON: numbers that are not finite become None."""
+    """Plain data for JSON, with None for numbers that are not finite."""
     if isinstance(data, dict):
         return {key: finite(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
@@ -333,7 +294,7 @@ def finite(data: Any) -> Any:
 
 
 def _cut(text: str) -> str:
-    """Not too long."""
+    """The text cut to the maximal length."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
@@ -353,7 +314,7 @@ def _fields(check: Check, name: str, measure: Measure | None) -> list[str]:
 
 
 def _origin(measured: Measured, base: Baseline) -> list[str]:
-    """What was compared."""
+    """The two compared runs, in words."""
     lines = []
     for name, one in (("Now", measured), ("Baseline", base.measured)):
         commit = f"{one.commit}{' with uncommitted changes' if one.dirty else ''}"
@@ -364,18 +325,18 @@ def _origin(measured: Measured, base: Baseline) -> list[str]:
 
 
 def _source(measured: Measured) -> dict[str, Any]:
-    """Where the numbers of a run come from."""
+    """Study, commit, machine, data and packages of a run."""
     names = ("study", "study_hash", "commit", "dirty", "machine", "data", "packages")
     return {name: getattr(measured, name) for name in names}
 
 
 def _size(lines: Sequence[str]) -> int:
-    """Bytes of these lines, each with its end."""
+    """Bytes of these lines with their line ends."""
     return sum(len(line.encode()) + 1 for line in lines)
 
 
 def _data(text: str) -> str:
-    """The message of a workflow command; it may have lines."""
+    """The message of a workflow command, which may have several lines."""
     return _cut(clean(text)).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 

@@ -1,9 +1,6 @@
-"""Runs again what a gate asks for: the baseline at its commit, and cells that could not tell, on twice the images.
+"""Reruns for the gate: the baseline at its commit, and inconclusive cells on twice as many images.
 
-The code of another commit runs in a process and a checkout of its own.
-
-Choices, with what was not chosen: one TOML study for each training (says a cell in two ways), two installed versions
-(one environment each), **the resolved cells as JSON, run by the library of that commit**.
+The code of another commit runs in a process and a checkout of its own. It gets the resolved cells as JSON.
 """
 
 from __future__ import annotations
@@ -22,17 +19,16 @@ from pathlib import Path
 
 from leakgauge.harness.core.cell import Cell
 from leakgauge.harness.core.errors import StudyError
+from leakgauge.harness.core.metrics import metric
 from leakgauge.harness.core.result import Run, to_data
+from leakgauge.harness.gate.comparable import TESTED
 from leakgauge.harness.gate.judge import Check, Outcome, Rules, Verdict, judge
-from leakgauge.harness.gate.measure import DIGITS, Measured, case, measured
+from leakgauge.harness.gate.measure import Measured, key_end, measured
 from leakgauge.harness.study.environment import environment
 from leakgauge.harness.study.store import Store, load_run
 
 FRESH = 1_000_000
-"""Added to a seed: other images, other batches, other noise than any study asks for by itself."""
-
-AGAIN = ("ssim", "auc", "tpr@1%", "tpr@0.1%")
-"""Metrics of which more images, or more records, tell more."""
+"""Added to a seed, for images, batches and noise that no study uses itself."""
 
 _SCRIPT = """
 import json, sys
@@ -55,13 +51,13 @@ run_study(Study("again", "", cells), asked["out"], data=data, workers=asked["wor
 
 @dataclass(frozen=True)
 class Bench:
-    """Where things are run again.
+    """Where reruns happen.
 
     Attributes:
-        folder: of the run that is checked; what runs again lies in its folder `again`, anew each time.
-        data: folder of the data sets; None: the usual one.
+        folder: the checked run; reruns lie in its folder `again`, which is emptied each time.
+        data: folder of the data sets; None: the default one.
         workers: processes; None: one a core.
-        source: a folder inside the checkout whose history has the baseline's commit.
+        source: a folder inside the checkout whose history contains the baseline's commit.
     """
 
     folder: Path
@@ -82,8 +78,8 @@ def knows(ref: str, source: Path) -> bool:
 def base_commit(made: str, file: Path, bench: Bench) -> str | None:
     """The commit whose code made a baseline: the one that it names, or the last that changed its file.
 
-    The first is of leakgauge; where that was installed, the second is of the checkout that the defenses lie in. None:
-    the checkout has neither.
+    The first is a commit of leakgauge. If leakgauge is installed as a package, the second is a commit of the user's
+    checkout. None: the checkout has neither.
     """
     if knows(made, bench.source):
         return made
@@ -94,7 +90,7 @@ def base_commit(made: str, file: Path, bench: Bench) -> str | None:
 
 
 def again(outcome: Outcome, ref: str | None, bench: Bench, rules: Rules, *, noise_sd: float) -> Outcome:
-    """The outcome, `settle`d at `ref` where something is inconclusive and nothing fails; without one a warning."""
+    """The outcome after `settle` at `ref`, if a check is inconclusive and none fails; without `ref`, with a warning."""
     if outcome.verdict is Verdict.FAIL or not any(one.verdict is Verdict.INCONCLUSIVE for one in outcome.checks):
         return outcome
     if ref is None:
@@ -104,7 +100,7 @@ def again(outcome: Outcome, ref: str | None, bench: Bench, rules: Rules, *, nois
 
 
 def about_checkout(now: Measured) -> tuple[str, ...]:
-    """What a reader must know where the results are not of the code that is here: a resumed run keeps what is done."""
+    """A warning if other code made the results: a resumed run keeps finished cells."""
     here = environment()
     if now.commit != here.commit:
         made = (
@@ -117,7 +113,7 @@ def about_checkout(now: Measured) -> tuple[str, ...]:
 
 
 def at_commit(ref: str, bench: Bench) -> Measured:
-    """The measures of the whole study by the code of `ref`, run in this job.
+    """The measures of the whole study, run now by the code of `ref`.
 
     Raises:
         StudyError: git does not know `ref`, or its code cannot run the study.
@@ -129,20 +125,24 @@ def at_commit(ref: str, bench: Bench) -> Measured:
 
 
 def settle(outcome: Outcome, ref: str, bench: Bench, rules: Rules, *, noise_sd: float) -> Outcome:
-    """The outcome after its inconclusive checks were made again on twice as many fresh images or records.
+    """The outcome after its inconclusive checks are rerun on twice as many fresh images or records.
 
-    Both sides run, the present code and that of `ref`, on the same fresh images. The second time is judged by the same
-    rules at half the level: looking twice costs at most half as many false alarms again. A check that cannot tell then
-    either, or for which there are not twice as many images, stays INCONCLUSIVE, and its reason says so.
+    The present code and that of `ref` run on the same fresh images. The rerun is judged by the same rules at half the
+    level, so it adds at most half as many false alarms. A check that is still inconclusive, or for which there are not
+    twice as many images, stays INCONCLUSIVE, and its reason states that.
 
     Raises:
         StudyError: as `at_commit`.
     """
-    unsure = {check.key for check in outcome.checks if check.verdict is Verdict.INCONCLUSIVE and check.metric in AGAIN}
-    cells = [cell for cell in Store(bench.folder).cells() if any(key.endswith(_end(cell)) for key in unsure)]
+    unsure = {
+        check.key
+        for check in outcome.checks
+        if check.verdict is Verdict.INCONCLUSIVE and metric(check.metric).gate in TESTED
+    }
+    cells = [cell for cell in Store(bench.folder).cells() if any(key.endswith(key_end(cell)) for key in unsure)]
     if not cells:
         return outcome
-    renamed = {_end(cell): _end(_twice(cell)) for cell in cells}
+    renamed = {key_end(cell): key_end(_twice(cell)) for cell in cells}
     doubled = [_twice(cell) for cell in cells]
     now = dataclasses.replace(measured(_run_here(doubled, bench)), study_hash="")
     base = dataclasses.replace(measured(_run_at(ref, doubled, "again", bench)), study_hash="")
@@ -161,7 +161,7 @@ def settle(outcome: Outcome, ref: str, bench: Bench, rules: Rules, *, noise_sd: 
 
 
 def _settled(check: Check, again: Check | None, problems: str) -> Check:
-    """A check with what came of it the second time."""
+    """A check with the verdict of its rerun."""
     if again is None or again.verdict in (Verdict.INCOMPLETE, Verdict.NOT_COMPARABLE):
         why = problems or (again.reason if again is not None else "it gave no number")
         return dataclasses.replace(check, reason=f"{check.reason}; run again with twice as many: no answer, {why}")
@@ -169,13 +169,8 @@ def _settled(check: Check, again: Check | None, problems: str) -> Check:
     return dataclasses.replace(again, key=check.key, name=check.name, reason=reason)
 
 
-def _end(cell: Cell) -> str:
-    """The end of the keys of a cell's measures."""
-    return case(cell)[:DIGITS]
-
-
 def _twice(cell: Cell) -> Cell:
-    """The same question of twice as many, under another seed."""
+    """The same question on twice as many items, under another seed."""
     target, training = cell.target, cell.training
     outside = None if target.outside is None else 2 * target.outside
     return dataclasses.replace(
@@ -186,25 +181,25 @@ def _twice(cell: Cell) -> Cell:
 
 
 def _run_here(cells: Sequence[Cell], bench: Bench) -> Run:
-    """The cells by the present code, from wherever it was imported."""
+    """The cells, run by the imported code."""
     return _run(cells, Path(__file__).parents[3], bench.folder / "again" / "now", bench)
 
 
 def _run_at(ref: str, cells: Sequence[Cell], what: str, bench: Bench) -> Run:
-    """The cells by the code of a commit."""
+    """The cells, run by the code of a commit."""
     with _checkout(ref, bench.source) as (tree, commit):
         return _run(cells, tree, bench.folder / "again" / f"{what}-{commit[:12]}", bench)
 
 
 def _run(cells: Sequence[Cell], tree: Path, out: Path, bench: Bench) -> Run:
-    """The cells by the code in `tree`, in a process of its own whose working directory it is."""
+    """The cells, run by the code in `tree` in a process of its own."""
     asked = {
         "cells": [to_data(cell) for cell in cells],
         "out": str(out.resolve()),
         "data": None if bench.data is None else str(bench.data.resolve()),
         "workers": bench.workers,
     }
-    # what lies there may be of other code, or of other packages
+    # earlier results may come from other code or other packages
     shutil.rmtree(out, ignore_errors=True)
     path = os.pathsep.join(filter(None, [str(tree), os.environ.get("PYTHONPATH", "")]))
     done = subprocess.run(
@@ -226,7 +221,7 @@ def _run(cells: Sequence[Cell], tree: Path, out: Path, bench: Bench) -> Run:
 
 @contextmanager
 def _checkout(ref: str, source: Path) -> Iterator[tuple[Path, str]]:
-    """A folder with the files of a commit, and its full name; git forgets it afterwards."""
+    """A temporary worktree of a commit, and the commit's full name."""
     commit = _git(source, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
     with tempfile.TemporaryDirectory(prefix="leakgauge-base-") as parent:
         tree = Path(parent) / "tree"
@@ -238,10 +233,10 @@ def _checkout(ref: str, source: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _git(where: Path, *words: str) -> str:
-    """What git prints.
+    """The output of a git command.
 
     Raises:
-        StudyError: it refuses, or there is none.
+        StudyError: git fails, or is not installed.
     """
     try:
         done = subprocess.run(["git", *words], cwd=where, capture_output=True, text=True, check=True)

@@ -1,1 +1,1 @@
-"""How a client trains: models, tasks, local steps, clipping, and who holds which data."""
+"""How a client trains: models, tasks, local steps, clipping, and the partition of the data."""

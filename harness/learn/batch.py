@@ -1,8 +1,8 @@
-"""Local training: the one place that decides how clients' steps are computed.
+"""Local training: the only place that decides how clients' steps are computed.
 
 Measured (`benchmarks/local_training.py`): on a CPU a lean loop over clients is fastest for convolutions, where `vmap`
-was 1.5-2 times slower, and a batched product over clients for dense stacks; `vmap` over clients is for a GPU. What was
-chosen is recorded with every result, and the engines agree within a tested tolerance.
+takes 1.5-2 times as long; a batched product over clients is fastest for dense stacks; `vmap` over clients is for a GPU.
+Every result records its engine. The engines agree within a tested tolerance.
 """
 
 from __future__ import annotations
@@ -22,48 +22,54 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Examples, LocalRule
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
-from leakgauge.harness.learn.clipping import UnknownUse, clipped_gradient
-from leakgauge.harness.learn.steps import Accumulate, Step, clip_factors, clipped_dense_step, dense_step, row_squares
+from leakgauge.harness.learn.clipping import (
+    UnknownUse,
+    clip_factors,
+    clipped_gradient,
+    dense_deltas,
+    outer_squares,
+    row_squares,
+)
 from leakgauge.harness.learn.tasks import ModelTask
 
 Engine = Literal["loop", "dense", "vmap"]
 Indices = npt.NDArray[np.int64]
 
 _CHUNK = 5
-"""Clients in one batched product: many more fall out of the cache.
+"""Clients in one batched product: many more do not fit in the cache.
 
-Measured at one thread for 784-256-10, 784-64-10 and 784-32-16-10, batches of 50: best, or less than a tenth off.
+Measured on one thread for 784-256-10, 784-64-10 and 784-32-16-10 with batches of 50: within a tenth of the best.
 """
 
 _ENTRIES = 2**26
-"""Entries of the per-record gradients that `vmap` writes out at once."""
+"""Entries of the per-record gradients that `vmap` materializes at once."""
 
 
 @dataclass(frozen=True)
 class LocalPlan:
     """How one client trains in one round.
 
-    A step of B samples goes along their mean gradient. With `clip` it is DP-SGD: each record's gradient of the loss is
-    scaled down to a norm of C before the mean. The gradient of the model's l2 penalty depends on no record; it is added
-    after the mean, neither clipped nor noised.
+    A step of B samples follows their mean gradient. With `clip` it is DP-SGD: each record's gradient of the loss is
+    scaled down to norm C before the mean. The gradient of the model's l2 penalty depends on no record; it is added
+    after the mean, without clipping or noise.
 
     Attributes:
         gradient: send the gradient of the first batch instead of the update (FedSGD).
         steps: SGD steps, or None with `epochs`.
         epochs: passes over the local data, or None with `steps`.
-        batch: samples a step; 0 means all of the client's.
+        batch: samples per step; 0 means all samples of the client.
         lr, momentum: of SGD, v <- momentum v + g, w <- w - lr v, v = 0 at the start of the round.
         clip: C, bound on the l2 norm of one record's gradient; None: no bound.
-        noise_multiplier: z; each step's mean gradient gets normal noise of standard deviation z C / B a coordinate,
-            with B = `size`. The sum is divided by B then, also in a pass's last batch, which may be smaller: one record
-            never moves the mean by more than C / B.
+        noise_multiplier: z; each step's mean gradient gets normal noise of standard deviation z C / B per coordinate,
+            B = `size`. The sum is then always divided by B, although the last batch of a pass may be smaller: one
+            record never moves the mean by more than C / B.
         poisson: each step takes every sample independently with probability B / n, possibly none, and divides the sum
-            by B; an epoch is ceil(n / B) steps.
+            by B; an epoch has ceil(n / B) steps.
 
     Raises:
         ValueError: a clip that is not positive and finite, a negative noise multiplier, or noise without a clip.
 
-    Source: Abadi et al. 2016 (arXiv 1607.00133), Alg. 1; for the l2 penalty they say nothing.
+    Source: Abadi et al. 2016 (arXiv 1607.00133), Alg. 1; it does not cover the l2 penalty.
     """
 
     gradient: bool
@@ -82,22 +88,22 @@ class LocalPlan:
         if not 0 <= self.noise_multiplier < math.inf:
             raise ValueError(f"expected 0 <= noise_multiplier < inf, got noise_multiplier={self.noise_multiplier}")
         if self.noise_multiplier and self.clip is None:
-            raise ValueError(f"noise_multiplier={self.noise_multiplier} needs a clip, to be a multiple of")
+            raise ValueError(f"noise_multiplier={self.noise_multiplier} needs a clip: it is a multiple of the clip")
 
     def under(self, rule: LocalRule, noise: float = 0.0) -> LocalPlan:
-        """With what a defense asks of local training; `noise` is its `step_noise`.
+        """The plan under a defense's rule for local training; `noise` is its `step_noise`.
 
-        A rule of one full-batch step goes before what the plan says of steps, epochs, batch and momentum.
+        A full-batch rule overrides the plan's steps, epochs, batch and momentum.
         """
         plan = replace(self, clip=rule.clip, noise_multiplier=noise, poisson=rule.poisson)
         return replace(plan, steps=1, epochs=None, batch=0, momentum=0.0) if rule.full_batch else plan
 
     def size(self, n: int) -> int:
-        """B, the nominal number of samples a step of a client with n."""
+        """B, the nominal number of samples per step of a client with n samples."""
         return n if self.batch == 0 else min(self.batch, n)
 
     def divisor(self, n: int, taken: int) -> int:
-        """What a step that took so many of n samples divides its sum by."""
+        """The divisor of the gradient sum in a step that took `taken` of n samples."""
         return self.size(n) if self.poisson or self.noise_multiplier else taken
 
 
@@ -109,24 +115,37 @@ class Work(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """updates: [clients, d]; batches: for each client the samples behind each step, as indices into its data."""
+    """updates: [clients, d]; batches: each client's samples in each step, as indices into its data."""
 
     updates: Tensor
     batches: tuple[tuple[Indices, ...], ...]
 
 
+class _Step(NamedTuple):
+    """One step of several clients, padded to one batch size.
+
+    x: [c, b, *input_shape]; y: [c, b]; weight: [c, b], 1/size on samples and 0 on padding; running: [c], 1 for a client
+    that still trains; keep: dropout masks [c, b, *shape].
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    running: Tensor
+    keep: list[Tensor] | None
+
+
 def choose_engine(task: ModelTask, device: torch.device | str = "cpu") -> Engine:
-    """The fastest engine, by measurement, for this model on this device."""
+    """The fastest engine for this model on this device, by measurement."""
     if torch.device(device).type != "cpu":
         return "vmap"
-    dense = task.model.widths is not None and task.softmax
-    return "dense" if dense else "loop"
+    return "dense" if task.model.widths is not None and task.softmax else "loop"
 
 
 def plan_batches(n: int, plan: LocalPlan, key: Key) -> tuple[Indices, ...]:
-    """The samples of each step: fresh permutations of 0..n-1, cut into batches; the last of a pass may be smaller.
+    """The samples of each step: new permutations of 0..n-1, cut into batches; the last batch of a pass may be smaller.
 
-    With `plan.poisson` a step's samples are an independent draw, in increasing order, and may be none.
+    With `plan.poisson` a step's samples are an independent draw, in increasing order, possibly empty.
 
     Raises:
         ValueError: the client has no data.
@@ -134,28 +153,28 @@ def plan_batches(n: int, plan: LocalPlan, key: Key) -> tuple[Indices, ...]:
     if n < 1:
         raise ValueError("expected a client with at least one sample, got none")
     size = plan.size(n)
-    a_pass = -(-n // size)
+    per_pass = -(-n // size)
     steps = 1 if plan.gradient else plan.steps
     if steps is None:
-        steps = a_pass * (plan.epochs or 1)
+        steps = per_pass * (plan.epochs or 1)
     if plan.poisson:
-        # float64: a draw in [0, 1) that is rounded to float32 can be 1, and B = n takes all
+        # float64: a draw in [0, 1) that is rounded to float32 can be 1, but B = n must take all samples
         takes = rng.uniform(key.child("poisson"), (steps, n), dtype=torch.float64) < size / n
         return tuple(np.flatnonzero(row) for row in takes.numpy())
-    orders = rng.permutations(key.child("order"), -(-steps // a_pass), n)
+    orders = rng.permutations(key.child("order"), -(-steps // per_pass), n)
     batches = [order[start : start + size] for order in orders for start in range(0, n, size)]
     return tuple(batches[:steps])
 
 
 def train_clients(task: ModelTask, params: Tensor, work: Sequence[Work], plan: LocalPlan, engine: Engine) -> Trained:
-    """Every client's update (local parameters minus those it started from), or gradient, in the order of `work`.
+    """Every client's update (local parameters minus the initial ones) or gradient, in the order of `work`.
 
     Args:
-        params: float32; [d], the model from which all start, or [clients, d], one for each. Not modified.
+        params: float32; [d], the initial model of all clients, or [clients, d], one per client. Not modified.
 
     Raises:
-        ValueError: no clients, a client without data, params of another shape, or an engine that this model does not
-            fit.
+        ValueError: no clients, a client without data, params of another shape, or an engine that does not support this
+            model.
     """
     if not work:
         raise ValueError("expected at least one client, got none")
@@ -167,18 +186,12 @@ def train_clients(task: ModelTask, params: Tensor, work: Sequence[Work], plan: L
     if engine == "loop":
         rows = [_train_one(task, *each, plan) for each in zip(starts, work, batches, strict=True)]
         return Trained(torch.stack(rows), batches)
-    if engine == "dense":
-        if task.model.widths is None or not task.softmax:
-            raise ValueError(f"expected a dense ReLU stack for engine 'dense', got {task.model.name!r}")
-        step: Accumulate = dense_step if plan.clip is None else partial(clipped_dense_step, plan.clip)
-    else:
-        step = _vmap_step if plan.clip is None else partial(_clipped_vmap_step, plan.clip)
+    if engine == "dense" and (task.model.widths is None or not task.softmax):
+        raise ValueError(f"expected a dense ReLU stack for engine 'dense', got {task.model.name!r}")
     chunk = _CHUNK if params.device.type == "cpu" else len(work)
-    parts = [
-        _train_many(task, starts[i : i + chunk], work[i : i + chunk], batches[i : i + chunk], plan, step)
-        for i in range(0, len(work), chunk)
-    ]
-    return Trained(torch.cat(parts), batches)
+    parts = [slice(i, i + chunk) for i in range(0, len(work), chunk)]
+    updates = [_train_many(task, starts[part], work[part], batches[part], plan, engine) for part in parts]
+    return Trained(torch.cat(updates), batches)
 
 
 def _train_one(task: ModelTask, params: Vector, work: Work, batches: Sequence[Indices], plan: LocalPlan) -> Vector:
@@ -202,7 +215,7 @@ def _train_one(task: ModelTask, params: Vector, work: Work, batches: Sequence[In
 def _gradient(
     task: ModelTask, tensors: list[Tensor], work: Work, number: int, index: Indices, plan: LocalPlan
 ) -> list[Tensor]:
-    """Of step `number`, on these samples, with its noise and penalty."""
+    """The gradient of step `number` on these samples, with noise and penalty."""
     rows = torch.from_numpy(index).to(work.data.x.device)
     x, y = work.data.x[rows], work.data.y[rows]
     keep = task.dropout_masks(work.key.child("dropout", number), len(index))
@@ -215,7 +228,7 @@ def _gradient(
     except UnknownUse:
         flat = task.layout.join(tensors).detach()
         weight = torch.full_like(rows, 1.0 / divisor, dtype=x.dtype)
-        alone = Step(x[None], y[None], weight[None], torch.ones(1), keep and [mask[None] for mask in keep])
+        alone = _Step(x[None], y[None], weight[None], torch.ones(1), keep and [mask[None] for mask in keep])
         gradient = task.layout.split(_clipped_sums(task, flat[None], alone, clip)[0])
     with torch.no_grad():
         if task.model.l2:
@@ -226,8 +239,8 @@ def _gradient(
 
 
 def _noise(task: ModelTask, work: Work, number: int, plan: LocalPlan) -> Vector:
-    """[d], the noise of step `number`."""
-    assert plan.clip is not None  # the plan has refused noise without
+    """[d] noise of step `number`."""
+    assert plan.clip is not None  # the plan refuses noise without a clip
     std = plan.noise_multiplier * plan.clip / plan.size(len(work.data.y))
     return std * rng.normal(work.key.child("noise", number), (task.layout.dim,)).to(work.data.x.device)
 
@@ -238,17 +251,18 @@ def _train_many(
     work: Sequence[Work],
     batches: Sequence[Sequence[Indices]],
     plan: LocalPlan,
-    accumulate: Accumulate,
+    engine: Engine,
 ) -> Tensor:
-    """Several clients side by side, from `starts` [c, d]; [c, d]. A client that has finished stands still."""
+    """[c, d] updates of clients trained side by side from `starts` [c, d]. A finished client no longer moves."""
     local = starts.clone(memory_format=torch.contiguous_format)
     velocity = torch.zeros_like(local)
+    accumulate = _dense_step if engine == "dense" else _vmap_step
     for number in range(max(map(len, batches))):
         step = _gather(task, work, batches, number, plan)
-        accumulate(task, local, step, velocity, plan.momentum)
+        accumulate(task, local, step, velocity, plan)
         if plan.noise_multiplier:
-            for row, (client, mine) in enumerate(zip(work, batches, strict=True)):
-                if number < len(mine):
+            for row, (client, used) in enumerate(zip(work, batches, strict=True)):
+                if number < len(used):
                     velocity[row] += _noise(task, client, number, plan)
         if plan.gradient:
             return velocity
@@ -259,10 +273,10 @@ def _train_many(
 
 def _gather(
     task: ModelTask, work: Sequence[Work], batches: Sequence[Sequence[Indices]], number: int, plan: LocalPlan
-) -> Step:
+) -> _Step:
     """Step `number` of all clients, padded with zero-weight copies of a sample."""
-    running = [number < len(mine) for mine in batches]
-    picks = [mine[number] if runs else mine[-1] for mine, runs in zip(batches, running, strict=True)]
+    running = [number < len(used) for used in batches]
+    picks = [used[number] if runs else used[-1] for used, runs in zip(batches, running, strict=True)]
     size = max(1, *map(len, picks))
     first, device = work[0].data, work[0].data.x.device
     x = first.x.new_empty((len(work), size, *first.x.shape[1:]))
@@ -279,31 +293,43 @@ def _gather(
         if keep is not None:
             keeps.append([torch.cat([mask, mask.new_ones(len(filler), *mask.shape[1:])]) for mask in keep])
     stacked = [torch.stack(masks) for masks in zip(*keeps, strict=True)] if keeps else None
-    return Step(x, y, weight.to(device), torch.tensor(running, dtype=torch.float32, device=device), stacked)
+    return _Step(x, y, weight.to(device), torch.tensor(running, dtype=torch.float32, device=device), stacked)
 
 
-def _vmap_step(task: ModelTask, local: Tensor, step: Step, velocity: Tensor, momentum: float) -> None:
-    """Any model, through `torch.func`; random draws were made outside."""
+def _dense_step(task: ModelTask, local: Tensor, step: _Step, velocity: Tensor, plan: LocalPlan) -> None:
+    """Add a dense ReLU stack's gradient to the decayed velocity [c, d], by hand: three batched products per layer."""
+    moving, momentum = task.layout.split(velocity), plan.momentum
+    weight = step.weight if plan.clip is None else None
+    inputs, deltas = dense_deltas(task.layout.split(local), step.x, step.y, weight)
+    if plan.clip is not None:
+        squares = [partial(outer_squares, *pair) for pair in zip(deltas, inputs, strict=True)]
+        factors = clip_factors(squares, local.dtype, plan.clip) * step.weight
+        for delta in deltas:
+            delta *= factors[..., None]
+    for layer, (delta, entered) in enumerate(zip(deltas, inputs, strict=True)):
+        moving[2 * layer].baddbmm_(delta.transpose(1, 2), entered, beta=momentum)
+        moving[2 * layer + 1].mul_(momentum).add_(delta.sum(1))
+
+
+def _vmap_step(task: ModelTask, local: Tensor, step: _Step, velocity: Tensor, plan: LocalPlan) -> None:
+    """The same for any model, through `torch.func`; all random draws are inputs."""
+    velocity.mul_(plan.momentum)
+    if plan.clip is not None:
+        velocity.add_(_clipped_sums(task, local, step, plan.clip))
+        if task.model.l2:
+            velocity.add_(local, alpha=task.model.l2)
+        return
 
     def weighted_loss(params: Tensor, x: Tensor, y: Tensor, weight: Tensor, keep: list[Tensor] | None) -> Tensor:
-        return (task.losses(params, x, y, keep) * weight).sum() + task.penalty(params)
+        return (task.losses(params, x, y, keep) * weight).sum() + task.penalty(task.layout.split(params))
 
     in_dims = (0, 0, 0, 0, None if step.keep is None else 0)
     gradient = torch.func.vmap(torch.func.grad(weighted_loss), in_dims=in_dims)
-    velocity.mul_(momentum).add_(gradient(local, step.x, step.y, step.weight, step.keep))
+    velocity.add_(gradient(local, step.x, step.y, step.weight, step.keep))
 
 
-def _clipped_vmap_step(
-    clip: float, task: ModelTask, local: Tensor, step: Step, velocity: Tensor, momentum: float
-) -> None:
-    """As `_vmap_step`, from gradients that are written out record by record."""
-    velocity.mul_(momentum).add_(_clipped_sums(task, local, step, clip))
-    if task.model.l2:
-        velocity.add_(local, alpha=task.model.l2)
-
-
-def _clipped_sums(task: ModelTask, local: Tensor, step: Step, clip: float) -> Tensor:
-    """[c, d], the weighted sums of the records' clipped gradients, so many records at once as fit."""
+def _clipped_sums(task: ModelTask, local: Tensor, step: _Step, clip: float) -> Tensor:
+    """[c, d] weighted sums of the records' clipped gradients, `_ENTRIES` of which are materialized at once."""
 
     def loss_of_one(params: Tensor, x: Tensor, y: Tensor, keep: list[Tensor] | None) -> Tensor:
         return task.losses(params, x[None], y[None], keep and [mask[None] for mask in keep])[0]

@@ -1,43 +1,48 @@
 """The sum of clipped per-record gradients of a batch, without a loop over its records.
 
-One forward pass in which every layer that takes a parameter is watched, one backward pass to the outputs of these
-layers only. From a layer's inputs and the gradients of its outputs follow the norms of the records' gradients and, once
-all norms are known, their weighted sum. A record's gradient of a dense layer is an outer product, whose norm needs no
-writing out (ghost norm); that of a small kernel is written out, and kept for the sum. Dense ReLU stacks go by hand.
+A forward pass records every layer that takes a parameter; a backward pass ends at the outputs of these layers. A
+layer's inputs and output gradients give the norms of the records' gradients and, once all norms are known, their
+weighted sum. A record's gradient of a dense layer is an outer product, whose norm needs no product (ghost norm). The
+gradients of a small kernel are materialized and kept for the sum. Dense ReLU stacks have their own formulas.
 
-Source: Goodfellow 2015 (arXiv 1510.01799) for dense layers; Bu, Mao, Xu 2022 (arXiv 2205.10683) for choosing the way by
-the size of the layer. Differs: the threshold was measured.
+Source: Goodfellow 2015 (arXiv 1510.01799) for dense layers; Bu, Mao, Xu 2022 (arXiv 2205.10683) for choosing the method
+by the size of the layer. Differs: the threshold is measured.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 from torch.nn.functional import conv2d, group_norm, linear, pad
 from torch.nn.grad import conv2d_weight
 
-from leakgauge.harness.learn.steps import clip_factors, dense_deltas, outer_squares, row_squares
 from leakgauge.harness.learn.tasks import ModelTask
 
+Squares = Callable[[torch.dtype], Tensor]
+"""Squared norms of one part of each record's gradient, in the given type."""
+
 _CACHE = 2**19
-"""Entries of the patches that are laid out at once: beyond the cache they cost up to four times as much."""
+"""Entries of patches that are materialized at once; patches beyond the cache cost up to four times as much."""
 
 _KEPT = 2**22
-"""Entries of one kernel's per-record gradients that are kept for the sum, 16 MiB; of more, only the norms are."""
+"""Most entries (16 MiB) of one kernel's per-record gradients that are kept for the sum; else only norms are kept."""
 
 _GRAM = 64
-"""Inner products of the positions beat a kernel's gradients that have this many times more entries (measured)."""
+"""Inner products of positions are faster than kernel gradients with this many times more entries (measured)."""
 
-_kernel_gradient: Callable[..., Tensor] = conv2d_weight  # torch has no types for it
+_kernel_gradient: Callable[..., Tensor] = conv2d_weight  # untyped in torch
 
 
 class UnknownUse(Exception):
-    """A parameter is used in a way of which no per-record gradients are known here."""
+    """A parameter is used in a way that has no per-record gradients here."""
 
 
 def clipped_gradient(
@@ -51,16 +56,16 @@ def clipped_gradient(
 ) -> list[Tensor]:
     """sum_i g_i min(1, clip / ||g_i||) / divisor over the records i, in the tensors' shapes.
 
-    g_i is the gradient of record i's loss with respect to all tensors together, without the penalty: that depends on
-    no record. The model must not mix records, as a batch norm does: there would be no gradient of one.
+    g_i is the gradient of record i's loss with respect to all tensors together, without the penalty, which depends on
+    no record. The model must not mix records, as a batch norm does: a single record would have no gradient.
 
     Args:
         tensors: parameters, in the layout's order. Not modified.
-        x, y, keep: as `ModelTask.losses` takes them.
-        clip: C > 0; infinite: nothing is clipped.
+        x, y, keep: as for `ModelTask.losses`.
+        clip: C > 0; infinite: no clipping.
 
     Guarantees:
-        A record whose gradient is zero adds zero; no record at all: zeros.
+        A record with a zero gradient adds zero; a batch without records gives zeros.
         No norm overflows before its gradient does; a NaN in one record's gradient is a NaN in the sum.
 
     Raises:
@@ -78,8 +83,56 @@ def clipped_gradient(
     return [by_position[position] for position in range(len(tensors))]
 
 
+def dense_deltas(
+    tensors: Sequence[Tensor], x: Tensor, y: Tensor, weight: Tensor | None = None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Each layer's input [c, b, n], and the gradients by its output [c, b, m] of the records' losses times `weight`.
+
+    tensors: those of a dense ReLU stack with cross-entropy, with a first axis c; x: [c, b, *input_shape]; y: [c, b];
+    weight: [c, b], or None for 1.
+    """
+    matrices, biases = tensors[0::2], tensors[1::2]
+    inputs = [x.flatten(2)]
+    for matrix, bias in zip(matrices, biases, strict=True):
+        inputs.append(torch.baddbmm(bias[:, None], inputs[-1], matrix.transpose(1, 2)))
+        if len(inputs) <= len(matrices):
+            inputs[-1].relu_()
+    delta = torch.softmax(inputs.pop(), -1)
+    delta.scatter_add_(-1, y[..., None], torch.full_like(y[..., None], -1, dtype=delta.dtype))
+    if weight is not None:
+        delta *= weight[..., None]
+    deltas = [delta]
+    for matrix, entered in zip(matrices[:0:-1], inputs[:0:-1], strict=True):
+        deltas.append(torch.bmm(deltas[-1], matrix).mul_(entered > 0))
+    return inputs, deltas[::-1]
+
+
+def clip_factors(parts: Sequence[Squares], dtype: torch.dtype, clip: float, most: float = 1.0) -> Tensor:
+    """min(most, clip / norm) for each record; `most` for a zero norm, NaN for a NaN norm.
+
+    The squared norm is the sum of `parts`. Squares that overflow in `dtype`, the gradients' type, are taken in float64.
+    """
+    for precision in (dtype, torch.float64):
+        squares = reduce(torch.add, [part(precision) for part in parts])
+        if math.isfinite(float(squares.sum())):
+            break
+    return (squares.rsqrt() * clip).clamp(max=most).to(dtype)
+
+
+def row_squares(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Squared l2 norms over the last axis, in this type."""
+    norms: Tensor = vector_norm(rows, dim=-1, dtype=dtype)
+    return norms.square()
+
+
+def outer_squares(deltas: Tensor, inputs: Tensor, dtype: torch.dtype, *, bias: bool = True) -> Tensor:
+    """Squared norms of the outer products of deltas [..., m] and inputs [..., n], and (`bias`) of the deltas too."""
+    by_inputs, by_deltas = row_squares(inputs, dtype), row_squares(deltas, dtype)
+    return torch.addcmul(by_deltas, by_deltas, by_inputs) if bias else by_deltas * by_inputs
+
+
 class _Gradients(NamedTuple):
-    """Of all parameters; `positions`: of each in the layout. The records' true gradients are `scale` times these."""
+    """Gradients of all parameters and the `positions` of these in the layout; to be multiplied by `scale`."""
 
     per_record: Sequence[_PerRecord]
     positions: list[int]
@@ -87,23 +140,24 @@ class _Gradients(NamedTuple):
 
 
 def _dense_gradients(tensors: Sequence[Tensor], x: Tensor, y: Tensor) -> _Gradients:
-    """Of a dense ReLU stack with cross-entropy, by hand: what watching costs is a third of a step of 32 records."""
+    """A dense ReLU stack with cross-entropy, by hand: recording would cost a third of a step of 32 records."""
     with torch.no_grad():
         inputs, deltas = dense_deltas([tensor[None] for tensor in tensors], x[None], y[None])
-    found = [_Outer(delta[0], entered[0], bias=True) for delta, entered in zip(deltas, inputs, strict=True)]
-    return _Gradients(found, list(range(len(tensors))), 1.0)
+    outer = [_Outer(delta[0], entered[0], bias=True) for delta, entered in zip(deltas, inputs, strict=True)]
+    return _Gradients(outer, list(range(len(tensors))), 1.0)
 
 
 def _watched_gradients(
     task: ModelTask, tensors: Sequence[Tensor], x: Tensor, y: Tensor, keep: Sequence[Tensor] | None
 ) -> _Gradients:
-    """Of any model of the known layers."""
+    """Any model of the known layers."""
     pure = replace(task, model=replace(task.model, l2=0.0)) if task.model.l2 else task
     calls: list[_Call] = []
-    watched = [_watch(tensor, position, calls) for position, tensor in enumerate(tensors)]
+    watched = [tensor.detach().as_subclass(_Parameter) for tensor in tensors]
+    for position, parameter in enumerate(watched):
+        parameter.position, parameter.calls = position, calls
     loss = pure.loss_at(watched, x, y, keep)
-    positions = _positions(calls)
-    _check(calls, positions, len(tensors), len(x))
+    positions = _positions(calls, len(tensors), len(x))
     deltas = torch.autograd.grad(loss, [call.output for call in calls], materialize_grads=True)
     with torch.no_grad():
         found = [one for call, delta in zip(calls, deltas, strict=True) for one in call.layer.per_record(delta)]
@@ -111,18 +165,18 @@ def _watched_gradients(
 
 
 class _PerRecord(Protocol):
-    """The gradients of some parameters, one a record."""
+    """The gradients of some parameters, one per record."""
 
     def squares(self, dtype: torch.dtype) -> Tensor:
         """[b] squared norms."""
 
     def totals(self, factors: Tensor) -> list[Tensor]:
-        """Of each parameter, the records' sum with weights [b]."""
+        """Each parameter's sum over the records, with weights [b]."""
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Gradients that are written out, [b, n]."""
+    """Materialized gradients [b, n]."""
 
     rows: Tensor
 
@@ -131,7 +185,7 @@ class _Rows:
         return row_squares(self.rows, dtype)
 
     def totals(self, factors: Tensor) -> list[Tensor]:
-        """One product."""
+        """A single product."""
         return [factors @ self.rows]
 
 
@@ -148,7 +202,7 @@ class _Outer:
         return outer_squares(self.deltas, self.inputs, dtype, bias=self.bias)
 
     def totals(self, factors: Tensor) -> list[Tensor]:
-        """The weighted deltas once, for both."""
+        """Weight and bias share the weighted deltas."""
         weighted = self.deltas * factors[:, None]
         weight = torch.mm(weighted.t(), self.inputs)
         return [weight, weighted.sum(0)] if self.bias else [weight]
@@ -156,7 +210,7 @@ class _Outer:
 
 @dataclass
 class _Kernel:
-    """Of a convolution: sums of outer products of deltas [b, outputs, h, w] and patches of inputs [b, inputs, H, W]."""
+    """A convolution: sums of outer products of deltas [b, outputs, h, w] and patches of inputs [b, inputs, H, W]."""
 
     deltas: Tensor
     inputs: Tensor
@@ -166,7 +220,7 @@ class _Kernel:
     kept: Tensor | None = None
 
     def squares(self, dtype: torch.dtype) -> Tensor:
-        """In pieces that fit the cache; keeps the gradients where there are few."""
+        """Computed in pieces that fit in the cache; keeps the gradients if there are few entries."""
         entries, positions = math.prod(self.shape), math.prod(self.deltas.shape[2:])
         by_gram = _GRAM * positions**2 < entries
         keeps = not by_gram and len(self.deltas) * entries <= _KEPT
@@ -186,14 +240,14 @@ class _Kernel:
         return torch.cat(squares)
 
     def totals(self, factors: Tensor) -> list[Tensor]:
-        """From what `squares` kept, else by the convolution's own backward pass."""
+        """The gradients that `squares` kept, or else the convolution's backward pass."""
         if self.kept is not None:
             return [(factors @ self.kept).view(self.shape)]
         weighted = self.deltas * factors[:, None, None, None]
         return [_kernel_gradient(self.inputs, self.shape, weighted, self.stride, self.padding)]
 
     def _patches(self, inputs: Tensor) -> Tensor:
-        """[b, entries of a patch, positions]; one copy of a strided view takes half the time of torch's `unfold`."""
+        """[b, entries of a patch, positions]; a copy of a strided view takes half the time of torch's `unfold`."""
         high, wide = self.padding
         padded = pad(inputs, (wide, wide, high, high)) if high or wide else inputs
         windows = padded.unfold(2, self.shape[2], self.stride[0]).unfold(3, self.shape[3], self.stride[1])
@@ -203,11 +257,11 @@ class _Kernel:
 def _gram_squares(deltas: Tensor, patches: Tensor, dtype: torch.dtype) -> Tensor:
     """[b] squared norms of deltas [b, m, p] @ patches^T [b, p, n], from the inner products of the positions."""
     grams = [torch.bmm(part.transpose(1, 2), part) for part in (deltas.to(dtype), patches.to(dtype))]
-    return (grams[0] * grams[1]).sum((1, 2)).clamp(min=0.0)  # rounding
+    return (grams[0] * grams[1]).sum((1, 2)).clamp(min=0.0)  # rounding may give a negative sum
 
 
-class _Layer(Protocol):
-    """A call of a torch function that takes parameters, with its arguments as they are named there."""
+class _Layer(ABC):
+    """A call of a torch function that takes parameters; its fields have the names of the function's arguments."""
 
     input: Tensor
     weight: Tensor
@@ -215,14 +269,16 @@ class _Layer(Protocol):
 
     @property
     def is_known(self) -> bool:
-        """Whether `per_record` is right for these arguments."""
+        """Whether `per_record` is correct for these arguments."""
+        return True
 
+    @abstractmethod
     def per_record(self, deltas: Tensor) -> list[_PerRecord]:
-        """Of the weight and, where there is one, the bias, from the gradients of the outputs."""
+        """Gradients of the weight and, if present, the bias, from the gradients of the outputs."""
 
 
 @dataclass
-class _Linear:
+class _Linear(_Layer):
     """A dense layer."""
 
     input: Tensor
@@ -231,16 +287,16 @@ class _Linear:
 
     @property
     def is_known(self) -> bool:
-        """With one more axis a record's gradient would be no outer product."""
+        """With another axis, a record's gradient would not be an outer product."""
         return self.input.ndim == 2
 
     def per_record(self, deltas: Tensor) -> list[_PerRecord]:
-        """Nothing is written out."""
+        """An outer product, not materialized."""
         return [_Outer(deltas, self.input, self.bias is not None)]
 
 
 @dataclass
-class _Convolution:
+class _Convolution(_Layer):
     """A convolution in two dimensions."""
 
     input: Tensor
@@ -253,19 +309,21 @@ class _Convolution:
 
     @property
     def is_known(self) -> bool:
-        """With holes or groups the patches would be others."""
-        simple = self.groups == 1 and self.dilation in (1, (1, 1)) and not isinstance(self.padding, str)
-        return simple and self.input.ndim == 4
+        """Dilation or groups would change the patches."""
+        plain = self.groups == 1 and self.dilation in (1, (1, 1)) and not isinstance(self.padding, str)
+        return plain and self.input.ndim == 4
 
     def per_record(self, deltas: Tensor) -> list[_PerRecord]:
-        """The kernel's are the work; the bias was added at every position."""
+        """The bias is added at every position."""
         assert not isinstance(self.padding, str)
-        kernel = _Kernel(deltas, self.input, self.weight.shape, _pair(self.stride), _pair(self.padding))
+        # torch takes one number for both dimensions
+        stride, padding = (part if isinstance(part, tuple) else (part, part) for part in (self.stride, self.padding))
+        kernel = _Kernel(deltas, self.input, self.weight.shape, stride, padding)
         return [kernel] if self.bias is None else [kernel, _Rows(_sum_positions(deltas))]
 
 
 @dataclass
-class _GroupNorm:
+class _GroupNorm(_Layer):
     """A group norm with a scale."""
 
     input: Tensor
@@ -274,37 +332,22 @@ class _GroupNorm:
     bias: Tensor | None = None
     eps: float = 1e-5
 
-    @property
-    def is_known(self) -> bool:
-        """There is but one kind."""
-        return True
-
     def per_record(self, deltas: Tensor) -> list[_PerRecord]:
-        """Few entries; the normalized input is computed once more."""
-        normalized = group_norm(self.input, self.num_groups, eps=self.eps)
-        scale = _Rows(_sum_positions(deltas * normalized))
+        """Materialized, being small; the normalized input is recomputed."""
+        scale = _Rows(_sum_positions(deltas * group_norm(self.input, self.num_groups, eps=self.eps)))
         return [scale] if self.bias is None else [scale, _Rows(_sum_positions(deltas))]
 
 
-def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
-    """Torch takes one number for both dimensions."""
-    return (value, value) if isinstance(value, int) else value
-
-
 def _sum_positions(values: Tensor) -> Tensor:
-    """[b, channels] of [b, channels, ...]."""
+    """[b, channels] sums of [b, channels, ...]."""
     return values.flatten(2).sum(2)
 
 
-_LAYERS: dict[Callable[..., object], Callable[..., _Layer]] = {
-    linear: _Linear,
-    conv2d: _Convolution,
-    group_norm: _GroupNorm,
-}
+_LAYERS: dict[object, Callable[..., _Layer]] = {linear: _Linear, conv2d: _Convolution, group_norm: _GroupNorm}
 
 
 class _Call(NamedTuple):
-    """A layer, what came out of it, and the version of what went in."""
+    """A layer, its output, and the version of its input at the call."""
 
     layer: _Layer
     output: Tensor
@@ -312,7 +355,7 @@ class _Call(NamedTuple):
 
 
 class _Parameter(Tensor):
-    """A parameter that notes the layers it goes into; `position`: among the model's."""
+    """A parameter that records the layers that use it; `position` is its index in the model."""
 
     position: int
     calls: list[_Call]
@@ -325,44 +368,34 @@ class _Parameter(Tensor):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """Torch calls this in place of `func` where a parameter is among the arguments, or inside them."""
+        """Torch calls this instead of `func` if an argument is, or contains, a parameter."""
         named = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **named)
-        if not _has_tensor(result):  # a shape: it depends on no value
+        if not _has_tensor(result):  # e.g. a shape, which depends on no value
             return result
         layer = _LAYERS[func](*args, **named) if func in _LAYERS else None
         if layer is None or not isinstance(result, Tensor) or not isinstance(layer.weight, _Parameter):
-            raise UnknownUse(f"no per-record gradients are known here of a parameter in {func}")
-        # where nothing before it is differentiated by, the output itself has to be
+            raise UnknownUse(f"no per-record gradients of a parameter in {func}")
+        # if no earlier tensor requires a gradient, the output itself must
         layer.weight.calls.append(_Call(layer, result.requires_grad_(), layer.input._version))
         return result
 
 
-def _watch(tensor: Tensor, position: int, calls: list[_Call]) -> _Parameter:
-    """A view of the parameter that adds its layers to `calls`."""
-    watched = tensor.detach().as_subclass(_Parameter)
-    watched.position, watched.calls = position, calls
-    return watched
-
-
 def _has_tensor(result: object) -> bool:
-    """Whether it is a tensor, or a list with one in it."""
+    """Whether it is a tensor, or a list or tuple that contains one."""
     return isinstance(result, Tensor) or (isinstance(result, list | tuple) and any(map(_has_tensor, result)))
 
 
-def _positions(calls: Sequence[_Call]) -> list[int]:
-    """Of the parameters of these calls, weight before bias; -1 for a tensor that is no parameter."""
+def _positions(calls: Sequence[_Call], parameters: int, records: int) -> list[int]:
+    """Positions of the calls' parameters, weight before bias: each once, in a known layer with one row per record."""
     tensors = [one for call in calls for one in (call.layer.weight, call.layer.bias) if one is not None]
-    return [one.position if isinstance(one, _Parameter) else -1 for one in tensors]
-
-
-def _check(calls: Sequence[_Call], positions: list[int], parameters: int, records: int) -> None:
-    """Refuse calls whose gradients are not one row a record, once a parameter."""
+    positions = [one.position if isinstance(one, _Parameter) else -1 for one in tensors]
     if sorted(positions) != list(range(parameters)):
         raise UnknownUse("expected every parameter in exactly one layer")
     for layer, output, version in calls:
         if isinstance(layer.input, _Parameter) or not layer.is_known or len(layer.input) != records:
-            raise UnknownUse(f"no per-record gradients are known here of {type(layer).__name__} with these arguments")
+            raise UnknownUse(f"no per-record gradients of {type(layer).__name__} with these arguments")
         if output._version or layer.input._version != version:
-            raise UnknownUse("expected that no layer's input or output is overwritten")
+            raise UnknownUse("expected layers whose inputs and outputs are not overwritten")
+    return positions

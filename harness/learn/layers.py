@@ -1,4 +1,4 @@
-"""Building blocks of the models: the tensors a layer owns, and chains of layers."""
+"""Building blocks of the models: the tensors of a layer, and chains of layers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Slot(NamedTuple):
 
 
 class Tensors(NamedTuple):
-    """What a stack of layers owns, as `Model` wants it."""
+    """The tensors of a stack of layers, as `Model` takes them."""
 
     layout: Layout
     fan_in: tuple[int, ...]
@@ -37,31 +37,21 @@ def stack(*layers: Sequence[Slot]) -> Tensors:
     return Tensors(layout, tuple(slot.fan_in for slot in slots))
 
 
-def conv(name: str, inputs: int, outputs: int, kernel: int, *, bias: bool = True) -> list[Slot]:
-    """A convolution with a square kernel: weight [outputs, inputs, kernel, kernel], bias [outputs]."""
-    return _weight_and_bias(name, (outputs, inputs, kernel, kernel), bias)
-
-
-def dense(name: str, inputs: int, outputs: int, *, bias: bool = True) -> list[Slot]:
-    """A dense layer: weight [outputs, inputs], bias [outputs]."""
-    return _weight_and_bias(name, (outputs, inputs), bias)
-
-
-def norm(name: str, channels: int) -> list[Slot]:
-    """A normalization's scale [channels] and bias [channels]; ones and zeros to start with."""
-    return [Slot(f"{name}.scale", (channels,), 0), Slot(f"{name}.bias", (channels,), -1)]
-
-
-def _weight_and_bias(name: str, shape: tuple[int, ...], bias: bool) -> list[Slot]:
-    """A weight [outputs, ...] and its bias [outputs], which has the weight's fan-in."""
+def weights(name: str, *shape: int, bias: bool = True) -> list[Slot]:
+    """A weight of this shape, [outputs, inputs, ...], and by default a bias [outputs] with the weight's fan-in."""
     fan_in = math.prod(shape[1:])
     weight = Slot(f"{name}.weight", shape, fan_in)
     return [weight, Slot(f"{name}.bias", shape[:1], fan_in)] if bias else [weight]
 
 
+def norm(name: str, channels: int) -> list[Slot]:
+    """The scale [channels] of a normalization, initially ones, and its bias [channels], initially zeros."""
+    return [Slot(f"{name}.scale", (channels,), 0), Slot(f"{name}.bias", (channels,), -1)]
+
+
 @dataclass(frozen=True)
 class Conv:
-    """A convolution with a square kernel and a bias; `padding` zeros around the image, fewer than the kernel is wide.
+    """A convolution with a square kernel and a bias; the image gets a border of `padding` zeros.
 
     Raises:
         ValueError: stride or padding out of range.
@@ -83,7 +73,7 @@ class Conv:
     @property
     def slots(self) -> list[Slot]:
         """Weight and bias."""
-        return conv(self.name, self.inputs, self.outputs, self.kernel)
+        return weights(self.name, self.outputs, self.inputs, self.kernel, self.kernel)
 
     def apply(self, h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """[b, inputs, height, width] to [b, outputs, ...]."""
@@ -103,7 +93,7 @@ class Dense:
     @property
     def slots(self) -> list[Slot]:
         """Weight and bias."""
-        return dense(self.name, self.inputs, self.outputs)
+        return weights(self.name, self.outputs, self.inputs)
 
     def apply(self, h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """[b, inputs] to [b, outputs]."""
@@ -111,47 +101,39 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class Sigmoid:
-    """1 / (1 + exp(-h)), entry by entry."""
+class _WithoutTensors:
+    """A layer that owns no tensors."""
 
     owns: ClassVar[int] = 0
     slots: ClassVar[tuple[Slot, ...]] = ()
 
+
+class Sigmoid(_WithoutTensors):
+    """1 / (1 + exp(-h)), entry by entry."""
+
     def apply(self, h: Tensor) -> Tensor:
-        """Of any shape."""
+        """[...] to the same shape."""
         return torch.sigmoid(h)
 
 
-@dataclass(frozen=True)
-class Relu:
+class Relu(_WithoutTensors):
     """max(h, 0), entry by entry; the slope at zero is zero."""
 
-    owns: ClassVar[int] = 0
-    slots: ClassVar[tuple[Slot, ...]] = ()
-
     def apply(self, h: Tensor) -> Tensor:
-        """Of any shape."""
+        """[...] to the same shape."""
         return relu(h)
 
 
-@dataclass(frozen=True)
-class MaxPool:
-    """The maximum of each 2 x 2 window; an odd last row or column is left out."""
-
-    owns: ClassVar[int] = 0
-    slots: ClassVar[tuple[Slot, ...]] = ()
+class MaxPool(_WithoutTensors):
+    """The maximum of each 2 x 2 window, without an odd last row or column."""
 
     def apply(self, h: Tensor) -> Tensor:
         """[..., height, width] to half of both."""
         return max_pool2d(h, 2)
 
 
-@dataclass(frozen=True)
-class Flatten:
+class Flatten(_WithoutTensors):
     """Each example as one row."""
-
-    owns: ClassVar[int] = 0
-    slots: ClassVar[tuple[Slot, ...]] = ()
 
     def apply(self, h: Tensor) -> Tensor:
         """[b, ...] to [b, entries]."""
@@ -159,11 +141,8 @@ class Flatten:
 
 
 @dataclass(frozen=True)
-class Dropout:
-    """Entries of an example of this shape are set to zero at this rate, by a mask that comes from outside."""
-
-    owns: ClassVar[int] = 0
-    slots: ClassVar[tuple[Slot, ...]] = ()
+class Dropout(_WithoutTensors):
+    """Sets entries of examples of this shape to zero at this rate; the caller passes the mask."""
 
     shape: tuple[int, ...]
     rate: float
@@ -174,13 +153,13 @@ Layer = Conv | Dense | Sigmoid | Relu | MaxPool | Flatten | Dropout
 
 @dataclass(frozen=True)
 class Chain:
-    """Layers, each of which takes what the one before it gives; an `Apply` of `harness.learn.models`."""
+    """Layers that each take the output of the layer before; an `Apply` of `harness.learn.models`."""
 
     layers: tuple[Layer, ...]
 
     @property
     def tensors(self) -> Tensors:
-        """What the layers own, in their order."""
+        """The tensors of the layers, in their order."""
         return stack(*(layer.slots for layer in self.layers))
 
     @property
@@ -205,7 +184,7 @@ class Chain:
 
 
 def dense_stack(widths: Sequence[int]) -> list[Layer]:
-    """Rows through dense layers with ReLU between them, `fc1` from widths[0] to widths[1] and so on."""
+    """Flattened inputs through dense layers with ReLU between them: `fc1` from widths[0] to widths[1], and so on."""
     layers: list[Layer] = [Flatten()]
     for number, (inputs, outputs) in enumerate(itertools.pairwise(widths), start=1):
         layers += [Dense(f"fc{number}", inputs, outputs), Relu()]

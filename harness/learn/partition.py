@@ -15,22 +15,22 @@ Indices = npt.NDArray[np.int64]
 
 
 def partition(spec: FederationSpec, labels: Tensor, key: Key) -> list[Indices]:
-    """The training samples of each client, by `spec.partition`.
+    """Deal the training samples to the clients, by `spec.partition`.
 
     Args:
         spec: `clients`, `samples`, `partition` and its parameter are used.
         labels: [n] integers, of all training samples.
-        key: fixes which samples are used and who gets them.
+        key: determines the used samples and their clients.
 
     Returns:
-        One sorted array of indices into `labels` a client.
+        One sorted array of indices into `labels` per client.
 
     Guarantees:
         Every used sample belongs to one client; no client is empty.
-        With `spec.samples`, that many samples are used: a uniform subset, the same for every kind of partition.
+        `spec.samples` samples are used: a uniform subset, the same for every kind of partition.
 
     Raises:
-        ValueError: more samples asked for than there are, fewer samples than clients, or fewer samples than shards.
+        ValueError: `spec.samples` exceeds n, or there are fewer samples than clients or than shards.
     """
     if labels.ndim != 1:
         raise ValueError(f"expected labels with one axis, got shape {tuple(labels.shape)}")
@@ -38,7 +38,7 @@ def partition(spec: FederationSpec, labels: Tensor, key: Key) -> list[Indices]:
     if used > available:
         raise ValueError(f"expected samples <= {available} training samples, got samples={used}")
     if used < spec.clients:
-        raise ValueError(f"expected a sample for each client or more, got {used} samples and {spec.clients} clients")
+        raise ValueError(f"expected at least one sample per client, got {used} samples and {spec.clients} clients")
     chosen = np.arange(available) if used == available else rng.subset(key.child("subset"), available, used)
     classes = np.asarray(labels.cpu(), dtype=np.int64)[chosen]
     match spec.partition:
@@ -54,7 +54,7 @@ def partition(spec: FederationSpec, labels: Tensor, key: Key) -> list[Indices]:
 
 
 def shards(classes: Indices, clients: int, each: int, key: Key) -> list[Indices]:
-    """Sorted by class and cut into clients * each shards of equal size (to within one), `each` dealt to a client.
+    """Sort the samples by class, cut them into equal shards (to within one), and deal `each` shards to a client.
 
     Raises:
         ValueError: fewer samples than shards.
@@ -64,7 +64,7 @@ def shards(classes: Indices, clients: int, each: int, key: Key) -> list[Indices]
     count = clients * each
     if len(classes) < count:
         raise ValueError(
-            f"expected a sample for each shard or more, got {len(classes)} samples and "
+            f"expected at least one sample per shard, got {len(classes)} samples and "
             f"{count} shards ({each} for each of {clients} clients)"
         )
     pieces = np.array_split(np.argsort(classes, kind="stable"), count)
@@ -73,17 +73,14 @@ def shards(classes: Indices, clients: int, each: int, key: Key) -> list[Indices]
 
 
 def dirichlet(classes: Indices, clients: int, alpha: float, key: Key) -> list[Indices]:
-    """Class proportions q_k ~ Dir(alpha * p) for each client k, p the class frequencies of the used samples.
+    """Class proportions q_k ~ Dir(alpha * p) for each client k; p are the class frequencies of the used samples.
 
-    Client k gets the share q_k[c] / sum_j q_j[c] of class c, so that clients differ in size as well.
+    Client k gets the share q_k[c] / sum_j q_j[c] of class c, so that clients differ in size as well. If every q_k[c] is
+    0 in floating point, one random client takes class c: the limit alpha -> 0. A client that ends empty (small alpha)
+    takes one sample of the largest client, the first if tied.
 
-    | case                                        | what happens                                               |
-    | ------------------------------------------- | ---------------------------------------------------------- |
-    | a client ends empty (small alpha)           | it takes one sample of the largest one, the first such     |
-    | every q_k[c] is 0 in floating point         | one client, at random, takes class c: the limit alpha -> 0 |
-
-    Source: Hsu et al. 2019 (arXiv:1909.06335). Differs: theirs draw clients of equal size and may leave
-    samples over; here every sample is used once, and the size follows from the proportions.
+    Source: Hsu et al. 2019 (arXiv:1909.06335). Differs: their clients have equal sizes and may leave samples unused;
+    here every sample is used once, and the sizes follow from the proportions.
     """
     present, counts = np.unique(classes, return_counts=True)
     proportions = rng.dirichlet(key.child("proportions"), alpha * counts / counts.sum(), clients)
@@ -103,12 +100,12 @@ def dirichlet(classes: Indices, clients: int, alpha: float, key: Key) -> list[In
 
 
 def unbalanced(used: int, clients: int, imbalance: float, key: Key) -> list[Indices]:
-    """Log-normal sizes, at least 1: one sample each, and the rest in proportion to exp(imbalance * normal)."""
+    """Log-normal sizes: one sample per client, and the rest in proportion to exp(imbalance * normal)."""
     logs = imbalance * rng.normal(key.child("sizes"), (clients,), dtype=torch.float64).numpy()
     cuts = _cuts(np.exp(logs - logs.max()), used - clients) + np.arange(1, clients)
     return np.split(rng.permutation(key.child("deal"), used), cuts)
 
 
 def _cuts(weights: npt.NDArray[np.float64], count: int) -> Indices:
-    """Where to cut `count` things into parts in proportion to the weights, which have a positive sum."""
+    """Cut points of `count` things into parts in proportion to the weights, which have a positive sum."""
     return np.asarray(np.rint(np.cumsum(weights / weights.sum())[:-1] * count), dtype=np.int64)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, relu
 
 from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.learn.layers import Chain
@@ -19,16 +20,16 @@ from leakgauge.harness.learn.models import Model
 Initialization = Literal["default", "dlg"]
 
 _DLG_BOUND = 0.5
-"""Zhu et al. 2019, and JoPEQ's inversion experiment."""
+"""The bound of `dlg`: Zhu et al. 2019, and JoPEQ's inversion experiment."""
 
 
 @dataclass(frozen=True)
-class ModelTask:
-    """A model with its loss; implements `Task`.
+class ModelTask(Task):
+    """A model with its loss.
 
     Attributes:
         initialization: `default`: weights and biases uniform in +-1/sqrt(fan_in), a norm's scale 1 and bias 0, as in
-            torch; `dlg`: all uniform in +-0.5, a norm's scale 1.
+            torch; `dlg`: all uniform in +-0.5, except a norm's scale 1.
 
     Raises:
         ValueError: an unknown initialization.
@@ -54,7 +55,7 @@ class ModelTask:
 
     @property
     def classes(self) -> int:
-        """Number of label classes; 1 where the label is a number."""
+        """Number of label classes; 1 if the label is a number."""
         return self.model.classes
 
     @property
@@ -78,7 +79,7 @@ class ModelTask:
         return self.layout.join([self._scale(part, fan_in) for part, fan_in in parts])
 
     def _scale(self, part: Tensor, fan_in: int) -> Tensor:
-        """One tensor's initial values, from draws in [-1, 1]."""
+        """A tensor's initial values, from draws in [-1, 1]."""
         if fan_in == 0:
             return torch.ones_like(part)
         if self.initialization == "dlg":
@@ -94,27 +95,27 @@ class ModelTask:
         return self.loss_at(self.layout.split(params), x, y, keep)
 
     def loss_at(self, tensors: Sequence[Tensor], x: Tensor, y: Tensor, keep: Sequence[Tensor] | None = None) -> Tensor:
-        """`loss` of parameters that stand apart, in the layout's shapes: spares a hot loop the flat gradient."""
+        """`loss` of separate tensors in the layout's shapes, so that a hot loop needs no flat gradient."""
         loss = self._losses(tensors, x, y, keep).mean()
-        return loss + self._penalty(tensors) if self.model.l2 else loss
+        return loss + self.penalty(tensors) if self.model.l2 else loss
 
     def losses(self, params: Vector, x: Tensor, y: Tensor, keep: Sequence[Tensor] | None = None) -> Tensor:
         """[b] losses of the examples, without the penalty.
 
         Args:
             x: [b, *input_shape].
-            y: [b] int64, or [b, classes] probabilities: the loss expected under them. Squared loss: [b] numbers.
+            y: [b] int64, or [b, classes] probabilities, which give the expected loss. Squared loss: [b] numbers.
             keep: dropout masks, see `dropout_masks`; None: dropout off.
 
         Raises:
             ValueError: labels of another shape.
 
-        Source: for hinge, Crammer and Singer 2001: max(0, 1 + the best other score - the true score).
+        Source: for hinge loss, Crammer and Singer 2001: max(0, 1 + best other score - true score).
         """
         return self._losses(self.layout.split(params), x, y, keep)
 
     def _losses(self, tensors: Sequence[Tensor], x: Tensor, y: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
-        """`losses` of parameters that stand apart."""
+        """`losses` of separate tensors."""
         scores = self.model.apply(tensors, x, keep)
         hard, soft = (len(x),), (len(x), self.classes)
         if y.shape != hard and (y.shape != soft or self.model.loss == "squared"):
@@ -126,34 +127,30 @@ class ModelTask:
             return (scores[:, 0] - y.to(scores.dtype)).square()
         return cross_entropy(scores, y, reduction="none")
 
-    def penalty(self, params: Vector) -> Tensor:
-        """l2/2 ||params||^2, a scalar."""
+    def penalty(self, tensors: Sequence[Tensor]) -> Tensor:
+        """l2/2 ||tensors||^2, a scalar."""
         if not self.model.l2:
-            return params.new_zeros(())  # not 0 * ||params||^2, which is NaN for a diverged model
-        return self._penalty(self.layout.split(params))
-
-    def _penalty(self, tensors: Sequence[Tensor]) -> Tensor:
-        """`penalty` of parameters that stand apart."""
+            return tensors[0].new_zeros(())  # not 0 * ||tensors||^2, which is NaN for a diverged model
         return self.model.l2 / 2 * torch.stack([tensor.square().sum() for tensor in tensors]).sum()
 
     def correct(self, params: Vector, x: Tensor, y: Tensor) -> int:
-        """How many of the labels y [b] int64 have the highest score.
+        """Number of labels y [b] int64 that have the highest score.
 
         Raises:
-            ValueError: labels of another shape, or the label is a number, of which none is the right one.
+            ValueError: labels of another shape, or the model is a regression.
         """
         if self.model.loss == "squared":
-            raise ValueError(f"expected a classifier to count correct labels of, got model {self.model.name!r}")
+            raise ValueError(f"expected a classifier, which has correct labels, got model {self.model.name!r}")
         if y.shape != (len(x),):
             raise ValueError(f"expected labels of shape {(len(x),)}, got {tuple(y.shape)}")
         with torch.no_grad():
             return int((self.outputs(params, x).argmax(1) == y).sum())
 
     def dropout_masks(self, key: Key, b: int) -> list[Tensor] | None:
-        """Masks of the model's dropouts for b examples; None for a model without.
+        """Masks of the model's dropouts for b examples; None for a model without dropout.
 
         Guarantees:
-            An entry is 0 with probability rate, else 1/(1-rate); its shape is [b, *shape].
+            An entry is 0 with probability rate, else 1/(1-rate); a mask has shape [b, *shape].
         """
         if not self.model.dropout:
             return None
@@ -165,11 +162,5 @@ def _hinge(scores: Tensor, y: Tensor) -> Tensor:
     """[b] hinge losses of scores [b, classes]."""
     itself = torch.eye(scores.shape[1], dtype=torch.bool, device=scores.device)
     rivals = scores[:, None, :].masked_fill(itself, -torch.inf).amax(-1)
-    losses = relu(1.0 + rivals - scores)  # [b, classes]: if the label were that class
+    losses = relu(1.0 + rivals - scores)  # [b, classes], one per possible label
     return losses.gather(1, y[:, None])[:, 0] if y.ndim == 1 else (losses * y).sum(1)
-
-
-if TYPE_CHECKING:
-    from leakgauge.harness.core.contract import Task
-
-    _: type[Task] = ModelTask

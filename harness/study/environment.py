@@ -1,4 +1,4 @@
-"""What a result was made on: commit, versions, machine."""
+"""The environment of a result: commit, versions, machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKAGES = ("torch", "torchvision", "numpy", "scipy", "scikit-image", "scikit-l
 
 @functools.cache
 def environment() -> Environment:
-    """Commit, versions and machine of this process; outside a checkout the commit is the release."""
+    """Commit, package versions and machine of this process; outside a checkout, the release stands for the commit."""
     commit = _git("rev-parse", "HEAD")
     return Environment(
         commit=commit or f"release {importlib.metadata.version('leakgauge')}",
@@ -27,7 +27,7 @@ def environment() -> Environment:
 
 
 def _git(*words: str) -> str | None:
-    """What git prints of this checkout; None outside one."""
+    """The output of git in this checkout; None outside a checkout."""
     try:
         done = subprocess.run(
             ["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=20, check=True

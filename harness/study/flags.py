@@ -1,4 +1,4 @@
-"""What a reader of one cell's numbers must know."""
+"""The flags of cells and trainings: caveats about their numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leakgauge.harness.core.result import Estimate, Flag, TrainingRecord
 from leakgauge.harness.federation.observe import Truth
 
 _FEW = 8
-"""Below so many images no regression of a mean can be told from noise (REPORT_AND_GATE.md, section 3)."""
+"""With fewer images, noise hides any change of a mean."""
 
 
 def cell_flags(
@@ -31,13 +31,11 @@ def cell_flags(
             flags.append(Flag("failed-victims", f"{len(failed)} of {len(found.guesses)} victims failed: {reasons}"))
         images = target.images if target.kind == "probe" else sum(len(victim.y) for victim in truth.victims)
         if images < _FEW:
-            flags.append(Flag("few-images", f"{images} images; a comparison wants {_FEW} or more"))
+            flags.append(Flag("few-images", f"{images} images; a comparison needs {_FEW} or more"))
     if target.kind == "probe" and not attack.floor:
-        flags.append(
-            Flag("probe", "the victim's images were sent through the encode path alone, not mixed with others", "note")
-        )
+        flags.append(Flag("probe", "the victim's batch is encoded alone, not as part of a real message", "note"))
     if defense.parameters() and not attack.aware and not attack.floor:
-        flags.append(Flag("naive", "this attack ignores what it knows of the defense: a lower bound", "note"))
+        flags.append(Flag("naive", "the attack ignores the defense: its value is a lower bound of the leakage", "note"))
     if truth.note:
         flags.append(Flag("candidates", truth.note, "warning" if "test set" in truth.note else "note"))
     flags += [Flag("not-available", f"{e.name}: {e.note}", "note") for e in estimates if e.value is None and e.note]
@@ -45,7 +43,7 @@ def cell_flags(
 
 
 def training_flags(record: TrainingRecord, classes: int, unaudited: str = "") -> tuple[Flag, ...]:
-    """The flags of one training; `unaudited`: why an audit that was asked for could not be made."""
+    """The flags of one training; `unaudited`: why a requested audit is missing."""
     flags = []
     last = record.evaluations[-1]
     if last.accuracy is not None and last.accuracy <= 1.5 / classes:

@@ -1,4 +1,4 @@
-"""The two pieces of work that a study consists of: train once, and attack one cell."""
+"""The two jobs of a study: run one training, and attack one cell."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import dataclasses
 import functools
 import itertools
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from leakgauge.harness import data
-from leakgauge.harness.audit.audit_record import audit_defense
-from leakgauge.harness.audit.claim_record import record_claim
+from leakgauge.harness.audit.claims import record_claim
+from leakgauge.harness.audit.standalone import audit_for_study
 from leakgauge.harness.core.cell import Cell, TaskSpec, TrainingSpec, canonical, fingerprint
 from leakgauge.harness.core.contract import Defense, Examples, Labels, Membership, Reconstruction, Setting
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, Estimate, Execution, Result, TrainingRecord, to_data
@@ -35,26 +36,21 @@ from leakgauge.harness.study.store import Arrays, Store, arrays_digest
 
 
 class Prepared(NamedTuple):
-    """A training's ingredients, the same in every process."""
+    """The ingredients of a training; `clients` are the rows of each client's data, `holdings` the data themselves."""
 
     task: ModelTask
     data: DataSet
     test: Examples
     clients: dict[int, Any]
+    holdings: dict[int, Examples]
     defense: Defense[Any, Any]
     setting: Setting
     key: Key
 
-    @property
-    def holdings(self) -> dict[int, Examples]:
-        """Each client's data."""
-        x, y = self.data.train
-        return {number: Examples(x[rows], y[rows]) for number, rows in self.clients.items()}
-
 
 @functools.lru_cache(maxsize=4)
 def load_data(name: str, root: Path) -> DataSet:
-    """A data set, kept for the next piece of work of this process."""
+    """A data set, cached for the next jobs of this process."""
     return data.load(name, root)
 
 
@@ -62,53 +58,43 @@ def make_task(spec: TaskSpec, loaded: DataSet) -> ModelTask:
     """The task of a specification on its data.
 
     Raises:
-        LookupError: no such model.
-        ValueError: the model does not take this data's shape.
+        LookupError: there is no such model.
+        ValueError: the model does not fit the shape of the data.
     """
     return ModelTask(models.build(spec.model, loaded.input_shape, len(loaded.classes)), spec.init)
 
 
 def prepare(spec: TrainingSpec, root: Path) -> Prepared:
-    """Load, build and partition what a training needs."""
+    """Load the data, build the model and the defense, and partition the data among the clients."""
     loaded = load_data(spec.task.data, root)
     task = make_task(spec.task, loaded)
     key = Key(spec.seed)
-    parts = partition(spec.federation, loaded.train.y, key.child("training", "partition"))
-    clients = dict(enumerate(parts))
+    x, y = loaded.train
+    clients = dict(enumerate(partition(spec.federation, y, key.child("training", "partition"))))
+    holdings = {number: Examples(x[rows], y[rows]) for number, rows in clients.items()}
     test = loaded.test
     if spec.federation.test_samples is not None and spec.federation.test_samples < len(test.y):
         rows = subset(key.child("training", "test"), len(test.y), spec.federation.test_samples)
         test = Examples(test.x[rows], test.y[rows])
-    x, y = loaded.train
     defense = registry.build_defense(spec.defense)
-    holdings = {k: Examples(x[rows], y[rows]) for k, rows in clients.items()}
     setting = make_setting(task, spec.federation, holdings, defense.local)
-    return Prepared(task, loaded, test, clients, defense, setting, key)
+    return Prepared(task, loaded, test, clients, holdings, defense, setting, key)
 
 
 def run_training(spec: TrainingSpec, keep: Keep, store: Store, root: Path, device: str = "cpu") -> TrainingRecord:
-    """Train once and store the record with what the attacks need of it."""
+    """Run one training; store its record, and the models and messages that the attacks need."""
     start = time.perf_counter()
     ready = prepare(spec, root)
-    engine = choose_engine(ready.task, device)
+    engine, federation, key = choose_engine(ready.task, device), spec.federation, ready.key.child("training")
     training = train(
-        ready.task,
-        spec.federation,
-        ready.defense,
-        ready.holdings,
-        ready.test,
-        ready.key.child("training"),
-        engine=engine,
-        keep=keep,
-        device=device,
+        ready.task, federation, ready.defense, ready.holdings, ready.test, key, engine=engine, keep=keep, device=device
     )
-    execution = Execution(device, torch.get_num_threads(), engine)
     one_round, whole_run = _claims(ready, training)
     audited, unaudited = _audit(ready, spec)
     record = TrainingRecord(
         spec=spec,
         environment=environment(),
-        execution=execution,
+        execution=Execution(device, torch.get_num_threads(), engine),
         dim=ready.task.layout.dim,
         evaluations=tuple(training.evaluations),
         test_samples=len(ready.test.y),
@@ -127,23 +113,23 @@ def run_training(spec: TrainingSpec, keep: Keep, store: Store, root: Path, devic
 
 
 def training_suffices(spec: TrainingSpec, keep: Keep, store: Store) -> bool:
-    """Whether a stored training can serve these attacks without running again."""
+    """Whether the stored training has everything that these attacks need."""
     if store.read_training(spec.id) is None:
         return False
     arrays = store.read_arrays(store.training(spec.id) / "kept.npz")
     return arrays is not None and holds(arrays, keep)
 
 
-def keep_for(cells: list[Cell]) -> Keep:
-    """What a training must keep for these cells."""
-    rounds = frozenset(number for cell in cells for number in cell.target.looks_at)
-    real = frozenset(number for cell in cells if cell.target.kind != "probe" for number in cell.target.looks_at)
-    return Keep(models=rounds, messages=real)
+def keep_for(cells: Iterable[Cell]) -> Keep:
+    """The rounds that a training must keep for these cells."""
+    targets = [cell.target for cell in cells]
+    rounds = frozenset(number for target in targets for number in target.looks_at)
+    return Keep(rounds, frozenset(number for one in targets if one.kind != "probe" for number in one.looks_at))
 
 
 @functools.lru_cache(maxsize=2)
 def _scene(folder: Path, training_id: str, root: Path, written: int) -> Scene:
-    """The scene of a stored training, kept for the next cell of this process until it is written anew."""
+    """The scene of a stored training, cached until the training is written again at another time than `written`."""
     store = Store(folder)
     record = store.read_training(training_id)
     arrays = store.read_arrays(store.training(training_id) / "kept.npz")
@@ -164,23 +150,23 @@ def _scene(folder: Path, training_id: str, root: Path, written: int) -> Scene:
 
 
 def stored_scene(spec: TrainingSpec, store: Store, root: Path) -> Scene:
-    """The scene of a training that has been stored.
+    """The scene of a stored training.
 
     Raises:
-        ValueError: it has not, or cannot be read.
+        ValueError: the training is not stored, or cannot be read.
     """
     try:
         written = (store.training(spec.id) / "kept.npz").stat().st_mtime_ns
     except OSError as error:
-        raise ValueError(f"the training {spec.id} of this cell has not been stored; run the study again") from error
+        raise ValueError(f"the training {spec.id} of this cell is not stored; run the study again") from error
     return _scene(store.folder, spec.id, root, written)
 
 
 def run_attack(cell: Cell, store: Store, root: Path) -> Result:
     """Attack one cell of a stored training, score it, and store the result.
 
-    The attack's randomness depends on the seed, the attack and the target, not on the defense: every defense meets the
-    same starts.
+    The attack's randomness depends on the seed, the attack and the target, not on the defense: the attack starts from
+    the same points against every defense.
     """
     start = time.perf_counter()
     scene = stored_scene(cell.training, store, root)
@@ -190,26 +176,20 @@ def run_attack(cell: Cell, store: Store, root: Path) -> Result:
     found = attack.run(seen, key)
     estimates, arrays = _score(found, truth)
     flags = cell_flags(attack, scene.defense, cell.target, found, truth, estimates)
-    data_of = {
+    content = {
         "cell": to_data(cell),
-        "estimates": [to_data(e) for e in estimates],
-        "flags": [to_data(f) for f in flags],
+        "estimates": [to_data(one) for one in estimates],
+        "flags": [to_data(one) for one in flags],
         "arrays": arrays_digest(arrays),
     }
-    result = Result(
-        cell=cell,
-        execution=Execution("cpu", torch.get_num_threads(), scene.engine),
-        environment=environment(),
-        estimates=estimates,
-        flags=flags,
-        digest=fingerprint(data_of, 64),
-    )
+    execution = Execution("cpu", torch.get_num_threads(), scene.engine)
+    result = Result(cell, execution, environment(), estimates, flags, fingerprint(content, 64))
     store.write_result(result, arrays, time.perf_counter() - start)
     return result
 
 
 def _score(found: Reconstruction | Labels | Membership, truth: Truth) -> tuple[tuple[Estimate, ...], Arrays]:
-    """Estimates, and the arrays to keep beside them."""
+    """The estimates, and the arrays to store beside them."""
     if isinstance(found, Membership):
         assert truth.is_member is not None  # a membership target has candidates
         estimates = score_membership(found.scores, truth.is_member)
@@ -222,21 +202,19 @@ def _score(found: Reconstruction | Labels | Membership, truth: Truth) -> tuple[t
 
 
 def _claims(ready: Prepared, training: Training) -> tuple[ClaimRecord, ClaimRecord]:
-    """The defense's claim for its first round and for all of them."""
+    """The defense's claims for the first round and for all rounds."""
     first = ready.defense.init(ready.setting)
     states = list(itertools.accumulate(training.feedback[:-1], ready.defense.advance, initial=first))
-    return (
-        record_claim(ready.defense.claim(states[:1], ready.setting)),
-        record_claim(ready.defense.claim(states, ready.setting)),
-    )
+    one_round, whole_run = (ready.defense.claim(history, ready.setting) for history in (states[:1], states))
+    return record_claim(one_round), record_claim(whole_run)
 
 
 def _audit(ready: Prepared, spec: TrainingSpec) -> tuple[AuditRecord | None, str]:
-    """The audit that the study asks for, or why it could not be made; a training is none the worse for that."""
+    """The audit that the study requests, or the reason why there is none; the training is valid without it."""
     if not spec.audit:
         return None, ""
     rounds, key = spec.federation.rounds, ready.key.child("training", "audit")
     try:
-        return audit_defense(spec.defense, rounds, spec.audit, key, sends=ready.setting.sends), ""
+        return audit_for_study(spec.defense, rounds, spec.audit, key, sends=ready.setting.sends), ""
     except ValueError as error:
         return None, " ".join(str(error).split())

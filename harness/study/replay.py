@@ -1,9 +1,8 @@
-"""What is kept of a training, as arrays: models and messages for the attacks that come after it."""
+"""The part of a training that the attacks need, as arrays: models and messages."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,20 +14,20 @@ from leakgauge.harness.core.result import TrainingRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation.loop import Keep, Training
 from leakgauge.harness.federation.round import client_key
-
-Arrays = dict[str, npt.NDArray[Any]]
+from leakgauge.harness.study.store import Arrays
 
 
 def to_arrays(training: Training, keep: Keep) -> Arrays:
-    """The arrays of a training. Shared keys are not among them: they follow from the seed."""
-    arrays: Arrays = {
-        # a round after a defense has stopped was asked for, and yet has none
+    """The arrays of a training. Shared keys are not stored: they follow from the seed."""
+    losses = [training.feedback[0].before, *(item.after for item in training.feedback)]
+    arrays: dict[str, npt.NDArray[Any]] = {
+        # the requested rounds: after a defense has stopped, a round has no model and no messages
         "asked": np.array(sorted(keep.messages), np.int64),
         "asked models": np.array(sorted(keep.models), np.int64),
         "final": training.final.numpy(),
         "learning_rates": np.array(training.learning_rates),
-        # before the first round and after each; NaN: not evaluated
-        "losses": np.array([np.nan if loss is None else loss for loss in _losses(training.feedback)]),
+        # before the first round, and after each; NaN: not evaluated
+        "losses": np.array([np.nan if loss is None else loss for loss in losses]),
     }
     for number, params in training.models.items():
         arrays[f"model {number}"] = params.numpy()
@@ -42,20 +41,15 @@ def to_arrays(training: Training, keep: Keep) -> Arrays:
     return arrays
 
 
-def holds(arrays: Mapping[str, npt.NDArray[Any]], keep: Keep) -> bool:
-    """Whether what was kept suffices for what the attacks ask for."""
+def holds(arrays: Arrays, keep: Keep) -> bool:
+    """Whether the arrays contain the requested rounds; False for arrays of another version."""
     if "asked" not in arrays or "asked models" not in arrays:
-        return False  # of another version
+        return False
     return keep.messages <= set(arrays["asked"].tolist()) and keep.models <= set(arrays["asked models"].tolist())
 
 
-def _losses(feedback: Sequence[Feedback]) -> list[float | None]:
-    """The test loss before the first round, and after each."""
-    return [feedback[0].before, *(item.after for item in feedback)]
-
-
-def from_arrays(arrays: Mapping[str, npt.NDArray[Any]], setting: Setting, record: TrainingRecord, key: Key) -> Training:
-    """The training that `to_arrays` wrote; `key` is the training's."""
+def from_arrays(arrays: Arrays, setting: Setting, record: TrainingRecord, key: Key) -> Training:
+    """The training that `to_arrays` stored; `key` is the key of the training."""
     losses = [None if np.isnan(loss) else float(loss) for loss in arrays["losses"]]
     training = Training(
         setting,
@@ -82,7 +76,7 @@ def from_arrays(arrays: Mapping[str, npt.NDArray[Any]], setting: Setting, record
 def _messages(
     number: int, senders: npt.NDArray[Any], others: npt.NDArray[Any], wires: bytes, key: Key
 ) -> tuple[Message, ...]:
-    """The messages of one round, cut out of their joined bytes; others: [k, 3] which message, sender, samples."""
+    """The messages of one round from their joined bytes; others: [k, 3] index of the message, sender, samples."""
     ends = np.cumsum(senders[:, 2])
     return tuple(
         Message(
@@ -92,7 +86,7 @@ def _messages(
             client_key(key, number, int(sender)).child("shared"),
             int(images),
             int(steps),
-            tuple(Sender(int(k), int(n)) for which, k, n in others if which == i),
+            tuple(Sender(int(k), int(n)) for index, k, n in others if index == i),
         )
         for i, ((sender, samples, length, images, steps), end) in enumerate(zip(senders, ends, strict=True))
     )

@@ -1,4 +1,4 @@
-"""Runs a study: trainings first, then the attacks on them. The same command again skips what is done."""
+"""Runs a study: trainings first, then the attacks on them. The same command again skips the finished cells."""
 
 from __future__ import annotations
 
@@ -21,29 +21,31 @@ def run_study(
     device: str = "cpu",
     listen: Listener | None = None,
 ) -> Run:
-    """Run what is not yet done of a study, and return all results.
+    """Run the unfinished cells of a study, and return all results.
 
     Args:
-        folder: of the results; made where it is missing.
+        folder: of the results; created if it is missing.
         data: folder of the data sets; default `LEAKGAUGE_DATA`, or `~/.cache/leakgauge`.
+        workers: worker processes; default one per core; 0: work in this process.
         device: where clients train, `cpu` or `cuda`; recorded with each result, not part of its id.
-        workers: processes; default one a core; 0 works in this process.
         listen: called after every change.
 
     Raises:
-        StudyError: the device is not there, a data set is missing or does not fit a model; one line each, before
-            anything runs.
-        StoreError: the folder cannot be written, or holds a study.json that cannot be read.
-        Interrupted: Ctrl-C; what was finished is kept.
+        StudyError: there is no such device, or a data set is missing or does not fit a model; one line for each
+            problem, before anything runs.
+        StoreError: the folder cannot be written, or contains an unreadable study.json.
+        Interrupted: Ctrl-C; finished results are kept.
     """
     from leakgauge.harness.data import default_root
 
     if device != "cpu" and not _has(device):
-        raise StudyError(study.name, [f"device: got {device!r}, expected cpu, or cuda where there is one"])
+        raise StudyError(study.name, [f"device: got {device!r}, expected cpu, or cuda if there is one"])
     root = data if data is not None else default_root()
     store = Store(Path(folder))
-    hashes, public = check_data(study, root)
-    _check_same_data(study, store, hashes)
+    found = check_data(study, root)
+    hashes = {name: digest for name, (digest, _) in found.items()}
+    _refuse_changed_data(study, store, hashes)
+    attacks = {cell.attack.label: cell.attack for cell in study.cells}
     store.write_study(
         {
             "name": study.name,
@@ -52,84 +54,72 @@ def run_study(
             "hash": study.hash,
             "cells": [to_data(cell) for cell in study.cells],
             "data": hashes,
-            "public": sorted(public),
-            "attacks": {
-                label: to_data(registry.describe(spec))
-                for label, spec in sorted({cell.attack.label: cell.attack for cell in study.cells}.items())
-            },
+            "public": sorted(name for name, (_, is_public) in found.items() if is_public),
+            "attacks": {label: to_data(registry.describe(spec)) for label, spec in sorted(attacks.items())},
         }
     )
-    jobs, ready, skipped = plan(study, store)
+    trainings, ready, skipped = plan(study, store)
+    count = min(cores() if workers is None else workers, max(1, len(trainings) + len(ready)))
     progress = Progress(total=len(study.cells), skipped=skipped)
-    count = min(workers if workers is not None else cores(), max(1, len(jobs) + len(ready)))
-    place = Place(store.folder, root, device)
-    supervisor = Supervisor(place, progress, listen or (lambda progress, outcome: None))
-    supervisor.run(jobs, ready, count)
+    place, listen = Place(store.folder, root, device), listen or (lambda progress, outcome: None)
+    Supervisor(place, progress, listen, trainings, ready).run(count)
     return load_run(store.folder)
 
 
 def _has(device: str) -> bool:
-    """Whether torch can compute there."""
+    """Whether torch can compute on this device."""
     import torch
 
     return device.split(":")[0] == "cuda" and torch.cuda.is_available()
 
 
-def check_data(study: Study, root: Path) -> tuple[dict[str, str], set[str]]:
-    """Digest of each data set, and the names of those that may be shown; every model is built once on its data.
+def check_data(study: Study, root: Path) -> dict[str, tuple[str, bool]]:
+    """The digest of each data set, and whether the data set is public; builds every model once on its data.
 
     Raises:
-        StudyError: what is missing, unreadable or does not fit; one line each.
+        StudyError: a data set is missing or unreadable, or a model does not fit it; one line for each problem.
     """
     from leakgauge.harness.study.jobs import load_data, make_task
 
     load_data.cache_clear()  # a file may have changed since this process last read it
-    hashes: dict[str, str] = {}
-    public: set[str] = set()
-    problems = []
+    found, problems = {}, []
     for task in dict.fromkeys(training.task for training in study.trainings):
         try:
             loaded = load_data(task.data, root)
             make_task(task, loaded)
+            found[task.data] = (loaded.digest, loaded.public)
         except (LookupError, ValueError, OSError) as error:
             problems.append(str(error))
-            continue
-        hashes[task.data] = loaded.digest
-        if loaded.public:
-            public.add(task.data)
     if problems:
         raise StudyError(study.name, problems)
-    return hashes, public
+    return found
 
 
-def _check_same_data(study: Study, store: Store, hashes: dict[str, str]) -> None:
-    """Refuse to mix results on two versions of one data set, which have the same ids."""
+def _refuse_changed_data(study: Study, store: Store, hashes: dict[str, str]) -> None:
+    """Refuse to mix results on two versions of one data set: their ids are the same."""
     if not (store.folder / "study.json").exists():
         return
     before = store.read_study().get("data", {})
     changed = [name for name, digest in hashes.items() if before.get(name, digest) != digest]
     if changed:
-        lines = [
-            f"data set {name!r} is not the one of the results in {store.folder}: use another folder" for name in changed
-        ]
-        raise StudyError(study.name, lines)
+        text = f"is not the one of the results in {store.folder}: use another folder"
+        raise StudyError(study.name, [f"data set {name!r} {text}" for name in changed])
 
 
 def plan(study: Study, store: Store) -> tuple[list[Job], list[Job], int]:
-    """(trainings to run, attacks whose training is there, cells that are done)."""
+    """(trainings to run, attacks whose training is stored, number of finished cells)."""
     from leakgauge.harness.study.jobs import keep_for, training_suffices
 
-    trainings, ready, skipped = [], [], 0
+    trainings, attacks, skipped = [], [], 0
     for training in study.trainings:
-        mine = study.cells_of[training.id]
-        open_cells = [cell for cell in mine if store.read_result(cell.id) is None]
-        skipped += len(mine) - len(open_cells)
-        has_record = store.read_training(training.id) is not None
-        if has_record and not open_cells:
+        cells = study.cells_of[training.id]
+        unfinished = [cell for cell in cells if store.read_result(cell.id) is None]
+        skipped += len(cells) - len(unfinished)
+        if not unfinished and store.read_training(training.id) is not None:
             continue
-        if training_suffices(training, keep_for(open_cells), store):
-            ready += [Job("attack", training, (cell,)) for cell in open_cells]
+        if training_suffices(training, keep_for(unfinished), store):
+            attacks += [Job("attack", training, (cell,)) for cell in unfinished]
         else:
-            # keep what all of its cells need, so that a cell added later finds it
-            trainings.append(Job("training", training, tuple(mine)))
-    return trainings, ready, skipped
+            # keep what all of its cells need: a cell added later then finds it
+            trainings.append(Job("training", training, cells))
+    return trainings, attacks, skipped

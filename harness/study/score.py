@@ -1,4 +1,4 @@
-"""What an attack got: its guesses against the truth, which no attack sees."""
+"""Scores an attack: its guesses against the truth, which no attack sees."""
 
 from __future__ import annotations
 
@@ -14,22 +14,20 @@ from torch import Tensor
 
 from leakgauge.harness.core import stats
 from leakgauge.harness.core.contract import Guess
+from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.harness.core.result import Estimate, Pictures
 
 Numbers = npt.NDArray[np.float64]
-
-RECOGNIZABLE = 0.5
-"""SSIM from which on an image counts as recognized."""
 
 SUCCESS = 1e-3
 """MSE below which a reconstruction counts as a success."""
 
 PSNR_CAP = 100.0
-"""dB, of an MSE of 1e-10: an exact reconstruction has no PSNR, and rounding to 8 bits alone is at 59 dB."""
+"""dB, at an MSE of 1e-10: an exact reconstruction has no PSNR. Rounding to 8 bits alone gives 59 dB."""
 
 
 class ImageScores(NamedTuple):
-    """Of b images, [b] float64 each; psnr in dB."""
+    """Scores of b images, [b] float64 each; psnr in dB."""
 
     ssim: Numbers
     mse: Numbers
@@ -37,7 +35,7 @@ class ImageScores(NamedTuple):
 
 
 class _Scores(NamedTuple):
-    """Of one victim's images, in the order of the truth: [b] each; `right` is 1 where the label was found."""
+    """Scores of one victim's images in the order of the truth, [b] each; `right` is 1 for a correct label."""
 
     mse: Numbers
     right: Numbers
@@ -50,11 +48,11 @@ def image_scores(truth: Tensor, guess: Tensor) -> ImageScores:
 
     Args:
         truth: [b, c, h, w] in [0, 1].
-        guess: [b, c, h, w], finite. SSIM and PSNR see it clipped to [0, 1]; MSE sees it as it is, as in the papers.
+        guess: [b, c, h, w], finite. SSIM and PSNR clip it to [0, 1]; MSE does not, as in the papers.
 
     Guarantees:
         truth against itself is SSIM 1, MSE 0 and PSNR `PSNR_CAP`.
-        The SSIM window is 7 x 7; where an image is smaller, the largest odd window that fits.
+        The SSIM window is 7 x 7, or the largest odd window that fits into a smaller image.
 
     Raises:
         ValueError: the shapes differ, or a side is below 3 pixels.
@@ -81,7 +79,7 @@ def image_scores(truth: Tensor, guess: Tensor) -> ImageScores:
 
 
 def match(truth: Tensor, guess: Tensor) -> Tensor:
-    """Which guess belongs to which true input, as a batch has no order.
+    """Match guesses to true inputs, since a batch has no order.
 
     Args:
         truth: [b, ...].
@@ -102,10 +100,10 @@ def match(truth: Tensor, guess: Tensor) -> Tensor:
 def score_reconstruction(
     truth_x: Sequence[Tensor], truth_y: Sequence[Tensor], guesses: Sequence[Guess]
 ) -> tuple[tuple[Estimate, ...], Pictures | None]:
-    """Judge one guess a victim.
+    """Score one guess a victim.
 
-    A victim failed if its guess says so or is not finite. It counts in `failed`, has no SSIM, MSE, PSNR and labels
-    (None in `values`; every note says how many), and is neither recognized nor a success.
+    A victim failed if its guess has a `failure` or is not finite. It counts in `failed`, has no SSIM, MSE, PSNR and
+    labels (None in `values`; every note states how many), and is neither recognized nor a success.
 
     Args:
         truth_x: [b, c, h, w] images in [0, 1] or [b, features] of each victim; b may differ.
@@ -113,10 +111,10 @@ def score_reconstruction(
         guesses: in the order of the victims.
 
     Returns:
-        Of images: `ssim`, `mse` (the median: one diverged image would be the mean), `psnr`, `label_accuracy` (labels
-        in common, whatever their order), `recognized` (SSIM >= 0.5), `success` (MSE < 1e-3) and `failed`; of others
-        `mse`, `label_accuracy` and `failed`. `values` are in the order of the victims, images of a batch inside.
-        The pictures of equal batches of images; a failed victim's are gray.
+        For images `ssim`, `mse` (the median, since one diverged image would dominate the mean), `psnr`,
+        `label_accuracy` (labels in common, in any order), `recognized` (SSIM >= 0.5), `success` (MSE < 1e-3) and
+        `failed`; for other inputs `mse`, `label_accuracy` and `failed`. `values` follow the order of the victims, then
+        of the images in a batch. Also the pictures, if all batches have one size; a failed victim's are gray.
 
     Raises:
         ValueError: not one guess a victim, no victim, or a guess of another shape than the truth.
@@ -135,22 +133,18 @@ def score_reconstruction(
 
     mse = _spread(scores, sizes, lambda score: score.mse)
     right = _spread(scores, sizes, lambda score: score.right)
-    of_mse = stats.median("mse", mse, higher_leaks=False, note=note)
+    of_mse = stats.median("mse", mse, note=note)
     known = [value for value in right if value is not None]
-    of_labels = stats.proportion(
-        "label_accuracy", round(sum(known)), len(known), higher_leaks=True, values=right, note=note
-    )
-    of_failed = stats.proportion(
-        "failed", failed, len(guesses), higher_leaks=None, values=[float(score is None) for score in scores]
-    )
+    of_labels = stats.proportion("label_accuracy", round(sum(known)), len(known), values=right, note=note)
+    of_failed = stats.proportion("failed", failed, len(guesses), values=[float(score is None) for score in scores])
     if truth_x[0].ndim == 2:
         return (of_mse, of_labels, of_failed), None
     ssim = _spread(scores, sizes, lambda score: _of_images(score).ssim)
     psnr = _spread(scores, sizes, lambda score: _of_images(score).psnr)
     estimates = (
-        stats.mean("ssim", ssim, higher_leaks=True, note=note),
+        stats.mean("ssim", ssim, note=note),
         of_mse,
-        stats.mean("psnr", psnr, higher_leaks=True, unit="dB", note=note),
+        stats.mean("psnr", psnr, note=note),
         of_labels,
         _share("recognized", [value is not None and value >= RECOGNIZABLE for value in ssim], notes),
         _share("success", [value is not None and value < SUCCESS for value in mse], notes),
@@ -160,14 +154,14 @@ def score_reconstruction(
 
 
 def score_labels(truth: Sequence[Tensor], guesses: Sequence[Tensor]) -> tuple[Estimate, ...]:
-    """Judge one guess of labels a victim, whatever their order.
+    """Score one guess of labels a victim; their order does not count.
 
     Args:
         truth: [b] int64 of each victim; b may differ.
         guesses: as many labels of each, in the order of the victims.
 
     Returns:
-        `label_accuracy`: the share of labels in common; `exact`: the share of victims all of whose labels are right.
+        `label_accuracy`: the share of labels in common; `exact`: the share of victims whose labels are all right.
 
     Raises:
         ValueError: not one guess a victim, no victim, or another number of labels.
@@ -184,7 +178,6 @@ def score_labels(truth: Sequence[Tensor], guesses: Sequence[Tensor]) -> tuple[Es
             "label_accuracy",
             round(sum(float(hits.sum()) for hits in right)),
             sum(sizes),
-            higher_leaks=True,
             values=[float(hit) for hits in right for hit in hits],
             note=note,
         ),
@@ -195,10 +188,10 @@ def score_labels(truth: Sequence[Tensor], guesses: Sequence[Tensor]) -> tuple[Es
 def score_membership(
     scores: Tensor | npt.NDArray[np.floating], is_member: Tensor | npt.NDArray[np.bool_]
 ) -> tuple[Estimate, ...]:
-    """Judge membership scores [n], higher means member, by the truth [n]: AUC, TPR at low FPR, balanced accuracy.
+    """AUC, TPR at low FPR and balanced accuracy of membership scores [n], where higher means member.
 
     Guarantees:
-        An attack that is wrong more often than chance has an AUC below 0.5: nothing is turned round.
+        An attack that is wrong more often than chance has an AUC below 0.5: its sign is never flipped.
 
     Raises:
         ValueError: the shapes differ, a score is not finite, or a side is empty.
@@ -220,7 +213,7 @@ def score_membership(
 
 def _judge(x: Tensor, y: Tensor, guess: Guess) -> _Scores | None:
     """The scores of one victim; None if it failed."""
-    # float32, as the attack's own numbers: what overflows there has diverged
+    # float32, like the attack's own numbers: an overflow there is a divergence
     if guess.failure or not bool(torch.isfinite(guess.x.float()).all()):
         return None
     if guess.x.shape != x.shape or guess.y.shape != y.shape or x.ndim not in (2, 4):
@@ -235,7 +228,7 @@ def _judge(x: Tensor, y: Tensor, guess: Guess) -> _Scores | None:
 
 
 def _right(truth: Tensor, guess: Tensor) -> Numbers:
-    """[b] 1 for each true label among the guessed ones, each guess used once, the one of the matched image first."""
+    """[b] 1 for each true label among the guessed ones; each guess counts once, first for its matched image."""
     right = (truth.detach().cpu() == guess).numpy().astype(np.float64)
     unused = [int(label) for label, hit in zip(guess, right, strict=True) if not hit]
     for at in np.flatnonzero(right == 0):
@@ -255,7 +248,7 @@ def _of_images(score: _Scores) -> ImageScores:
 def _spread(
     scores: Sequence[_Scores | None], sizes: Sequence[int], pick: Callable[[_Scores], Numbers]
 ) -> list[float | None]:
-    """One value an image, in the order of the victims; None for those of a failed victim."""
+    """One value an image, in the order of the victims; None for a failed victim."""
     values: list[float | None] = []
     for score, size in zip(scores, sizes, strict=True):
         values += [None] * size if score is None else [float(value) for value in pick(score)]
@@ -263,15 +256,13 @@ def _spread(
 
 
 def _share(name: str, hits: Sequence[bool], notes: Sequence[str], of: str = "images") -> Estimate:
-    """The share of all, failed ones included, that were hit."""
+    """The share of hits among all items, failed ones included."""
     note = "; ".join([f"{sum(hits)} of {len(hits)} {of}", *notes])
-    return stats.proportion(
-        name, sum(hits), len(hits), higher_leaks=True, values=[float(hit) for hit in hits], note=note
-    )
+    return stats.proportion(name, sum(hits), len(hits), values=[float(hit) for hit in hits], note=note)
 
 
 def _pictures(truth_x: Sequence[Tensor], scores: Sequence[_Scores | None]) -> Pictures | None:
-    """The images for people; None where the batches differ in size."""
+    """The images for the report; None if the batches differ in size."""
     if len({x.shape for x in truth_x}) > 1:
         return None
     gray = torch.full_like(truth_x[0], 0.5)

@@ -1,13 +1,13 @@
-"""Results on disk: one folder a cell, `result.json` written last and atomically.
+"""Results on disk: one folder per cell, `result.json` written last and atomically.
 
-    DIR/study.json                      the resolved study; study.toml beside it as it was written
-    DIR/trainings/<id>/record.json      accuracy, bytes, claim; kept.npz beside it: models and messages for the attacks
-    DIR/cells/<id>/result.json          estimates with per-image values; arrays.npz beside it: pictures or scores
+    DIR/study.json                      the resolved study; beside it the original study.toml
+    DIR/trainings/<id>/record.json      accuracy, bytes, claim; beside it kept.npz: models and messages for the attacks
+    DIR/cells/<id>/result.json          estimates with per-image values; beside it arrays.npz: pictures or scores
     DIR/cells/<id>/failure.json         why a cell has no result
-    .../timing.json                     seconds; apart, so that the same cell gives the same bytes
+    .../timing.json                     seconds; separate, so that the same cell gives the same bytes
 
-`result.json` and `record.json` are the only "done" flags: whoever wrote them, the same command again skips what is
-done. A file that cannot be read counts as not there; its cell runs again.
+A cell is finished if its `result.json` can be read, a training if its `record.json` can be read. An unreadable file
+counts as missing; its cell runs again.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 class StoreError(OSError):
-    """A folder of results that cannot be written or read; one line."""
+    """A folder of results cannot be written or read; one line."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Put `content` at `path` so that a reader, or a crash, sees all of it or nothing.
+    """Write `content` to `path`: after a crash, and for every reader, all of it is there or nothing.
 
     Raises:
         StoreError: the folder cannot be written (full disk, no permission).
@@ -53,7 +53,7 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # a temporary file is for its owner alone
+        os.chmod(temporary, 0o644)  # only its owner may read a temporary file
         os.replace(temporary, path)
     except OSError as error:
         if temporary is not None:
@@ -63,12 +63,12 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def _json(data: Any) -> bytes:
-    """Readable JSON with sorted keys: one text for one value. NaN is refused."""
+    """Indented JSON with sorted keys: one text for one value. NaN is refused."""
     return (json.dumps(data, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def arrays_digest(arrays: Arrays) -> str:
-    """SHA-256 over names, types, shapes and bytes."""
+    """SHA-256 of names, types, shapes and bytes."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
@@ -99,7 +99,7 @@ class Store:
         return self.folder / "trainings" / training_id
 
     def write_study(self, data: dict[str, Any]) -> None:
-        """Write the resolved study, and beside it the TOML that asked for it."""
+        """Write the resolved study, and beside it its TOML."""
         if data["text"]:
             write_atomically(self.folder / "study.toml", data["text"].encode())
         write_atomically(self.folder / "study.json", _json(data))
@@ -108,34 +108,32 @@ class Store:
         """The resolved study.
 
         Raises:
-            StoreError: none is there, or it cannot be read.
+            StoreError: it is missing or cannot be read.
         """
         path = self.folder / "study.json"
         try:
             data: dict[str, Any] = json.loads(path.read_text("utf-8"))
+            return data
         except FileNotFoundError as error:
-            raise StoreError(
-                f"no results in {self.folder}: there is no study.json; make some with 'leakgauge run'"
-            ) from error
+            text = f"no results in {self.folder}: there is no study.json; make some with 'leakgauge run'"
+            raise StoreError(text) from error
         except (OSError, ValueError) as error:
             raise StoreError(f"cannot read {path}: {error}") from error
-        return data
 
     def cells(self) -> tuple[Cell, ...]:
         """The planned cells, in the study's order."""
         try:
             cells: tuple[Cell, ...] = _adapter(tuple[Cell, ...]).validate_python(self.read_study()["cells"])
+            return cells
         except (KeyError, ValidationError) as error:
             raise StoreError(f"cannot read {self.folder / 'study.json'}: {str(error).splitlines()[0]}") from error
-        return cells
 
     def write_result(self, result: Result, arrays: Arrays, seconds: float) -> None:
-        """Write a finished cell; an earlier failure of it goes."""
+        """Write a finished cell, and remove its earlier failure."""
         folder = self.cell(result.cell.id)
         if arrays:
             write_atomically(folder / "arrays.npz", _npz(arrays))
-        write_atomically(folder / "timing.json", _json({"seconds": round(seconds, 3)}))
-        write_atomically(folder / "result.json", _json(to_data(result)))
+        _write_last(folder / "result.json", result, seconds)
         (folder / "failure.json").unlink(missing_ok=True)
 
     def write_failure(self, failure: Failure) -> None:
@@ -143,82 +141,75 @@ class Store:
         write_atomically(self.cell(failure.cell.id) / "failure.json", _json(to_data(failure)))
 
     def read_result(self, cell_id: str) -> Result | None:
-        """The result of a cell; None where there is none that can be read."""
+        """The result of a cell; None if it is missing or unreadable."""
         return _read(self.cell(cell_id) / "result.json", Result)
 
     def read_failure(self, cell_id: str) -> Failure | None:
-        """The failure of a cell; None where there is none that can be read."""
+        """The failure of a cell; None if it is missing or unreadable."""
         return _read(self.cell(cell_id) / "failure.json", Failure)
 
     def write_training(self, record: TrainingRecord, kept: Arrays, seconds: float) -> None:
-        """Write a finished training with what was kept of it."""
+        """Write a finished training with the models and messages for its attacks."""
         folder = self.training(record.spec.id)
         write_atomically(folder / "kept.npz", _npz(kept))
-        write_atomically(folder / "timing.json", _json({"seconds": round(seconds, 3)}))
-        write_atomically(folder / "record.json", _json(to_data(record)))
+        _write_last(folder / "record.json", record, seconds)
 
     def read_training(self, training_id: str) -> TrainingRecord | None:
-        """The record of a training; None where there is none that can be read."""
+        """The record of a training; None if it is missing or unreadable."""
         return _read(self.training(training_id) / "record.json", TrainingRecord)
 
     def read_arrays(self, path: Path) -> dict[str, npt.NDArray[Any]] | None:
-        """The arrays of an npz; None where it cannot be read."""
+        """The arrays of an npz; None if it is missing or unreadable."""
         try:
-            # through memory: numpy leaves a cut file open
+            # through memory: numpy does not close a truncated file
             with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
                 return {name: file[name] for name in file.files}
         except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
             return None
 
     def pictures(self, cell_id: str) -> Pictures | None:
-        """The pictures of a cell; None where it has none."""
-        arrays = self.read_arrays(self.cell(cell_id) / "arrays.npz")
-        if arrays is None or "original" not in arrays:
-            return None
-        return Pictures(arrays["original"], arrays["guess"])
+        """The pictures of a cell; None if it has none."""
+        arrays = self.read_arrays(self.cell(cell_id) / "arrays.npz") or {}
+        return Pictures(arrays["original"], arrays["guess"]) if "original" in arrays else None
 
     def scores(self, cell_id: str) -> Scores | None:
-        """The membership scores of a cell; None where it has none."""
-        arrays = self.read_arrays(self.cell(cell_id) / "arrays.npz")
-        if arrays is None or "scores" not in arrays:
+        """The membership scores of a cell; None if it has none."""
+        arrays = self.read_arrays(self.cell(cell_id) / "arrays.npz") or {}
+        if "scores" not in arrays:
             return None
         scores, is_member = arrays["scores"].astype(np.float64), arrays["is_member"].astype(bool)
         who = hashlib.sha256(np.packbits(is_member).tobytes()).hexdigest()[:16]
         return Scores(scores[is_member], scores[~is_member], who)
 
     def seconds(self, folder: Path) -> float | None:
-        """How long what lies in `folder` took."""
+        """The seconds of the cell or training in `folder`; None if they are unknown."""
         try:
             return float(json.loads((folder / "timing.json").read_text())["seconds"])
         except (OSError, ValueError, KeyError):
             return None
 
 
+def _write_last(path: Path, value: Result | TrainingRecord, seconds: float) -> None:
+    """Write the time and then the file that marks its folder as finished."""
+    write_atomically(path.parent / "timing.json", _json({"seconds": round(seconds, 3)}))
+    write_atomically(path, _json(to_data(value)))
+
+
 def load_run(folder: str | Path) -> Run:
-    """All that a folder of results holds.
+    """All results in a folder.
 
     Raises:
         StoreError: there is no study in it, or it cannot be read.
     """
     store = Store(Path(folder))
-    study = store.read_study()
-    cells = store.cells()
-    results = {cell.id: result for cell in cells if (result := store.read_result(cell.id)) is not None}
-    failures = {
-        cell.id: failure
-        for cell in cells
-        if cell.id not in results and (failure := store.read_failure(cell.id)) is not None
-    }
-    trainings: dict[str, TrainingRecord] = {}
-    seconds: dict[str, float] = {}
-    for training in {cell.training.id: cell.training for cell in cells}.values():
-        if (record := store.read_training(training.id)) is not None:
-            trainings[training.id] = record
-        if (took := store.seconds(store.training(training.id))) is not None:
-            seconds[training.id] = took
-    for cell in cells:
-        if (took := store.seconds(store.cell(cell.id))) is not None:
-            seconds[cell.id] = took
+    study, cells = store.read_study(), store.cells()
+    ids = [cell.id for cell in cells]
+    results = {one: result for one in ids if (result := store.read_result(one)) is not None}
+    unfinished = [one for one in ids if one not in results]
+    failures = {one: failure for one in unfinished if (failure := store.read_failure(one)) is not None}
+    training_ids = dict.fromkeys(cell.training.id for cell in cells)
+    trainings = {one: record for one in training_ids if (record := store.read_training(one)) is not None}
+    folders = [*map(store.training, training_ids), *map(store.cell, ids)]
     return Run(
         name=study["name"],
         study=study,
@@ -227,10 +218,10 @@ def load_run(folder: str | Path) -> Run:
         trainings=trainings,
         results=results,
         failures=failures,
-        missing=tuple(cell.id for cell in cells if cell.id not in results and cell.id not in failures),
+        missing=tuple(one for one in unfinished if one not in failures),
         pictures=store.pictures,
         scores=store.scores,
-        seconds=seconds,
+        seconds={path.name: took for path in folders if (took := store.seconds(path)) is not None},
         public_data=frozenset(study["public"]),
         data_hashes=study["data"],
         attacks={label: PartInfo(**part) for label, part in study["attacks"].items()},
@@ -238,20 +229,16 @@ def load_run(folder: str | Path) -> Run:
 
 
 def _read(path: Path, kind: type[T]) -> T | None:
-    """A dataclass from its JSON; None where the file is missing, cut or of another version."""
+    """A dataclass from its JSON; None if the file is missing, truncated or of another version."""
+    adapter: Any = _adapter(kind)  # type: ignore[arg-type]  # mypy: a type variable is not known to be hashable
     try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    adapter: Any = _adapter(kind)  # type: ignore[arg-type]  # a type is hashable, which a type variable does not say
-    try:
-        found: T = adapter.validate_json(content)
-    except ValidationError:
+        found: T = adapter.validate_json(path.read_bytes())
+    except (OSError, ValidationError):
         return None
     return found
 
 
 @functools.cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """The reader of a type: building one takes milliseconds, and a study has thousands of cells."""
+    """The reader of a type, cached: building one takes milliseconds, and a study has thousands of cells."""
     return TypeAdapter(kind)

@@ -1,16 +1,17 @@
 """Studies: a TOML file is a grid of tasks x federations x defenses x attacks x threats x seeds.
 
-A list where one value stands expands the grid. All that is wrong with a file is said at once, each with its path, the
-value that came and what was expected.
+A list instead of a single value is swept. All problems of a file are reported together, each with its path, the value
+and what was expected.
 """
 
 from __future__ import annotations
 
-import functools
+import difflib
 import itertools
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,7 +45,7 @@ class _File(BaseModel):
 
 @dataclass(frozen=True)
 class Study:
-    """A resolved study: its cells, in order, with every default filled in; `text` is the TOML that asked for them."""
+    """A resolved study: its cells, in order, with every default filled in; `text` is its TOML."""
 
     name: str
     title: str
@@ -53,12 +54,12 @@ class Study:
 
     @property
     def hash(self) -> str:
-        """Fingerprint of the cells: two studies with one hash ask the same questions."""
+        """Fingerprint of the cells: studies with the same cells have the same hash."""
         return fingerprint([cell.id for cell in self.cells])
 
-    @functools.cached_property
+    @cached_property
     def cells_of(self) -> dict[str, tuple[Cell, ...]]:
-        """The cells on each training, by its id, in the order of their first cell."""
+        """The cells of each training by its id, in the order of the first cell."""
         found: dict[str, list[Cell]] = {}
         for cell in self.cells:
             found.setdefault(cell.training.id, []).append(cell)
@@ -66,40 +67,36 @@ class Study:
 
     @property
     def trainings(self) -> tuple[TrainingSpec, ...]:
-        """The distinct trainings, in the order of their first cell."""
+        """The distinct trainings, in the order of the first cell."""
         return tuple(cells[0].training for cells in self.cells_of.values())
 
 
 def shipped() -> dict[str, str]:
     """Name and title of each study that ships with leakgauge."""
-    found = {}
-    for item in sorted(resources.files("leakgauge.studies").iterdir(), key=lambda item: item.name):
-        if item.name.endswith(".toml"):
-            found[item.name.removesuffix(".toml")] = str(tomllib.loads(item.read_text("utf-8")).get("title", ""))
-    return found
+    files = sorted(resources.files("leakgauge.studies").iterdir(), key=lambda item: item.name)
+    texts = {item.name.removesuffix(".toml"): item.read_text("utf-8") for item in files if item.name.endswith(".toml")}
+    return {name: str(tomllib.loads(text).get("title", "")) for name, text in texts.items()}
 
 
 def load_study(source: str | Path) -> Study:
-    """The study in a TOML file, or the shipped one of that name.
+    """The study in a TOML file, or the shipped study of that name.
 
     Raises:
-        StudyError: the file cannot be read, is not TOML, or asks for something impossible: all problems at once.
+        StudyError: the file cannot be read, is not TOML, or is invalid; all problems are reported together.
         UnknownNameError: neither a file nor a shipped study.
     """
-    path = Path(source)
-    if path.is_file():
-        try:
-            text = path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise StudyError(str(source), [f"cannot be read: {error}"]) from error
-    elif str(source) in (known := shipped()):
-        text = resources.files("leakgauge.studies").joinpath(f"{source}.toml").read_text("utf-8")
-    else:
-        raise unknown("study", str(source), known)
     try:
+        if Path(source).is_file():
+            text = Path(source).read_text("utf-8")
+        elif str(source) in (known := shipped()):
+            text = resources.files("leakgauge.studies").joinpath(f"{source}.toml").read_text("utf-8")
+        else:
+            raise unknown("study", str(source), known)
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise StudyError(str(source), [f"is not TOML: {error}"]) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise StudyError(str(source), [f"cannot be read: {error}"]) from error
     return replace(resolve(table, str(source)), text=text)
 
 
@@ -107,15 +104,15 @@ def resolve(table: Table, source: str = "study") -> Study:
     """The study that a parsed TOML table describes.
 
     Raises:
-        StudyError: all problems at once.
+        StudyError: the study is invalid; all problems are reported together.
     """
     try:
         file = _File.model_validate(table)
     except ValidationError as error:
-        raise StudyError(source, [_line(*explain(item)) for item in error.errors()]) from error
+        raise StudyError(source, [_line(*_explain_key(item)) for item in error.errors()]) from error
     problems: list[str] = []
-    tasks = list(_all("tasks", file.tasks, _spec(TaskSpec), problems))
-    federations = list(_all("federations", file.federations, _spec(FederationSpec), problems))
+    tasks = list(_all("tasks", file.tasks, partial(registry.construct, TaskSpec), problems))
+    federations = list(_all("federations", file.federations, partial(registry.construct, FederationSpec), problems))
     defenses = list(_all("defenses", file.defenses, _defense, problems))
     attacks = list(_all("attacks", file.attacks, lambda one: _attack(one, file.threats), problems))
     if len(set(file.seeds)) < len(file.seeds):
@@ -138,47 +135,38 @@ def resolve(table: Table, source: str = "study") -> Study:
     return Study(file.name, file.title, tuple(unique.values()))
 
 
+def _explain_key(item: Any) -> tuple[str, str]:
+    """`explain`, with the nearest outermost key for an unknown one."""
+    path, text = explain(item)
+    near = difflib.get_close_matches(path, _File.model_fields, 1) if item["type"] == "extra_forbidden" else []
+    return path, f"unknown key; did you mean {near[0]!r}?" if near else text
+
+
 def _line(path: str, text: str) -> str:
     """One problem as a line."""
     return f"{path}: {text}" if path else text
 
 
 def expand(table: Table) -> Iterator[Table]:
-    """Every choice of one value from each list in `table`, lists in tables inside it included; first key slowest."""
-    choices: list[list[Any]] = []
-    for value in table.values():
-        if isinstance(value, list):
-            choices.append(value)
-        elif isinstance(value, dict):
-            choices.append(list(expand(value)))
-        else:
-            choices.append([value])
-    for picked in itertools.product(*choices):
+    """Every choice of one value from each list in `table` and in its inner tables; the first key varies slowest."""
+    choices = [list(expand(value)) if isinstance(value, dict) else value for value in table.values()]
+    for picked in itertools.product(*(value if isinstance(value, list) else [value] for value in choices)):
         yield dict(zip(table, picked, strict=True))
 
 
 def _all(key: str, tables: list[Table], build: Callable[[Table], T], problems: list[str]) -> Iterator[T]:
-    """What every expansion of the tables builds; what cannot be built is added to the problems."""
+    """Everything that the expansions of the tables build; failures are added to the problems."""
     for number, table in enumerate(tables):
+        at = f"{key}[{number}]"
         for one in expand(table):
             try:
                 yield build(one)
             except ValidationError as error:
-                problems.extend(_line(_at(key, number, path), text) for path, text in map(explain, error.errors()))
+                problems += [_line(f"{at}.{path}" if path else at, text) for path, text in map(explain, error.errors())]
             except ParameterError as error:
-                problems.extend(_line(_at(key, number, path), text) for path, text in error.problems)
+                problems += [_line(f"{at}.{path}" if path else at, text) for path, text in error.problems]
             except (LookupError, ThreatMismatch, ValueError) as error:
-                problems.append(f"{key}[{number}]: {error}")
-
-
-def _at(key: str, number: int, path: str) -> str:
-    """`defenses[1].epsilon`."""
-    return f"{key}[{number}].{path}" if path else f"{key}[{number}]"
-
-
-def _spec(kind: type[T]) -> Callable[[Table], T]:
-    """A strict builder of a specification dataclass."""
-    return lambda table: registry.construct(kind, table)
+                problems.append(f"{at}: {error}")
 
 
 def _name(table: Table) -> str:
@@ -192,29 +180,31 @@ def _name(table: Table) -> str:
 def _defense(table: Table) -> PartSpec:
     """A defense with its defaults filled in."""
     name = _name(table)
-    built = registry.build("defense", name, {key: value for key, value in table.items() if key != "name"})
-    return PartSpec(name, built.parameters())
+    return PartSpec(name, registry.build("defense", name, _without(table, "name")).parameters())
 
 
 def _attack(table: Table, threats: list[str]) -> tuple[PartSpec, Target, tuple[str, ...]]:
-    """An attack with its defaults filled in, where it looks, and the adversaries who run it."""
+    """An attack with its defaults filled in, its target, and its adversaries."""
     name = _name(table)
-    built = registry.build(
-        "attack", name, {key: value for key, value in table.items() if key not in ("name", "target", "threat")}
-    )
+    built = registry.build("attack", name, _without(table, "name", "target", "threat"))
+    default = {"kind": "members"} if built.kind == "membership" else {}
     try:
-        target = _spec(Target)(table.get("target", {"kind": "members"} if built.kind == "membership" else {}))
+        target = registry.construct(Target, table.get("target", default))
     except ValidationError as error:
-        found = map(explain, error.errors())
-        raise ParameterError(name, [(f"target.{path}" if path else "target", text) for path, text in found]) from error
+        problems = [(f"target.{path}".rstrip("."), text) for path, text in map(explain, error.errors())]
+        raise ParameterError(name, problems) from error
     if (target.kind == "members") != (built.kind == "membership"):
-        raise ValueError(f"target.kind: got {target.kind!r}, which does not go with a {built.kind} attack")
-    looks = sorted(built.needs & {"messages", "models"})
-    if looks and target.round is None:
-        raise ValueError(f"target.round: attack {name!r} looks at {' and '.join(looks)}; say from which round on")
-    views = []
-    for text in [table["threat"]] if "threat" in table else threats:
-        view = View.parse(text)
+        expected = default.get("kind", "probe or messages")
+        raise ValueError(f"target.kind: got {target.kind!r}, expected {expected} for a {built.kind} attack")
+    uses = sorted(built.needs & {"messages", "models"})
+    if uses and target.round is None:
+        raise ValueError(f"target.round: missing; attack {name!r} needs the {' and '.join(uses)} from some round on")
+    views = [View.parse(text) for text in ([table["threat"]] if "threat" in table else threats)]
+    for view in views:
         require(built.needs, name, view)
-        views.append(view.name)
-    return PartSpec(name, built.parameters()), target, tuple(views)
+    return PartSpec(name, built.parameters()), target, tuple(view.name for view in views)
+
+
+def _without(table: Table, *keys: str) -> Table:
+    """The table without these keys."""
+    return {key: value for key, value in table.items() if key not in keys}

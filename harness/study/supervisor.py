@@ -1,6 +1,6 @@
-"""A supervisor of worker processes, one a core: a worker that dies costs the one piece of work that it held.
+"""A supervisor of worker processes, one per core, with one job at a time each.
 
-The standard pools would lose the batch with it. Work is handed out one piece at a time.
+If a worker dies, only its job is lost; a standard process pool would lose all of them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from leakgauge.harness.core.cell import Cell, TrainingSpec
 from leakgauge.harness.core.result import Failure
 from leakgauge.harness.study.store import Store, StoreError
 
-PRELOAD = ["torch", "leakgauge.harness.study.jobs"]
-"""Imported once by the fork server: a worker then starts in milliseconds."""
+_POLL = 0.2
+"""Seconds between two checks for Ctrl-C."""
 
 
 class Job(NamedTuple):
-    """One piece of work. `cells` are those that a training serves, or the one cell of an attack."""
+    """One training, or one attack. `cells`: the cells that need the training, or the one cell of the attack."""
 
     kind: Literal["training", "attack"]
     training: TrainingSpec
@@ -36,14 +36,14 @@ class Job(NamedTuple):
 
     @property
     def label(self) -> str:
-        """For people."""
+        """A name for people."""
         if self.kind == "attack":
             return self.cells[0].label
         return f"training of {self.training.defense.label}, seed {self.training.seed}"
 
 
 class Place(NamedTuple):
-    """Where work happens: the folder of results, that of the data, and the device."""
+    """The folder of the results, the folder of the data, and the device."""
 
     folder: Path
     root: Path
@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a piece of work ended: `error` is empty, or one line."""
+    """How a job ended: `error` is one line, empty for success."""
 
     job: Job
     seconds: float
@@ -61,7 +61,7 @@ class Outcome(NamedTuple):
 
 @dataclass
 class Progress:
-    """What a study has done so far; handed to the listener after every change."""
+    """The state of a running study, in cells; the listener receives it after every change."""
 
     total: int
     done: int = 0
@@ -69,35 +69,39 @@ class Progress:
     skipped: int = 0
     running: list[str] = field(default_factory=list)
 
+    @property
+    def finished(self) -> int:
+        """Cells that are done, failed or skipped."""
+        return self.done + self.failed + self.skipped
+
 
 Listener = Callable[[Progress, Outcome | None], None]
 
 
 class Interrupted(Exception):
-    """The user stopped the study; what was finished is kept."""
+    """The user stopped the study; finished results are kept."""
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
-def perform(job: Job, place: Place) -> str:
-    """Do one piece of work in this process; the headline of what came out."""
+def _perform(job: Job, place: Place) -> str:
+    """Do one job in this process and return the headline of its result."""
     from leakgauge.harness.study.jobs import keep_for, run_attack, run_training
 
     store = Store(place.folder)
     if job.kind == "training":
-        record = run_training(job.training, keep_for(list(job.cells)), store, place.root, place.device)
+        record = run_training(job.training, keep_for(job.cells), store, place.root, place.device)
         last = record.evaluations[-1]
         return f"loss {last.loss:.3f}" if last.accuracy is None else f"accuracy {last.accuracy:.3f}"
-    result = run_attack(job.cells[0], store, place.root)
-    first = result.estimates[0]
+    first = run_attack(job.cells[0], store, place.root).estimates[0]
     return f"{first.name} {'n/a' if first.value is None else format(first.value, '.3f')}"
 
 
-def _worker(pipe: Any, place: Place) -> None:
-    """A worker process: work until the pipe closes. Ctrl-C is the supervisor's to handle."""
+def _work(pipe: Any, place: Place) -> None:
+    """A worker process: work until the pipe closes. The supervisor alone handles Ctrl-C."""
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -111,36 +115,31 @@ def _worker(pipe: Any, place: Place) -> None:
 
 
 def _guarded(job: Job, place: Place) -> Outcome:
-    """Do one piece of work; an exception becomes an outcome and a stored failure of its cells."""
+    """Do one job; an exception becomes an outcome and a stored failure of its cells."""
     start = time.perf_counter()
     try:
-        headline = perform(job, place)
+        headline = _perform(job, place)
+        return Outcome(job, time.perf_counter() - start, headline, "")
     except Exception as error:
-        text = str(error).split("\n")[0] or type(error).__name__
-        prefix = "training failed: " if job.kind == "training" else ""
-        message = _store_failures(Store(place.folder), job, type(error).__name__, prefix + text, traceback.format_exc())
-        return Outcome(job, time.perf_counter() - start, "", message)
-    return Outcome(job, time.perf_counter() - start, headline, "")
+        kind, prefix = type(error).__name__, "training failed: " if job.kind == "training" else ""
+        message = prefix + (str(error).split("\n")[0] or kind)
+        return _failed(job, time.perf_counter() - start, Store(place.folder), kind, message, traceback.format_exc())
 
 
-def _store_failures(store: Store, job: Job, kind: str, message: str, trace: str) -> str:
-    """Write why these cells have no result; the message, with a word more where even that could not be written."""
+def _failed(job: Job, seconds: float, store: Store, kind: str, message: str, trace: str = "") -> Outcome:
+    """The outcome of a failed job. Stores why its cells have no result; the message states if that fails too."""
     try:
         for cell in job.cells:
             if store.read_result(cell.id) is None:
                 store.write_failure(Failure(cell, kind, message, trace))
     except StoreError as error:
-        return message if kind == "StoreError" else f"{message} (and {error})"
-    return message
-
-
-_POLL = 0.2
-"""Seconds between looks at whether the user wants to stop."""
+        message = message if kind == "StoreError" else f"{message} (and {error})"
+    return Outcome(job, seconds, "", message)
 
 
 @contextmanager
 def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C sets a flag instead of raising wherever the supervisor happens to be, in the middle of a write say."""
+    """Ctrl-C sets a flag instead of raising anywhere in the supervisor, for example in the middle of a write."""
     flag = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield flag.is_set  # only the main thread may have a signal handler
@@ -152,49 +151,54 @@ def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-class _Hand(NamedTuple):
-    """A worker process and our end of its pipe."""
+@dataclass
+class _Worker:
+    """A worker process, the supervisor's end of its pipe, and its job."""
 
     process: Any
     pipe: Any
+    job: Job | None = None
 
 
 class Supervisor:
-    """Hands out work, and takes in outcomes."""
+    """Hands out jobs and collects their outcomes."""
 
-    def __init__(self, place: Place, progress: Progress, listen: Listener) -> None:
+    def __init__(
+        self, place: Place, progress: Progress, listen: Listener, trainings: Iterable[Job], attacks: Iterable[Job]
+    ) -> None:
         self.place, self.progress, self.listen = place, progress, listen
         self.store = Store(place.folder)
         self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(PRELOAD)
-        self.trainings: deque[Job] = deque()
-        self.attacks: deque[Job] = deque()
+        # imported once, by the fork server: a worker then starts in milliseconds
+        self.context.set_forkserver_preload(["torch", "leakgauge.harness.study.jobs"])
+        self.trainings, self.attacks = deque(trainings), deque(attacks)
+        self.workers: list[_Worker] = []
 
-    def run(self, trainings: Iterable[Job], attacks: Iterable[Job], workers: int) -> None:
-        """Until nothing is left to do."""
-        self.trainings.extend(trainings)
-        self.attacks.extend(attacks)
+    def run(self, workers: int) -> None:
+        """Do all jobs, in this process if `workers` is 0.
+
+        Raises:
+            Interrupted: Ctrl-C.
+        """
         self.listen(self.progress, None)
         if workers == 0:
             self._work_here()
             return
-        hands: dict[Any, tuple[_Hand, Job | None]] = {}
         try:
             with _deferred_interrupt() as interrupted:
                 for _ in range(workers):
-                    hand = self._hire()
-                    hands[hand.pipe] = (hand, None)
-                self._supervise(hands, interrupted)
+                    self.workers.append(self._hire())
+                self._supervise(interrupted)
         finally:
-            for hand, job in hands.values():
-                if job is not None:
-                    hand.process.kill()
-                hand.pipe.close()
-            for hand, _ in hands.values():
-                hand.process.join()
+            for worker in self.workers:
+                if worker.job is not None:
+                    worker.process.kill()
+                worker.pipe.close()
+            for worker in self.workers:
+                worker.process.join()
 
     def _work_here(self) -> None:
-        """All work in this process, on one thread as in a worker."""
+        """Do all jobs in this process, on one thread as in a worker."""
         import torch
 
         before = torch.get_num_threads()
@@ -208,70 +212,67 @@ class Supervisor:
         finally:
             torch.set_num_threads(before)
 
-    def _supervise(self, hands: dict[Any, tuple[_Hand, Job | None]], interrupted: Callable[[], bool]) -> None:
-        """Keep every hand busy until all is done."""
-        while True:
-            if interrupted():
-                raise Interrupted
-            for pipe, (hand, held) in list(hands.items()):
-                if held is None and (job := self._next()):
-                    hands[pipe] = (hand, job)
+    def _supervise(self, interrupted: Callable[[], bool]) -> None:
+        """Keep every worker busy until all jobs are done."""
+        while not interrupted():
+            for worker in self.workers:
+                if worker.job is None and (job := self._next()):
+                    worker.job = job
                     self._start(job)
-                    pipe.send(job)
-            busy = [pipe for pipe, (_, job) in hands.items() if job is not None]
+                    worker.pipe.send(job)
+            busy = {worker.pipe: worker for worker in self.workers if worker.job is not None}
             if not busy:
                 return
-            for pipe in list[Any](multiprocessing.connection.wait(busy, timeout=_POLL)):
-                hand, job = hands.pop(pipe)
-                assert job is not None  # only busy pipes are waited for
-                try:
-                    outcome = pipe.recv()
-                except (EOFError, ConnectionError):
-                    outcome = self._died(hand, job)
-                    hand = self._hire()
-                hands[hand.pipe] = (hand, None)
-                self._finish(outcome)
+            for pipe in multiprocessing.connection.wait(busy, timeout=_POLL):
+                self._receive(busy[pipe])
+        raise Interrupted
+
+    def _receive(self, worker: _Worker) -> None:
+        """Take the outcome of a worker's job; replace a dead worker."""
+        job, worker.job = worker.job, None
+        assert job is not None
+        try:
+            outcome = worker.pipe.recv()
+        except (EOFError, ConnectionError):
+            outcome = self._died(worker, job)
+            self.workers[self.workers.index(worker)] = self._hire()
+        self._finish(outcome)
 
     def _next(self) -> Job | None:
-        """Trainings first: every attack waits for one."""
-        for queue in (self.trainings, self.attacks):
-            if queue:
-                return queue.popleft()
-        return None
+        """The next job: trainings first, since every attack needs one."""
+        queue = self.trainings or self.attacks
+        return queue.popleft() if queue else None
 
-    def _hire(self) -> _Hand:
-        """A new worker."""
+    def _hire(self) -> _Worker:
+        """Start a worker."""
         ours, theirs = self.context.Pipe()
-        process = self.context.Process(target=_worker, args=(theirs, self.place), daemon=True)
+        process = self.context.Process(target=_work, args=(theirs, self.place), daemon=True)
         process.start()
         theirs.close()
-        return _Hand(process, ours)
+        return _Worker(process, ours)
 
-    def _died(self, hand: _Hand, job: Job) -> Outcome:
-        """The outcome of work whose worker is gone."""
-        hand.process.join()
-        code = hand.process.exitcode
+    def _died(self, worker: _Worker, job: Job) -> Outcome:
+        """The outcome of a job whose worker died."""
+        worker.process.join()
+        code = worker.process.exitcode
         how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         message = f"the worker process died ({how}); out of memory, or killed"
-        return Outcome(job, 0.0, "", _store_failures(self.store, job, "WorkerDied", message, ""))
+        return _failed(job, 0.0, self.store, "WorkerDied", message)
 
     def _start(self, job: Job) -> None:
-        """Note that work began."""
+        """Report the start of a job."""
         self.progress.running.append(job.label)
         self.listen(self.progress, None)
 
     def _finish(self, outcome: Outcome) -> None:
-        """Take in an outcome; a training sets its attacks free."""
+        """Report an outcome; a finished training queues its attacks."""
         job = outcome.job
         self.progress.running.remove(job.label)
         waiting = [cell for cell in job.cells if self.store.read_result(cell.id) is None]
-        if job.kind == "training":
-            if outcome.error:
-                self.progress.failed += len(waiting)
-            else:
-                self.attacks.extend(Job("attack", job.training, (cell,)) for cell in waiting)
-        elif outcome.error:
-            self.progress.failed += 1
+        if outcome.error:
+            self.progress.failed += len(waiting) if job.kind == "training" else 1
+        elif job.kind == "training":
+            self.attacks.extend(Job("attack", job.training, (cell,)) for cell in waiting)
         else:
             self.progress.done += 1
         self.listen(self.progress, outcome)

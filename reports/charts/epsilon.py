@@ -1,42 +1,37 @@
-"""Charts against epsilon: one for each unit, relation and horizon; epsilons of different kinds never share an axis."""
+"""Charts against epsilon: one for each unit, relation and horizon; different kinds of epsilon never share an axis."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from leakgauge.harness.core.cell import PartSpec, Scalar
+from leakgauge.harness.core.cell import PartSpec
+from leakgauge.harness.core.labels import UNDEFENDED, varying_parameters, written
+from leakgauge.harness.core.metrics import METRICS, Metric
 from leakgauge.harness.core.result import ClaimRecord, Estimate
+from leakgauge.harness.core.stats import pool
 from leakgauge.reports.charts.figures import ACCURACY_BETTER, LEAK_BETTER, Chart, Point, Series, capped, slug
-from leakgauge.reports.pool import accuracy, pool
 from leakgauge.reports.sections.checked import checked, severity, verdict_of
-from leakgauge.reports.select import RECOGNIZABLE, Analysis, Group
-from leakgauge.reports.text.labels import UNDEFENDED, varying_parameters, written
-from leakgauge.reports.text.notation import INFINITE, adversaries, fixed, listing, per, percent, short
+from leakgauge.reports.select import Analysis, final_accuracy
+from leakgauge.reports.text.notation import adversaries, fixed, listing, number, per, percent, short
 
 MOST_NAMES = 3
-"""Defenses that a caption names."""
+"""Number of defenses that a caption names."""
 
 FAR = 100.0
-"""How many times nearer the undefended attack may come before its line is left out of a chart of distances."""
+"""A chart of distances leaves out the undefended line if it is this many times below the lowest point."""
 
 
 class Axis(NamedTuple):
-    """What an epsilon axis is about; epsilons of different axes never meet."""
+    """The kind of epsilon of an axis."""
 
     unit: str
     relation: str
     horizon: str
 
-    @property
-    def label(self) -> str:
-        """For the chart."""
-        return f"claimed ε per {self.unit}, {self.horizon}, {self.relation} (log scale)"
-
 
 class Sample(NamedTuple):
-    """One defense at one epsilon: the claim and what was measured."""
+    """One defense at one epsilon: the claim and the measured value."""
 
     defense: PartSpec
     claim: ClaimRecord
@@ -44,48 +39,92 @@ class Sample(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """What stands over epsilon: the metric, its title, its axis with the scale of the numbers, a line to read them by.
+    """The y axis of a chart: its metric, and the words around it."""
 
-    `is_distance`: less means that the attacker is nearer; such numbers span decades.
-    """
-
-    name: str
+    metric: Metric
     title: str
     y_label: str
-    better: str
-    scale: float = 1.0
-    line: tuple[float, str] | None = None
-    is_distance: bool = False
+    better: str = LEAK_BETTER
+
+    @property
+    def scale(self) -> float:
+        """Factor from the metric to the axis."""
+        return 100.0 if self.metric.percent else 1.0
+
+    @property
+    def is_distance(self) -> bool:
+        """Whether a lower value means that the adversary is nearer; such values span decades."""
+        return self.metric.higher_leaks is False
+
+    @property
+    def line(self) -> tuple[float, str] | None:
+        """The reference line."""
+        if self.metric.recognizable is not None:
+            return self.metric.recognizable, f"recognizable from {self.metric.recognizable}"
+        return None if self.metric.chance is None else (self.metric.chance, f"chance {fixed(self.metric.chance)}")
 
     def write(self, value: float | None) -> str:
         """A value in the data table."""
         if self.is_distance:
             return short(value, 3)
-        return percent(value) if self.scale == 100.0 else fixed(value)
+        return percent(value) if self.metric.percent else fixed(value)
 
 
-ACCURACY = Measure("accuracy", "Accuracy against claimed epsilon", "test accuracy, %", ACCURACY_BETTER, 100.0)
-SSIM = Measure(
-    "ssim",
-    "Leakage against claimed epsilon",
-    "mean SSIM, strongest attack",
-    LEAK_BETTER,
-    line=(RECOGNIZABLE, f"recognizable from {RECOGNIZABLE}"),
-)
+ACCURACY = Measure(METRICS["accuracy"], "Accuracy against claimed epsilon", "test accuracy, %", ACCURACY_BETTER)
+SSIM = Measure(METRICS["ssim"], "Leakage against claimed epsilon", "mean SSIM, strongest attack")
 MSE = Measure(
-    "mse",
+    METRICS["mse"],
     "Distance to the image against claimed epsilon",
     "median MSE, nearest attack",
-    "Higher is better for the clients: a lower MSE means the attacker gets nearer to the image.",
-    is_distance=True,
+    "Higher is better for the clients: a lower MSE means that the adversary gets nearer to the image.",
 )
-AUC = Measure(
-    "auc", "Membership against claimed epsilon", "AUC, strongest attack", LEAK_BETTER, line=(0.5, "chance 0.500")
-)
+AUC = Measure(METRICS["auc"], "Membership against claimed epsilon", "AUC, strongest attack")
+
+
+def accuracy_charts(analysis: Analysis, setting: str) -> list[Chart]:
+    """Final accuracy against the epsilon of the whole run, or of one round if the run has no finite epsilon."""
+    undefended = final_accuracy(analysis.trainings_of(setting, UNDEFENDED))
+    for whole in (True, False):
+        samples = []
+        for (place, _), trainings in analysis.trainings.items():
+            claim = _weakest(checked(t)[whole] for t in trainings)
+            value = final_accuracy(trainings)
+            if place == setting and claim is not None and value is not None:
+                samples.append(Sample(trainings[0].spec.defense, claim, value))
+        charts = _charts(analysis, ACCURACY, samples, undefended)
+        if charts:
+            return charts
+    return []
+
+
+def leakage_charts(analysis: Analysis, setting: str, measure: Measure) -> list[Chart]:
+    """The strongest attack against epsilon: of one round for messages, of the whole run for the final model."""
+    strongest, samples = _strongest(analysis, setting, measure), []
+    for defense in analysis.defenses:
+        trainings = analysis.trainings_of(setting, defense)
+        claim = _weakest(checked(t)[measure.metric.kind != "reconstruction"] for t in trainings)
+        if claim is not None and defense in strongest:
+            samples.append(Sample(trainings[0].spec.defense, claim, strongest[defense]))
+    return _charts(analysis, measure, samples, strongest.get(UNDEFENDED))
+
+
+def _strongest(analysis: Analysis, setting: str, measure: Measure) -> dict[str, Estimate]:
+    """By defense, the estimate of the attack that gets most."""
+    strongest: dict[str, Estimate] = {}
+    for group in analysis.attacked:
+        # several watched rounds do not belong on the axis of the epsilon of one round
+        if group.setting == setting and group.case.kind == measure.metric.kind and group.case.target.rounds == 1:
+            found = group.case.estimates(measure.metric.name)
+            estimate = pool(found) if found else None
+            if estimate is not None and estimate.value is not None:
+                other = strongest.setdefault(group.defense, estimate).value or 0.0
+                if estimate.value != other and (estimate.value < other) is measure.is_distance:
+                    strongest[group.defense] = estimate
+    return strongest
 
 
 def _weakest(claims: Iterable[ClaimRecord]) -> ClaimRecord | None:
-    """The claim with the largest epsilon over the seeds, of equals the worst; None if one promises nothing."""
+    """The claim with the largest epsilon over the seeds, of equals the worst; None if one is infinite."""
     known = list(claims)
     if not known or any(claim.epsilon is None for claim in known):
         return None
@@ -93,44 +132,46 @@ def _weakest(claims: Iterable[ClaimRecord]) -> ClaimRecord | None:
 
 
 def _same_kind(claim: ClaimRecord) -> bool:
-    """Whether what is proved may stand on the axis of what is claimed."""
+    """Whether the proved epsilon belongs on the axis of the claimed one."""
     proved = claim.proved
     return (proved.unit, proved.delta, set(proved.against)) == (claim.unit, claim.delta, set(claim.against))
 
 
 def _differs(claim: ClaimRecord) -> bool:
-    """Whether claimed and proved are two numbers."""
+    """Whether claimed and proved epsilon differ."""
     return verdict_of(claim) != "HOLDS"
 
 
 def _mark(claim: ClaimRecord) -> float | None:
-    """Where a hollow marker goes."""
+    """The epsilon of the hollow marker."""
     return claim.proved.epsilon or None if _differs(claim) and _same_kind(claim) else None
 
 
 def _unmarked(analysis: Analysis, samples: Sequence[Sample]) -> str:
-    """A sentence on what differs and has no marker: infinite, zero, or of another kind."""
+    """A sentence on proved epsilons that differ and have no marker: infinite, zero, or of another kind."""
     lacking = [s for s in samples if _differs(s.claim) and _mark(s.claim) is None]
     names = [f"{analysis.defenses[s.defense.label].text} ({_proved(s.claim)}, {verdict_of(s.claim)})" for s in lacking]
     more = [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
-    return f"Without a marker for what is proved: {listing(names[:MOST_NAMES] + more)}." if names else ""
+    return f"No marker for the proved epsilon of {listing(names[:MOST_NAMES] + more)}." if names else ""
 
 
 def _proved(claim: ClaimRecord) -> str:
-    """The proved epsilon, with its unit and delta where these are not the claim's."""
-    value = INFINITE if claim.proved.epsilon is None else short(claim.proved.epsilon)
+    """The proved epsilon, with its unit and delta if the claim has others."""
+    value = number(claim.proved.epsilon)
     return value if _same_kind(claim) else f"{value} {per(claim.proved.unit, claim.proved.delta)}"
 
 
 def _families(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
-    """Samples that differ in one parameter only, by the name of their line; claims with another delta stand apart."""
+    """The lines by name: samples that differ in one parameter only; claims with another delta are other lines."""
     several = len({sample.claim.against for sample in samples}) > 1
     lines: dict[str, list[Sample]] = {}
     for name in dict.fromkeys(sample.defense.name for sample in samples):
-        mine = [sample for sample in samples if sample.defense.name == name]
-        varying = varying_parameters([sample.defense for sample in mine])
-        swept = max(varying, key=lambda p: _distinct(mine, p), default="")
-        for sample in mine:
+        alike = [sample for sample in samples if sample.defense.name == name]
+        varying = varying_parameters([sample.defense for sample in alike])
+        # a line sweeps the parameter with the most values
+        values = {key: len({sample.defense.parameters.get(key) for sample in alike}) for key in varying}
+        swept = max(varying, key=values.__getitem__, default="")
+        for sample in alike:
             rest = written(sample.defense.parameters, [p for p in varying if p != swept])
             against = f"against {adversaries(sample.claim.against)}" if several else ""
             pieces = f"{name} {rest}".strip(), f"δ = {short(sample.claim.delta)}", against
@@ -138,19 +179,15 @@ def _families(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
     return lines
 
 
-def _distinct(samples: Sequence[Sample], parameter: str) -> int:
-    """How many values a parameter takes; the one with most is the one that a line sweeps."""
-    values: set[Scalar] = {sample.defense.parameters.get(parameter) for sample in samples}
-    return len(values)
-
-
-def _charts(analysis: Analysis, measure: Measure, samples: Sequence[Sample], open_: Estimate | None) -> list[Chart]:
-    """One chart for each axis on which there are at least two samples."""
+def _charts(
+    analysis: Analysis, measure: Measure, samples: Sequence[Sample], undefended: Estimate | None
+) -> list[Chart]:
+    """One chart for each axis with at least two samples."""
     axes: dict[Axis, list[Sample]] = {}
     for sample in samples:
         if sample.claim.epsilon is not None and sample.claim.epsilon > 0 and sample.estimate.value is not None:
             axes.setdefault(Axis(sample.claim.unit, sample.claim.relation, sample.claim.horizon), []).append(sample)
-    return [_chart(analysis, measure, axis, found, open_) for axis, found in axes.items() if len(found) > 1]
+    return [_chart(analysis, measure, axis, found, undefended) for axis, found in axes.items() if len(found) > 1]
 
 
 def _point(sample: Sample, scale: float) -> Point:
@@ -165,12 +202,12 @@ def _row(analysis: Analysis, measure: Measure, sample: Sample) -> tuple[str, ...
     claim, e = sample.claim, sample.estimate
     ends = "" if e.low is None or e.high is None else f"{measure.write(e.low)} to {measure.write(e.high)}"
     name, claimed = analysis.defenses[sample.defense.label].text, short(claim.epsilon)
-    checked = _proved(claim), verdict_of(claim)
-    return name, claimed, *checked, short(claim.delta), adversaries(claim.against), measure.write(e.value), ends
+    rest = short(claim.delta), adversaries(claim.against), measure.write(e.value), ends
+    return name, claimed, _proved(claim), verdict_of(claim), *rest
 
 
 def _chart(
-    analysis: Analysis, measure: Measure, axis: Axis, samples: Sequence[Sample], open_: Estimate | None
+    analysis: Analysis, measure: Measure, axis: Axis, samples: Sequence[Sample], undefended: Estimate | None
 ) -> Chart:
     """A chart against one kind of epsilon."""
     series = []
@@ -178,36 +215,22 @@ def _chart(
         ordered = sorted(members, key=lambda sample: sample.claim.epsilon or 0.0)
         series.append(Series(label, tuple(_point(sample, measure.scale) for sample in ordered), look))
     shown, rest = capped(series)
-    against = {adversaries(sample.claim.against) for sample in samples}
-    scope = f"Epsilon as claimed, per {axis.unit}, {axis.horizon}, neighbors: {axis.relation}"
-    scope += f", against {against.pop()}." if len(against) == 1 else "."
-    hollow = ""
-    if any(point.proved is not None for one in shown for point in one.points):
-        hollow = "Hollow markers: epsilon as proved, where it differs."
-    methods = dict.fromkeys(s.estimate.method for s in samples if s.estimate.low is not None and s.estimate.method)
-    bars = f"Bars: 95 % intervals ({listing(methods)})." if methods else ""
-    lines = [] if measure.line is None else [measure.line]
-    ceiling, far = _ceiling(measure, samples, open_)
-    lines += ceiling
-    log_y = measure.is_distance and all(height > 0 for height in _heights(series, lines))
+    ceiling, far = _ceiling(measure, samples, undefended)
+    lines = ([] if measure.line is None else [measure.line]) + ceiling
+    heights = [point.y for one in series for point in one.points] + [height for height, _ in lines]
+    log_y = measure.is_distance and all(height > 0 for height in heights)
+    y_label = f"{measure.y_label}{' (log scale)' if log_y else ''}"
+    caption = (_scope(axis, samples, shown), _unmarked(analysis, samples), far, _bars(samples), rest)
+    value = measure.y_label[:1].upper() + measure.y_label[1:]
     return Chart(
-        name=slug(f"{measure.name} {axis.unit} {axis.relation} {axis.horizon}"),
+        name=slug(f"{measure.metric.name} {axis.unit} {axis.relation} {axis.horizon}"),
         title=f"{measure.title} per {axis.unit}",
-        x_label=axis.label,
-        y_label=f"{measure.y_label}{' (log scale)' if log_y else ''}",
+        x_label=f"claimed ε per {axis.unit}, {axis.horizon}, {axis.relation} (log scale)",
+        y_label=y_label,
         series=shown,
         better=measure.better,
-        caption=" ".join(filter(None, (scope, hollow, _unmarked(analysis, samples), far, bars, rest))),
-        header=(
-            "Defense",
-            "ε claimed",
-            "ε proved",
-            "Verdict",
-            "δ",
-            "Against",
-            measure.y_label[:1].upper() + measure.y_label[1:],
-            "95 % interval",
-        ),
+        caption=" ".join(filter(None, caption)),
+        header=("Defense", "ε claimed", "ε proved", "Verdict", "δ", "Against", value, "95 % interval"),
         rows=tuple(_row(analysis, measure, sample) for sample in samples),
         lines=tuple(lines),
         log_x=True,
@@ -215,76 +238,28 @@ def _chart(
     )
 
 
+def _scope(axis: Axis, samples: Sequence[Sample], series: Sequence[Series]) -> str:
+    """The part of a caption on epsilons: what they cover, and the hollow markers if there are any."""
+    against = {adversaries(sample.claim.against) for sample in samples}
+    scope = f"Claimed epsilon per {axis.unit}, {axis.horizon}, neighbors: {axis.relation}"
+    scope += f", against {against.pop()}." if len(against) == 1 else "."
+    marked = any(point.proved is not None for one in series for point in one.points)
+    return f"{scope} Hollow markers: proved epsilon, if it differs." if marked else scope
+
+
+def _bars(samples: Sequence[Sample]) -> str:
+    """The part of a caption on error bars."""
+    methods = dict.fromkeys(s.estimate.method for s in samples if s.estimate.low is not None and s.estimate.method)
+    return f"Bars: 95 % intervals ({listing(methods)})." if methods else ""
+
+
 def _ceiling(
-    measure: Measure, samples: Sequence[Sample], open_: Estimate | None
+    measure: Measure, samples: Sequence[Sample], undefended: Estimate | None
 ) -> tuple[list[tuple[float, str]], str]:
-    """The line of no defense, or a sentence where it is so far from a distance that it would flatten the rest."""
-    if open_ is None or open_.value is None:
+    """The line of no defense, or a sentence if it is so far below the distances that it would flatten them."""
+    if undefended is None or undefended.value is None:
         return [], ""
-    text = f"no defense {measure.write(open_.value)}"
-    if measure.is_distance and open_.value < min(sample.estimate.value or 0.0 for sample in samples) / FAR:
+    text = f"no defense {measure.write(undefended.value)}"
+    if measure.is_distance and undefended.value < min(sample.estimate.value or 0.0 for sample in samples) / FAR:
         return [], f"Far below the axis: {text}."
-    return [(measure.scale * open_.value, text)], ""
-
-
-def _heights(series: Sequence[Series], lines: Sequence[tuple[float, str]]) -> list[float]:
-    """All that is drawn, without the error bars."""
-    return [point.y for one in series for point in one.points] + [height for height, _ in lines]
-
-
-def accuracy_charts(analysis: Analysis, setting: str) -> list[Chart]:
-    """Final accuracy against the epsilon of the whole run; of one round where the run has none."""
-    open_ = accuracy(analysis.trainings.get((setting, UNDEFENDED), ()))
-    for whole in (True, False):
-        samples = []
-        for (place, _), trainings in analysis.trainings.items():
-            claim = _weakest(checked(t)[whole] for t in trainings)
-            value = accuracy(trainings)
-            if place == setting and claim is not None and value is not None:
-                samples.append(Sample(trainings[0].spec.defense, claim, value))
-        charts = _charts(analysis, ACCURACY, samples, open_)
-        if charts:
-            return charts
-    return []
-
-
-def leakage_charts(analysis: Analysis, setting: str, kind: str, measure: Measure) -> list[Chart]:
-    """The strongest attack against epsilon: of one round for messages, of the whole run for the final model."""
-    best = _strongest(analysis, setting, kind, measure)
-    open_ = next((estimate for group, estimate in best if group.undefended), None)
-    samples = []
-    for group, estimate in best:
-        claim = _weakest(checked(t)[kind != "reconstruction"] for t in analysis.of(group))
-        if claim is not None:
-            samples.append(Sample(group.defense, claim, estimate))
-    return _charts(analysis, measure, samples, open_)
-
-
-def _strongest(analysis: Analysis, setting: str, kind: str, measure: Measure) -> list[tuple[Group, Estimate]]:
-    """The group of each defense that gets furthest by a measure, the first of equals, with what it gets."""
-    found: dict[str, tuple[Group, Estimate]] = {}
-    for group in analysis.attacked:
-        # several rounds watched together do not belong beside the epsilon of one
-        if group.setting == setting and group.kind == kind and group.column.target.rounds == 1:
-            estimate, name = _estimate(group, measure), group.defense.label
-            if estimate is not None and (name not in found or _is_further(measure, estimate, found[name][1])):
-                found[name] = group, estimate
-    return [found[defense] for defense in analysis.defenses if defense in found]
-
-
-def _is_further(measure: Measure, one: Estimate, other: Estimate) -> bool:
-    """Whether one estimate means more leakage than the other."""
-    gap = (one.value or 0.0) - (other.value or 0.0)
-    return gap < 0 if measure.is_distance else gap > 0
-
-
-def _estimate(group: Group, measure: Measure) -> Estimate | None:
-    """A measure of a group over its seeds; None where it has no value."""
-    found = [estimate for result in group.results for estimate in result.estimates if estimate.name == measure.name]
-    pooled = pool(found) if found else None
-    if pooled is None or pooled.value is None:
-        return None
-    if measure.is_distance and pooled.low is not None:
-        # Student's t does not know that a distance is not negative
-        return dataclasses.replace(pooled, low=max(0.0, pooled.low))
-    return pooled
+    return [(measure.scale * undefended.value, text)], ""

@@ -1,4 +1,4 @@
-"""Charts as SVG that follows the page's theme: lines with markers, dashes and error bars."""
+"""Charts as SVG that follow the theme of the page: lines with markers, dashes and error bars."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -18,37 +18,56 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from leakgauge.reports.charts.svg import embed
-from leakgauge.reports.text.notation import short
+from leakgauge.reports.text.notation import short, visible
 
-MOST_SERIES = 5
-MARKERS = ("o", "s", "D", "^", "v")
-DASHES = ("", "6 2", "6 2 1.5 2", "1.5 1.5", "9 2 1.5 2 1.5 2")
-"""As in SVG: lengths of strokes and gaps, in points; one a series, so that color is never the only sign."""
 
-_SHAPES = (
-    "M13 6a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
-    "M13.5 2.5h7v7h-7z",
-    "M17 1.2L21.8 6L17 10.8L12.2 6z",
-    "M17 1.8L21.4 10H12.6z",
-    "M17 10.2L12.6 2H21.4z",
+class Look(NamedTuple):
+    """How a series is drawn, so that color is never the only sign.
+
+    Attributes:
+        name: of the page's color.
+        color: the sentinel of that color, see `COLORS`.
+        marker: in matplotlib; `shape`: the same as a path around (17, 6), for the legend.
+        dash: lengths of strokes and gaps, in points, as in SVG; empty: a solid line.
+        edge: width of the marker's edge.
+    """
+
+    name: str
+    color: str
+    marker: str
+    dash: str
+    shape: str
+    edge: float = 0.8
+
+    @property
+    def linestyle(self) -> tuple[float, tuple[float, ...]] | str:
+        """The line style in matplotlib: `-`, or an offset of 0 and the dash."""
+        return (0.0, tuple(float(length) for length in self.dash.split())) if self.dash else "-"
+
+
+_CROSS = "M14.2 2L17 4.8L19.8 2L21 3.2L18.2 6L21 8.8L19.8 10L17 7.2L14.2 10L13 8.8L15.8 6L13 3.2z"
+LOOKS = (
+    Look("s1", "#0000a1", "o", "", "M13 6a4 4 0 1 0 8 0a4 4 0 1 0-8 0z"),
+    Look("s2", "#0000a2", "s", "6 2", "M13.5 2.5h7v7h-7z"),
+    Look("s3", "#0000a3", "D", "6 2 1.5 2", "M17 1.2L21.8 6L17 10.8L12.2 6z"),
+    Look("s4", "#0000a4", "^", "1.5 1.5", "M17 1.8L21.4 10H12.6z"),
+    Look("s5", "#0000a5", "v", "9 2 1.5 2 1.5 2", "M17 10.2L12.6 2H21.4z"),
+    Look("s6", "#0000a6", "X", "3 1.5", _CROSS, edge=0.0),
 )
-"""The markers again, as paths around (17, 6), for the legend."""
+"""The looks of the series; the last one is that of no defense, gray."""
 
-_OPEN_DASH = "3 1.5"
-_OPEN_SHAPE = "M14.2 2L17 4.8L19.8 2L21 3.2L18.2 6L21 8.8L19.8 10L17 7.2L14.2 10L13 8.8L15.8 6L13 3.2z"
-"""Of the undefended line."""
+MOST_SERIES = len(LOOKS) - 1
 
 _LABEL_ROOM = 0.08
-"""Share of the height of a chart that the name of a line takes."""
+"""Height of a line's name, as a share of the chart's height."""
 
-LEAK_BETTER = "Lower is better for the clients: higher means the attacker learns more."
+LEAK_BETTER = "Lower is better for the clients: higher means that the adversary learns more."
 ACCURACY_BETTER = "Higher is better: the model is more useful."
 
-_SENTINELS = {f"#0000a{index + 1}": f"s{index + 1}" for index in range(MOST_SERIES)}
-_OPEN = "#0000a6"
 _INK, _MUTED, _GRID, _SURFACE = "#0000b1", "#0000b2", "#0000b3", "#0000b4"
-COLORS = _SENTINELS | {_OPEN: "s6", _INK: "ink", _MUTED: "muted", _GRID: "grid", _SURFACE: "surface"}
-"""Sentinels, as `#rrggbb`: what a chart is drawn in, each with the name of the page's color that takes its place."""
+COLORS = {look.color: look.name for look in LOOKS}
+COLORS |= {_INK: "ink", _MUTED: "muted", _GRID: "grid", _SURFACE: "surface"}
+"""Sentinel colors of a drawing, as `#rrggbb`, each with the name of the page's color that replaces it."""
 
 RC: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -68,14 +87,11 @@ RC: dict[Any, Any] = {
     "grid.color": _GRID,
     "grid.linewidth": 0.7,
 }
-"""matplotlib's settings while a chart is drawn; its colors are sentinels."""
+"""Settings of matplotlib for a chart, in sentinel colors."""
 
 
 class Point(NamedTuple):
-    """A value over x with the ends of its error bar, None where there is none.
-
-    `proved`: where it lies on the x axis by another account, for a hollow marker.
-    """
+    """A value over x with the ends of its error bar, None without one. `proved`: x of a hollow marker."""
 
     x: float
     y: float
@@ -85,15 +101,15 @@ class Point(NamedTuple):
 
     @property
     def places(self) -> tuple[float, ...]:
-        """All that it needs of the x axis."""
+        """All its values of x."""
         return (self.x,) if self.proved is None else (self.x, self.proved)
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line. `look` picks color, marker and dash; -1 is the undefended one's, gray.
+    """One line. `look` counts from 0, see `LOOKS`; -1 is that of no defense.
 
-    `trace`: (x, y) of the corners of its line, where this is not the one that joins the points.
+    `trace`: (x, y) of the corners of the line; empty: it joins the points.
     """
 
     label: str
@@ -101,20 +117,24 @@ class Series:
     look: int = 0
     trace: tuple[tuple[float, float], ...] = ()
 
+    @property
+    def style(self) -> Look:
+        """The look itself."""
+        return LOOKS[self.look % MOST_SERIES] if self.look >= 0 else LOOKS[-1]
+
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart with all that stands around it.
+    """A chart with the text and the table around it.
 
     Attributes:
         name: its id on the page: letters, digits and dashes.
-        better: which direction is better, for whom.
+        better: which direction is better.
         lines: horizontal reference lines: height and name.
-        header, rows: its data table.
-        joined: whether the points of a series without a trace are joined.
-        ends: where both axes begin and end; None: where the points do. On a log axis what lies below is drawn at the
-            beginning.
-        diagonal: name of the line of equal x and y; empty: there is none.
+        header, rows: the data table.
+        joined: whether a line joins the points of a series without a trace.
+        ends: range of both axes; None: the range of the points. A log axis shows lower values at its lower end.
+        diagonal: name of the line of equal x and y; empty: no such line.
     """
 
     name: str
@@ -136,7 +156,7 @@ class Chart:
 
     @property
     def places(self) -> int:
-        """At how many different x there is a point or a corner."""
+        """Number of different x of points and corners."""
         points = {point.x for series in self.series for point in series.points}
         return len(points | {x for series in self.series for x, _ in series.trace})
 
@@ -149,82 +169,78 @@ class Chart:
         return self.ends[0] if self.ends is not None else min(shown) / 2
 
 
+def drawable(chart: Chart) -> Chart:
+    """The chart with texts that XML can hold and that do not change the direction of the text after them."""
+    texts: dict[str, Any] = {
+        field.name: visible(value) for field in fields(chart) if isinstance(value := getattr(chart, field.name), str)
+    }
+    series = tuple(replace(one, label=visible(one.label)) for one in chart.series)
+    return replace(chart, series=series, lines=tuple((y, visible(name)) for y, name in chart.lines), **texts)
+
+
 def slug(text: str) -> str:
-    """Letters, digits and dashes, for an id."""
+    """The text as an id: letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def capped(series: Sequence[Series]) -> tuple[tuple[Series, ...], str]:
-    """As many series as there are looks, no defense besides, and a sentence on the rest."""
-    open_ = [one for one in series if one.look < 0]
-    others = [one for one in series if one.look >= 0]
-    if len(others) <= MOST_SERIES:
-        return (*open_, *others), ""
-    rest = f"{MOST_SERIES} of {len(others)} defenses are drawn, the first ones; the data table has all."
-    return (*open_, *others[:MOST_SERIES]), rest
+    """The first series, as many as there are looks, and a sentence on the rest."""
+    rest = f"The first {MOST_SERIES} of {len(series)} defenses are drawn; the data table lists all."
+    return tuple(series[:MOST_SERIES]), rest if len(series) > MOST_SERIES else ""
 
 
 def key(series: Series, *, joined: bool = True) -> str:
-    """The legend's sample of a series: a piece of its line with its marker."""
-    index = series.look % MOST_SERIES
-    name = f"s{index + 1}" if series.look >= 0 else "s6"
-    strokes = DASHES[index] if series.look >= 0 else _OPEN_DASH
-    line = f'<path class="k-{name}" d="M1 6H33" stroke-width="1.8" fill="none" stroke-dasharray="{strokes or "none"}"/>'
-    marker = _SHAPES[index] if series.look >= 0 else _OPEN_SHAPE
+    """The sample of a series in the legend: a piece of its line with its marker."""
+    name, dash = series.style.name, series.style.dash or "none"
+    line = f'<path class="k-{name}" d="M1 6H33" stroke-width="1.8" fill="none" stroke-dasharray="{dash}"/>'
     return (
         f'<svg class="key" viewBox="0 0 34 12" width="34" height="12" aria-hidden="true">{line if joined else ""}'
-        f'<path class="f-{name}" d="{marker}"/></svg>'
+        f'<path class="f-{name}" d="{series.style.shape}"/></svg>'
     )
-
-
-def dash(look: int) -> tuple[float, tuple[float, ...]] | str:
-    """matplotlib's line style of a look: `-`, or an offset of 0 with lengths of strokes and gaps, in points."""
-    pattern = DASHES[look % MOST_SERIES] if look >= 0 else _OPEN_DASH
-    return (0.0, tuple(float(length) for length in pattern.split())) if pattern else "-"
 
 
 def _draw(axes: Axes, chart: Chart, series: Series, index: int) -> None:
     """One series: error bars and hollow markers below, then the line with its markers."""
-    color = list(_SENTINELS)[series.look % MOST_SERIES] if series.look >= 0 else _OPEN
-    x, y = [point.x for point in series.points], [max(chart.least, point.y) for point in series.points]
-    _draw_bars(axes, chart, series, color)
-    marker = MARKERS[series.look % MOST_SERIES] if series.look >= 0 else "X"
+    look, x = series.style, [point.x for point in series.points]
+    y = [max(chart.least, point.y) for point in series.points]
+    _draw_bars(axes, chart, series)
     marked = zip(series.points, y, strict=True)
     hollow = [(point.x, point.proved, height) for point, height in marked if point.proved is not None]
     for here, there, height in hollow:
-        axes.plot((here, there), (height, height), color=color, linestyle=(0, (1, 2)), linewidth=1.0)
+        axes.plot((here, there), (height, height), color=look.color, linestyle=(0, (1, 2)), linewidth=1.0)
     if hollow:
         places = [there for _, there, _ in hollow], [height for _, _, height in hollow]
-        axes.plot(*places, marker, color=color, markersize=6.0, markerfacecolor="none", gid=f"proved{index}")
+        axes.plot(*places, look.marker, color=look.color, markersize=6.0, markerfacecolor="none", gid=f"proved{index}")
     if series.trace:
-        axes.plot(*zip(*series.trace, strict=True), color=color, linestyle=dash(series.look), linewidth=1.6)
+        axes.plot(*zip(*series.trace, strict=True), color=look.color, linestyle=look.linestyle, linewidth=1.6)
     axes.plot(
         x,
         y,
-        color=color,
-        linestyle=dash(series.look) if chart.joined and not series.trace else "none",
+        color=look.color,
+        linestyle=look.linestyle if chart.joined and not series.trace else "none",
         linewidth=1.6,
-        marker=marker,
+        marker=look.marker,
         markersize=6.0 if len(x) <= 25 else 3.0,
         markeredgecolor=_SURFACE,
-        markeredgewidth=0.8 if series.look >= 0 else 0.0,
+        markeredgewidth=look.edge,
         clip_on=not series.trace,
         gid=f"series{index}",
     )
 
 
-def _draw_bars(axes: Axes, chart: Chart, series: Series, color: str) -> None:
+def _draw_bars(axes: Axes, chart: Chart, series: Series) -> None:
     """The error bars of a series."""
     bars = [(p.x, max(chart.least, p.y), p.low, p.high) for p in series.points if None not in (p.low, p.high)]
     if bars:
         below = [max(0.0, y - max(chart.least, low or 0.0)) for _, y, low, _ in bars]
         above = [max(0.0, (high or 0.0) - y) for _, y, _, high in bars]
         places = [x for x, *_ in bars], [y for _, y, *_ in bars]
-        axes.errorbar(*places, yerr=[below, above], fmt="none", ecolor=color, elinewidth=1.1, capsize=2.5, alpha=0.75)
+        style: dict[str, Any] = {"ecolor": series.style.color, "elinewidth": 1.1, "capsize": 2.5, "alpha": 0.75}
+        axes.errorbar(*places, yerr=[below, above], fmt="none", **style)
 
 
 def _draw_references(axes: Axes, chart: Chart) -> None:
-    """The horizontal lines with their names, one below its line where another is close above; and the diagonal."""
+    """The diagonal, and the horizontal lines; a name stands below its line if another line is close above it."""
     dotted: dict[str, Any] = {"color": _MUTED, "linewidth": 1.0, "linestyle": (0, (1.5, 2.0))}
     plate = {"facecolor": _SURFACE, "edgecolor": "none", "alpha": 0.75, "pad": 0.5}
     small: dict[str, Any] = {"fontsize": 8.8, "color": _MUTED}
@@ -253,9 +269,9 @@ def _draw_references(axes: Axes, chart: Chart) -> None:
 
 
 def _log_axis(axis: Axis, values: Sequence[float]) -> None:
-    """Plain numbers at a few places of a log axis."""
+    """Plain numbers at a few ticks of a log axis."""
     decades = math.log10(max(values) / min(values))
-    # 1, 2 and 5 of each decade only where their labels stay apart
+    # 1, 2 and 5 of each decade only if their labels do not overlap
     subs = (1.0, 2.0, 5.0) if decades < 3 and decades * len(short(max(values))) < 14 else (1.0,)
     axis.set_major_locator(LogLocator(10, subs=subs, numticks=12) if decades > 0.8 else MaxNLocator(5))
     axis.set_major_formatter(FuncFormatter(lambda value, _: short(float(value))))
@@ -263,7 +279,7 @@ def _log_axis(axis: Axis, values: Sequence[float]) -> None:
 
 
 def _scale(axes: Axes, chart: Chart) -> None:
-    """Axes: log with plain numbers, or a few round ticks."""
+    """The scales, ranges and names of the axes."""
     points = [point for series in chart.series for point in series.points]
     if chart.log_x:
         axes.set_xscale("log")
@@ -289,7 +305,7 @@ def _scale(axes: Axes, chart: Chart) -> None:
 
 
 def fill(axes: Axes, chart: Chart) -> None:
-    """Draw a chart into empty axes, in the sentinel colors."""
+    """Draw a chart into empty axes, in sentinel colors."""
     for index, series in enumerate(chart.series):
         _draw(axes, chart, series, index)
     for height, _ in chart.lines:
@@ -299,7 +315,7 @@ def fill(axes: Axes, chart: Chart) -> None:
 
 
 def svg(chart: Chart, *, prefix: str) -> str:
-    """The drawing, as an `<svg>` element whose ids begin with `prefix`.
+    """The drawing as an `<svg>` element. Every id begins with `prefix`.
 
     Guarantees:
         Same chart, same text.

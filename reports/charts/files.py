@@ -1,4 +1,4 @@
-"""The charts of the page as files of their own, in the page's light colors."""
+"""The charts of the page as files, in the page's light colors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from matplotlib.text import Text
 
 from leakgauge.reports.charts import figures
 from leakgauge.reports.charts.figures import Chart, Series, slug
-from leakgauge.reports.html import STYLE, drawable, source
+from leakgauge.reports.html import STYLE, source
 from leakgauge.reports.sections.tradeoffs import charts
 from leakgauge.reports.select import Analysis
 
@@ -27,20 +27,20 @@ FORMATS: dict[str, dict[str, None]] = {
     "pdf": dict.fromkeys(("Creator", "Producer", "CreationDate")),
     "svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
 }
-"""What would date a file, by its format; None keeps it out."""
+"""Metadata that would date a file, by format; None leaves it out."""
 
 _WIDTH, _HEIGHT, _LINE, _DOTS = 6.4, 4.1, 0.19, 200
-"""Of a file, in inches: its size without a legend, a line of the legend; and dots an inch of a PNG."""
+"""In inches: width and height without a legend, height of a line of the legend. Dots per inch of a PNG."""
 
 _LONG = 34
-"""Letters of a name from which on the legend has one column."""
+"""Length of a name above which the legend has one column."""
 
 
 def formats(text: str) -> tuple[str, ...]:
-    """The formats in a list such as `png,pdf`; none in an empty text.
+    """The formats in a list such as `png,pdf`; none for an empty text.
 
     Raises:
-        ValueError: one is not known.
+        ValueError: an unknown format.
     """
     found = tuple(word.strip() for word in text.split(",")) if text else ()
     for name in found:
@@ -50,25 +50,23 @@ def formats(text: str) -> tuple[str, ...]:
 
 
 def figure_files(analysis: Analysis, kinds: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """Each chart of the page in each of the formats, by its name: `1-ssim-record-replace-one-round.png`.
+    """Each chart of the page in each of the formats, as (file name, bytes): `1-ssim-record-replace-one-round.png`.
 
     The number is that of the setting, in the study's order. A file name has lower-case letters, digits and dashes.
 
     Guarantees:
         Same run, same bytes: no date, no random id.
-        Charts only: no picture of anybody's data.
+        Charts only: no picture of the data.
     """
-    if not kinds:
-        return
     several = len(analysis.settings) > 1
-    for number, (setting, name) in enumerate(analysis.settings.items(), 1):
+    for number, (setting, name) in enumerate(analysis.settings.items() if kinds else (), 1):
         for chart in charts(analysis, setting):
             for kind in kinds:
-                yield f"{number}-{slug(chart.name)}.{kind}", _file(drawable(chart), name if several else "", kind)
+                yield f"{number}-{slug(chart.name)}.{kind}", _file(chart, name if several else "", kind)
 
 
 def _light() -> dict[str, str]:
-    """The page's light colors, by the sentinels that the charts are drawn in."""
+    """The page's light colors, by sentinel color."""
     block = source(STYLE).split(":root {", 1)[1].split("}", 1)[0]
     colors = dict(re.findall(r"--([a-z0-9]+): (#[0-9a-fA-F]{6})", block))
     return {sentinel: colors[name] for sentinel, name in figures.COLORS.items()}
@@ -80,7 +78,7 @@ def _file(chart: Chart, setting: str, kind: str) -> bytes:
     style = figures.RC | {"pdf.fonttype": 42}
     style = {name: light.get(value, value) if isinstance(value, str) else value for name, value in style.items()}
     with matplotlib.rc_context(style), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a letter that the font lacks is a box
+        warnings.filterwarnings("ignore", message="Glyph")  # the font draws a box for a letter that it lacks
         figure = _figure(chart, setting)
         _recolor(figure, light)
         buffer = io.BytesIO()
@@ -89,7 +87,7 @@ def _file(chart: Chart, setting: str, kind: str) -> bytes:
 
 
 def _figure(chart: Chart, setting: str) -> Figure:
-    """The chart with what stands around it on the page."""
+    """The chart with the text around it on the page."""
     columns = 1 if max((len(series.label) for series in chart.series), default=0) > _LONG else 2
     rows = -(-len(chart.series) // columns)
     figure = Figure(figsize=(_WIDTH, _HEIGHT + _LINE * rows), layout="constrained")
@@ -105,15 +103,15 @@ def _figure(chart: Chart, setting: str) -> Figure:
 
 
 def _key(line: Line2D, chart: Chart, series: Series) -> Line2D:
-    """The legend's sample: marker and dash, though the line that has the markers may have none."""
+    """The sample in the legend: marker and dash, even if the line with the markers has no dash."""
     sample = Line2D([], [])
     sample.update_from(line)
-    sample.set(linestyle=figures.dash(series.look) if chart.joined or series.trace else "none")
+    sample.set(linestyle=series.style.linestyle if chart.joined or series.trace else "none")
     return sample
 
 
 def _recolor(figure: Figure, light: Mapping[str, str]) -> None:
-    """Put the light colors in place of the sentinels."""
+    """Replace the sentinels by the light colors."""
     boxes = [text.get_bbox_patch() for text in figure.findobj(Text) if isinstance(text, Text)]
     for artist in [*figure.findobj(), *filter(None, boxes)]:
         paints: tuple[str, ...] = ()
@@ -128,7 +126,7 @@ def _recolor(figure: Figure, light: Mapping[str, str]) -> None:
 
 
 def _paint(artist: Artist, paint: str, light: Mapping[str, str]) -> None:
-    """One color of an artist; a collection has a list of them, here all the same."""
+    """One color of an artist; a collection has a list of equal ones."""
     found = getp(artist, paint)
     colors = list(found) if isinstance(artist, Collection) else [found]
     new = light.get(to_hex(colors[0])) if colors else None

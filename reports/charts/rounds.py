@@ -1,21 +1,25 @@
-"""Charts over rounds: what an attack makes of the message of each round, and how the training went."""
+"""Charts over rounds: the leakage of the messages of each round, and the course of the training."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from leakgauge.harness.core.cell import Target
+from leakgauge.harness.core.labels import UNDEFENDED
+from leakgauge.harness.core.metrics import RECOGNIZABLE
+from leakgauge.harness.core.result import TrainingRecord
 from leakgauge.reports.charts.figures import ACCURACY_BETTER, LEAK_BETTER, MOST_SERIES, Chart, Point, Series, slug
-from leakgauge.reports.pool import curve
-from leakgauge.reports.select import RECOGNIZABLE, Analysis, Group
-from leakgauge.reports.text.labels import UNDEFENDED
+from leakgauge.reports.select import Analysis, Group, best
 from leakgauge.reports.text.notation import fixed, interval, percent
 
 
 class _Axis(NamedTuple):
-    """What differs between the targets of a chart, and how it is called."""
+    """An x axis of targets: its words, and the place of a target."""
 
     slug: str
     title: str
@@ -27,10 +31,10 @@ class _Axis(NamedTuple):
 
 _ATTACKED = _Axis(
     "rounds",
-    "Leakage over the round attacked",
-    "round whose message is attacked",
+    "Leakage by attacked round",
+    "attacked round",
     "Round",
-    "At each round the attack that is strongest there. Bars: 95 % intervals.",
+    "The strongest attack at each round. Bars: 95 % intervals.",
     lambda target: target.round or 0,
 )
 _WATCHED = _Axis(
@@ -38,57 +42,49 @@ _WATCHED = _Axis(
     "Leakage over the rounds watched",
     "rounds in which the same images were sent",
     "Rounds watched",
-    "The attacker takes all rounds that were watched together; at each number the attack that is strongest there. "
-    "Bars: 95 % intervals.",
+    "The adversary combines all watched rounds. The strongest attack at each number of rounds. Bars: 95 % intervals.",
     lambda target: target.rounds,
 )
 
 
 def attack_charts(analysis: Analysis, setting: str) -> list[Chart]:
-    """SSIM of the strongest attack at each attacked round, and at each number of rounds, one line a defense."""
+    """SSIM of the strongest attack by attacked round, and by number of watched rounds, one line per defense."""
     charts = []
     groups = [
-        g for g in analysis.attacked if g.setting == setting and g.kind == "reconstruction" and g.value is not None
+        g for g in analysis.attacked if g.setting == setting and g.case.kind == "reconstruction" and g.value is not None
     ]
-    for kind in dict.fromkeys(group.column.target.kind for group in groups):
-        mine = [group for group in groups if group.column.target.kind == kind and group.column.target.users == 1]
-        single = [group for group in mine if group.column.target.rounds == 1]
-        # an axis of the rounds watched starts where several are
-        starts = {group.column.target.round for group in mine if group.column.target.rounds > 1}
-        watched = [group for group in mine if group.column.target.round in starts]
+    for kind in dict.fromkeys(group.case.target.kind for group in groups):
+        alone = [group for group in groups if group.case.target.kind == kind and group.case.target.users == 1]
+        single = [group for group in alone if group.case.target.rounds == 1]
+        # a chart of watched rounds begins at a round from which several are watched
+        starts = {group.case.target.round for group in alone if group.case.target.rounds > 1}
+        watched = [group for group in alone if group.case.target.round in starts]
         for axis, those in ((_ATTACKED, single), (_WATCHED, watched)):
-            if len({axis.at(group.column.target) for group in those}) > 1:
-                charts.append(_chart(analysis, kind, axis, _lines(analysis, those, axis)))
+            if len({axis.at(group.case.target) for group in those}) > 1:
+                charts.append(_chart(analysis, kind, axis, those))
     return charts
 
 
-_Lines = list[tuple[str, list[tuple[int, Group]]]]
-"""By defense, the strongest group at each place of an axis."""
+def _line(groups: Sequence[Group], axis: _Axis) -> list[tuple[int, Group]]:
+    """The strongest group of one defense at each place of an axis."""
+    at: dict[int, list[Group]] = {}
+    for group in groups:
+        at.setdefault(axis.at(group.case.target), []).append(group)
+    found = [(place, best(row)) for place, row in sorted(at.items())]
+    return [(place, group) for place, group in found if group is not None]
 
 
-def _lines(analysis: Analysis, groups: Sequence[Group], axis: _Axis) -> _Lines:
-    """The lines of a chart, in the study's order of the defenses."""
-    found = []
-    for defense in analysis.defenses:
-        at: dict[int, list[Group]] = {}
-        for group in groups:
-            if group.defense.label == defense:
-                at.setdefault(axis.at(group.column.target), []).append(group)
-        best = [(place, analysis.best(row)) for place, row in sorted(at.items())]
-        found.append((defense, [(place, group) for place, group in best if group is not None]))
-    return [(defense, line) for defense, line in found if line]
-
-
-def _chart(analysis: Analysis, kind: str, axis: _Axis, lines: _Lines) -> Chart:
+def _chart(analysis: Analysis, kind: str, axis: _Axis, groups: Sequence[Group]) -> Chart:
     """The chart of one kind of target."""
     series, rows = [], []
-    for defense, line in lines:
-        estimates = [(at, group, group.estimate) for at, group in line if group.estimate is not None]
-        points = tuple(Point(float(at), e.value or 0.0, e.low, e.high) for at, _, e in estimates)
-        series.append((defense, points))
-        for at, group, e in estimates:
-            attack = analysis.attacks[group.column.attack.label].text
-            rows.append((analysis.defenses[defense].text, str(at), attack, fixed(e.value), interval(e)))
+    for defense, label in analysis.defenses.items():
+        points = []
+        for at, group in _line([group for group in groups if group.defense == defense], axis):
+            if (e := group.estimate) is not None:
+                points.append(Point(float(at), e.value or 0.0, e.low, e.high))
+                rows.append((label.text, str(at), analysis.attack_text(group), fixed(e.value), interval(e)))
+        if points:
+            series.append((defense, tuple(points)))
     shown, rest = _drawn(analysis, series)
     return Chart(
         name=slug(f"{axis.slug} {kind}"),
@@ -97,7 +93,7 @@ def _chart(analysis: Analysis, kind: str, axis: _Axis, lines: _Lines) -> Chart:
         y_label="mean SSIM, strongest attack",
         series=shown,
         better=LEAK_BETTER,
-        caption=" ".join(filter(None, (axis.caption, rest))),
+        caption=f"{axis.caption} {rest}".strip(),
         header=("Defense", axis.column, "Attack", "Mean SSIM", "95 % interval"),
         rows=tuple(rows),
         lines=((RECOGNIZABLE, f"recognizable from {RECOGNIZABLE}"),),
@@ -106,9 +102,9 @@ def _chart(analysis: Analysis, kind: str, axis: _Axis, lines: _Lines) -> Chart:
 
 
 def looks(analysis: Analysis) -> dict[str, int]:
-    """The look of each defense that is drawn, one on all charts; -1 is no defense.
+    """The look of each drawn defense, the same on all charts; -1 is no defense.
 
-    One defense of each name, in the study's order, then more, as many as there are looks.
+    One defense of each name is drawn, in the study's order, then more, up to the number of looks.
     """
     names: dict[str, list[str]] = {}
     for defense, label in analysis.defenses.items():
@@ -119,24 +115,37 @@ def looks(analysis: Analysis) -> dict[str, int]:
     return {defense: at - 1 for at, defense in enumerate(drawn)}
 
 
+def lines_drawn(drawn: Sequence[object], lines: Sequence[object]) -> str:
+    """A sentence if not all lines are drawn."""
+    return f"{len(drawn)} of {len(lines)} lines are drawn; the data table lists all." if len(drawn) < len(lines) else ""
+
+
 def _drawn(analysis: Analysis, lines: Sequence[tuple[str, tuple[Point, ...]]]) -> tuple[tuple[Series, ...], str]:
-    """Series with one look a defense on all charts, no defense first and gray; and a sentence on what is not drawn."""
+    """The drawn series, no defense first and gray, and `lines_drawn`."""
     look = looks(analysis)
     found = sorted(
         (look[defense], analysis.defenses[defense].text, points) for defense, points in lines if defense in look
     )
-    series = tuple(Series(name, points, at) for at, name, points in found)
-    rest = f"{len(found)} of {len(lines)} lines are drawn; the data table has all." if len(found) < len(lines) else ""
-    return series, rest
+    return tuple(Series(name, points, at) for at, name, points in found), lines_drawn(found, lines)
 
 
-def _training_chart(analysis: Analysis, setting: str, what: str) -> Chart | None:
+def _curve(trainings: Sequence[TrainingRecord], name: str) -> list[tuple[int, float, float, float]]:
+    """(round, mean, lowest, highest) of `accuracy` or `loss` over the seeds, at each evaluated round."""
+    by_round: dict[int, list[float]] = {}
+    for evaluation in (one for training in trainings for one in training.evaluations):
+        value = evaluation.accuracy if name == "accuracy" else evaluation.loss
+        if value is not None and math.isfinite(value):
+            by_round.setdefault(evaluation.round, []).append(value)
+    return [(at, float(np.mean(v)), min(v), max(v)) for at, v in sorted(by_round.items())]
+
+
+def _training_chart(analysis: Analysis, setting: str, name: str) -> Chart | None:
     """Accuracy or loss over the rounds; None if it was evaluated less than twice."""
-    scale, write = (100.0, percent) if what == "accuracy" else (1.0, fixed)
+    scale, write = (100.0, percent) if name == "accuracy" else (1.0, fixed)
     lines: list[tuple[str, tuple[Point, ...]]] = []
     rows = []
     for defense, label in analysis.defenses.items():
-        found = curve(analysis.trainings.get((setting, defense), ()), what)
+        found = _curve(analysis.trainings_of(setting, defense), name)
         if len(found) > 1:
             lines.append((defense, tuple(Point(float(at), scale * mean) for at, mean, _, _ in found)))
             rows += [
@@ -146,14 +155,14 @@ def _training_chart(analysis: Analysis, setting: str, what: str) -> Chart | None
         return None
     series, rest = _drawn(analysis, lines)
     return Chart(
-        name=what,
-        title=f"Test {what} over the rounds",
+        name=name,
+        title=f"Test {name} over the rounds",
         x_label="rounds trained",
-        y_label="test accuracy, %" if what == "accuracy" else "test loss",
+        y_label="test accuracy, %" if name == "accuracy" else "test loss",
         series=series,
-        better=ACCURACY_BETTER if what == "accuracy" else "Lower is better: the model fits the test data.",
-        caption=" ".join(filter(None, ("Mean over the seeds.", rest))),
-        header=("Defense", "Round", f"Test {what}", "Lowest to highest seed"),
+        better=ACCURACY_BETTER if name == "accuracy" else "Lower is better: the model fits the test data.",
+        caption=f"Mean over the seeds. {rest}".strip(),
+        header=("Defense", "Round", f"Test {name}", "Lowest to highest seed"),
         rows=tuple(rows),
         whole_x=True,
     )
@@ -161,5 +170,5 @@ def _training_chart(analysis: Analysis, setting: str, what: str) -> Chart | None
 
 def training_charts(analysis: Analysis, setting: str) -> list[Chart]:
     """Accuracy and loss over the rounds."""
-    found = [_training_chart(analysis, setting, what) for what in ("accuracy", "loss")]
+    found = [_training_chart(analysis, setting, name) for name in ("accuracy", "loss")]
     return [chart for chart in found if chart is not None]

@@ -1,4 +1,4 @@
-"""matplotlib's SVG made fit for a strict page: no style attributes, themed colors, short numbers, unique names."""
+"""matplotlib's SVG for a page with a strict policy: no style attributes, themed colors, short numbers, unique ids."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _paint(element: ElementTree.Element, declarations: Mapping[str, str], colors
 
 
 def _clean(element: ElementTree.Element, prefix: str, colors: Mapping[str, str], wanted: set[str]) -> None:
-    """One element and all below it, in place."""
+    """Clean one element and all below it, in place."""
     element.tag = _local(element.tag)
     declarations: dict[str, str] = {
         name: element.attrib.pop(name) for name in ("fill", "stroke") if name in element.attrib
@@ -73,7 +73,7 @@ def _clean(element: ElementTree.Element, prefix: str, colors: Mapping[str, str],
 
 
 def _add_titles(root: ElementTree.Element, titles: Mapping[str, Sequence[str]]) -> None:
-    """A tooltip for each marker of a series, where matplotlib drew exactly one marker a point."""
+    """A tooltip for each marker of a series, if matplotlib drew exactly one marker per point."""
     groups = {element.get("id", ""): element for element in root.iter()}
     for name, texts in titles.items():
         markers = [use for use in groups[name].iter("{http://www.w3.org/2000/svg}use")] if name in groups else []
@@ -87,10 +87,10 @@ def embed(svg: str, *, prefix: str, colors: Mapping[str, str], titles: Mapping[s
 
     Args:
         svg: a whole SVG file, as matplotlib writes it.
-        prefix: put before every id, so that several drawings can stand on one page.
+        prefix: of every id, so that one page can hold several drawings.
         colors: class name by sentinel color, `#rrggbb` in lower case.
         titles: by id of a group with markers, the tooltip of each marker in order.
-        label: what a screen reader says instead of the drawing.
+        label: text for screen readers.
 
     Guarantees:
         No style attribute, no style element, no script, no reference outside the drawing.

@@ -1,27 +1,22 @@
-"""Audits in words: a bound with its confidence, always beside the federation that it was measured in."""
+"""Audits in words: a lower bound with its confidence, always next to the federation in which it was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, TrainingRecord
-from leakgauge.reports.text.notation import (
-    INFINITE,
-    NO_PROMISE,
-    bound,
-    epsilon,
-    over_seeds,
-    per,
-    percent,
-    plural,
-    short,
-)
+from leakgauge.reports.text.notation import NO_PROMISE, bound, epsilon, number, over_seeds, per, percent, short
 
 
 class Measured(NamedTuple):
-    """An audit over the seeds. `epsilon` is a lower bound, `scope` says how sure, `notes` of what and in which
-    federation.
+    """The audits of one defense over its seeds.
+
+    Attributes:
+        epsilon: the lower bound.
+        scope: confidence, number of trials, adversary.
+        notes: unit, delta, horizon and federation.
     """
 
     epsilon: str
@@ -29,22 +24,22 @@ class Measured(NamedTuple):
     notes: tuple[str, ...]
 
 
-def federation(audit: AuditRecord) -> str:
-    """`3 clients, d = 36`, with the rounds where there are several."""
-    rounds = f", {plural(audit.rounds, 'round')}" if audit.rounds > 1 else ""
-    return f"{plural(audit.clients, 'client')}, d = {audit.dim}{rounds}"
+def _federation(audit: AuditRecord) -> str:
+    """`3 clients, d = 36`, with the number of rounds if there are several."""
+    rounds = f", {counted(audit.rounds, 'round')}" if audit.rounds > 1 else ""
+    return f"{counted(audit.clients, 'client')}, d = {audit.dim}{rounds}"
 
 
-def surety(audit: AuditRecord) -> str:
+def _scope(audit: AuditRecord) -> str:
     """`95 %, n = 1000, server`."""
     return f"{percent(audit.confidence, 0)}, n = {audit.trials}, {audit.threat}"
 
 
 def refutation(audit: AuditRecord) -> str:
-    """What an audit above the claim of its own federation says."""
+    """An audited bound above the claim for the audited federation, in words."""
     return (
-        f"audited ≥ {short(audit.epsilon_lower)} {per(audit.unit, audit.delta)} ({surety(audit)}) "
-        f"where {_number(audit.claimed)} is claimed ({federation(audit)})"
+        f"audited ≥ {short(audit.epsilon_lower)} {per(audit.unit, audit.delta)} ({_scope(audit)}) "
+        f"where {number(audit.claimed)} is claimed ({_federation(audit)})"
     )
 
 
@@ -54,69 +49,65 @@ def of_horizon(trainings: Sequence[TrainingRecord], horizon: str) -> list[AuditR
 
 
 def measured(audits: Sequence[AuditRecord], claims: Sequence[ClaimRecord]) -> Measured | None:
-    """The bound over the seeds, and what is claimed and proved where it was measured if that is not what `claims` say.
+    """The bound over the seeds, and the audited federation's claim and proof if they differ from `claims`.
 
-    Audits of different units, deltas or adversaries are not merged: the first decides, the others are left to
-    `details`.
+    Audits of different units, deltas or adversaries are not merged: only audits like the first one count here;
+    `details` describes all.
     """
     if not audits:
         return None
     first = audits[0]
     same = [one for one in audits if _kind(one) == _kind(first)]
-    notes = [f"{per(first.unit, first.delta)}, {first.horizon}", f"{federation(first)}{_elsewhere(first, claims)}"]
+    notes = [f"{per(first.unit, first.delta)}, {first.horizon}", f"{_federation(first)}{_elsewhere(first, claims)}"]
     if len(same) < len(claims):
-        notes.append(f"in {len(same)} of {plural(len(claims), 'seed')}")
-    return Measured(f"≥ {over_seeds([one.epsilon_lower for one in same])}", surety(first), tuple(notes))
+        notes.append(f"in {len(same)} of {counted(len(claims), 'seed')}")
+    return Measured(f"≥ {over_seeds([one.epsilon_lower for one in same])}", _scope(first), tuple(notes))
 
 
 def details(trainings: Sequence[TrainingRecord]) -> tuple[str, ...]:
-    """What was audited, where and how; and whether a bound is above what is proved."""
+    """How each kind of audit was made, and whether its bound is above the proved epsilon."""
     alike: dict[tuple[object, ...], list[AuditRecord]] = {}
     for training in trainings:
         if training.audited is not None:
             alike.setdefault(_kind(training.audited), []).append(training.audited)
-    return tuple(text for audits in alike.values() for text in _told(audits))
+    return tuple(text for audits in alike.values() for text in _described(audits))
 
 
-def _told(audits: Sequence[AuditRecord]) -> list[str]:
-    """Audits that differ in their seed only."""
+def _described(audits: Sequence[AuditRecord]) -> list[str]:
+    """Audits that differ only in their seed."""
     first = audits[0]
-    where = f"{plural(first.clients, 'client')} with {plural(first.samples, 'record')} each and d = {first.dim}"
-    ways = dict.fromkeys(f"{one.pair} (told apart by {one.distinguisher})" for one in audits)
+    span = f"a {first.horizon} of {counted(first.rounds, 'round')}" if first.rounds > 1 else first.horizon
+    where = f"{counted(first.clients, 'client')} with {counted(first.samples, 'record')} each, d = {first.dim}"
+    pairs = dict.fromkeys(f"{one.pair} (distinguisher: {one.distinguisher})" for one in audits)
     method = first.method
     if method != "Clopper-Pearson":
-        method += f"; whatever the mechanism is, ≥ {over_seeds([one.any_mechanism for one in audits])}"
-    span = f"a {first.horizon} of {plural(first.rounds, 'round')}" if first.rounds > 1 else first.horizon
-    claimed = "nothing is claimed" if first.claimed is None else f"{short(first.claimed)} is claimed"
+        least = over_seeds([one.any_mechanism for one in audits])
+        method += f"; without assumptions about the mechanism ≥ {least}"
+    claimed = "nothing" if first.claimed is None else short(first.claimed)
     found = [
-        f"Audited for {span} in a small federation of {where}, where {claimed} and {_number(first.proved)} proved "
-        f"{per(first.unit, first.delta)}. "
-        f"Neighbors: {first.relation}, {' / '.join(ways)}. Bound: {method}."
+        f"Audited over {span}, in a small federation of its own: {where}. Claimed there: {claimed}; proved there: "
+        f"{number(first.proved)}, {per(first.unit, first.delta)}. Neighbors: {first.relation}, {' / '.join(pairs)}. "
+        f"Bound: {method}."
     ]
     above = sum(one.contradicts for one in audits)
     if above:
         found.append(
-            f"In {above} of {plural(len(audits), 'audit')} the bound is above what is proved there: the code does not "
-            "draw from the law of the proof, or this is the audit's error."
+            f"In {above} of {counted(len(audits), 'audit')}, the bound is above the epsilon proved there: up to the "
+            "audit's error rate, the implementation does not match its proof."
         )
     return found
 
 
 def _elsewhere(audit: AuditRecord, claims: Sequence[ClaimRecord]) -> str:
-    """Claimed and proved in the small federation, where these differ from those of the training."""
+    """Claimed and proved epsilon of the audited federation, if they differ from those of the training."""
     here = epsilon(claims), bound([claim.proved for claim in claims])
-    there = NO_PROMISE if audit.claimed is None else short(audit.claimed), _number(audit.proved)
+    there = NO_PROMISE if audit.claimed is None else short(audit.claimed), number(audit.proved)
     if here == there and all((claim.unit, claim.delta) == (audit.unit, audit.delta) for claim in claims):
         return ""
-    return f": there claimed {_number(audit.claimed)}, proved {_number(audit.proved)}"
+    return f": there claimed {number(audit.claimed)}, proved {number(audit.proved)}"
 
 
 def _kind(audit: AuditRecord) -> tuple[object, ...]:
-    """What must be the same for two bounds to make a range."""
+    """The fields that two audits must share to form a range."""
     setting = audit.rounds, audit.clients, audit.dim, audit.samples, audit.claimed, audit.proved
     return audit.unit, audit.delta, audit.relation, audit.threat, audit.confidence, audit.trials, setting
-
-
-def _number(value: float | None) -> str:
-    """An epsilon; None is infinity."""
-    return INFINITE if value is None else short(value)

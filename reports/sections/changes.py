@@ -1,29 +1,24 @@
-"""Section 2: what changed since the baseline, worst first, each change with its interval."""
+"""The changes since the baseline, worst first, each with its interval."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from leakgauge.harness.core.labels import Label, counted, label_parts
+from leakgauge.harness.core.metrics import metric
 from leakgauge.harness.gate.baseline import Baseline
 from leakgauge.harness.gate.judge import Check, Outcome, Verdict
 from leakgauge.harness.gate.measure import Measure, Measured
 from leakgauge.harness.gate.output import ICONS, headline, pictured, word
-from leakgauge.reports.text.notation import NO_VALUE, fixed, metric, percent, plural, points
+from leakgauge.reports.text.notation import NO_VALUE, fixed, percent, points
 
 MOST = 200
-"""Rows that a page shows; the others are counted."""
+"""Number of rows that a page shows; the others are counted."""
 
 WIDTH = 180
-"""Of a change's drawing, in its own units."""
+"""Width of a change's drawing, in its own units."""
 
-_METRICS = {
-    "accuracy": "final accuracy",
-    "bits": "bits per parameter",
-    "epsilon": "audited ε, lower bound; unit, horizon and δ with its claim",
-}
-_FALLS = {"accuracy": "within tolerance", "bits": "fewer bits sent", "epsilon": "audited ε fell"}
-_RISES = {"accuracy": "accuracy rose"}
 _TONES = {
     Verdict.FAIL: "bad",
     Verdict.INCOMPLETE: "bad",
@@ -32,11 +27,11 @@ _TONES = {
     Verdict.PASS: "info",
 }
 _SEEN = 0.0005
-"""A change that is none at three decimals did not move."""
+"""The smallest change that shows at three decimals."""
 
 
 class Against(NamedTuple):
-    """A finished comparison: what the gate says of a run, the run's measures, and what it was held against."""
+    """A finished comparison: the gate's outcome, the measures of the run, and the baseline."""
 
     outcome: Outcome
     now: Measured
@@ -44,7 +39,7 @@ class Against(NamedTuple):
 
 
 class Plot(NamedTuple):
-    """Where zero, the change and the ends of its interval lie, of `WIDTH`; ends are None without an interval."""
+    """Positions of zero, of the change and of the ends of its interval, from 0 to `WIDTH`; None without an interval."""
 
     zero: str
     at: str
@@ -54,18 +49,18 @@ class Plot(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """What a drawing of a metric reaches from and to."""
+    """The range of a metric's drawings."""
 
     low: float
     high: float
 
     def place(self, value: float) -> str:
-        """Where a value lies in the drawing."""
+        """Position of a value in the drawing."""
         return f"{WIDTH * (value - self.low) / (self.high - self.low):.1f}"
 
 
 class Change(NamedTuple):
-    """One row. `tone` colors the verdict, which its icon and word say too; `case` is the attack and its target."""
+    """One row. `tone` colors the verdict, which icon and word give too; `case` is attack, adversary and target."""
 
     tone: str
     icon: str
@@ -89,10 +84,10 @@ class Changes(NamedTuple):
     """The section.
 
     Attributes:
-        rows: the checks that moved, worst first.
-        hidden: moved checks beyond those.
-        unmoved: a sentence that counts the others.
-        scales: what the drawings of each metric reach, in words.
+        rows: the checks with a clear change, worst first.
+        hidden: number of further such checks.
+        unmoved: a sentence with the number of the others.
+        scales: the range of each metric's drawings, in words.
     """
 
     headline: str
@@ -107,34 +102,29 @@ class Changes(NamedTuple):
     scales: tuple[str, ...]
 
 
-def changes(outcome: Outcome, now: Measured, base: Baseline, *, names: Mapping[str, str] | None = None) -> Changes:
-    """What moved, what did not, and what a reader must know of the comparison.
-
-    Args:
-        names: how the page calls a defense or an attack, by its full label; others keep that.
-
-    A check moved if it is no PASS, or if the interval of its change leaves out zero; without one, if it changed at all.
-    """
+def changes(outcome: Outcome, now: Measured, base: Baseline) -> Changes:
+    """The checks with a clear change, the number of the others, and the notes on the comparison as a whole."""
     found = [check for check in outcome.checks if moved(check)]
     shown, measures = found[:MOST], base.measured.by_key() | now.by_key()
+    names = label_parts(part for one in measures.values() for part in one.parts)
     scales = _scales(shown)
-    still = len(outcome.checks) - len(found)
+    still, total = len(outcome.checks) - len(found), counted(len(outcome.checks), "check")
     return Changes(
         headline=headline(outcome),
         icon=ICONS[outcome.verdict],
-        sources=_sources(now, base),
+        sources=f"{base.measured.study} at commit {_commits(base.measured)}, now {_commits(now)}",
         reason=base.reason,
         problems=outcome.problems,
         warnings=outcome.warnings,
-        rows=tuple(_row(check, measures.get(check.key), scales.get(check.metric), names or {}) for check in shown),
+        rows=tuple(_row(check, measures.get(check.key), scales.get(check.metric), names) for check in shown),
         hidden=len(found) - len(shown),
-        unmoved=f"{still} of {plural(len(outcome.checks), 'check')} did not move." if outcome.checks else "",
-        scales=tuple(f"{_metric(name)} {_range(name, scale.low, scale.high)}" for name, scale in scales.items()),
+        unmoved=f"{still} of {total} without a clear change." if outcome.checks else "",
+        scales=tuple(f"{metric(name).words} {_range(name, scale.low, scale.high)}" for name, scale in scales.items()),
     )
 
 
 def moved(check: Check) -> bool:
-    """Whether a check deserves a row."""
+    """Whether a check has a row: it is no PASS, or its interval excludes zero, or it changed and has no interval."""
     if check.verdict is not Verdict.PASS:
         return True
     if check.rise is None or abs(check.rise) < _SEEN:
@@ -142,22 +132,23 @@ def moved(check: Check) -> bool:
     return check.low is None or check.high is None or check.low > 0 or check.high < 0
 
 
-def _row(check: Check, measure: Measure | None, scale: Scale | None, names: Mapping[str, str]) -> Change:
+def _row(check: Check, measure: Measure | None, scale: Scale | None, names: Mapping[str, Label]) -> Change:
     """One row of the table."""
     defense, case = check.name, ""
     if measure is not None:
-        defense, attack = (names.get(label, label) for label in (measure.defense, measure.attack))
+        defense, attack = (*(names[part.label].text for part in measure.parts), "")[:2]
         case = ", ".join(filter(None, (attack, measure.threat, measure.target)))
     name = check.metric
     ends = None if check.low is None or check.high is None else (check.low, check.high)
     interval = _range(name, *ends) if ends is not None else ""
+    icon, words = _verdict(check)
     return Change(
         tone=_TONES[check.verdict],
-        icon=_icon(check),
-        word=_word(check),
+        icon=icon,
+        word=words,
         defense=defense,
         case=case,
-        metric=_metric(name),
+        metric=metric(name).words,
         aware=check.aware,
         before=_value(name, check.before),
         now=_value(name, check.now),
@@ -167,7 +158,7 @@ def _row(check: Check, measure: Measure | None, scale: Scale | None, names: Mapp
         images=pictured(check.images, measure),
         n=check.n,
         smallest=_rise(name, check.smallest).lstrip("+") if check.smallest is not None else "",
-        reason=_sentence(check.reason),
+        reason=f"{check.reason[:1].upper()}{check.reason[1:].rstrip('.')}." if check.reason else "",
     )
 
 
@@ -179,7 +170,7 @@ def _plot(check: Check, rise: float, ends: tuple[float, float] | None, scale: Sc
 
 
 def _scales(checks: Iterable[Check]) -> dict[str, Scale]:
-    """For each metric one scale around zero that holds all its changes and their ends."""
+    """One scale per metric, which holds zero, all changes and all ends of their intervals."""
     reach: dict[str, list[float]] = {}
     for check in checks:
         if check.rise is not None:
@@ -193,59 +184,35 @@ def _scales(checks: Iterable[Check]) -> dict[str, Scale]:
     return found
 
 
-def _word(check: Check) -> str:
-    """The verdict in words; of a pass which way it moved."""
+def _verdict(check: Check) -> tuple[str, str]:
+    """Icon and words of a verdict; those of a pass give the direction of the change."""
     if check.verdict is not Verdict.PASS or check.rise is None:
-        return word(check)
-    if check.rise < 0:
-        return _FALLS.get(check.metric, "leakage decreased")
-    return _RISES.get(check.metric, "within tolerance")
-
-
-def _icon(check: Check) -> str:
-    """Of a pass an arrow, else the verdict's."""
-    if check.verdict is not Verdict.PASS or check.rise is None:
-        return ICONS[check.verdict]
-    return "↓" if check.rise < 0 else "↑"
-
-
-def _metric(name: str) -> str:
-    """The name of a metric for people."""
-    return _METRICS.get(name, metric(name))
+        return ICONS[check.verdict], word(check)
+    known = metric(check.metric)
+    return ("↓", known.fell) if check.rise < 0 else ("↑", known.rose)
 
 
 def _value(name: str, value: float | None) -> str:
-    """A value of a metric; shares of the test set as a percentage."""
-    return percent(value) if name == "accuracy" else fixed(value)
+    """A value of a metric; a share of the test set as a percentage."""
+    return percent(value) if metric(name).percent else fixed(value)
 
 
 def _rise(name: str, value: float | None) -> str:
-    """A change of a metric with its sign; of accuracy in percentage points."""
+    """A change of a metric with its sign; that of a percentage in points."""
     if value is None:
         return NO_VALUE
-    if name == "accuracy":
+    if metric(name).percent:
         return f"{points(value)} points"
     text = fixed(value)
     return f"+{text}" if value > 0 and text.strip("0.") else text
 
 
 def _range(name: str, low: float, high: float) -> str:
-    """Two changes of a metric, their unit once."""
+    """Two changes of a metric, with the unit once."""
     return f"{_rise(name, low).removesuffix(' points')} to {_rise(name, high)}"
 
 
-def _sentence(text: str) -> str:
-    """With a capital and a full stop."""
-    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
-
-
-def _sources(now: Measured, base: Baseline) -> str:
-    """Which code is held against which."""
-    before = base.measured
-    return f"{before.study} at commit {_commits(before)}, now {_commits(now)}"
-
-
 def _commits(measured: Measured) -> str:
-    """Short commits of a run, and whether they tell all of its code."""
-    short: Sequence[str] = [commit[:10] for commit in measured.commit.split(", ")]
-    return f"{', '.join(short) or 'unknown'}{' (dirty)' if measured.dirty else ''}"
+    """Short commits of a run, and whether the checkout differed from them."""
+    short = ", ".join(commit[:10] for commit in measured.commit.split(", "))
+    return f"{short or 'unknown'}{' (dirty)' if measured.dirty else ''}"

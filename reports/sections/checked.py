@@ -1,4 +1,4 @@
-"""Claims as they came out of their check: the verdicts over the seeds, how many are broken, a short form."""
+"""Checked claims: their verdicts over the seeds, the broken ones in words, and a short form for the terminal."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, TrainingRecord
 from leakgauge.reports.sections.audits import refutation
 from leakgauge.reports.select import Analysis
-from leakgauge.reports.text.notation import INFINITE, NO_VALUE, listing, plural, short
+from leakgauge.reports.text.notation import INFINITE, NO_VALUE, listing, number, short
 
 MOST_SENTENCES = 5
-"""Broken claims that are told one by one at the top of the page."""
+"""Number of broken claims with a sentence of their own at the top of the page."""
 
 
 class Badge(NamedTuple):
-    """A state: `tone` picks the colors, the icon and the words carry the meaning."""
+    """A state. `tone` picks the colors; icon and words carry the meaning."""
 
     tone: str
     icon: str
@@ -25,7 +26,7 @@ class Badge(NamedTuple):
 
 
 BY_AUDIT = "BROKEN (audit)"
-"""The verdict where an audit is above the claim of the federation that it was made in."""
+"""The verdict if an audit is above the claim for the audited federation."""
 
 BADGES = {
     BY_AUDIT: Badge("bad", "✕", BY_AUDIT),
@@ -37,23 +38,24 @@ BADGES = {
 }
 """By verdict, the worst first."""
 
-_SAID = {
+_COUNTED = {
     "HOLDS": ("holds", "hold"),
     "LOOSE": ("is loose", "are loose"),
     "BROKEN": ("is broken", "are broken"),
     "UNPROVED": ("is unproved", "are unproved"),
 }
+"""Each verdict as a verb, for one claim and for several."""
 
 
 class State(NamedTuple):
-    """A verdict; `seeds` says in how many of them where they differ."""
+    """A verdict; `seeds` states in how many seeds, if the seeds differ."""
 
     badge: Badge
     seeds: str
 
 
 class Broken(NamedTuple):
-    """The broken claims: how many of how many, a sentence on each, and how many more there are."""
+    """The broken claims: a heading with their number, a sentence for each of the first, and the number of the rest."""
 
     heading: str
     sentences: tuple[str, ...]
@@ -68,25 +70,25 @@ class Checked(NamedTuple):
 
 
 def checked(training: TrainingRecord) -> Checked:
-    """The claims as recorded, but BROKEN (audit) where an audit for the same unit and horizon refutes one."""
+    """The recorded claims; a claim that an audit for the same unit and horizon refutes is BROKEN (audit)."""
     claims = training.one_round, training.whole_run
     return Checked(*(_with_audit(claim, training.audited) for claim in claims))
 
 
 def _with_audit(claim: ClaimRecord, audit: AuditRecord | None) -> ClaimRecord:
-    """The verdict, and before its reason what the audit found."""
+    """The claim with the verdict of an audit, and the audit as the first part of its reason."""
     if audit is None or not audit.refutes or (audit.unit, audit.horizon) != (claim.unit, claim.horizon):
         return claim
-    return dataclasses.replace(claim, verdict=BY_AUDIT, reason=f"{refutation(audit)}; here {claim.reason}")
+    return dataclasses.replace(claim, verdict=BY_AUDIT, reason=f"{refutation(audit)}; in this study {claim.reason}")
 
 
 def is_broken(claim: ClaimRecord) -> bool:
-    """By proof or by audit."""
+    """Whether a proof or an audit refutes the claim."""
     return verdict_of(claim) in ("BROKEN", BY_AUDIT)
 
 
 def verdict_of(claim: ClaimRecord) -> str:
-    """The verdict of a claim; an infinite epsilon promises nothing, whatever else is said of it."""
+    """The verdict of a claim; an infinite epsilon promises nothing, whatever verdict is recorded."""
     return "NOTHING PROMISED" if claim.epsilon is None else claim.verdict
 
 
@@ -99,89 +101,89 @@ def states(claims: Sequence[ClaimRecord]) -> tuple[State, ...]:
     """The distinct verdicts of one defense's trainings, the worst first."""
     found = Counter(map(verdict_of, claims))
     return tuple(
-        State(BADGES[name], "" if count == len(claims) else f"in {count} of {plural(len(claims), 'seed')}")
-        for name, count in sorted(found.items(), key=lambda pair: list(BADGES).index(pair[0]))
+        State(badge, "" if found[name] == len(claims) else f"in {found[name]} of {counted(len(claims), 'seed')}")
+        for name, badge in BADGES.items()
+        if name in found
     )
 
 
 def why(claim: ClaimRecord) -> str:
-    """The reason for a verdict, for a place where both numbers stand beside it."""
+    """The reason for a verdict, next to the claimed and the proved number."""
     if claim.proved.delta != claim.delta:
-        return said(claim)
-    audited = "The audit is above what is claimed in its own federation. Proved: "
+        return reason(claim)
+    audited = "The audited bound is above the claim for the audited federation. Proved: "
     return f"{audited if verdict_of(claim) == BY_AUDIT else ''}{claim.proved.reason}"
 
 
-def said(claim: ClaimRecord) -> str:
+def reason(claim: ClaimRecord) -> str:
     """The reason for a verdict with both numbers, infinity as a sign."""
     return claim.reason.replace("proved inf ", f"proved {INFINITE} ")
 
 
 def _claims(analysis: Analysis) -> Mapping[tuple[str, str], list[ClaimRecord]]:
-    """The claims of each setting and defense that has a training: one round first, then the whole run."""
+    """The claims of each setting and defense with a training: one round first, then the whole run."""
     found = {}
     for pair in analysis.pairs:
-        trainings = analysis.trainings.get(pair, ())
-        if trainings:
-            both = [checked(training) for training in trainings]
+        both = [checked(training) for training in analysis.trainings_of(*pair)]
+        if both:
             found[pair] = [one.one_round for one in both] + [one.whole_run for one in both]
     return found
 
 
 def tally(analysis: Analysis) -> Counter[str]:
-    """How many defenses have which verdict, counted once a setting; the worst over seeds and horizons decides.
+    """Number of defenses by verdict, once per setting; the worst verdict over seeds and horizons counts.
 
-    What an audit broke counts as BROKEN.
+    BROKEN (audit) counts as BROKEN.
     """
     worst = [max(claims, key=severity) for claims in _claims(analysis).values()]
     return Counter("BROKEN" if is_broken(claim) else verdict_of(claim) for claim in worst)
 
 
 def overview(analysis: Analysis) -> str:
-    """The tally as a sentence; empty where no training finished."""
+    """The tally as a sentence; empty if no training finished."""
     found = tally(analysis)
     empty = found["NOTHING PROMISED"]
     total = found.total() - empty
     if not total:
-        return "No defense here promises an epsilon." if empty else ""
-    parts = [f"{found[name]} {words[found[name] != 1]}" for name, words in _SAID.items() if found[name]]
-    rest = f"; {empty} more {'promises' if empty == 1 else 'promise'} nothing" if empty else ""
-    return f"Of {plural(total, 'claim')} {listing(parts)}{rest}."
+        return "No defense in this report promises a finite epsilon." if empty else ""
+    parts = [f"{found[name]} {words[found[name] != 1]}" for name, words in _COUNTED.items() if found[name]]
+    rest = f"; {counted(empty, 'more defense')} {'promises' if empty == 1 else 'promise'} nothing" if empty else ""
+    return f"Of {counted(total, 'claim')}, {listing(parts)}{rest}."
 
 
 def broken(analysis: Analysis) -> Broken | None:
-    """The broken claims, in the study's order; None where there is none."""
+    """The broken claims, in the study's order; None without any."""
     found = tally(analysis)
     count, total = found["BROKEN"], found.total() - found["NOTHING PROMISED"]
     if not count:
         return None
     sentences = []
     for (setting, defense), claims in _claims(analysis).items():
-        mine = [claim for claim in claims if is_broken(claim)]
-        if mine:
+        refuted = [claim for claim in claims if is_broken(claim)]
+        if refuted:
             place = f" ({analysis.settings[setting]})" if len(analysis.settings) > 1 else ""
-            horizons = list(dict.fromkeys(claim.horizon for claim in mine))
+            horizons = list(dict.fromkeys(claim.horizon for claim in refuted))
             first = f"for {horizons[0]} " if len(horizons) > 1 else ""
             name = analysis.defenses[defense].text
-            sentences.append(f"{name}{place}, {listing(horizons)}: {first}{said(mine[0])}")
-    heading = f"{count} of {plural(total, 'claim')} {_SAID['BROKEN'][count != 1]}"
+            sentences.append(f"{name}{place}, {listing(horizons)}: {first}{reason(refuted[0])}")
+    heading = f"{count} of {counted(total, 'claim')} {_COUNTED['BROKEN'][count != 1]}"
     return Broken(heading, tuple(sentences[:MOST_SENTENCES]), max(0, count - MOST_SENTENCES))
 
 
 def brief(one_round: Sequence[ClaimRecord], whole_run: Sequence[ClaimRecord]) -> tuple[str, str]:
     """One defense's claim in a few short lines for a terminal, and its worst verdict.
 
-    The numbers are of the seed with the worst verdict, for one round; the whole run is named where its verdict differs.
+    The numbers are those of the seed with the worst verdict, for one round. The whole run has a line if its verdict
+    differs.
     """
     if not one_round or not whole_run:
         return NO_VALUE, ""
     first, whole = (max(claims, key=lambda c: (severity(c), c.epsilon or 0.0)) for claims in (one_round, whole_run))
-    proved = INFINITE if first.proved.epsilon is None else short(first.proved.epsilon)
     if first.epsilon is None:
         lines = [f"{INFINITE}: nothing", "promised"]
     else:
         lines = [f"{short(first.epsilon)} per {first.unit}", f"{first.horizon}, δ {short(first.delta)}"]
-        lines.append(f"proved {proved}: {verdict_of(first)}")
+        lines.append(f"proved {number(first.proved.epsilon)}: {verdict_of(first)}")
     if verdict_of(whole) != verdict_of(first):
         lines.append(f"{whole.horizon}: {verdict_of(whole)}")
     return "\n".join(lines), verdict_of(max(first, whole, key=severity))

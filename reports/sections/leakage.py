@@ -1,38 +1,38 @@
-"""Leakage by defense and attack: one matrix a setting, with the ceiling on top and the floor at the bottom."""
+"""Leakage by defense and attack: one matrix per setting, the ceiling as first row and the floor as last."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from leakgauge.harness.core.result import Estimate
-from leakgauge.reports.select import CHANCE, Analysis, Column, Group
-from leakgauge.reports.text.labels import Label
-from leakgauge.reports.text.notation import first_line, fixed, interval, metric, plural, where
+from leakgauge.harness.core.labels import Label, counted, where
+from leakgauge.harness.core.metrics import RECOGNIZABLE
+from leakgauge.reports.select import HIGH, LOW, Analysis, Group
+from leakgauge.reports.text.notation import NO_VALUE, first_line, fixed, interval, percent
 
 
 class Head(NamedTuple):
-    """The heading of a column: attack, adversary with target, metric, and whether its numbers say nothing."""
+    """The heading of a column. `void`: its attack fails without a defense."""
 
     attack: Label
     aware: bool
     place: str
     metric: str
-    flagged: bool
+    void: bool
 
 
 class Entry(NamedTuple):
-    """One value of the matrix. `tone` picks the tint; the word says the same, and is empty for the ceiling."""
+    """One value of the matrix. `tone` picks the tint and `word` names it; the ceiling has no word."""
 
     value: str
-    interval: str
-    word: str
-    tone: str
-    strongest: bool
-    notes: tuple[str, ...]
+    interval: str = ""
+    word: str = ""
+    tone: str = "none"
+    strongest: bool = False
+    notes: tuple[str, ...] = ()
 
 
 class Row(NamedTuple):
-    """One defense, or a control (`role` says which)."""
+    """One defense, or a control, which `role` names."""
 
     defense: Label
     role: str
@@ -40,40 +40,52 @@ class Row(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """One setting. `flags` names the columns whose attack does not beat the floor without a defense."""
+    """One setting, by its key and name. `void` lists the columns whose attack fails without a defense."""
 
+    key: str
     setting: str
     heads: tuple[Head, ...]
     rows: tuple[Row, ...]
-    flags: tuple[str, ...]
+    void: tuple[str, ...]
 
 
+class Leakage(NamedTuple):
+    """The matrices, the methods of their intervals, and the thresholds of the words."""
+
+    matrices: tuple[Matrix, ...]
+    methods: tuple[str, ...]
+    high: str = percent(HIGH, 0)
+    low: str = percent(LOW, 0)
+    recognizable: float = RECOGNIZABLE
+
+
+NO_NUMBER = "no number"
 TONES = {"High": "bad", "Moderate": "warn", "Low": "good", "not rated": "none"}
-_EMPTY = Entry("–", "", "not planned", "none", False, ())
-_FLOOR = Label("floor", "", "")
 
 
-def _columns(groups: list[Group]) -> list[Column]:
-    """The distinct columns: by kind of attack, then in the study's order."""
-    distinct = {group.column.key: (group.kind, group.column) for group in groups}
-    return [column for _, column in sorted(distinct.values(), key=lambda pair: pair[0] != "reconstruction")]
+def _columns(groups: list[Group]) -> list[Group]:
+    """A group of each column, one with an estimate if there is any: reconstruction first, then in the study's order."""
+    found: dict[object, Group] = {}
+    for group in groups:
+        if group.column not in found or (found[group.column].estimate is None and group.estimate is not None):
+            found[group.column] = group
+    return sorted(found.values(), key=lambda group: group.case.kind != "reconstruction")
 
 
 def _notes(analysis: Analysis, group: Group) -> tuple[str, ...]:
-    """What stands under a value: recognizable images, cells that are lacking, what to bear in mind."""
-    notes = []
-    found = group.recognized
+    """The caveats below a value: recognizable images, cells without a result, other seeds."""
+    notes, found = [], group.recognized
     if found is not None and found.hits:
         notes.append(f"{found.hits}/{found.of} recognizable")
-    if group.failures:
-        notes.append(f"{plural(len(group.failures), 'seed')} failed")
-    if group.missing:
-        notes.append(f"{plural(group.missing, 'seed')} missing")
+    if group.case.failures:
+        notes.append(f"{counted(len(group.case.failures), 'seed')} failed")
+    if group.case.missing:
+        notes.append(f"{counted(group.case.missing, 'seed')} missing")
     ceiling = analysis.ceiling(group)
-    if ceiling is not None and ceiling is not group and ceiling.results:
-        mine = {result.cell.training.seed for result in group.results}
-        if mine != {result.cell.training.seed for result in ceiling.results}:
-            notes.append("ceiling rests on other seeds")
+    if ceiling is not None and ceiling is not group and ceiling.case.results:
+        here, there = ({result.cell.training.seed for result in one.case.results} for one in (group, ceiling))
+        if here != there:
+            notes.append("ceiling from other seeds")
     if group.estimate is not None and group.estimate.note:
         notes.append(group.estimate.note)
     return tuple(notes)
@@ -81,89 +93,80 @@ def _notes(analysis: Analysis, group: Group) -> tuple[str, ...]:
 
 def _lacking(group: Group) -> Entry:
     """The entry of a group without a number."""
-    if group.failures and not group.results:
-        return Entry("failed", "", "no number", "none", False, (first_line(group.failures[0].message),))
-    if not group.results:
-        return Entry("missing", "", "not run", "none", False, ())
+    if group.case.failures and not group.case.results:
+        return Entry("failed", word=NO_NUMBER, notes=(first_line(group.case.failures[0].message),))
+    if not group.case.results:
+        return Entry("missing", word="not run")
     note = group.estimate.note if group.estimate is not None else "no such metric"
-    return Entry("n/a", "", "no number", "none", False, (note,) if note else ())
+    return Entry(NO_VALUE, word=NO_NUMBER, notes=(note,) if note else ())
 
 
-def _entry(analysis: Analysis, group: Group, strongest: bool) -> Entry:
-    """The entry of one group."""
+def _entry(analysis: Analysis, group: Group | None, strongest: bool) -> Entry:
+    """The entry of one group; None was not planned."""
+    if group is None:
+        return Entry("–", word="not planned")
     if group.estimate is None or group.value is None:
         return _lacking(group)
-    value, ends, notes = fixed(group.value), interval(group.estimate), _notes(analysis, group)
+    entry = Entry(fixed(group.value), interval(group.estimate), "", "none", strongest, _notes(analysis, group))
     if group.undefended:
-        return Entry(value, ends, "", "none", strongest, notes)
+        return entry
     rating = analysis.rating(group)
-    if rating.word == "not rated" and not analysis.says_nothing(group.setting, group.column):
-        notes = (rating.why, *notes)
-    return Entry(value, ends, rating.word, TONES[rating.word], strongest, notes)
+    if rating.word == "not rated" and not analysis.is_void(group):
+        entry = entry._replace(notes=(rating.why, *entry.notes))
+    return entry._replace(word=rating.word, tone=TONES[rating.word])
 
 
-def _strongest(analysis: Analysis, groups: list[Group]) -> set[int]:
-    """Identities of the strongest group of each defense and kind of attack, of equals all."""
+def _strongest(groups: list[Group]) -> set[int]:
+    """Identities of the strongest groups of each defense and kind of attack, ties included."""
     by_row: dict[tuple[str, str], list[Group]] = {}
     for group in groups:
-        by_row.setdefault((group.defense.label, group.kind), []).append(group)
+        by_row.setdefault((group.defense, group.case.kind), []).append(group)
     rows = [[group for group in row if group.value is not None] for row in by_row.values() if len(row) > 1]
     most = [max((group.value or 0.0 for group in row), default=0.0) for row in rows]
     return {id(group) for row, value in zip(rows, most, strict=True) for group in row if group.value == value}
 
 
 def _floor_entry(analysis: Analysis, sample: Group) -> Entry:
-    """The floor below one column."""
-    control = analysis.floor(sample)
-    if control is not None and control.estimate is not None:
-        name = analysis.attacks[control.column.attack.label].text
-        return Entry(fixed(control.value), interval(control.estimate), name, "none", False, _notes(analysis, control))
-    chance = CHANCE.get(sample.metric)
-    if chance is None:
-        return Entry("n/a", "", "not measured", "none", False, ())
-    return Entry(fixed(chance), "", "chance", "none", False, ())
+    """The floor of one column."""
+    floor, chance = analysis.floor(sample), sample.metric.chance
+    if floor is not None and floor.estimate is not None:
+        name, ends = analysis.attack_text(floor), interval(floor.estimate)
+        return Entry(fixed(floor.value), ends, name, notes=_notes(analysis, floor))
+    return Entry(fixed(chance), word="not measured" if chance is None else "chance")
 
 
-def _matrix(analysis: Analysis, setting: str) -> Matrix:
+def _matrix(analysis: Analysis, setting: str, groups: list[Group]) -> Matrix:
     """The matrix of one setting."""
-    groups = [group for group in analysis.attacked if group.setting == setting]
-    columns = _columns(groups)
-    at = {(group.defense.label, group.column.key): group for group in groups}
-    strongest = _strongest(analysis, groups)
-    heads, flags, floors = [], [], []
-    for column in columns:
-        sample = next((g for g in groups if g.column.key == column.key and g.estimate), None)
-        sample = sample or next(g for g in groups if g.column.key == column.key)
-        flagged = analysis.says_nothing(setting, column)
-        label = analysis.attacks[column.attack.label]
-        place = f"{column.threat} · {where(column.target)}"
-        heads.append(Head(label, sample.info.aware, place, metric(sample.metric), flagged))
-        floors.append(_floor_entry(analysis, sample))
-        if flagged:
-            flags.append(analysis.column_text(column))
+    columns, strongest = _columns(groups), _strongest(groups)
+    at = {(group.defense, group.column): group for group in groups}
+    heads = [
+        Head(
+            attack=analysis.attacks[one.case.attack.label],
+            aware=one.case.info.aware,
+            place=f"{one.case.threat} · {where(one.case.target)}",
+            metric=one.metric.words,
+            void=analysis.is_void(one),
+        )
+        for one in columns
+    ]
     rows = []
-    for defense in sorted({d: None for s, d in analysis.pairs if s == setting}, key=lambda d: d != "none"):
-        found = [at.get((defense, column.key)) for column in columns]
-        entries = tuple(_entry(analysis, g, id(g) in strongest) if g is not None else _EMPTY for g in found)
+    for defense in sorted((d for s, d in analysis.pairs if s == setting), key=lambda d: d != "none"):
+        found = [at.get((defense, one.column)) for one in columns]
+        entries = tuple(_entry(analysis, group, id(group) in strongest) for group in found)
         rows.append(Row(analysis.defenses[defense], "ceiling" if defense == "none" else "", entries))
-    rows.append(Row(_FLOOR, "the best guess that looks at nothing protected", tuple(floors)))
-    return Matrix(analysis.settings[setting], tuple(heads), tuple(rows), tuple(flags))
+    floors = tuple(_floor_entry(analysis, one) for one in columns)
+    rows.append(Row(Label("floor", "", ""), "best guess without protected data", floors))
+    void = tuple(analysis.column_text(one) for one in columns if analysis.is_void(one))
+    return Matrix(setting, analysis.settings[setting], tuple(heads), tuple(rows), void)
 
 
-def matrices(analysis: Analysis) -> tuple[Matrix, ...] | None:
-    """One matrix a setting; None if no attack was planned."""
+def leakage(analysis: Analysis) -> Leakage | None:
+    """One matrix per setting; None if no attack was planned."""
     if not analysis.attacked:
         return None
-    return tuple(
-        _matrix(analysis, setting)
-        for setting in analysis.settings
-        if any(group.setting == setting for group in analysis.attacked)
+    grouped = {name: [g for g in analysis.attacked if g.setting == name] for name in analysis.settings}
+    estimates = [g.estimate for g in analysis.attacked if g.estimate is not None and g.estimate.low is not None]
+    return Leakage(
+        tuple(_matrix(analysis, setting, groups) for setting, groups in grouped.items() if groups),
+        tuple(dict.fromkeys(f"{e.method} ({100 * e.level:g} %)" for e in estimates)),
     )
-
-
-def methods(analysis: Analysis) -> tuple[str, ...]:
-    """How the intervals of the matrix were made."""
-    estimates: list[Estimate] = [
-        g.estimate for g in analysis.attacked if g.estimate is not None and g.estimate.low is not None
-    ]
-    return tuple(dict.fromkeys(f"{e.method} ({100 * e.level:g} %)" for e in estimates))

@@ -1,138 +1,124 @@
-"""What a report does not show, derived from what was and was not run."""
+"""The limits of a report, derived from the cells that ran and from those that did not."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from leakgauge.harness.core.labels import UNDEFENDED, counted
+from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.reports.sections.checked import tally
-from leakgauge.reports.select import RECOGNIZABLE, Analysis
-from leakgauge.reports.text.labels import UNDEFENDED
-from leakgauge.reports.text.notation import listing, plural
+from leakgauge.reports.select import Analysis
+from leakgauge.reports.text.notation import listing
+
+TEMPLATE = """<h2 id="limits-title">{{ title }}</h2>
+<p class="lead">Read the numbers of this report with these limits:</p>
+<ul class="limits">
+{% for limit in data %}
+<li>{{ limit }}</li>
+{% endfor %}
+</ul>
+"""
 
 FEW_IMAGES = 8
 FEW_SEEDS = 3
 
 
-def _attacks(analysis: Analysis) -> list[str]:
-    """Which attacks ran, which of them know the defense, which kinds did not run."""
-    infos = {group.info.name: group.info for group in analysis.attacked}
+def _attacks(analysis: Analysis) -> Iterator[str]:
+    """The attacks that ran, those that use their knowledge of the defense, and the kinds that did not run."""
+    infos = {group.case.info.name: group.case.info for group in analysis.attacked}
     if not infos:
-        return ["No attack was planned: there is no number on leakage."]
+        yield "No attack was planned: the report has no number on leakage."
+        return
     aware = [name for name, info in infos.items() if info.aware]
-    blind = [name for name, info in infos.items() if not info.aware]
-    found = [f"Other attacks than {listing(infos)}: an attack that did not run may succeed where these did not."]
-    if not aware:
-        found.append(
-            f"An attacker who uses what is known of the defense: {listing(blind)} "
-            f"{'ignores' if len(blind) == 1 else 'ignore'} it, so each number is a lower bound of what leaks."
-        )
+    naive = [name for name, info in infos.items() if not info.aware]
+    ignored = f"{listing(naive)} {'ignores' if len(naive) == 1 else 'ignore'} the defense"
+    yield f"Only these attacks ran: {listing(infos)}. Another attack may succeed where these fail."
+    if aware:
+        uses = f"{listing(aware)} {'uses' if len(aware) == 1 else 'use'} knowledge of the defense"
+        rest = f"; {ignored}" if naive else ""
+        yield f"An attack that is better adapted to the defense may learn more: {uses}{rest}."
     else:
-        rest = f"; {listing(blind)} {'ignores' if len(blind) == 1 else 'ignore'} it" if blind else ""
-        uses = "uses" if len(aware) == 1 else "use"
-        found.append(f"Better adapted attacks: {listing(aware)} {uses} what is known of the defense{rest}.")
-    kinds = {group.kind for group in analysis.attacked}
-    missing = [word for kind, word in (("reconstruction", "Reconstruction of images"), ("membership", "Membership"))
-               if kind not in kinds]  # fmt: skip
-    return found + [f"{word}: no such attack ran." for word in missing]
+        yield f"No attack is defense-aware: {ignored}, so each number is a lower bound of the leakage."
+    kinds = {group.case.kind for group in analysis.attacked}
+    if "reconstruction" not in kinds:
+        yield "Reconstruction of images was not measured: no such attack ran."
+    if "membership" not in kinds:
+        yield "Membership inference was not measured: no such attack ran."
 
 
-def _adversaries(analysis: Analysis) -> list[str]:
-    """Which adversaries and targets the numbers are about."""
-    threats = dict.fromkeys(group.column.threat for group in analysis.attacked)
-    found = []
-    if threats:
-        found.append(f"Other adversaries than {listing(threats)}, or any who deviates from the protocol.")
-    kinds = {group.column.target.kind for group in analysis.attacked}
-    if "probe" in kinds:
-        found.append(
-            "Real messages, where the target is a probe: a probe sends a chosen batch alone through the client's path, "
-            "which is easier to attack than a message that mixes all of a client's images."
-        )
-    targets = [g.column.target for g in analysis.attacked if g.column.target.round is not None]
-    rounds = sorted({target.round for target in targets if target.round is not None})
-    if targets and all(target.rounds == 1 for target in targets):
-        found.append(
-            f"Several messages of one client taken together: each attack sees one round ({listing(map(str, rounds))}), "
-            "and noise averages out over rounds."
-        )
-    return found
-
-
-def _certainty(analysis: Analysis) -> list[str]:
-    """How far the numbers carry."""
-    found = []
-    seeds = {cell.training.seed for cell in analysis.run.cells}
-    if len(seeds) == 1:
-        found.append(
-            "The spread between trainings: there is one seed, so intervals cover the images of one training only."
-        )
-    elif len(seeds) < FEW_SEEDS:
-        found.append(f"A reliable spread between trainings: there are only {plural(len(seeds), 'seed')}.")
-    if len(seeds) > 1:
-        found.append(
-            "Differences between seeds: their images are pooled into one sample; if seeds differ much from each other, "
-            "the intervals are too narrow."
-        )
-    small = [g for g in analysis.attacked if g.kind == "reconstruction" and g.column.target.images < FEW_IMAGES]
-    if small:
-        least = min(group.column.target.images for group in small)
-        found.append(
-            f"Small differences: some cells rest on {plural(least, 'image')}; {FEW_IMAGES} or more are advised."
-        )
-    if any(group.kind == "reconstruction" for group in analysis.attacked):
-        found.append(
-            f"Whether a person would recognize an image: “recognizable” means SSIM ≥ {RECOGNIZABLE}, and a flat image "
-            "can reach that against a flat original."
-        )
-    return found
-
-
-def _controls(analysis: Analysis) -> list[str]:
-    """Where a number has no floor or no ceiling, or its attack fails without a defense."""
-    defended = [group for group in analysis.attacked if not group.undefended]
-    found = []
-    if any(analysis.floor_value(group) is None for group in analysis.attacked):
-        found.append("How much a guess without any message scores, in columns without a floor.")
-    if any(analysis.ceiling(group) is None for group in defended):
-        found.append("How much leaks without a defense, in columns without a ceiling.")
-    nothing = {
-        analysis.column_text(group.column)
-        for group in analysis.attacked
-        if analysis.says_nothing(group.setting, group.column)
-    }
-    for text in sorted(nothing):
-        found.append(f"Anything about the defenses in the column {text}: the attack fails without a defense too.")
-    return found
-
-
-def _claims(analysis: Analysis) -> list[str]:
-    """What claimed and proved do not say."""
-    worked = "claimed and proved are worked out from the law of the mechanism and what its claim assumes"
+def _claims(analysis: Analysis) -> Iterator[str]:
+    """The limits of claimed, proved and audited epsilons."""
+    yield "Claimed and proved epsilons are derived from the mechanism and its assumptions, not from the running code."
     if any(training.audited is not None for training in analysis.run.trainings.values()):
-        rest = "an audit runs it, but in a small federation of its own, and one that refutes nothing proves nothing."
+        yield "An audit runs the code, but in a small federation of its own; without a violation it proves nothing."
     else:
-        rest = "no epsilon here is audited, that is, bounded from below by an attack."
-    found = [f"Whether the code that ran keeps an epsilon: {worked}; {rest}"]
+        yield "No epsilon in this report is audited: no attack tests whether the implementation matches its proof."
     unproved = tally(analysis)["UNPROVED"]
     if unproved:
-        holds = "holds" if unproved == 1 else "hold"
-        found.append(
-            f"Whether {plural(unproved, 'unproved claim')} {holds}: what is proved is an upper bound above the claim."
+        yield f"{counted(unproved, 'unproved claim')} may not hold: the proved upper bound is above the claim."
+
+
+def _adversaries(analysis: Analysis) -> Iterator[str]:
+    """The adversaries and targets of the numbers."""
+    threats = dict.fromkeys(group.case.threat for group in analysis.attacked)
+    targets = [group.case.target for group in analysis.attacked]
+    if threats:
+        yield f"Only honest-but-curious adversaries that follow the protocol were measured: {listing(threats)}."
+    if any(target.kind == "probe" for target in targets):
+        yield (
+            "A probe sends a chosen batch alone through the client's encode path. It is easier to attack than a real "
+            "message, which mixes all images of the client."
         )
-    return found
+    rounds = sorted({target.round for target in targets if target.round is not None})
+    if rounds and all(target.rounds == 1 for target in targets if target.round is not None):
+        yield (
+            f"Each attack sees one round (attacked rounds: {listing(map(str, rounds))}). Several messages of a client "
+            "may reveal more, because noise averages out over rounds."
+        )
 
 
-def _gaps(analysis: Analysis) -> list[str]:
-    """Cells without a result."""
-    run = analysis.run
-    gaps = [(len(run.failures), "failed"), (len(run.missing), "not run")]
-    lacking = [f"{plural(count, 'cell')} {word}" for count, word in gaps if count]
-    return [f"The cells without a result: {listing(lacking)}. The same command runs them again."] if lacking else []
+def _controls(analysis: Analysis) -> Iterator[str]:
+    """Columns without a floor or a ceiling, and columns whose attack fails without a defense."""
+    if any(analysis.floor_value(group) is None for group in analysis.attacked):
+        yield "Some columns have no floor: the score of a guess without any message is unknown there."
+    if any(analysis.ceiling(group) is None for group in analysis.defended):
+        yield "Some columns have no ceiling: the leakage without a defense is unknown there."
+    for text in sorted({analysis.column_text(group) for group in analysis.attacked if analysis.is_void(group)}):
+        yield f"The column {text} shows nothing about the defenses: its attack fails without a defense too."
+
+
+def _certainty(analysis: Analysis) -> Iterator[str]:
+    """The statistical limits."""
+    seeds = len({cell.training.seed for cell in analysis.run.cells})
+    if seeds == 1:
+        yield "There is one seed: the intervals cover the images of one training, not the spread of trainings."
+    elif seeds < FEW_SEEDS:
+        yield f"There are only {counted(seeds, 'seed')}: the spread of trainings is not known reliably."
+    if seeds > 1:
+        yield "The images of all seeds form one sample: if seeds differ much, the intervals are too narrow."
+    images = [group.case.target.images for group in analysis.attacked if group.case.kind == "reconstruction"]
+    if images and min(images) < FEW_IMAGES:
+        few = counted(min(images), "image")
+        yield f"Some cells have only {few}: small differences cannot be detected. Use {FEW_IMAGES} or more."
+    if images:
+        yield (
+            f"“Recognizable” means SSIM ≥ {RECOGNIZABLE}, not recognition by a person: a flat image can reach it "
+            "against a flat original."
+        )
+
+
+def _scope(analysis: Analysis) -> Iterator[str]:
+    """Cells without a result, and what the study does not cover."""
+    failed, missing = len(analysis.run.failures), len(analysis.run.missing)
+    if failed or missing:
+        yield f"{failed} cells failed and {missing} are missing. Run the same command again to compute them."
+    if all(cell.training.defense.name == UNDEFENDED for cell in analysis.run.cells):
+        yield "No defense was measured."
+    data = listing(dict.fromkeys(cell.training.task.data for cell in analysis.run.cells))
+    yield f"Other data, models and federations than those of this study ({data}) may leak more or less."
 
 
 def limits(analysis: Analysis) -> tuple[str, ...]:
-    """One sentence a limit, the ones that weigh most first."""
-    data = dict.fromkeys(cell.training.task.data for cell in analysis.run.cells)
-    general = [f"Other data, models and federations than those measured ({listing(data)})."]
-    if all(cell.training.defense.name == UNDEFENDED for cell in analysis.run.cells):
-        general.insert(0, "Any defense: none was measured.")
-    parts = [_attacks, _claims, _adversaries, _controls, _certainty, _gaps]
-    return (*[text for part in parts for text in part(analysis)], *general)
+    """The limits, the most important ones first."""
+    parts = (_attacks, _claims, _adversaries, _controls, _certainty, _scope)
+    return tuple(text for part in parts for text in part(analysis))

@@ -1,10 +1,10 @@
-"""What the attacker sees: originals beside the reconstructions under each defense, as far as they may be shown."""
+"""Originals next to the reconstructions under each defense, as far as the pictures may be shown."""
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -12,10 +12,11 @@ import numpy.typing as npt
 from PIL import Image
 
 from leakgauge.harness.core.cell import Target
+from leakgauge.harness.core.labels import Label, counted, where
+from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.harness.core.result import Pictures, Result
-from leakgauge.reports.select import RECOGNIZABLE, Analysis, Group, is_recognizable
-from leakgauge.reports.text.labels import UNDEFENDED, Label
-from leakgauge.reports.text.notation import fixed, plural, where
+from leakgauge.reports.select import Analysis, Group, best, is_recognizable
+from leakgauge.reports.text.notation import fixed
 
 Images = Literal["public", "redact", "none"]
 Pixels = npt.NDArray[np.float32]
@@ -24,21 +25,21 @@ MOST_IMAGES = 8
 MOST_DEFENSES = 12
 MOST_SETTINGS = 3
 MOST_BYTES = 2_000_000
-"""Of all pictures together, so that the page stays below 5 MB."""
+"""For all pictures together, so that the page stays below 5 MB."""
 
 
 class Tile(NamedTuple):
-    """One picture, or a word in its place. `source` is a data URI or empty; `alt` describes it."""
+    """One picture (`source`, a data URI), or a word instead. `alt` describes it."""
 
     source: str
     alt: str
-    word: str
-    caption: str
-    recognizable: bool
+    word: str = ""
+    caption: str = ""
+    recognizable: bool = False
 
 
 class Column(NamedTuple):
-    """By which attack the pictures of a column are. `word` says whether it knows the defense; empty for a control."""
+    """The attack of a column. `word`: `naive` or `aware` of the defense; empty for a control."""
 
     word: str
     attack: str
@@ -46,14 +47,14 @@ class Column(NamedTuple):
 
 
 class Head(NamedTuple):
-    """Whose pictures stand below: one column, or one of a naive and one of an aware attack."""
+    """A defense and its columns: one, or a naive and an aware attack."""
 
     defense: Label
     columns: tuple[Column, ...]
 
 
 class Grid(NamedTuple):
-    """One setting: `rows` are images, their first tile the original. `notes` say what is left out and why."""
+    """One setting. The first tile of a row is the original; `notes` state what is left out and why."""
 
     setting: str
     where: str
@@ -64,7 +65,7 @@ class Grid(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """Of reconstructions, the floor's among them."""
+        """Number of columns of reconstructions, the floor's included."""
         return sum(len(head.columns) for head in self.heads)
 
     @property
@@ -82,12 +83,12 @@ class Gallery(NamedTuple):
 
 
 class _Shown(NamedTuple):
-    """One column before it is drawn: SSIM of each image, and the pictures where they exist."""
+    """One column as data: the SSIM of each image and the pictures, or the reason why there are none."""
 
     group: Group
-    ssim: tuple[float | None, ...]
-    pictures: Pictures | None
-    lack: str
+    ssim: tuple[float | None, ...] = ()
+    pictures: Pictures | None = None
+    lack: str = ""
 
 
 def data_uri(pixels: Pixels) -> str:
@@ -105,7 +106,7 @@ def _flat(batches: Pixels) -> Pixels:
 
 
 def _ssim_per_image(result: Result, images: int) -> tuple[float | None, ...]:
-    """SSIM of each image; a victim's, where only that is known, stands for each image of its batch."""
+    """SSIM of each image; a victim's SSIM stands for each image of its batch if only that is known."""
     values = next((estimate.values for estimate in result.estimates if estimate.name == "ssim"), ())
     if not values or images % len(values):
         return (None,) * images
@@ -113,72 +114,65 @@ def _ssim_per_image(result: Result, images: int) -> tuple[float | None, ...]:
 
 
 def _shown(analysis: Analysis, group: Group, seed: int) -> _Shown:
-    """What there is of one group at one seed."""
-    result = next((r for r in group.results if r.cell.training.seed == seed), None)
+    """The column of one group at one seed."""
+    result = next((r for r in group.case.results if r.cell.training.seed == seed), None)
     if result is None:
-        failed = any(failure.cell.training.seed == seed for failure in group.failures)
-        return _Shown(group, (), None, "failed" if failed else "not run")
+        failed = any(failure.cell.training.seed == seed for failure in group.case.failures)
+        return _Shown(group, lack="failed" if failed else "not run")
     pictures = analysis.run.pictures(result.cell.id)
     if pictures is None:
-        return _Shown(group, (), None, "no picture")
-    return _Shown(group, _ssim_per_image(result, len(_flat(pictures.original))), pictures, "")
+        return _Shown(group, lack="no picture")
+    return _Shown(group, _ssim_per_image(result, len(_flat(pictures.original))), pictures)
 
 
 def _tile(shown: _Shown, at: int, original: Pixels, name: str, withheld: bool) -> Tile:
     """The reconstruction of one image under one defense."""
     if shown.pictures is None:
-        return Tile("", f"{name}: {shown.lack}", shown.lack, "", False)
+        return Tile("", f"{name}: {shown.lack}", shown.lack)
     originals, guesses = _flat(shown.pictures.original), _flat(shown.pictures.guess)
     if at >= len(originals) or not np.array_equal(originals[at], original):
-        return Tile("", f"{name}: another image", "another image", "", False)
+        return Tile("", f"{name}: another image", "another image")
     ssim = shown.ssim[at]
     if ssim is None or not np.isfinite(guesses[at]).all():
-        return Tile("", f"{name}: failed", "failed", "no reconstruction", False)
+        return Tile("", f"{name}: failed", "failed", "no reconstruction")
     seen = is_recognizable(ssim)
     alt = f"{name}: reconstruction of image {at + 1}, SSIM {fixed(ssim, 2)}{', recognizable' if seen else ''}"
     return Tile("" if withheld else data_uri(guesses[at]), alt, "withheld" if withheld else "", fixed(ssim, 2), seen)
 
 
 def _candidates(analysis: Analysis, setting: str) -> tuple[Target, list[tuple[Group, ...]]] | None:
-    """The first target that has reconstructions, and on it the groups of each defense that are shown."""
-    groups = [g for g in analysis.attacked if g.setting == setting and g.kind == "reconstruction"]
-    target = next((g.column.target for g in groups if g.results), None)
+    """The first target with reconstructions and, for each defense, its best naive and its best aware group there."""
+    groups = [g for g in analysis.attacked if g.setting == setting and g.case.kind == "reconstruction"]
+    target = next((g.case.target for g in groups if g.case.results), None)
     if target is None:
         return None
-    found = []
-    for defense in dict.fromkeys(group.defense.label for group in groups):
-        mine = [g for g in groups if g.defense.label == defense and g.column.target == target]
-        # without a defense there is nothing to know
-        kinds = (
-            [mine] if defense == UNDEFENDED else [[g for g in mine if g.info.aware is aware] for aware in (False, True)]
-        )
-        found.append(tuple(analysis.best(kind) or kind[0] for kind in kinds if kind))
-    return target, [groups for groups in found if groups]
+    kinds: dict[str, dict[bool, list[Group]]] = {}
+    for group in groups:
+        if group.case.target == target:
+            # without a defense, an attack is neither naive nor aware
+            aware = group.case.info.aware and not group.undefended
+            kinds.setdefault(group.defense, {False: [], True: []})[aware].append(group)
+    return target, [tuple(best(kind) or kind[0] for kind in row.values() if kind) for row in kinds.values()]
 
 
 def _choose(found: list[tuple[Group, ...]]) -> list[tuple[Group, ...]]:
-    """At most `MOST_DEFENSES` defenses in the study's order, no defense first; of more, those that leak most."""
-    open_ = [groups for groups in found if groups[0].undefended]
+    """At most `MOST_DEFENSES` defenses, no defense first; of more, those with the highest mean SSIM."""
+    undefended = [groups for groups in found if groups[0].undefended]
     others = [groups for groups in found if not groups[0].undefended]
-    kept = sorted(others, key=lambda groups: -_most(groups))[: MOST_DEFENSES - len(open_)]
-    return open_ + [groups for groups in others if groups in kept]
-
-
-def _most(groups: tuple[Group, ...]) -> float:
-    """The highest mean SSIM under one defense."""
-    return max(-1.0 if group.value is None else group.value for group in groups)
+    most = sorted(others, key=lambda row: -max(-1.0 if group.value is None else group.value for group in row))
+    chosen = most[: MOST_DEFENSES - len(undefended)]
+    return undefended + [row for row in others if row in chosen]
 
 
 def _rows(
-    analysis: Analysis, columns: list[_Shown], originals: Pixels, withheld: bool, budget: int
+    analysis: Analysis, columns: Sequence[_Shown], originals: Pixels, withheld: bool, budget: int
 ) -> Iterator[tuple[str, tuple[Tile, ...]]]:
-    """The rows of a grid, as many as the budget of bytes allows."""
+    """The rows of a grid that fit into the budget of bytes."""
+    names = [analysis.defenses[shown.group.defense].text for shown in columns]
     for at, original in enumerate(originals[:MOST_IMAGES]):
-        first = Tile("" if withheld else data_uri(original), f"original of image {at + 1}", "", "", False)
-        first = first._replace(word="withheld" if withheld else "")
-        names = [analysis.defenses[shown.group.defense.label].text for shown in columns]
+        alt, word = f"original of image {at + 1}", "withheld" if withheld else ""
         tiles = [_tile(shown, at, original, name, withheld) for shown, name in zip(columns, names, strict=True)]
-        row = (first, *tiles)
+        row = (Tile("" if withheld else data_uri(original), alt, word), *tiles)
         budget -= sum(len(tile.source) for tile in row)
         if budget < 0:
             return
@@ -192,52 +186,46 @@ def _grid(analysis: Analysis, setting: str, images: Images, budget: int) -> Grid
         return None
     target, defenses = found
     chosen = _choose(defenses)
-    groups = [group for groups in chosen for group in groups]
-    seed = next(result.cell.training.seed for group in groups for result in group.results)
+    groups = [group for row in chosen for group in row]
+    seed = next(result.cell.training.seed for group in groups for result in group.case.results)
     floor = next((analysis.floor(group) for group in groups if analysis.floor(group)), None)
     columns = [_shown(analysis, group, seed) for group in [*groups, *([floor] if floor else [])]]
     originals = next((_flat(c.pictures.original) for c in columns if c.pictures is not None), None)
     if originals is None:
         return None
-    data = groups[0].cells[0].training.task.data
+    data, notes = groups[0].case.training.task.data, []
     withheld = images == "redact" or data not in analysis.run.public_data
-    rows = tuple(_rows(analysis, columns, originals, withheld, budget))
-    notes = []
     if withheld:
-        why = (
-            "by the option --images redact" if images == "redact" else f"the data set {data} is not known to be public"
-        )
-        notes.append(f"Pictures are withheld: {why}. The numbers under them are as measured.")
+        why = "option --images redact" if images == "redact" else f"the data set {data} is not known to be public"
+        notes.append(f"Pictures are withheld: {why}. The numbers below them are unchanged.")
+    rows = tuple(_rows(analysis, columns, originals, withheld, budget))
     if not rows:
         notes.append("The images are too large for this page.")
     elif len(rows) < len(originals):
-        notes.append(f"The first {len(rows)} of {plural(len(originals), 'image')}, in the order of the victims.")
+        notes.append(f"The first {len(rows)} of {counted(len(originals), 'image')}, in the order of the victims.")
     if len(chosen) < len(defenses):
-        notes.append(f"{len(chosen)} of {len(defenses)} defenses: those that leak most by mean SSIM.")
-    heads = tuple(Head(_name(analysis, g[0]), tuple(_column(analysis, one) for one in g)) for g in chosen)
+        notes.append(f"{len(chosen)} of {len(defenses)} defenses are shown: those with the highest mean SSIM.")
+    heads = [
+        Head(analysis.defenses[row[0].defense], tuple(_column(analysis, group) for group in row)) for row in chosen
+    ]
     if floor is not None:
-        heads = (*heads, Head(Label("floor", "", ""), (_column(analysis, floor),)))
-    return Grid(analysis.settings[setting], where(target), seed, heads, rows, tuple(notes))
-
-
-def _name(analysis: Analysis, group: Group) -> Label:
-    """The defense of a group."""
-    return analysis.defenses[group.defense.label]
+        heads.append(Head(Label("floor", "", ""), (_column(analysis, floor),)))
+    return Grid(analysis.settings[setting], where(target), seed, tuple(heads), rows, tuple(notes))
 
 
 def _column(analysis: Analysis, group: Group) -> Column:
     """The heading of one column."""
-    word = "" if group.info.floor or group.undefended else "aware" if group.info.aware else "naive"
-    attack = f"{analysis.attacks[group.column.attack.label].text}, {group.column.threat}"
-    return Column(word, attack, fixed(group.value, 2))
+    info = group.case.info
+    word = "" if info.floor or group.undefended else "aware" if info.aware else "naive"
+    return Column(word, f"{analysis.attack_text(group)}, {group.case.threat}", fixed(group.value, 2))
 
 
 def gallery(analysis: Analysis, images: Images) -> Gallery | None:
     """The grids of the first settings; None if no attack reconstructs images."""
-    if not any(group.kind == "reconstruction" for group in analysis.attacked):
+    if not any(group.case.kind == "reconstruction" for group in analysis.attacked):
         return None
     if images == "none":
-        return Gallery((), "Pictures were left out by the option --images none.")
+        return Gallery((), "Pictures are left out: option --images none.")
     grids: list[Grid] = []
     budget, settings = MOST_BYTES, list(analysis.settings)[:MOST_SETTINGS]
     for left, setting in zip(range(len(settings), 0, -1), settings, strict=True):
@@ -245,6 +233,4 @@ def gallery(analysis: Analysis, images: Images) -> Gallery | None:
         if grid is not None:
             grids.append(grid)
             budget -= sum(len(tile.source) for _, row in grid.rows for tile in row)
-    if not grids:
-        return Gallery((), "No reconstruction finished, or none has pictures: there is nothing to show.")
-    return Gallery(tuple(grids), "")
+    return Gallery(tuple(grids), "" if grids else "No finished reconstruction has pictures.")

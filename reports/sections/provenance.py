@@ -1,22 +1,34 @@
-"""Where the numbers come from, and how to make them again."""
+"""The origin of the numbers, and the commands that reproduce them."""
 
 from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from leakgauge.harness.core.result import Environment, Execution, Run
-from leakgauge.reports.sections.verdict import environments
+from leakgauge.harness.core.labels import counted
+from leakgauge.harness.core.result import Environment, Run
 from leakgauge.reports.select import Analysis
-from leakgauge.reports.text.notation import duration, plural
+from leakgauge.reports.text.notation import duration
 
 LONGEST_STUDY = 100_000
-"""Characters of the resolved study; the list of cells is left out above, as all results has it."""
+"""Characters of the resolved study; a longer one is shown without its cells, which all results list."""
 
 
 class Provenance(NamedTuple):
-    """The section: facts as (name, value), package versions, digests, the commands, and the study as it was written."""
+    """The section.
+
+    Attributes:
+        facts: (name, value).
+        packages: (package, versions).
+        data: (data set, hash).
+        trainings: (defense, seed, id, digest).
+        study: the resolved study as JSON.
+        commands: reproduce the report.
+        caution: why they may give other numbers; empty without a reason.
+        text: the study file.
+    """
 
     facts: tuple[tuple[str, str], ...]
     packages: tuple[tuple[str, str], ...]
@@ -28,76 +40,68 @@ class Provenance(NamedTuple):
     text: str
 
 
-def _commits(found: tuple[Environment, ...]) -> str:
-    """The commits, each clean or dirty."""
-    return (
-        "; ".join(dict.fromkeys(f"{e.commit}, {'dirty' if e.dirty else 'clean'} checkout" for e in found)) or "unknown"
-    )
+def _distinct(texts: Iterable[str], separator: str) -> str:
+    """Each text once; `unknown` without any."""
+    return separator.join(dict.fromkeys(texts)) or "unknown"
 
 
 def _study(study: dict[str, object]) -> str:
-    """The study as JSON, without the text that it was written as, and without its cells where these are many."""
-    study = {key: value for key, value in study.items() if key != "text"}
-    text = json.dumps(study, indent=2, ensure_ascii=False, allow_nan=False, default=str)
+    """The resolved study as JSON, without the text of its file, and without its cells if there are many."""
+    shown = {key: value for key, value in study.items() if key != "text"}
+    text = json.dumps(shown, indent=2, ensure_ascii=False, allow_nan=False, default=str)
     if len(text) <= LONGEST_STUDY:
         return text
-    kept = {key: value for key, value in study.items() if key != "cells"}
-    kept["cells"] = "left out here for their length; all results lists them"
-    return json.dumps(kept, indent=2, ensure_ascii=False, allow_nan=False, default=str)[:LONGEST_STUDY]
+    shown.pop("cells", None)
+    shown["cells"] = "left out for length, see “All results”"
+    return json.dumps(shown, indent=2, ensure_ascii=False, allow_nan=False, default=str)[:LONGEST_STUDY]
 
 
-def _commands(run: Run, found: tuple[Environment, ...]) -> tuple[str, ...]:
-    """Three lines that make the report again; study.toml lies in the folder of the results, and is on this page."""
+def _commands(run: Run, found: Sequence[Environment]) -> tuple[str, ...]:
+    """Three lines that reproduce the report; study.toml is in the folder of the results and on this page."""
     name = "study.toml" if run.study.get("text") else run.name
     commit = found[0].commit if found else "COMMIT"
     first = f"pip install leakgauge  # {commit}" if commit.startswith("release") else f"git checkout {commit}"
     return first, f"leakgauge run {shlex.quote(name)} -o results", "leakgauge report results"
 
 
-def _packages(found: tuple[Environment, ...]) -> tuple[tuple[str, str], ...]:
-    """The versions of each package, several where machines differed."""
-    versions: dict[str, dict[str, None]] = {}
-    for environment in found:
-        for name, version in environment.packages.items():
-            versions.setdefault(name, {})[version] = None
-    return tuple((name, " / ".join(several)) for name, several in sorted(versions.items()))
+def _packages(found: Sequence[Environment]) -> tuple[tuple[str, str], ...]:
+    """The versions of each package, several if machines differ."""
+    names = sorted({name for environment in found for name in environment.packages})
+    return tuple((name, _distinct((e.packages[name] for e in found if name in e.packages), " / ")) for name in names)
 
 
 def provenance(analysis: Analysis) -> Provenance:
-    """All that is known of the run."""
-    run, found = analysis.run, environments(analysis)
-    executions: list[Execution] = [t.execution for t in run.trainings.values()] + [
-        r.execution for r in run.results.values()
-    ]
-    how = dict.fromkeys(f"{e.device}, {plural(e.threads, 'thread')}, engine {e.engine}" for e in executions)
+    """Everything known about the run."""
+    run, found = analysis.run, analysis.environments
+    executions = [one.execution for one in run.trainings.values()] + [one.execution for one in run.results.values()]
+    how = (f"{e.device}, {counted(e.threads, 'thread')}, engine {e.engine}" for e in executions)
+    seconds = duration(sum(run.seconds.values())) + ", all processes together" if run.seconds else "unknown"
     seeds = sorted({cell.training.seed for cell in run.cells})
     facts = (
         ("Study", f"{run.name}, hash {run.study_hash}"),
-        ("Commit", _commits(found)),
-        ("Python", " / ".join(dict.fromkeys(e.python for e in found)) or "unknown"),
-        ("Machine", "; ".join(dict.fromkeys(e.machine for e in found)) or "unknown"),
-        ("Execution", "; ".join(how) or "unknown"),
+        ("Commit", _distinct((f"{e.commit}, {'dirty' if e.dirty else 'clean'} checkout" for e in found), "; ")),
+        ("Python", _distinct((e.python for e in found), " / ")),
+        ("Machine", _distinct((e.machine for e in found), "; ")),
+        ("Execution", _distinct(how, "; ")),
         ("Seeds", ", ".join(map(str, seeds)) or "none"),
-        ("Computing time", duration(sum(run.seconds.values())) + " over all processes" if run.seconds else "unknown"),
-    )
-    trainings = tuple(
-        (analysis.defenses[t.spec.defense.label].text, str(t.spec.seed), identity, t.digest)
-        for identity, t in run.trainings.items()
-        if t.spec.defense.label in analysis.defenses
+        ("Computing time", seconds),
     )
     caution = ""
     if any(environment.dirty for environment in found):
-        caution = "The checkout differed from its commit: these lines may not make the same numbers."
+        caution = "The checkout differed from its commit: these commands may not reproduce the numbers."
     elif len(found) > 1:
         caution = "The results come from several environments: they agree within tolerances, not byte for byte."
-    data = tuple(sorted(run.data_hashes.items()))
     return Provenance(
         facts,
         _packages(found),
-        data,
-        trainings,
-        _study(run.study),
-        _commands(run, found),
-        caution,
-        str(run.study.get("text", "")),
+        data=tuple(sorted(run.data_hashes.items())),
+        trainings=tuple(
+            (analysis.defenses[t.spec.defense.label].text, str(t.spec.seed), identity, t.digest)
+            for identity, t in run.trainings.items()
+            if t.spec.defense.label in analysis.defenses
+        ),
+        study=_study(run.study),
+        commands=_commands(run, found),
+        caution=caution,
+        text=str(run.study.get("text", "")),
     )

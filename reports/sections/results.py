@@ -1,24 +1,26 @@
-"""All results: one row a cell, finished, failed or missing, and the flags that go with them."""
+"""All results: one row per cell, finished, failed or missing, and their flags."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from leakgauge.harness.core.cases import headline_estimate
 from leakgauge.harness.core.cell import Cell
-from leakgauge.harness.core.result import Failure, Result
-from leakgauge.reports.export import data_uri, to_csv
-from leakgauge.reports.pool import cut
-from leakgauge.reports.select import HEADLINE, Analysis, Group
-from leakgauge.reports.text.labels import Label
-from leakgauge.reports.text.notation import duration, first_line, interval, measured, metric, where
+from leakgauge.harness.core.labels import Label, where
+from leakgauge.harness.core.metrics import metric
+from leakgauge.harness.core.result import Flag, Result
+from leakgauge.harness.core.stats import cut
+from leakgauge.reports.export import data_uri, status_of, to_csv
+from leakgauge.reports.select import Analysis, Group
+from leakgauge.reports.text.notation import NO_VALUE, duration, first_line, interval, measured
 
-ICONS = {"done": "✓", "failed": "✕", "missing": "–"}
+_ICONS = {"done": "✓", "failed": "✕", "missing": "–"}
+_MOST_MESSAGES = 3
 
 
 class CellRow(NamedTuple):
-    """One cell. `order` is the headline value for sorting, empty where there is none."""
+    """One cell. `order` is the headline value for sorting, empty without one; `others` are the other metrics."""
 
-    id: str
     status: str
     icon: str
     defense: Label
@@ -27,20 +29,20 @@ class CellRow(NamedTuple):
     target: str
     setting: str
     seed: int
-    metric: str
-    value: str
-    interval: str
-    order: str
-    n: str
-    others: str
-    reason: str
     flags: tuple[str, ...]
     seconds: str
     seconds_order: str
+    metric: str = ""
+    value: str = ""
+    interval: str = ""
+    order: str = ""
+    n: str = ""
+    others: str = ""
+    reason: str = ""
 
 
 class FlagRow(NamedTuple):
-    """A flag and on how many cells it is."""
+    """A flag, and the number of cells that have it."""
 
     code: str
     severity: str
@@ -60,83 +62,72 @@ class Everything(NamedTuple):
     missing: int
 
 
-def _finished(result: Result, kind: str) -> dict[str, str]:
-    """The columns of a finished cell that come from its estimates."""
-    name = HEADLINE.get(kind)
-    head = next((e for e in result.estimates if e.name == name), None)
-    head = head or next((e for e in result.estimates if e.higher_leaks), None)
-    others = [f"{metric(e.name)} {measured(e)}" for e in result.estimates if e is not head]
+def _finished(row: CellRow, result: Result, kind: str) -> CellRow:
+    """The row of a finished cell."""
+    head = headline_estimate(result, kind)
+    others = [f"{metric(e.name).words} {measured(e)}" for e in result.estimates if e is not head]
     if head is None:
-        return {"metric": "", "value": "n/a", "interval": "", "order": "", "n": "", "others": " · ".join(others)}
+        return row._replace(value=NO_VALUE, others=" · ".join(others))
     if head.value is None and head.note:
         others.insert(0, head.note)
-    return {
-        "metric": metric(head.name).removeprefix("mean "),
-        "value": measured(head),
-        "interval": interval(cut(head)),
-        "order": "" if head.value is None else repr(head.value),
-        "n": str(head.n),
-        "others": " · ".join(others),
-    }
-
-
-def _lacking(failure: Failure | None) -> dict[str, str]:
-    """The same columns of a cell without a result."""
-    value = "failed" if failure is not None else "missing"
-    return {"metric": "", "value": value, "interval": "", "order": "", "n": "", "others": ""}
+    return row._replace(
+        metric=metric(head.name).words.removeprefix("mean "),
+        value=measured(head),
+        interval=interval(cut(head)),
+        order="" if head.value is None else repr(head.value),
+        n=str(head.n),
+        others=" · ".join(others),
+    )
 
 
 def _row(analysis: Analysis, group: Group, cell: Cell) -> CellRow:
     """One row."""
-    run, cell_id = analysis.run, cell.id
-    result, failure = run.results.get(cell_id), run.failures.get(cell_id)
-    status = "done" if result is not None else "failed" if failure is not None else "missing"
-    columns = _finished(result, group.kind) if result is not None else _lacking(failure)
-    seconds = run.seconds.get(cell_id)
-    return CellRow(
-        id=cell_id,
+    run, status = analysis.run, status_of(analysis.run, cell)
+    seconds = run.seconds.get(cell.id)
+    row = CellRow(
         status=status,
-        icon=ICONS[status],
-        defense=analysis.defenses[cell.training.defense.label],
+        icon=_ICONS[status],
+        defense=analysis.defenses[group.defense],
         attack=analysis.attacks[cell.attack.label],
         threat=cell.threat,
         target=where(cell.target),
         setting=analysis.settings[group.setting],
         seed=cell.training.seed,
-        reason=f"{failure.kind}: {first_line(failure.message)}" if failure is not None and result is None else "",
         flags=tuple(dict.fromkeys(flag.code for flag in analysis.flags_of(cell))),
-        seconds=duration(seconds) if seconds is not None else "",
+        seconds="" if seconds is None else duration(seconds),
         seconds_order="" if seconds is None else repr(seconds),
-        **columns,
+    )
+    if status == "done":
+        return _finished(row, run.results[cell.id], group.case.kind)
+    failure = run.failures.get(cell.id)
+    return row._replace(
+        value=status, reason="" if failure is None else f"{failure.kind}: {first_line(failure.message)}"
     )
 
 
 def _flag_rows(analysis: Analysis) -> tuple[FlagRow, ...]:
-    """The distinct flags, warnings first, the frequent ones first; three messages each."""
-    found: dict[tuple[str, str], dict[str, None]] = {}
-    cells: dict[tuple[str, str], int] = {}
+    """The distinct flags: warnings first, then by number of cells; three messages each."""
+    found: dict[tuple[str, str], list[tuple[Cell, Flag]]] = {}
     for cell in analysis.run.cells:
-        flags = analysis.flags_of(cell)
-        for flag in flags:
-            found.setdefault((flag.severity, flag.code), {})[flag.message] = None
-        for key in {(flag.severity, flag.code) for flag in flags}:
-            cells[key] = cells.get(key, 0) + 1
+        for flag in analysis.flags_of(cell):
+            found.setdefault((flag.code, flag.severity), []).append((cell, flag))
     rows = [
-        FlagRow(code, severity, _few(tuple(messages)), cells[severity, code])
-        for (severity, code), messages in found.items()
+        FlagRow(*key, _few(list(dict.fromkeys(flag.message for _, flag in pairs))), len({cell.id for cell, _ in pairs}))
+        for key, pairs in found.items()
     ]
     return tuple(sorted(rows, key=lambda row: (row.severity != "warning", -row.cells, row.code)))
 
 
-def _few(messages: tuple[str, ...]) -> tuple[str, ...]:
-    """Three messages, and how many more there are."""
-    return messages if len(messages) <= 3 else (*messages[:3], f"and {len(messages) - 3} more like these")
+def _few(messages: list[str]) -> tuple[str, ...]:
+    """The first messages, and the number of the others."""
+    more = [f"and {len(messages) - _MOST_MESSAGES} more like these"] if len(messages) > _MOST_MESSAGES else []
+    return (*messages[:_MOST_MESSAGES], *more)
 
 
 def everything(analysis: Analysis) -> Everything:
     """The table of all cells, in the study's order."""
     run = analysis.run
-    groups = {cell.id: group for group in analysis.groups for cell in group.cells}
+    groups = {cell.id: group for group in analysis.groups for cell in group.case.cells}
     return Everything(
         rows=tuple(_row(analysis, groups[cell.id], cell) for cell in run.cells),
         flags=_flag_rows(analysis),

@@ -1,25 +1,145 @@
-"""Which charts a run has, in the order of the page."""
+"""The trade-offs of each setting: its charts, and the size and fidelity of the messages."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+
+from leakgauge.harness.core.result import TrainingRecord
+from leakgauge.reports.charts import figures
 from leakgauge.reports.charts.epsilon import AUC, MSE, SSIM, accuracy_charts, leakage_charts
-from leakgauge.reports.charts.figures import Chart
-from leakgauge.reports.charts.messages import fidelity_charts
+from leakgauge.reports.charts.figures import Chart, Point, Series, capped, drawable
 from leakgauge.reports.charts.roc import roc_charts
 from leakgauge.reports.charts.rounds import attack_charts, training_charts
-from leakgauge.reports.select import Analysis
+from leakgauge.reports.select import Analysis, final_accuracy
+from leakgauge.reports.text.notation import fixed, percent, size
+
+
+class Drawing(NamedTuple):
+    """A chart, its SVG, and the markers of its legend."""
+
+    chart: Chart
+    svg: Markup
+    markers: tuple[Markup, ...]
+
+
+class Traffic(NamedTuple):
+    """The messages of one defense. `share` of the largest message, for the bar."""
+
+    defense: str
+    bytes: str
+    bits: str
+    snr: str
+    accuracy: str
+    share: float
+
+
+class TradeOffs(NamedTuple):
+    """The charts and the table of messages of one setting."""
+
+    setting: str
+    drawings: tuple[Drawing, ...]
+    traffic: tuple[Traffic, ...]
+
+
+class _Messages(NamedTuple):
+    """The messages of one defense: mean bytes, bits per parameter, mean SNR in dB (None: the update is exact)."""
+
+    defense: str
+    trainings: tuple[TrainingRecord, ...]
+    bytes: float
+    bits: float
+    snr: float | None
+
+
+def trade_offs(analysis: Analysis) -> tuple[TradeOffs, ...] | None:
+    """The trade-offs of each setting that has any; None without any."""
+    found = []
+    for index, (setting, name) in enumerate(analysis.settings.items()):
+        drawings = tuple(_drawing(chart, index) for chart in charts(analysis, setting))
+        rows = _traffic(analysis, setting)
+        if drawings or rows:
+            found.append(TradeOffs(name, drawings, rows))
+    return tuple(found) or None
 
 
 def charts(analysis: Analysis, setting: str) -> tuple[Chart, ...]:
-    """All charts of one setting with points at two places or more."""
+    """The charts of one setting, in the order of the page: those with points at two places or more."""
     found = [
         *accuracy_charts(analysis, setting),
-        *leakage_charts(analysis, setting, "reconstruction", SSIM),
-        *leakage_charts(analysis, setting, "reconstruction", MSE),
-        *leakage_charts(analysis, setting, "membership", AUC),
-        *fidelity_charts(analysis, setting),
+        *(chart for measure in (SSIM, MSE, AUC) for chart in leakage_charts(analysis, setting, measure)),
+        fidelity_chart(analysis, setting),
         *attack_charts(analysis, setting),
         *roc_charts(analysis, setting),
         *training_charts(analysis, setting),
     ]
-    return tuple(chart for chart in found if chart.places >= 2)
+    return tuple(drawable(chart) for chart in found if chart.places >= 2)
+
+
+def _drawing(chart: Chart, index: int) -> Drawing:
+    """A chart of one setting with the markers of its legend."""
+    drawn = figures.svg(chart, prefix=f"s{index}-{chart.name}-")
+    return Drawing(chart, Markup(drawn), tuple(Markup(figures.key(s, joined=chart.joined)) for s in chart.series))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    """The mean; None without values."""
+    return float(np.mean(values)) if values else None
+
+
+def _messages(analysis: Analysis, setting: str) -> list[_Messages]:
+    """The messages of each defense, means over rounds and seeds, in the study's order."""
+    found = []
+    for defense in analysis.defenses:
+        trainings = analysis.trainings_of(setting, defense)
+        mean = _mean([count for training in trainings for count in training.message_bytes])
+        snr = _mean([snr for training in trainings for snr in training.snr_db if snr is not None])
+        if mean is not None:
+            found.append(_Messages(defense, trainings, mean, 8 * mean / trainings[0].dim, snr))
+    return found
+
+
+def _traffic(analysis: Analysis, setting: str) -> tuple[Traffic, ...]:
+    """The table of messages of one setting."""
+    found = _messages(analysis, setting)
+    most = max((one.bytes for one in found), default=0.0) or 1.0
+    rows = []
+    for one in found:
+        accuracy = final_accuracy(one.trainings)
+        rows.append(
+            Traffic(
+                defense=analysis.defenses[one.defense].text,
+                bytes=size(one.bytes),
+                bits=fixed(one.bits, 2),
+                snr="exact" if one.snr is None else f"{fixed(one.snr, 1)} dB",
+                accuracy=percent(accuracy.value if accuracy is not None else None),
+                share=one.bytes / most,
+            )
+        )
+    return tuple(rows)
+
+
+def fidelity_chart(analysis: Analysis, setting: str) -> Chart:
+    """Signal-to-noise ratio of the decoded update against bits per parameter; exact updates have no point."""
+    families: dict[str, list[Point]] = {}
+    rows = []
+    for one in _messages(analysis, setting):
+        if one.snr is not None:
+            families.setdefault(one.trainings[0].spec.defense.name, []).append(Point(one.bits, one.snr))
+            rows.append((analysis.defenses[one.defense].text, fixed(one.bits, 2), fixed(one.snr, 1)))
+    shown, rest = capped([Series(name, tuple(sorted(p)), look) for look, (name, p) in enumerate(families.items())])
+    return Chart(
+        name="fidelity",
+        title="Fidelity of the update against its size",
+        x_label="bits per parameter, counted from the bytes sent",
+        y_label="SNR of the decoded update, dB",
+        series=shown,
+        better="Higher is a more faithful update: better for learning, and for the adversary.",
+        caption=f"Mean over rounds and seeds. {rest}".strip(),
+        header=("Defense", "Bits per parameter", "SNR, dB"),
+        rows=tuple(rows),
+        joined=False,
+    )

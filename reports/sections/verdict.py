@@ -1,18 +1,28 @@
-"""The first thing on the page: one sentence, a badge and four figures, each traceable to a row below."""
+"""The top of the page: one sentence, a badge and four figures, each traceable to a row below."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from leakgauge.harness.core.result import Environment
-from leakgauge.reports.pool import accuracy
+from leakgauge.harness.core.labels import case_text, counted, where
+from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.reports.sections.checked import Badge, Broken, broken
-from leakgauge.reports.select import HIGH, LOW, RECOGNIZABLE, Analysis, Group, Recognized, Word, is_recognizable
-from leakgauge.reports.text.notation import fixed, interval, listing, metric, percent, plural, points
+from leakgauge.reports.select import (
+    HIGH,
+    LOW,
+    Analysis,
+    Group,
+    Recognized,
+    Word,
+    best,
+    final_accuracy,
+    is_recognizable,
+)
+from leakgauge.reports.text.notation import NO_VALUE, fixed, interval, listing, percent, points
 
 
 class Figure(NamedTuple):
-    """One number of the four: what it is, its value, its unit, where it comes from."""
+    """One of the four numbers, with its source in `detail`."""
 
     title: str
     value: str
@@ -21,9 +31,13 @@ class Figure(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The top of the page. `rule` says when the badge reads how; `origin` is the provenance line.
+    """The top of the page.
 
-    `broken`: the claims that do not hold; the badge is about leakage and does not look at them.
+    Attributes:
+        badge: on leakage only; claims do not change it.
+        broken: the claims that do not hold.
+        rule: how the badge is chosen.
+        origin: the provenance in one line.
     """
 
     sentence: str
@@ -41,16 +55,24 @@ NOTHING_SEEN = Badge("good", "○", "Nothing recognizable")
 NEAR_FLOOR = Badge("good", "○", "Close to the floor")
 NO_VERDICT = Badge("none", "?", "No verdict")
 
+_RULE = (
+    f"“Leaks”: at least one defended case is High: it is at least {percent(HIGH, 0)} of the way from the floor to "
+    f"the ceiling, or has more recognizable images (SSIM ≥ {RECOGNIZABLE}) than the floor. “Leaks in part”: no case "
+    f"is High, at least one reaches {percent(LOW, 0)} of the way. “Nothing recognizable” and “Close to the floor”: all "
+    "rated cases are below that. The badge is valid only for the attacks and adversaries of this report. It does not "
+    "depend on claimed epsilons."
+)
+
 
 def recognized_images(analysis: Analysis, *, defended: bool) -> Recognized | None:
-    """Images that at least one attack makes recognizable, counted once a defense, seed and target."""
+    """Images that at least one attack makes recognizable, counted once per defense, seed and target."""
     hit: dict[tuple[object, ...], list[bool]] = {}
     for group in analysis.attacked:
-        if group.kind != "reconstruction" or group.undefended is defended:
+        if group.case.kind != "reconstruction" or group.undefended is defended:
             continue
-        for result in group.results:
+        for result in group.case.results:
             values = next((e.values for e in result.estimates if e.name == "ssim"), ())
-            key = group.setting, group.defense.label, group.column.target, result.cell.training.seed
+            key = group.setting, group.defense, group.case.target, result.cell.training.seed
             seen = hit.setdefault(key, [False] * len(values))
             seen.extend([False] * (len(values) - len(seen)))
             for at, value in enumerate(values):
@@ -59,10 +81,9 @@ def recognized_images(analysis: Analysis, *, defended: bool) -> Recognized | Non
     return Recognized(sum(images), len(images)) if images else None
 
 
-def badge(analysis: Analysis) -> Badge:
-    """The worst word among the defended groups decides; without words, whether an image is recognizable."""
-    groups = [group for group in analysis.attacked if not group.undefended and group.value is not None]
-    words: set[Word] = {analysis.rating(group).word for group in groups}
+def _badge(analysis: Analysis) -> Badge:
+    """By the worst rating of the defended groups; without ratings, by whether an image is recognizable."""
+    words: set[Word] = {analysis.rating(group).word for group in analysis.defended if group.value is not None}
     found = recognized_images(analysis, defended=True)
     if "High" in words:
         return LEAKS
@@ -73,171 +94,139 @@ def badge(analysis: Analysis) -> Badge:
     return LEAKS if found is not None and found.hits else NO_VERDICT
 
 
-def rule() -> str:
-    """When the badge says what."""
-    return (
-        f"“Leaks”: some defended case is High, which means at least {100 * HIGH:.0f} % of the way from the floor to "
-        f"the ceiling, or more recognizable images (SSIM ≥ {RECOGNIZABLE}) than the floor has. “Leaks in part”: none "
-        f"is High, one is at least {100 * LOW:.0f} % of the way. “Nothing recognizable” and “Close to the floor”: all "
-        "are below that. Each word holds for the attacks and adversaries of this report only. Claimed epsilons do not "
-        "enter."
-    )
-
-
-def describe(analysis: Analysis, group: Group) -> str:
-    """Defense, attack, adversary and target of a group in one phrase."""
-    return f"{analysis.defenses[group.defense.label].text} under {analysis.column_text(group.column)}"
-
-
-def _sentence(analysis: Analysis, state: Badge, worst: Group | None) -> tuple[str, str]:
+def _sentence(analysis: Analysis, badge: Badge, worst: Group | None) -> tuple[str, str]:
     """The headline, and the line below it."""
-    defended = [group for group in analysis.attacked if not group.undefended]
-    total = len({group.defense.label for group in defended})
-    known = plural(len({group.column.key for group in analysis.attacked}), "combination")
-    frame = f"Measured with {known} of attack, adversary and target."
-    if not defended:
-        return "No defense was measured", f"The numbers show what leaks without one. {frame}"
+    columns = counted(len({group.column for group in analysis.attacked}), "combination")
+    frame = f"Measured with {columns} of attack, adversary and target."
+    if not analysis.defended:
+        return "No defense was measured", f"The numbers show the leakage without a defense. {frame}"
     if worst is None:
-        return (
-            "No attack on a defense gave a number",
-            "Every such cell failed, is missing or has no value; see all results.",
-        )
-    worst_text = (
-        f"The case that leaks most is {describe(analysis, worst)}: {metric(worst.metric)} {fixed(worst.value)}."
+        support = "Every cell with a defense failed, is missing or has no value; see “All results”."
+        return "No attack on a defense returned a value", support
+    case = worst.case
+    name = case_text(
+        analysis.defenses[worst.defense].text, analysis.attack_text(worst), case.threat, where(case.target)
     )
-    rated = {"High": "High", "Moderate": "Moderate"}
-    found = recognized_images(analysis, defended=True)
-    if state is LEAKS:
-        bad = {g.defense.label for g in defended if analysis.rating(g).word == "High"}
-        bad = bad or {g.defense.label for g in defended if g.recognized and g.recognized.hits}
-        text = (
-            f"{len(bad)} of {plural(total, 'defense')} {'leaks' if len(bad) == 1 else 'leak'} to the attacks that ran"
-        )
-        return text, f"{worst_text} {frame}"
-    if state is PARTLY:
-        part = {g.defense.label for g in defended if analysis.rating(g).word in rated}
-        text = f"{len(part)} of {plural(total, 'defense')} {'leaks' if len(part) == 1 else 'leak'} in part"
-        return text, f"No case is High. {worst_text} {frame}"
-    if state is NOTHING_SEEN and found is not None:
-        text = "No image was recognizable under any defense"
-        return text, f"By SSIM ≥ {RECOGNIZABLE}, with the attacks that ran. {worst_text} {frame}"
-    if state is NEAR_FLOOR:
-        return "Every defended case is close to the floor", f"With the attacks that ran. {worst_text} {frame}"
-    reasons = dict.fromkeys(analysis.rating(group).why for group in defended if group.value is not None)
-    return "The numbers allow no verdict", f"No defended case is rated: {'; '.join(reasons)}. {worst_text}"
+    support = f"The case that leaks most is {name}: {worst.metric.words} {fixed(worst.value)}."
+    rated = [(group, analysis.rating(group)) for group in analysis.defended]
+    if badge is LEAKS:
+        high = {group.defense for group, rating in rated if rating.word == "High"}
+        high = high or {group.defense for group, _ in rated if group.recognized and group.recognized.hits}
+        return f"{_leaking(analysis, high)} under the attacks that ran", f"{support} {frame}"
+    if badge is PARTLY:
+        part = {group.defense for group, rating in rated if rating.word == "Moderate"}
+        return f"{_leaking(analysis, part)} in part", f"No case is High. {support} {frame}"
+    if badge is NOTHING_SEEN:
+        scope = f"Criterion: SSIM ≥ {RECOGNIZABLE}, under the attacks that ran."
+        return "No image was recognizable under any defense", f"{scope} {support} {frame}"
+    if badge is NEAR_FLOOR:
+        return "Every defended case is close to the floor", f"Under the attacks that ran. {support} {frame}"
+    reasons = dict.fromkeys(rating.why for group, rating in rated if group.value is not None)
+    return "The numbers allow no verdict", f"No defended case is rated: {'; '.join(reasons)}. {support}"
+
+
+def _leaking(analysis: Analysis, defenses: set[str]) -> str:
+    """`2 of 3 defenses leak`."""
+    total = len({group.defense for group in analysis.defended})
+    return f"{len(defenses)} of {counted(total, 'defense')} {'leaks' if len(defenses) == 1 else 'leak'}"
 
 
 def _worst_figure(analysis: Analysis, worst: Group | None) -> Figure:
     """The defended case that leaks most, with its floor and ceiling."""
     if worst is None or worst.estimate is None:
-        return Figure("Worst defended case", "n/a", "", "No defended case has a number.")
-    ceiling, floor = analysis.ceiling(worst), analysis.floor_value(worst)
-    bounds = f"no defense {fixed(ceiling.value)}" if ceiling is not None else "no ceiling measured"
-    bounds += f", floor {fixed(floor)}" if floor is not None else ", no floor measured"
-    spread = f" ({interval(worst.estimate)})" if interval(worst.estimate) else ""
-    name = analysis.defenses[worst.defense.label].text
-    return Figure("Worst defended case", fixed(worst.value), metric(worst.metric), f"{name}{spread}; {bounds}")
+        return Figure("Worst defended case", NO_VALUE, "", "No defended case has a number.")
+    ceiling, floor, ends = analysis.ceiling(worst), analysis.floor_value(worst), interval(worst.estimate)
+    detail = analysis.defenses[worst.defense].text + (f" ({ends})" if ends else "")
+    detail += f"; no defense {fixed(ceiling.value)}" if ceiling is not None else "; no ceiling measured"
+    detail += f", floor {fixed(floor)}" if floor is not None else ", no floor measured"
+    return Figure("Worst defended case", fixed(worst.value), worst.metric.words, detail)
 
 
 def _recognized_figure(analysis: Analysis) -> Figure:
-    """How many defended images are recognizable; for membership only, the worst rate at few false alarms."""
-    found, open_ = recognized_images(analysis, defended=True), recognized_images(analysis, defended=False)
+    """The number of recognizable defended images; for membership only, the highest TPR at 1 % FPR."""
+    found, undefended = (recognized_images(analysis, defended=defended) for defended in (True, False))
     if found is not None:
         detail = f"SSIM ≥ {RECOGNIZABLE} under at least one attack"
-        detail += f"; no defense: {open_.hits} of {open_.of}" if open_ is not None else ""
+        detail += f"; no defense: {undefended.hits} of {undefended.of}" if undefended is not None else ""
         return Figure("Recognizable images", str(found.hits), f"of {found.of} defended", detail)
     rates = [
         (estimate.value, group)
-        for group in analysis.defended("membership")
-        for result in group.results
-        for estimate in result.estimates
-        if estimate.name == "tpr@1%" and estimate.value is not None
+        for group in analysis.defended
+        for estimate in group.case.estimates("tpr@1%")
+        if group.case.kind == "membership" and estimate.value is not None
     ]
     if not rates:
-        return Figure("Recognizable images", "n/a", "", "No reconstruction attack gave a number on a defense.")
+        detail = "No reconstruction attack on a defense returned a value."
+        return Figure("Recognizable images", NO_VALUE, "", detail)
     rate, group = max(rates, key=lambda pair: pair[0])
-    name = analysis.defenses[group.defense.label].text
-    return Figure(
-        "Members identified", percent(rate), "at 1 % false alarms", f"{name}, its worst seed; blind guessing: 1 %"
-    )
+    detail = f"{analysis.defenses[group.defense].text}, seed with the highest rate; random guessing: 1 %"
+    return Figure("Members identified", percent(rate), "at 1 % FPR", detail)
 
 
 def _accuracy_figure(analysis: Analysis) -> Figure:
     """The largest loss of accuracy against no defense in the same setting."""
     costs = []
     for setting, defense in analysis.pairs:
-        mine = accuracy(analysis.trainings.get((setting, defense), ()))
-        theirs = accuracy(analysis.trainings.get((setting, "none"), ()))
-        if defense != "none" and mine is not None and theirs is not None:
-            assert mine.value is not None
-            assert theirs.value is not None
-            costs.append((mine.value - theirs.value, mine.value, theirs.value, analysis.defenses[defense].text))
+        here = final_accuracy(analysis.trainings_of(setting, defense))
+        there = final_accuracy(analysis.trainings_of(setting, "none"))
+        if defense != "none" and here is not None and there is not None:
+            assert here.value is not None
+            assert there.value is not None
+            costs.append((here.value - there.value, here.value, there.value, analysis.defenses[defense].text))
     if not costs:
-        return Figure(
-            "Largest accuracy cost", "n/a", "", "Needs a defended and an undefended training with an accuracy."
-        )
-    change, mine_value, theirs_value, name = min(costs)
-    detail = f"{name}: {percent(mine_value)} against {percent(theirs_value)} without a defense"
+        detail = "Needs the accuracy of a training with and of one without a defense."
+        return Figure("Largest accuracy cost", NO_VALUE, "", detail)
+    change, with_defense, without, name = min(costs)
+    detail = f"{name}: {percent(with_defense)}; no defense: {percent(without)}"
     return Figure("Largest accuracy cost", points(change), "points", detail)
 
 
 def _coverage_figure(analysis: Analysis) -> Figure:
-    """Cells that finished, failed and are missing, and the warnings on those that finished."""
+    """Cells that finished, failed or are missing, and finished cells with a warning."""
     run = analysis.run
     done = [cell for cell in run.cells if cell.id in run.results]
     warned = sum(any(flag.severity == "warning" for flag in analysis.flags_of(cell)) for cell in done)
-    parts = [f"{len(run.failures)} failed", f"{len(run.missing)} missing", f"{warned} with a warning"]
-    return Figure("Coverage", str(len(run.results)), f"of {plural(len(run.cells), 'cell')}", ", ".join(parts))
-
-
-def environments(analysis: Analysis) -> tuple[Environment, ...]:
-    """The distinct environments of trainings and results."""
-    run = analysis.run
-    found = [record.environment for record in run.trainings.values()] + [r.environment for r in run.results.values()]
-    distinct: list[Environment] = []
-    for environment in found:
-        if environment not in distinct:
-            distinct.append(environment)
-    return tuple(distinct)
+    detail = f"{len(run.failures)} failed, {len(run.missing)} missing, {warned} with a warning"
+    return Figure("Coverage", str(len(run.results)), f"of {counted(len(run.cells), 'cell')}", detail)
 
 
 def _origin(analysis: Analysis) -> tuple[str, ...]:
-    """Where the numbers come from, in short pieces."""
+    """The provenance in short pieces."""
     cells = analysis.run.cells
-    commits = dict.fromkeys(f"{e.commit[:10]}{' (dirty)' if e.dirty else ''}" for e in environments(analysis))
-    data = dict.fromkeys(cell.training.task.data for cell in cells)
-    models = dict.fromkeys(cell.training.task.model for cell in cells)
+    commits = dict.fromkeys(f"{e.commit[:10]}{' (dirty)' if e.dirty else ''}" for e in analysis.environments)
     seeds = sorted({cell.training.seed for cell in cells})
     shown = ", ".join(map(str, seeds[:6])) + (f" and {len(seeds) - 6} more" if len(seeds) > 6 else "")
-    counts = sorted({group.column.target.count for group in analysis.attacked if group.column.target.kind != "members"})
-    images = [f"{listing(map(str, counts))} victims a cell"] if counts else []
+    targets = [group.case.target for group in analysis.attacked]
+    counts = sorted({target.count for target in targets if target.kind != "members"})
     return (
         f"Study {analysis.run.name}",
         f"commit {listing(commits) or 'unknown'}",
-        listing(data),
-        listing(models),
+        listing(dict.fromkeys(cell.training.task.data for cell in cells)),
+        listing(dict.fromkeys(cell.training.task.model for cell in cells)),
         f"{'seed' if len(seeds) == 1 else 'seeds'} {shown}",
-        *images,
+        *([f"{listing(map(str, counts))} victims per cell"] if counts else []),
     )
+
+
+def _worst(analysis: Analysis) -> Group | None:
+    """The defended group that leaks most: nearest to its ceiling; without ratings, reconstruction comes first."""
+    rated = [(place, group) for group in analysis.defended if (place := analysis.rating(group).place) is not None]
+    if not rated:
+        images = [group for group in analysis.defended if group.case.kind == "reconstruction"]
+        return best(images) or best(analysis.defended)
+    furthest = max(rated, key=lambda pair: pair[0])[1]
+    # ratings choose only between metrics: the page shows the highest number of the chosen one
+    return best([group for _, group in rated if group.metric == furthest.metric])
 
 
 def verdict(analysis: Analysis) -> Verdict:
     """The top of the page."""
-    defended = [group for group in analysis.attacked if not group.undefended]
-    by_place = [(analysis.rating(group).place, group) for group in defended]
-    placed = [(place, group) for place, group in by_place if place is not None]
-    images = analysis.best(analysis.defended("reconstruction"))
-    worst = images or analysis.best(defended)
-    if placed:
-        furthest = max(placed, key=lambda pair: pair[0])[1]
-        # of that metric the highest number, as the page shows it; places are only for choosing between metrics
-        worst = analysis.best([group for _, group in placed if group.metric == furthest.metric])
-    state = badge(analysis)
-    sentence, support = _sentence(analysis, state, worst)
+    badge, worst = _badge(analysis), _worst(analysis)
+    sentence, support = _sentence(analysis, badge, worst)
     figures = (
         _worst_figure(analysis, worst),
         _recognized_figure(analysis),
         _accuracy_figure(analysis),
         _coverage_figure(analysis),
     )
-    return Verdict(sentence, support, state, broken(analysis), rule(), figures, _origin(analysis))
+    return Verdict(sentence, support, badge, broken(analysis), _RULE, figures, _origin(analysis))

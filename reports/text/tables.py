@@ -10,79 +10,73 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from leakgauge.harness.core.labels import counted, where
 from leakgauge.harness.core.result import Run, TrainingRecord
-from leakgauge.reports.pool import accuracy
-from leakgauge.reports.sections.checked import brief, checked
-from leakgauge.reports.select import Analysis, Group
-from leakgauge.reports.text.notation import NO_VALUE, fixed, interval, metric, percent, plural, short, where
+from leakgauge.reports.sections.checked import BADGES, brief, checked
+from leakgauge.reports.sections.leakage import TONES
+from leakgauge.reports.select import Analysis, Group, final_accuracy
+from leakgauge.reports.text.notation import NO_VALUE, fixed, interval, percent, short
 
-_STYLES = {"High": "bold red", "Moderate": "yellow", "Low": "green", "not rated": "dim"}
-_VERDICTS = {
-    "BROKEN (audit)": "bold red",
-    "BROKEN": "bold red",
-    "UNPROVED": "yellow",
-    "HOLDS": "green",
-    "NOTHING PROMISED": "dim",
-}
+_STYLES = {"bad": "bold red", "warn": "yellow", "good": "green", "none": "dim", "info": ""}
 _BOX = box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n", ascii=False)
 """A line under the header and one space between columns: nine columns in a hundred characters."""
 
 _CAPTION = (
-    "Higher means the attacker learns more. ε of different units do not compare. Audited: a lower bound, measured in a "
-    "small federation with this many trials; the report has its unit and confidence."
+    "Higher means that the adversary learns more. Never compare ε of different units. Audited: a lower bound from n "
+    "trials in a small federation; the report states its unit and confidence."
 )
 
 
 def _measured(group: Group) -> str:
-    """The headline number, its interval below it; or why there is none."""
+    """The headline number above its interval, or the reason why there is none."""
     if group.estimate is not None and group.value is not None:
-        name = metric(group.metric).removeprefix("mean ")
+        name = group.metric.words.removeprefix("mean ")
         return f"{name} {fixed(group.value)}\n{interval(group.estimate)}".rstrip()
-    if group.failures:
+    if group.case.failures:
         return "failed"
-    return NO_VALUE if group.results else "missing"
+    return NO_VALUE if group.case.results else "missing"
 
 
 def _claim(trainings: Sequence[TrainingRecord]) -> Text:
-    """Claimed, proved and the verdict of one round; the highest of the seeds' audits, where there are some."""
+    """Claim, proof and verdict for one round, and the highest of the seeds' audits if there are any."""
     claims = [checked(training) for training in trainings]
     text, worst = brief([one.one_round for one in claims], [one.whole_run for one in claims])
     audits = [training.audited for training in trainings if training.audited is not None]
     if audits:
         most = max(audits, key=lambda audit: audit.epsilon_lower)
         text += f"\naudited ≥ {short(most.epsilon_lower)}, n = {most.trials}"
-    return Text(text, style=_VERDICTS.get(worst, ""))
+    return Text(text, style=_STYLES[BADGES[worst].tone] if worst else "")
 
 
 def _row(analysis: Analysis, group: Group, *, first: bool) -> list[Text]:
-    """One row; `Text`, so that no name is taken for markup. `first`: of its defense and setting."""
-    ceiling, trainings = analysis.ceiling(group), analysis.of(group)
-    reached = accuracy(trainings)
-    word = "ceiling" if group.undefended else analysis.rating(group).word if group.value is not None else ""
-    label = analysis.defenses[group.defense.label]
+    """One row, as `Text` so that no name is read as markup. `first`: of its defense and setting."""
+    ceiling, trainings = analysis.ceiling(group), analysis.trainings_of(group.setting, group.defense)
+    accuracy, rating = final_accuracy(trainings), analysis.rating(group).word
+    word = "ceiling" if group.undefended else rating if group.value is not None else ""
+    label = analysis.defenses[group.defense]
     setting = [analysis.settings[group.setting]] if len(analysis.settings) > 1 else []
     floor, top = fixed(analysis.floor_value(group)), fixed(ceiling.value if ceiling is not None else None)
     return [
         Text("\n".join(filter(None, [label.name, label.varying, *setting]))),
-        Text(analysis.attacks[group.column.attack.label].text),
-        Text(f"{group.column.threat}\n{where(group.column.target)}"),
+        Text(analysis.attack_text(group)),
+        Text(f"{group.case.threat}\n{where(group.case.target)}"),
         Text(_measured(group)),
-        Text(word, style=_STYLES.get(word, "")),
+        Text(word, style=_STYLES[TONES[word]] if word in TONES else ""),
         Text(f"{floor}\n{top}"),
-        Text(percent(reached.value if reached is not None else None)),
+        Text(percent(accuracy.value if accuracy is not None else None)),
         _claim(trainings) if first else Text(""),
     ]
 
 
 def _title(run: Run) -> str:
-    """The study and what became of its cells."""
+    """The study, and the number of its finished, failed and missing cells."""
     counts = [(len(run.failures), "failed"), (len(run.missing), "missing")]
     lacking = "".join(f", {count} {word}" for count, word in counts if count)
-    return f"{run.name}: {len(run.results)} of {plural(len(run.cells), 'cell')}{lacking}"
+    return f"{run.name}: {len(run.results)} of {counted(len(run.cells), 'cell')}{lacking}"
 
 
 def summary(run: Run) -> Table:
-    """One row a defense, attack, adversary and target; the controls stand in the columns floor and ceiling."""
+    """One row per defense, attack, adversary and target; the controls are in the columns floor and ceiling."""
     analysis = Analysis(run)
     table = Table(title=Text(_title(run)), caption=Text(_CAPTION), box=_BOX, padding=0)
     for name in ("Defense", "Attack", "Adversary\nTarget", "Measured\n95 %", "Leakage"):
@@ -92,11 +86,11 @@ def summary(run: Run) -> Table:
     table.add_column("ε claimed,\nproved, audited", overflow="fold")
     previous = None
     for group in sorted(analysis.attacked, key=lambda g: list(analysis.settings).index(g.setting)):
-        first = previous is None or (previous.setting, previous.defense) != (group.setting, group.defense)
-        if first and previous is not None:
+        place = group.setting, group.defense
+        if previous is not None and previous != place:
             table.add_section()
-        table.add_row(*_row(analysis, group, first=first))
-        previous = group
+        table.add_row(*_row(analysis, group, first=previous != place))
+        previous = place
     return table
 
 

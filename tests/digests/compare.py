@@ -1,15 +1,15 @@
-"""Digests of the results of whole studies, stored beside this file: a change of any number shows.
+"""Compares the results of four studies with digests stored beside this file; any changed number is reported.
 
     python tests/digests/compare.py run          run the four studies, and compare
-    python tests/digests/compare.py check DIR... compare folders of results that are there
+    python tests/digests/compare.py check DIR... compare existing folders of results
     python tests/digests/compare.py record       run the four studies, and store their digests
 
 A digest covers every number of a result and the bytes of its arrays: messages, models, pictures, scores. It leaves out
-texts, versions and times. On another processor sums are rounded in another order; then only what does not depend on
-it is compared: which cells and trainings there are, and what is claimed and proved.
+texts, versions and times. Another processor adds in another order and rounds differently; then only the ids of the
+cells and trainings, and the claimed and proved epsilons, are compared.
 
-MKL rounds the closed form's linear algebra in one of two ways, by where a process's memory lies (about 1 process in
-14). So in each study up to `ROUNDED` cells may differ in rounding, if their estimates agree to four digits.
+MKL rounds the closed form's linear algebra in one of two ways, depending on the memory layout of the process (about
+1 process in 14 differs). So up to `ROUNDED` cells of a study may differ if their estimates agree to four digits.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TEXTS = {
 
 
 def numbers(value):
-    """`value` without texts that may be worded anew."""
+    """`value` without texts, whose wording may change."""
     if isinstance(value, dict):
         return {key: numbers(inner) for key, inner in value.items() if key not in TEXTS}
     return [numbers(inner) for inner in value] if isinstance(value, list) else value
@@ -60,7 +60,7 @@ def sha(value):
 
 
 def arrays_of(path):
-    """A digest of each array in an npz; none where there is no file."""
+    """A digest of each array in an npz; none if the file is missing."""
     if not path.exists():
         return {}
     with np.load(io.BytesIO(path.read_bytes())) as file:
@@ -71,7 +71,7 @@ def arrays_of(path):
 
 
 def rounded(value, digits):
-    """`value` with its numbers rounded to significant digits; what is below 1e-6 is zero."""
+    """`value` with its numbers rounded to significant digits; numbers up to 1e-6 become zero."""
     if isinstance(value, dict):
         return {key: rounded(inner, digits) for key, inner in value.items()}
     if isinstance(value, list):
@@ -102,7 +102,7 @@ def digests(folder):
 
 
 def processor():
-    """What decides how sums are rounded here."""
+    """The processor and its vector instructions: they decide how sums are rounded."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
         name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -117,7 +117,7 @@ def stored(name):
 
 
 def compare(name, folder):
-    """A line for everything that differs between a folder of results and the digests stored under `name`."""
+    """One line for each difference between a folder of results and the digests stored under `name`."""
     was, now = stored(name), digests(folder)
     lines = [f"{name}: {key} is missing" for key in was["digests"] if key not in now]
     lines += [f"{name}: {key} is new" for key in now if key not in was["digests"]]
@@ -133,24 +133,16 @@ def compare(name, folder):
 
 
 def run(name, folder):
-    """Run a study as its user does."""
-    command = [
-        "-m",
-        "leakgauge",
-        "run",
-        str(STUDIES[name]),
-        "--out",
-        str(folder),
-    ]
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+    """Run a study by the command."""
+    command = [sys.executable, "-m", "leakgauge", "run", str(STUDIES[name]), "--out", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode in (0, 5), done.stdout + done.stderr
 
 
 def main(verb, *folders):
     if verb == "check":
-        found = {
-            json.loads((Path(folder) / "study.json").read_text("utf-8"))["name"]: Path(folder) for folder in folders
-        }
+        paths = [Path(folder) for folder in folders]
+        found = {json.loads((path / "study.json").read_text("utf-8"))["name"]: path for path in paths}
     else:
         found = {name: Path(tempfile.mkdtemp()) / name for name in folders or STUDIES}
         for name, folder in found.items():

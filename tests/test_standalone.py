@@ -1,4 +1,4 @@
-"""`leakgauge audit --by`: audits inside a run, what they refuse, and the delta of the claimed epsilon."""
+"""`leakgauge audit --by`: audits inside a run, their refusals, and the delta of the claimed epsilon."""
 
 import json
 import math
@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from leakgauge.defenses.dp_fedavg import DPFedAvg
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.audit.claims import ratios_delta
-from leakgauge.harness.audit.standalone import ask_audit
-from leakgauge.harness.cli.app import app
+from leakgauge.harness.audit.standalone import audit
+from leakgauge.harness.cli.main import app
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.codec import unpack_float32
 from leakgauge.harness.core.errors import StudyError
@@ -28,14 +28,14 @@ FEW = {"clients": 200, "dim": 200}
 """Canary clients that are quick."""
 
 
-def asked(name, parameters=None, setting=None, rounds=None, seed=0, **options):
-    return ask_audit(name, parameters or {}, setting or {}, rounds, seed=seed, **options)
+def audited(name, parameters=None, setting=None, rounds=None, seed=0, **options):
+    return audit(name, parameters or {}, setting or {}, rounds, seed=seed, **options)
 
 
 def refused(*args, **options):
-    """What is said, line by line."""
+    """The lines of the error."""
     with pytest.raises(StudyError) as error:
-        asked(*args, **options)
+        audited(*args, **options)
     return str(error.value).splitlines()
 
 
@@ -43,41 +43,41 @@ def refused(*args, **options):
 
 
 def test_messages_of_a_training_bound_a_gaussian_from_below():
-    # sigma for epsilon 8: mu 1.666; 200 a side find 3 or more but for 1 in 1000 runs, and 6.7 with 1000 a side
-    found = asked("gaussian", rounds=40, by="messages")
+    # sigma for epsilon 8: mu 1.666; 200 trials per input find less than 3 in 1 of 1000 runs, and 1000 find 6.7
+    found = audited("gaussian", rounds=40, by="messages")
     row = found["audited"]
     assert 3.0 < row["epsilon_lower"] < found["proved"]["epsilon"] == pytest.approx(8.0)
     assert (row["messages"], row["pilot"], row["rounds"]) == (400, 0, 40)
     assert (row["by"], row["unit"], row["threat"]) == ("messages", "message", "server")
     assert (found["claimed"]["horizon"], found["setting"]["dim"], found["setting"]["rounds"]) == ("one round", 650, 40)
     assert found["verdict"] == "HOLDS"
-    assert found["reason"].endswith("with 200 trials an input.")
+    assert found["reason"].endswith("with 200 trials per input.")
     assert not {"trials", "canaries", "guesses"} & set(row)
 
 
 def test_messages_of_a_pure_claim_choose_the_threshold_on_the_first_rounds():
-    row = asked("laplace", {"epsilon": 2.0}, rounds=24, by="messages")["audited"]
+    row = audited("laplace", {"epsilon": 2.0}, rounds=24, by="messages")["audited"]
     assert 0 < row["epsilon_lower"] < 2.0
     assert (row["messages"], row["pilot"], row["method"]) == (180, 60, "Clopper-Pearson")
 
 
 @dataclass(frozen=True)
 class Quiet(Gaussian):
-    """The normal mechanism with less noise than it says."""
+    """The Gaussian mechanism with less noise than it claims."""
 
     def encode(self, *args):
         return Gaussian(epsilon=100.0).encode(*args)
 
 
 def test_messages_with_too_little_noise_break_the_claim():
-    found = asked("tests.test_ask_audit:Quiet", {"epsilon": 1.0}, rounds=10, by="messages")
+    found = audited("tests.test_standalone:Quiet", {"epsilon": 1.0}, rounds=10, by="messages")
     assert found["audited"]["epsilon_lower"] > 1.0
     assert found["verdict"] == "BROKEN"
     assert "above what is proved" in found["reason"]
 
 
 def test_a_message_may_be_a_gradient():
-    found = asked("gaussian", {}, {"sends": "gradient", "clients": 4}, rounds=6, by="messages")
+    found = audited("gaussian", {}, {"sends": "gradient", "clients": 4}, rounds=6, by="messages")
     assert (found["setting"]["sends"], found["setting"]["participants"]) == ("gradient", 4)
     assert found["audited"]["messages"] == 24
 
@@ -87,7 +87,7 @@ def test_a_message_may_be_a_gradient():
 
 @pytest.mark.parametrize(("name", "pair"), [("ota", "end to end"), ("dp-fedavg", "from nothing")])
 def test_canary_clients_bound_all_rounds_from_below(name, pair):
-    found = asked(name, {}, FEW, rounds=3, by="one-run")
+    found = audited(name, {}, FEW, rounds=3, by="one-run")
     row = found["audited"]
     assert 0 <= row["any_mechanism"] <= row["epsilon_lower"] <= found["proved"]["epsilon"]
     assert (row["pair"], row["canaries"], row["guesses"], row["rounds"]) == (pair, 200, 20, 3)
@@ -98,8 +98,8 @@ def test_canary_clients_bound_all_rounds_from_below(name, pair):
 
 
 def test_canary_clients_hidden_by_their_own_noise_show_nothing():
-    # each message of sqSGD hides it, and a hundred others' noise is in the sum
-    found = asked("sqsgd", {}, {"clients": 100, "dim": 100}, rounds=2, by="one-run")
+    # each message of sqSGD hides its client, and the sum has the noise of a hundred others
+    found = audited("sqsgd", {}, {"clients": 100, "dim": 100}, rounds=2, by="one-run")
     assert found["audited"]["epsilon_lower"] <= found["proved"]["epsilon"]
 
 
@@ -111,17 +111,17 @@ class Noiseless(DPFedAvg):
         return torch.stack([unpack_float32(wire, links.setting.dim) for wire in received]).mean(0)
 
 
-def test_canary_clients_whom_nothing_hides_break_the_claim():
-    found = asked("tests.test_ask_audit:Noiseless", {"epsilon": 1.0}, FEW, rounds=2, by="one-run")
+def test_canary_clients_without_noise_break_the_claim():
+    found = audited("tests.test_standalone:Noiseless", {"epsilon": 1.0}, FEW, rounds=2, by="one-run")
     assert found["audited"]["right"] == 20
     assert found["audited"]["epsilon_lower"] > 1.0
     assert found["verdict"] == "BROKEN"
     assert "above what is proved" in found["reason"]
-    assert asked("dp-fedavg", {"epsilon": 1.0}, FEW, rounds=2, by="one-run")["verdict"] == "HOLDS"
+    assert audited("dp-fedavg", {"epsilon": 1.0}, FEW, rounds=2, by="one-run")["verdict"] == "HOLDS"
 
 
-def test_canary_clients_break_no_claim_that_is_made_to_others():
-    found = asked("tests.test_ask_audit:Noiseless", {"epsilon": 1.0}, FEW, rounds=2, by="one-run", threat="server")
+def test_canary_clients_break_no_claim_against_other_adversaries():
+    found = audited("tests.test_standalone:Noiseless", {"epsilon": 1.0}, FEW, rounds=2, by="one-run", threat="server")
     assert found["verdict"] == "NOTHING PROMISED"
     assert "delta_at" not in found["audited"]
 
@@ -129,18 +129,18 @@ def test_canary_clients_break_no_claim_that_is_made_to_others():
 def test_cosines_estimate_and_change_no_verdict():
     # mu 0.5 by 100 cosines: a standard deviation of 0.1
     small = {"clients": 100, "dim": 10_000}
-    found = asked("dp-fedavg", {"noise_std": 4.0}, small, rounds=4, by="cosine")
+    found = audited("dp-fedavg", {"noise_std": 4.0}, small, rounds=4, by="cosine")
     row = found["audited"]
     assert row["mu"] == pytest.approx(0.5, abs=0.5)
     assert row["epsilon_estimate"] == pytest.approx(gaussian_epsilon(row["mu"], 1e-5))
     assert (row["kind"], row["canaries"], row["dim"], row["rounds"]) == ("estimate", 100, 10_000, 4)
     assert not {"epsilon_lower", "confidence", "threat", "method"} & set(row)
-    exposed = asked("tests.test_ask_audit:Noiseless", {"epsilon": 1.0}, small, rounds=4, by="cosine")
+    exposed = audited("tests.test_standalone:Noiseless", {"epsilon": 1.0}, small, rounds=4, by="cosine")
     assert exposed["audited"]["epsilon_estimate"] > 1.0
     assert (exposed["verdict"], "udited" in exposed["reason"]) == ("HOLDS", False)
 
 
-# ---- what is refused
+# ---- refusals
 
 
 @pytest.mark.parametrize(
@@ -155,18 +155,18 @@ def test_cosines_estimate_and_change_no_verdict():
         ("piecewise", "cosine", "at delta 0, where Gaussian laws have no epsilon; expected --by trials or messages"),
     ],
 )
-def test_what_a_way_cannot_audit_is_refused_with_the_ways_that_can(name, by, words):
+def test_a_claim_that_one_kind_cannot_audit_is_refused_with_the_kinds_that_can(name, by, words):
     (line,) = refused(name, {}, {"clients": 20}, rounds=2, by=by)
     assert line.startswith(f"{name}: cannot be audited by {by}: ")
     assert words in line
 
 
-def test_all_that_a_way_has_no_use_for_is_named_at_once():
+def test_all_unused_and_invalid_options_are_reported_together():
     lines = refused(
         "gaussian", {}, {"participants": 3, "dim": 36}, trials=10, confidence=2.0, threat="me", by="messages"
     )
     assert lines == [
-        "audit: trials: got 10, of which an audit by messages makes no use",
+        "audit: trials: got 10, which an audit by messages does not use",
         "audit: confidence: got 2.0, expected 0 < confidence < 1",
         "audit: threat: got 'me', known: server, colluding-server, eavesdropper, participant, public",
         "audit: setting.participants: got 3, expected all of 10 clients",
@@ -177,7 +177,7 @@ def test_all_that_a_way_has_no_use_for_is_named_at_once():
     assert [line.split(":")[1] for line in lines] == [" trials", " confidence", " threat"]
 
 
-def test_more_samples_than_there_are_and_one_round_are_refused():
+def test_too_many_samples_and_a_single_round_are_refused():
     (line,) = refused("gaussian", {}, {"samples": 1000}, rounds=2, by="messages")
     assert "setting.samples: got 10000 of all clients, expected at most 14" in line
     (line,) = refused("gaussian", rounds=1, by="messages")
@@ -186,7 +186,7 @@ def test_more_samples_than_there_are_and_one_round_are_refused():
     assert line == "claim: setting.clients: got 'many', expected a number above zero"
 
 
-def test_the_command_ends_with_2_and_a_line_each():
+def test_the_command_ends_with_2_and_one_line_for_each_problem():
     result = CliRunner().invoke(app, ["audit", "ota", "--by", "cosine", "--trials", "5", "--threat", "server"])
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 2
@@ -213,7 +213,7 @@ def test_the_interval_of_a_sampled_delta_covers_the_closed_form_of_a_gaussian():
 
 
 def test_a_sampled_delta_is_the_larger_of_both_directions():
-    # e^-L of input 1 is worth more: laws on two points, 0.1 and 0.9 against 0.3 and 0.7
+    # laws on two points: 0.1 and 0.9 against 0.3 and 0.7; the direction of input 1 has the larger delta
     zeros = np.repeat([math.log(3), math.log(7 / 9)], [100, 900])
     ones = np.repeat([math.log(3), math.log(7 / 9)], [300, 700])
     at = 0.5
@@ -222,45 +222,45 @@ def test_a_sampled_delta_is_the_larger_of_both_directions():
     assert ratios_delta(-ones, -zeros, at, 0.95).delta == pytest.approx(max(forward, backward), abs=1e-4)
 
 
-def test_ratios_that_are_not_of_two_laws_tell_no_delta():
+def test_inconsistent_ratios_give_no_delta():
     zeros, ones = samples(1.0, 500, KEY)
     assert ratios_delta(zeros + 5, ones + 5, 1.0, 0.95) is None
     assert ratios_delta(zeros, ones, 1.0, 0.95, most=2.0) is None
     assert ratios_delta(zeros, ones, 1.0, 0.95, most=20.0) is not None
 
 
-def test_an_attained_law_tells_the_delta_exactly():
-    found = asked("gaussian", {"epsilon": 2.0}, trials=20)["audited"]["delta_at"]
+def test_an_attained_proof_gives_the_delta_exactly():
+    found = audited("gaussian", {"epsilon": 2.0}, trials=20)["audited"]["delta_at"]
     assert found["delta"] == found["low"] == found["high"] == pytest.approx(1e-5)
     assert (found["epsilon"], found["method"], found["n"]) == (pytest.approx(2.0), "exact", 0)
-    udp = asked("udp", {"epsilon": 20.0}, rounds=2, trials=20)["audited"]["delta_at"]
-    assert udp["delta"] > 10 * 1e-3  # claimed; 30.3 is proved there, and not 20
-    assert asked("dp-fedavg", {}, FEW, rounds=2, by="one-run")["audited"]["delta_at"]["delta"] == pytest.approx(1e-5)
+    udp = audited("udp", {"epsilon": 20.0}, rounds=2, trials=20)["audited"]["delta_at"]
+    assert udp["delta"] > 10 * 1e-3  # ten times the claimed delta; the true epsilon is 30.3, not 20
+    assert audited("dp-fedavg", {}, FEW, rounds=2, by="one-run")["audited"]["delta_at"]["delta"] == pytest.approx(1e-5)
 
 
-def test_trials_tell_the_delta_of_a_law_without_a_curve():
+def test_trials_give_the_delta_of_a_law_without_a_curve():
     # one coordinate of three rounds of Laplace: 2 a round, 6 in all, so that delta is 0 there
-    found = asked("laplace", {"epsilon": 2.0}, {"dim": 4}, rounds=3, trials=200)["audited"]["delta_at"]
+    found = audited("laplace", {"epsilon": 2.0}, {"dim": 4}, rounds=3, trials=200)["audited"]["delta_at"]
     assert (found["epsilon"], found["method"], found["n"]) == (6.0, "sampling", 200)
     assert found["delta"] == pytest.approx(0.0, abs=1e-4)
     assert found["low"] < 1e-6 < 0.005 < found["high"] < 0.05
 
 
-def test_trials_tell_the_delta_by_which_a_claim_is_missed():
-    # a dithered quantizer, whose dither is known, of Laplace with epsilon 4.62: no more than Laplace's own delta
-    found = asked("jopeq", {"scale": "public"}, {"dim": 4}, trials=200)
+def test_trials_give_the_delta_by_which_a_claim_is_missed():
+    # Laplace noise with epsilon 4.62 and a quantizer with a known dither: at most Laplace's own delta
+    found = audited("jopeq", {"scale": "public"}, {"dim": 4}, trials=200)
     row = found["audited"]["delta_at"]
     assert (found["verdict"], row["epsilon"], row["method"]) == ("BROKEN", 4.0, "sampling")
     assert 0.02 < row["low"] < row["delta"] < -math.expm1((4 - found["proved"]["epsilon"]) / 2)
 
 
-def test_no_delta_is_told_where_the_likelihood_is_not_the_law_or_nothing_is_claimed():
-    assert "delta_at" not in asked("sqsgd", trials=20)["audited"]  # continued for attacks: above what is proved
-    assert "delta_at" not in asked("jopeq", trials=20)["audited"]  # at one norm: of a part of the message
-    assert "delta_at" not in asked("none", trials=20)["audited"]
+def test_there_is_no_delta_if_the_likelihood_is_not_the_law_or_nothing_is_claimed():
+    assert "delta_at" not in audited("sqsgd", trials=20)["audited"]  # extended for attacks: above what is proved
+    assert "delta_at" not in audited("jopeq", trials=20)["audited"]  # at one norm: ratios of a part of the message
+    assert "delta_at" not in audited("none", trials=20)["audited"]
 
 
-# ---- what the documents say
+# ---- the table of docs/claims.md
 
 DOCUMENT = (Path(__file__).parents[1] / "docs" / "claims.md").read_text("utf-8")
 ROWS = re.findall(
@@ -271,21 +271,21 @@ ROWS = re.findall(
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]} by {row[1]}")
 def test_a_row_of_the_table_is_what_its_command_finds(row):
-    name, by, unit, delta, horizon, claimed, proved, audited, verdict = row
-    found = asked(name, by=by)
+    name, by, unit, delta, horizon, claimed, proved, bound, verdict = row
+    found = audited(name, by=by)
     what, where = found["audited"], found["claimed"]
     assert (unit, horizon, verdict) == (where["unit"], where["horizon"], found["verdict"])
-    measured = what["epsilon_estimate"] if audited.startswith("estimate") else what["epsilon_lower"]
+    measured = what["epsilon_estimate"] if bound.startswith("estimate") else what["epsilon_lower"]
     numbers = (delta, where["delta"]), (claimed, where["epsilon"]), (proved, found["proved"]["epsilon"])
-    for said, number in (*numbers, (audited.removeprefix("estimate "), measured)):
-        assert float(said) == pytest.approx(number, rel=6e-4)
+    for printed, number in (*numbers, (bound.removeprefix("estimate "), measured)):
+        assert float(printed) == pytest.approx(number, rel=6e-4)
 
 
-def test_all_ways_are_in_the_table():
+def test_all_kinds_of_audits_are_in_the_table():
     assert {row[1] for row in ROWS} == {"messages", "one-run", "cosine"}
 
 
-# ---- how it looks
+# ---- seeds and output
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_all_ways_are_in_the_table():
     ],
 )
 def test_the_same_seed_gives_the_same_audit_and_another_one_another(name, options):
-    first, again, other = (asked(name, seed=seed, **options) for seed in (0, 0, 1))
+    first, again, other = (audited(name, seed=seed, **options) for seed in (0, 0, 1))
     assert first == again
     assert first["audited"] != other["audited"]
     assert json.loads(json.dumps(first, allow_nan=False)) == again
@@ -312,7 +312,7 @@ def test_the_same_seed_gives_the_same_audit_and_another_one_another(name, option
         (["dp-fedavg", "--by", "cosine", "--rounds", "2"], ["ESTIMATE epsilon about", "no bound", "from nothing"]),
     ],
 )
-def test_the_command_says_what_was_done(options, words):
+def test_the_command_prints_what_was_audited(options, words):
     few = [] if "messages" in options else ["--setting", "clients=200", "--setting", "dim=200"]
     result = CliRunner().invoke(app, ["audit", *options, *few])
     assert result.exit_code == 0

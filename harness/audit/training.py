@@ -1,0 +1,75 @@
+"""A small real training on digits, whose messages an audit reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leakgauge.harness import data
+from leakgauge.harness.audit.trials import Deployment
+from leakgauge.harness.core.cell import FederationSpec
+from leakgauge.harness.core.contract import Defense, Examples, Setting
+from leakgauge.harness.core.errors import StudyError
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.federation.loop import Keep, make_plan, make_setting, train
+from leakgauge.harness.federation.round import client_key
+from leakgauge.harness.learn.batch import Work, choose_engine, train_clients
+from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.partition import partition
+from leakgauge.harness.learn.tasks import ModelTask
+
+DIGITS_DIM = 650
+"""Parameters of a softmax regression on digits."""
+
+
+@dataclass(frozen=True, eq=False)
+class DigitsTraining:
+    """A softmax regression on digits, trained with the defense; every client has equally many samples."""
+
+    defense: Defense[Any, Any]
+    task: ModelTask
+    spec: FederationSpec
+    clients: dict[int, Examples]
+    test: Examples
+    setting: Setting
+    key: Key
+
+    @classmethod
+    def of(cls, deployment: Deployment, key: Key) -> DigitsTraining:
+        """A training with the deployment's clients, samples, steps, batch and learning rate."""
+        public, digits = deployment.setting, data.load("digits", Path())
+        samples, available = public.clients * public.samples, len(digits.train.y)
+        if samples > available:
+            raise StudyError("audit", [f"setting.samples: got {samples} of all clients, expected at most {available}"])
+        task = ModelTask(build("linear", digits.input_shape, len(digits.classes)))
+        spec = FederationSpec(
+            clients=public.clients,
+            rounds=public.rounds,
+            algorithm="fedsgd" if public.sends == "gradient" else "fedavg",
+            samples=samples,
+            local_steps=public.steps,
+            batch=public.batch,
+            lr=public.lr,
+            evaluate_every=public.rounds,
+        )
+        parts = partition(spec, digits.train.y, key.child("partition"))
+        clients = {k: Examples(digits.train.x[part], digits.train.y[part]) for k, part in enumerate(parts)}
+        setting = make_setting(task, spec, clients, deployment.defense.local)
+        return cls(deployment.defense, task, spec, clients, digits.test, setting, key.child("training"))
+
+    def run(self) -> tuple[Tensor, Deployment]:
+        """[T, clients, d] updates before the defense, trained again from each round's model; and the states."""
+        engine, defense = choose_engine(self.task), self.defense
+        keep = Keep(models=frozenset(range(self.spec.rounds)))
+        run = train(self.task, self.spec, defense, self.clients, self.test, self.key, engine=engine, keep=keep)
+        updates, history = [], [defense.init(self.setting)]
+        for number, lr in enumerate(run.learning_rates):
+            plan = make_plan(self.spec, lr, defense.local, defense.step_noise(self.setting))
+            work = [Work(own, client_key(self.key, number, k).child("train")) for k, own in self.clients.items()]
+            updates.append(train_clients(self.task, run.models[number], work, plan, engine).updates)
+            history.append(defense.advance(history[-1], run.feedback[number]))
+        return torch.stack(updates), Deployment(defense, self.setting, tuple(history[:-1]))

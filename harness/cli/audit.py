@@ -1,0 +1,94 @@
+"""The commands `claim` and `audit`: the epsilon that a defense claims, the one that is proved, and a measured bound."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from leakgauge.harness.cli import options as cli
+
+
+def claim(
+    defense: cli.DefenseArgument,
+    set_: cli.SetOption = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds that the claim covers.")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Delta of the proved epsilon; default: the delta of the claim.")
+    ] = None,
+    setting: cli.SettingOption = None,
+    as_json: cli.JsonOption = False,
+) -> None:
+    """Show what a defense claims, what provably holds, and the verdict."""
+    from leakgauge.harness.audit import claims
+    from leakgauge.harness.audit.claims import assignments
+
+    with cli.user_errors():
+        found = claims.claim(
+            defense, assignments(set_ or [], "--set"), assignments(setting or [], "--setting"), rounds, delta
+        )
+    _print_claim(found, as_json)
+
+
+def audit(
+    defense: cli.DefenseArgument,
+    set_: cli.SetOption = None,
+    by: Annotated[
+        str, typer.Option(help="trials; messages (of a training); one-run (canary clients); cosine (only an estimate).")
+    ] = "trials",
+    rounds: Annotated[int | None, typer.Option(help="Rounds of a trial, or of the training.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Trials with each of the two inputs; default: 1000.")] = None,
+    confidence: Annotated[float | None, typer.Option(help="Confidence of the lower bound; default: 0.95.")] = None,
+    threat: Annotated[
+        str | None, typer.Option(help="The adversary; default: the one in the claim that sees most.")
+    ] = None,
+    setting: cli.SettingOption = None,
+    seed: Annotated[int, typer.Option(help="Seed of every random draw.")] = 0,
+    as_json: cli.JsonOption = False,
+) -> None:
+    """Audit a defense: show a measured lower bound of epsilon beside the claimed and the proved one."""
+    from leakgauge.harness.audit import standalone
+    from leakgauge.harness.audit.claims import assignments
+
+    with cli.user_errors():
+        found = standalone.audit(
+            defense,
+            assignments(set_ or [], "--set"),
+            assignments(setting or [], "--setting"),
+            rounds,
+            by=by,
+            trials=trials,
+            confidence=confidence,
+            threat=threat,
+            seed=seed,
+        )
+    _print_claim(found, as_json)
+
+
+def _print_claim(found: dict[str, Any], as_json: bool) -> None:
+    """Print the claimed, proved and audited epsilon, and the verdict."""
+    from leakgauge.harness.audit.standalone import lines
+    from leakgauge.harness.core.threats import Threat
+
+    if as_json:
+        cli.print_json(found)
+        return
+    claimed, proved = found["claimed"], found["proved"]
+    parameters = ", ".join(f"{key}={value}" for key, value in found["parameters"].items() if value is not None)
+    typer.echo(f"{found['defense']}({parameters})")
+    source = f"{claimed['source']}, {claimed['adjacency']}" if claimed["source"] else ""
+    rows = [("claimed", claimed, source, ""), ("proved", proved, proved["method"], "")]
+    rows += [("", proof, proof["method"], f": {proof['reason']}") for proof in found["further"]]
+    for label, row, how, note in rows:
+        epsilon = row["epsilon"] if row["epsilon"] == "inf" else f"{row['epsilon']:.6g}"
+        names = "everybody" if len(row["against"]) == len(Threat) else ", ".join(row["against"])
+        against = f", against {names}" if names else ""
+        typer.echo(
+            f"  {label:<8} epsilon {epsilon} a {row['unit']}, delta {row['delta']:g}, {claimed['horizon']}{against}"
+            f"{f' ({how})' if how else ''}{note}"
+        )
+    if "audited" in found:
+        typer.echo("\n".join(lines(found["audited"])))
+    for assumption in claimed["assumes"]:
+        typer.echo(f"  assumes  {assumption}")
+    typer.echo(f"  {found['verdict']}: {found['reason']}")

@@ -1,0 +1,53 @@
+"""The command `list`: the defenses, attacks, tasks and studies by name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from leakgauge.harness.cli.options import JsonOption, print_json, user_errors
+
+_LISTS = ("defenses", "attacks", "tasks", "studies")
+
+
+def list_(
+    what: Annotated[str, typer.Argument(help="What to list.", metavar="|".join(_LISTS))],
+    as_json: JsonOption = False,
+) -> None:
+    """List the defenses, attacks, tasks or studies, each with one line of description."""
+    from leakgauge.harness.core.errors import unknown
+
+    with user_errors():
+        if what not in _LISTS:
+            raise unknown("list of", what, _LISTS)
+        rows = _rows(what)
+    if as_json:
+        print_json(rows)
+        return
+    width = max(len(row["name"]) for row in rows)
+    for row in rows:
+        kind = f"[{row['kind']}] " if "kind" in row else ""
+        typer.echo(f"{row['name']:<{width}}  {kind}{row['summary']}")
+        if row.get("parameters"):
+            parameters = ", ".join(f"{key}={value!r}" for key, value in row["parameters"].items())
+            typer.echo(f"{'':<{width}}  {parameters}")
+
+
+def _rows(what: str) -> list[dict[str, Any]]:
+    """The entries of one list. A task is a data set and a model: both are listed, with their kind."""
+    from leakgauge.harness import data
+    from leakgauge.harness.federation import registry
+    from leakgauge.harness.learn import models
+    from leakgauge.harness.study import study
+
+    if what == "studies":
+        return [{"name": name, "summary": title} for name, title in study.shipped().items()]
+    if what == "tasks":
+        tasks = (("data", data.names()), ("model", models.names()))
+        return [{"name": name, "summary": text, "kind": kind} for kind, known in tasks for name, text in known]
+    kind: registry.Kind = "defense" if what == "defenses" else "attack"
+    return [
+        {"name": name, "summary": registry.summary(kind, name), "parameters": registry.defaults(kind, name)}
+        for name in registry.classes(kind)
+    ]

@@ -1,0 +1,46 @@
+"""The command `leakgauge`. Heavy imports happen inside the commands, so that `--help` is quick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from leakgauge import __version__
+from leakgauge.harness.cli.audit import audit, claim
+from leakgauge.harness.cli.compare import compare
+from leakgauge.harness.cli.gate import baselines, check
+from leakgauge.harness.cli.list import list_
+from leakgauge.harness.cli.report import export, report
+from leakgauge.harness.cli.run import run, show
+
+app = typer.Typer(name="leakgauge", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+def _print_version(wanted: bool) -> None:
+    """Print the version and exit."""
+    if wanted:
+        typer.echo(f"leakgauge {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Measure how much a federated-learning defense really leaks."""
+
+
+_COMMANDS: tuple[Callable[..., None], ...] = (run, report, export, show, claim, audit, compare, check)
+for _command in _COMMANDS:
+    app.command()(_command)
+app.command("list")(list_)
+app.add_typer(baselines)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

@@ -1,0 +1,76 @@
+"""What the commands share: exit codes, options, and the printing of errors and tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+INCREASED, USAGE, NOT_COMPARABLE, INCOMPLETE, INTERRUPTED = 1, 2, 4, 5, 130
+"""Exit codes: leakage increased; invalid study or arguments; no usable baseline; incomplete results; stopped."""
+
+StudyArgument = Annotated[str, typer.Argument(help="A TOML file, or the name of a shipped study.")]
+FolderArgument = Annotated[Path, typer.Argument(help="Folder of results that 'leakgauge run' wrote.")]
+DefenseArgument = Annotated[str, typer.Argument(help="Name of a defense, or two names joined as in laplace+sdq.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="A parameter of the defense, as key=value; repeatable.")
+]
+SettingOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Federation property as key=value: dim, clients, participants, samples, steps, batch, lr."),
+]
+DataOption = Annotated[
+    Path | None, typer.Option("--data", help="Folder of the data sets; default: LEAKGAUGE_DATA, or ~/.cache/leakgauge.")
+]
+WorkersOption = Annotated[
+    int | None, typer.Option(min=0, help="Worker processes; default: one per core; 0: work in this process.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def refusal(code: int, *lines: str) -> typer.Exit:
+    """The exit with this code; the lines are printed on standard error."""
+    for line in lines:
+        typer.echo(f"leakgauge: {line}", err=True)
+    return typer.Exit(code)
+
+
+@contextmanager
+def user_errors(no_baseline: int = USAGE) -> Iterator[None]:
+    """Turn a user's mistake, or Ctrl-C, into lines on standard error and an exit code.
+
+    Args:
+        no_baseline: the exit code if a baseline is missing or cannot be read.
+    """
+    from leakgauge.harness.core.errors import StudyError, UnknownNameError
+    from leakgauge.harness.gate.baseline import BaselineError
+    from leakgauge.harness.study.store import StoreError
+    from leakgauge.harness.study.supervisor import Interrupted
+
+    try:
+        yield
+    except (StudyError, UnknownNameError, StoreError) as error:
+        raise refusal(USAGE, *str(error).splitlines()) from error
+    except BaselineError as error:
+        raise refusal(no_baseline, str(error)) from error
+    except (Interrupted, KeyboardInterrupt) as error:
+        raise refusal(INTERRUPTED, "stopped; finished results are kept, the same command resumes") from error
+
+
+def print_json(data: Any) -> None:
+    """Print plain data as JSON."""
+    typer.echo(json.dumps(data, indent=1))
+
+
+def print_table(table: Any) -> None:
+    """Print a rich table, as wide as the terminal; 140 columns, or COLUMNS, if the output is no terminal."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", "140"))
+    Console(width=width).print(table)

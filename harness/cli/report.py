@@ -1,0 +1,111 @@
+"""The commands `report` and `export`: results as a page, or as a table for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from leakgauge.harness.cli.options import INCOMPLETE, FolderArgument, print_table, refusal, user_errors
+
+if TYPE_CHECKING:
+    from leakgauge.harness.core.result import Run
+    from leakgauge.reports.sections.changes import Against
+
+Images = Literal["public", "redact", "none"]
+Layout = Literal["file", "dir"]
+ImagesOption = Annotated[
+    Images,
+    typer.Option(help="Pictures in the report: public: of public data sets; redact: placeholders; none: left out."),
+]
+
+
+def report(
+    folder: FolderArgument,
+    images: ImagesOption = "public",
+    layout: Annotated[
+        Layout, typer.Option(help="file: one page; dir: a folder, for servers that forbid inline styles and scripts.")
+    ] = "file",
+    out: Annotated[
+        Path | None, typer.Option(help="The page, or its folder; default: DIR/report.html or DIR/report.")
+    ] = None,
+    figures: Annotated[
+        str, typer.Option(help="Formats such as png,pdf,svg: also write each chart to DIR/figures.")
+    ] = "",
+    against: Annotated[
+        Path | None, typer.Option(help="A baseline, or another folder of results: adds a section on the changes.")
+    ] = None,
+) -> None:
+    """Write the HTML report of a folder of results again, and print its table."""
+    from leakgauge.harness.study.store import load_run, write_atomically
+    from leakgauge.reports.charts.files import figure_files, formats
+    from leakgauge.reports.select import Analysis
+
+    try:
+        kinds = formats(figures)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="'--figures'") from error
+    with user_errors():
+        finished = load_run(folder)
+        for name, content in figure_files(Analysis(finished), kinds):
+            write_atomically(folder / "figures" / name, content)
+        publish(finished, folder, images, layout, out, against)
+
+
+def export(
+    folder: FolderArgument,
+    to: Annotated[
+        Literal["md", "csv", "jsonl"],
+        typer.Option(help="md: the leakage matrix; csv, jsonl: one line per cell, with all estimates."),
+    ] = "md",
+) -> None:
+    """Print the results of a folder as a table for other programs."""
+    from leakgauge.harness.study.store import load_run
+    from leakgauge.reports.export import to_csv, to_jsonl
+    from leakgauge.reports.select import Analysis
+    from leakgauge.reports.text.markdown import to_markdown
+
+    with user_errors():
+        analysis = Analysis(load_run(folder))
+    typer.echo({"md": to_markdown, "csv": to_csv, "jsonl": to_jsonl}[to](analysis), nl=False)
+
+
+def publish(
+    finished: Run,
+    folder: Path,
+    images: Images,
+    layout: Layout = "file",
+    out: Path | None = None,
+    against: Path | None = None,
+) -> None:
+    """Print the table of the results and write the report; exit with code 5 if a cell failed or is missing."""
+    from leakgauge.harness.study.store import write_atomically
+    from leakgauge.reports.html import report_files, stale_pictures
+    from leakgauge.reports.text.tables import summary
+
+    print_table(summary(finished))
+    compared = None if against is None else _compared(finished, against)
+    place = out or folder / ("report.html" if layout == "file" else "report")
+    files = report_files(finished, place, layout, images=images, against=compared)
+    for path, content in files.items():
+        write_atomically(path, content)
+    for old in stale_pictures(place, files):
+        old.unlink()
+    typer.echo(f"report: {list(files)[-1]}")
+    lines = [f"failed: {failure.cell.label}: {failure.message}" for failure in finished.failures.values()]
+    if finished.missing:
+        lines.append(f"cells without a result: {len(finished.missing)}")
+    if lines:
+        raise refusal(INCOMPLETE, *lines)
+
+
+def _compared(finished: Run, against: Path) -> Against:
+    """The comparison of a run with a baseline or with another folder of results."""
+    from leakgauge.harness.gate import baseline
+    from leakgauge.harness.gate.judge import Rules, judge
+    from leakgauge.harness.gate.measure import measured
+    from leakgauge.reports.sections.changes import Against
+
+    now, base = measured(finished), baseline.of(against)
+    return Against(judge(now, base.measured, Rules(), noise_sd=base.noise_sd), now, base)

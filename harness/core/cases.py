@@ -1,0 +1,113 @@
+"""The cells of a run, grouped over their seeds: one case is one question."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from leakgauge.harness.core.cell import Cell, PartSpec, Target, TrainingSpec, fingerprint
+from leakgauge.harness.core.metrics import headline
+from leakgauge.harness.core.result import Estimate, Failure, PartInfo, Result, Run, to_data
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Case:
+    """The cells that differ only in their seed, with what came out.
+
+    Attributes:
+        identity: fingerprint of the question without its seed: the same in every run.
+        cells: in the study's order; results and failures: of those that finished or failed, in the same order.
+        info: what the attack is.
+        kind: of the attack: `reconstruction`, `labels` or `membership`.
+    """
+
+    identity: str
+    cells: tuple[Cell, ...]
+    results: tuple[Result, ...]
+    failures: tuple[Failure, ...]
+    info: PartInfo
+
+    @property
+    def training(self) -> TrainingSpec:
+        """The training of the first seed."""
+        return self.cells[0].training
+
+    @property
+    def attack(self) -> PartSpec:
+        """The attack."""
+        return self.cells[0].attack
+
+    @property
+    def target(self) -> Target:
+        """Where the attack looks."""
+        return self.cells[0].target
+
+    @property
+    def threat(self) -> str:
+        """The adversary."""
+        return self.cells[0].threat
+
+    @property
+    def missing(self) -> int:
+        """Cells that neither finished nor failed."""
+        return len(self.cells) - len(self.results) - len(self.failures)
+
+    @property
+    def kind(self) -> str:
+        """By the attack, or by the target where the attack does not say."""
+        return self.info.kind or ("membership" if self.target.kind == "members" else "reconstruction")
+
+    def estimates(self, name: str) -> list[Estimate]:
+        """The estimates of this name, one a result that has it."""
+        return [one for result in self.results for one in result.estimates if one.name == name]
+
+
+def headline_estimate(result: Result, kind: str) -> Estimate | None:
+    """The headline metric of this kind of attack; without it the first metric whose higher value means more leakage."""
+    first = next((one for one in result.estimates if one.higher_leaks), None)
+    return next((one for one in result.estimates if one.name == headline(kind)), first)
+
+
+def identity(cell: Cell) -> str:
+    """Fingerprint of a cell's question without its seed."""
+    rest = [to_data(part) if not isinstance(part, str) else part for part in (cell.attack, cell.target, cell.threat)]
+    return fingerprint([{**cell.training.meaning, "seed": None}, *rest])
+
+
+def training_identity(spec: TrainingSpec) -> str:
+    """Fingerprint of a training without its seed."""
+    return fingerprint([{**spec.meaning, "seed": None}])
+
+
+def cases(run: Run) -> tuple[Case, ...]:
+    """All cases of a run, in the study's order."""
+    return tuple(
+        Case(
+            identity=name,
+            cells=tuple(cells),
+            results=tuple(run.results[cell.id] for cell in cells if cell.id in run.results),
+            failures=tuple(run.failures[cell.id] for cell in cells if cell.id in run.failures),
+            info=run.attacks.get(cells[0].attack.label, PartInfo(cells[0].attack.name, "")),
+        )
+        for name, cells in _grouped((identity(cell), cell) for cell in run.cells).items()
+    )
+
+
+def trainings(run: Run) -> dict[str, list[TrainingSpec]]:
+    """The trainings of a run by `training_identity`, one a seed, in the study's order."""
+    specs = {cell.training.id: cell.training for cell in run.cells}.values()
+    return _grouped((training_identity(spec), spec) for spec in specs)
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+def _grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    """The values of each key, both in their order."""
+    found: dict[K, list[T]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found

@@ -1,0 +1,139 @@
+"""How defenses, attacks, settings, targets and cells are called, in the terminal, the report, the gate and the exports.
+
+Only the parameters in which the parts of a study differ are spelled out. Nothing reads a label back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, Scalar, Target, TaskSpec, canonical
+
+_EXPONENT = re.compile(r"e([+-])0*(\d+)$")
+UNDEFENDED = "none"
+"""The name of the defense that does nothing."""
+
+
+class Label(NamedTuple):
+    """What a defense or an attack is called.
+
+    Attributes:
+        name: without parameters; the defense `none` is called `no defense`.
+        varying: the parameters in which the parts of this name differ.
+        full: all parameters.
+    """
+
+    name: str
+    varying: str
+    full: str
+
+    @property
+    def text(self) -> str:
+        """Name and varying parameters."""
+        return f"{self.name} {self.varying}".strip()
+
+
+def value_text(value: Scalar) -> str:
+    """One parameter's value as a study spells it: `1`, `0.05`, `1e-5`."""
+    return _EXPONENT.sub(r"e\1\2", f"{value:g}").replace("e+", "e") if isinstance(value, float) else str(value)
+
+
+def written(parameters: Mapping[str, Scalar], names: Iterable[str]) -> str:
+    """`key=value, ...` of the named parameters."""
+    return ", ".join(f"{name}={value_text(parameters[name])}" for name in names if parameters.get(name) is not None)
+
+
+def part_text(part: PartSpec) -> str:
+    """A defense or an attack with all its parameters: `gaussian clip=1, epsilon=8`."""
+    shown = "no defense" if part.name == UNDEFENDED else part.name
+    return f"{shown} {written(part.parameters, part.parameters)}".strip()
+
+
+def label_parts(parts: Iterable[PartSpec]) -> dict[str, Label]:
+    """The label of each part among all of them, by `PartSpec.label`."""
+    distinct = {part.label: part for part in parts}
+    named: dict[str, list[PartSpec]] = {}
+    for part in distinct.values():
+        named.setdefault(part.name, []).append(part)
+    varying = {name: varying_parameters(alike) for name, alike in named.items()}
+    labels = {}
+    for key, part in distinct.items():
+        shown = "no defense" if part.name == UNDEFENDED else part.name
+        short = written(part.parameters, varying[part.name])
+        labels[key] = Label(shown, short, written(part.parameters, part.parameters))
+    return labels
+
+
+def varying_parameters(parts: Sequence[PartSpec]) -> list[str]:
+    """Names of the parameters in which parts of one name differ, in their order."""
+    names = [name for part in parts for name in part.parameters]
+    return [name for name in dict.fromkeys(names) if len({part.parameters.get(name) for part in parts}) > 1]
+
+
+def where(target: Target) -> str:
+    """Where an attack looks: `probe, round 0`, `probe, rounds 2 to 5`, `members of client 3, rounds 0 to 9`."""
+    kind = target.kind if target.client is None else f"{target.kind} of client {target.client}"
+    if target.round is None:
+        return kind
+    last = f" to {target.round + target.rounds - 1}" if target.rounds > 1 else ""
+    batch = f", batch {target.batch}" if target.batch > 1 else ""
+    users = f", {target.users} users at once" if target.users > 1 else ""
+    return f"{kind}, round{'s' if last else ''} {target.round}{last}{batch}{users}"
+
+
+def cell_text(cell: Cell) -> str:
+    """One cell in one line: defense, attack, adversary, target, seed."""
+    defense, attack = part_text(cell.training.defense), cell.attack.name
+    return f"{case_text(defense, attack, cell.threat, where(cell.target))}, seed {cell.training.seed}"
+
+
+def case_text(defense: str, attack: str, threat: str, target: str) -> str:
+    """One case in one phrase; of a training, which has no attack, the defense alone."""
+    return f"{defense} under {attack}, {threat}, {target}" if attack else defense
+
+
+def setting_key(task: TaskSpec, federation: FederationSpec) -> str:
+    """One text for one task and federation; cells of different settings are never compared."""
+    return canonical([dataclasses.asdict(task), dataclasses.asdict(federation)])
+
+
+def setting_text(task: TaskSpec, federation: FederationSpec, more: Sequence[str] = ()) -> str:
+    """Data and model, and the size of the federation."""
+    size = f"{counted(federation.clients, 'client')}, {counted(federation.rounds, 'round')}, {federation.algorithm}"
+    return " · ".join([task.data, task.model, size, *more])
+
+
+def label_settings(cells: Iterable[Cell]) -> dict[str, str]:
+    """A name for each setting, by `setting_key`: `setting_text`, and what else differs between them."""
+    settings = {}
+    for cell in cells:
+        task, federation = cell.training.task, cell.training.federation
+        settings[setting_key(task, federation)] = (task, federation)
+    fields = [field.name for field in dataclasses.fields(FederationSpec)]
+    differing = [name for name in fields if len({getattr(f, name) for _, f in settings.values()}) > 1]
+    rest = [name for name in differing if name not in ("clients", "rounds", "algorithm")]
+    inits = len({task.init for task, _ in settings.values()}) > 1
+    return {
+        key: setting_text(
+            task,
+            federation,
+            [f"{name}={getattr(federation, name)}" for name in rest] + ([f"init={task.init}"] if inits else []),
+        )
+        for key, (task, federation) in settings.items()
+    }
+
+
+def unique(names: Mapping[str, str]) -> dict[str, str]:
+    """The names by key; those that several keys share end in their key's last six characters."""
+    counts = Counter(names.values())
+    return {key: f"{name} [{key[-6:]}]" if counts[name] > 1 else name for key, name in names.items()}
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 check`, `2 checks`, `4 batches`; thousands are grouped by a space that does not break a line."""
+    ending = "es" if noun.endswith(("ch", "x", "s")) else "s"
+    return f"{count:,}".replace(",", "\u00a0") + f" {noun}" + ("" if count == 1 else ending)

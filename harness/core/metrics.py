@@ -1,0 +1,161 @@
+"""Every metric in one table: its words, range and direction, and how the gate tests it.
+
+The score, the gate, the report, the terminal and the exports read this table. A new metric is one row here and the code
+that computes its estimate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Literal
+
+RECOGNIZABLE = 0.5
+"""SSIM from which a reconstruction counts as recognizable."""
+
+
+class GateTest(StrEnum):
+    """How the gate judges a rise of a metric."""
+
+    PAIRED = "paired"
+    """Student's t of the paired differences of the items."""
+    DELONG = "DeLong"
+    """DeLong's test on the placements of the records."""
+    RATE = "rate"
+    """A paired test of the true-positive rate at a false-positive rate, on the same placements."""
+    AUDIT = "audit"
+    """The largest value over the seeds must not pass the claim."""
+    RISE = "rise"
+    """The mean over the seeds must not rise by more than a share."""
+    FALL = "fall"
+    """The mean over the seeds must not fall by more than a tolerance."""
+
+
+Item = Literal["image", "label", "victim", "record", "member", "seed"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric.
+
+    Attributes:
+        name: as in results, keys and baselines.
+        words: for people.
+        item: what one value belongs to.
+        kind: of the attack (see `Attack.kind`), or `training`.
+        interval: method of the 95 % interval of one run.
+        low, high: range; None where it has no end.
+        unit: for example `dB`; empty for a pure number.
+        higher_leaks: True if a higher value means that the adversary learns more; None if it says nothing of leakage.
+        gate: how the gate tests it; None: the gate does not look at it.
+        headline: whether the report rates the attacks of this kind by it.
+        chance: what blind guessing scores; None where that is not known.
+        false_positives: of a true-positive rate, the false-positive rate.
+        recognizable: the value from which a single item counts as recognizable: one image may become so while the mean
+            hardly moves.
+        decimals: that a baseline keeps of each value.
+        failed, passed: the gate's verdicts in words.
+        fell, rose: what a passing change is called.
+        percent: whether it is written as a percentage.
+    """
+
+    name: str
+    words: str
+    item: Item
+    kind: str
+    interval: str = "Clopper-Pearson"
+    low: float | None = 0.0
+    high: float | None = 1.0
+    unit: str = ""
+    higher_leaks: bool | None = True
+    gate: GateTest | None = None
+    headline: bool = False
+    chance: float | None = None
+    false_positives: float | None = None
+    recognizable: float | None = None
+    decimals: int = 6
+    failed: str = "leakage increased"
+    passed: str = "no increase detected"
+    fell: str = "leakage decreased"
+    rose: str = "within tolerance"
+    percent: bool = False
+
+    @property
+    def items(self) -> str:
+        """What its values belong to, in the plural."""
+        return f"{self.item}s"
+
+
+_TABLE = (
+    Metric(
+        *("ssim", "mean SSIM", "image", "reconstruction", "Student t"),
+        low=-1.0,
+        gate=GateTest.PAIRED,
+        headline=True,
+        recognizable=RECOGNIZABLE,
+    ),
+    Metric("mse", "MSE", "image", "reconstruction", "order statistics", high=None, higher_leaks=False),
+    Metric("psnr", "PSNR", "image", "reconstruction", "Student t", low=None, high=None, unit="dB"),
+    Metric("label_accuracy", "labels right", "label", "labels", headline=True),
+    Metric("exact", "victims with all labels right", "victim", "labels"),
+    Metric("recognized", "recognized", "image", "reconstruction"),
+    Metric("success", "success", "image", "reconstruction"),
+    Metric("failed", "failed", "victim", "reconstruction", higher_leaks=None),
+    Metric(
+        *("auc", "AUC", "record", "membership", "DeLong"), gate=GateTest.DELONG, headline=True, chance=0.5, decimals=5
+    ),
+    Metric("tpr@0.1%", "TPR at 0.1 % FPR", "member", "membership", gate=GateTest.RATE, false_positives=0.001),
+    Metric("tpr@1%", "TPR at 1 % FPR", "member", "membership", gate=GateTest.RATE, false_positives=0.01),
+    Metric("balanced_accuracy", "balanced accuracy", "record", "membership", "DKW-Massart band"),
+    Metric(
+        *("epsilon", "audited epsilon, lower bound", "seed", "training", ""),
+        high=None,
+        higher_leaks=None,
+        gate=GateTest.AUDIT,
+        failed="audited epsilon too high",
+        fell="audited epsilon fell",
+    ),
+    Metric(
+        *("accuracy", "final accuracy", "seed", "training"),
+        higher_leaks=None,
+        gate=GateTest.FALL,
+        failed="accuracy fell",
+        passed="no loss detected",
+        fell="within tolerance",
+        rose="accuracy rose",
+        percent=True,
+    ),
+    Metric(
+        *("bits", "bits per parameter", "seed", "training", "Student t"),
+        high=None,
+        higher_leaks=None,
+        gate=GateTest.RISE,
+        failed="more bits sent",
+        fell="fewer bits sent",
+    ),
+)
+
+METRICS = {metric.name: metric for metric in _TABLE}
+"""By name, in the order in which the gate lists them."""
+
+
+def metric(name: str) -> Metric:
+    """The metric called `name`; one that the table does not know has no range, no direction and no test.
+
+    A true-positive rate at another false-positive rate, `tpr@20%`, is like those in the table, without a test.
+    """
+    if name in METRICS:
+        return METRICS[name]
+    if name.startswith("tpr@"):
+        return replace(METRICS["tpr@1%"], name=name, words=f"TPR at {name[4:-1]} % FPR", gate=None)
+    return Metric(name, name, "image", "", "", None, None, higher_leaks=None)
+
+
+def gated(*tests: GateTest) -> list[Metric]:
+    """The metrics that the gate judges by one of these tests; without tests, by any."""
+    return [one for one in METRICS.values() if one.gate is not None and (not tests or one.gate in tests)]
+
+
+def headline(kind: str) -> str:
+    """The metric by which the report rates attacks of this kind; empty where there is none."""
+    return next((one.name for one in METRICS.values() if one.headline and one.kind == kind), "")

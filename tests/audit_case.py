@@ -1,0 +1,24 @@
+"""What the tests of audits share: a small federation, a defense's claim in it, and the size of a statistical test."""
+
+from __future__ import annotations
+
+from scipy import stats
+
+from leakgauge.harness.audit.trials import Deployment
+from leakgauge.harness.core.contract import Setting
+from leakgauge.harness.core.vec import Layout
+
+
+def at_most(rate, cases, alpha=1e-6):
+    """The largest number of events of this rate; more occur with probability alpha at most."""
+    return int(stats.binom.isf(alpha, cases, rate))
+
+
+def setting_of(d, clients=3, rounds=1):
+    """All clients take part, with 20 samples each."""
+    return Setting(Layout(("all",), ((d,),)), clients, clients, rounds, "update", 1, 0.1, 0, 20)
+
+
+def deployed(defense, setting):
+    """The defense in its first state, in every round of the setting."""
+    return Deployment(defense, setting, (defense.init(setting),) * setting.rounds)

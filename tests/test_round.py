@@ -1,0 +1,121 @@
+"""One round of messages: its envelopes, its bytes, and that nothing else calls a defense's wire methods."""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.defenses.ota import OTA
+from leakgauge.harness.core.cell import FederationSpec
+from leakgauge.harness.core.contract import Defense, MessageError
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.federation.loop import Keep, make_plan, replay_state, train
+from leakgauge.harness.federation.round import Client, Round, client_key, seal, unseal
+from leakgauge.harness.learn.batch import Work, train_clients
+from tests.doubles import random_examples, small_task
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_a_message_comes_out_of_its_envelope():
+    assert len(seal(b"abc", 7, 3)) == 8 + 3
+    for wire in (b"abc", b""):
+        assert unseal(seal(wire, 7, 3), 7, 3) == wire
+
+
+@pytest.mark.parametrize(("number", "sender"), [(8, 3), (7, 4)])
+def test_an_envelope_of_another_round_or_client_is_refused(number, sender):
+    expected = f"expected a message of round {number} from client {sender}, got one of round 7 from client 3"
+    with pytest.raises(MessageError, match=expected):
+        unseal(seal(b"abc", 7, 3), number, sender)
+    with pytest.raises(MessageError, match="expected an envelope of at least 8 bytes, got 3 bytes"):
+        unseal(b"abc", number, sender)
+
+
+@pytest.mark.parametrize("defense", [Gaussian(noise_std=0.1), OTA()], ids=["digital", "analog"])
+def test_an_exchange_gives_the_bytes_of_a_training(defense):
+    task, key, number = small_task(), Key(0), 1
+    clients = {k: random_examples(10, seed=k) for k in range(4)}
+    spec = FederationSpec(clients=4, rounds=2, batch=4, local_steps=2)
+    keep = Keep(frozenset({number}), frozenset({number}))
+    training = train(task, spec, defense, clients, clients[0], key, engine="loop", keep=keep)
+    messages = training.messages[number]
+    senders = [sender for message in messages for sender in (message.sender, *message.others)]
+    assert [sender.number for sender in senders] == list(clients)
+    keys = [client_key(key, number, k) for k in clients]
+    plan = make_plan(spec, spec.lr, defense.local, defense.step_noise(training.setting))
+    work = [Work(data, own.child("train")) for data, own in zip(clients.values(), keys, strict=True)]
+    updates = train_clients(task, training.models[number], work, plan, "loop").updates
+    state = replay_state(defense, training.setting, training.feedback[:number])
+    sending = [
+        Client.of(*each, defense.remember(training.setting), own)
+        for *each, own in zip(senders, updates, keys, strict=True)
+    ]
+    here = Round(defense, training.setting, state, number)
+    exchange = here.exchange(sending, key.child("round", number, "channel"))
+    assert list(exchange.received) == [message.wire for message in messages]
+    assert [message.shared for message in messages] == list(exchange.links.keys[: len(messages)])
+    other = here.exchange(sending, Key(1))
+    assert other.sent == exchange.sent
+    assert (other.received == exchange.received) == (not defense.analog)
+
+
+WIRE = {
+    name: len(inspect.signature(getattr(Defense, name)).parameters) - 1
+    for name in ("encode", "transmit", "estimate", "decode")
+}
+"""A defense's wire methods with their numbers of arguments. Only Round.estimate has the same, none of bytes or str."""
+
+
+def is_defense(node):
+    return isinstance(node, ast.ClassDef) and any(
+        name.split("[")[0] == "Defense" for name in (node.name, *map(ast.unparse, node.bases))
+    )
+
+
+def is_wire_call(node, rounds):
+    """Whether a node calls a wire method of anything but the variables in `rounds`."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in WIRE):
+        return False
+    unpacks = any(isinstance(one, ast.Starred) for one in node.args) or None in [one.arg for one in node.keywords]
+    fits = len(node.args) + len(node.keywords) == WIRE[node.func.attr]
+    return (unpacks or fits) and ast.unparse(node.func.value) not in rounds
+
+
+def wire_calls(source):
+    """Calls of a defense's wire methods outside defenses, as `method:line`."""
+    tree = ast.parse(source)
+    assigned, annotated = re.findall(r"(?m)^ *(.*) = .*\bRound\(", source), re.findall(r"(\w+): Round\b", source)
+    rounds = {name for names in (*assigned, *annotated) for name in names.split(", ")}
+    inside = {id(node) for one in ast.walk(tree) if is_defense(one) for node in ast.walk(one)}
+    calls = [node for node in ast.walk(tree) if id(node) not in inside and is_wire_call(node, rounds)]
+    return sorted(f"{node.func.attr}:{node.lineno}" for node in calls)
+
+
+def test_only_a_round_calls_the_wire_methods_of_a_defense():
+    files = [path for top in ("harness", "attacks", "reports", "benchmarks") for path in (ROOT / top).rglob("*.py")]
+    assert len(files) > 100
+    found = {str(path.relative_to(ROOT)): wire_calls(path.read_text("utf-8")) for path in files}
+    lawful = found.pop("harness/federation/round.py")
+    assert {call.split(":")[0] for call in lawful} == set(WIRE)
+    assert {path: calls for path, calls in found.items() if calls} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("wire, memory = defense.encode(state, memory, update, link, key)", ["encode:1"]),
+        ("self.defense.transmit(state, wires, links=links, channel=key)", ["transmit:1"]),
+        ("seen.defense.estimate(state, wire, link)", ["estimate:1"]),
+        ("build('none').decode(*arguments)", ["decode:1"]),
+        ("def f(here: Round, defense):\n    here.estimate(a, b, c)\n    defense.estimate(a, b, c)", ["estimate:3"]),
+        ("here, key = Round(defense, setting, state), 1\nhere.estimate(a, b, c)\nhere.decode(sent, key)", []),
+        ("class Wrapped(Defense[None, None]):\n    def f(self):\n        self.inner.estimate(a, b, c)", []),
+        ("text.encode('utf-8', 'strict').decode()", []),
+    ],
+)
+def test_a_call_of_a_wire_method_is_found(source, found):
+    assert wire_calls(source) == found

@@ -1,0 +1,76 @@
+"""The architectures as torch modules, for images of 3 x 32 x 32 pixels in ten classes."""
+
+import torch
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    """A residual block with He's option A."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.stride = 1 if inputs == outputs else 2
+        self.inner = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, self.stride, 1, bias=False),
+            nn.GroupNorm(2, outputs),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
+            nn.GroupNorm(2, outputs),
+        )
+        self.new = outputs - inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x[:, :, :: self.stride, :: self.stride]
+        zeros = rows.new_zeros(len(x), self.new, *rows.shape[2:])
+        return torch.relu(self.inner(x) + torch.cat([rows, zeros], 1))
+
+
+class Drop(nn.Module):
+    """Dropout with a given mask."""
+
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__()
+        self.mask = mask
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.mask
+
+
+def _resnet(depth: int) -> list[nn.Module]:
+    widths = [16] * (depth // 6) + [32] * (depth // 6) + [64] * (depth // 6)
+    blocks = [Block(*pair) for pair in zip([16, *widths], widths, strict=False)]
+    stem = [nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.GroupNorm(2, 16), nn.ReLU()]
+    return [*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
+
+
+def cnn3(masks: list[nn.Module]) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for inputs, outputs, mask in zip((3, 32, 64), (32, 64, 128), masks, strict=True):
+        layers += [nn.Conv2d(inputs, outputs, 3), nn.ReLU(), nn.MaxPool2d(2), mask]
+    head = [nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU()]
+    return [*layers, nn.Flatten(), *head, nn.Linear(32, 10)]
+
+
+TWINS = {
+    "linear": [nn.Flatten(), nn.Linear(3072, 10)],
+    "mlp-small": [nn.Flatten(), nn.Linear(3072, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 10)],
+    "mlp": [nn.Flatten(), nn.Linear(3072, 256), nn.ReLU(), nn.Linear(256, 10)],
+    "cnn2": [
+        *(nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(150, 50), nn.ReLU(), nn.Linear(50, 10)),
+    ],
+    "cnn3": cnn3([nn.Identity()] * 3),
+    "lenet-dlg": [
+        *(nn.Conv2d(3, 12, 5, 2, 2), nn.Sigmoid(), nn.Conv2d(12, 12, 5, 2, 2), nn.Sigmoid()),
+        *(nn.Conv2d(12, 12, 5, 1, 2), nn.Sigmoid(), nn.Flatten(), nn.Linear(768, 10)),
+    ],
+    "lenet5": [
+        *(nn.Conv2d(3, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(576, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
+    ],
+    "cnn-udp": [nn.Conv2d(3, 16, 5, padding=4), nn.ReLU(), nn.Flatten(), nn.Linear(36 * 36 * 16, 10)],
+    "resnet20": _resnet(20),
+    "resnet110": _resnet(110),
+    "svm": [nn.Flatten(), nn.Linear(3072, 10, bias=False)],
+    "linear-regression": [nn.Flatten(), nn.Linear(3072, 1, bias=False)],
+}
