@@ -363,22 +363,25 @@ def main(arguments: Sequence[str]) -> int:
         torch.backends.cudnn.allow_tf32 = False  # its 10 bits stop a search long before the image is found
         many(512, 6000, "cuda")
         return 0
-    bars: list[Bar] = []
-    for part in parts if options.part == "all" else (options.part,):
-        if part == "finite":
-            bars += finite(options.runs, options.evaluations, options.classes)
-        elif part == "labels":
-            labels(KEY.child("labels"))
-        elif part == "aware":
-            bars += aware(AWARE_IMAGES, CASES)
-        for classes in options.classes:
-            if part == "loops":
-                bars += reconstructions(options.images, classes)
-            elif part == "engine":
-                bars += engine(options.images, classes)
-            elif part == "closed":
-                bars += closed(CLOSED_MODELS, CLOSED_IMAGES, classes)
-    return _verdict(bars)
+    chosen = parts if options.part == "all" else (options.part,)
+    return _verdict([bar for part in chosen for bar in _run(part, options)])
+
+
+def _run(part: str, options: argparse.Namespace) -> list[Bar]:
+    """Print one part and return its bars."""
+    if part == "finite":
+        return finite(options.runs, options.evaluations, options.classes)
+    if part == "labels":
+        labels(KEY.child("labels"))
+        return []
+    if part == "aware":
+        return aware(AWARE_IMAGES, CASES)
+    by_classes: dict[str, Callable[[int], list[Bar]]] = {
+        "loops": lambda classes: reconstructions(options.images, classes),
+        "engine": lambda classes: engine(options.images, classes),
+        "closed": lambda classes: closed(CLOSED_MODELS, CLOSED_IMAGES, classes),
+    }
+    return [bar for classes in options.classes for bar in by_classes[part](classes)]
 
 
 def _verdict(bars: Sequence[Bar]) -> int:

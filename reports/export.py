@@ -130,7 +130,7 @@ def to_csv(analysis: Analysis) -> str:
 def _training_data(training: TrainingRecord | None) -> dict[str, object]:
     """Accuracy, claims and audit of a cell's training, for JSON; null if it did not finish."""
     if training is None:
-        return {"accuracy": None, "one_round": None, "whole_run": None, "audited": None}
+        return dict.fromkeys(("accuracy", "one_round", "whole_run", "audited"))
     return {
         "accuracy": training.accuracy,
         "one_round": _claim_data(training.one_round),

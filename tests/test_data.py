@@ -19,8 +19,6 @@ from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.data import DataMissing, DataSet, DataUnreadable, embedded
 from tests.data_files import REAL, one_line, pixels
 
-# names
-
 
 def test_every_name_has_a_summary_and_a_reader(tmp_path):
     for name, summary in data.names():
@@ -50,9 +48,6 @@ def test_importing_is_cheap():
     used = "print({'torchvision', 'sklearn', 'skimage', 'PIL'} & set(sys.modules))"
     code = f"import sys; from leakgauge.harness import data; data.names(); {used}"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
-
-
-# the value
 
 
 def small(**changes):
@@ -98,9 +93,6 @@ def test_the_fixed_split_takes_every_fifth_of_each_class():
     assert len(train.x) == 18
 
 
-# embedded
-
-
 def test_digits_are_those_of_scikit_learn():
     digits = data.load("digits", Path("nowhere"))
     assert (len(digits.train.x), len(digits.test.x)) == (1442, 355)
@@ -114,7 +106,11 @@ def test_digits_are_those_of_scikit_learn():
 
 @pytest.fixture(scope="module")
 def photos():
-    return data.load("photos", Path("nowhere"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(socket, "socket")  # they need no network
+        embedded.reduced_photo.cache_clear()
+        embedded.photo_crops.cache_clear()
+        return data.load("photos", Path("nowhere"))
 
 
 def test_photos_have_the_stated_counts(photos):
@@ -159,15 +155,6 @@ def test_a_reduced_photograph_holds_the_means_of_blocks():
     assert embedded.reduced_photo("coffee")[5, 10] == pytest.approx(block.mean(axis=(0, 1)), abs=1e-12)
 
 
-def test_photos_need_no_network(monkeypatch):
-    monkeypatch.delattr(socket, "socket")
-    embedded.reduced_photo.cache_clear()
-    embedded.photo_crops.cache_clear()
-    assert len(data.load("photos", Path("nowhere")).classes) == 8
-
-
-# adult, from rows made here
-
 ROW = "39, State-gov, 77516, Bachelors, 13, Never-married, Sales, Not-in-family, White, Male, 2174, 0, 40, Cuba, "
 
 
@@ -203,9 +190,6 @@ def test_broken_rows_of_adult_are_named_in_one_line(tmp_path, test, message):
     with pytest.raises(DataUnreadable, match=re.escape(message)) as error:
         data.load("adult", tmp_path)
     assert str(tmp_path / "adult") in one_line(error)
-
-
-# a user's own
 
 
 def write_images(folder, classes=("cat", "dog"), count=5, shape=(6, 4, 3)):

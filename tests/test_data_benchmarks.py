@@ -16,8 +16,6 @@ from leakgauge.harness.data import DataMissing, DataUnreadable, vision
 from leakgauge.harness.data.torchvision_shim import torchvision
 from tests.data_files import one_line, pixels, real
 
-# benchmark sets, from files made here
-
 
 def idx(array):
     sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
@@ -197,9 +195,6 @@ def test_an_array_pickled_by_python_2_is_read_without_a_warning(tmp_path):
     path = tmp_path / "old"
     path.write_bytes(pickle.dumps({"data": OldArray()}, protocol=2).replace(b"numpy._core", b"numpy.core"))
     assert vision.unpickle(path)["data"].tobytes() == b"abcdef"
-
-
-# benchmark sets, from the real files
 
 
 def test_mnist_is_the_original():

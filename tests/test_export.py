@@ -1,4 +1,4 @@
-"""Results as CSV and as JSON, a line a cell."""
+"""Results as CSV and as JSON, one line per cell."""
 
 from __future__ import annotations
 
@@ -20,30 +20,20 @@ from tests.report_page import small
 
 FORMULAS = ["=1+1", "+a", "-a", "@a", "\ta", "\ra", "\na", "＝1+1", "－a", "＋a", "＠a"]
 INSIDE = [("x;=1+1;", "x;'=1+1;"), ("x\t@a", "x\t'@a"), ("x\n-a", "x\n'-a"), ("x\r\n+a", "x\r\n'+a")]
+OTHERS = ["", "a=b", "a - b", "a; b", "first\r\nsecond", "1e-5"]
+NUMBERS = [(-0.5, "-0.5"), (3, "3"), (None, ""), (True, "True"), (1e-300, "1e-300"), (np.float64(-0.25), "-0.25")]
 
 
-@pytest.mark.parametrize("text", FORMULAS)
-def test_a_text_that_begins_like_a_formula_gets_a_quote_in_front(text: str) -> None:
-    assert harmless(text) == "'" + text
-
-
-@pytest.mark.parametrize(("text", "field"), INSIDE)
-def test_so_does_what_another_country_s_spreadsheet_takes_for_the_next_cell(text: str, field: str) -> None:
-    assert harmless(text) == field
-
-
-@pytest.mark.parametrize("text", ["", "a=b", "a - b", "a; b", "first\r\nsecond", "1e-5"])
-def test_other_text_stays(text: str) -> None:
-    assert harmless(text) == text
-
-
-def test_numbers_stay_numbers() -> None:
-    values = (-0.5, 3, None, True, 1e-300, np.float64(-0.25))
-    assert [harmless(value) for value in values] == ["-0.5", "3", "", "True", "1e-300", "-0.25"]
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [*((text, f"'{text}") for text in FORMULAS), *INSIDE, *((text, text) for text in OTHERS), *NUMBERS],
+)
+def test_a_text_gets_a_quote_where_any_country_s_spreadsheet_begins_a_formula(value, field: str) -> None:
+    assert harmless(value) == field
 
 
 def hostile() -> Run:
-    """Formulas wherever a text of somebody's gets into a table."""
+    """A run with a formula wherever a text comes from outside."""
     evil = '=cmd|"/c calc"!A1'
     run = double.make_run(
         small(double.NONE, PartSpec(evil, {"note": evil})), failed=lambda cell: cell.attack == double.PRIOR, name=evil
@@ -64,23 +54,17 @@ def test_no_field_of_a_table_begins_like_a_formula() -> None:
     assert "'=cmd|" in text
 
 
-def test_a_negative_number_of_ours_is_a_number() -> None:
-    cells = small(double.NONE)
-
+def test_a_negative_number_stays_a_number() -> None:
     def make(cell):
         result = double.result_of(cell)
         return double.with_estimates(result, dataclasses.replace(result.estimates[0], value=-0.25, low=-0.5, high=0.0))
 
-    row = next(csv.DictReader(io.StringIO(to_csv(Analysis(double.make_run(cells, make=make))))))
+    row = next(csv.DictReader(io.StringIO(to_csv(Analysis(double.make_run(small(double.NONE), make=make))))))
     assert (row["ssim"], row["ssim_low"], row["ssim_high"]) == ("-0.25", "-0.5", "0.0")
 
 
-@pytest.fixture(scope="module")
-def run() -> Run:
-    return double.full_run()
-
-
-def test_json_has_one_object_a_cell_with_all_estimates(run: Run) -> None:
+def test_json_has_one_object_per_cell_with_all_estimates() -> None:
+    run = double.full_run()
     text = to_jsonl(Analysis(run))
     assert text.isascii()
     assert text.endswith("\n")
@@ -97,8 +81,8 @@ def test_json_has_one_object_a_cell_with_all_estimates(run: Run) -> None:
     assert rows[0]["estimates"]["ssim"]["method"] == first.method
 
 
-def test_json_says_infinite_and_unknown_apart_and_why_a_cell_failed(run: Run) -> None:
-    rows = [json.loads(line) for line in to_jsonl(Analysis(run)).splitlines()]
+def test_json_separates_infinite_from_unknown_and_has_the_reason_of_a_failure() -> None:
+    rows = [json.loads(line) for line in to_jsonl(Analysis(double.full_run())).splitlines()]
     undefended = next(row for row in rows if row["defense"]["name"] == "none" and row["status"] == "done")
     assert undefended["whole_run"]["epsilon"] == undefended["whole_run"]["proved"]["epsilon"] == "inf"
     laplace = next(row for row in rows if row["defense"]["name"] == "laplace" and row["one_round"])

@@ -18,22 +18,16 @@ def fresh():
     registry.classes.cache_clear()
 
 
-def entry(monkeypatch, name, value):
-    found = EntryPoints([EntryPoint(name, value, "leakgauge.defenses")])
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("name", ["counting", "gaussian"])
+def test_another_distribution_registers_by_entry_point_under_a_new_name(monkeypatch, name):
+    found = EntryPoints([EntryPoint(name, "tests.doubles:Counting", "leakgauge.defenses")])
     monkeypatch.setattr(registry.importlib.metadata, "entry_points", lambda group: found.select(group=group))
-
-
-@pytest.mark.usefixtures("fresh")
-def test_another_distribution_registers_by_entry_point(monkeypatch):
-    entry(monkeypatch, "counting", "tests.doubles:Counting")
-    assert registry.lookup("defense", "counting") is Counting
-    assert "counting" not in registry.classes("attack")
-    assert list(registry.classes("defense")) == sorted(registry.classes("defense"))
-
-
-@pytest.mark.usefixtures("fresh")
-def test_two_of_one_name_are_refused(monkeypatch):
-    entry(monkeypatch, "gaussian", "tests.doubles:Counting")
+    if name == "counting":
+        assert registry.lookup("defense", name) is Counting
+        assert name not in registry.classes("attack")
+        assert list(registry.classes("defense")) == sorted(registry.classes("defense"))
+        return
     with pytest.raises(ImportError, match="two defenses are named 'gaussian'"):
         registry.classes("defense")
 

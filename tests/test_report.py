@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, Target
-from leakgauge.harness.core.result import Estimate, PartInfo, Result
+from leakgauge.harness.core.cell import FederationSpec, PartSpec, Target
+from leakgauge.harness.core.result import PartInfo
 from leakgauge.reports.html import render
 from leakgauge.reports.sections.tradeoffs import charts
 from leakgauge.reports.select import Analysis
 from tests import report_fixtures as double
-from tests.report_page import SECTIONS, Page, complete, full_source, sections, small
+from tests.report_page import SECTIONS, Page, complete, full_source, sections, small, with_ssim
 
 
 @pytest.fixture(scope="module")
@@ -123,24 +123,20 @@ def test_text_has_a_contrast_over_four_and_a_half_and_lines_over_three(page: Pag
 
 
 def test_a_run_that_cannot_be_grouped_still_makes_a_page() -> None:
-    broken = dataclasses.replace(double.make_run(small()), results=None)  # type: ignore[arg-type]
-    text = render(broken)
+    text = render(dataclasses.replace(double.make_run(small()), results=None))
     assert text.count("could not be built") >= 6
     assert Page(text).all("h1")
 
 
-def test_one_defense_without_any_control() -> None:
+def test_one_defense_without_any_control_and_no_defense_alone() -> None:
     attacks = [(double.MAP, double.PROBE, "server")]
     page = complete(render(double.make_run(small(double.LAPLACE[0], attacks=attacks))))
     for text in ("no ceiling measured", "not rated", "not measured", "Some columns have no floor", "have no ceiling"):
         assert text in page.text
     assert {"claims", "leakage", "results"} <= set(sections(page))
-
-
-def test_only_the_undefended_gets_no_verdict_on_defenses() -> None:
     page = complete(render(double.make_run(small(double.NONE))))
-    assert "No defense was measured" in page.text
-    assert "? No verdict" in page.text
+    for text in ("No defense was measured", "? No verdict"):
+        assert text in page.text
 
 
 def test_membership_only_has_no_pictures_and_states_what_is_lacking() -> None:
@@ -175,13 +171,9 @@ def test_a_run_without_cells_or_without_trainings() -> None:
 
 
 def test_a_number_that_means_nothing_is_na_with_its_reason() -> None:
-    def make(cell: Cell) -> Result:
-        nothing = Estimate("ssim", None, None, None, 0, "", higher_leaks=True, note="images below 7 pixels")
-        return double.with_estimates(double.result_of(cell), nothing)
-
-    page = complete(render(double.make_run(small(), make=make)))
+    page = complete(render(double.make_run(small(), make=with_ssim(lambda cell: [None] * 6))))
     assert "n/a" in page.text
-    assert "images below 7 pixels" in page.text
+    assert "no item finished" in page.text
 
 
 def test_an_attack_that_the_run_does_not_describe_is_taken_for_a_reconstruction() -> None:
@@ -206,6 +198,21 @@ def test_each_of_a_hundred_defenses_is_in_every_table() -> None:
     for chart in charts(analysis, next(iter(analysis.settings))):
         assert len(chart.series) <= 6
         assert len(chart.series) < 6 or "the data table lists all" in chart.caption
+
+
+@pytest.mark.parametrize(
+    ("changes", "caution"),
+    [({"dirty": True}, "The checkout differed from its commit"), ({"machine": "other"}, "from several environments")],
+)
+def test_the_provenance_warns_of_environments_and_cuts_a_long_study(changes: dict[str, object], caution: str) -> None:
+    run = double.make_run(small())
+    first, *rest = run.results.values()
+    other = dataclasses.replace(first, environment=dataclasses.replace(first.environment, **changes))
+    results = {one.cell.id: one for one in (other, *rest)}
+    page = complete(render(dataclasses.replace(run, results=results, study={"cells": ["x" * 100_000]})))
+    assert caution in page.text
+    assert "left out for length" in page.text
+    assert "x" * 1000 not in page.text
 
 
 def test_two_settings_are_never_mixed() -> None:

@@ -12,7 +12,7 @@ import pytest
 from leakgauge.harness.core.result import AuditRecord, Run
 from leakgauge.reports.export import to_csv
 from leakgauge.reports.html import render
-from leakgauge.reports.sections.audits import Measured, refutation
+from leakgauge.reports.sections.audits import refutation
 from leakgauge.reports.sections.checked import BADGES, BY_AUDIT, broken, checked, overview, tally
 from leakgauge.reports.sections.claims import ClaimRow, claims
 from leakgauge.reports.sections.limits import limits
@@ -52,33 +52,28 @@ def badges(row: ClaimRow) -> list[list[str]]:
     return [[state.badge.words for state in line.states] for line in row.lines]
 
 
-def audited(row: ClaimRow, line: int = 0) -> Measured:
-    found = row.lines[line].audited
-    assert found is not None
-    return found
-
-
 # the table
 
 
 def test_a_bound_stands_with_its_confidence_its_trials_its_adversary_and_its_federation(
     rows: dict[str, ClaimRow],
 ) -> None:
-    assert audited(rows["dithered"]) == (
+    assert rows["dithered"].lines[0].audited == (
         "≥ 2.834",
         "95 %, n = 1000, server",
         ("per sub-vector, δ = 1e−5, one round", "3 clients, d = 36: there claimed 2, proved 4.054"),
     )
     assert rows["dithered"].lines[1].audited is None
     # where the small federation has the claim and the proof of the training, only its size is named
-    assert (audited(rows["points"]).epsilon, audited(rows["points"]).notes[1]) == ("≥ 0", "3 clients, d = 36")
-    assert audited(rows["no defense"]).notes == ("per message, δ = 0, one round", "3 clients, d = 36")
+    points = rows["points"].lines[0].audited
+    assert (points.epsilon, points.notes[1]) == ("≥ 0", "3 clients, d = 36")
+    assert rows["no defense"].lines[0].audited.notes == ("per message, δ = 0, one round", "3 clients, d = 36")
 
 
 def test_an_audit_stands_beside_the_claim_of_its_horizon(rows: dict[str, ClaimRow]) -> None:
     one, whole = rows["generous"].lines
     assert (one.audited, one.horizon, whole.horizon) == (None, "one round", "whole run")
-    assert audited(rows["generous"], 1).notes == (
+    assert rows["generous"].lines[1].audited.notes == (
         "per record, δ = 1e−5, whole run",
         "3 clients, d = 36, 5 rounds: there claimed 9, proved 4.5",
     )
@@ -134,12 +129,10 @@ def test_bounds_of_several_seeds_are_a_range_and_a_missing_one_is_counted() -> N
         return None if seed == 2 else dataclasses.replace(audit, epsilon_lower=audit.epsilon_lower + seed)
 
     row = rows_of(with_audits(double.audited_run((0, 1, 2)), vary))["dithered"]
-    assert audited(row).epsilon == "≥ 2.834 to 3.834 over the seeds"
-    assert audited(row).notes[-1] == "in 2 of 3 seeds"
-    assert [(s.badge.words, s.seeds) for s in row.lines[0].states] == [
-        ("BROKEN (audit)", "in 2 of 3 seeds"),
-        ("BROKEN", "in 1 of 3 seeds"),
-    ]
+    assert row.lines[0].audited.epsilon == "≥ 2.834 to 3.834 over the seeds"
+    assert row.lines[0].audited.notes[-1] == "in 2 of 3 seeds"
+    states = [f"{state.badge.words} {state.seeds}" for state in row.lines[0].states]
+    assert states == ["BROKEN (audit) in 2 of 3 seeds", "BROKEN in 1 of 3 seeds"]
     assert len(row.audits) == 1
 
 
@@ -148,7 +141,8 @@ def test_audits_of_different_units_are_not_merged() -> None:
         return dataclasses.replace(audit, unit="message", epsilon_lower=9.0) if seed else audit
 
     row = rows_of(with_audits(double.audited_run((0, 1)), vary))["dithered"]
-    assert (audited(row).epsilon, audited(row).notes[0]) == ("≥ 2.834", "per sub-vector, δ = 1e−5, one round")
+    audited = row.lines[0].audited
+    assert (audited.epsilon, audited.notes[0]) == ("≥ 2.834", "per sub-vector, δ = 1e−5, one round")
     assert len(row.audits) == 2
 
 
@@ -187,7 +181,6 @@ def test_a_report_without_audits_has_neither_the_column_nor_its_words() -> None:
 def test_the_top_of_the_page_names_the_claims_that_an_audit_broke(run: Run) -> None:
     analysis = Analysis(run)
     found = broken(analysis)
-    assert found is not None
     assert found.heading == "2 of 3 claims are broken"
     assert found.sentences[0].startswith(
         "dithered, one round and whole run: for one round audited ≥ 2.834 per sub-vector, δ = 1e−5 (95 %, n = 1000, "

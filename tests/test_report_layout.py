@@ -66,7 +66,7 @@ def stored(run: Run, tmp_path: Path) -> Path:
 # the folder
 
 
-def test_nothing_in_the_folder_s_page_is_inline(files: dict[str, bytes]) -> None:
+def test_nothing_in_the_folder_s_page_is_inline_and_its_policy_allows_its_folder_only(files: dict[str, bytes]) -> None:
     text = files[PAGE].decode()
     page = complete(text)
     assert page.all("style") == []
@@ -75,10 +75,7 @@ def test_nothing_in_the_folder_s_page_is_inline(files: dict[str, bytes]) -> None
     assert "data:" not in text
     for tag, attributes in page.tags:
         assert not [name for name in attributes if name == "style" or name.startswith("on")], tag
-
-
-def test_the_policy_of_the_folder_s_page_allows_its_folder_only(files: dict[str, bytes]) -> None:
-    assert Page(files[PAGE].decode()).policy == (
+    assert page.policy == (
         "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self'; base-uri 'none'; form-action 'none'"
     )
 
@@ -93,21 +90,12 @@ def test_the_folder_holds_the_files_that_the_page_names_and_no_other(run: Run, f
     assert all(content.startswith(PNG) for content in pictures)
 
 
-def test_both_layouts_have_the_same_text(run: Run, files: dict[str, bytes]) -> None:
+def test_both_layouts_have_the_same_text_and_the_same_run_the_same_bytes(run: Run, files: dict[str, bytes]) -> None:
     one, other = complete(render(run)), complete(files[PAGE].decode())
     assert sections(other) == sections(one) == SECTIONS
     assert other.text.split("Made by leakgauge")[0] == one.text.split("Made by leakgauge")[0]
     assert "".join(one.inline["style"]).strip() == files["style.css"].decode().strip()
-
-
-def test_the_same_run_gives_the_same_bytes(run: Run, files: dict[str, bytes]) -> None:
     assert folder_files(run) == files
-
-
-def test_a_text_that_looks_like_a_file_inside_is_a_text() -> None:
-    evil = 'src="data:image/png;base64,AAAA"'
-    files = folder_files(double.make_run(small(double.NONE), name=evil))
-    assert evil in complete(files[PAGE].decode()).text
 
 
 # the command
@@ -160,13 +148,8 @@ def test_an_unknown_format_is_a_usage_error_before_anything_is_written(stored: P
 # the charts
 
 
-def test_formats_are_a_list() -> None:
-    assert formats("") == ()
-    assert formats("svg, png") == ("svg", "png")
-    assert formats("png,pdf,svg") == tuple(FORMATS)
-
-
 def test_each_chart_of_the_page_is_a_file_with_a_harmless_name(run: Run) -> None:
+    assert [formats(text) for text in ("", "svg, png", "png,pdf,svg")] == [(), ("svg", "png"), tuple(FORMATS)]
     names = [name for name, _ in figure_files(Analysis(run), ["svg"])]
     assert len(names) == len(set(names)) == render(run).count('<figure class="chart"')
     assert all(re.fullmatch(r"1-[a-z0-9-]+\.svg", name) for name in names)

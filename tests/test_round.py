@@ -50,10 +50,8 @@ def test_an_exchange_gives_the_bytes_of_a_training(defense):
     work = [Work(data, own.child("train")) for data, own in zip(clients.values(), keys, strict=True)]
     updates = train_clients(task, training.models[number], work, plan, "loop").updates
     state = replay_state(defense, training.setting, training.feedback[:number])
-    sending = [
-        Client.of(*each, defense.remember(training.setting), own)
-        for *each, own in zip(senders, updates, keys, strict=True)
-    ]
+    columns = senders, updates, [defense.remember(training.setting) for _ in senders], keys
+    sending = [Client.of(*row) for row in zip(*columns, strict=True)]
     here = Round(defense, training.setting, state, number)
     exchange = here.exchange(sending, key.child("round", number, "channel"))
     assert list(exchange.received) == [message.wire for message in messages]

@@ -51,11 +51,8 @@ def test_a_model_is_smooth_where_all_its_layers_are_known_to_be():
     assert smooth == {"linear", "lenet-dlg"}
 
 
-# ---- initialization
-
-
 @pytest.mark.parametrize("layer", [nn.Linear(20, 1000), nn.Conv2d(3, 1000, 5)])
-def test_torch_itself_draws_weights_and_biases_within_one_over_root_fan_in(layer):
+def test_torch_draws_weights_and_biases_within_one_over_root_fan_in(layer):
     bound = layer.weight[0].numel() ** -0.5
     for tensor in layer.parameters():
         assert 0.8 * bound < tensor.abs().max() <= bound  # 1000 entries below 0.8: probability 1e-97
@@ -67,9 +64,8 @@ def test_initialization_is_one_draw_scaled_by_the_fan_in_or_to_a_half(name, init
     task = ModelTask(build(name, *SMALL[name]), initialization)
     draw = task.layout.split(rng.uniform(KEY, (task.layout.dim,), -1, 1))
     params = task.init(KEY)
-    for part, unit, tensor, fan_in in zip(
-        task.layout.split(params), draw, task.layout.names, task.model.fan_in, strict=True
-    ):
+    parts = zip(task.layout.split(params), draw, task.layout.names, task.model.fan_in, strict=True)
+    for part, unit, tensor, fan_in in parts:
         if tensor.endswith("scale"):
             assert torch.equal(part, torch.ones_like(part))
         elif initialization == "dlg":
@@ -89,9 +85,6 @@ def test_an_unknown_initialization_is_refused():
         ModelTask(build("linear", (5,), 3), initialization="he")
 
 
-# ---- losses
-
-
 @pytest.mark.parametrize("name", SMALL)
 def test_the_loss_is_the_mean_of_the_losses_plus_the_penalty(name):
     task = _task(name)
@@ -100,6 +93,8 @@ def test_the_loss_is_the_mean_of_the_losses_plus_the_penalty(name):
     assert losses.shape == (4,)
     torch.testing.assert_close(task.loss(params, x, y), losses.mean() + task.penalty([params]))
     assert task.softmax == (name not in ("svm", "linear-regression"))
+    diverged = task.penalty([torch.full((task.layout.dim,), torch.inf)])
+    assert diverged == (torch.inf if task.model.l2 else 0)
 
 
 @pytest.mark.parametrize("name", ["mlp", "svm"])
@@ -141,11 +136,6 @@ def test_squared_loss_is_the_formula_of_ota():  # OTA: mean (w.u - v)^2 + lambda
     torch.testing.assert_close(task.loss(w, u, v), wanted)
 
 
-def test_a_diverged_model_without_penalty_keeps_a_finite_penalty():
-    task = _task("linear")
-    assert task.penalty([torch.full((task.layout.dim,), torch.inf)]) == 0
-
-
 @pytest.mark.parametrize(
     ("name", "shape"), [("mlp", (3,)), ("mlp", (4, 2)), ("svm", (1,)), ("linear-regression", (4, 1))]
 )
@@ -169,9 +159,6 @@ def test_correct_counts_the_highest_scores_of_a_classifier():
         mlp.correct(params, x, _simplex(4))
 
 
-# ---- gradients
-
-
 def _squared_norm(task: ModelTask, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """||gradient of the loss||^2, differentiable in x."""
     (gradient,) = torch.autograd.grad(task.loss(params, x, y), params, create_graph=True)
@@ -191,19 +178,13 @@ def test_the_gradient_can_be_differentiated_by_the_input_and_by_soft_labels(name
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_vmap_gives_each_examples_gradient(name):
+def test_vmap_gives_each_examples_gradient_and_runs_several_models(name):
     task = _task(name)
     params, x, y = _data(task)
     together = vmap(grad(task.loss), in_dims=(None, 0, 0))(params, x[:, None], y[:, None])
     alone = torch.stack([grad(task.loss)(params, x[i : i + 1], y[i : i + 1]) for i in range(4)])
     torch.testing.assert_close(together, alone)
     assert together.abs().amax(1).min() > 0
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_vmap_runs_several_models_at_once(name):
-    task = _task(name)
-    _, x, y = _data(task)
     many = torch.stack([task.init(KEY.child(i)).double() for i in range(3)])
     together = vmap(grad(task.loss), in_dims=(0, None, None))(many, x, y)
     torch.testing.assert_close(together, torch.stack([grad(task.loss)(params, x, y) for params in many]))
@@ -219,9 +200,6 @@ def test_vmap_goes_through_the_second_derivative(name):
 
     together = vmap(grad(norm))(x[:, None], y[:, None])
     torch.testing.assert_close(together, torch.stack([grad(norm)(x[i : i + 1], y[i : i + 1]) for i in range(2)]))
-
-
-# ---- dropout
 
 
 def _dropped(task: ModelTask) -> tuple[int, int]:

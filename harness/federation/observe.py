@@ -158,11 +158,7 @@ def _snapshot(scene: Scene, number: int) -> Snapshot:
 
 
 def _probes(scene: Scene, target: Target) -> _Sent:
-    """Victims with `batch` images each, whose messages take the real encode path in every attacked round.
-
-    The images belong to the federation's clients. The study's seed alone chooses them: they are the same for every
-    defense.
-    """
+    """Victims with images of the clients, on the real encode path; the study's seed alone draws the images."""
     used = np.sort(np.concatenate(list(scene.clients.values())))
     if target.images > len(used):
         raise ValueError(
@@ -214,11 +210,7 @@ class _Probe:
         return Sighting(tuple(messages), model, lr)
 
     def _send(self, here: Round, clients: list[Client]) -> tuple[bytes, list[Any]]:
-        """What arrives from a group of clients (one, unless the channel superposes), and their new memories.
-
-        If the channel superposes, the remaining clients send zero updates: an adversary who knows their data can
-        subtract it from the sum, but not their noise.
-        """
+        """What arrives from clients that send at once, while the others are silent, and the new memories."""
         key = self.scene.key.child("probe", here.number, clients[0].sender.number)
         silent = here.silent([client.sender for client in clients], key) if here.defense.superposes else []
         exchange = here.exchange([*clients, *silent], key.child("channel"))

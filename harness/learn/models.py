@@ -134,15 +134,13 @@ def _cnn2(input_shape: tuple[int, ...], classes: int) -> Model:
 
 
 def _cnn3(input_shape: tuple[int, ...], classes: int) -> Model:
-    """The CNN of JoPEQ on CIFAR-10: three convolutions with ReLU, max-pooling and dropout, then four dense layers.
-
-    Without padding: of 32 x 32 pixels, 128 * 2 * 2 entries remain.
-    """
+    """The CNN of JoPEQ on CIFAR-10: three convolutions with ReLU, max-pooling and dropout, then four dense layers."""
     channels, *sides = _image("cnn3", input_shape, 22)
     layers: list[Layer] = []
     for number, (inputs, outputs) in enumerate(((channels, 32), (32, 64), (64, 128)), start=1):
         sides = [(side - 2) // 2 for side in sides]
         layers += [Conv(f"conv{number}", inputs, outputs, 3), Relu(), MaxPool(), Dropout((outputs, *sides), 0.2)]
+    # without padding: 128 * 2 * 2 entries remain of 32 x 32 pixels
     layers += dense_stack((128 * math.prod(sides), 128, 64, 32, classes))
     return _chain("cnn3", input_shape, classes, *layers)
 

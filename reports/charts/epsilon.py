@@ -22,14 +22,6 @@ FAR = 100.0
 """A chart of distances leaves out the undefended line if it is this many times below the lowest point."""
 
 
-class Axis(NamedTuple):
-    """The kind of epsilon of an axis."""
-
-    unit: str
-    relation: str
-    horizon: str
-
-
 class Sample(NamedTuple):
     """One defense at one epsilon: the claim and the measured value."""
 
@@ -182,12 +174,13 @@ def _families(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
 def _charts(
     analysis: Analysis, measure: Measure, samples: Sequence[Sample], undefended: Estimate | None
 ) -> list[Chart]:
-    """One chart for each axis with at least two samples."""
-    axes: dict[Axis, list[Sample]] = {}
+    """One chart for each kind of epsilon with at least two samples."""
+    axes: dict[tuple[str, str, str], list[Sample]] = {}
     for sample in samples:
-        if sample.claim.epsilon is not None and sample.claim.epsilon > 0 and sample.estimate.value is not None:
-            axes.setdefault(Axis(sample.claim.unit, sample.claim.relation, sample.claim.horizon), []).append(sample)
-    return [_chart(analysis, measure, axis, found, undefended) for axis, found in axes.items() if len(found) > 1]
+        claim = sample.claim
+        if claim.epsilon is not None and claim.epsilon > 0 and sample.estimate.value is not None:
+            axes.setdefault((claim.unit, claim.relation, claim.horizon), []).append(sample)
+    return [_chart(analysis, measure, found, undefended) for found in axes.values() if len(found) > 1]
 
 
 def _point(sample: Sample, scale: float) -> Point:
@@ -206,11 +199,9 @@ def _row(analysis: Analysis, measure: Measure, sample: Sample) -> tuple[str, ...
     return name, claimed, _proved(claim), verdict_of(claim), *rest
 
 
-def _chart(
-    analysis: Analysis, measure: Measure, axis: Axis, samples: Sequence[Sample], undefended: Estimate | None
-) -> Chart:
-    """A chart against one kind of epsilon."""
-    series = []
+def _chart(analysis: Analysis, measure: Measure, samples: Sequence[Sample], undefended: Estimate | None) -> Chart:
+    """The chart of samples with one kind of epsilon."""
+    kind, series = samples[0].claim, []
     for look, (label, members) in enumerate(_families(samples).items()):
         ordered = sorted(members, key=lambda sample: sample.claim.epsilon or 0.0)
         series.append(Series(label, tuple(_point(sample, measure.scale) for sample in ordered), look))
@@ -220,12 +211,12 @@ def _chart(
     heights = [point.y for one in series for point in one.points] + [height for height, _ in lines]
     log_y = measure.is_distance and all(height > 0 for height in heights)
     y_label = f"{measure.y_label}{' (log scale)' if log_y else ''}"
-    caption = (_scope(axis, samples, shown), _unmarked(analysis, samples), far, _bars(samples), rest)
+    caption = (_scope(samples, shown), _unmarked(analysis, samples), far, _bars(samples), rest)
     value = measure.y_label[:1].upper() + measure.y_label[1:]
     return Chart(
-        name=slug(f"{measure.metric.name} {axis.unit} {axis.relation} {axis.horizon}"),
-        title=f"{measure.title} per {axis.unit}",
-        x_label=f"claimed ε per {axis.unit}, {axis.horizon}, {axis.relation} (log scale)",
+        name=slug(f"{measure.metric.name} {kind.unit} {kind.relation} {kind.horizon}"),
+        title=f"{measure.title} per {kind.unit}",
+        x_label=f"claimed ε per {kind.unit}, {kind.horizon}, {kind.relation} (log scale)",
         y_label=y_label,
         series=shown,
         better=measure.better,
@@ -238,10 +229,10 @@ def _chart(
     )
 
 
-def _scope(axis: Axis, samples: Sequence[Sample], series: Sequence[Series]) -> str:
-    """The part of a caption on epsilons: what they cover, and the hollow markers if there are any."""
-    against = {adversaries(sample.claim.against) for sample in samples}
-    scope = f"Claimed epsilon per {axis.unit}, {axis.horizon}, neighbors: {axis.relation}"
+def _scope(samples: Sequence[Sample], series: Sequence[Series]) -> str:
+    """The part of a caption on epsilons: their scope, and the hollow markers if there are any."""
+    kind, against = samples[0].claim, {adversaries(sample.claim.against) for sample in samples}
+    scope = f"Claimed epsilon per {kind.unit}, {kind.horizon}, neighbors: {kind.relation}"
     scope += f", against {against.pop()}." if len(against) == 1 else "."
     marked = any(point.proved is not None for one in series for point in one.points)
     return f"{scope} Hollow markers: proved epsilon, if it differs." if marked else scope

@@ -80,9 +80,10 @@ def _chart(analysis: Analysis, kind: str, axis: _Axis, groups: Sequence[Group]) 
     for defense, label in analysis.defenses.items():
         points = []
         for at, group in _line([group for group in groups if group.defense == defense], axis):
-            if (e := group.estimate) is not None:
-                points.append(Point(float(at), e.value or 0.0, e.low, e.high))
-                rows.append((label.text, str(at), analysis.attack_text(group), fixed(e.value), interval(e)))
+            e = group.estimate
+            assert e is not None
+            points.append(Point(float(at), e.value or 0.0, e.low, e.high))
+            rows.append((label.text, str(at), analysis.attack_text(group), fixed(e.value), interval(e)))
         if points:
             series.append((defense, tuple(points)))
     shown, rest = _drawn(analysis, series)

@@ -60,7 +60,7 @@ class Leakage(NamedTuple):
 
 
 NO_NUMBER = "no number"
-TONES = {"High": "bad", "Moderate": "warn", "Low": "good", "not rated": "none"}
+_TONES = {"High": "bad", "Moderate": "warn", "Low": "good", "not rated": "none"}
 
 
 def _columns(groups: list[Group]) -> list[Group]:
@@ -101,7 +101,7 @@ def _lacking(group: Group) -> Entry:
     return Entry(NO_VALUE, word=NO_NUMBER, notes=(note,) if note else ())
 
 
-def _entry(analysis: Analysis, group: Group | None, strongest: bool) -> Entry:
+def entry_of(analysis: Analysis, group: Group | None, *, strongest: bool = False) -> Entry:
     """The entry of one group; None was not planned."""
     if group is None:
         return Entry("–", word="not planned")
@@ -113,7 +113,7 @@ def _entry(analysis: Analysis, group: Group | None, strongest: bool) -> Entry:
     rating = analysis.rating(group)
     if rating.word == "not rated" and not analysis.is_void(group):
         entry = entry._replace(notes=(rating.why, *entry.notes))
-    return entry._replace(word=rating.word, tone=TONES[rating.word])
+    return entry._replace(word=rating.word, tone=_TONES[rating.word])
 
 
 def _strongest(groups: list[Group]) -> set[int]:
@@ -152,7 +152,7 @@ def _matrix(analysis: Analysis, setting: str, groups: list[Group]) -> Matrix:
     rows = []
     for defense in sorted((d for s, d in analysis.pairs if s == setting), key=lambda d: d != "none"):
         found = [at.get((defense, one.column)) for one in columns]
-        entries = tuple(_entry(analysis, group, id(group) in strongest) for group in found)
+        entries = tuple(entry_of(analysis, group, strongest=id(group) in strongest) for group in found)
         rows.append(Row(analysis.defenses[defense], "ceiling" if defense == "none" else "", entries))
     floors = tuple(_floor_entry(analysis, one) for one in columns)
     rows.append(Row(Label("floor", "", ""), "best guess without protected data", floors))

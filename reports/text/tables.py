@@ -13,9 +13,9 @@ from rich.text import Text
 from leakgauge.harness.core.labels import counted, where
 from leakgauge.harness.core.result import Run, TrainingRecord
 from leakgauge.reports.sections.checked import BADGES, brief, checked
-from leakgauge.reports.sections.leakage import TONES
+from leakgauge.reports.sections.leakage import entry_of
 from leakgauge.reports.select import Analysis, Group, final_accuracy
-from leakgauge.reports.text.notation import NO_VALUE, fixed, interval, percent, short
+from leakgauge.reports.text.notation import fixed, percent, short
 
 _STYLES = {"bad": "bold red", "warn": "yellow", "good": "green", "none": "dim", "info": ""}
 _BOX = box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n", ascii=False)
@@ -25,16 +25,6 @@ _CAPTION = (
     "Higher means that the adversary learns more. Never compare ε of different units. Audited: a lower bound from n "
     "trials in a small federation; the report states its unit and confidence."
 )
-
-
-def _measured(group: Group) -> str:
-    """The headline number above its interval, or the reason why there is none."""
-    if group.estimate is not None and group.value is not None:
-        name = group.metric.words.removeprefix("mean ")
-        return f"{name} {fixed(group.value)}\n{interval(group.estimate)}".rstrip()
-    if group.case.failures:
-        return "failed"
-    return NO_VALUE if group.case.results else "missing"
 
 
 def _claim(trainings: Sequence[TrainingRecord]) -> Text:
@@ -51,17 +41,16 @@ def _claim(trainings: Sequence[TrainingRecord]) -> Text:
 def _row(analysis: Analysis, group: Group, *, first: bool) -> list[Text]:
     """One row, as `Text` so that no name is read as markup. `first`: of its defense and setting."""
     ceiling, trainings = analysis.ceiling(group), analysis.trainings_of(group.setting, group.defense)
-    accuracy, rating = final_accuracy(trainings), analysis.rating(group).word
-    word = "ceiling" if group.undefended else rating if group.value is not None else ""
-    label = analysis.defenses[group.defense]
+    accuracy, label, entry = final_accuracy(trainings), analysis.defenses[group.defense], entry_of(analysis, group)
+    metric = "" if group.value is None else group.metric.words.removeprefix("mean ")
     setting = [analysis.settings[group.setting]] if len(analysis.settings) > 1 else []
     floor, top = fixed(analysis.floor_value(group)), fixed(ceiling.value if ceiling is not None else None)
     return [
         Text("\n".join(filter(None, [label.name, label.varying, *setting]))),
         Text(analysis.attack_text(group)),
         Text(f"{group.case.threat}\n{where(group.case.target)}"),
-        Text(_measured(group)),
-        Text(word, style=_STYLES[TONES[word]] if word in TONES else ""),
+        Text(f"{metric} {entry.value}\n{entry.interval}".strip()),
+        Text(entry.word or "ceiling", style=_STYLES[entry.tone]),
         Text(f"{floor}\n{top}"),
         Text(percent(accuracy.value if accuracy is not None else None)),
         _claim(trainings) if first else Text(""),
