@@ -2,6 +2,7 @@
 
 import sys
 
+from leakgauge.harness.core.labels import cell_text
 from leakgauge.harness.core.result import Result
 from leakgauge.harness.study.store import load_run
 
@@ -9,7 +10,7 @@ from leakgauge.harness.study.store import load_run
 def main() -> None:
     """Check the folder of results in the first argument; exit 1 with one line for each problem."""
     run = load_run(sys.argv[1])
-    problems = [f"{failure.cell.label}: {failure.message}" for failure in run.failures.values()]
+    problems = [f"{cell_text(failure.cell)}: {failure.message}" for failure in run.failures.values()]
     problems += [f"no result: {cell_id}" for cell_id in run.missing]
 
     def find(defense: str, attack: str, guess: str | None = None) -> Result:

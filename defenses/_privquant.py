@@ -125,7 +125,10 @@ class PrivQuant:
         Raises:
             ValueError: u is not d integers in 0..K-1.
         """
-        u = self._checked(u)
+        if u.shape != (self.d,):
+            raise ValueError(f"expected levels of shape [{self.d}], got {list(u.shape)}")
+        _check_levels(u, self.levels)
+        u = u.cpu().long()
         log_chance = _log_uniform(rng.uniform(key.child("matches"), (_DIGITS,), dtype=torch.float64))
         log_branch = _log_uniform(rng.uniform(key.child("branch"), (_DIGITS,), dtype=torch.float64))
         matches = self._matches(log_branch < self.log_rest, log_chance)
@@ -202,13 +205,6 @@ class PrivQuant:
             return int(np.searchsorted(tails.lower[: self.tau], tails.lower[self.tau - 1] + log_chance))
         rising = tails.upper[self.tau :][::-1]
         return self.d - int(np.searchsorted(rising, tails.upper[self.tau] + log_chance))
-
-    def _checked(self, u: Tensor) -> Tensor:
-        """u as [d] int64 on the CPU, rejected if it is not d levels."""
-        if u.shape != (self.d,):
-            raise ValueError(f"expected levels of shape [{self.d}], got {list(u.shape)}")
-        _check_levels(u, self.levels)
-        return u.cpu().long()
 
 
 def choose(d: int, levels: int, epsilon: float, share: float = 0.9) -> PrivQuant:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from leakgauge.defenses._cepam.claim import clipped
-from leakgauge.defenses._cepam.normal import NormalCepam
+from leakgauge.defenses._cepam.claim import clipped, theorem_12
+from leakgauge.defenses._cepam.mechanism import NormalCepam
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.contract import Setting
@@ -58,5 +58,6 @@ class CepamClip(NormalCepam):
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Thm 12 for one record and one round, against adversaries that see only averages; T rounds add up."""
+        promise = theorem_12(self.local_epsilon, self.reach, setting)
         source = "Ling et al. 2025, Thm 12, with C for gamma"
-        return clipped(self.promise(setting), source, self.reach, self.dimension, len(history), setting)
+        return clipped(promise, source, self.reach, self.dimension, len(history), setting)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from scipy import special
 
-from leakgauge.defenses._cepam.claim import norm_scaled
-from leakgauge.defenses._cepam.normal import NormalCepam
+from leakgauge.defenses._cepam.claim import norm_scaled, theorem_12
+from leakgauge.defenses._cepam.mechanism import NormalCepam
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.contract import Setting
@@ -50,8 +49,6 @@ class CepamGaussian(NormalCepam):
         Algorithm 2, which may not terminate; attempts and cells are entropy coded, not sent in fixed lengths.
     """
 
-    sends_norm: ClassVar[bool] = True
-
     noise_std: float = 0.1
     gamma: float = 1.0
     dimension: int = 1
@@ -68,5 +65,6 @@ class CepamGaussian(NormalCepam):
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Thm 12 for one record and one round, against adversaries that see only averages; T rounds add up."""
+        promise = theorem_12(self.local_epsilon, self.reach, setting)
         variation, source = 1 - 2 * float(special.ndtr(-self.reach)), "Ling et al. 2025, Thm 12"
-        return norm_scaled(self.promise(setting), source, variation, self.dimension, len(history), setting)
+        return norm_scaled(promise, source, variation, self.dimension, len(history), setting)

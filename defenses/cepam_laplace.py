@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from leakgauge.defenses._cepam.claim import norm_scaled, theorem_13
 from leakgauge.defenses._cepam.lrsuq import Floats, laplace_radii
@@ -43,19 +42,12 @@ class CepamLaplace(Cepam):
         `cepam-gaussian` does. The claim, Thm 13, treats gamma as a bound on the l1 norm; it bounds the l2 norm.
     """
 
-    sends_norm: ClassVar[bool] = True
-
     noise_scale: float = 0.1
     gamma: float = 1.0
     local_epsilon: float = 5000.0
 
     def __post_init__(self) -> None:
         positive(noise_scale=self.noise_scale, gamma=self.gamma, local_epsilon=self.local_epsilon)
-
-    @property
-    def lattice_dimension(self) -> int:
-        """1: radii with a Laplace error are known in one dimension only."""
-        return 1
 
     @property
     def bound(self) -> float:

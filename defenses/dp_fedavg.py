@@ -124,13 +124,12 @@ def _sampled(multiplier: float, setting: Setting, rounds: int) -> Proof:
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
     share = setting.participants / setting.clients
-    return Proof(
-        repeat(PoissonSampledDpEvent(share, GaussianDpEvent(multiplier / 2)), rounds),
-        Unit.CLIENT,
-        "privacy loss distribution",
+    event = repeat(PoissonSampledDpEvent(share, GaussianDpEvent(multiplier / 2)), rounds)
+    reason = (
         f"exactly {setting.participants} of {setting.clients} clients are drawn, not each independently: another one "
-        "replaces a client that is left out, and the sum moves by two clips.",
+        "replaces a client that is left out, and the sum moves by two clips."
     )
+    return Proof(event, Unit.CLIENT, "privacy loss distribution", reason)
 
 
 def _moments_epsilon(share: float, multiplier: float, rounds: int, delta: float) -> float:

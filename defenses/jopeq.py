@@ -13,9 +13,8 @@ from leakgauge.defenses._jopeq.privacy import (
     surrogate_scale,
     uniform_delta,
 )
-from leakgauge.defenses._jopeq.quantizer import Radius, added_up
-from leakgauge.defenses._jopeq.scalar import ScalarJoPEQ
-from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
+from leakgauge.defenses._jopeq.quantizer import CLEAR, Radius, ScalarJoPEQ
+from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
 from leakgauge.harness.core.contract import Setting
 
 _CUBE = "closed form, coordinates in [-1, 1]"
@@ -115,8 +114,7 @@ class JoPEQ(ScalarJoPEQ):
             cube = Proof.pure(cube_epsilon(self._known, dim), rounds, Unit.MESSAGE, why, _CUBE)
         if self.scale == "public":
             return (cube,)
-        clear = "the complete message: its scale, a norm of the update, is sent in the clear."
-        complete = Proof.none(Unit.MESSAGE, clear)
+        complete = Proof.none(Unit.MESSAGE, CLEAR)
         if self.noise_scale == 0:
             return cube, complete
         # (1/3, ..., 1/3) and its negative are the farthest apart; if the mean is subtracted, half the signs must differ

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from leakgauge.defenses._common.scale import Scaling, whole_message
 from leakgauge.defenses._jopeq.privacy import cube_epsilon, scalar_epsilon
-from leakgauge.defenses._jopeq.quantizer import Radius, added_up
-from leakgauge.defenses._jopeq.scalar import ScalarJoPEQ
-from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
+from leakgauge.defenses._jopeq.quantizer import Radius, ScalarJoPEQ
+from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
 from leakgauge.harness.core.contract import Setting
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from leakgauge.defenses._common.misfit import Misfit, student_misfit
-from leakgauge.defenses._common.scale import Mode, Scaling
+from leakgauge.defenses._common.scale import Mode, Scaling, unclipped
 from leakgauge.defenses._jopeq.lattice import Lattice
 from leakgauge.defenses._jopeq.privacy import (
     Student,
@@ -19,18 +18,9 @@ from leakgauge.defenses._jopeq.privacy import (
     vector_epsilon,
     vector_epsilon_bound,
 )
-from leakgauge.defenses._jopeq.quantizer import (
-    Carrier,
-    Dithered,
-    Radius,
-    added_up,
-    draw_student,
-    pair_lattice,
-    pairs_unclipped,
-    student,
-)
+from leakgauge.defenses._jopeq.quantizer import CLEAR, Carrier, Dithered, Radius, draw_student, pair_lattice, student
 from leakgauge.harness.core.checks import positive
-from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
+from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
 from leakgauge.harness.core.contract import Setting
 from leakgauge.harness.core.rng import Key
 
@@ -110,9 +100,10 @@ class JoPEQT(Dithered):
 
     def misfit(self, side: Tensor, *, dithered: bool) -> Misfit:
         """The law of the nominal t noise: it has the covariance of noise plus error, and approximates their law."""
-        carrier = Carrier(self.lattice)
+        carrier, noise = Carrier(self.lattice), self.noise
         blur = 0.0 if dithered else carrier.error_variance(dithered=True)
-        return partial(_as_student, carrier, side, self.noise, blur)
+        # inside the outermost cells; the blur is the variance of an unknown dither
+        return lambda residual: student_misfit(carrier.inside(residual, side), *noise, blur)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Epsilon for one pair of one message; we add up T rounds."""
@@ -123,7 +114,7 @@ class JoPEQT(Dithered):
             self.epsilon * rounds,
             first,
             source=added_up("Lang et al. 2022, Thm III.1 and Cor. 1", rounds),
-            assumes=pairs_unclipped(self.scale),
+            assumes=unclipped(self.scale, "no pair lies outside the unit disc"),
             further=tuple(further),
         )
 
@@ -140,13 +131,7 @@ class JoPEQT(Dithered):
         pairs, given = self.scaling.count(setting.layout) // 2, "" if self.scale == "public" else "given the scale, "
         why = f"{given}all {pairs} pairs may move at once."
         whole = Proof.pure(bound * pairs, rounds, Unit.MESSAGE, why, tight=False)
-        clear = "the complete message: its scale, a norm of the update, is sent in the clear."
-        complete = () if self.scale == "public" else (Proof.none(Unit.MESSAGE, clear),)
+        complete = () if self.scale == "public" else (Proof.none(Unit.MESSAGE, CLEAR),)
         # the attained value refutes a smaller claim; only the bound proves a larger one
         pair = (attained, above) if found > self.epsilon else (above, attained)
         return (*pair, whole, *complete)
-
-
-def _as_student(carrier: Carrier, side: Tensor, noise: Student, blur: float, residual: Tensor) -> Tensor:
-    """[n]: the misfit of bivariate t pairs, inside the outermost cells; blur: the variance of an unknown dither."""
-    return student_misfit(carrier.inside(residual, side), *noise, blur)

@@ -90,11 +90,8 @@ class OTAOrthogonal(OverTheAir[Orthogonal]):
         """
         state, rounds = history[0], len(history)
         why = "any two clipped updates move a message by 2 c_k L, under its own noise and the receiver's"
-        antenna = max(
-            math.sqrt(4 * alpha / beta) if beta > 0 else math.inf
-            for alpha, beta in zip(state.alpha, state.beta, strict=True)
-        )
-        eavesdropper = frozenset({Threat.EAVESDROPPER})
+        shares = zip(state.alpha, state.beta, strict=True)
+        antenna = max(math.sqrt(4 * alpha / beta) if beta > 0 else math.inf for alpha, beta in shares)
         sent = "the signal of an antenna, to any receiver: a client has only its own noise."
         return self.claim_rounds(
             max(state.epsilons),
@@ -102,7 +99,7 @@ class OTAOrthogonal(OverTheAir[Orthogonal]):
             assumes=("a message is heard through the server's receiver alone, whose noise and gains are as stated",),
             proofs=[
                 exact(float(state.mus.max()), rounds, _RECEIVER, f"{why}; rounds compose exactly."),
-                exact(antenna, rounds, eavesdropper, sent, tight=False),
+                exact(antenna, rounds, frozenset({Threat.EAVESDROPPER}), sent, tight=False),
             ],
         )
 

@@ -16,7 +16,7 @@ from leakgauge.defenses._privquant import PrivQuant, choose, levels_to_values, r
 from leakgauge.defenses._wire.hadamard import fast_walsh_hadamard
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import check_update, positive
-from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
+from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
 from leakgauge.harness.core.codec import pack_levels, unpack_levels
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.rng import Key
@@ -163,13 +163,13 @@ class SqSGD(Defense[Plan, Tensor]):
         if -channel.log_rest > _RESOLUTION:
             chance = channel.log_rest / math.log(10)
             reason = f"the rarer branch has a probability of 10^{chance:.0f}, which no generator draws: it never runs."
-            further = (Proof(None, Unit.MESSAGE, "arithmetic", reason),)
+            further = (Proof.none(Unit.MESSAGE, reason, "arithmetic"),)
         why = "the two probabilities of an output, counted exactly; both are attained."
         return claim_over(
             rounds,
             self.epsilon * rounds,
             Proof.pure(channel.epsilon, rounds, Unit.MESSAGE, why),
-            source="sqSGD (2021), Algorithm 1 and sec. 4" + (", rounds added up by us" if rounds > 1 else ""),
+            source=added_up("sqSGD (2021), Algorithm 1 and sec. 4", rounds),
             further=further,
         )
 

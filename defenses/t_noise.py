@@ -13,12 +13,12 @@ from torch import Tensor
 
 from leakgauge.defenses._common.cascade import Perturbs, Rounded
 from leakgauge.defenses._common.misfit import student_misfit
-from leakgauge.defenses._common.scale import Mode, Scaling, whole_message
+from leakgauge.defenses._common.scale import Mode, Scaling, unclipped, whole_message
 from leakgauge.defenses._jopeq.lattice import student_variance
 from leakgauge.defenses._jopeq.privacy import Student, t_epsilon
-from leakgauge.defenses._jopeq.quantizer import added_up, draw_student, pairs_unclipped, student
+from leakgauge.defenses._jopeq.quantizer import draw_student, student
 from leakgauge.harness.core.checks import positive
-from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
+from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
 from leakgauge.harness.core.contract import Likelihood, Setting
 from leakgauge.harness.core.rng import Key
 
@@ -113,6 +113,6 @@ class TNoise(Perturbs):
             self.epsilon * rounds,
             Proof.pure(each, rounds, Unit.SUBVECTOR, why),
             source=added_up("Lang et al. 2022, Thm II.8 and (11)", rounds),
-            assumes=pairs_unclipped(self.scale),
+            assumes=unclipped(self.scale, "no pair lies outside the unit disc"),
             further=(whole_message(self.scale, each * pairs, rounds, f"{pairs} pairs"),),
         )

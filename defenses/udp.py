@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from leakgauge.defenses._udp.claim import UDPRounds
-from leakgauge.defenses._udp.formulas import Calibration, multiplier
+from leakgauge.defenses._udp.claim import Calibrated
+from leakgauge.defenses._udp.formulas import multiplier
 from leakgauge.harness.core.contract import Feedback, Setting
 
 
 @dataclass(frozen=True)
-class UDP(UDPRounds[int]):
+class UDP(Calibrated[int]):
     """UDP: clip every record's gradient, take one full-batch step, add normal noise for the epsilon of a whole run.
 
     The state is the number of the round; all rounds have the same noise.
@@ -44,13 +44,6 @@ class UDP(UDPRounds[int]):
     """
 
     source: ClassVar[str] = "Wei et al. 2021, (10)"
-
-    calibration: Calibration = "paper"
-
-    @property
-    def formula(self) -> Calibration:
-        """The calibration."""
-        return self.calibration
 
     def init(self, setting: Setting) -> int:
         """Round 0."""

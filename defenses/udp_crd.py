@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from leakgauge.defenses._udp.claim import UDPRounds
-from leakgauge.defenses._udp.formulas import Calibration, Schedule, Spending, budget, discount, next_multiplier, spend
+from leakgauge.defenses._udp.claim import Calibrated
+from leakgauge.defenses._udp.formulas import Schedule, Spending, budget, discount, next_multiplier, spend
 from leakgauge.harness.core.contract import Feedback, Setting
 
 
 @dataclass(frozen=True)
-class UDPCRD(UDPRounds[Spending]):
+class UDPCRD(Calibrated[Spending]):
     """UDP with communication-rounds discounting: a round with little progress reduces T and thereby the later noise.
 
     The state is T, the noise of the past rounds, and the budget: the same for all clients. A client that is not
@@ -39,7 +39,6 @@ class UDPCRD(UDPRounds[Spending]):
 
     source: ClassVar[str] = "Wei et al. 2021, (25)"
 
-    calibration: Calibration = "paper"
     zeta: float = 1e-3
     beta: float = 0.9
 
@@ -50,22 +49,16 @@ class UDPCRD(UDPRounds[Spending]):
         if not 0 < self.beta < 1:
             raise ValueError(f"expected 0 < beta < 1, got beta={self.beta}")
 
-    @property
-    def formula(self) -> Calibration:
-        """The calibration."""
-        return self.calibration
-
     def init(self, setting: Setting) -> Spending:
         """Nothing is spent."""
         share = setting.participants / setting.clients
-        allowed = budget(self.epsilon, self.delta, share, self.calibration)
-        return Spending(Schedule(self.horizon(setting)), allowed)
+        return Spending(Schedule(self.horizon(setting)), budget(self.epsilon, self.delta, share, self.calibration))
 
     def advance(self, state: Spending, feedback: Feedback) -> Spending:
         """Spend one round; T shrinks if the round made little progress."""
         spent = spend(state.schedule, state.budget)
         shorter = discount(spent, feedback.before, feedback.after, zeta=self.zeta, beta=self.beta)
-        return state._replace(schedule=shorter)
+        return Spending(shorter, state.budget)
 
     def stops(self, state: Spending) -> bool:
         """After T rounds, with the current T."""

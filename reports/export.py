@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from leakgauge.harness.core.cell import Cell, Scalar
+from leakgauge.harness.core.labels import part_text
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, ProofRecord, Run, TrainingRecord, to_data
 from leakgauge.reports.sections.checked import verdict_of
 from leakgauge.reports.select import Analysis
@@ -99,7 +100,7 @@ def _fields(analysis: Analysis, cell: Cell, metrics: list[str]) -> list[Scalar]:
     result, failure, training = run.results.get(cell.id), run.failures.get(cell.id), run.trainings.get(spec.id)
     line: list[Scalar] = [cell.id, status_of(run, cell), spec.task.data, spec.task.model]
     line += [spec.federation.algorithm, spec.federation.clients, spec.federation.rounds]
-    line += [spec.defense.label, cell.attack.label, cell.threat]
+    line += [part_text(spec.defense), part_text(cell.attack), cell.threat]
     line += [target.kind, target.round, target.rounds, target.count, target.batch, target.users]
     line += [target.client, target.outside, spec.seed, None if training is None else training.accuracy]
     line += [run.seconds.get(cell.id), " ".join(dict.fromkeys(flag.code for flag in analysis.flags_of(cell)))]

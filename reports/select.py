@@ -55,12 +55,12 @@ class Group:
     @property
     def defense(self) -> str:
         """Key of the defense in `Analysis.defenses`."""
-        return self.case.training.defense.label
+        return self.case.training.defense.key
 
     @property
     def column(self) -> tuple[str, str, Target]:
         """Attack, adversary and target: the groups of one column differ in their defense."""
-        return self.case.attack.label, self.case.threat, self.case.target
+        return self.case.attack.key, self.case.threat, self.case.target
 
     @property
     def undefended(self) -> bool:
@@ -80,7 +80,7 @@ class Group:
     @property
     def recognized(self) -> Recognized | None:
         """Recognizable images among the attacked ones, failed ones included; None without images."""
-        if self.estimate is None or self.estimate.name != "ssim" or not self.estimate.values:
+        if self.estimate is None or self.metric.recognizable is None or not self.estimate.values:
             return None
         return Recognized(sum(is_recognizable(value) for value in self.estimate.values), len(self.estimate.values))
 
@@ -145,12 +145,12 @@ class Analysis:
 
     @cached_property
     def defenses(self) -> dict[str, Label]:
-        """Label of each defense by `PartSpec.label`, in the study's order."""
+        """Label of each defense by `PartSpec.key`, in the study's order."""
         return label_parts(cell.training.defense for cell in self.run.cells)
 
     @cached_property
     def attacks(self) -> dict[str, Label]:
-        """Label of each attack by `PartSpec.label`, in the study's order."""
+        """Label of each attack by `PartSpec.key`, in the study's order."""
         return label_parts(cell.attack for cell in self.run.cells)
 
     @cached_property
@@ -230,7 +230,7 @@ class Analysis:
         found: dict[tuple[str, str], list[TrainingRecord]] = {}
         for record in self.run.trainings.values():
             spec = record.spec
-            found.setdefault((setting_key(spec.task, spec.federation), spec.defense.label), []).append(record)
+            found.setdefault((setting_key(spec.task, spec.federation), spec.defense.key), []).append(record)
         return {key: tuple(sorted(records, key=lambda r: r.spec.seed)) for key, records in found.items()}
 
     def trainings_of(self, setting: str, defense: str) -> tuple[TrainingRecord, ...]:
@@ -286,7 +286,7 @@ class Analysis:
 
     def attack_text(self, group: Group) -> str:
         """The attack with its varying parameters."""
-        return self.attacks[group.case.attack.label].text
+        return self.attacks[group.case.attack.key].text
 
     def column_text(self, group: Group) -> str:
         """Attack, adversary and target in one line."""

@@ -83,7 +83,8 @@ class Faulty(Defense):
         return [norm + wire for norm, wire in zip(norms, received, strict=False)]
 
     def estimate(self, state, received, link):
-        return self._read_by.estimate(state[0], self._bare(received), link._replace(shared=self._key(link.shared)))
+        link, reader = link._replace(shared=self._key(link.shared)), self.reader or self.promised
+        return reader.estimate(state[0], self._bare(received), link)
 
     def decode(self, state, received, links, private):
         wires, links = [self._bare(wire) for wire in received], links._replace(shared=[*map(self._key, links.keys)])
@@ -93,17 +94,13 @@ class Faulty(Defense):
     def likelihood(self, state, received, links):
         wires = [self._bare(wire) for wire in received]
         keys = None if links.shared is None else [self._key(key) for key in links.shared]
-        return self._read_by.likelihood(state[0], wires, links._replace(shared=keys))
+        return (self.reader or self.promised).likelihood(state[0], wires, links._replace(shared=keys))
 
     def advance(self, state, feedback):
         return self.promised.advance(state[0], feedback), self.actual.advance(state[1], feedback)
 
     def claim(self, history, setting):
         return self.promised.claim([state[0] for state in history], setting)
-
-    @property
-    def _read_by(self):
-        return self.promised if self.reader is None else self.reader
 
     def _bare(self, wire):
         return wire[_NORM:] if self.clear else wire
@@ -117,29 +114,18 @@ class Faulty(Defense):
         with pytest.MonkeyPatch.context() as code:
             if self.quiet != 1.0:
                 for name in ("normal", "laplace", "signed_exponential"):
-                    code.setattr(rng, name, functools.partial(_draw_less, self.quiet, getattr(rng, name)))
+                    draw = getattr(rng, name)
+                    code.setattr(rng, name, lambda *given, draw=draw: self.quiet * draw(*given))
             if self.unclipped:
-                code.setattr(Scaling, "_clip", _keep_numbers)
+                code.setattr(Scaling, "_clip", lambda scaling, values: values)
                 for module, name in _clips():
-                    code.setattr(module, name, _keep)
+                    code.setattr(module, name, lambda update, bound: update)
             yield
 
 
 def with_changes(promised, **changes):
     """The defense with other parameters in its code than in its claim."""
     return Faulty(promised, dataclasses.replace(promised, **changes))
-
-
-def _draw_less(factor, draw, *arguments):
-    return factor * draw(*arguments)
-
-
-def _keep(update, bound):
-    return update
-
-
-def _keep_numbers(scaling, values):
-    return values
 
 
 @functools.cache

@@ -294,7 +294,7 @@ def make_run(
         seconds={cell.id: 1.0 + 20.0 * wave(cell.id) for cell in done},
         public_data=frozenset(public),
         data_hashes={"invented": fingerprint("invented")},
-        attacks={cell.attack.label: ATTACKS[cell.attack.name] for cell in cells},
+        attacks={cell.attack.key: ATTACKS[cell.attack.name] for cell in cells},
     )
 
 

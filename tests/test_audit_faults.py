@@ -137,10 +137,8 @@ HALF_THE_NOISE = {
     "cepam-laplace": halved("cepam-laplace", "noise_scale"),
 }
 
-SHARED_NOISE = {
-    name: on("shared_noise", name)
-    for name in (*PLAIN, "mvu", "piecewise", "sqsgd", "vqsgd", *UDP, "ota", "ota-orthogonal")
-}
+NOISY = (*PLAIN, "mvu", "piecewise", "sqsgd", "vqsgd", *UDP, "ota", "ota-orthogonal")
+SHARED_NOISE = {name: on("shared_noise", name) for name in NOISY}
 
 REUSED_DITHER = {
     "sdq": on("reused", "sdq", 18, proof=(Unit.COORDINATE, Threat.SERVER)),
@@ -161,10 +159,7 @@ NO_CLIP = {
 }
 
 SCALE_IN_CLEAR = {
-    **{
-        name: on("clear", name)
-        for name in (*PLAIN, "mvu", "piecewise", "sqsgd", "vqsgd", "ota", "ota-orthogonal", *UDP)
-    },
+    **{name: on("clear", name) for name in NOISY},
     **of_updates("clear"),
     "cepam-clip": on("clear", "cepam-clip", proof=(Unit.MESSAGE, Threat.SERVER)),
 }

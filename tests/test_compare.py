@@ -74,9 +74,6 @@ def plain(found: Comparison, width: int = 140) -> str:
     return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 
-# images
-
-
 def test_a_run_does_not_differ_from_itself() -> None:
     run = double.full_run()
     found = compare(run, run)
@@ -124,11 +121,6 @@ def test_an_image_that_every_seed_attacks_is_one_image() -> None:
     assert one.n == (6,)
 
 
-def test_images_that_were_not_stored_are_not_paired() -> None:
-    one = only(compare(attacked(), attacked(shift=0.1, pictures=lambda cell: None)), "ssim")
-    assert (one.method, one.note) == ("Welch", "not paired: the images are not stored")
-
-
 def test_images_of_one_batch_are_not_taken_for_independent() -> None:
     cells = double.grid([GAUSSIAN], [(double.MATCHING, Target("probe", 0, count=6, batch=2), "server")])
     make = ssim({0: draws(0), 1: draws(1)})
@@ -154,9 +146,6 @@ def test_what_only_one_run_has_is_named_with_its_value() -> None:
     assert found.only_second[2].value == pytest.approx(2.1)
     assert {one.name.split(" ")[0].split(":")[0] for one in found.differences} == {"gaussian"}
     assert "The studies differ" in found.remarks[0]
-
-
-# members, trainings, audits
 
 
 def membership(shift: float, *, count: int = 300, members: int | None = None, seeds: Sequence[int] = (0, 1)) -> Run:
@@ -207,12 +196,6 @@ def test_auc_over_other_records_has_the_interval_of_two_independent_curves() -> 
     assert (one.method, one.note) == ("DeLong", "other seeds: other records")
 
 
-def test_auc_over_other_numbers_of_records_has_no_interval() -> None:
-    one = only(compare(membership(0.0), membership(0.1, members=290)), "auc")
-    assert (one.low, one.method, one.note) == (None, "none", "other numbers of records")
-    assert one.difference is not None
-
-
 def test_a_rate_has_newcombes_interval() -> None:
     one = only(compare(membership(0.0, count=1000), membership(0.1, count=1000)), "tpr@1%")
     assert one.first is not None
@@ -237,10 +220,25 @@ def test_accuracy_over_other_seeds_is_not_paired() -> None:
     assert "The seeds differ." in found.remarks
 
 
-def test_one_seed_has_no_interval() -> None:
-    one = only(compare(trained({0: 0.80}), trained({0: 0.79})), "accuracy")
-    assert numbers(one) == pytest.approx((-0.01, None, None))
-    assert (one.method, one.note) == ("none", "one pair has no interval")
+@pytest.mark.parametrize(
+    ("runs", "metric", "method", "note"),
+    [
+        (
+            lambda: (attacked(), attacked(shift=0.1, pictures=lambda cell: None)),
+            *("ssim", "Welch", "not paired: the images are not stored"),
+        ),
+        (lambda: (membership(0.0), membership(0.1, members=290)), "auc", "none", "other numbers of records"),
+        (lambda: (trained({0: 0.80}), trained({0: 0.79})), "accuracy", "none", "one pair has no interval"),
+    ],
+)
+def test_a_difference_that_is_not_paired_states_why(
+    runs: Callable[[], tuple[Run, Run]], metric: str, method: str, note: str
+) -> None:
+    one = only(compare(*runs()), metric)
+    assert (one.method, one.note, one.low is None) == (method, note, method == "none")
+    assert one.first is not None
+    assert one.second is not None
+    assert one.difference == pytest.approx(one.second - one.first)
 
 
 def test_two_lower_bounds_have_no_interval_of_their_difference() -> None:
@@ -258,9 +256,6 @@ def test_two_lower_bounds_have_no_interval_of_their_difference() -> None:
 def test_welch_on_samples_without_spread_or_of_one() -> None:
     assert welch(np.array([1.0, 1.0]), np.array([2.0, 2.0])) == (1.0, 1.0)
     assert welch(np.array([1.0]), np.array([2.0, 3.0])) == (None, None)
-
-
-# how it is printed
 
 
 def test_what_differs_as_a_whole_is_said() -> None:
@@ -308,9 +303,6 @@ def test_json_is_whole_and_in_a_fixed_order() -> None:
     one = json.loads(to_json(compare(runs[0], runs[0])))["differences"][0]
     assert (one["method"], one["n"], one["differs"]) == ("pairs", [12], False)
     assert text == to_json(compare(*runs))
-
-
-# the command
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from leakgauge.harness.core.rng import Key, normal, uniform
 from leakgauge.harness.gate import rules as tests
 from leakgauge.harness.gate.judge import Rules, Verdict, judge
 from leakgauge.harness.gate.measure import placements
-from tests.test_gate_rules import measure, measured
+from tests.gate_case import measure, measured
 
 ROOT = Key(20261121, ("test_gate_calibration",))
 RULES = Rules()
@@ -117,11 +117,8 @@ def test_the_gate_decides_as_simulated():
         ]
         checks = {check.key: check for check in judge(*pair, RULES, noise_sd=DESIGN).checks}
         for number, key in enumerate(sorted(checks)):
-            expected = Verdict.INCONCLUSIVE
-            if decided.fails[run, number]:
-                expected = Verdict.FAIL
-            elif decided.passes[run, number]:
-                expected = Verdict.PASS
+            otherwise = Verdict.PASS if decided.passes[run, number] else Verdict.INCONCLUSIVE
+            expected = Verdict.FAIL if decided.fails[run, number] else otherwise
             assert checks[key].verdict is expected
             assert checks[key].p == pytest.approx(decided.p[run, number], rel=1e-9)
             seen.add(expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -13,7 +14,7 @@ import pytest
 from leakgauge.harness.core.cell import PartSpec
 from leakgauge.harness.gate.baseline import Baseline
 from leakgauge.harness.gate.judge import Check, Outcome, Verdict
-from leakgauge.harness.gate.measure import Measure, Measured, titles
+from leakgauge.harness.gate.measure import titles
 from leakgauge.harness.gate.output import (
     annotations,
     as_json,
@@ -24,36 +25,19 @@ from leakgauge.harness.gate.output import (
     signed,
     summary,
 )
+from tests import gate_case
+from tests.gate_case import check, measured
 
 GAUSSIAN = PartSpec("gaussian", {"epsilon": 1.0})
 MAP = PartSpec("map", {"tv": 5.0})
 HOSTILE = 'a|b <script>alert("1")</script> & [x](http://x) `c` *d* \x00\x1b[31m \ud800 \u202e ]]> \\| %0A::error::, :'
 
 
-def check(verdict: Verdict = Verdict.PASS, at: int = 0, **changes: object) -> Check:
-    fields: dict[str, object] = {"key": f"gaussian/map/server/ssim/{at:06x}", "name": f"gaussian under map {at}: ssim"}
-    fields |= {"metric": "ssim", "aware": True, "verdict": verdict, "before": 0.148, "now": 0.213, "rise": 0.065}
-    fields |= {"low": 0.047, "high": 0.083, "p": 0.0004, "n": 16, "smallest": 0.021, "images": ()}
-    return Check(**(fields | {"reason": f"reason {at}"} | changes))  # type: ignore[arg-type]
-
-
-def measure(
-    key: str,
-    defense: PartSpec = GAUSSIAN,
-    attack: PartSpec | None = MAP,
-    **changes: object,
-) -> Measure:
-    values = (0.2,) * 6
-    made = Measure(key, "ssim", defense, attack, "server", "probe", "photos", True, "", 0.2, None, None, values)
-    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
-
-
-def run_of(*measures: Measure, **changes: object) -> Measured:
-    made = Measured("smoke", "hash", {"photos": "d1"}, "c" * 40, False, {"numpy": "2.4"}, "Linux", measures)
-    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
-
-
-RUN = run_of(measure("gaussian/map/server/ssim/000000"))
+measure = functools.partial(
+    gate_case.measure, values=(0.2,) * 6, defense=GAUSSIAN, attack=MAP, setting="photos", aware=True
+)
+run_of = functools.partial(measured, commit="c" * 40)
+RUN = run_of(measure(key="gaussian/map/server/ssim/000000"))
 BASE = Baseline(dataclasses.replace(RUN, commit="b" * 40), 0.01, "first numbers")
 EACH = Outcome(
     (
@@ -78,9 +62,6 @@ def rows(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("| ") and not line.startswith(("| Verdict", "| ---"))]
 
 
-# the verdict in a phrase
-
-
 @pytest.mark.parametrize(
     ("checks", "expected"),
     [
@@ -97,20 +78,14 @@ def rows(text: str) -> list[str]:
         ((), "Nothing was checked"),
     ],
 )
-def test_the_headline_says_what_the_worst_verdict_is_of(checks: tuple[Check, ...], expected: str) -> None:
+def test_the_headline_counts_the_worst_verdict(checks: tuple[Check, ...], expected: str) -> None:
     assert headline(Outcome(checks, (), ())) == expected
-
-
-def test_problems_are_the_headline() -> None:
-    assert headline(NOTHING) == "Not comparable: nothing was checked"
+    assert headline(Outcome(checks, ("other data",), ())) == "Not comparable: nothing was checked"
 
 
 def test_numbers_have_no_minus_zero_and_no_nan() -> None:
     assert [number(-0.0001), number(None), number(math.nan), number(-0.5)] == ["0.000", "n/a", "n/a", "-0.500"]
     assert [signed(0.0001), signed(0.065), signed(-0.065), signed(None)] == ["0.000", "+0.065", "-0.065", "n/a"]
-
-
-# JUnit
 
 
 def test_every_verdict_has_its_element() -> None:
@@ -122,36 +97,27 @@ def test_every_verdict_has_its_element() -> None:
     assert "change +0.065 (+0.047 to +0.083)" in str(found[0][0].text)
     assert "now n/a" in str(found[1][0].text)
 
-
-def test_a_class_is_the_defense_with_its_parameters_where_the_run_has_it() -> None:
-    assert [case.get("classname") for case in cases(junit(EACH, RUN))][:2] == ["gaussian epsilon=1", "gaussian"]
-
-
-def test_the_counts_are_those_of_the_cases() -> None:
+    assert [case.get("classname") for case in found][:2] == ["gaussian epsilon=1", "gaussian"]
     suite = ElementTree.fromstring(junit(EACH, RUN).encode())[0]
     assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["5", "1", "1", "2"]
     assert suite.findtext("system-err") == "another machine"
 
 
 def test_problems_are_errors() -> None:
-    found = cases(junit(NOTHING, RUN))
-    assert [(case[0].tag, case[0].get("message")) for case in found] == [
-        ("error", "other study"),
-        ("error", "other data"),
-    ]
+    found = [(case[0].tag, case[0].get("message")) for case in cases(junit(NOTHING, RUN))]
+    assert found == [("error", "other study"), ("error", "other data")]
 
 
 def test_hostile_names_leave_the_xml_whole() -> None:
     odd = check(Verdict.FAIL, key=HOSTILE, name=HOSTILE, reason=HOSTILE + "\nsecond line")
-    text = junit(Outcome((odd,), (), (HOSTILE,)), run_of(measure(HOSTILE, PartSpec(HOSTILE)), study=HOSTILE))
+    text = junit(
+        Outcome((odd,), (), (HOSTILE,)), run_of(measure(key=HOSTILE, defense=PartSpec(HOSTILE)), study=HOSTILE)
+    )
     (case,) = cases(text)
     for said in (case.get("name"), case.get("classname"), case[0].get("message"), case[0].text):
         assert said is not None
         assert '<script>alert("1")</script> &' in said
         assert not re.search("[\x00\x1b\ud800\u202e]", said)
-
-
-# the summary
 
 
 def test_the_verdict_comes_first_then_what_did_not_pass_then_the_rest_folded() -> None:
@@ -169,9 +135,10 @@ def test_the_verdict_comes_first_then_what_did_not_pass_then_the_rest_folded() -
     assert "another machine" in above
     assert "first numbers" in below
     assert "b" * 40 in below
+    assert "left out" not in text
 
 
-def test_problems_are_said_and_no_table_is_empty() -> None:
+def test_a_summary_of_problems_has_no_empty_table() -> None:
     text = summary(NOTHING, RUN, BASE)
     assert "- **Not comparable:** other study" in text
     assert "| Verdict" not in text
@@ -183,9 +150,6 @@ def test_a_hostile_name_ends_no_cell_and_opens_no_element() -> None:
     assert len(re.split(r"(?<!\\)(?:\\\\)*\|", row)) == 8 + 2
     assert "<script>" not in row
     assert "[x](" not in row.replace("\\[", "")
-
-
-def test_escaped_text_is_one_line() -> None:
     assert escaped("a|b\n<i> *x* \\") == "a\\|b &lt;i&gt; \\*x\\* \\\\"
 
 
@@ -206,13 +170,6 @@ def test_a_summary_is_never_longer_than_allowed(most: int) -> None:
     text = summary(Outcome(checks, (), ()), RUN, BASE, most=most)
     assert most - 500 < len(text.encode()) <= most
     assert f"{40 - len(rows(text))} checks left out" in text
-
-
-def test_nothing_is_left_out_where_all_fits() -> None:
-    assert "left out" not in summary(EACH, RUN, BASE)
-
-
-# JSON
 
 
 def test_the_json_holds_verdict_exit_code_sources_and_every_check() -> None:
@@ -243,9 +200,6 @@ def test_a_number_that_is_none_is_null_and_the_order_is_fixed() -> None:
     assert text.isascii()
 
 
-# annotations
-
-
 def test_annotations_are_worst_first_with_their_levels() -> None:
     found = annotations(EACH)
     levels = ["::error ", "::error ", "::warning ", "::warning ", "::warning "]
@@ -274,12 +228,9 @@ def test_a_text_cannot_end_a_command_or_begin_another() -> None:
     assert line.split("::")[1] == "error title=leakgauge%3A leakage increased"
 
 
-# names
-
-
 def test_names_say_only_the_parameters_in_which_measures_differ() -> None:
     parts = [PartSpec("gaussian", {"clip": 1.0, "epsilon": epsilon}) for epsilon in (1.0, 4.0)]
-    one, two = (measure(key, part) for key, part in zip("ab", parts, strict=True))
+    one, two = (measure(key=key, defense=part) for key, part in zip("ab", parts, strict=True))
     assert titles([one, two]) == {
         "a": "gaussian epsilon=1 under map, server, probe: ssim",
         "b": "gaussian epsilon=4 under map, server, probe: ssim",
@@ -287,16 +238,16 @@ def test_names_say_only_the_parameters_in_which_measures_differ() -> None:
 
 
 def test_names_say_the_setting_where_there_are_several_and_never_coincide() -> None:
-    one, two = measure("a/000001"), measure("b/000002", setting="digits")
+    one, two = measure(key="a/000001"), measure(key="b/000002", setting="digits")
     assert titles([one, two])["b/000002"].endswith(": ssim (digits)")
-    assert list(titles([one, measure("b/000002")]).values()) == [
+    assert list(titles([one, measure(key="b/000002")]).values()) == [
         f"gaussian under map, server, probe: ssim [{end}]" for end in ("000001", "000002")
     ]
 
 
 def test_images_of_several_seeds_are_told_apart() -> None:
     key = EACH.checks[0].key
-    seeded = run_of(measure(key, items=("d0", "d1", "d2"), values=(0.2,) * 18))
+    seeded = run_of(measure(key=key, items=("d0", "d1", "d2"), values=(0.2,) * 18))
     outcome = Outcome((check(Verdict.FAIL, 0, images=(0, 7)),), (), ())
     assert "images 1 (seed no. 1), 2 (seed no. 2)" in summary(outcome, seeded, BASE)
 

@@ -85,27 +85,6 @@ def test_noise_goes_first_to_users_with_the_least_remaining_power():
     assert empty.tolist() == [True] + [False] * 4 + [True]  # the weakest has no room, the strongest adds none
 
 
-def test_a_receiver_that_is_noisy_enough_needs_no_noise_from_users():
-    found = allocate(Channel((1.0, 2.0), 0.01, 1.0), (5.0, 5.0), DELTA, 1.0)
-    assert (found.aligned_power, found.noise) == (0.01, (0.0, 0.0))
-    assert found.epsilon == pytest.approx(claimed_epsilon(2 * math.sqrt(0.01), DELTA), rel=1e-12)
-
-
-@pytest.mark.parametrize("lower", [True, False])
-def test_a_feasible_channel_is_left_as_it_is(lower):
-    assert allocate(Channel((0.05, 1, 2, 4), 100, 1.0), (1.2,) * 4, DELTA, 1.0, lower=lower).aligned_power == 5.0
-
-
-def test_an_infeasible_channel_can_be_refused():
-    # Psi = 8 * 50 * ln(12500) / 1.44 - 1 at A = 50, against 0 + 50 + 150 + 350
-    with pytest.raises(ValueError, match=r"noise of variance 2619\.41 beside the gradients, got 550; lower the"):
-        allocate(Channel((0.5, 1, 2, 4), 100, 1.0), (1.2,) * 4, DELTA, 1.0, lower=False)
-
-
-def test_the_mean_gradient_has_the_printed_variance():
-    assert FIRST.gradient_variance == pytest.approx(3.2755, abs=5.1e-5)
-
-
 def test_the_mu_of_the_papers_point_has_the_printed_value():
     assert claimed_mu(1.2, DELTA) == pytest.approx(0.27627, abs=5.1e-6)
     assert claimed_epsilon(claimed_mu(1.2, DELTA), DELTA) == pytest.approx(1.2, rel=1e-15)
@@ -197,14 +176,6 @@ def test_orthogonal_users_each_keep_their_own_claim(channel, data):
     assert (formula <= np.array(epsilons) * (1 + 1e-9)).all()
 
 
-def test_a_single_user_over_the_air_is_orthogonal():
-    channel = Channel((2.0,), 100, 1.0)
-    alone, own = allocate(channel, (1.2,), DELTA, 1.5), orthogonal(channel, (1.2,), DELTA, 1.5)
-    assert alone.alpha == pytest.approx(own.alpha, rel=1e-12)
-    assert alone.beta == pytest.approx(own.beta, rel=1e-12)
-    assert alone.gradient_variance == pytest.approx(own.gradient_variance, rel=1e-12)
-
-
 @pytest.mark.parametrize(
     ("users", "over_the_air", "apart", "digit"),
     [(10, 0.524, 5.241, 5e-4), (50, 0.0210, 1.048, 5e-5), (150, 0.00233, 0.349, 5e-6)],
@@ -261,12 +232,6 @@ def test_rayleigh_channels_are_feasible_with_the_printed_probability(users, prin
         assert (aligned == channel.received.min()) == bool(feasible(row[None])[0])
 
 
-def test_gains_depend_on_the_key_alone():
-    assert rayleigh_gains(Key(5), 4) == rayleigh_gains(Key(5), 4)
-    assert rayleigh_gains(Key(5), 4) != rayleigh_gains(Key(6), 4)
-    assert len(rayleigh_gains(Key(5), 1)) == 1
-
-
 TWO = Channel((1.0, 2.0), 1.0, 1.0)
 
 
@@ -274,10 +239,7 @@ TWO = Channel((1.0, 2.0), 1.0, 1.0)
     ("call", "message"),
     [
         (lambda: Channel((), 1.0, 1.0), "expected users > 0"),
-        (lambda: Channel((1.0, 0.0), 1.0, 1.0), r"expected squared gains > 0, got \(1.0, 0.0\)"),
         (lambda: Channel((1.0, math.nan), 1.0, 1.0), "expected squared gains > 0"),
-        (lambda: Channel((1.0,), 0.0, 1.0), "expected power > 0"),
-        (lambda: Channel((1.0,), 1.0, -1.0), "expected noise_variance >= 0, got noise_variance=-1.0"),
         (lambda: allocate(TWO, (1.0,), DELTA, 1.0), "expected one epsilon per user, got 1 for 2 users"),
         (lambda: allocate(TWO, (1.0, 0.0), DELTA, 1.0), "expected epsilon > 0"),
         (lambda: allocate(TWO, (1.0, 1.0), 1.0, 1.0), "expected 0 < delta < 1, got delta=1.0"),

@@ -68,15 +68,11 @@ def scene(defense):
     return Scene(TASK, SPEC, defense, training, train_set, TEST, rows, "loop", Key(0))
 
 
-def residuals(defense, here, seen, truth):
-    """[n, d]: each received message minus the victim's own clipped gradient."""
-    found = []
-    for message, victim in zip(seen.messages, truth.victims, strict=True):
-        params = here.training.models[1].clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(TASK.loss(params, *victim), params)
-        kept = gradient.double() * min(1.0, defense.clip / float(gradient.norm()))
-        found.append(unpack_float64(message.wire, len(kept)) - seen.model.state.gain * kept)
-    return torch.stack(found)
+def clipped_gradients(defense, here, truth):
+    """[n, d]: the victims' own clipped gradients."""
+    params = here.training.models[1].clone().requires_grad_()
+    gradients = [torch.autograd.grad(TASK.loss(params, *victim), params)[0] for victim in truth.victims]
+    return torch.stack([gradient.double() * min(1.0, defense.clip / float(gradient.norm())) for gradient in gradients])
 
 
 def test_a_probe_is_one_wire_that_holds_the_victim_and_everybodys_noise():
@@ -87,7 +83,8 @@ def test_a_probe_is_one_wire_that_holds_the_victim_and_everybodys_noise():
     assert len(seen.messages) == 6
     assert {len(message.wire) for message in seen.messages} == {8 * TASK.layout.dim}
     assert seen.model.state == defense.init(seen.setting)
-    rest = residuals(defense, here, seen, truth)
+    received = torch.stack([unpack_float64(message.wire, TASK.layout.dim) for message in seen.messages])
+    rest = received - seen.model.state.gain * clipped_gradients(defense, here, truth)
     law, total = stats.chi2(rest.numel()), float(rest.square().sum()) / (696.745373 + 1)
     assert law.ppf(ALPHA / 2) < total < law.ppf(1 - ALPHA / 2) < 1.06**2 * total
     assert np.abs(np.corrcoef(rest.numpy()) - np.eye(6)).max() < 6 / TASK.layout.dim**0.5
@@ -99,12 +96,9 @@ def test_a_probe_of_the_baseline_is_heard_alone():
     defense = OTAOrthogonal(epsilon=1e9, noise_variance=0.0)
     here = scene(defense)
     seen, truth = observe(here, View(Threat.SERVER), Target(round=1, count=6, batch=2))
-    for message, victim in zip(seen.messages, truth.victims, strict=True):
-        params = here.training.models[1].clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(TASK.loss(params, *victim), params)
+    for message, own in zip(seen.messages, clipped_gradients(defense, here, truth), strict=True):
         found = defense.estimate(seen.model.state, message.wire, Link(seen.setting, message.sender, None))
-        kept = gradient * min(1.0, 1.0 / float(gradient.norm()))
-        torch.testing.assert_close(found, kept, rtol=0, atol=1e-6)
+        torch.testing.assert_close(found.double(), own, rtol=0, atol=1e-6)
 
 
 @dataclasses.dataclass(frozen=True)

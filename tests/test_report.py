@@ -177,7 +177,7 @@ def test_a_number_that_means_nothing_is_na_with_its_reason() -> None:
 
 
 def test_an_attack_that_the_run_does_not_describe_is_taken_for_a_reconstruction() -> None:
-    floor = {double.PRIOR.label: PartInfo("prior", "", floor=True)}
+    floor = {double.PRIOR.key: PartInfo("prior", "", floor=True)}
     made = dataclasses.replace(double.make_run(small()), attacks=floor)
     assert [group.case.kind for group in Analysis(made).attacked] == ["reconstruction"] * 2
     complete(render(made))

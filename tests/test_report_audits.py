@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from leakgauge.harness.core.labels import part_text
 from leakgauge.harness.core.result import AuditRecord, Run
 from leakgauge.reports.export import to_csv
 from leakgauge.reports.html import render
@@ -206,7 +207,7 @@ def test_the_download_has_the_audit_with_its_own_claim_and_federation(run: Run) 
     ]
     assert row["one_round_verdict"] == "BROKEN"
     assert lines["none"]["audited_claimed_epsilon"] == "inf"
-    assert {value for name, value in lines[double.SQSGD.label].items() if name.startswith("audited_")} == {""}
+    assert {value for name, value in lines[part_text(double.SQSGD)].items() if name.startswith("audited_")} == {""}
 
 
 def test_the_terminal_table_shows_which_claims_an_audit_broke(run: Run) -> None:

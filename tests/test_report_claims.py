@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from leakgauge.harness.core.cell import Cell, FederationSpec
+from leakgauge.harness.core.labels import part_text
 from leakgauge.harness.core.result import ClaimRecord, Run, TrainingRecord
 from leakgauge.reports.charts import figures
 from leakgauge.reports.charts.epsilon import SSIM, accuracy_charts, leakage_charts
@@ -317,19 +318,19 @@ def test_a_hollow_marker_is_drawn_within_the_axes() -> None:
 
 def test_the_download_has_the_proved_epsilon(analysis: Analysis) -> None:
     lines = {row["defense"]: row for row in csv.DictReader(io.StringIO(to_csv(analysis)))}
-    row = lines[POINTS.label]
+    row = lines[part_text(POINTS)]
     assert float(row["one_round_epsilon"]) == 2.0
     assert float(row["one_round_proved_epsilon"]) == pytest.approx(223.132)
     assert (row["one_round_verdict"], row["one_round_proved_unit"]) == ("BROKEN", "message")
     assert (row["one_round_proved_method"], row["one_round_proved_tight"]) == ("closed form", "True")
     assert row["one_round_reason"].startswith("claimed 2, proved 223.132 a message: a message has 113")
     assert row["one_round_further"] == ""
-    assert lines[DITHERED.label]["whole_run_proved_epsilon"] == "inf"
-    (bare,) = json.loads(lines[SAMPLED.label]["whole_run_further"])
+    assert lines[part_text(DITHERED)]["whole_run_proved_epsilon"] == "inf"
+    (bare,) = json.loads(lines[part_text(SAMPLED)]["whole_run_further"])
     assert (bare["epsilon"], bare["unit"], bare["against"][0]) == ("inf", "client", "server")
-    assert lines[SAMPLED.label]["whole_run_verdict"] == "UNPROVED"
-    assert lines[GENEROUS.label]["whole_run_verdict"] == "LOOSE"
-    assert lines[double.NONE.label]["one_round_verdict"] == "NOTHING PROMISED"
+    assert lines[part_text(SAMPLED)]["whole_run_verdict"] == "UNPROVED"
+    assert lines[part_text(GENEROUS)]["whole_run_verdict"] == "LOOSE"
+    assert lines[part_text(double.NONE)]["one_round_verdict"] == "NOTHING PROMISED"
     assert (row["one_round_against"], row["one_round_proved_against"]) == (" ".join(double.EVERYBODY),) * 2
 
 

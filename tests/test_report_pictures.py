@@ -37,8 +37,8 @@ def heads(grid: Grid) -> list[tuple[str, list[tuple[str, str]]]]:
 
 def test_a_defense_has_a_column_of_the_best_naive_and_one_of_the_best_aware_attack() -> None:
     attacks = [*BOTH, (OTHER, double.PROBE, "server")]
-    values = {OTHER.label: 0.4, double.MATCHING.label: 0.3, double.MAP.label: 0.6, double.PRIOR.label: 0.1}
-    grid = only_grid(small(attacks=attacks), make=with_ssim(lambda cell: [values[cell.attack.label]] * 6))
+    values = {OTHER.key: 0.4, double.MATCHING.key: 0.3, double.MAP.key: 0.6, double.PRIOR.key: 0.1}
+    grid = only_grid(small(attacks=attacks), make=with_ssim(lambda cell: [values[cell.attack.key]] * 6))
     assert heads(grid) == [
         ("no defense", [("", "map, server")]),
         ("gaussian", [("naive", "matching objective=cosine, server"), ("aware", "map, server")]),
@@ -110,9 +110,9 @@ def test_pictures_of_data_not_known_to_be_public_are_withheld_with_a_word() -> N
 
 
 def test_the_attack_is_chosen_on_the_mean_and_not_image_by_image() -> None:
-    values = {double.MATCHING.label: [0.9, 0.1, 0.1, 0.1, 0.1, 0.1], OTHER.label: [0.3] * 5 + [None]}
+    values = {double.MATCHING.key: [0.9, 0.1, 0.1, 0.1, 0.1, 0.1], OTHER.key: [0.3] * 5 + [None]}
     attacks = [NAIVE, (OTHER, double.PROBE, "server")]
-    grid = only_grid(small(attacks=attacks), make=with_ssim(lambda cell: values[cell.attack.label]))
+    grid = only_grid(small(attacks=attacks), make=with_ssim(lambda cell: values[cell.attack.key]))
     assert [columns[0][1] for _, columns in heads(grid)] == ["matching objective=cosine, server"] * 2
     assert [row[1][1].caption for row in grid.rows] == ["0.30"] * 5 + ["no reconstruction"]
     assert grid.rows[5][1][1].word == "failed"

@@ -223,7 +223,7 @@ def distances(table: dict[str, float]) -> list[figures.Chart]:
     """The charts of a run with these mean squared errors, by defense."""
 
     def make(cell: Cell) -> Result:
-        value = table[cell.training.defense.label] * (0.5 if cell.attack == double.MAP else 1.0)
+        value = table[cell.training.defense.key] * (0.5 if cell.attack == double.MAP else 1.0)
         estimates = mean("ssim", [0.5, 0.5]), mean("mse", [value, value])
         return double.with_estimates(double.result_of(cell), *estimates)
 
@@ -233,7 +233,7 @@ def distances(table: dict[str, float]) -> list[figures.Chart]:
 
 
 def test_the_distance_is_that_of_the_attack_that_gets_nearest() -> None:
-    none, one, four = (part.label for part in (double.NONE, *double.GAUSSIAN[:2]))
+    none, one, four = (part.key for part in (double.NONE, *double.GAUSSIAN[:2]))
     (chart,) = distances({none: 0.004, one: 0.2, four: 0.06})
     assert [point.y for point in chart.series[0].points] == pytest.approx([0.1, 0.03])
     assert chart.lines == ((0.002, "no defense 0.002"),)
@@ -245,7 +245,7 @@ def test_the_distance_is_that_of_the_attack_that_gets_nearest() -> None:
 
 
 def test_a_distance_of_zero_is_drawn_on_a_plain_axis() -> None:
-    none, one, four = (part.label for part in (double.NONE, *double.GAUSSIAN[:2]))
+    none, one, four = (part.key for part in (double.NONE, *double.GAUSSIAN[:2]))
     (chart,) = distances({none: 0.0, one: 0.2, four: 0.0})
     assert not chart.log_y
     assert "log scale" not in chart.y_label

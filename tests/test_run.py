@@ -86,8 +86,8 @@ def test_every_cell_has_estimates_with_n_and_a_digest(reference):
 def test_the_folder_states_which_attacks_are_defense_aware(tmp_path):
     both = [{"name": ["map", "idlg"], "evaluations": 2, "restarts": 1, "target": {"count": 1}}]
     run = run_study(study(attacks=both), tmp_path, workers=0)
-    assert {cell.attack.label for cell in run.cells} == set(run.attacks)
-    assert all(run.attacks[cell.attack.label].aware == (cell.attack.name == "map") for cell in run.cells)
+    assert {cell.attack.key for cell in run.cells} == set(run.attacks)
+    assert all(run.attacks[cell.attack.key].aware == (cell.attack.name == "map") for cell in run.cells)
 
 
 def test_a_second_run_trains_once_for_all_attacks_and_gives_the_same_bytes(reference, tmp_path):

@@ -60,14 +60,9 @@ def test_the_coverage_tests_see_a_coverage_of_ninety_per_cent():
 def test_clopper_pearson_inverts_the_two_binomial_tails(successes, n, level):
     low, high = stats.clopper_pearson(successes, n, level)
     tail = (1 - level) / 2
-    if successes == 0:
-        assert low == 0
-    else:
-        assert scipy_stats.binom.sf(successes - 1, n, low) == pytest.approx(tail, rel=1e-9)
-    if successes == n:
-        assert high == 1
-    else:
-        assert scipy_stats.binom.cdf(successes, n, high) == pytest.approx(tail, rel=1e-9)
+    below, above = scipy_stats.binom.sf(successes - 1, n, low), scipy_stats.binom.cdf(successes, n, high)
+    assert low == 0 if successes == 0 else below == pytest.approx(tail, rel=1e-9)
+    assert high == 1 if successes == n else above == pytest.approx(tail, rel=1e-9)
 
 
 def covered(n: int, p: float, low: np.ndarray, high: np.ndarray) -> float:
@@ -99,13 +94,9 @@ def test_student_interval_has_the_closed_form():
     assert (low, high) == pytest.approx((2 - 4.302653 / math.sqrt(3), 2 + 4.302653 / math.sqrt(3)), abs=3e-7)
 
 
-@pytest.mark.parametrize("values", [[], [0.3]])
-def test_fewer_than_two_values_have_no_interval(values):
-    assert stats.mean_interval(values) == (None, None)
-
-
-def test_equal_values_have_an_interval_of_width_zero():
-    assert stats.mean_interval([0.5, 0.5, 0.5]) == (0.5, 0.5)
+@pytest.mark.parametrize(("values", "expected"), [([], (None, None)), ([0.3], (None, None)), ([0.5] * 3, (0.5, 0.5))])
+def test_fewer_than_two_values_have_no_interval_and_equal_ones_a_width_of_zero(values, expected):
+    assert stats.mean_interval(values) == expected
 
 
 def test_student_interval_covers_the_mean():
@@ -159,17 +150,13 @@ def test_a_proportion_of_nothing_has_no_value():
     assert found.note == "no item to judge; 8 of 8 victims failed"
 
 
-def test_a_failed_item_is_kept_in_the_values_and_left_out_of_the_number():
-    for kind in (stats.mean, stats.median):
-        found = kind("ssim", [1.0, None, 3.0])
-        assert (found.value, found.n, found.values) == (2.0, 2, (1.0, None, 3.0))
-
-
-def test_a_mean_of_failures_has_no_value():
-    for kind in (stats.mean, stats.median):
-        found = kind("mse", [None, None], note="2 of 2 victims failed")
-        assert (found.value, found.low, found.high, found.n) == (None, None, None, 0)
-        assert found.note == "no item finished; 2 of 2 victims failed"
+@pytest.mark.parametrize("kind", [stats.mean, stats.median])
+def test_a_failed_item_is_kept_in_the_values_and_left_out_of_the_number(kind):
+    found = kind("ssim", [1.0, None, 3.0])
+    assert (found.value, found.n, found.values) == (2.0, 2, (1.0, None, 3.0))
+    found = kind("mse", [None, None], note="2 of 2 victims failed")
+    assert (found.value, found.low, found.high, found.n) == (None, None, None, 0)
+    assert found.note == "no item finished; 2 of 2 victims failed"
 
 
 def test_roc_statistics_have_the_golden_values():

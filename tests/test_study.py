@@ -205,8 +205,8 @@ def test_an_impossible_federation_or_target_is_refused(kind, changes, message):
 
 
 def test_a_label_has_the_parameters_that_are_set():
-    assert PartSpec("gaussian", {"epsilon": 8.0, "noise_std": None}).label == "gaussian(epsilon=8.0)"
-    assert PartSpec("none").label == "none"
+    assert PartSpec("gaussian", {"epsilon": 8.0, "noise_std": None}).key == "gaussian(epsilon=8.0)"
+    assert PartSpec("none").key == "none"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from leakgauge.defenses._udp.formulas import (
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.gaussian import gaussian_delta, gaussian_epsilon
 from leakgauge.harness.core.rng import Key
-from tests.oracles import UDP_CORRECTED, UDP_CROSSOVER, UDP_SAMPLED, UDP_TRUE
+from tests.oracles import UDP_CORRECTED, UDP_CROSSOVER, UDP_TRUE
 
 DELTA = 1e-3
 ONE = 8**2 / (2 * math.log(1e3))
@@ -52,12 +52,6 @@ def test_the_sensitivity_is_attained_by_two_opposite_records():
     assert float(lr * (gradients.mean(0) - replaced.mean(0)).norm()) < 0.9 * sensitivity(clip, lr, n)
     other = -gradients  # all records
     assert float(lr * (gradients.mean(0) - other.mean(0)).norm()) < sensitivity(clip, lr, 1)
-
-
-def test_all_records_of_a_client_have_no_protection():
-    # printed: n = 800, claimed epsilon 8: mu = 1722
-    z = multiplier(8, DELTA, 200, 1.0, "paper") * sensitivity(1.0, 0.01, 800) / sensitivity(1.0, 0.01, 1)
-    assert whole_run_mu([z] * 200) == pytest.approx(1722, abs=0.5)
 
 
 @pytest.mark.parametrize(("claimed", "mu", "true", "digit"), UDP_TRUE)
@@ -94,29 +88,11 @@ def test_corrected_noise_covers_a_client_that_takes_part_in_every_round(epsilon,
     assert zcdp**2 / 2 + zcdp * math.sqrt(2 * math.log(1 / DELTA)) == pytest.approx(epsilon, rel=1e-12)
 
 
-@pytest.mark.parametrize(("rounds", "claimed", "seen"), [(*row[:2], row[3:]) for row in UDP_SAMPLED])
-def test_a_server_that_knows_the_participants_has_the_printed_epsilons(rounds, claimed, seen):
-    z = multiplier(claimed, DELTA, rounds, 0.6, "paper")
-    counts = [round(0.6 * rounds), participations(rounds, 0.6, 0.95), rounds]
-    for count, expected in zip(counts, seen, strict=True):
-        assert gaussian_epsilon(whole_run_mu([z] * count), DELTA) == pytest.approx(expected, abs=5.1e-4)
-
-
 @pytest.mark.parametrize("rounds", [1, 7, 300])
 @pytest.mark.parametrize("q", [0.01, 0.6, 0.95, 1.0])
 @pytest.mark.parametrize("quantile", [0.05, 0.5, 0.95, 1.0])
 def test_participations_are_the_quantile_of_the_binomial_law(rounds, q, quantile):
     assert participations(rounds, q, quantile) == stats.binom.ppf(quantile, rounds, q)
-
-
-def test_the_schedule_runs_the_golden_trace():
-    # the model fails to improve in rounds 5, 9 and 12; six decimals, of an independent script
-    assert budget(8, DELTA, 1.0, "paper") == pytest.approx(4.632474, abs=5.1e-7)
-    schedules = run(20, ONE, 0.9, {5, 9, 12}.__contains__)
-    trace = [(20, 2.077823)] * 6 + [(18, 1.923690)] * 4 + [(17, 1.799447)] * 3 + [(16, 1.558367)] * 3
-    assert [schedule.rounds for schedule in schedules[:-1]] == [rounds for rounds, _ in trace]
-    assert schedules[-1].multipliers == pytest.approx([z for _, z in trace], abs=5.1e-7)
-    assert schedules[-1].spent == pytest.approx(4.632474, abs=5.1e-7)
 
 
 @pytest.mark.parametrize(("beta", "rounds"), [(0.9, 26), (0.8, 15), (0.5, 7)])
@@ -129,12 +105,6 @@ def test_the_schedule_starts_at_the_noise_of_the_fixed_run_and_keeps_it(q):
     last = run(200, budget(8, DELTA, q, "paper"), 0.9, lambda _: False)[-1]
     assert last.round == 200
     assert last.multipliers == pytest.approx([multiplier(8, DELTA, 200, q, "paper")] * 200, rel=1e-11)
-
-
-def test_a_discount_two_rounds_before_the_end_leaves_budget_unspent():
-    last = run(2, ONE, 0.9, lambda _: True)[-1]
-    assert (last.round, last.rounds) == (1, 1)
-    assert last.spent == pytest.approx(ONE / 2, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -238,15 +208,10 @@ def test_rounds_compose_by_the_squares_of_their_noise():
     [
         (lambda: sensitivity(0.0, 0.1, 10), "expected clip > 0, got clip=0.0"),
         (lambda: sensitivity(1.0, 0.1, 0), "expected samples > 0"),
-        (lambda: budget(math.inf, DELTA, 1.0, "tight"), "expected epsilon > 0"),
-        (lambda: budget(8, 0.0, 1.0, "paper"), "expected 0 < delta < 1, got delta=0.0"),
         (lambda: budget(8, DELTA, 1.5, "paper"), "expected 0 < participation <= 1, got participation=1.5"),
-        (lambda: budget(8, DELTA, 1.0, "rdp"), "expected calibration paper, zcdp or tight, got 'rdp'"),
         (lambda: multiplier(8, DELTA, 0, 1.0, "paper"), "expected rounds > 0"),
         (lambda: Schedule(0), "expected rounds >= 1, got rounds=0"),
         (lambda: linear_decay(8, DELTA, 0, 1.0, first=9.0), "expected rounds > 0"),
-        (lambda: linear_decay(8, DELTA, 200, 1.0, slope=-0.1), "expected slope >= 0, got slope=-0.1"),
-        (lambda: linear_decay(8, DELTA, 200, 1.0, first=0.1), "expected a first round within the budget"),
         (lambda: whole_run_mu([1.0, 0.0]), "expected noise multipliers > 0, got 0.0"),
         (lambda: participations(10, 0.5, 0.0), "expected 0 < quantile <= 1, got quantile=0.0"),
         (lambda: participations(0, 0.5, 0.5), "expected rounds > 0"),

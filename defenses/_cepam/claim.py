@@ -31,8 +31,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special, stats
 
-from leakgauge.harness.core.accounting import Event, Leak, delta, repeat
-from leakgauge.harness.core.claim import Claim, Proof, Relation, Unit, claim_over
+from leakgauge.harness.core.accounting import Leak, delta, repeat
+from leakgauge.harness.core.claim import Claim, Proof, Relation, Unit, added_up, claim_over
 from leakgauge.harness.core.contract import Setting
 from leakgauge.harness.core.gaussian import gaussian_delta
 from leakgauge.harness.core.threats import Threat
@@ -83,16 +83,16 @@ def norm_scaled(one: Promise, source: str, variation: float, n: int, rounds: int
     Args:
         variation: total variation of the noise of a sub-vector that moves as far as possible, given the norm.
     """
-    promise, leak = _over(one, rounds), repeat(Leak(_used(setting)), rounds)
-    touched = delta(leak, 0.0)
+    promise, chance = _over(one, rounds), _used(setting)
+    touched = delta(repeat(Leak(chance), rounds), 0.0)
     reason = _vacuous(touched)
     if promise.delta < touched:
         reason = (
             f"a record is used with probability {touched:.6g}; where no other record moves the model, a model that "
             "moved reveals that this one was used, because otherwise the noise is zero too."
         )
-    proved = Proof(leak, Unit.RECORD, "closed form", reason, against=_RECIPIENTS)
-    norm = Proof(None, Unit.MESSAGE, "closed form", "the update's norm is sent in the clear.", against=_SERVERS)
+    proved = Proof.leak(chance, rounds, Unit.RECORD, reason, against=_RECIPIENTS)
+    norm = Proof.none(Unit.MESSAGE, "the update's norm is sent in the clear.", "closed form", against=_SERVERS)
     assumed = "all updates of a round have one norm, and one weight"
     return _claim(promise, source, assumed, proved, (norm, _sub_vector(variation, n, rounds)), rounds)
 
@@ -104,7 +104,7 @@ def clipped(one: Promise, source: str, reach: float, n: int, rounds: int, settin
     promise = _over(one, rounds)
     moved = "clipped messages of equal weights, and the noise of all clients except the observing participant."
     further = (
-        Proof(_gaussians(mu, rounds), Unit.MESSAGE, "analytic Gaussian", moved, against=_RECIPIENTS),
+        Proof.gaussian(1 / mu, rounds, Unit.MESSAGE, moved, against=_RECIPIENTS),
         _message(reach, n, rounds, setting),
         _sub_vector(1 - 2 * float(special.ndtr(-reach)), n, rounds),
     )
@@ -115,9 +115,8 @@ def clipped(one: Promise, source: str, reach: float, n: int, rounds: int, settin
 def _clipped_record(promise: Promise, mu: float, rounds: int, setting: Setting) -> Proof:
     """The best bound for a record in an average of clipped messages, at the claimed delta."""
     chance = _used(setting)
-    leak = repeat(Leak(chance), rounds)
-    if promise.delta >= (touched := delta(leak, 0.0)):
-        return Proof(leak, Unit.RECORD, "closed form", _vacuous(touched), tight=False, against=_RECIPIENTS)
+    if promise.delta >= (touched := delta(repeat(Leak(chance), rounds), 0.0)):
+        return Proof.leak(chance, rounds, Unit.RECORD, _vacuous(touched), tight=False, against=_RECIPIENTS)
     if rounds == 1 and promise.delta > 0 and mu <= _FAR:
         from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
@@ -131,7 +130,7 @@ def _clipped_record(promise: Promise, mu: float, rounds: int, setting: Setting) 
     which = ", which is always used," if tight else ""
     rest = "" if tight else "; that it may not be used is ignored"
     reason = f"a record{which} moves the average by at most {mu:.6g} of its noise{rest}."
-    return Proof(_gaussians(mu, rounds), Unit.RECORD, "analytic Gaussian", reason, tight, _RECIPIENTS)
+    return Proof.gaussian(1 / mu, rounds, Unit.RECORD, reason, tight=tight, against=_RECIPIENTS)
 
 
 def _message(reach: float, n: int, rounds: int, setting: Setting) -> Proof:
@@ -140,15 +139,14 @@ def _message(reach: float, n: int, rounds: int, setting: Setting) -> Proof:
     shift = reach / math.sqrt(count)
     same = float(special.log_ndtr(-shift)) - (-math.log(2) if n == 1 else float(special.log_ndtr(shift)))
     reason = f"a change spread over all {count} sub-vectors rarely leaves all of them on their known balls."
-    event = repeat(Leak(-math.expm1(count * same)), rounds)
-    return Proof(event, Unit.MESSAGE, "closed form", reason, tight=n == 1, against=_SERVERS)
+    return Proof.leak(-math.expm1(count * same), rounds, Unit.MESSAGE, reason, tight=n == 1, against=_SERVERS)
 
 
 def _sub_vector(variation: float, n: int, rounds: int) -> Proof:
     """The leakage to the server of a sub-vector whose noise has this total variation."""
     leak = variation if n == 1 else 2 * variation / (1 + variation)
     reason = "the server knows the dithers, so the error is uniform on a known ball, which two inputs share or not."
-    return Proof(repeat(Leak(leak), rounds), Unit.SUBVECTOR, "closed form", reason, n == 1, _SERVERS)
+    return Proof.leak(leak, rounds, Unit.SUBVECTOR, reason, tight=n == 1, against=_SERVERS)
 
 
 def _claim(
@@ -159,7 +157,7 @@ def _claim(
         rounds,
         promise.epsilon,
         proved,
-        source=source + (", rounds added up by us" if rounds > 1 else ""),
+        source=added_up(source, rounds),
         delta=promise.delta,
         relation=Relation.REPLACE,
         against=_RECIPIENTS,
@@ -198,10 +196,3 @@ def _vacuous(touched: float) -> str:
         f"vacuous, weaker than without noise: a record is used with probability {touched:.6g}, and a delta above that "
         "needs no noise."
     )
-
-
-def _gaussians(mu: float, rounds: int) -> Event:
-    """A shift of mu standard deviations in each round."""
-    from dp_accounting import GaussianDpEvent
-
-    return repeat(GaussianDpEvent(1 / mu), rounds)

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from leakgauge.defenses._cepam import wire
-from leakgauge.defenses._cepam.lrsuq import Floats
+from leakgauge.defenses._cepam.lrsuq import Floats, gaussian_radii
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._common.misfit import ball_misfit
-from leakgauge.harness.core.checks import check_update
+from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.codec import Reader, unpack_float32
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, MessageError, Setting
 from leakgauge.harness.core.rng import Key
@@ -33,16 +33,6 @@ _LEAST = 1e-6
 """Smallest norm that `_STIFF` multiplies, so that a zero update has a finite slope."""
 
 
-def check_dimension(n: int) -> None:
-    """Reject a dimension that has no quantizer.
-
-    Raises:
-        ValueError: not 1, 2 or 3.
-    """
-    if n not in (1, 2, 3):
-        raise ValueError(f"expected dimension 1, 2 or 3, got dimension={n}")
-
-
 @dataclass(frozen=True)
 class Cepam(Defense[None, None]):
     """The client's and the server's half, for any law of the radii.
@@ -52,13 +42,13 @@ class Cepam(Defense[None, None]):
     """
 
     randomized: ClassVar[bool] = False
-    sends_norm: ClassVar[bool]
+    sends_norm: ClassVar[bool] = True
     """Whether the unit is |u| / bound, sent as a float; else the unit is 1 and the update is clipped to the bound."""
 
     @property
-    @abstractmethod
     def lattice_dimension(self) -> int:
-        """n, the number of coordinates of a sub-vector."""
+        """n, the number of coordinates of a sub-vector: 1 unless radii are known for more dimensions."""
+        return 1
 
     @property
     @abstractmethod
@@ -150,6 +140,33 @@ class Cepam(Defense[None, None]):
         radii, spread = self.radii(shared.child("radii"), self._count(setting), unit), self._spread(unit, setting)
         points = wire.unpack(payload, radii, spread, shared.child("dithers"), self.lattice_dimension)
         return points.T, radii
+
+
+class NormalCepam(Cepam):
+    """CEPAM with normal noise; each final class defines these fields in its own order."""
+
+    noise_std: float
+    dimension: int
+    local_epsilon: float
+
+    def __post_init__(self) -> None:
+        positive(noise_std=self.noise_std, local_epsilon=self.local_epsilon)
+        if self.dimension not in (1, 2, 3):
+            raise ValueError(f"expected dimension 1, 2 or 3, got dimension={self.dimension}")
+
+    @property
+    def lattice_dimension(self) -> int:
+        """n, by the parameter."""
+        return self.dimension
+
+    @property
+    def reach(self) -> float:
+        """The bound of the update, in standard deviations of the noise."""
+        return self.bound / self.noise_std
+
+    def radii(self, key: Key, count: int, unit: float) -> Floats:
+        """sigma * sqrt(chi-square with n + 2 degrees)."""
+        return gaussian_radii(key, count, self.dimension, self.noise_std * unit)
 
 
 def _float32(value: float) -> float:

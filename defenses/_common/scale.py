@@ -21,9 +21,9 @@ _SPREAD = 3.0
 """JoPEQ: entries get a standard deviation of 1/3, so that most of them lie in [-1, 1] by Chebyshev's inequality."""
 
 
-def unclipped(mode: Mode) -> tuple[str, ...]:
-    """The assumptions of a claim for numbers in [-1, 1]."""
-    return () if mode == "public" else ("the scale is given", "no coordinate lies outside [-1, 1]; nothing clips it")
+def unclipped(mode: Mode, bounded: str = "no coordinate lies outside [-1, 1]") -> tuple[str, ...]:
+    """The assumptions of a claim for numbers that `bounded` bounds."""
+    return () if mode == "public" else ("the scale is given", f"{bounded}; nothing clips it")
 
 
 def whole_message(mode: Mode, epsilon: float, rounds: int, moved: str) -> Proof:

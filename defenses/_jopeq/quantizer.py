@@ -31,7 +31,7 @@ from torch.nn.functional import pad
 from leakgauge.defenses._common.cascade import Quantizes, Rounded
 from leakgauge.defenses._common.dither import draw_dither
 from leakgauge.defenses._common.misfit import Misfit, rounded_misfit
-from leakgauge.defenses._common.scale import Mode, Scaling
+from leakgauge.defenses._common.scale import Scaling
 from leakgauge.defenses._jopeq.lattice import Lattice, student_variance
 from leakgauge.defenses._jopeq.privacy import GENERATOR, SHIPPED, Student
 from leakgauge.harness.core import rng
@@ -45,6 +45,7 @@ from leakgauge.harness.core.vec import Parts, Vector
 Radius: TypeAlias = Literal["reference", "paper"] | float
 """gamma by the rule of the reference code, by the rule of the text, or as a number with the reference code's step."""
 
+CLEAR = "the complete message: its scale, a norm of the update, is sent in the clear."
 _PLACE = torch.tensor(GENERATOR, dtype=torch.float32)
 _FIND = torch.tensor(np.linalg.inv(GENERATOR), dtype=torch.float32)
 
@@ -185,18 +186,6 @@ class Dithered(Defense[None, None]):
         return received[:size], levels
 
 
-@dataclass(frozen=True, eq=False)
-class _AlongGenerators:
-    """A misfit of lattice coordinates, applied to pairs."""
-
-    carrier: Carrier
-    misfit: Misfit
-
-    def __call__(self, residual: Tensor) -> Tensor:
-        """Implement `Misfit`."""
-        return self.misfit(self.carrier.in_cells(residual))
-
-
 @dataclass(frozen=True)
 class Bare(Dithered, Quantizes):
     """Subtractive dithered quantization alone: no noise and no promise. After a '+' it carries another's numbers."""
@@ -226,7 +215,8 @@ class Bare(Dithered, Quantizes):
 
     def misfit(self, side: Tensor, *, dithered: bool) -> Misfit:
         """`rounded_misfit` of each lattice coordinate, overload included."""
-        return _AlongGenerators(Carrier(self.lattice), rounded_misfit(side, self.lattice.step, 0.0, dithered=dithered))
+        carrier, law = Carrier(self.lattice), rounded_misfit(side, self.lattice.step, 0.0, dithered=dithered)
+        return lambda residual: law(carrier.in_cells(residual))
 
     def compress(self, values: Tensor, *, shared: Key, noise_variance: float) -> bytes:
         """The message of values [n]."""
@@ -252,6 +242,39 @@ class Bare(Dithered, Quantizes):
         """The code for numbers with noise of this variance."""
         step = _step("reference" if self.gamma is None else self.gamma, self.bits, noise_variance)
         return Carrier(Lattice(step, self.bits, self.dimension))
+
+
+class ScalarJoPEQ(Dithered):
+    """Laplace noise on single coordinates; each final class defines these fields in its own order."""
+
+    epsilon: float
+    bits: int
+    gamma: Radius
+    clip: float
+
+    def __post_init__(self) -> None:
+        positive(epsilon=self.epsilon, clip=self.clip)
+        scalar_lattice(self.bits, self.epsilon, self.gamma)
+
+    @property
+    def lattice(self) -> Lattice:
+        """The multiples of Delta."""
+        return scalar_lattice(self.bits, self.epsilon, self.gamma)
+
+    @property
+    @abstractmethod
+    def noise_scale(self) -> float:
+        """b' of the private Laplace noise, in units of the scaled coordinates; 0: no noise."""
+
+    def perturb(self, values: Tensor, private: Key) -> Tensor:
+        """Add Laplace(b') in place."""
+        if self.noise_scale == 0:
+            return values
+        return values.add_(rng.signed_exponential(private, (len(values),)), alpha=self.noise_scale)
+
+    def misfit(self, side: Tensor, *, dithered: bool) -> Misfit:
+        """The law of Laplace(b') plus the error of the cell, or of cell and dither."""
+        return rounded_misfit(side, self.lattice.step, self.noise_scale, dithered=dithered)
 
 
 def scalar_lattice(bits: int, epsilon: float, gamma: Radius) -> Lattice:
@@ -300,20 +323,10 @@ def draw_student(private: Key, pairs: int, root: Tensor, nu: float) -> Tensor:
     return drawn.float().reshape(-1)
 
 
-def pairs_unclipped(mode: Mode) -> tuple[str, ...]:
-    """The assumptions of a claim for pairs in the unit disc."""
-    return () if mode == "public" else ("the scale is given", "no pair lies outside the unit disc; nothing clips it")
-
-
 def bare_claim(rounds: int, leak: Proof) -> Claim:
     """The claim of a quantizer without noise; `leak` is the bound that its dither alone gives."""
     why = "no noise: given the dither, a message is a function of the update; a norm is sent in the clear."
     return nothing_promised(rounds, why, leak)
-
-
-def added_up(source: str, rounds: int) -> str:
-    """The source of a claim; the sum over several rounds is ours, not the paper's."""
-    return source + (", rounds added up by us" if rounds > 1 else "")
 
 
 def _step(gamma: Radius, bits: int, variance: float, printed: float = math.nan) -> float:

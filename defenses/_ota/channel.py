@@ -12,7 +12,6 @@ import torch
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._ota.formulas import Allocation, Channel, Orthogonal, claimed_mu, composed_claim, rayleigh_gains
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.accounting import repeat
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
 from leakgauge.harness.core.codec import pack_float64
@@ -109,10 +108,9 @@ def user_of(sender: Sender, setting: Setting) -> int:
 
 def exact(mu: float, rounds: int, against: frozenset[Threat], reason: str, *, tight: bool = True) -> Proof:
     """The bound for rounds of N(0, 1) against N(mu, 1), for any two updates; no bound where mu is infinite."""
-    from dp_accounting import GaussianDpEvent
-
-    event = repeat(GaussianDpEvent(1 / mu), rounds) if math.isfinite(mu) else None
-    return Proof(event, Unit.CLIENT, "analytic Gaussian", reason, tight, against)
+    if math.isinf(mu):
+        return Proof(None, Unit.CLIENT, "analytic Gaussian", reason, tight, against)
+    return Proof.gaussian(1 / mu, rounds, Unit.CLIENT, reason, tight=tight, against=against)
 
 
 def _read_gains(text: str) -> tuple[float, ...]:

@@ -26,7 +26,7 @@ from leakgauge.defenses._udp.formulas import (
     whole_run_mu,
 )
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.accounting import Event, repeat
+from leakgauge.harness.core.accounting import repeat
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
@@ -39,6 +39,7 @@ S = TypeVar("S")
 Clips = Literal["records", "update"]
 """The clipped vectors: each record's gradient, as printed, or the update after local training."""
 
+_EXACT = "analytic Gaussian"
 _OFTEN = 0.95
 """Quantile of the client that is selected often."""
 
@@ -143,6 +144,8 @@ class UDPRounds(Defense[S, None]):
         share = setting.participants / setting.clients
         records = self.clips == "records"
         unit = Unit.RECORD if records else Unit.MESSAGE
+        known = "" if share == 1 else "; for a client selected in all rounds, because the server knows the selection"
+        why = f"normal noise on a message of known sensitivity; rounds compose exactly{known}."
         return Claim(
             epsilon=claimed_epsilon(whole_run_mu(multipliers) ** 2, self.delta, share, self.formula),
             delta=self.delta,
@@ -152,7 +155,7 @@ class UDPRounds(Defense[S, None]):
             against=frozenset(Threat),
             source=self.source + _BY[self.formula],
             assumes=tuple(self.assumes(setting)),
-            proved=_exact(_composition(multipliers), unit, _every(share)),
+            proved=_composed(multipliers, unit, why),
             further=(*_picked(multipliers, unit, share), self._client(multipliers, setting)),
         )
 
@@ -173,16 +176,22 @@ class UDPRounds(Defense[S, None]):
         """The proof for all records of a client."""
         if self.clips == "update":
             why = "two clipped updates differ by no more than the sensitivity, whatever their records."
-            return _exact(_composition(multipliers), Unit.CLIENT, why)
+            return _composed(multipliers, Unit.CLIENT, why)
         n = setting.samples
         why = f"all {n} records of the smallest client move its message {n} times as far as one; larger clients more."
-        return _exact(_composition(z / n for z in multipliers), Unit.CLIENT, why)
+        return _composed((z / n for z in multipliers), Unit.CLIENT, why)
 
 
-def _every(share: float) -> str:
-    """The reason of the proof for a client that takes part in every round."""
-    known = "" if share == 1 else "; for a client selected in all rounds, because the server knows the selection"
-    return f"normal noise on a message of known sensitivity; rounds compose exactly{known}."
+@dataclass(frozen=True)
+class Calibrated(UDPRounds[S]):
+    """A variant whose formula is a parameter."""
+
+    calibration: Calibration = "paper"
+
+    @property
+    def formula(self) -> Calibration:
+        """The calibration."""
+        return self.calibration
 
 
 def _picked(multipliers: Sequence[float], unit: Unit, share: float) -> tuple[Proof, ...]:
@@ -192,23 +201,16 @@ def _picked(multipliers: Sequence[float], unit: Unit, share: float) -> tuple[Pro
     from dp_accounting import GaussianDpEvent
 
     mean = GaussianDpEvent(1 / (math.sqrt(share) * whole_run_mu(multipliers)))
+    average = f"the average client, with a share of {share:g} in the budget that the run spends."
     often = participations(len(multipliers), share, _OFTEN)
-    least = _composition(sorted(multipliers)[:often])
     rounds = f"the {often} of {len(multipliers)} rounds with least noise"
-    return (
-        _exact(mean, unit, f"the average client, with a share of {share:g} in the budget that the run spends."),
-        _exact(least, unit, f"a client selected in {rounds}; {_OFTEN:.0%} of clients are not selected more often."),
-    )
+    most = f"a client selected in {rounds}; {_OFTEN:.0%} of clients are not selected more often."
+    return Proof(mean, unit, _EXACT, average), _composed(sorted(multipliers)[:often], unit, most)
 
 
-def _exact(event: Event, unit: Unit, reason: str) -> Proof:
-    """A proof by the composition of Gaussians alone."""
-    return Proof(event, unit, "analytic Gaussian", reason)
-
-
-def _composition(multipliers: Iterable[float]) -> Event:
-    """One Gaussian per round."""
+def _composed(multipliers: Iterable[float], unit: Unit, reason: str) -> Proof:
+    """The proof for one Gaussian per round."""
     from dp_accounting import ComposedDpEvent, GaussianDpEvent
 
-    counts = Counter(multipliers)
-    return ComposedDpEvent([repeat(GaussianDpEvent(z), count) for z, count in counts.items()])
+    events = [repeat(GaussianDpEvent(z), count) for z, count in Counter(multipliers).items()]
+    return Proof(ComposedDpEvent(events), unit, _EXACT, reason)

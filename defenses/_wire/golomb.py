@@ -47,7 +47,10 @@ def encode_integers(values: Integers, context: Integers) -> bytes:
     Raises:
         ValueError: a value or a context is out of range, or the shapes differ.
     """
-    _check_values(values)
+    if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
+        raise ValueError(f"expected flat integers [n], got {values.dtype} of shape {values.shape}")
+    if values.max(initial=0) >= 2**53 or values.min(initial=0) <= -(2**53):
+        raise ValueError(f"expected magnitudes below 2**53, got {int(values.min())}..{int(values.max())}")
     order, sizes = _grouped(context, values.size)
     peak = max(int(values.max(initial=0)), -int(values.min(initial=0)))
     # a gather of small integers takes half the time
@@ -88,14 +91,6 @@ def decode_integers(wire: bytes, context: Integers) -> Ints:
     values[order] = _take_signs(source, magnitudes, sizes)
     source.done()
     return values
-
-
-def _check_values(values: Integers) -> None:
-    """Reject integers that are not flat, or not exact as doubles."""
-    if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
-        raise ValueError(f"expected flat integers [n], got {values.dtype} of shape {values.shape}")
-    if values.max(initial=0) >= 2**53 or values.min(initial=0) <= -(2**53):
-        raise ValueError(f"expected magnitudes below 2**53, got {int(values.min())}..{int(values.max())}")
 
 
 def _put_ones(out: BitWriter, ones: Ints, sizes: Ints) -> None:
@@ -151,8 +146,7 @@ def _choose_shifts(magnitudes: Integers, sizes: Ints, peak: int) -> Ints:
 
 def _weighted_logs(counts: Ints) -> npt.NDArray[np.float64]:
     """k log2(k) of each count k."""
-    logs: npt.NDArray[np.float64] = np.log2(np.maximum(counts, 1))
-    return counts * logs
+    return np.asarray(counts * np.log2(np.maximum(counts, 1)))
 
 
 def _bucket(cells: Ints) -> npt.NDArray[np.uint8]:

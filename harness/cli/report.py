@@ -80,6 +80,7 @@ def publish(
     against: Path | None = None,
 ) -> None:
     """Print the table of the results and write the report; exit with code 5 if a cell failed or is missing."""
+    from leakgauge.harness.core.labels import cell_text
     from leakgauge.harness.study.store import write_atomically
     from leakgauge.reports.html import report_files, stale_pictures
     from leakgauge.reports.text.tables import summary
@@ -93,7 +94,7 @@ def publish(
     for old in stale_pictures(place, files):
         old.unlink()
     typer.echo(f"report: {list(files)[-1]}")
-    lines = [f"failed: {failure.cell.label}: {failure.message}" for failure in finished.failures.values()]
+    lines = [f"failed: {cell_text(failure.cell)}: {failure.message}" for failure in finished.failures.values()]
     if finished.missing:
         lines.append(f"cells without a result: {len(finished.missing)}")
     if lines:

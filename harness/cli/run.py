@@ -50,18 +50,18 @@ def show(study: StudyArgument, as_json: JsonOption = False) -> None:
 
 def _print_study(study: Study) -> None:
     """Print the trainings with their cells, and the estimated cost."""
+    from leakgauge.harness.core.labels import part_text, where
     from leakgauge.harness.study.cost import estimate
 
     typer.echo(f"{study.name}: {len(study.cells)} cells on {len(study.trainings)} trainings, hash {study.hash}")
     for training in study.trainings:
         federation = training.federation
         typer.echo(
-            f"\ntraining {training.id}  {training.task.data} {training.task.model}  {training.defense.label}  "
+            f"\ntraining {training.id}  {training.task.data} {training.task.model}  {part_text(training.defense)}  "
             f"seed {training.seed}  {federation.algorithm}, {federation.rounds} rounds, "
             f"{federation.participants or federation.clients} of {federation.clients} clients"
         )
         for cell in study.cells_of[training.id]:
-            at = "" if cell.target.round is None else f" at round {cell.target.round}"
             size = f"{cell.target.count} x {cell.target.batch}"
-            typer.echo(f"  {cell.id}  {cell.attack.label}  {cell.target.kind}{at}, {size}, by {cell.threat}")
+            typer.echo(f"  {cell.id}  {part_text(cell.attack)}  {where(cell.target)}, {size}, by {cell.threat}")
     typer.echo(f"\n{estimate(study)}")

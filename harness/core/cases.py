@@ -90,7 +90,7 @@ def cases(run: Run) -> tuple[Case, ...]:
             cells=tuple(cells),
             results=tuple(run.results[cell.id] for cell in cells if cell.id in run.results),
             failures=tuple(run.failures[cell.id] for cell in cells if cell.id in run.failures),
-            info=run.attacks.get(cells[0].attack.label, PartInfo(cells[0].attack.name, "")),
+            info=run.attacks.get(cells[0].attack.key, PartInfo(cells[0].attack.name, "")),
         )
         for name, cells in _grouped((identity(cell), cell) for cell in run.cells).items()
     )

@@ -126,8 +126,8 @@ class PartSpec:
     parameters: dict[str, Scalar] = field(default_factory=dict)
 
     @property
-    def label(self) -> str:
-        """`name(key=value, ...)` in alphabetical order, so that a file of sorted JSON gives the same label."""
+    def key(self) -> str:
+        """The part as one text, `name(key=value, ...)` with sorted keys: equal parts have equal keys."""
         inside = ", ".join(f"{key}={value}" for key, value in sorted(self.parameters.items()) if value is not None)
         return f"{self.name}({inside})" if inside else self.name
 
@@ -236,9 +236,3 @@ class Cell:
     def id(self) -> str:
         """Sixteen hex digits of SHA-256 of the canonical JSON."""
         return fingerprint({**dataclasses.asdict(self), "training": self.training.meaning})
-
-    @property
-    def label(self) -> str:
-        """A label for people: defense, attack, target, adversary, seed."""
-        where = self.target.kind if self.target.round is None else f"{self.target.kind} at round {self.target.round}"
-        return f"{self.training.defense.label} x {self.attack.name}, {where}, {self.threat}, seed {self.training.seed}"

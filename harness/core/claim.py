@@ -84,21 +84,43 @@ class Proof:
         return cls(repeat(Pure(epsilon), rounds), unit, method, reason, tight)
 
     @classmethod
-    def leak(cls, chance: float, rounds: int, unit: Unit, reason: str, method: str = "closed form") -> Proof:
+    def leak(
+        cls,
+        chance: float,
+        rounds: int,
+        unit: Unit,
+        reason: str,
+        method: str = "closed form",
+        *,
+        tight: bool = True,
+        against: frozenset[Threat] = frozenset(),
+    ) -> Proof:
         """`rounds` releases, each of which reveals everything with probability `chance`, and nothing otherwise."""
-        return cls(repeat(Leak(chance), rounds), unit, method, reason)
+        return cls(repeat(Leak(chance), rounds), unit, method, reason, tight, against)
 
     @classmethod
-    def gaussian(cls, noise_multiplier: float, rounds: int, unit: Unit, reason: str) -> Proof:
+    def gaussian(
+        cls,
+        noise_multiplier: float,
+        rounds: int,
+        unit: Unit,
+        reason: str,
+        *,
+        tight: bool = True,
+        against: frozenset[Threat] = frozenset(),
+    ) -> Proof:
         """`rounds` Gaussian mechanisms; the noise multiplier is noise_std / sensitivity."""
         from dp_accounting import GaussianDpEvent
 
-        return cls(repeat(GaussianDpEvent(noise_multiplier), rounds), unit, "analytic Gaussian", reason)
+        event = repeat(GaussianDpEvent(noise_multiplier), rounds)
+        return cls(event, unit, "analytic Gaussian", reason, tight, against)
 
     @classmethod
-    def none(cls, unit: Unit, reason: str, *, against: frozenset[Threat] = frozenset()) -> Proof:
+    def none(
+        cls, unit: Unit, reason: str, method: str = "by definition", *, against: frozenset[Threat] = frozenset()
+    ) -> Proof:
         """No finite epsilon at any delta below 1."""
-        return cls(None, unit, "by definition", reason, against=against)
+        return cls(None, unit, method, reason, against=against)
 
     def epsilon(self, delta: float) -> float:
         """Smallest epsilon known to hold at `delta`."""
@@ -188,6 +210,11 @@ def claim_over(
     against = against if math.isfinite(epsilon) else frozenset()
     assumes += ("the client takes part in every round",) if rounds > 1 else ()
     return Claim(epsilon, delta, proved.unit, relation, horizon, against, source, assumes, proved, further)
+
+
+def added_up(source: str, rounds: int) -> str:
+    """The source of a claim; the sum over several rounds is ours, not the paper's."""
+    return source + (", rounds added up by us" if rounds > 1 else "")
 
 
 def nothing_promised(rounds: int, reason: str, *further: Proof) -> Claim:

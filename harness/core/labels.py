@@ -54,8 +54,8 @@ def part_text(part: PartSpec) -> str:
 
 
 def label_parts(parts: Iterable[PartSpec]) -> dict[str, Label]:
-    """The label of each part among all of them, by `PartSpec.label`."""
-    distinct = {part.label: part for part in parts}
+    """The label of each part among all of them, by `PartSpec.key`."""
+    distinct = {part.key: part for part in parts}
     named: dict[str, list[PartSpec]] = {}
     for part in distinct.values():
         named.setdefault(part.name, []).append(part)

@@ -286,7 +286,7 @@ class Run:
         seconds: by cell id and training id, where known.
         public_data: names of the data sets whose images are shown by default.
         data_hashes: by data set name.
-        attacks: the attacks of the cells, by `PartSpec.label`.
+        attacks: the attacks of the cells, by `PartSpec.key`.
     """
 
     name: str

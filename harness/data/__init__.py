@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib
 import os
 import pickle
+import pkgutil
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -184,8 +186,9 @@ def reading(path: Path) -> Iterator[None]:
 
 
 @functools.cache
+@functools.cache
 def _sources() -> dict[str, Source]:
-    """Every data set with a fixed name; imported late, because the readers import this module."""
-    from leakgauge.harness.data import adult, embedded, vision
-
-    return {**embedded.SETS, **vision.SETS, **adult.SETS}
+    """The `SETS` of every module in this folder: a new data set is one file."""
+    names = [info.name for info in pkgutil.iter_modules(__path__) if not info.name.endswith("_shim")]
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    return {name: source for module in modules for name, source in vars(module).get("SETS", {}).items()}

@@ -202,20 +202,13 @@ def _lines(measure: Measure) -> str:
             continue
         between = ",\n    " if name in _BREAKS else ", "
         plain = dataclasses.asdict(value) if isinstance(value, PartSpec) else value
-        text += f"{between if text else ''}{json.dumps(name)}: {_json(plain)}"
+        content = json.dumps(plain, ensure_ascii=False, allow_nan=False)
+        text += f"{between if text else ''}{json.dumps(name)}: {content}"
     return f"   {{{text}}}"
-
-
-def _json(value: Any) -> str:
-    """JSON on one line."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def _shallow(value: Measure | Measured, *without: str) -> dict[str, Any]:
     """The fields in their order; mappings with sorted keys."""
-    found = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return {
-        name: dict(sorted(one.items())) if isinstance(one, Mapping) else one
-        for name, one in found.items()
-        if name not in without
-    }
+    names = [field.name for field in dataclasses.fields(value) if field.name not in without]
+    found = {name: getattr(value, name) for name in names}
+    return {name: dict(sorted(one.items())) if isinstance(one, Mapping) else one for name, one in found.items()}

@@ -32,10 +32,8 @@ class Refusal(NamedTuple):
 def problems(now: Measured, base: Measured) -> Iterable[str]:
     """Why two runs cannot be compared at all."""
     if now.study_hash != base.study_hash:
-        yield (
-            f"the run is of another study than the baseline: {now.study} {now.study_hash} against "
-            f"{base.study} {base.study_hash}; {_HELP}"
-        )
+        found = f"{now.study} {now.study_hash} against {base.study} {base.study_hash}"
+        yield f"the run is of another study than the baseline: {found}; {_HELP}"
     for name in sorted(now.data.keys() | base.data.keys()):
         if now.data.get(name) != base.data.get(name):
             found = f"{now.data.get(name, 'none')} against {base.data.get(name, 'none')}"
@@ -54,11 +52,8 @@ def about_runs(now: Measured, base: Measured) -> Iterable[str]:
     """Warnings about two runs that can be compared."""
     if now.machine != base.machine:
         yield f"another machine than the baseline's: {now.machine} against {base.machine}"
-    builds = [
-        f"{name} {base.packages[name]} to {now.packages[name]}"
-        for name in NUMERIC
-        if name in now.packages and name in base.packages and now.packages[name] != base.packages[name]
-    ]
+    packages = [(name, base.packages.get(name), now.packages.get(name)) for name in NUMERIC]
+    builds = [f"{name} {was} to {is_now}" for name, was, is_now in packages if was and is_now and was != is_now]
     if builds:
         yield f"another build than the baseline's: {', '.join(builds)}"
     for which, one in (("run", now), ("baseline", base)):
@@ -85,17 +80,14 @@ def refusal(new: Measure | None, old: Measure | None, rules: Rules) -> Refusal |
         return Refusal(Verdict.NOT_COMPARABLE, f"this is {is_now} in the run and {was} in the baseline")
     known = metric(new.metric)
     what = "records" if new.sides else known.items
+    other, least = f"the run has other {what} than the baseline", max(rules.least, 2)
     if len(new.values) != len(old.values) or new.sides != old.sides:
-        return Refusal(
-            Verdict.NOT_COMPARABLE, f"the run has other {what} than the baseline: {_size(new)} against {_size(old)}"
-        )
+        return Refusal(Verdict.NOT_COMPARABLE, f"{other}: {_size(new)} against {_size(old)}")
     if new.items != old.items:
-        return Refusal(Verdict.NOT_COMPARABLE, f"the run has other {what} than the baseline: their digests differ")
-    least = max(rules.least, 2)
+        return Refusal(Verdict.NOT_COMPARABLE, f"{other}: their digests differ")
     if known.gate in TESTED and (few := _fewest(new)) < least:
-        return Refusal(
-            Verdict.NOT_COMPARABLE, f"{few} {what} are too few to tell a rise from noise: take {least} or more"
-        )
+        why = f"{few} {what} are too few to tell a rise from noise: take {least} or more"
+        return Refusal(Verdict.NOT_COMPARABLE, why)
     return None
 
 

@@ -13,11 +13,10 @@ A measure with a problem (a failed or missing cell) has no difference, since its
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from rich import box
@@ -29,12 +28,13 @@ from leakgauge.harness.core import stats
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.metrics import GateTest, metric
 from leakgauge.harness.core.result import Run
+from leakgauge.harness.gate.comparable import numbers
 from leakgauge.harness.gate.measure import Measure, Measured, by_seed, measured, titles
-from leakgauge.harness.gate.output import change, clean, escaped, finite, number, table_head, table_row
+from leakgauge.harness.gate.output import change, clean, escaped, json_text, number, table_head, table_row
 from leakgauge.harness.gate.rules import delong, over_seeds
 
 SCHEMA = 1
-"""Of the JSON."""
+"""Version of the JSON."""
 
 Method = Literal["pairs", "Welch", "DeLong", "Newcombe", "none"]
 
@@ -48,21 +48,14 @@ _CAPTION = (
 _HEADER = ("Measure", "First", "Second", "Difference (95 %)", "n", "How")
 
 
-class _Row(NamedTuple):
-    """One line of a table: a text for each column of `_HEADER`."""
-
-    fields: tuple[str, ...]
-    differs: bool
-
-
 class _Found(NamedTuple):
     """A difference with its interval and method; see `Difference`."""
 
     value: float | None
     low: float | None
     high: float | None
-    method: Method
     n: tuple[int, ...]
+    method: Method
     note: str
 
 
@@ -129,19 +122,19 @@ class Comparison:
 def compare(a: Run, b: Run) -> Comparison:
     """All measures of both runs by key; the studies may differ."""
     first, second = measured(a), measured(b)
-    theirs, mine = second.by_key(), first.by_key()
+    before, after = first.by_key(), second.by_key()
     same_seeds = _seeds(a) == _seeds(b)
     names = titles([*first.measures, *second.measures])
     return Comparison(
         first=first,
         second=second,
         differences=tuple(
-            _difference(measure, theirs[measure.key], names[measure.key], same_seeds=same_seeds)
+            _difference(measure, after[measure.key], names[measure.key], same_seeds=same_seeds)
             for measure in first.measures
-            if measure.key in theirs
+            if measure.key in after
         ),
-        only_first=tuple(Lone(key, names[key], one.value) for key, one in mine.items() if key not in theirs),
-        only_second=tuple(Lone(key, names[key], one.value) for key, one in theirs.items() if key not in mine),
+        only_first=tuple(Lone(key, names[key], one.value) for key, one in before.items() if key not in after),
+        only_second=tuple(Lone(key, names[key], one.value) for key, one in after.items() if key not in before),
         remarks=_remarks(first, second, same_seeds=same_seeds),
     )
 
@@ -157,41 +150,41 @@ def table(comparison: Comparison) -> Table:
     )
     for name in _HEADER:
         made.add_column(name, overflow="fold", justify="left" if name in ("Measure", "How") else "right")
-    for row in _rows(comparison):
-        made.add_row(*(Text(clean(field), style="bold" if row.differs else "") for field in row.fields))
+    for fields, differs in _rows(comparison):
+        made.add_row(*(Text(clean(field), style="bold" if differs else "") for field in fields))
     return made
 
 
 def to_markdown(comparison: Comparison) -> str:
     """The comparison as Markdown."""
     lines = [f"### {escaped(_title(comparison))}", "", *table_head(_HEADER)]
-    for row in _rows(comparison):
-        name, first, second, difference, n, how = map(escaped, row.fields)
-        marked = f"**{difference}**" if row.differs else difference
-        lines.append(table_row([name, first, second, marked, n, how]))
+    for row, differs in _rows(comparison):
+        fields = [escaped(field) for field in row]
+        fields[3] = f"**{fields[3]}**" if differs else fields[3]
+        lines.append(table_row(fields))
     lines += ["", *(f"- {escaped(remark)}" for remark in comparison.remarks)]
     return "\n".join([*lines, "", _CAPTION]) + "\n"
 
 
 def to_json(comparison: Comparison) -> str:
     """The comparison as JSON, with null for a missing number."""
-    said = {
+    content = {
         "schema": SCHEMA,
-        "first": _source(comparison.first),
-        "second": _source(comparison.second),
+        "first": comparison.first.source(),
+        "second": comparison.second.source(),
         "level": LEVEL,
         "remarks": comparison.remarks,
         "differences": [{**asdict(one), "differs": one.differs} for one in comparison.differences],
         "only_first": [asdict(lone) for lone in comparison.only_first],
         "only_second": [asdict(lone) for lone in comparison.only_second],
     }
-    return json.dumps(finite(said), indent=1, allow_nan=False) + "\n"
+    return json_text(content)
 
 
 def _difference(a: Measure, b: Measure, name: str, *, same_seeds: bool) -> Difference:
     """The difference of one measure between two runs."""
     test = metric(a.metric).gate
-    found = _Found(_minus(a, b), None, None, "none", (a.n, b.n), "")
+    found = _Found(_minus(a, b), None, None, (a.n, b.n), "none", "")
     problem = "; ".join(f"{who}: {one.problem}" for who, one in (("first", a), ("second", b)) if one.problem)
     if problem:
         found = found._replace(value=None, note=problem)
@@ -205,35 +198,32 @@ def _difference(a: Measure, b: Measure, name: str, *, same_seeds: bool) -> Diffe
     elif test is GateTest.PAIRED:
         found = _images(a, b)
     elif same_seeds and len(a.values) == len(b.values):
-        found = _student(_numbers(a), _numbers(b), "")
+        found = _student(numbers(a), numbers(b), "")
     else:
-        found = _apart(_numbers(a), _numbers(b), "not paired: other seeds")
+        found = _apart(numbers(a), numbers(b), "not paired: other seeds")
     if "batch" in a.target and found.method != "none":
         found = found._replace(note=_joined(found.note, "images of one batch are not independent: too narrow"))
-    low, high = found.low, found.high
-    return Difference(
-        a.key, name, a.metric, a.value, b.value, found.value, low, high, found.n, found.method, found.note
-    )
+    return Difference(a.key, name, a.metric, a.value, b.value, *found)
 
 
 def _images(a: Measure, b: Measure) -> _Found:
     """The difference over images: paired where both runs attacked the same images."""
-    mine, theirs = _blocks(a), _blocks(b)
-    shared = [item for item in mine if item in theirs and len(mine[item]) == len(theirs[item])]
+    first, second = _blocks(a), _blocks(b)
+    shared = [item for item in first if item in second and len(first[item]) == len(second[item])]
     if shared:
-        before, after = (np.concatenate([blocks[item] for item in shared]) for blocks in (mine, theirs))
-        most = max(sum(map(len, blocks.values())) for blocks in (mine, theirs))
+        before, after = (np.concatenate([blocks[item] for item in shared]) for blocks in (first, second))
+        most = max(sum(map(len, blocks.values())) for blocks in (first, second))
         note = "" if len(before) == most else f"only the images that both have, {len(before)} of {most}"
         return _student(before, after, note)
-    if mine and theirs:
-        before, after = (np.concatenate(list(blocks.values())) for blocks in (mine, theirs))
+    if first and second:
+        before, after = (np.concatenate(list(blocks.values())) for blocks in (first, second))
         return _apart(before, after, "not paired: other images")
-    return _apart(_numbers(a), _numbers(b), "not paired: the images are not stored")
+    return _apart(numbers(a), numbers(b), "not paired: the images are not stored")
 
 
 def _blocks(measure: Measure) -> dict[str, stats.Numbers]:
     """The values of each set of images by digest, averaged over seeds that share it; empty if a digest is missing."""
-    items, values = measure.items, _numbers(measure)
+    items, values = measure.items, numbers(measure)
     if not items or not all(items) or len(values) % len(items):
         return {}
     rows = values.reshape(len(items), -1)
@@ -244,7 +234,7 @@ def _student(a: stats.Numbers, b: stats.Numbers, note: str) -> _Found:
     """The mean difference over pairs, with Student's interval."""
     low, high = stats.mean_interval(b - a, LEVEL)
     note = _joined(note, "one pair has no interval" if low is None else "")
-    return _Found(float(np.mean(b - a)), low, high, "none" if low is None else "pairs", (len(a),), note)
+    return _Found(float(np.mean(b - a)), low, high, (len(a),), "none" if low is None else "pairs", note)
 
 
 def _apart(a: stats.Numbers, b: stats.Numbers, note: str) -> _Found:
@@ -252,7 +242,7 @@ def _apart(a: stats.Numbers, b: stats.Numbers, note: str) -> _Found:
     low, high = welch(a, b)
     note = _joined(note, "one value has no interval" if low is None else "")
     value = float(np.mean(b) - np.mean(a))
-    return _Found(value, low, high, "none" if low is None else "Welch", (len(a), len(b)), note)
+    return _Found(value, low, high, (len(a), len(b)), "none" if low is None else "Welch", note)
 
 
 def _placed(a: Measure, b: Measure, note: str) -> _Found:
@@ -261,23 +251,22 @@ def _placed(a: Measure, b: Measure, note: str) -> _Found:
     If the runs have different records, the placements vary independently and give the interval of independent curves.
     """
     if min((min(sides) for sides in a.sides), default=0) < 2:
-        return _Found(_minus(a, b), None, None, "none", (a.n,), "one record on a side has no interval")
+        return _Found(_minus(a, b), None, None, (a.n,), "none", "one record on a side has no interval")
     seeds = zip(by_seed(a.values, a.sides), by_seed(b.values, b.sides), strict=True)
     rise = over_seeds([delong(before, after) for before, after in seeds])
     value, half = float(rise.mean), float(special.stdtrit(rise.df, (1 + LEVEL) / 2) * rise.error)
-    return _Found(value, value - half, value + half, "DeLong", (a.n,), note)
+    return _Found(value, value - half, value + half, (a.n,), "DeLong", note)
 
 
 def _shares(a: Measure, b: Measure) -> _Found:
     """The difference of two rates. Source: Newcombe 1998, method 10, with Clopper-Pearson for Wilson's intervals."""
-    found = _Found(_minus(a, b), None, None, "none", (_members(a), _members(b)), "")
+    n = tuple(sum(members for members, _ in one.sides) for one in (a, b))
     if a.value is None or a.low is None or a.high is None or b.value is None or b.low is None or b.high is None:
-        return found._replace(note="a rate without an interval")
+        return _Found(_minus(a, b), None, None, n, "none", "a rate without an interval")
     difference = b.value - a.value
     low = difference - math.hypot(b.value - b.low, a.high - a.value)
     high = difference + math.hypot(b.high - b.value, a.value - a.low)
-    note = "too narrow: ignores the noise of the threshold"
-    return found._replace(low=low, high=high, method="Newcombe", note=note)
+    return _Found(difference, low, high, n, "Newcombe", "too narrow: ignores the noise of the threshold")
 
 
 def welch(a: stats.Numbers, b: stats.Numbers) -> stats.Interval:
@@ -301,16 +290,6 @@ def _minus(a: Measure, b: Measure) -> float | None:
     return None if a.value is None or b.value is None else b.value - a.value
 
 
-def _numbers(measure: Measure) -> stats.Numbers:
-    """The values of a measure without a problem, which are complete."""
-    return np.array(measure.values, dtype=np.float64)
-
-
-def _members(measure: Measure) -> int:
-    """Number of members over all seeds."""
-    return sum(members for members, _ in measure.sides)
-
-
 def _joined(*notes: str) -> str:
     """The notes that are not empty, in one line."""
     return "; ".join(note for note in notes if note)
@@ -328,13 +307,12 @@ def _remarks(a: Measured, b: Measured, *, same_seeds: bool) -> tuple[str, ...]:
         found.append(f"The studies differ: {a.study} ({a.study_hash[:10]}) and {b.study} ({b.study_hash[:10]}).")
     if not same_seeds:
         found.append("The seeds differ.")
-    for name in sorted(a.data.keys() & b.data.keys()):
-        if a.data[name] != b.data[name]:
-            found.append(f"The data set {name} differs.")
+    data = sorted(a.data.keys() & b.data.keys())
+    found += [f"The data set {name} differs." for name in data if a.data[name] != b.data[name]]
     for name in sorted(a.packages.keys() | b.packages.keys()):
-        mine, theirs = a.packages.get(name, "none"), b.packages.get(name, "none")
-        if mine != theirs:
-            found.append(f"{name} {mine} and {theirs}.")
+        before, after = a.packages.get(name, "none"), b.packages.get(name, "none")
+        if before != after:
+            found.append(f"{name} {before} and {after}.")
     if a.machine != b.machine:
         found.append(f"The machines differ: {a.machine} and {b.machine}.")
     dirty = [who for who, one in (("first", a), ("second", b)) if one.dirty]
@@ -344,31 +322,21 @@ def _remarks(a: Measured, b: Measured, *, same_seeds: bool) -> tuple[str, ...]:
 
 def _title(comparison: Comparison) -> str:
     """The names of the runs, and the number of shared measures."""
-    a, b = comparison.first, comparison.second
-    of_both = counted(len(comparison.differences), "measure")
-    return f"{a.study} at {_commits(a)} and {b.study} at {_commits(b)}: {of_both} in both"
+    runs = []
+    for run in (comparison.first, comparison.second):
+        commits = ", ".join(commit[:10] for commit in run.commit.split(", ")) or "no commit"
+        runs.append(f"{run.study} at {commits}")
+    return f"{' and '.join(runs)}: {counted(len(comparison.differences), 'measure')} in both"
 
 
-def _commits(run: Measured) -> str:
-    """Short names of the commits."""
-    return ", ".join(commit[:10] for commit in run.commit.split(", ")) or "no commit"
-
-
-def _rows(comparison: Comparison) -> Iterable[_Row]:
-    """The shared measures, then those of one run only."""
+def _rows(comparison: Comparison) -> Iterable[tuple[tuple[str, ...], bool]]:
+    """The fields of each line, and whether it differs: the shared measures, then those of one run only."""
     for one in comparison.differences:
         how = _joined(one.method if one.method != "none" else "", one.note)
         difference = change(one.difference, one.low, one.high)
         fields = (number(one.first), number(one.second), difference, " and ".join(map(str, one.n)), how)
-        yield _Row((one.name, *fields), one.differs)
+        yield (one.name, *fields), one.differs
     for lone in comparison.only_first:
-        yield _Row((lone.name, number(lone.value), "", "", "", "only in the first"), False)
+        yield (lone.name, number(lone.value), "", "", "", "only in the first"), False
     for lone in comparison.only_second:
-        yield _Row((lone.name, "", number(lone.value), "", "", "only in the second"), False)
-
-
-def _source(run: Measured) -> dict[str, Any]:
-    """Study, commit, machine, data and packages of a run."""
-    return {
-        name: getattr(run, name) for name in ("study", "study_hash", "commit", "dirty", "machine", "data", "packages")
-    }
+        yield (lone.name, "", number(lone.value), "", "", "only in the second"), False

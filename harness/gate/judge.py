@@ -32,8 +32,8 @@ import numpy as np
 from leakgauge.harness.core.metrics import METRICS, GateTest, metric
 from leakgauge.harness.gate import comparable
 from leakgauge.harness.gate import rules as statistics
-from leakgauge.harness.gate.comparable import TESTED, Refusal, numbers
-from leakgauge.harness.gate.measure import Measure, Measured, by_seed
+from leakgauge.harness.gate.comparable import TESTED, numbers
+from leakgauge.harness.gate.measure import Measure, Measured, by_seed, image_names
 from leakgauge.harness.gate.rules import ROUNDING, Rise, Rules, Verdict
 
 __all__ = ["Check", "Outcome", "Rules", "Verdict", "judge"]
@@ -116,9 +116,6 @@ class Outcome:
         return 3 if inconclusive_fails and self.verdict is Verdict.INCONCLUSIVE else _CODES[self.verdict]
 
 
-Ends = tuple[float | None, float | None]
-
-
 class _Pair(NamedTuple):
     """The same measure in both runs."""
 
@@ -134,6 +131,13 @@ class _Tested(NamedTuple):
     rise: Rise
     n: int
     images: tuple[int, ...] = ()
+
+    def moved(self) -> str:
+        """How the mean moved, with the 90 % interval of its rise, in words."""
+        rise, known = float(self.rise.mean), metric(self.pair.now.metric)
+        verb = f"rose by {rise:.3f}" if rise > 0 else f"fell by {-rise:.3f}" if rise < 0 else "did not change"
+        ends = f"{float(self.rise.low()):z.3f} to {float(self.rise.high()):z.3f}"
+        return f"{known.words} {verb} (90 %: {'rise ' if rise < 0 else ''}{ends}) over {self.n} {known.items}"
 
 
 def judge(now: Measured, base: Measured, rules: Rules, *, noise_sd: float = 0.0) -> Outcome:
@@ -166,7 +170,8 @@ def judge(now: Measured, base: Measured, rules: Rules, *, noise_sd: float = 0.0)
             if controls and refusal.verdict is Verdict.NOT_COMPARABLE:
                 warnings.append(f"{shown.name}: this control is not compared: {refusal.reason}")
             else:
-                checks.append(_refused(shown, new, old, refusal))
+                was, now_is = (None if one is None else comparable.finite(one.value) for one in (old, new))
+                checks.append(_check(shown, refusal.verdict, was, now_is, refusal.reason))
             continue
         pair, curves = _Pair(new, old), _Pair(after[curve], before[curve])
         if new.control:
@@ -202,13 +207,14 @@ def _measure(pair: _Pair, curves: _Pair, rules: Rules, noise_sd: float) -> _Test
             found = found[:0]
         before, now = comparable.by_image(before, old.items), comparable.by_image(now, new.items)
         return _Tested(pair, float(np.mean(before)), statistics.paired(before, now), len(now), tuple(found.tolist()))
+    assert old.value is not None
     sides = [*zip(*(by_seed(one.values, one.sides) for one in (curves.base, curves.now)), strict=True)]
     if known.gate is GateTest.DELONG:
         rise = statistics.over_seeds([statistics.delong(before, now) for before, now in sides])
-        return _Tested(pair, _known(old.value), rise, len(new.values))
+        return _Tested(pair, old.value, rise, len(new.values))
     assert known.false_positives is not None  # of every rate
     rise = statistics.over_seeds([statistics.caught(before, now, known.false_positives) for before, now in sides])
-    return _Tested(pair, _known(old.value), rise, sum(len(members) for _, (members, _) in sides))
+    return _Tested(pair, old.value, rise, sum(len(members) for _, (members, _) in sides))
 
 
 def _together(tested: Sequence[_Tested], rules: Rules, noise_sd: float) -> Iterable[Check]:
@@ -219,19 +225,16 @@ def _together(tested: Sequence[_Tested], rules: Rules, noise_sd: float) -> Itera
     decided = statistics.decide(rises, np.array([bool(one.images) for one in tested]), rules)
     for number, one in enumerate(tested):
         new, old = one.pair
-        verdict = Verdict.INCONCLUSIVE
-        if decided.fails[number]:
-            verdict = Verdict.FAIL
-        elif decided.passes[number]:
-            verdict = Verdict.PASS
+        otherwise = Verdict.PASS if decided.passes[number] else Verdict.INCONCLUSIVE
+        verdict = Verdict.FAIL if decided.fails[number] else otherwise
         rise, p = one.rise, float(decided.p[number])
         error = float(rise.error)
         if metric(new.metric).recognizable is not None:
             error = max(error, noise_sd * math.sqrt(2 / one.n))
         smallest = statistics.smallest(error, float(rise.df), len(tested), rules)
-        reason = _tested_words(verdict, _moved(one), p, smallest, rules)
+        reason = _tested_words(verdict, one.moved(), p, smallest, rules)
         if one.images:
-            reason = f"{_recognizable_words(one.images, old, new)}; {_moved(one)}"
+            reason = f"{_recognizable_words(one.images, old, new)}; {one.moved()}"
         yield replace(
             _check(new, verdict, one.before, one.before + float(rise.mean), reason),
             rise=float(rise.mean),
@@ -244,12 +247,6 @@ def _together(tested: Sequence[_Tested], rules: Rules, noise_sd: float) -> Itera
         )
 
 
-def _moved(one: _Tested) -> str:
-    """How the mean of a test moved, in words."""
-    rise = one.rise
-    return _moved_words(one.pair.now.metric, float(rise.mean), float(rise.low()), float(rise.high()), one.n)
-
-
 def _about_control(pair: _Pair, curves: _Pair, rules: Rules, noise_sd: float) -> Iterable[str]:
     """A warning if a control moved: the same test as for a check, alone, in both directions."""
     if metric(pair.now.metric).gate not in TESTED:
@@ -257,7 +254,10 @@ def _about_control(pair: _Pair, curves: _Pair, rules: Rules, noise_sd: float) ->
     one = _measure(pair, curves, rules, noise_sd)
     for rise, rose in ((one.rise, True), (one.rise.falling(), False)):
         if statistics.decide(Rise(*(np.atleast_1d(x) for x in rise)), np.zeros(1, dtype=bool), rules).fails[0]:
-            yield f"{pair.now.name}: {_control_words(pair.now.control, _moved(one), rose=rose)}"
+            why = "without a defense, so the attack got " + ("stronger" if rose else "weaker and a pass means less")
+            if pair.now.control == "floor":
+                why = "this attack looks at nothing, so the images or the score have changed"
+            yield f"{pair.now.name}: {one.moved()}: {why}"
 
 
 def _about_claim(pair: _Pair) -> Iterable[str]:
@@ -280,7 +280,7 @@ def _epsilon(pair: _Pair, rules: Rules) -> Check:
     elif now - before > max(rules.audit_gap, rules.audit_share * before):
         verdict = Verdict.INCONCLUSIVE
     reason = _audited_words(verdict, before, now, claim, was_above=was_above)
-    return _untested(pair, verdict, before, now, (None, None), reason)
+    return _untested(pair, verdict, before, now, reason)
 
 
 def _training(pair: _Pair, rules: Rules) -> Check:
@@ -290,39 +290,31 @@ def _training(pair: _Pair, rules: Rules) -> Check:
     now, before = float(np.mean(after)), float(np.mean(earlier))
     if metric(new.metric).gate is GateTest.RISE:
         worse = now > before * (1 + rules.bits) + ROUNDING
-        reason = _bits_words(before, now, worse=worse, rules=rules)
+        found = f"bits of a parameter went from {before:.4g} to {now:.4g}"
+        share = f", by {100 * (now / before - 1):.3g} %" if before > 0 else ""
+        more = f"{found}{share}, where {100 * rules.bits:g} % is allowed"
+        reason = more if worse else f"no increase detected: {found}"
     else:
         worse = before - now > rules.accuracy + ROUNDING
-        reason = _accuracy_words(before, now, worse=worse, rules=rules)
-    ends: Ends = (None, None)
-    if len(after) > 1:
-        rise = statistics.paired(earlier, after)
-        ends = (float(rise.low()), float(rise.high()))
-    return _untested(pair, Verdict.FAIL if worse else Verdict.PASS, before, now, ends, reason)
+        found = f"accuracy went from {before:.3f} to {now:.3f}"
+        fall = f"{found}, a fall of more than {rules.accuracy:g}: a broken model is no protection"
+        reason = fall if worse else f"no loss of more than {rules.accuracy:g} detected: {found}"
+    check = _untested(pair, Verdict.FAIL if worse else Verdict.PASS, before, now, reason)
+    if len(after) == 1:
+        return check
+    rise = statistics.paired(earlier, after)
+    return replace(check, low=float(rise.low()), high=float(rise.high()))
 
 
-def _untested(pair: _Pair, verdict: Verdict, before: float, now: float, ends: Ends, reason: str) -> Check:
-    """The check of a rule that is not a test."""
-    low, high = ends
+def _untested(pair: _Pair, verdict: Verdict, before: float, now: float, reason: str) -> Check:
+    """The check of a rule that is not a test, without an interval."""
     made = _check(pair.now, verdict, before, now, reason)
-    return replace(made, rise=now - before, low=low, high=high, n=len(pair.now.values))
-
-
-def _refused(shown: Measure, new: Measure | None, old: Measure | None, refusal: Refusal) -> Check:
-    """The check of a measure that cannot be judged."""
-    before, now = (None if one is None else comparable.finite(one.value) for one in (old, new))
-    return _check(shown, refusal.verdict, before, now, refusal.reason)
+    return replace(made, rise=now - before, n=len(pair.now.values))
 
 
 def _check(shown: Measure, verdict: Verdict, before: float | None, now: float | None, reason: str) -> Check:
     """The check of a measure, without its rise."""
     return Check(shown.key, shown.name, shown.metric, shown.aware, verdict, before, now, reason=reason)
-
-
-def _known(value: float | None) -> float:
-    """The value of a measure that has one."""
-    assert value is not None
-    return value
 
 
 def _tested_words(verdict: Verdict, moved: str, p: float, smallest: float, rules: Rules) -> str:
@@ -336,22 +328,10 @@ def _tested_words(verdict: Verdict, moved: str, p: float, smallest: float, rules
     return f"{what} detected: {moved}; a rise of {smallest:.3f} would have been detected with probability 0.8"
 
 
-def _moved_words(name: str, rise: float, low: float, high: float, n: int) -> str:
-    """How a mean moved, with the 90 % interval of its rise."""
-    verb = f"rose by {rise:.3f}" if rise > 0 else f"fell by {-rise:.3f}" if rise < 0 else "did not change"
-    ends = f"{low:z.3f} to {high:z.3f}"
-    ends = f"rise {ends}" if rise < 0 else ends
-    known = metric(name)
-    return f"{known.words} {verb} (90 %: {ends}) over {n} {known.items}"
-
-
 def _recognizable_words(images: Sequence[int], old: Measure, new: Measure) -> str:
     """Which images are newly recognizable, counted from 1 within each seed, as on the page."""
-    before, now, seeds = old.values, new.values, len(new.items)
-    size = len(now) // max(1, seeds)
-    names = [f"{at % size + 1} (seed no. {at // size + 1})" if seeds > 1 else str(at + 1) for at in images[:_MOST]]
-    each = zip(names, images, strict=False)
-    shown = [f"image {name} was {before[at]:.2f} and is {now[at]:.2f}" for name, at in each]
+    each = zip(image_names(images[:_MOST], new), images, strict=False)
+    shown = [f"image {name} was {old.values[at]:.2f} and is {new.values[at]:.2f}" for name, at in each]
     more = f" and {len(images) - _MOST} more" if len(images) > _MOST else ""
     return f"{', '.join(shown)}{more}: newly recognizable"
 
@@ -366,29 +346,3 @@ def _audited_words(verdict: Verdict, before: float, now: float, claim: float, *,
     if verdict is Verdict.INCONCLUSIVE:
         return f"{found}, {place}: the rise of one bound is a hint, not a proof"
     return f"no increase detected: {found}, {place}"
-
-
-def _bits_words(before: float, now: float, *, worse: bool, rules: Rules) -> str:
-    """The reason of a check of the bits per parameter."""
-    found = f"bits of a parameter went from {before:.4g} to {now:.4g}"
-    if worse:
-        share = f", by {100 * (now / before - 1):.3g} %" if before > 0 else ""
-        return f"{found}{share}, where {100 * rules.bits:g} % is allowed"
-    return f"no increase detected: {found}"
-
-
-def _accuracy_words(before: float, now: float, *, worse: bool, rules: Rules) -> str:
-    """The reason of a check of the accuracy."""
-    found = f"accuracy went from {before:.3f} to {now:.3f}"
-    if worse:
-        return f"{found}, a fall of more than {rules.accuracy:g}: a broken model is no protection"
-    return f"no loss of more than {rules.accuracy:g} detected: {found}"
-
-
-def _control_words(kind: str, moved: str, *, rose: bool) -> str:
-    """The warning about a control that moved."""
-    if kind == "floor":
-        return f"{moved}: this attack looks at nothing, so the images or the score have changed"
-    if rose:
-        return f"{moved}: without a defense, so the attack got stronger"
-    return f"{moved}: without a defense, so the attack got weaker and a pass means less"

@@ -118,6 +118,11 @@ class Measured:
         """The measures by their keys."""
         return {measure.key: measure for measure in self.measures}
 
+    def source(self) -> dict[str, object]:
+        """Study, commit, machine, data and packages, by name."""
+        names = ("study", "study_hash", "commit", "dirty", "machine", "data", "packages")
+        return {name: getattr(self, name) for name in names}
+
 
 def measured(run: Run) -> Measured:
     """The measures of a run, in the study's order: first those of the attacks, then those of the trainings."""
@@ -153,9 +158,15 @@ def titles(measures: Iterable[Measure]) -> dict[str, str]:
     several = len({one.setting for one in known.values()}) > 1
     found = {}
     for key, one in known.items():
-        name = one.named(*(short[part.label].text for part in one.parts), *[""] * (one.attack is None))
+        name = one.named(*(short[part.key].text for part in one.parts), *[""] * (one.attack is None))
         found[key] = f"{name} ({one.setting})" if several else name
     return unique(found)
+
+
+def image_names(images: Iterable[int], measure: Measure | None) -> list[str]:
+    """Numbers of images as in the report: `3`, counted from 1; with several seeds `3 (seed no. 2)`."""
+    size = len(measure.values) // len(measure.items) if measure is not None and len(measure.items) > 1 else 0
+    return [f"{at % size + 1} (seed no. {at // size + 1})" if size else str(at + 1) for at in images]
 
 
 def placements(scores: Scores) -> tuple[stats.Numbers, stats.Numbers]:
@@ -213,19 +224,14 @@ def _membership(run: Run, case: Case, problem: str) -> Iterable[Measure]:
         placed = (value for one in known for side in placements(one) for value in side.tolist())
         values, found = _rounded(metric, placed), case.estimates(metric.name)
         curve = stats.pool(found) if found else stats.of_items(metric.name, ())
-        curve = dataclasses.replace(curve, value=_area(values, sides))
+        means = [float(np.mean(members)) for members, _ in by_seed(values, sides)]
+        curve = dataclasses.replace(curve, value=float(np.mean(means)) if means else None)
         yield dataclasses.replace(_attacked(case, metric, curve, problem), values=values, items=who, sides=sides)
     rates = [one for one in gated(GateTest.RATE) if outside * (one.false_positives or 0.0) >= 10]
     for metric in rates[:1]:
         found = [one for one in case.estimates(metric.name) if one.value is not None]
         pooled = stats.pool_shares(found) if found else stats.proportion(metric.name, 0, 0)
         yield dataclasses.replace(_attacked(case, metric, pooled, problem), items=who, sides=sides)
-
-
-def _area(values: tuple[float | None, ...], sides: Sequence[tuple[int, int]]) -> float | None:
-    """The mean of the AUC over the seeds."""
-    means = [float(np.mean(members)) for members, _ in by_seed(values, sides)]
-    return float(np.mean(means)) if means else None
 
 
 def _attacked(case: Case, metric: Metric, estimate: Estimate, problem: str) -> Measure:
@@ -306,17 +312,12 @@ def _images(run: Run, cell: Cell) -> str:
     return hashlib.sha256(np.ascontiguousarray(pictures.original).tobytes()).hexdigest()[:16]
 
 
-def _bits(record: TrainingRecord) -> float | None:
-    """Mean over the rounds of the bits of a message for each parameter."""
-    return 8 * float(np.mean(record.message_bytes)) / record.dim if record.message_bytes else None
-
-
 _READ: dict[str, Callable[[TrainingRecord], float | None]] = {
     "epsilon": lambda record: None if record.audited is None else record.audited.epsilon_lower,
     "accuracy": lambda record: record.accuracy,
-    "bits": _bits,
+    "bits": lambda record: 8 * float(np.mean(record.message_bytes)) / record.dim if record.message_bytes else None,
 }
-"""Where a training's metrics stand in its record."""
+"""Where a training's metrics stand in its record; `bits`: mean over the rounds, for each parameter of a message."""
 
 
 def _rounded(metric: Metric, values: Iterable[float | None]) -> tuple[float | None, ...]:

@@ -17,7 +17,7 @@ from leakgauge.harness.core.labels import counted, part_text
 from leakgauge.harness.core.metrics import gated, metric
 from leakgauge.harness.gate.baseline import Baseline
 from leakgauge.harness.gate.judge import Check, Outcome, Verdict
-from leakgauge.harness.gate.measure import Measure, Measured, titles
+from leakgauge.harness.gate.measure import Measure, Measured, image_names, titles
 
 SCHEMA = 1
 """Version of the JSON; it grows when a field changes its meaning or is removed."""
@@ -65,31 +65,26 @@ def word(check: Check) -> str:
         return "newly recognizable" if check.images else metric(check.metric).failed
     if check.verdict is Verdict.PASS:
         return metric(check.metric).passed
-    return check.verdict.value.lower()
+    return check.verdict.lower()
 
 
 def headline(outcome: Outcome) -> str:
     """The verdict of a comparison in one phrase, with counts."""
-    total = counted(len(outcome.checks), "check")
     if outcome.problems:
         return "Not comparable: nothing was checked"
     if not outcome.checks:
         return "Nothing was checked"
-    hits = [check for check in outcome.checks if check.verdict is outcome.verdict]
-    match outcome.verdict:
-        case Verdict.FAIL:
-            kinds = Counter(metric(check.metric).failed for check in hits)
-            order = dict.fromkeys(one.failed for one in gated())
-            text = ", ".join(f"{kind} in {kinds[kind]}" for kind in order if kind in kinds)
-            return f"{text[0].upper()}{text[1:]} of {total}"
-        case Verdict.INCOMPLETE:
-            return f"Incomplete: {len(hits)} of {total} could not be made"
-        case Verdict.NOT_COMPARABLE:
-            return f"Not comparable: {len(hits)} of {total}"
-        case Verdict.INCONCLUSIVE:
-            return f"Inconclusive: {len(hits)} of {total}"
-        case Verdict.PASS:
-            return f"No increase detected in {total}"
+    verdict, total = outcome.verdict, counted(len(outcome.checks), "check")
+    hits = [check for check in outcome.checks if check.verdict is verdict]
+    if verdict is Verdict.PASS:
+        return f"No increase detected in {total}"
+    if verdict is Verdict.FAIL:
+        kinds = Counter(metric(check.metric).failed for check in hits)
+        order = dict.fromkeys(one.failed for one in gated())
+        text = ", ".join(f"{kind} in {kinds[kind]}" for kind in order if kind in kinds)
+        return f"{text[0].upper()}{text[1:]} of {total}"
+    end = " could not be made" if verdict is Verdict.INCOMPLETE else ""
+    return f"{verdict.capitalize()}: {len(hits)} of {total}{end}"
 
 
 def junit(outcome: Outcome, measured: Measured) -> str:
@@ -108,11 +103,10 @@ def junit(outcome: Outcome, measured: Measured) -> str:
     """
     root = ElementTree.Element("testsuites", name="leakgauge")
     suite = ElementTree.SubElement(root, "testsuite", name=clean(f"leakgauge check: {measured.study}"))
-    counts: Counter[str] = Counter()
+    counts = Counter({"error": len(outcome.problems)})
     known, names = measured.by_key(), titles(measured.measures)
     for at, problem in enumerate(outcome.problems, 1):
         case = ElementTree.SubElement(suite, "testcase", classname="comparison", name=f"problem {at}")
-        counts["error"] += 1
         ElementTree.SubElement(case, "error", message=clipped(problem), type=Verdict.NOT_COMPARABLE.value)
     for check in outcome.checks:
         # a check that the run lacks has only its key, which starts with the defense
@@ -128,10 +122,9 @@ def junit(outcome: Outcome, measured: Measured) -> str:
             found.text = text
     if outcome.warnings:
         ElementTree.SubElement(suite, "system-err").text = "\n".join(map(clipped, outcome.warnings))
-    totals = {"failure": "failures", "error": "errors", "skipped": "skipped"}
     for element in (root, suite):
         element.set("tests", str(len(outcome.problems) + len(outcome.checks)))
-        for tag, name in totals.items():
+        for tag, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
             element.set(name, str(counts[tag]))
     ElementTree.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
@@ -153,18 +146,17 @@ def summary(outcome: Outcome, measured: Measured, base: Baseline, *, most: int =
     tail = [_INTERVAL, "", *_origin(measured, base), "", "</details>", ""]
     top = table_head(_HEADER)
     room = most - _size([*head, *top, *fold, *top, *tail]) - _RESERVED
-    moved = [check for check in outcome.checks if check.verdict is not Verdict.PASS]
-    passed = [check for check in outcome.checks if check.verdict is Verdict.PASS]
+    moved = sum(check.verdict is not Verdict.PASS for check in outcome.checks)
     measures = base.measured.by_key() | measured.by_key()
     names = titles(measures.values())
     rows: list[str] = []
-    for check in (*moved, *passed):
+    for check in sorted(outcome.checks, key=lambda check: check.verdict is Verdict.PASS):
         row = table_row(_fields(check, names.get(check.key, check.name), measures.get(check.key)))
         room -= _size([row])
         if room < 0:
             break
         rows.append(row)
-    shown, hidden = rows[: len(moved)], rows[len(moved) :]
+    shown, hidden = rows[:moved], rows[moved:]
     lines = [*head, *(["", *top, *shown] if shown else []), *fold, *([*top, *hidden, ""] if hidden else [])]
     if len(rows) < len(outcome.checks):
         lost = counted(len(outcome.checks) - len(rows), "check")
@@ -184,18 +176,18 @@ def as_json(outcome: Outcome, measured: Measured, base: Baseline, *, inconclusiv
             case["defense"] = part_text(measure.defense)
             case["attack"] = "" if measure.attack is None else part_text(measure.attack)
         checks.append({**dataclasses.asdict(check), "verdict": check.verdict.value, "word": word(check), **case})
-    said = {
+    content = {
         "schema": SCHEMA,
         "verdict": outcome.verdict.value,
         "exit_code": outcome.exit_code(inconclusive_fails=inconclusive_fails),
         "headline": headline(outcome),
-        "now": _source(measured),
-        "baseline": {**_source(base.measured), "noise_sd": base.noise_sd, "reason": base.reason},
+        "now": measured.source(),
+        "baseline": {**base.measured.source(), "noise_sd": base.noise_sd, "reason": base.reason},
         "problems": outcome.problems,
         "warnings": outcome.warnings,
         "checks": checks,
     }
-    return json.dumps(finite(said), indent=1, allow_nan=False) + "\n"
+    return json_text(content)
 
 
 def annotations(outcome: Outcome) -> list[str]:
@@ -210,7 +202,11 @@ def annotations(outcome: Outcome) -> list[str]:
         left = found[MOST_ANNOTATIONS - 1 :]
         level = "error" if any(level == "error" for level, _, _ in left) else "warning"
         found = [*found[: MOST_ANNOTATIONS - 1], (level, "leakgauge", f"{len(left)} more: see the summary")]
-    return [f"::{level} title={_property(title)}::{_data(text)}" for level, title, text in found]
+    lines = []
+    for level, title, text in found:
+        name = _data(title).replace(":", "%3A").replace(",", "%2C")
+        lines.append(f"::{level} title={name}::{_data(text)}")
+    return lines
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -251,9 +247,7 @@ def pictured(images: Sequence[int], measure: Measure | None) -> str:
     """
     if not images:
         return ""
-    seeds = len(measure.items) if measure is not None else 1
-    size = len(measure.values) // seeds if measure is not None and seeds > 1 else 0
-    names = [f"{at % size + 1} (seed no. {at // size + 1})" if size else str(at + 1) for at in images[:10]]
+    names = image_names(images[:10], measure)
     more = f" and {len(images) - 10} more" if len(images) > 10 else ""
     return f"image{'s' if len(images) > 1 else ''} {', '.join(names)}{more}"
 
@@ -282,6 +276,11 @@ def table_head(names: Sequence[str]) -> list[str]:
 def table_row(fields: Iterable[str]) -> str:
     """One line of a Markdown table, from escaped fields."""
     return f"| {' | '.join(fields)} |"
+
+
+def json_text(content: dict[str, Any]) -> str:
+    """JSON on several lines, with null for numbers that are not finite."""
+    return json.dumps(finite(content), indent=1, allow_nan=False) + "\n"
 
 
 def finite(data: Any) -> Any:
@@ -319,15 +318,7 @@ def _origin(measured: Measured, base: Baseline) -> list[str]:
     for name, one in (("Now", measured), ("Baseline", base.measured)):
         commit = f"{one.commit}{' with uncommitted changes' if one.dirty else ''}"
         lines.append(f"- {name}: study {escaped(one.study)}, commit {escaped(commit)}, {escaped(one.machine)}")
-    if base.reason:
-        lines.append(f"- Reason of the baseline: {escaped(base.reason)}")
-    return lines
-
-
-def _source(measured: Measured) -> dict[str, Any]:
-    """Study, commit, machine, data and packages of a run."""
-    names = ("study", "study_hash", "commit", "dirty", "machine", "data", "packages")
-    return {name: getattr(measured, name) for name in names}
+    return lines + ([f"- Reason of the baseline: {escaped(base.reason)}"] if base.reason else [])
 
 
 def _size(lines: Sequence[str]) -> int:
@@ -338,8 +329,3 @@ def _size(lines: Sequence[str]) -> int:
 def _data(text: str) -> str:
     """The message of a workflow command, which may have several lines."""
     return _cut(clean(text)).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    """A property of a workflow command."""
-    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -103,10 +103,8 @@ def about_checkout(now: Measured) -> tuple[str, ...]:
     """A warning if other code made the results: a resumed run keeps finished cells."""
     here = environment()
     if now.commit != here.commit:
-        made = (
-            f"the results were made at {now.commit[:12] or 'an unknown commit'} and this code is at {here.commit[:12]}"
-        )
-        return (f"{made}: run the study again, in a new folder, to check this code",)
+        made = f"the results were made at {now.commit[:12] or 'an unknown commit'} and this code is at "
+        return (f"{made}{here.commit[:12]}: run the study again, in a new folder, to check this code",)
     if here.dirty and not now.dirty:
         return ("this code has changes that the results do not have: run the study again, in a new folder",)
     return ()
@@ -142,21 +140,18 @@ def settle(outcome: Outcome, ref: str, bench: Bench, rules: Rules, *, noise_sd: 
     cells = [cell for cell in Store(bench.folder).cells() if any(key.endswith(key_end(cell)) for key in unsure)]
     if not cells:
         return outcome
-    renamed = {key_end(cell): key_end(_twice(cell)) for cell in cells}
     doubled = [_twice(cell) for cell in cells]
-    now = dataclasses.replace(measured(_run_here(doubled, bench)), study_hash="")
+    renamed = {key_end(cell): key_end(twice) for cell, twice in zip(cells, doubled, strict=True)}
+    run = _run(doubled, Path(__file__).parents[3], bench.folder / "again" / "now", bench)
+    now = dataclasses.replace(measured(run), study_hash="")
     base = dataclasses.replace(measured(_run_at(ref, doubled, "again", bench)), study_hash="")
     again = judge(now, base, dataclasses.replace(rules, level=rules.level / 2), noise_sd=noise_sd)
     found = {check.key: check for check in again.checks}
-    problems = "; ".join(again.problems)
-    checks = []
+    problems, order, checks = "; ".join(again.problems), list(Verdict), []
     for check in outcome.checks:
-        if check.key in unsure:
-            stem, _, end = check.key.rpartition("/")
-            checks.append(_settled(check, found.get(f"{stem}/{renamed[end]}"), problems))
-        else:
-            checks.append(check)
-    order = list(Verdict)
+        stem, _, end = check.key.rpartition("/")
+        reran = check.key in unsure
+        checks.append(_settled(check, found.get(f"{stem}/{renamed[end]}"), problems) if reran else check)
     return dataclasses.replace(outcome, checks=tuple(sorted(checks, key=lambda check: order.index(check.verdict))))
 
 
@@ -178,11 +173,6 @@ def _twice(cell: Cell) -> Cell:
         training=dataclasses.replace(training, seed=training.seed + FRESH, audit=0),
         target=dataclasses.replace(target, count=2 * target.count, outside=outside),
     )
-
-
-def _run_here(cells: Sequence[Cell], bench: Bench) -> Run:
-    """The cells, run by the imported code."""
-    return _run(cells, Path(__file__).parents[3], bench.folder / "again" / "now", bench)
 
 
 def _run_at(ref: str, cells: Sequence[Cell], what: str, bench: Bench) -> Run:

@@ -210,9 +210,11 @@ def smallest(error: float, df: float, tests: int, rules: Rules) -> float:
     if math.isfinite(df):
         spread = np.sqrt(special.chdtri(df, (np.arange(400) + 0.5) / 400) / df)
     bars = np.maximum(rules.margin, critical * error * spread)
-    return float(
-        optimize.brentq(_missing_power, rules.margin, float(bars.max()) + 4 * error, args=(bars, error), xtol=1e-6)
-    )
+
+    def missing(rise: float) -> float:
+        return float(np.mean(special.ndtr((rise - bars) / error))) - _POWER
+
+    return float(optimize.brentq(missing, rules.margin, float(bars.max()) + 4 * error, xtol=1e-6))
 
 
 def _weighed(sides: Sides, rate: float) -> Sides:
@@ -230,11 +232,6 @@ def _weighed(sides: Sides, rate: float) -> Sides:
     return some.astype(np.float64), slope[..., None] * np.where(alike, share, higher)
 
 
-def _missing_power(rise: float, bars: Numbers, error: float) -> float:
-    """Power to detect `rise`, minus the required power."""
-    return float(np.mean(special.ndtr((rise - bars) / error))) - _POWER
-
-
 def _of_sides(members: Numbers, others: Numbers) -> Rise:
     """A rise with the mean of the members and the noise of both sides."""
     parts = [np.var(side, axis=-1, ddof=1) / side.shape[-1] for side in (members, others)]
@@ -246,5 +243,4 @@ def _added(mean: Numbers, parts: Sequence[Numbers], dfs: Sequence[Numbers | floa
     total = np.asarray(sum(parts), dtype=np.float64)
     terms = np.asarray(sum(part**2 / df for part, df in zip(parts, dfs, strict=True)), dtype=np.float64)
     df = np.divide(total**2, terms, out=np.full_like(total, np.inf), where=terms > 0)
-    error = np.sqrt(total)
-    return Rise(np.asarray(mean, dtype=np.float64), error, df)
+    return Rise(np.asarray(mean, dtype=np.float64), np.sqrt(total), df)

@@ -45,7 +45,7 @@ def run_study(
     found = check_data(study, root)
     hashes = {name: digest for name, (digest, _) in found.items()}
     _refuse_changed_data(study, store, hashes)
-    attacks = {cell.attack.label: cell.attack for cell in study.cells}
+    attacks = {cell.attack.key: cell.attack for cell in study.cells}
     store.write_study(
         {
             "name": study.name,

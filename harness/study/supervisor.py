@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from leakgauge.harness.core.cell import Cell, TrainingSpec
+from leakgauge.harness.core.labels import cell_text, part_text
 from leakgauge.harness.core.result import Failure
 from leakgauge.harness.study.store import Store, StoreError
 
@@ -38,8 +39,8 @@ class Job(NamedTuple):
     def label(self) -> str:
         """A name for people."""
         if self.kind == "attack":
-            return self.cells[0].label
-        return f"training of {self.training.defense.label}, seed {self.training.seed}"
+            return cell_text(self.cells[0])
+        return f"training of {part_text(self.training.defense)}, seed {self.training.seed}"
 
 
 class Place(NamedTuple):

@@ -142,7 +142,7 @@ def _mark(claim: ClaimRecord) -> float | None:
 def _unmarked(analysis: Analysis, samples: Sequence[Sample]) -> str:
     """A sentence on proved epsilons that differ and have no marker: infinite, zero, or of another kind."""
     lacking = [s for s in samples if _differs(s.claim) and _mark(s.claim) is None]
-    names = [f"{analysis.defenses[s.defense.label].text} ({_proved(s.claim)}, {verdict_of(s.claim)})" for s in lacking]
+    names = [f"{analysis.defenses[s.defense.key].text} ({_proved(s.claim)}, {verdict_of(s.claim)})" for s in lacking]
     more = [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
     return f"No marker for the proved epsilon of {listing(names[:MOST_NAMES] + more)}." if names else ""
 
@@ -194,7 +194,7 @@ def _row(analysis: Analysis, measure: Measure, sample: Sample) -> tuple[str, ...
     """A sample in the data table."""
     claim, e = sample.claim, sample.estimate
     ends = "" if e.low is None or e.high is None else f"{measure.write(e.low)} to {measure.write(e.high)}"
-    name, claimed = analysis.defenses[sample.defense.label].text, short(claim.epsilon)
+    name, claimed = analysis.defenses[sample.defense.key].text, short(claim.epsilon)
     rest = short(claim.delta), adversaries(claim.against), measure.write(e.value), ends
     return name, claimed, _proved(claim), verdict_of(claim), *rest
 

@@ -100,8 +100,8 @@ def thinned(corners: stats.Numbers, tolerance: float) -> stats.Numbers:
 
     Source: Ramer 1972; Douglas, Peucker 1973.
     """
-    kept = np.zeros(len(corners), dtype=bool)
-    kept[[0, -1]] = True
+    chosen = np.zeros(len(corners), dtype=bool)
+    chosen[[0, -1]] = True
     spans = [(0, len(corners) - 1)]
     while spans:
         first, last = spans.pop()
@@ -112,9 +112,9 @@ def thinned(corners: stats.Numbers, tolerance: float) -> stats.Numbers:
         away = np.abs(chord[0] * offsets[:, 1] - chord[1] * offsets[:, 0]) / max(float(np.hypot(*chord)), 1e-300)
         far = int(np.argmax(away))
         if away[far] > tolerance:
-            kept[first + 1 + far] = True
+            chosen[first + 1 + far] = True
             spans += [(first, first + 1 + far), (first + 1 + far, last)]
-    return np.asarray(corners[kept], dtype=np.float64)
+    return np.asarray(corners[chosen], dtype=np.float64)
 
 
 def _trace(line: Line, least: float) -> tuple[tuple[float, float], ...]:

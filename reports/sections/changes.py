@@ -136,7 +136,7 @@ def _row(check: Check, measure: Measure | None, scale: Scale | None, names: Mapp
     """One row of the table."""
     defense, case = check.name, ""
     if measure is not None:
-        defense, attack = (*(names[part.label].text for part in measure.parts), "")[:2]
+        defense, attack = (*(names[part.key].text for part in measure.parts), "")[:2]
         case = ", ".join(filter(None, (attack, measure.threat, measure.target)))
     name = check.metric
     ends = None if check.low is None or check.high is None else (check.low, check.high)

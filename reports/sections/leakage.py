@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from leakgauge.harness.core.labels import Label, counted, where
+from leakgauge.harness.core.labels import UNDEFENDED, Label, counted, where
 from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.reports.select import HIGH, LOW, Analysis, Group
 from leakgauge.reports.text.notation import NO_VALUE, first_line, fixed, interval, percent
@@ -32,8 +32,9 @@ class Entry(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One defense, or a control, which `role` names."""
+    """One defense by its key and label, or a control, which `role` names."""
 
+    key: str
     defense: Label
     role: str
     entries: tuple[Entry, ...]
@@ -141,7 +142,7 @@ def _matrix(analysis: Analysis, setting: str, groups: list[Group]) -> Matrix:
     at = {(group.defense, group.column): group for group in groups}
     heads = [
         Head(
-            attack=analysis.attacks[one.case.attack.label],
+            attack=analysis.attacks[one.case.attack.key],
             aware=one.case.info.aware,
             place=f"{one.case.threat} · {where(one.case.target)}",
             metric=one.metric.words,
@@ -150,12 +151,12 @@ def _matrix(analysis: Analysis, setting: str, groups: list[Group]) -> Matrix:
         for one in columns
     ]
     rows = []
-    for defense in sorted((d for s, d in analysis.pairs if s == setting), key=lambda d: d != "none"):
+    for defense in sorted((d for s, d in analysis.pairs if s == setting), key=lambda d: d != UNDEFENDED):
         found = [at.get((defense, one.column)) for one in columns]
         entries = tuple(entry_of(analysis, group, strongest=id(group) in strongest) for group in found)
-        rows.append(Row(analysis.defenses[defense], "ceiling" if defense == "none" else "", entries))
+        rows.append(Row(defense, analysis.defenses[defense], "ceiling" if defense == UNDEFENDED else "", entries))
     floors = tuple(_floor_entry(analysis, one) for one in columns)
-    rows.append(Row(Label("floor", "", ""), "best guess without protected data", floors))
+    rows.append(Row("", Label("floor", "", ""), "best guess without protected data", floors))
     void = tuple(analysis.column_text(one) for one in columns if analysis.is_void(one))
     return Matrix(setting, analysis.settings[setting], tuple(heads), tuple(rows), void)
 

@@ -96,9 +96,9 @@ def provenance(analysis: Analysis) -> Provenance:
         _packages(found),
         data=tuple(sorted(run.data_hashes.items())),
         trainings=tuple(
-            (analysis.defenses[t.spec.defense.label].text, str(t.spec.seed), identity, t.digest)
+            (analysis.defenses[t.spec.defense.key].text, str(t.spec.seed), identity, t.digest)
             for identity, t in run.trainings.items()
-            if t.spec.defense.label in analysis.defenses
+            if t.spec.defense.key in analysis.defenses
         ),
         study=_study(run.study),
         commands=_commands(run, found),

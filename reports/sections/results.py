@@ -88,7 +88,7 @@ def _row(analysis: Analysis, group: Group, cell: Cell) -> CellRow:
         status=status,
         icon=_ICONS[status],
         defense=analysis.defenses[group.defense],
-        attack=analysis.attacks[cell.attack.label],
+        attack=analysis.attacks[cell.attack.key],
         threat=cell.threat,
         target=where(cell.target),
         setting=analysis.settings[group.setting],

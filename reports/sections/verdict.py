@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from leakgauge.harness.core.labels import case_text, counted, where
+from leakgauge.harness.core.labels import UNDEFENDED, case_text, counted, where
 from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.reports.sections.checked import Badge, Broken, broken
 from leakgauge.reports.select import (
@@ -168,8 +168,8 @@ def _accuracy_figure(analysis: Analysis) -> Figure:
     costs = []
     for setting, defense in analysis.pairs:
         here = final_accuracy(analysis.trainings_of(setting, defense))
-        there = final_accuracy(analysis.trainings_of(setting, "none"))
-        if defense != "none" and here is not None and there is not None:
+        there = final_accuracy(analysis.trainings_of(setting, UNDEFENDED))
+        if defense != UNDEFENDED and here is not None and there is not None:
             assert here.value is not None
             assert there.value is not None
             costs.append((here.value - there.value, here.value, there.value, analysis.defenses[defense].text))

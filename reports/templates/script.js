@@ -14,8 +14,8 @@
     if (theme === "auto") { root.removeAttribute("data-theme"); } else { root.setAttribute("data-theme", theme); }
   }
 
-  var asked = /theme=(auto|light|dark)/.exec(location.hash);
-  var theme = asked ? asked[1] : remembered();
+  var requested = /theme=(auto|light|dark)/.exec(location.hash);
+  var theme = requested ? requested[1] : remembered();
   if (themes.indexOf(theme) < 0) { theme = "auto"; }
   apply(theme);
 

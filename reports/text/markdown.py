@@ -20,7 +20,7 @@ def to_markdown(analysis: Analysis) -> str:
         lines.append(_line(["---"] * (len(heads) + 2)))
         for row in matrix.rows:
             entries = [_cell(entry) for entry in row.entries]
-            lines.append(_line([row.defense.text, *entries, _strongest(analysis, matrix.key, row.defense.text)]))
+            lines.append(_line([row.defense.text, *entries, _strongest(analysis, matrix.key, row.key)]))
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
@@ -37,14 +37,10 @@ def _cell(entry: Entry) -> str:
     return f"{value} ({note})" if note else value
 
 
-def _strongest(analysis: Analysis, setting: str, name: str) -> str:
+def _strongest(analysis: Analysis, setting: str, defense: str) -> str:
     """The strongest reconstruction attack on a defense, unless none beats its floor."""
-    groups = [
-        group
-        for group in analysis.attacked
-        if (group.setting, group.case.kind) == (setting, "reconstruction")
-        and analysis.defenses[group.defense].text == name
-    ]
+    place = setting, defense, "reconstruction"
+    groups = [group for group in analysis.attacked if (group.setting, group.defense, group.case.kind) == place]
     found = best(groups)
     if found is None:
         return ""
