@@ -121,8 +121,8 @@ def test_the_report_and_the_download_show_it(reference):
     assert "(95 %, n = 20, server)" in text
     assert "3 clients, d = 36" in text
     assert "the audit could not be made" in text
-    lines = {row["defense"].split("(")[0]: row for row in csv.DictReader(io.StringIO(to_csv(Analysis(run))))}
-    assert lines["none"]["audited_verdict"] == "NOTHING PROMISED"
+    lines = {row["defense"].split(" clip")[0]: row for row in csv.DictReader(io.StringIO(to_csv(Analysis(run))))}
+    assert lines["no defense"]["audited_verdict"] == "NOTHING PROMISED"
     assert lines["laplace"]["audited_trials"] == "20"
 
 

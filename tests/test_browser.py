@@ -83,9 +83,6 @@ def whole(whole_tab: Visit) -> Iterator[Visit]:
     whole_tab.check()
 
 
-# accessibility
-
-
 def test_axe_core_objects_to_nothing_at_any_width_in_either_theme(whole: Visit) -> None:
     axe, found = whole.axe(), dict[tuple[int, str], list[str]]()
     whole.open_details()
@@ -169,9 +166,6 @@ def test_a_data_table_opens_by_keyboard(few: Visit) -> None:
     assert details.locator("table").is_visible()
 
 
-# security policy
-
-
 def test_the_policy_refuses_a_script_and_a_picture_from_elsewhere(few: Visit) -> None:
     assert few.page.evaluate(LOAD_ELSEWHERE, ELSEWHERE) == "img-src"
     few.page.evaluate(RUN_SCRIPT)
@@ -202,9 +196,6 @@ def test_hostile_names_are_only_names(whole: Visit) -> None:
     assert set(spelled.values()) <= {text.partition("\n")[0] for text in whole.column("Defense")}
     whole.page.locator("#filter").fill("<script>")
     assert whole.column("Status") == ["done"]
-
-
-# all results
 
 
 def test_numbers_sort_by_value_both_ways_and_lacking_ones_come_last(few: Visit) -> None:
@@ -282,9 +273,6 @@ def test_the_download_is_the_table_however_it_is_sorted_and_filtered(few: Visit)
         assert row == (line["seed"], value, count, line["flags"].replace(" ", ", "), line["seconds"])
 
 
-# theme, print, no script
-
-
 def test_the_theme_follows_the_system_until_the_button_changes_it_and_is_remembered(few: Visit) -> None:
     few.page.emulate_media(color_scheme="dark")
     button = few.page.get_by_role("button", name="Theme")
@@ -335,9 +323,6 @@ def test_without_a_script_the_page_is_complete_and_shows_no_control_that_does_no
             texts.append(seen.page.locator("body").inner_text())
     assert texts[0] == texts[1]
     assert len(texts[0]) > 5000
-
-
-# no browser
 
 
 def test_a_browser_that_does_not_start_is_a_skip_with_its_reason(browser: Browser, tmp_path: Path) -> None:

@@ -29,9 +29,6 @@ def page() -> Page:
     return Page(full_source())
 
 
-# the page as a whole
-
-
 def test_every_section_of_a_full_run_is_there_in_order() -> None:
     assert sections(complete(full_source())) == SECTIONS
 
@@ -117,9 +114,6 @@ def test_text_has_a_contrast_over_four_and_a_half_and_lines_over_three(page: Pag
         assert all(contrast(colors[one], colors[other]) > 4.5 for one, other in pairs)
     for line in ("s1", "s2", "s3", "s4", "s5", "s6"):
         assert contrast(colors[line], colors["surface"]) > 2.9
-
-
-# runs of unusual shapes
 
 
 def test_a_run_that_cannot_be_grouped_still_makes_a_page() -> None:

@@ -200,13 +200,13 @@ def test_the_top_of_the_page_names_the_claims_that_an_audit_broke(run: Run) -> N
 
 def test_the_download_has_the_audit_with_its_own_claim_and_federation(run: Run) -> None:
     lines = {row["defense"]: row for row in csv.DictReader(io.StringIO(to_csv(Analysis(run))))}
-    row = lines["dithered(epsilon=2.0)"]
+    row = lines["dithered epsilon=2"]
     names = ("epsilon", "trials", "confidence", "verdict", "unit", "horizon", "claimed_epsilon", "proved_epsilon")
     assert [row[f"audited_{name}"] for name in (*names, "clients", "dim", "rounds")] == [
         *("2.8337", "1000", "0.95", "BROKEN", "sub-vector", "one round", "2.0", "4.0545", "3", "36", "1"),
     ]
     assert row["one_round_verdict"] == "BROKEN"
-    assert lines["none"]["audited_claimed_epsilon"] == "inf"
+    assert lines["no defense"]["audited_claimed_epsilon"] == "inf"
     assert {value for name, value in lines[part_text(double.SQSGD)].items() if name.startswith("audited_")} == {""}
 
 

@@ -56,9 +56,6 @@ def page_of(data: Changes) -> Page:
     return complete(_environment().get_template("changes.html").render(data=data, title="Changes"))
 
 
-# which checks have a row
-
-
 @pytest.mark.parametrize("verdict", [one for one in Verdict if one is not Verdict.PASS])
 def test_what_did_not_pass_has_a_row(verdict: Verdict) -> None:
     assert moved(check(verdict, rise=None, low=None, high=None))
@@ -95,9 +92,6 @@ def test_rows_keep_the_order_of_the_gate_and_the_last_ones_are_counted() -> None
     assert [row.defense for row in found.rows] == [f"case {at}" for at in range(1, MOST + 1)]
     assert found.hidden == 7
     assert "7 more checks with a clear change" in page_of(found).text
-
-
-# the text of a row
 
 
 def test_a_row_has_case_numbers_interval_images_n_and_the_smallest_detectable_rise() -> None:
@@ -160,9 +154,6 @@ def test_a_check_that_could_not_be_made_has_no_drawing() -> None:
     assert page_of(build([gone])).all("svg") == []
 
 
-# the drawings
-
-
 def test_drawings_of_a_metric_share_one_scale_with_zero_on_it() -> None:
     wide, narrow = check(at=1, rise=0.4, low=0.3, high=0.5), check(at=2, rise=-0.1, low=-0.2, high=-0.05)
     other = check(at=3, metric="auc", rise=0.01, low=0.005, high=0.015)
@@ -184,9 +175,6 @@ def test_a_change_without_an_interval_is_a_point_and_no_change_at_all_can_be_dra
     assert page_of(found).all("svg")[0]["role"] == "img"
     plot = build([check(Verdict.INCONCLUSIVE, rise=0.0, low=0.0, high=0.0)]).rows[0].plot
     assert plot.at == plot.zero == f"{WIDTH / 2:.1f}"
-
-
-# the whole section
 
 
 def test_problems_and_warnings_stand_above_the_table() -> None:

@@ -64,9 +64,6 @@ def with_proved(claim: ClaimRecord, **changes: object) -> ClaimRecord:
     return dataclasses.replace(claim, proved=dataclasses.replace(claim.proved, **changes))
 
 
-# the table
-
-
 def test_claimed_and_proved_stand_side_by_side_with_unit_and_delta(rows: dict[str, ClaimRow]) -> None:
     one, whole = rows["gaussian epsilon=4"].lines
     assert (one.horizon, one.claimed[:3]) == ("one round", ("4", "per record, δ = 1e−5", True))
@@ -166,9 +163,6 @@ def test_a_defense_without_a_training_has_a_row() -> None:
     assert "no training finished" in complete(render(made)).text
 
 
-# seeds
-
-
 def test_an_epsilon_that_differs_between_seeds_is_a_range() -> None:
     claim = double.claim_of(double.GAUSSIAN[0], "one round")
     other = dataclasses.replace(claim, epsilon=1.25)
@@ -209,9 +203,6 @@ def test_a_proof_at_another_delta_shows_its_own_and_the_numbers_of_the_verdict()
     assert line.proved[:2] == ("5", "per sub-vector, δ = 0.001")
     assert line.reason.startswith("claimed 2, proved ∞ a sub-vector at delta 1e-05: noise of bounded support")
     complete(render(made))
-
-
-# the top of the page, the limits
 
 
 def test_broken_claims_stand_at_the_top(analysis: Analysis, source: str) -> None:
@@ -256,9 +247,6 @@ def test_limits_state_that_nothing_is_audited_and_which_claims_are_open(analysis
     assert "No epsilon in this report is audited" in text
     assert "2 unproved claims may not hold: the proved upper bound is above the claim." in text
     assert "unproved" not in " ".join(limits(Analysis(double.make_run(small()))))
-
-
-# charts
 
 
 def test_epsilons_of_different_units_never_share_a_chart(analysis: Analysis) -> None:
@@ -311,9 +299,6 @@ def test_a_hollow_marker_is_drawn_within_the_axes() -> None:
     assert (">200<" in drawn(200.0), ">200<" in drawn(None)) == (True, False)
     assert "<title>one: proved 200, y 0.6</title>" in drawn(200.0)
     assert [drawn(proved).count("<title>one: ") for proved in (200.0, None)] == [3, 2]
-
-
-# the download, the terminal
 
 
 def test_the_download_has_the_proved_epsilon(analysis: Analysis) -> None:

@@ -63,9 +63,6 @@ def stored(run: Run, tmp_path: Path) -> Path:
     return on_disk(dataclasses.replace(run, trainings={}), tmp_path / "runs")
 
 
-# the folder
-
-
 def test_nothing_in_the_folder_s_page_is_inline_and_its_policy_allows_its_folder_only(files: dict[str, bytes]) -> None:
     text = files[PAGE].decode()
     page = complete(text)
@@ -96,9 +93,6 @@ def test_both_layouts_have_the_same_text_and_the_same_run_the_same_bytes(run: Ru
     assert other.text.split("Made by leakgauge")[0] == one.text.split("Made by leakgauge")[0]
     assert "".join(one.inline["style"]).strip() == files["style.css"].decode().strip()
     assert folder_files(run) == files
-
-
-# the command
 
 
 def test_the_command_writes_the_folder_or_one_page_to_the_given_path(stored: Path, tmp_path: Path) -> None:
@@ -143,9 +137,6 @@ def test_an_unknown_format_is_a_usage_error_before_anything_is_written(stored: P
     assert "expected some of png,pdf,svg, got 'gif'" in " ".join(done.stderr.replace("│", "").split())
     assert not (stored / "figures").exists()
     assert not (stored / "report.html").exists()
-
-
-# the charts
 
 
 def test_each_chart_of_the_page_is_a_file_with_a_harmless_name(run: Run) -> None:

@@ -30,9 +30,6 @@ from tests.report_page import Page, complete, full_source, small, ssim_of, with_
 RUN = double.full_run()
 
 
-# verdict, ratings, pooling
-
-
 @pytest.mark.parametrize(
     ("ssim", "word", "badge"),
     [(0.36, "High", "Leaks"), (0.355, "Moderate", "Leaks in part"), (0.24, "Moderate", "Leaks in part"),
@@ -107,9 +104,6 @@ def test_the_four_figures_are_the_numbers_of_the_run() -> None:
     assert cells.detail.startswith("2 failed, 1 missing")
 
 
-# leakage by defense and attack
-
-
 def rows_of(cells: tuple[Cell, ...], **changes: object) -> dict[str, tuple[Entry, ...]]:
     (matrix,) = leakage(Analysis(double.make_run(cells, **changes))).matrices
     return {row.defense.name: row.entries for row in matrix.rows}
@@ -156,9 +150,6 @@ def test_the_strongest_of_each_kind_is_marked_and_of_equals_each() -> None:
         assert [entry.strongest for entry in rows["gaussian"]] == [False, False, True, ties, False]
 
 
-# charts
-
-
 def test_charts_of_one_point_are_not_drawn() -> None:
     cells = small(double.NONE, double.GAUSSIAN[0])
     analysis = Analysis(double.make_run(cells))
@@ -199,9 +190,6 @@ def test_style_declarations_become_attributes() -> None:
     assert "&lt;l&gt;" in drawn
 
 
-# all results
-
-
 def test_the_table_and_its_download_hold_every_cell_without_a_script() -> None:
     page = Page(full_source())
     shown = [attributes for attributes in page.all("tr") if "data-status" in attributes]
@@ -226,9 +214,6 @@ def test_limits_name_the_attacks_that_know_the_defense() -> None:
     naive = " ".join(limits(Analysis(double.make_run(small()))))
     assert "matching ignores the defense, so each number is a lower bound" in naive
     assert "There is one seed" in naive
-
-
-# the table in the terminal
 
 
 def test_the_terminal_table_fits_a_hundred_columns_and_has_a_row_per_group() -> None:

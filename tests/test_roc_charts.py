@@ -56,9 +56,6 @@ def height(trace: tuple[tuple[float, float], ...], x: float) -> float:
     return math.exp((1 - share) * math.log(left[1]) + share * math.log(right[1]))
 
 
-# curves
-
-
 def test_the_curve_of_one_training_is_its_roc_curve() -> None:
     scores = drawn(1, 40, 60)
     curve, full = vertical_average([scores]), stats.roc(scores.members, scores.outside)
@@ -112,9 +109,6 @@ def test_a_line_of_ten_thousand_records_has_few_corners_and_none_left_out_is_see
         chord = other - one
         away = np.abs(chord[0] * between[:, 1] - chord[1] * between[:, 0]) / np.hypot(*chord)
         assert away.max() <= 0.35 + 1e-9
-
-
-# charts
 
 
 def test_markers_are_on_the_line_and_their_intervals_are_of_the_members() -> None:
@@ -214,9 +208,6 @@ def test_two_lines_close_together_have_their_names_on_two_sides() -> None:
     apart, close = places((0.3, "low"), (0.8, "high")), places((0.5, "low"), (0.51, "high"))
     assert close[0] - close[1] > 10
     assert apart[0] > apart[1]
-
-
-# distances
 
 
 def distances(table: dict[str, float]) -> list[figures.Chart]:
