@@ -33,9 +33,6 @@ def audited(defense, trials=300, key=KEY):
     return claim, audit_mechanism(Mechanism(*run, strongest_adversary(claim)), claim, trials, 0.95, key)
 
 
-# ---- the truth is not exceeded
-
-
 @pytest.mark.parametrize("name", [*registry.classes("defense"), "laplace+sdq", "t-noise+sdq-lattice"])
 def test_no_audit_is_above_what_is_proved(name):
     rounds = {"udp": 3, "udp-crd": 3, "udp-lei": 3, "dp-sgd": 2, "dp-fedavg": 2}.get(name)
@@ -53,9 +50,6 @@ def test_an_honest_mechanism_is_bounded_from_below_and_not_refuted(defense):
     assert 0.2 * claim.epsilon < found.epsilon_lower <= claim.epsilon
     assert verdict(claim, found)[0] is Verdict.HOLDS
     assert not contradicts(claim, found)
-
-
-# ---- claims that an audit alone breaks
 
 
 def test_the_t_mechanism_on_the_lattice_leaks_more_than_it_claims():
@@ -104,9 +98,6 @@ def test_a_scale_sent_in_clear_is_caught(defense):
     assert found.distinguisher == "bytes"
     assert "from nothing" in found.pair
     assert found.epsilon_lower > claim.epsilon
-
-
-# ---- pairs, keys and verdicts
 
 
 def test_a_pair_of_a_self_scaled_defense_keeps_norm_and_mean():

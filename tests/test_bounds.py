@@ -157,6 +157,8 @@ def test_impossible_delta_and_confidence_are_refused(bad):
             bound(counts, 1e-5, bad)
     with pytest.raises(ValueError, match="expected 0 < confidence < 1"):
         mu_lower(counts, bad)
+    with pytest.raises(ValueError, match="expected 0 < confidence < 1"):
+        sampled_delta(np.zeros(3), 1.0, level=bad)
 
 
 def exact_rates(bound, n: int, true: float, fpr: np.ndarray, tpr: np.ndarray) -> np.ndarray:
@@ -233,6 +235,8 @@ def test_invalid_scores_are_refused(bad):
             call()
     with pytest.raises(ValueError, match="expected a threshold"):
         count(good, good, math.nan)
+    with pytest.raises(ValueError, match="expected epsilon >= 0"):
+        sampled_delta(good, -1.0)
 
 
 SCORES = st.lists(st.integers(-6, 6).map(float) | st.sampled_from([math.inf, -math.inf]), min_size=1, max_size=12)
@@ -334,10 +338,3 @@ def test_the_interval_of_chernoff_covers_every_share():
     low, high = np.array([sampled_delta(x, 1.0)[1:] for x in loss]).T
     for p in np.linspace(0, 1, 201):
         assert np.sum(scipy_stats.binom.pmf(np.arange(n + 1), n, p)[(low <= p) & (p <= high)]) >= 0.95
-
-
-def test_an_impossible_epsilon_and_level_are_refused():
-    with pytest.raises(ValueError, match="expected epsilon >= 0"):
-        sampled_delta(np.zeros(3), -1.0)
-    with pytest.raises(ValueError, match="expected 0 < confidence < 1"):
-        sampled_delta(np.zeros(3), 1.0, level=1.0)

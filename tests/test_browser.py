@@ -120,10 +120,8 @@ def test_changes_of_every_verdict_are_seen_whole_at_every_width(whole: Visit) ->
 
 def test_defects_are_found(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "poor.html"
-    gray = (
-        "<p style='color: #999'>gray</p><svg><text y=20 fill='#aaa'>thin</text></svg><p style='width: 600px'>wide</p>"
-    )
-    path.write_text(f"<!doctype html><title>poor</title>{gray}<img src='data:,'>", encoding="utf-8")
+    gray = "<p style='color: #999'>gray</p><svg><text y=20 fill='#aaa'>thin</text></svg><p style='width: 600px'>wide"
+    path.write_text(f"<!doctype html><title>poor</title>{gray}</p><img src='data:,'>", encoding="utf-8")
     with visit(browser, path, width=500) as seen:
         axe = seen.axe()
         assert [found.split(":")[0] for found in axe(True)] == ["color-contrast"]

@@ -50,9 +50,6 @@ def right(found):
     return found.counts.true_positives
 
 
-# ---- messages
-
-
 def test_few_messages_of_an_honest_gaussian_end_in_the_simulated_range():
     # simulated, sigma = 2C (true 4.3772): 200 trials 1.86 (p5 .54, p95 3.31), 2000 trials 3.50 (3.11-4.00)
     found = [messages(Gaussian(noise_std=2.0), key=KEY.child(i))[1] for i in range(10)]
@@ -147,9 +144,6 @@ def test_a_client_remembers_its_real_messages_and_no_canary():
     assert sum(memory > 0 for memory in canaries) == 6  # two clients in the three rounds after the pilot's
 
 
-# ---- canary clients
-
-
 def test_one_run_of_an_honest_sum_ends_in_the_simulated_range():
     # mu = 1/2, as with z = 20 and T = 100 (true 1.993); simulated with m = 500: .51 by Steinke and .73 by f-DP
     found = [together(DPFedAvg(noise_std=4.0), key=KEY.child(i)) for i in range(6)]
@@ -220,7 +214,7 @@ def test_shared_noise_in_an_average_hides_clients_from_an_adversary_who_sees_the
     assert 0 <= found.epsilon_lower <= proof.epsilon(1e-5)
 
 
-def test_cosines_estimate_the_mu_of_a_full_update():
+def test_cosines_estimate_the_mu_of_a_full_update_and_one_canary_has_none():
     # k 100, d 10,000, mu 1/2: a cosine has a standard deviation of 1 in these units; 0.1 % is lost to the others
     defense = DPFedAvg(noise_std=4.0)
     run = deployed(defense, setting_of(10_000, 100, 4))
@@ -228,6 +222,9 @@ def test_cosines_estimate_the_mu_of_a_full_update():
     found = [estimate_by_cosine(run, claim, KEY.child("cosine", i)) for i in range(6)]
     assert sum(one.mu for one in found) / 6 == pytest.approx(0.5, abs=5 / math.sqrt(600))
     assert (found[0].canaries, found[0].dim) == (100, 10_000)
+    alone = deployed(defense, setting_of(9, 1, 2))
+    with pytest.raises(ValueError, match="expected cosines"):
+        estimate_by_cosine(alone, defense.claim(alone.history, alone.setting), KEY)
 
 
 @pytest.mark.slow
@@ -245,9 +242,6 @@ def test_at_most_five_in_a_hundred_honest_runs_are_above():
     assert sum(one.epsilon_lower > 4.37718 for one in gaussian) <= at_most(0.05, 200)
     sums = [together(DPFedAvg(noise_std=2.0), 200, 1, 60, KEY.child("many", i))[1] for i in range(200)]
     assert sum(one.epsilon_lower > gaussian_epsilon(0.5, 1e-5) for one in sums) <= at_most(0.05, 200)
-
-
-# ---- keys and refusals
 
 
 def test_the_same_key_gives_the_same_audits_and_another_one_others():
@@ -306,9 +300,3 @@ def test_runs_that_cannot_be_audited_are_refused(changes, words):
     run = run._replace(setting=setting, history=run.history[: given["rounds"]])
     with pytest.raises(ValueError, match=words):
         audit_one_run(run, claim, Threat.SERVER, given["guesses"], given["confidence"], KEY, pair=given["pair"])
-
-
-def test_one_canary_has_no_cosines():
-    run = deployed(DPFedAvg(noise_std=1.0), setting_of(9, 1, 2))
-    with pytest.raises(ValueError, match="expected cosines"):
-        estimate_by_cosine(run, run.defense.claim(run.history, run.setting), KEY)

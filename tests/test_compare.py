@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 
 from leakgauge.harness.cli.compare import compare as command
 from leakgauge.harness.core.cell import Cell, PartSpec, Target
-from leakgauge.harness.core.result import Pictures, Result, Run, Scores, TrainingRecord, to_data
+from leakgauge.harness.core.result import Pictures, Result, Run, Scores, TrainingRecord
 from leakgauge.harness.core.stats import mean
 from leakgauge.harness.gate.compare import Comparison, Difference, compare, table, to_json, to_markdown, welch
-from leakgauge.harness.study.store import Store
 from tests import report_fixtures as double
+from tests.test_report_layout import on_disk
 
 GAUSSIAN = double.GAUSSIAN[0]
 IMAGES = [(double.MATCHING, double.PROBE, "server")]
@@ -32,8 +32,7 @@ def ssim(table: dict[int, Sequence[float]]) -> Callable[[Cell], Result]:
     """A maker of results with these values by seed."""
 
     def make(cell: Cell) -> Result:
-        estimate = mean("ssim", table[cell.training.seed])
-        return double.with_estimates(double.result_of(cell), estimate)
+        return double.with_estimates(double.result_of(cell), mean("ssim", table[cell.training.seed]))
 
     return make
 
@@ -123,8 +122,7 @@ def test_an_image_that_every_seed_attacks_is_one_image() -> None:
 
 def test_images_of_one_batch_are_not_taken_for_independent() -> None:
     cells = double.grid([GAUSSIAN], [(double.MATCHING, Target("probe", 0, count=6, batch=2), "server")])
-    make = ssim({0: draws(0), 1: draws(1)})
-    run = double.make_run(cells, make=make)
+    run = double.make_run(cells, make=ssim({0: draws(0), 1: draws(1)}))
     assert "too narrow" in only(compare(run, run), "ssim").note
 
 
@@ -161,18 +159,19 @@ def membership(shift: float, *, count: int = 300, members: int | None = None, se
     return dataclasses.replace(run, scores=scores)
 
 
+def placed(run: Run) -> list[tuple[np.ndarray, np.ndarray]]:
+    """By cell, the share of others below each member and of members above each other."""
+    scores = [run.scores(cell.id) for cell in run.cells]
+    above = [one.members[:, None] > one.outside for one in scores]
+    return [(one.mean(axis=1), one.mean(axis=0)) for one in above]
+
+
 def test_auc_has_the_interval_of_delong_over_the_seeds() -> None:
     runs = membership(0.0), membership(0.1)
     one = only(compare(*runs), "auc")
     means, variances = [], []
-    for cell in runs[0].cells:
-        sides = []
-        for run in runs:
-            scores = run.scores(cell.id)
-            assert scores is not None
-            above = scores.members[:, None] > scores.outside
-            sides.append((above.mean(axis=1), above.mean(axis=0)))
-        member, other = sides[1][0] - sides[0][0], sides[1][1] - sides[0][1]
+    for before, now in zip(*map(placed, runs), strict=True):
+        member, other = now[0] - before[0], now[1] - before[1]
         means.append(member.mean())
         variances.append(member.var(ddof=1) / len(member) + other.var(ddof=1) / len(other))
     half = 1.96 * np.sqrt(np.sum(variances)) / 2
@@ -183,25 +182,14 @@ def test_auc_has_the_interval_of_delong_over_the_seeds() -> None:
 def test_auc_over_other_records_has_the_interval_of_two_independent_curves() -> None:
     first, second = membership(0.0), membership(0.1, seeds=(2, 3))
     one = only(compare(first, second), "auc")
-    assert one.low is not None
-    assert one.high is not None
-    halves = []
-    for run in (first, second):
-        for cell in run.cells:
-            scores = run.scores(cell.id)
-            assert scores is not None
-            above = scores.members[:, None] > scores.outside
-            halves += [above.mean(axis=side).var(ddof=1) / 300 for side in (0, 1)]
+    halves = [side.var(ddof=1) / 300 for sides in placed(first) + placed(second) for side in sides]
     assert (one.high - one.low) / 2 == pytest.approx(1.96 * np.sqrt(np.sum(halves)) / 2, rel=0.1)
     assert (one.method, one.note) == ("DeLong", "other seeds: other records")
 
 
 def test_a_rate_has_newcombes_interval() -> None:
     one = only(compare(membership(0.0, count=1000), membership(0.1, count=1000)), "tpr@1%")
-    assert one.first is not None
     assert one.difference == 0.0
-    assert one.low is not None
-    assert one.high is not None
     assert one.low < 0 < one.high
     assert (one.method, one.n) == ("Newcombe", (2000, 2000))
 
@@ -236,8 +224,6 @@ def test_a_difference_that_is_not_paired_states_why(
 ) -> None:
     one = only(compare(*runs()), metric)
     assert (one.method, one.note, one.low is None) == (method, note, method == "none")
-    assert one.first is not None
-    assert one.second is not None
     assert one.difference == pytest.approx(one.second - one.first)
 
 
@@ -276,7 +262,6 @@ def test_what_differs_as_a_whole_is_said() -> None:
 def test_the_terminal_and_markdown_say_the_same_numbers() -> None:
     found = compare(attacked(), attacked(shift=0.1))
     one = only(found, "ssim")
-    assert one.difference is not None
     for text in (plain(found), to_markdown(found)):
         assert f"{one.difference:+.3f} ({one.low:+.3f} to {one.high:+.3f})" in text
         assert "never fails the build" in " ".join(text.split())
@@ -308,17 +293,7 @@ def test_json_is_whole_and_in_a_fixed_order() -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A small run on disk."""
-    run, store = attacked((0,)), Store(tmp_path / "run")
-    attacks = {label: to_data(part) for label, part in run.attacks.items()}
-    study = {"name": run.name, "hash": run.study_hash, "text": "", "public": [], "data": {}, "attacks": attacks}
-    store.write_study(study | {"cells": [to_data(cell) for cell in run.cells]})
-    for record in run.trainings.values():
-        store.write_training(record, {}, 1.0)
-    for result in run.results.values():
-        pictures = run.pictures(result.cell.id)
-        assert pictures is not None
-        store.write_result(result, {"original": pictures.original, "guess": pictures.guess}, 1.0)
-    return tmp_path / "run"
+    return on_disk(attacked((0,)), tmp_path / "run")
 
 
 @pytest.fixture

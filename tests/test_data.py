@@ -88,8 +88,7 @@ def test_examples_that_are_not_as_declared_are_refused(x, y, message):
 def test_the_fixed_split_takes_every_fifth_of_each_class():
     y = torch.tensor([0, 1] * 11)
     train, test = data.split_by_class(torch.arange(22.0)[:, None], y)
-    assert test.x.flatten().tolist() == [8, 9, 18, 19]
-    assert test.y.tolist() == [0, 1, 0, 1]
+    assert (test.x.flatten().tolist(), test.y.tolist()) == ([8, 9, 18, 19], [0, 1, 0, 1])
     assert len(train.x) == 18
 
 
@@ -211,8 +210,7 @@ def load_npz(folder, **arrays):
 def test_a_folder_without_splits_is_split_by_sorted_index(tmp_path):
     write_images(tmp_path)
     loaded = load_folder(tmp_path)
-    assert loaded.classes == ("cat", "dog")
-    assert loaded.input_shape == (3, 6, 4)
+    assert (loaded.classes, loaded.input_shape) == (("cat", "dog"), (3, 6, 4))
     assert (loaded.train.y.tolist(), loaded.test.y.tolist()) == ([0] * 4 + [1] * 4, [0, 1])
     last_dog = torch.from_numpy(pixels(6, 4, 3, name="dog4")).permute(2, 0, 1)
     assert torch.equal((loaded.test.x[1] * 255).round(), last_dog.float())
@@ -223,8 +221,7 @@ def test_a_folder_with_splits_keeps_them(tmp_path):
     write_images(tmp_path / "train", count=3, shape=(6, 4))
     write_images(tmp_path / "test", count=2, shape=(6, 4))
     loaded = load_folder(tmp_path)
-    assert (len(loaded.train.x), len(loaded.test.x)) == (6, 4)
-    assert loaded.input_shape == (1, 6, 4)
+    assert (len(loaded.train.x), len(loaded.test.x), loaded.input_shape) == (6, 4, (1, 6, 4))
 
 
 @pytest.mark.parametrize(

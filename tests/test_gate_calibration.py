@@ -161,24 +161,26 @@ def test_a_check_reports_what_it_would_have_seen():
     assert exact.smallest == pytest.approx(tests.smallest(DESIGN * math.sqrt(2 / 16), 15, 1, RULES))
 
 
+def normals(key: Key, *shape: int) -> np.ndarray:
+    return normal(key, shape).numpy().astype(np.float64)
+
+
 def curves(
     name: str, cases: int, sides: tuple[int, int], shifts: tuple[float, float], share: float
 ) -> list[tuple[tests.Sides, tests.Sides]]:
     """Placements of the same records in two runs, whose scores correlate by `share`."""
     key = ROOT.child(name)
     drawn = {
-        part: [
-            normal(key.child(part, side), (cases, size)).numpy().astype(np.float64) for side, size in enumerate(sides)
-        ]
+        part: [normals(key.child(part, side), cases, size) for side, size in enumerate(sides)]
         for part in ("common", "before", "now")
     }
-    made: list[list[tests.Sides]] = [[], []]
-    for number, (part, shift) in enumerate(zip(("before", "now"), shifts, strict=True)):
+    made: list[list[tests.Sides]] = []
+    for part, shift in zip(("before", "now"), shifts, strict=True):
         members, others = (
             math.sqrt(share) * common + math.sqrt(1 - share) * own
             for common, own in zip(drawn["common"], drawn[part], strict=True)
         )
-        made[number] = [placements(Scores(a, b)) for a, b in zip(members + shift, others, strict=True)]
+        made.append([placements(Scores(a, b)) for a, b in zip(members + shift, others, strict=True)])
     return [*zip(*made, strict=True)]
 
 
@@ -188,7 +190,7 @@ def stacked(rises: list[tests.Rise]) -> tests.Rise:
 
 
 def test_the_variance_is_that_of_one_curve_where_the_other_is_chance():
-    members, others = (normal(ROOT.child("one", side), (40,)).numpy().astype(np.float64) for side in ("m", "o"))
+    members, others = (normals(ROOT.child("one", side), 40) for side in ("m", "o"))
     estimate = stats.auc(members + 1, others)
     chance = (np.full(40, 0.5), np.full(40, 0.5))
     rise = tests.delong(chance, placements(Scores(members + 1, others)))
@@ -240,10 +242,7 @@ def test_the_chance_of_a_threshold_raises_no_alarm(shift, share):
 
 def test_a_rate_is_that_of_the_scores():
     for number in range(20):
-        members, others = (
-            normal(ROOT.child("rates", number, side), (size,)).numpy().astype(np.float64)
-            for side, size in enumerate((300, 1000))
-        )
+        members, others = (normals(ROOT.child("rates", number, side), n) for side, n in enumerate((300, 1000)))
         sides = placements(Scores(members + 1.5, others))
         rise = tests.caught((np.zeros(300), np.ones(1000)), tuple(side.round(5) for side in sides), 0.01)
         assert rise.mean == pytest.approx(stats.tpr_at_fpr(members + 1.5, others, 0.01).value)

@@ -114,12 +114,9 @@ def test_bits_of_every_share_and_length_come_back(count):
 
 
 LAWS = {
-    "Laplace in 16": [laplace_law(p) for p in shares(16, 0.3, 0.999)],
-    "Laplace in 64": [laplace_law(p) for p in shares(64, 0.3, 0.999)],
-    "normal in 16": [normal_law(p) for p in shares(16, 0.3, 0.999)],
-    "normal in 64": [normal_law(p) for p in shares(64, 0.3, 0.999)],
-    "geometric in 16": [geometric_law(std) for std in np.geomspace(0.3, 50, 16)],
-    "geometric in 64": [geometric_law(std) for std in np.geomspace(0.3, 50, 64)],
+    **{f"Laplace in {n}": [laplace_law(p) for p in shares(n, 0.3, 0.999)] for n in (16, 64)},
+    **{f"normal in {n}": [normal_law(p) for p in shares(n, 0.3, 0.999)] for n in (16, 64)},
+    **{f"geometric in {n}": [geometric_law(std) for std in np.geomspace(0.3, 50, n)] for n in (16, 64)},
     "dense normal in 32": [rounded_normal(std) for std in np.geomspace(0.5, 50, 32)],
 }
 
@@ -183,25 +180,9 @@ def test_ten_thousand_zeros_in_sixteen_contexts_cost_four_bytes():
     assert len(golomb.encode_integers(np.zeros(10_000, np.int64), np.arange(10_000) % 16)) <= 4
 
 
-EDGES = [
-    [],
-    [0],
-    [1],
-    [-1],
-    [0] * 100,
-    [7] * 9,
-    [-3] * 50,
-    [15, 16, 17, 18, 31, 32, 33, 255, 256, 257] * 5,
-    [-127, 3],
-    [-128, 127],
-    [128],
-    list(range(-40, 40)),
-    [0] * 1000 + [10**12],
-    [2**53 - 1, 1 - 2**53],
-    [2**53 - 1] * 40,
-    [2**k for k in range(53)],
-    [1 - 2**k for k in range(54)],
-]
+EDGES = [[], [0], [1], [-1], [0] * 100, [7] * 9, [-3] * 50, [-127, 3], [-128, 127], [128], list(range(-40, 40))]
+EDGES += [[15, 16, 17, 18, 31, 32, 33, 255, 256, 257] * 5, [0] * 1000 + [10**12], [2**53 - 1, 1 - 2**53]]
+EDGES += [[2**53 - 1] * 40, [2**k for k in range(53)], [1 - 2**k for k in range(54)]]
 
 
 @pytest.mark.parametrize("values", EDGES, ids=lambda values: f"{len(values)} from {min(values, default=None)}")

@@ -40,9 +40,6 @@ def target():
     return network().gradient(X, Y)
 
 
-# the loops
-
-
 @pytest.mark.parametrize(("shape", "classes"), [(SHAPE, CLASSES), ((3, 32, 32), 100)])
 def test_the_loops_network_is_the_model_of_our_attacks(shape, classes):
     task = ModelTask(build("lenet-dlg", shape, classes), "dlg")
@@ -104,9 +101,6 @@ def test_the_dlg_loop_finds_a_small_image_and_its_label():
     assert (found.x - X).square().mean() < 1e-3
 
 
-# victims and judging
-
-
 def test_photographs_are_distinct_and_depend_on_the_key():
     one, other = (victims.photographs(6, 8, KEY.child(i)) for i in range(2))
     assert len({tuple(image.flatten().tolist()) for image in one.x}) == 6
@@ -141,9 +135,6 @@ def test_the_quantizers_error_is_uniform_over_one_step_in_every_coordinate(numbe
     assert error.std() == pytest.approx(12**-0.5, rel=0.02)  # 86,000 values: four standard errors are 0.5 %
 
 
-# labels
-
-
 def test_labels_are_drawn_distinct_or_each_twice():
     distinct, repeated = (shares.draw(kind, 20, 8, KEY) for kind in ("distinct", "repeated"))
     assert distinct.shape == repeated.shape == (20, 8)
@@ -158,9 +149,6 @@ def test_a_share_counts_every_label_once():
     assert (found.labels, found.batches) == (80, 20)
     frequent = set(torch.bincount(shares.data().y).argsort(descending=True, stable=True)[:4].tolist())
     assert found.floor == sum(len(set(row) & frequent) for row in labels.tolist())
-
-
-# the parts
 
 
 def test_every_part_runs_and_sets_its_bars(monkeypatch, capsys):

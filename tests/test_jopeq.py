@@ -27,9 +27,6 @@ from tests.jopeq_case import PRIVATE, SHARED, decode, encode, levels_of, round_t
 INF = math.inf
 
 
-# golden values
-
-
 def test_golden_radii_steps_and_scales_at_epsilon_4_and_one_bit():
     code, text = JoPEQ(epsilon=4.0, bits=1), JoPEQ(epsilon=4.0, bits=1, gamma="paper")
     assert code.lattice.step == code.lattice.edge == pytest.approx(1.2247448714, abs=5.1e-11)
@@ -60,9 +57,6 @@ def test_the_scale_puts_a_message_on_the_sphere_of_radius_root_m_over_3():
         assert float(numbers.double().norm()) == pytest.approx(math.sqrt(7850) / 3, rel=1e-6)
         _, pairs = JoPEQT(scale=mode).scaling.normalize(update, setting_of(7850).layout)
         assert float(pairs.double().norm()) == pytest.approx(math.sqrt(3925) / 3, rel=1e-6)
-
-
-# messages
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 7, 8, 15, 16])
@@ -152,9 +146,6 @@ def test_both_sides_follow_the_formula_on_the_lattice(bits):
     expected = means + scale * defense.lattice.step * generator @ (levels - dither)
     found = round_trip(defense, update).double().reshape(2, -1)
     assert torch.allclose(found[:, clear], expected[:, clear], rtol=1e-6, atol=1e-5)
-
-
-# parameters
 
 
 @pytest.mark.parametrize(

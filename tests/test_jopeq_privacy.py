@@ -132,9 +132,6 @@ def test_no_two_points_of_the_sphere_are_further_apart_in_l1_than_claimed():
     assert np.abs(2 * third).sum() / b == pytest.approx(sphere_epsilon(2 / b, 12), rel=1e-12)
 
 
-# The noise of the theorems
-
-
 def required(t, epsilon, step):
     """Modulus of the characteristic function required by the paper's Thm III.2: Laplace's over that of the error."""
     return 1 / (1 + (2 * t / epsilon) ** 2) / np.abs(np.sinc(t * step / (2 * np.pi)))

@@ -76,9 +76,6 @@ def test_the_golden_epsilon_of_t_noise():
     assert t_epsilon(0.25, 4, 0.5) == t_epsilon(1.0, 4, 1.0)
 
 
-# One sub-vector of two coordinates
-
-
 def test_the_surrogate_matrix_takes_the_errors_share():
     # golden: step 0.6, error covariance [[0.03, 0.0173205081], [0.0173205081, 0.05]]
     matrix, is_proper = surrogate_covariance(0.5, 4, 0.6)

@@ -31,9 +31,6 @@ def in_lattice(x):
     return torch.linalg.solve(generator, x.double())
 
 
-# golden values: of the formulas of the reference code of JoPEQ, by an independent script
-
-
 @pytest.mark.parametrize("degrees", [2, 1, math.nan])
 def test_a_t_law_without_variance_is_refused(degrees):
     with pytest.raises(ValueError, match="more than 2 degrees of freedom"):

@@ -38,9 +38,6 @@ def rates_of(auc, low):
     return membership.Rates(*(mean(name, [value]) for name, value in values.items()))
 
 
-# leave one out
-
-
 @pytest.mark.parametrize("count", [0, 1, 4, 16, 63, 64])
 def test_neither_a_target_nor_its_complement_is_its_shadow(count):
     runs = noise()
@@ -91,9 +88,6 @@ def test_members_are_those_of_the_targets_own_half(monkeypatch):
         assert members.min() > others.max()
 
 
-# numbers
-
-
 def scored(targets=4, members=300):
     parts = (rng.normal(KEY.child("scores", i), (2, members), dtype=torch.float64).numpy() for i in range(targets))
     return [(1 + inside, outside) for inside, outside in parts]
@@ -133,9 +127,6 @@ def test_the_curve_is_written_at_logarithmically_spaced_rates(tmp_path):
         assert tpr[at] == pytest.approx(len(above) / len(inside), rel=1e-4)
 
 
-# bars
-
-
 @pytest.mark.parametrize(
     ("lira", "rmia", "code"),
     [
@@ -155,9 +146,6 @@ def test_the_bars_are_fixed():
     assert [tuple(bar) for bar in membership.BARS] == [(4, 0.65, 0.07), (63, 0.65, 0.1)]
     assert {bar.shadows for bar in membership.BARS} <= set(membership.SHADOWS)
     assert (membership.POOL, membership.INSIDE) == (1000, 500)
-
-
-# the whole benchmark
 
 
 def test_a_tenth_of_the_labels_is_wrong_in_the_pool_and_in_the_rest():

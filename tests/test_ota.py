@@ -95,13 +95,11 @@ def test_orthogonal_messages_arrive_one_by_one_each_with_receiver_noise_of_its_o
 @pytest.mark.parametrize(
     ("defense", "clients", "variance"),
     [
-        (OTA(**FIRST), 4, 3.2755),  # printed
-        (OTA(clip=2.0, **FIRST), 4, 4 * 3.2755),
+        *((OTA(clip=clip, **FIRST), 4, clip**2 * 3.2755) for clip in (1.0, 2.0)),  # printed
         (OTA(**SECOND), 4, A_ROUND / 16),
         (OTA(gains="0.3"), 1, A_ROUND),
         (OTA(), 50, A_ROUND / 50**2),
-        (OTAOrthogonal(**FIRST), 4, A_ROUND / 4),
-        (OTAOrthogonal(clip=2.0, **FIRST), 4, 4 * A_ROUND / 4),
+        *((OTAOrthogonal(clip=clip, **FIRST), 4, clip**2 * A_ROUND / 4) for clip in (1.0, 2.0)),
         (OTAOrthogonal(gains="0.3"), 1, A_ROUND),
         # receiver noise alone: 1 / (K^2 G) summed over G = 5e-3 and three times 1e-2
         (OTAOrthogonal(gains="0.5,1,1,1", power=0.01), 4, 500 / 16),
@@ -158,6 +156,8 @@ def test_gains_are_public_fixed_and_named_by_their_own_seed(kind):
     assert kind(fading="equal").init(setting).channel.squared_gains == (1.0,) * 6
     assert kind(gains="1, 2e-1,3,4,5,6", fading="equal").init(setting).channel.squared_gains == (1, 0.2, 3, 4, 5, 6)
     assert kind().advance(state, None) is state
+    with pytest.raises(ValueError, match="expected one gain per client, got 4 for 3 clients"):
+        kind(**FIRST).init(setting_of(3))
 
 
 def test_an_infeasible_channel_is_lowered_or_refused():
@@ -168,6 +168,8 @@ def test_an_infeasible_channel_is_lowered_or_refused():
     assert lowered.aligned_power < lowered.channel.received.min()
     assert lowered.epsilon == pytest.approx(1.2, rel=1e-12)
     assert OTA(infeasible="refuse", **SECOND).init(setting) == OTA(**SECOND).init(setting)
+    with pytest.raises(ValueError, match="expected infeasible lower or refuse, got 'ignore'"):
+        OTA(infeasible="ignore")
 
 
 def test_over_the_air_everybody_takes_part():
@@ -195,14 +197,6 @@ def test_over_the_air_everybody_takes_part():
 def test_parameters_out_of_range_are_named(kind, parameters, message):
     with pytest.raises(ValueError, match=message):
         kind(**parameters)
-
-
-@both
-def test_a_federation_that_does_not_fit_is_named(kind):
-    with pytest.raises(ValueError, match="expected one gain per client, got 4 for 3 clients"):
-        kind(**FIRST).init(setting_of(3))
-    with pytest.raises(ValueError, match="expected infeasible lower or refuse, got 'ignore'"):
-        OTA(infeasible="ignore")
 
 
 @both

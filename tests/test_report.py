@@ -6,12 +6,8 @@ import base64
 import dataclasses
 import hashlib
 import itertools
-import os
 import re
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -22,6 +18,7 @@ from leakgauge.reports.sections.tradeoffs import charts
 from leakgauge.reports.select import Analysis
 from tests import report_fixtures as double
 from tests.report_page import SECTIONS, Page, complete, full_source, sections, small, with_ssim
+from tests.test_report_layout import in_another_process
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +39,7 @@ def test_the_page_is_the_same_in_every_process_and_torch_is_never_imported() -> 
         "print([name for name in sys.modules if name.split('.')[0] == 'torch' or name in ('matplotlib.pyplot',"
         " 'leakgauge.attacks', 'leakgauge.defenses', 'leakgauge.harness.study.run')])\n"
     )
-    environment, root = os.environ | {"PYTHONHASHSEED": "7"}, Path(__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, cwd=root, check=True
-    )
-    assert done.stdout.split("\n")[:2] == [hashlib.sha256(full_source().encode()).hexdigest(), "[]"]
+    assert in_another_process(script).split("\n")[:2] == [hashlib.sha256(full_source().encode()).hexdigest(), "[]"]
 
 
 def test_the_page_loads_nothing(page: Page) -> None:
@@ -129,8 +122,7 @@ def test_one_defense_without_any_control_and_no_defense_alone() -> None:
         assert text in page.text
     assert {"claims", "leakage", "results"} <= set(sections(page))
     page = complete(render(double.make_run(small(double.NONE))))
-    for text in ("No defense was measured", "? No verdict"):
-        assert text in page.text
+    assert all(text in page.text for text in ("No defense was measured", "? No verdict"))
 
 
 def test_membership_only_has_no_pictures_and_states_what_is_lacking() -> None:
@@ -138,9 +130,8 @@ def test_membership_only_has_no_pictures_and_states_what_is_lacking() -> None:
     page = complete(render(double.make_run(cells)))
     assert "pictures" not in sections(page)
     assert page.all("img") == []
-    assert "Members identified" in page.text
-    assert "Reconstruction of images was not measured: no such attack ran." in page.text
-    assert "chance" in page.text
+    for text in ("Members identified", "Reconstruction of images was not measured: no such attack ran.", "chance"):
+        assert text in page.text
 
 
 @pytest.mark.parametrize("what", ["failed", "missing"])
@@ -166,8 +157,7 @@ def test_a_run_without_cells_or_without_trainings() -> None:
 
 def test_a_number_that_means_nothing_is_na_with_its_reason() -> None:
     page = complete(render(double.make_run(small(), make=with_ssim(lambda cell: [None] * 6))))
-    assert "n/a" in page.text
-    assert "no item finished" in page.text
+    assert all(text in page.text for text in ("n/a", "no item finished"))
 
 
 def test_an_attack_that_the_run_does_not_describe_is_taken_for_a_reconstruction() -> None:

@@ -53,9 +53,6 @@ def badges(row: ClaimRow) -> list[list[str]]:
     return [[state.badge.words for state in line.states] for line in row.lines]
 
 
-# the table
-
-
 def test_a_bound_stands_with_its_confidence_its_trials_its_adversary_and_its_federation(
     rows: dict[str, ClaimRow],
 ) -> None:
@@ -147,9 +144,6 @@ def test_audits_of_different_units_are_not_merged() -> None:
     assert len(row.audits) == 2
 
 
-# the page
-
-
 def test_a_bound_above_the_proof_is_on_the_page() -> None:
     found = with_audits(double.audited_run(), lambda audit, _: dataclasses.replace(audit, contradicts=True))
     text = complete(render(found)).text
@@ -193,9 +187,6 @@ def test_the_top_of_the_page_names_the_claims_that_an_audit_broke(run: Run) -> N
         "audited ≥ 2.834 per message, δ = 0 (95 %, n = 1000, server) where 2 is claimed (3 clients, d = 36)"
     )
     assert any("in a small federation of its own" in text for text in limits(analysis))
-
-
-# the download, the terminal
 
 
 def test_the_download_has_the_audit_with_its_own_claim_and_federation(run: Run) -> None:

@@ -14,15 +14,13 @@ from leakgauge.harness.gate.judge import Check, Outcome, Rules, Verdict, judge
 from leakgauge.harness.gate.measure import Measure, Measured, measured
 from leakgauge.reports.html import _environment
 from leakgauge.reports.sections.changes import MOST, WIDTH, Changes, changes, moved
+from tests import gate_case
 from tests import report_fixtures as double
 from tests.report_page import Page, complete
 
 
 def check(verdict: Verdict = Verdict.FAIL, at: int = 0, **changed: object) -> Check:
-    fields: dict[str, object] = {"key": f"gaussian/map/server/ssim/{at:06x}", "name": f"gaussian under map {at}: ssim"}
-    fields |= {"metric": "ssim", "aware": True, "verdict": verdict, "before": 0.148, "now": 0.213, "rise": 0.065}
-    fields |= {"low": 0.047, "high": 0.083, "p": 0.0004, "n": 16, "smallest": 0.021, "images": ()}
-    return Check(**(fields | {"reason": f"Reason {at}."} | changed))  # type: ignore[arg-type]
+    return gate_case.check(verdict, at, **({"reason": f"Reason {at}."} | changed))
 
 
 GAUSSIAN, MAP = PartSpec("gaussian", {"epsilon": 1.0}), PartSpec("map", {"tv": 5.0})
@@ -33,15 +31,12 @@ def still(at: int = 0) -> Check:
 
 
 def measure(key: str, **changed: object) -> Measure:
-    values = (0.2,) * 6
-    place = ("server", "probe, round 0", "photos")
-    made = Measure(key, "ssim", GAUSSIAN, MAP, *place, True, "", 0.2, None, None, values)
-    return dataclasses.replace(made, **changed)  # type: ignore[arg-type]
+    case = {"key": key, "defense": GAUSSIAN, "attack": MAP, "target": "probe, round 0", "aware": True}
+    return gate_case.measure(**(case | changed))
 
 
 def run_of(*measures: Measure, **changed: object) -> Measured:
-    made = Measured("smoke", "hash", {}, "c" * 40, False, {}, "Linux", measures)
-    return dataclasses.replace(made, **changed)  # type: ignore[arg-type]
+    return gate_case.measured(*measures, **({"commit": "c" * 40} | changed))
 
 
 NOW = run_of(measure("gaussian/map/server/ssim/000000"))
@@ -181,15 +176,14 @@ def test_problems_and_warnings_stand_above_the_table() -> None:
     text = page_of(build([check()], warnings=("another machine",))).text
     assert text.index("another machine") < text.index("Checks with a clear change")
     page = page_of(build([], problems=("other study",)))
-    assert "Not comparable: nothing was checked" in page.text
-    assert "other study" in page.text
+    assert all(text in page.text for text in ("Not comparable: nothing was checked", "other study"))
     assert page.all("table") == []
 
 
 def test_without_a_clear_change_there_is_no_table() -> None:
     page = page_of(build([still(1), still(2)]))
-    assert "✓ No increase detected in 2 checks" in page.text
-    assert "2 of 2 checks without a clear change." in page.text
+    for text in ("✓ No increase detected in 2 checks", "2 of 2 checks without a clear change."):
+        assert text in page.text
     assert page.all("table") == []
 
 

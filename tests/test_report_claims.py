@@ -148,12 +148,9 @@ def test_two_proofs_of_different_deltas_are_not_merged_over_the_seeds() -> None:
 
 
 def test_a_study_of_one_round_has_one_line() -> None:
-    def first(claim: ClaimRecord, _: int) -> ClaimRecord:
-        return double.claim_of(double.GAUSSIAN[1], "one round")
-
     cells = double.grid([double.GAUSSIAN[1]], [(double.MATCHING, double.PROBE, "server")], (0, 1),
                         federation=FederationSpec(clients=3, rounds=1))  # fmt: skip
-    (row,) = claims(Analysis(changed(cells, first))).rows
+    (row,) = claims(Analysis(changed(cells, lambda *_: double.claim_of(double.GAUSSIAN[1], "one round")))).rows
     assert [line.horizon for line in row.lines] == ["one round"]
 
 
@@ -192,8 +189,7 @@ def test_two_epsilons_that_round_to_the_same_have_more_digits_if_the_claim_is_br
     def closely(claim: ClaimRecord, _: int) -> ClaimRecord:
         return dataclasses.replace(with_proved(claim, epsilon=4.0004), epsilon=4.0, verdict="BROKEN")
 
-    made = changed(small(double.GAUSSIAN[1]), closely)
-    line = first_line(made)
+    line = first_line(changed(small(double.GAUSSIAN[1]), closely))
     assert (line.claimed.epsilon, line.proved.epsilon) == ("4", "4.0004")
 
 
@@ -329,11 +325,9 @@ def test_the_terminal_table_has_claimed_and_proved_epsilon_and_the_verdict() -> 
 
 def test_the_short_form_names_the_whole_run_where_it_comes_out_otherwise() -> None:
     one, whole = double.claim_of(SAMPLED, "one round"), double.claim_of(SAMPLED, "whole run")
-    assert brief([one], [whole]) == (
-        "2 per client\none round, δ 1e−5\nproved 2: HOLDS\nwhole run: UNPROVED",
-        "UNPROVED",
-    )
-    assert brief([one], [one]) == ("2 per client\none round, δ 1e−5\nproved 2: HOLDS", "HOLDS")
+    text = "2 per client\none round, δ 1e−5\nproved 2: HOLDS"
+    assert brief([one], [whole]) == (f"{text}\nwhole run: UNPROVED", "UNPROVED")
+    assert brief([one], [one]) == (text, "HOLDS")
     none = double.claim_of(double.NONE, "one round")
     assert brief([none], [none]) == ("∞: nothing\npromised", "NOTHING PROMISED")
     assert brief([], []) == ("n/a", "")

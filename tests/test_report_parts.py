@@ -111,10 +111,8 @@ def rows_of(cells: tuple[Cell, ...], **changes: object) -> dict[str, tuple[Entry
 
 def test_a_study_without_a_defense_has_its_ceiling_above_its_floor() -> None:
     rows = rows_of(small(double.NONE))
-    assert [(name, entry.value, entry.word) for name, (entry,) in rows.items()] == [
-        ("no defense", "0.925", ""),
-        ("floor", "0.147", "prior"),
-    ]
+    found = [(name, entry.value, entry.word) for name, (entry,) in rows.items()]
+    assert found == [("no defense", "0.925", ""), ("floor", "0.147", "prior")]
 
 
 @pytest.mark.parametrize(
@@ -151,8 +149,7 @@ def test_the_strongest_of_each_kind_is_marked_and_of_equals_each() -> None:
 
 
 def test_charts_of_one_point_are_not_drawn() -> None:
-    cells = small(double.NONE, double.GAUSSIAN[0])
-    analysis = Analysis(double.make_run(cells))
+    analysis = Analysis(double.make_run(small(double.NONE, double.GAUSSIAN[0])))
     titles = [chart.title for chart in charts(analysis, next(iter(analysis.settings)))]
     assert titles == ["Test accuracy over the rounds", "Test loss over the rounds"]
 
@@ -166,15 +163,14 @@ def a_chart(**changes: object) -> figures.Chart:
 @pytest.mark.parametrize("log", [True, False])
 def test_a_chart_has_no_inline_style_and_a_tooltip_for_each_marker(log: bool) -> None:
     drawn = figures.svg(a_chart(log_x=log, lines=((0.5, "limit"),), x_label="数据 $x_1$ 🙂"), prefix="p-")
-    assert "style" not in drawn
+    assert not re.search("style|http", drawn)
     assert "数据" in drawn  # a name without a glyph does not stop a chart
-    assert "http" not in drawn
     assert drawn.count("<title>one &amp; only: ") == 2
     assert 'class="k-s1"' in drawn
     assert not re.findall(r'(?:fill|stroke)="#0000', drawn)
     assert 'role="img" aria-label="A title. C. B.' in drawn
-    assert all(name.startswith("p-") for name in re.findall(r' id="([^"]+)"', drawn))
     ids = set(re.findall(r' id="([^"]+)"', drawn))
+    assert all(name.startswith("p-") for name in ids)
     assert set(re.findall(r'href="#([^"]+)"', drawn)) | set(re.findall(r"url\(#([^)]+)\)", drawn)) <= ids
 
 
@@ -195,8 +191,7 @@ def test_the_table_and_its_download_hold_every_cell_without_a_script() -> None:
     shown = [attributes for attributes in page.all("tr") if "data-status" in attributes]
     assert len(shown) == len(RUN.cells)
     assert not any("hidden" in attributes for attributes in shown)
-    assert "RuntimeError: out of memory" in page.text
-    assert "few-images" in page.text
+    assert all(text in page.text for text in ("RuntimeError: out of memory", "few-images"))
     link = next(a for a in page.all("a") if "download" in a)
     text = base64.b64decode(link["href"].split(",", 1)[1]).decode()
     assert text == to_csv(Analysis(RUN))

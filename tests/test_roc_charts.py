@@ -31,14 +31,6 @@ def drawn(key: int, members: int, outside: int, apart: float = 1.0, scale: float
     return Scores(scale * (apart + draws.standard_normal(members)), scale * draws.standard_normal(outside))
 
 
-def scored(run: Run, scores: dict[tuple[str, int], Scores | None]) -> Run:
-    """The run with these scores, by attack and seed."""
-    by_id = {cell.id: cell for cell in run.cells}
-    return dataclasses.replace(
-        run, scores=lambda identity: scores[by_id[identity].attack.name, by_id[identity].training.seed]
-    )
-
-
 def membership(seeds: tuple[int, ...] = (0,), target: Target = MEMBERS) -> tuple[Cell, ...]:
     return small(double.NONE, double.GAUSSIAN[0], attacks=[(double.THRESHOLD, target, "public")], seeds=seeds)
 
@@ -47,6 +39,13 @@ def only_chart(run: Run) -> figures.Chart:
     analysis = Analysis(run)
     (chart,) = roc_charts(analysis, next(iter(analysis.settings)))
     return chart
+
+
+def chart_of(*scores: Scores) -> figures.Chart:
+    """The chart of a run whose trainings have these scores, by seed."""
+    run = double.make_run(membership(tuple(range(len(scores)))))
+    found = {cell.id: scores[cell.training.seed] for cell in run.cells}
+    return only_chart(dataclasses.replace(run, scores=found.__getitem__))
 
 
 def height(trace: tuple[tuple[float, float], ...], x: float) -> float:
@@ -112,8 +111,7 @@ def test_a_line_of_ten_thousand_records_has_few_corners_and_none_left_out_is_see
 
 
 def test_markers_are_on_the_line_and_their_intervals_are_of_the_members() -> None:
-    run = scored(double.make_run(membership()), {("threshold", 0): drawn(6, 2_000, 5_000, 1.5)})
-    chart = only_chart(run)
+    chart = chart_of(drawn(6, 2_000, 5_000, 1.5))
     undefended = chart.series[0]
     assert (undefended.label, undefended.look) == ("no defense", -1)
     assert [point.x for point in undefended.points] == [0.001, 0.01]
@@ -126,8 +124,7 @@ def test_markers_are_on_the_line_and_their_intervals_are_of_the_members() -> Non
 
 
 def test_with_few_non_members_there_is_no_marker_and_the_table_says_why() -> None:
-    run = scored(double.make_run(membership()), {("threshold", 0): drawn(7, 200, 60)})
-    chart = only_chart(run)
+    chart = chart_of(drawn(7, 200, 60))
     assert all(series.points == () for series in chart.series)
     assert all(row[-1] == "n/a: 0.1 % of 60 non-members is less than one record" for row in chart.rows)
     assert "No marker at 1 % and 0.1 %: too few non-members." in chart.caption
@@ -135,14 +132,11 @@ def test_with_few_non_members_there_is_no_marker_and_the_table_says_why() -> Non
 
 
 def test_over_several_seeds_the_table_has_a_row_for_all_and_one_for_each() -> None:
-    scores = {("threshold", seed): drawn(8 + seed, 200, 1_000) for seed in (0, 1)}
-    chart = only_chart(scored(double.make_run(membership((0, 1))), scores))
-    assert [row[2:5] for row in chart.rows[:3]] == [
-        ("all 2", "400", "2000"),
-        ("0", "200", "1000"),
-        ("1", "200", "1000"),
-    ]
-    aucs = [stats.auc(one.members, one.outside) for one in scores.values()]
+    scores = [drawn(8 + seed, 200, 1_000) for seed in (0, 1)]
+    chart = chart_of(*scores)
+    counts = [row[2:5] for row in chart.rows[:3]]
+    assert counts == [("all 2", "400", "2000"), ("0", "200", "1000"), ("1", "200", "1000")]
+    aucs = [stats.auc(one.members, one.outside) for one in scores]
     assert [row[5][:5] for row in chart.rows[:3]] == [
         f"{value:.3f}" for value in (np.mean([a.value for a in aucs]), *(a.value for a in aucs))
     ]
@@ -179,8 +173,7 @@ def test_each_target_has_a_chart_of_its_own_with_the_strongest_attack() -> None:
 
 
 def test_a_marker_below_the_axis_is_drawn_at_its_edge_with_its_true_value_in_words() -> None:
-    scores = Scores(np.zeros(300), np.linspace(1.0, 2.0, 200))
-    chart = only_chart(scored(double.make_run(membership()), {("threshold", 0): scores}))
+    chart = chart_of(Scores(np.zeros(300), np.linspace(1.0, 2.0, 200)))
     assert "A marker at the lower edge stands for a value below it." in chart.caption
     drawing = figures.svg(chart, prefix="p-")
     assert "true-positive rate (log scale) 0</title>" in drawing
@@ -188,8 +181,7 @@ def test_a_marker_below_the_axis_is_drawn_at_its_edge_with_its_true_value_in_wor
 
 
 def test_log_log_axes_have_the_random_line_and_decades() -> None:
-    scores = drawn(11, 2_000, 10_000)
-    chart = only_chart(scored(double.make_run(membership()), {("threshold", 0): scores}))
+    chart = chart_of(drawn(11, 2_000, 10_000))
     drawing = figures.svg(chart, prefix="p-")
     assert [drawing.count(f">{tick}</text>") for tick in ("0.001", "0.01", "0.1", "1")] == [2] * 4
     assert ">chance</text>" in drawing

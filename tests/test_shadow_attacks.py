@@ -165,9 +165,6 @@ def test_a_round_whose_model_diverged_is_left_out(broken):
     assert torch.equal(plain, left)
 
 
-# the shadows
-
-
 def test_a_pool_holds_all_candidates_and_half_of_it_is_as_large_as_the_federation():
     seen = with_few()
     made = shadow(seen, KEY, runs=4, online=True, simulate=False)
@@ -236,9 +233,6 @@ def test_outputs_are_those_of_each_model_on_each_record():
     found = outputs(TASK, models, x)
     assert found.shape == (3, 1100, 10)
     assert torch.allclose(found[2, 1050:], TASK.outputs(models[2], x[1050:]), atol=1e-5)
-
-
-# parameters and threat models
 
 
 @every

@@ -120,9 +120,10 @@ def median(name: str, values: Sequence[float | None], *, note: str = "", level: 
 
 
 def of_items(name: str, values: Sequence[float | None], *, level: float = 0.95) -> Estimate:
-    """The mean of items: with Clopper-Pearson's interval where all are 0 or 1, else Student's."""
+    """The mean of items: with Clopper-Pearson's interval for a share of items that are 0 or 1, else Student's."""
     known = _present(values)
-    if len(known) and bool(np.isin(known, (0.0, 1.0)).all()):
+    is_share = metric(name).interval == "Clopper-Pearson"
+    if is_share and len(known) and bool(np.isin(known, (0.0, 1.0)).all()):
         return proportion(name, round(float(known.sum())), len(known), values=values, level=level)
     return mean(name, values, level=level)
 

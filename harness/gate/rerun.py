@@ -34,11 +34,11 @@ _SCRIPT = """
 import json, sys
 from pathlib import Path
 from pydantic import TypeAdapter
-try:
+if Path("leakgauge").is_dir():
     from leakgauge.harness.core.cell import Cell
     from leakgauge.harness.study.run import run_study
     from leakgauge.harness.study.study import Study
-except ModuleNotFoundError:  # a commit from before the packages had one name
+else:  # a commit from before the one import name; an installed leakgauge is another version
     from harness.cell import Cell
     from harness.run import run_study
     from harness.study import Study
