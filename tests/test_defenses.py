@@ -9,10 +9,14 @@ from scipy import stats
 
 from leakgauge.defenses._common.clip import clip_coordinates, clip_l2
 from leakgauge.defenses._common.plain import Plain
+from leakgauge.defenses.dp_fedavg import DPFedAvg
 from leakgauge.defenses.dp_sgd import DPSGD
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.laplace import Laplace
 from leakgauge.defenses.none import NoDefense
+from leakgauge.defenses.piecewise import Piecewise
+from leakgauge.defenses.top_k import TopK
+from leakgauge.defenses.vqsgd import VQSGD
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Horizon, Verdict, judge, nothing_promised
 from leakgauge.harness.core.contract import Link, Links, MessageError, Sender, Setting
@@ -279,6 +283,16 @@ def test_laplace_claims_a_coordinate_and_rounds_add_up():
         (DPSGD, {"delta": 0.0}, "expected 0 < delta < 1"),
         (Laplace, {"noise_std": math.nan}, "expected noise_std > 0"),
         (Laplace, {"epsilon": 1.0, "noise_std": 1.0}, "expected epsilon or noise_std, got both"),
+        (Piecewise, {"epsilon": 0.0}, "expected epsilon > 0, got epsilon=0.0"),
+        (Piecewise, {"clip": math.inf}, "expected clip > 0"),
+        (VQSGD, {"repeats": 0}, "expected repeats > 0, got repeats=0"),
+        (VQSGD, {"epsilon": math.nan}, "expected epsilon > 0"),
+        (VQSGD, {"clip": -1.0}, "expected clip > 0"),
+        (TopK, {"fraction": 0.0}, "expected 0 < fraction <= 1, got fraction=0.0"),
+        (TopK, {"fraction": 1.5}, "expected 0 < fraction <= 1"),
+        (DPFedAvg, {"epsilon": 1.0, "noise_std": 1.0}, "expected epsilon or noise_std, got both"),
+        (DPFedAvg, {"delta": 0.0}, "expected 0 < delta < 1"),
+        (DPFedAvg, {"clip": 0.0}, "expected clip > 0"),
     ],
 )
 def test_parameters_out_of_range_are_named(kind, parameters, message):

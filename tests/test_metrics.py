@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from leakgauge.harness.core import metrics
-from leakgauge.harness.core.metrics import METRICS, GateTest, Metric, gated, headline, metric
+from leakgauge.harness.core.metrics import METRICS, GateTest, Metric, headline, metric
 from leakgauge.harness.core.result import Estimate
-from leakgauge.harness.core.stats import of_items
+from leakgauge.harness.core.stats import cut, of_items
 from leakgauge.harness.gate.baseline import Baseline
 from leakgauge.harness.gate.judge import Rules, Verdict, judge
 from leakgauge.harness.gate.measure import measured
@@ -79,14 +79,22 @@ def test_each_kind_of_attack_has_one_headline_metric(kind):
     assert [one.name for one in METRICS.values() if one.headline and one.kind == kind] == [headline(kind)]
 
 
-def test_the_gate_judges_rates_by_one_curve():
-    assert len(gated(GateTest.DELONG)) == 1
-    assert all(one.false_positives for one in gated(GateTest.RATE))
-
-
 def test_an_interval_is_cut_to_the_range_of_its_metric():
-    from leakgauge.harness.core.stats import cut
-
     found = cut(Estimate("ssim", 0.9, 0.7, 1.2, 3, ""))
     assert (found.low, found.high) == (0.7, 1.0)
     assert cut(Estimate("psnr", 90.0, -5.0, 120.0, 3, "")).high == 120.0
+
+
+def test_a_task_without_accuracy_has_no_measure_of_it():
+    run = double.make_run(double.grid([double.NONE, double.GAUSSIAN[0]], [(double.MATCHING, double.PROBE, "server")]))
+    metrics = [one.metric for one in measured(run).measures]
+    assert metrics.count("accuracy") == 2
+    without = {
+        key: dataclasses.replace(
+            record, evaluations=tuple(dataclasses.replace(one, accuracy=None) for one in record.evaluations)
+        )
+        for key, record in run.trainings.items()
+    }
+    found = measured(dataclasses.replace(run, trainings=without)).measures
+    assert [one.metric for one in found] == [name for name in metrics if name != "accuracy"]
+    assert not [one.problem for one in found if one.problem]
