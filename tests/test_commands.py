@@ -49,10 +49,9 @@ LONG = ("adaptive", "rounds", "sums", "local-steps", "trained-models")
 def commands(page):
     """The commands of a page: those in shell blocks, and those in indented lines."""
     text = page.read_text("utf-8")
-    shell = [line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    shell = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).splitlines()
     indented = re.findall(r"^    ((?:leakgauge|python) .*)$", text, re.MULTILINE)
-    lines = [shlex.split(line, comments=True) for line in (*shell, *indented)]
-    return [words for words in lines if words]
+    return [words for line in (*shell, *indented) if (words := shlex.split(line, comments=True))]
 
 
 def is_long(words):
