@@ -4,6 +4,8 @@ VENV ?= .venv
 OUT ?= runs/demo
 GATE ?= runs/smoke
 export OMP_NUM_THREADS = 1
+# Without compiled files each process of the tests compiles everything again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo gate browser test lint slow benchmarks clean
 

@@ -6,8 +6,13 @@ Unless stated otherwise, a printed value is exact to `digit`, half a unit of its
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import mpmath
+from scipy import stats
+
+ALPHA = 1e-6
+"""Level of a statistical test: a correct program fails one test in a million."""
 
 # UDP (Wei et al. 2021) at q = 1, delta = 1e-3: claimed epsilon, mu, true epsilon, digit of the true epsilon.
 # mu has three decimals below 10 and two above. Our notes print mu = 3.229 for 12: it is 3.22848, rounded twice.
@@ -105,3 +110,8 @@ def exact_delta(mu: float, epsilon: float) -> mpmath.mpf:
     with mpmath.workdps(400):
         m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
         return mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
+
+
+def follows(draws: Any, law: Any) -> bool:
+    """Whether thousands of draws follow a law (cdf or name), by Kolmogorov-Smirnov with the asymptotic p-value."""
+    return bool(stats.kstest(draws, law, method="asymp").pvalue > ALPHA)

@@ -52,6 +52,7 @@ def test_an_honest_mechanism_is_bounded_from_below_and_not_refuted(defense):
     assert not contradicts(claim, found)
 
 
+@pytest.mark.slow
 def test_the_t_mechanism_on_the_lattice_leaks_more_than_it_claims():
     found = audit("jopeq-t", {}, {}, None, trials=1000, seed=0)
     assert found["claimed"]["epsilon"] == 2.0

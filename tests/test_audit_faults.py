@@ -254,7 +254,17 @@ def honest(promised, trials, dim, proof):
     return audited(Seeded(Faulty(promised, promised), trials, dim, proof))
 
 
-@pytest.mark.parametrize(("fault", "name"), [(fault, name) for fault, table in FAULTS.items() for name in table])
+SLOW = {"jopeq-t", "sqsgd", "vqsgd", "t-noise", "cepam-clip, averages"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [
+        pytest.param(fault, name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for fault, table in FAULTS.items()
+        for name in table
+    ],
+)
 def test_a_fault_is_above_what_is_proved_and_without_it_nothing_is(fault, name):
     seeded = FAULTS[fault][name]
     claim, found = audited(seeded)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,17 +82,17 @@ def whole(whole_tab: Visit) -> Iterator[Visit]:
     whole_tab.check()
 
 
-def test_axe_core_objects_to_nothing_at_any_width_in_either_theme(whole: Visit) -> None:
+def test_axe_core_objects_to_nothing_at_any_width_nor_in_either_theme(whole: Visit) -> None:
     axe, found = whole.axe(), dict[tuple[int, str], list[str]]()
     whole.open_details()
     for width in WIDTHS:
         whole.resize(width)
         found[width, "without contrast"] = axe(False)
     whole.keep_text()
-    for width, (theme, color) in itertools.product(WIDTHS, THEMES.items()):
-        whole.resize(width)
+    whole.resize(min(WIDTHS))
+    for theme, color in THEMES.items():
         assert whole.color(theme) == color
-        found[width, theme] = axe(True)
+        found[min(WIDTHS), theme] = axe(True)
     assert {state: objections for state, objections in found.items() if objections} == {}
 
 

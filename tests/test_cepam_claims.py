@@ -28,8 +28,8 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.learn.batch import LocalPlan, plan_batches
+from tests.oracles import ALPHA
 
-ALPHA = 1e-6
 """False-alarm rate of every statistical test in this file."""
 
 # CEPAM's experiment

@@ -22,13 +22,13 @@ from leakgauge.harness.gate import rules as tests
 from leakgauge.harness.gate.judge import Rules, Verdict, judge
 from leakgauge.harness.gate.measure import placements
 from tests.gate_case import measure, measured
+from tests.oracles import ALPHA
 
 ROOT = Key(20261121, ("test_gate_calibration",))
 RULES = Rules()
 RUNS, CHECKS = 1000, 50
 SEEDS = 0.012
 DESIGN = 0.05 * math.sqrt(0.2)
-ALPHA = 1e-6
 
 
 @cache

@@ -151,6 +151,7 @@ def test_a_share_counts_every_label_once():
     assert found.floor == sum(len(set(row) & frequent) for row in labels.tolist())
 
 
+@pytest.mark.slow
 def test_every_part_runs_and_sets_its_bars(monkeypatch, capsys):
     monkeypatch.setattr(inversion, "REPEATS", 1)
     bars = inversion.reconstructions(1, 8, outer=1, evaluations=4)

@@ -48,7 +48,11 @@ def observation(defense, x, task=LENET):
 
 def mse(attack, seen, x):
     """[n], of each victim."""
-    guesses = attack.run(seen, Key(5)).guesses
+    return errors(attack.run(seen, Key(5)).guesses, x)
+
+
+def errors(guesses, x):
+    """[n] mean squared error of each guess."""
     return torch.stack([(guess.x[0] - image).square().mean() for guess, image in zip(guesses, x, strict=True)])
 
 
@@ -80,10 +84,9 @@ def test_the_prior_alone_does_not_explain_the_gain():
 def test_behind_kinks_a_search_by_direction_comes_first(name):
     task, x = ModelTask(build(name, (1, 16, 16), 10)), smooth_images()
     seen = observation(NoDefense(), x, task)
-    cold, warm = (MAP(evaluations=300, warm=evaluations) for evaluations in (0, 300))
-    assert mse(warm, seen, x).mean() < mse(cold, seen, x).mean() / 2
-    evaluations = [guess.evaluations for guess in warm.run(seen, Key(5)).guesses]
-    assert all(300 < used <= 600 for used in evaluations)
+    cold, warm = (MAP(evaluations=300, warm=evaluations).run(seen, Key(5)).guesses for evaluations in (0, 300))
+    assert errors(warm, x).mean() < errors(cold, x).mean() / 2
+    assert all(300 < guess.evaluations <= 600 for guess in warm)
 
 
 @pytest.mark.parametrize("defense", [NoDefense(), DPFedAvg(clip=0.5, noise_std=1.0)], ids=["none", "dp-fedavg"])

@@ -13,8 +13,8 @@ from leakgauge.harness.core.claim import Verdict, judge
 from leakgauge.harness.core.contract import Link, Links, Sender, Setting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
+from tests.oracles import ALPHA
 
-ALPHA = 1e-6
 WHO = Sender(0, 8)
 
 

@@ -11,8 +11,7 @@ from leakgauge.defenses import _mvu
 from leakgauge.defenses._mvu import Design, design, exact_epsilon, sample
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
-
-ALPHA = 1e-6
+from tests.oracles import ALPHA
 
 SMALL = [
     *((epsilon, 1, 1) for epsilon in (0.01, 1.0, 24.0)),

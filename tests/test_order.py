@@ -27,6 +27,7 @@ def stepped():
     return case, dataclasses.replace(seen, messages=(message,), setting=setting)
 
 
+@pytest.mark.slow
 def test_further_starts_find_the_order_of_the_labels():
     case, seen = stepped()
     attack = MAP(tv=0.0, objective="l2", naive_std=1e-3, labels="given", evaluations=400)

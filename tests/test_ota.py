@@ -14,6 +14,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.codec import pack_float64, unpack_float64
 from leakgauge.harness.core.contract import Link, Links, MessageError, Sender
 from leakgauge.harness.core.rng import Key
+from tests.oracles import follows
 from tests.ota_case import (
     A_ROUND,
     CHANNEL,
@@ -30,7 +31,6 @@ from tests.ota_case import (
     updates_of,
 )
 
-ALPHA = 1e-6
 """False-alarm rate of every statistical test in this file."""
 
 
@@ -86,7 +86,7 @@ def test_orthogonal_messages_arrive_one_by_one_each_with_receiver_noise_of_its_o
     heard = torch.stack([unpack_float64(wire, d) for wire in received])
     # 20,000 squares each: 12 % off is 12 standard errors
     for row in heard:
-        assert stats.kstest(row.numpy(), stats.norm.cdf).pvalue > ALPHA
+        assert follows(row.numpy(), stats.norm.cdf)
     assert np.abs(np.corrcoef(heard.numpy()) - np.eye(4)).max() < 5.5 / d**0.5
     alone = defense.transmit(state, [pack_float64(torch.zeros(d))], Links(setting, [Sender(2, 5)], None), CHANNEL)
     assert alone == [received[2]]
@@ -117,8 +117,8 @@ def test_the_error_of_the_mean_has_exactly_the_stated_law(defense, clients, vari
     mean = decode(defense, setting, receive(defense, setting, updates))
     error = (mean.double() - kept.mean(0)).numpy()
     law = stats.norm(scale=math.sqrt(variance))
-    assert stats.kstest(error, law.cdf).pvalue > ALPHA
-    assert stats.kstest(1.06 * error, law.cdf).pvalue < ALPHA
+    assert follows(error, law.cdf)
+    assert not follows(1.06 * error, law.cdf)
     assert abs(stats.pearsonr(error[1:], error[:-1]).statistic) < 5 / d**0.5
 
 

@@ -21,9 +21,9 @@ from leakgauge.harness.federation.observe import Scene, observe
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
 from tests.doubles import random_examples, small_task
+from tests.oracles import ALPHA
 from tests.ota_case import FIRST, both
 
-ALPHA = 1e-6
 """False-alarm rate of every statistical test in this file."""
 
 TASK = small_task()

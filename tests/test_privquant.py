@@ -18,8 +18,8 @@ from leakgauge.defenses import _privquant
 from leakgauge.defenses._privquant import PrivQuant, choose, levels_to_values, round_levels
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
+from tests.oracles import ALPHA
 
-ALPHA = 1e-6
 """False-alarm rate of every statistical test in this file."""
 PQ = PrivQuant(4, 3, 3, 1.0)
 

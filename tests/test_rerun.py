@@ -43,6 +43,7 @@ def outcome_of(folder, verdict):
     return dataclasses.replace(found, checks=tuple(checks))
 
 
+@pytest.mark.slow
 def test_inconclusive_checks_are_decided_on_twice_as_many_fresh_images(folder):
     bench = rerun.Bench(folder, workers=0)
     before = outcome_of(folder, Verdict.INCONCLUSIVE)

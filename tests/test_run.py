@@ -217,6 +217,7 @@ def test_an_unknown_device_is_one_line(tmp_path):
         run_study(study(), tmp_path, device="tpu")
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_exit_code_130_and_keeps_finished_results(tmp_path):
     words = [sys.executable, "-m", "leakgauge", "run", "smoke", "--workers", "1", "--out", str(tmp_path)]
     process = subprocess.Popen(words, start_new_session=True, stderr=subprocess.PIPE, text=True)

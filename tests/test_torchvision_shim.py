@@ -27,6 +27,7 @@ def test_the_operators_have_the_schema_of_torchvision(name):
     assert schema == f"torchvision::{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
+@pytest.mark.slow
 def test_if_a_plain_import_works_nothing_is_declared():
     torchvision()
     if not torchvision_shim._declared:

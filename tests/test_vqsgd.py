@@ -15,8 +15,7 @@ from leakgauge.harness.core.codec import pack_levels
 from leakgauge.harness.core.contract import MessageError
 from leakgauge.harness.core.rng import Key
 from tests.baselines_case import LENET, encode, estimate, score, setting_of
-
-ALPHA = 1e-6
+from tests.oracles import ALPHA
 
 
 def chances(defense, v):

@@ -98,10 +98,10 @@ def received_gradients(seen: Observation) -> Tensor:
 
     Source: Geiping et al. 2020, sec. 6 attacks updates by unrolling the steps; this is its first approximation.
     """
-    return told_gradients(seen, seen.sightings[0])
+    return gradients_of_round(seen, seen.sightings[0])
 
 
-def told_gradients(seen: Observation, sighting: Sighting) -> Tensor:
+def gradients_of_round(seen: Observation, sighting: Sighting) -> Tensor:
     """`received_gradients` of any round."""
     if not seen.task.softmax:
         raise ValueError("expected a softmax cross-entropy loss for gradient matching, got another")
@@ -160,11 +160,11 @@ def _of_round(
         if aware:
             misfit = _OfGradients(unlikely, factor)
         else:
-            misfit = SquaredDistance(told_gradients(seen, sighting).to(params.dtype), explains.scale)
+            misfit = SquaredDistance(gradients_of_round(seen, sighting).to(params.dtype), explains.scale)
         return evaluator(task, params, misfit, images=message.images, labels=labels), misfit(zero, each)
     misfit = unlikely
     if not aware:
-        misfit = _Distance(told_gradients(seen, sighting) * factor[:, None], factor, explains.scale)
+        misfit = _Distance(gradients_of_round(seen, sighting) * factor[:, None], factor, explains.scale)
     function = update_evaluator(task, params, misfit, local, images=message.images, users=message.users, labels=labels)
     if message.users > 1:
         zero = zero[:, None].expand(-1, message.users, -1)

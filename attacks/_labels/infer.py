@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from leakgauge.attacks._engine.objective import Kind, told_gradients
+from leakgauge.attacks._engine.objective import Kind, gradients_of_round
 from leakgauge.attacks._labels.evidence import expected_share, label_chances
 from leakgauge.attacks._labels.last_layer import SURE, LastLayer, last_layer, mean_input, noise_of, rows_of
 from leakgauge.attacks._labels.posterior import joined, most_expected, prior
@@ -85,7 +85,7 @@ def labels_over_rounds(seen: Observation, source: LabelSource, key: Key) -> tupl
     images = [message.images for message in seen.sightings[0].messages]
     rounds = []
     for number, sighting in enumerate(seen.sightings):
-        received = told_gradients(seen, sighting)
+        received = gradients_of_round(seen, sighting)
         rounds.append(_chances(seen.task, sighting.model.params, received, images, key.child(number), seen.auxiliary))
     if len(rounds) == 1:
         return tuple(map(most_expected, rounds[0]))

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from leakgauge.attacks._engine.matching import gradients
-from leakgauge.attacks._engine.objective import told_gradients
+from leakgauge.attacks._engine.objective import gradients_of_round
 from leakgauge.attacks._members.scores import finite
 from leakgauge.harness.core.contract import Attack, Membership, Message, Observation, Setting, Sighting, links_of
 from leakgauge.harness.core.rng import Key
@@ -190,7 +190,7 @@ def _read_round(seen: Observation, sighting: Sighting, sent: bool, together: boo
     """One round; the candidates' gradients are computed in chunks and not kept."""
     assert seen.candidates is not None
     messages, params = sighting.messages, sighting.model.params
-    received = _finite_rows(told_gradients(seen, sighting).to(params.dtype))
+    received = _finite_rows(gradients_of_round(seen, sighting).to(params.dtype))
     known = _sent_coordinates(seen, sighting, received) if sent else None
     weight = torch.tensor([_weight(seen.setting, message) for message in messages], dtype=torch.float64)
     chance = torch.tensor([_chance(message) for message in messages], dtype=torch.float64)

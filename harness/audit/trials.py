@@ -122,22 +122,25 @@ class Mechanism:
         ratios = torch.zeros(trials, dtype=torch.float64) if self.sees_messages and only in (None, "ratios") else None
         estimates = torch.zeros(trials, self.setting.dim)
         memories = [self.defense.remember(self.setting) for _ in range(trials)]
-        first: list[Exchange] = []
+        first: tuple[tuple[bytes, ...], tuple[Key, ...]] = ((), ())
         for number, state in enumerate(self.history):
             current, round_key = Round(self.defense, self.setting, state, number), key.child("round", number)
             updates = self._updates(inputs, bit, trials, round_key.child("train"))
             keys = [round_key.child("trial", trial) for trial in range(trials)]
-            sent = [self._send(current, *of_trial) for of_trial in zip(updates, memories, keys, strict=True)]
-            memories = [exchange.memories[0] for exchange in sent]
-            first = first or sent
+            sender, each = self._sender, zip(updates.unbind(), memories, keys, strict=True)
+            clients = [Client.of(sender, *of_trial) for of_trial in each]
+            sent, wires, memories = self._send(current, clients, keys)
+            shared = [client.shared for client in clients]
+            if number == 0:
+                first = tuple(wires), tuple(shared)
             if ratios is not None:
-                ratios += self._ratios(state, sent, inputs)
-            if only in (None, "estimates"):
-                seen = [self._seen(current, one, mine.child("server")) for one, mine in zip(sent, keys, strict=True)]
-                estimates += torch.stack(seen)
-        estimates = estimates if inputs.focus is None else estimates[:, inputs.focus]
-        shared = tuple(one.links.keys[0] for one in first)
-        return Trace(ratios, estimates, tuple(one.received[0] for one in first), shared)
+                ratios += self._ratios(state, wires, shared, inputs)
+            if only in (None, "estimates") and self.sees_messages:
+                estimates += torch.stack([self.estimate(*one, current) for one in zip(wires, shared, strict=True)])
+            elif only in (None, "estimates"):
+                decoded = [current.decode(one, mine.child("server")) for one, mine in zip(sent, keys, strict=True)]
+                estimates += torch.stack(decoded)
+        return Trace(ratios, estimates if inputs.focus is None else estimates[:, inputs.focus], *first)
 
     def replay(self, update: Vector, shared: Key) -> Vector:
         """[d] estimated from a first-round message of an update, made with the shared key as the private key.
@@ -148,10 +151,10 @@ class Mechanism:
         exchange = Round(self.defense, self.setting, self.history[0]).exchange([client], shared.child("replay"))
         return self.estimate(exchange.received[0], shared)
 
-    def estimate(self, wire: bytes, shared: Key) -> Vector:
-        """The update [d] that a message of the first round reveals to the adversary."""
-        current = Round(self.defense, self.setting, self.history[0])
-        return current.estimate(wire, self._sender, self._visible(shared))
+    def estimate(self, wire: bytes, shared: Key, current: Round | None = None) -> Vector:
+        """The update [d] that a message reveals to the adversary; `current` is its round, by default the first."""
+        current = current or Round(self.defense, self.setting, self.history[0])
+        return current.estimate(wire, self._sender, shared if "shared" in SEES[self.threat] else None)
 
     @property
     def _sender(self) -> Sender:
@@ -164,30 +167,29 @@ class Mechanism:
             return inputs.draw(bit, trials, key)
         return (inputs.one if bit else inputs.zero).expand(trials, -1)
 
-    def _send(self, current: Round, update: Vector, memory: Any, key: Key) -> Exchange:
-        """Send one message; with those of all other participants if the adversary sees what they add up to."""
-        client = Client.of(self._sender, update, memory, key)
+    def _send(
+        self, current: Round, clients: Sequence[Client], keys: Sequence[Key]
+    ) -> tuple[list[Exchange], list[bytes], list[Any]]:
+        """Send the client's message of each trial: the exchanges, what arrives of the messages, the memories.
+
+        All other participants send too if the adversary sees what messages add up to.
+        """
         alone = self.sees_messages and not self.defense.superposes
-        others = [] if alone else current.silent([client.sender], key)
-        return current.exchange([client, *others], key.child("channel"))
+        if alone and not self.defense.analog:
+            together = current.exchange(clients, keys[0])  # no channel in which the trials could meet
+            return [together], list(together.received), together.memories
+        others = ([] if alone else current.silent([self._sender], key) for key in keys)
+        rounds = zip(clients, others, keys, strict=True)
+        sent = [current.exchange([client, *rest], key.child("channel")) for client, rest, key in rounds]
+        return sent, [one.received[0] for one in sent], [one.memories[0] for one in sent]
 
-    def _visible(self, shared: Key) -> Key | None:
-        """The shared key if the adversary sees it."""
-        return shared if "shared" in SEES[self.threat] else None
-
-    def _ratios(self, state: Any, sent: Sequence[Exchange], inputs: Inputs) -> Tensor:
+    def _ratios(self, state: Any, wires: Sequence[bytes], keys: Sequence[Key], inputs: Inputs) -> Tensor:
         """[n] log-likelihood ratios of one round."""
-        n, keys = len(sent), [one.links.keys[0] for one in sent]
+        n = len(wires)
         links = Links(self.setting, [self._sender] * n, keys if "shared" in SEES[self.threat] else None)
-        likelihood = self.defense.likelihood(state, [one.received[0] for one in sent], links)
+        likelihood = self.defense.likelihood(state, wires, links)
         zero, one = (update.expand(n, -1).clone() for update in inputs.hypotheses)
         return log_ratios(likelihood, zero, one)
-
-    def _seen(self, current: Round, sent: Exchange, server: Key) -> Vector:
-        """[d] that the adversary estimates in one trial and round, or that the server decodes with its private key."""
-        if not self.sees_messages:
-            return current.decode(sent, server)
-        return current.estimate(sent.received[0], self._sender, self._visible(sent.links.keys[0]))
 
 
 def log_ratios(likelihood: Likelihood, zero: Tensor, one: Tensor) -> Tensor:

@@ -49,7 +49,9 @@ class Key:
 
     def child(self, *parts: str | int) -> Key:
         """The key named `parts` below this one."""
-        return Key(self.seed, (*self.path, *parts))
+        child = object.__new__(Key)  # the seed is checked already; a federation makes several keys per message
+        child.__dict__.update(seed=self.seed, path=(*self.path, *parts))
+        return child
 
 
 _TEXT = json.JSONEncoder(separators=(",", ":"))

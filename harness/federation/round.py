@@ -75,20 +75,19 @@ class Round:
         Raises:
             ValueError: an update is not finite; the error names round and client.
         """
-        sent, memories = [], []
+        setting, number, defense = self.setting, self.number, self.defense
+        sent, memories, senders, keys = [], [], [], []
         for sender, update, memory, private, shared in clients:
-            link = Link(self.setting, sender, shared)
             try:
-                wire, memory = self.defense.encode(self.state, memory, update, link, private)
+                wire, after = defense.encode(self.state, memory, update, Link(setting, sender, shared), private)
             except ValueError as error:
-                raise ValueError(f"round {self.number}, client {sender.number}: {error}") from error
-            if not self.defense.analog:
-                wire = unseal(seal(wire, self.number, sender.number), self.number, sender.number)
-            sent.append(wire)
-            memories.append(memory)
-        links = Links(self.setting, [client.sender for client in clients], [client.shared for client in clients])
-        received = self.defense.transmit(self.state, sent, links._replace(shared=None), channel)
-        return Exchange(sent, received, memories, links)
+                raise ValueError(f"round {number}, client {sender.number}: {error}") from error
+            sent.append(wire if defense.analog else unseal(seal(wire, number, sender.number), number, sender.number))
+            memories.append(after)
+            senders.append(sender)
+            keys.append(shared)
+        received = defense.transmit(self.state, sent, Links(setting, senders, None), channel)
+        return Exchange(sent, received, memories, Links(setting, senders, keys))
 
     def silent(self, clients: Sequence[Sender], key: Key) -> list[Client]:
         """The remaining participants, with zero updates and new memories: the lowest client numbers that are free.

@@ -42,7 +42,7 @@ LEVEL = 0.95
 
 _CAPTION = (
     "Second minus first, with a two-sided 95 % interval for each difference alone: about five in a hundred true zeros "
-    "are excluded by chance. Higher means that the attacker learns more, except for accuracy and bits. "
+    "are excluded by chance. Higher means that the adversary learns more, except for accuracy and bits. "
     "This table never fails the build; 'leakgauge check' does."
 )
 _HEADER = ("Measure", "First", "Second", "Difference (95 %)", "n", "How")
