@@ -18,7 +18,9 @@ from torch import Tensor
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import positive
+from leakgauge.harness.core.law import Law, LawError, Reading, outcomes
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import Numbers
 
 _DIGITS = 3
 """Digits of 53 bits in a log-uniform draw: steps of 2^-159, finer than the 2^-128 of a generator with a 128-bit key."""
@@ -279,6 +281,73 @@ def levels_to_values(index: Tensor, bound: float, levels: int) -> Tensor:
     _check_levels(index, levels)
     # relative to the middle: exactly symmetric
     return bound * (2 * index.long() - (levels - 1)).double() / (levels - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Matched(Law):
+    """The law of the packed levels that a channel sends of `place` after stochastic rounding.
+
+    The rounded levels are hidden. Given the output V, coordinate j matches with the probability h_j that it is rounded
+    to V_j, independently, so that P(V) is proportional to E g(M): g is 1 from tau matches on, else e^-cost, and M is
+    the sum of Bernoulli(h_j).
+
+    Attributes:
+        place: [d], positions among the levels, from 0 to levels - 1.
+        levels, tau, logit: of the channel.
+        epsilon: the most that the channel may cost.
+
+    Source: the law of Algorithm 1 of sqSGD, computed apart from `PrivQuant`; P(V_j | V_1..V_(j-1)) sums over later V.
+    """
+
+    place: Numbers
+    levels: int
+    tau: int
+    logit: float
+    epsilon: float
+
+    def read(self, wire: bytes, own: Key) -> Reading:
+        """By the cumulative probabilities of each level given those before it, with the nearest and likeliest last."""
+        d, K = len(self.place), self.levels
+        found = outcomes(wire, d, (K - 1).bit_length())
+        cost, odds = _odds(d, K, self.tau, self.logit)
+        if not 0 < cost <= self.epsilon * (1 + 1e-9):
+            raise LawError(f"a channel of epsilon {cost:g}, expected one up to {self.epsilon:g}")
+        below = np.minimum(self.place.astype(np.int64), K - 2)
+        up = self.place - below
+        is_lower, is_upper = found == below, found == below + 1
+        h = np.where(is_lower, 1 - up, np.where(is_upper, up, 0.0))
+        before = np.zeros((d + 1, d + 1))
+        before[0, 0] = 1.0  # row j: the law of the matches among the first j coordinates
+        for j in range(d):
+            before[j + 1] = before[j]
+            if h[j]:
+                before[j + 1] *= 1 - h[j]
+                before[j + 1, 1:] += before[j, :-1] * h[j]
+        match, miss = (np.einsum("jm,jm->j", before[:-1, :-1], one[1:]) for one in (odds[:, 1:], odds[:, :-1]))
+        total = match + (K - 1) * miss
+        if not (total > 0).all():
+            raise LawError("levels without probability")
+        is_nearest = np.where(up < 0.5, is_lower, is_upper)
+        neighbor = (K - 2) * miss + is_nearest * ((1 - h) * match + h * miss)
+        low = np.where(is_lower | is_upper, neighbor, (found - 2 * (found > below)) * miss)
+        chance = rng.uniform(own, (d,), dtype=torch.float64).numpy() * (h * match + (1 - h) * miss)
+        return Reading((low + chance) / total, np.full(d, -1))
+
+
+@functools.lru_cache(maxsize=8)
+def _odds(d: int, levels: int, tau: int, logit: float) -> tuple[float, Numbers]:
+    """The epsilon of a channel, and [d + 1, d + 1], row j, column m: E g(M) given m matches among the first j outputs.
+
+    The later outputs are uniform. Each row is relative to its largest reachable entry.
+    """
+    k = np.arange(d + 1.0)
+    weight = special.gammaln(d + 1) - special.gammaln(k + 1) - special.gammaln(d + 1 - k) + (d - k) * np.log(levels - 1)
+    cost = logit + float(special.logsumexp(weight[:tau]) - special.logsumexp(weight[tau:]))
+    rows = np.zeros((d + 1, d + 1))
+    rows[d, :tau] = -cost
+    for j in range(d - 1, -1, -1):
+        rows[j, :-1] = np.logaddexp(np.log1p(-1 / levels) + rows[j + 1, :-1], rows[j + 1, 1:] - np.log(levels))
+    return cost, np.asarray(np.exp(np.minimum(rows - np.diag(rows)[:, None], 0.0)), np.float64)
 
 
 class _Tails(NamedTuple):

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from leakgauge.defenses._cepam import law
 from leakgauge.defenses._cepam.claim import clipped, theorem_12
 from leakgauge.defenses._cepam.mechanism import NormalCepam
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim
-from leakgauge.harness.core.contract import Setting
+from leakgauge.harness.core.contract import Link, Setting
+from leakgauge.harness.core.law import Law, Normal
+from leakgauge.harness.core.vec import Vector
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,10 @@ class CepamClip(NormalCepam):
     def bound(self) -> float:
         """C, the bound on the l2 norm."""
         return self.clip
+
+    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+        """The error is normal."""
+        return law.clipped(update, link, self.clip, Normal(), self.noise_std, self.dimension)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Thm 12 for one record and one round, against adversaries that see only averages; T rounds add up."""

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from scipy import special
 
 from leakgauge.defenses._cepam.claim import norm_scaled, theorem_12
+from leakgauge.defenses._cepam.law import scaled
 from leakgauge.defenses._cepam.mechanism import NormalCepam
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim
-from leakgauge.harness.core.contract import Setting
+from leakgauge.harness.core.contract import Link, Setting
+from leakgauge.harness.core.law import Law, Normal
+from leakgauge.harness.core.vec import Vector
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,10 @@ class CepamGaussian(NormalCepam):
     def bound(self) -> float:
         """gamma, the norm of every scaled update."""
         return self.gamma
+
+    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+        """The error is normal."""
+        return scaled(update, link, self.gamma, Normal(), self.noise_std, self.dimension)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Thm 12 for one record and one round, against adversaries that see only averages; T rounds add up."""

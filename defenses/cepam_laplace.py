@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from leakgauge.defenses._cepam.claim import norm_scaled, theorem_13
+from leakgauge.defenses._cepam.law import scaled
 from leakgauge.defenses._cepam.lrsuq import Floats, laplace_radii
 from leakgauge.defenses._cepam.mechanism import Cepam
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim
-from leakgauge.harness.core.contract import Setting
+from leakgauge.harness.core.contract import Link, Setting
+from leakgauge.harness.core.law import Laplacian, Law
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Vector
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,10 @@ class CepamLaplace(Cepam):
     def radii(self, key: Key, count: int, unit: float) -> Floats:
         """b times draws from Gamma(2, 1)."""
         return laplace_radii(key, count, self.noise_scale * unit)
+
+    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+        """The error is Laplace."""
+        return scaled(update, link, self.gamma, Laplacian(), self.noise_scale)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Thm 13 for one record and one round, against adversaries that see only averages; T rounds add up."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from leakgauge.harness.core.accounting import gaussian_mu, repeat
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
 from leakgauge.harness.core.codec import unpack_float32
 from leakgauge.harness.core.contract import Links, Setting
+from leakgauge.harness.core.law import Additive, Law, Normal, projected
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector
@@ -87,6 +88,16 @@ class DPFedAvg(Clipped, Plain):
         for wire in received:
             total += unpack_float32(wire, links.setting.dim)
         return (total / links.setting.participants).float()
+
+    def aggregate_law(self, state: None, updates: Sequence[Vector], links: Links) -> Law:
+        """Normal around the sum of the projected updates over U, with sigma over U."""
+        users = links.setting.participants
+        total = np.sum([projected(update, self.clip) for update in updates], axis=0)
+        return Additive(total / users, Normal(), self.sigma(links.setting) / users)
+
+    def quieter(self) -> DPFedAvg:
+        """A thousandth of C in each coordinate of the sum."""
+        return replace(self, epsilon=None, noise_std=1e-3 * self.clip)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """(epsilon, delta) for one client over these rounds, against adversaries that see only models."""

@@ -7,7 +7,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -18,7 +18,9 @@ from leakgauge.defenses._common.misfit import gaussian_misfit
 from leakgauge.defenses._common.plain import Plain
 from leakgauge.harness.core.accounting import repeat
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, claim_over
-from leakgauge.harness.core.contract import Likelihood, Links, LocalRule, Setting
+from leakgauge.harness.core.contract import Likelihood, Link, Links, LocalRule, Setting
+from leakgauge.harness.core.law import Exact, Law, StepLaw, numbers
+from leakgauge.harness.core.vec import Vector
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,23 @@ class DPSGD(Clipped, Plain):
         return LocalRule(clip=self.clip, poisson=True)
 
     def step_noise(self, setting: Setting) -> float:
-        """z; by default from epsilon and the steps of the whole run."""
+        """z, see `multiplier`."""
+        return self.multiplier(setting)
+
+    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+        """The update itself, as float32."""
+        return Exact(numbers(update).astype("<f4").tobytes())
+
+    def step_law(self, setting: Setting) -> StepLaw:
+        """Clip C, noise z, and each record with probability B/n."""
+        return StepLaw(self.clip, self.multiplier(setting), _share(setting))
+
+    def quieter(self) -> DPSGD:
+        """A thousandth of the clip."""
+        return replace(self, epsilon=None, noise_std=1e-3)
+
+    def multiplier(self, setting: Setting) -> float:
+        """z, noise over clip in a step's sum; by default from epsilon and the steps of the whole run."""
         if self.noise_std is not None:
             return self.noise_std
         assert self.epsilon is not None  # __post_init__ sets one of the two
@@ -83,7 +101,7 @@ class DPSGD(Clipped, Plain):
         """(epsilon, delta) of one record over these rounds: claimed by opacus, proved by privacy loss distributions."""
         from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
-        noise, share, steps = self.step_noise(setting), _share(setting), setting.steps * len(history)
+        noise, share, steps = self.multiplier(setting), _share(setting), setting.steps * len(history)
         step = GaussianDpEvent(noise) if share == 1 else PoissonSampledDpEvent(share, GaussianDpEvent(noise))
         method = "analytic Gaussian" if share == 1 else "privacy loss distribution"
         why = f"{steps} steps with noise of {noise:.4g} clips, each record taken with probability {share:.4g}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import gaussian_mu
 from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
 from leakgauge.harness.core.contract import Likelihood, Link, Setting
+from leakgauge.harness.core.law import Additive, Law, Normal, projected
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
@@ -90,6 +91,14 @@ class Gaussian(Clipped, Perturbs):
             return gaussian_misfit(residual, self.noise_variance(setting), rounded.variance)
 
         return score
+
+    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+        """Normal around the update's projection onto the ball of radius C."""
+        return Additive(projected(update, self.clip), Normal(), self.sigma)
+
+    def quieter(self) -> Gaussian:
+        """A thousandth of C in each coordinate."""
+        return replace(self, epsilon=None, noise_std=1e-3 * self.clip)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """(epsilon, delta) for one message; T messages of one client compose to mu sqrt(T)."""

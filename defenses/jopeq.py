@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
+
+from leakgauge.defenses._common.reference import scaled
 from leakgauge.defenses._common.scale import Mode, Scaling, unclipped
+from leakgauge.defenses._jopeq.law import leveled
 from leakgauge.defenses._jopeq.privacy import (
     cube_epsilon,
     scalar_epsilon,
@@ -15,7 +20,9 @@ from leakgauge.defenses._jopeq.privacy import (
 )
 from leakgauge.defenses._jopeq.quantizer import CLEAR, Radius, ScalarJoPEQ
 from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
-from leakgauge.harness.core.contract import Setting
+from leakgauge.harness.core.contract import Link, Setting
+from leakgauge.harness.core.law import Laplacian, Law
+from leakgauge.harness.core.vec import Vector
 
 _CUBE = "closed form, coordinates in [-1, 1]"
 
@@ -70,6 +77,16 @@ class JoPEQ(ScalarJoPEQ):
     def noise_scale(self) -> float:
         """b' of the private Laplace noise, in units of the scaled coordinates; 0: no noise."""
         return surrogate_scale(self.epsilon, self.lattice.step)
+
+    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+        """The levels of the scaled update plus Laplace(b'), given the dither."""
+        reduced = math.sqrt(max(0.0, (2 / self.epsilon) ** 2 - self.lattice.step**2 / 24))
+        numbers = scaled(update, link.setting.layout, self.scale, 1, self.clip)
+        return leveled(numbers, Laplacian(), reduced * np.eye(2), self.lattice, link.key)
+
+    def quieter(self) -> JoPEQ:
+        """A scale of a thousandth, and steps so small that noise is left."""
+        return replace(self, epsilon=2000.0, bits=16, gamma="reference")
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Epsilon for one coordinate of one message; we add up T rounds."""

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
+
+from leakgauge.defenses._common.reference import scaled
 from leakgauge.defenses._common.scale import Scaling, whole_message
+from leakgauge.defenses._jopeq.law import leveled
 from leakgauge.defenses._jopeq.privacy import cube_epsilon, scalar_epsilon
 from leakgauge.defenses._jopeq.quantizer import Radius, ScalarJoPEQ
 from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
-from leakgauge.harness.core.contract import Setting
+from leakgauge.harness.core.contract import Link, Setting
+from leakgauge.harness.core.law import Laplacian, Law
+from leakgauge.harness.core.vec import Vector
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,15 @@ class SoundJoPEQ(ScalarJoPEQ):
     def noise_scale(self) -> float:
         """b of the Laplace noise, in units of `clip`."""
         return 2 / self.epsilon
+
+    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+        """The levels of the clamped update plus Laplace(2/epsilon), in units of C, given the dither."""
+        numbers = scaled(update, link.setting.layout, "public", 1, self.clip)
+        return leveled(numbers, Laplacian(), 2 / self.epsilon * np.eye(2), self.lattice, link.key)
+
+    def quieter(self) -> SoundJoPEQ:
+        """A scale of a thousandth, and small steps."""
+        return replace(self, epsilon=2000.0, bits=16, gamma="reference")
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Pure epsilon for one coordinate; T rounds add up."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from leakgauge.defenses._common.misfit import Misfit, student_misfit
+from leakgauge.defenses._common.reference import scaled
 from leakgauge.defenses._common.scale import Mode, Scaling, unclipped
 from leakgauge.defenses._jopeq.lattice import Lattice
+from leakgauge.defenses._jopeq.law import leveled
 from leakgauge.defenses._jopeq.privacy import (
+    GENERATOR,
     Student,
     Surrogate,
     surrogate_covariance,
@@ -21,8 +25,10 @@ from leakgauge.defenses._jopeq.privacy import (
 from leakgauge.defenses._jopeq.quantizer import CLEAR, Carrier, Dithered, Radius, draw_student, pair_lattice, student
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
-from leakgauge.harness.core.contract import Setting
+from leakgauge.harness.core.contract import Link, Setting
+from leakgauge.harness.core.law import Law, StudentPairs
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Vector
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,18 @@ class JoPEQT(Dithered):
         blur = 0.0 if dithered else carrier.error_variance(dithered=True)
         # inside the outermost cells; the blur is the variance of an unknown dither
         return lambda residual: student_misfit(carrier.inside(residual, side), *noise, blur)
+
+    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+        """The levels of the scaled pairs plus t noise with the reduced scale matrix, given the dither."""
+        (s2, nu), lattice = self.noise, self.lattice
+        matrix = s2 * np.eye(2) - (nu - 2) / nu * lattice.step**2 / 12 * GENERATOR @ GENERATOR.T
+        numbers = scaled(update, link.setting.layout, self.scale, 2, self.clip)
+        root = np.asarray(np.linalg.cholesky(matrix), np.float64)
+        return leveled(numbers, StudentPairs(nu), root, lattice, link.key)
+
+    def quieter(self) -> JoPEQT:
+        """A scale of a thousandth with the same degrees of freedom, and steps so small that noise is left."""
+        return replace(self, s2=1e-6, nu=self.noise.nu, bits=16, gamma="reference")
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Epsilon for one pair of one message; we add up T rounds."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,12 +12,14 @@ from leakgauge.defenses._common.budget import epsilon_unless
 from leakgauge.defenses._common.cascade import Perturbs, Rounded
 from leakgauge.defenses._common.clip import clip_coordinates
 from leakgauge.defenses._common.misfit import Misfit, laplace_misfit, rounded_misfit
+from leakgauge.defenses._common.reference import scaled
 from leakgauge.defenses._common.scale import Mode, Scaling, unclipped, whole_message
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import repeat
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
 from leakgauge.harness.core.contract import Likelihood, Link, Setting
+from leakgauge.harness.core.law import Additive, Laplacian, Law, clamped
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
@@ -119,6 +121,17 @@ class Laplace(Perturbs):
             return laplace_misfit(residual, b, extra) + candidates.penalty(update)
 
         return score
+
+    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+        """Laplace around the clamped or scaled update, after the scales."""
+        if self.scale == "public":
+            return Additive(clamped(update, self.clip), Laplacian(), self.noise_scale)
+        header, center, places = scaled(update, link.setting.layout, self.scale)
+        return Additive(center, Laplacian(), self.noise_scale, places, header)
+
+    def quieter(self) -> Laplace:
+        """A standard deviation of a thousandth of the bound."""
+        return replace(self, epsilon=None, noise_std=1e-3 * self._bound)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Pure epsilon for one coordinate; T rounds add up."""

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from leakgauge.defenses._common.reference import scaled
 from leakgauge.defenses._common.scale import Mode, Scaling, unclipped, whole_message
 from leakgauge.defenses._mvu import Design, design, exact_epsilon, sample
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
 from leakgauge.harness.core.codec import pack_levels, unpack_levels
-from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, MessageError, Setting
+from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
+from leakgauge.harness.core.errors import MessageError
+from leakgauge.harness.core.law import Choices, Law, LawError
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Parts, Vector
 
 _LEAST = 1e-30
@@ -104,6 +108,23 @@ class MVU(Defense[Design, None]):
 
         return score
 
+    def law(self, state: Design, memory: None, update: Vector, link: Link) -> Law:
+        """A column's probability, linear between two levels; of the public channel, if that keeps epsilon.
+
+        Raises:
+            LawError: the channel is no table of probabilities, or its ratios exceed e^epsilon.
+        """
+        header, numbers, places = scaled(update, link.setting.layout, self.scale, bound=self.clip)
+        # float32 as the client's numbers: rounding must not carry one past a level, where a column is impossible
+        place = (np.clip(numbers.astype(np.float32), -1.0, 1.0).astype(np.float64) + 1) / 2 * (len(state.P) - 1)
+        below = np.minimum(place.astype(np.int64), len(state.P) - 2)
+        share, channel = (place - below)[:, None], _checked(state.P, self.epsilon)
+        return Choices((1 - share) * channel[below] + share * channel[below + 1], self.bits, places, header)
+
+    def quieter(self) -> MVU:
+        """The largest epsilon, and the finest levels for the stochastic rounding."""
+        return replace(self, epsilon=24.0, bits=4)
+
     def claim(self, history: Sequence[Design], setting: Setting) -> Claim:
         """Pure epsilon for one coordinate; rounds add up."""
         rounds, exact = len(history), exact_epsilon(history[0].P)
@@ -123,3 +144,12 @@ class MVU(Defense[Design, None]):
         if len(received) < size:
             raise MessageError(f"expected a message with a header of {size} bytes, got {len(received)} bytes")
         return received[:size], unpack_levels(received[size:], setting.dim, self.bits)
+
+
+def _checked(P: Numbers, epsilon: float) -> Numbers:
+    """The channel; a `LawError` unless it holds probabilities whose ratios keep epsilon."""
+    if not (P.min() >= 0 and np.abs(P.sum(1) - 1).max() <= 1e-9):
+        raise LawError("a channel whose rows are not probabilities")
+    if (P.max(0) > np.exp(epsilon) * (1 + 1e-9) * P.min(0)).any():
+        raise LawError(f"a channel with more than epsilon = {epsilon:g}")
+    return P

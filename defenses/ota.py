@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,10 +15,12 @@ from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._common.misfit import gaussian_misfit
 from leakgauge.defenses._ota.channel import OverTheAir, exact, user_of
 from leakgauge.defenses._ota.formulas import Allocation, allocate, colluding_mu
+from leakgauge.defenses._ota.law import Waveform
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Claim, Proof
 from leakgauge.harness.core.codec import pack_float64, unpack_float64
 from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
+from leakgauge.harness.core.law import Law, projected
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector
@@ -109,6 +112,19 @@ class OTA(OverTheAir[Allocation]):
             return gaussian_misfit(signal - heard, variance).to(update.dtype)
 
         return score
+
+    def law(self, state: Allocation, memory: None, update: Vector, link: Link) -> Law:
+        """The projected update, aligned, plus the noise that the allocation gives this client, which may be none."""
+        user = user_of(link.sender, link.setting)
+        gain = state.channel.squared_gains[user]
+        center = projected(update, self.clip) * (math.sqrt(state.aligned_power / gain) / self.clip)
+        return Waveform(center, math.sqrt(state.noise[user] / gain))
+
+    def aggregate_law(self, state: Allocation, updates: Sequence[Vector], links: Links) -> Law:
+        """Normal around c times the sum of the projected updates, with the noise of all clients and the receiver."""
+        total = np.sum([projected(update, self.clip) for update in updates], axis=0)
+        variance = math.fsum(state.noise) + state.channel.noise_variance
+        return Waveform(total * (math.sqrt(state.aligned_power) / self.clip), math.sqrt(variance))
 
     def claim(self, history: Sequence[Allocation], setting: Setting) -> Claim:
         """Thm 1 for a round, (16) for several, against adversaries that see the sum; exact Gaussian composition.

@@ -14,10 +14,12 @@ from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._common.misfit import gaussian_misfit
 from leakgauge.defenses._ota.channel import OverTheAir, exact, user_of
 from leakgauge.defenses._ota.formulas import Orthogonal, orthogonal
+from leakgauge.defenses._ota.law import Waveform
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.codec import pack_float64, unpack_float64
 from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
+from leakgauge.harness.core.law import Law, projected
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector, weighted_mean
@@ -82,6 +84,13 @@ class OTAOrthogonal(OverTheAir[Orthogonal]):
         gains = self._gains(state)[users, None] / spread
         heard = torch.stack([unpack_float64(wire, links.setting.dim) for wire in received]) / spread
         return lambda u: gaussian_misfit(gains * clip_l2(u.double(), self.clip) - heard, 1.0).to(u.dtype)
+
+    def law(self, state: Orthogonal, memory: None, update: Vector, link: Link) -> Law:
+        """What arrives: the projected update at the power of its share, plus the client's noise and the receiver's."""
+        user = user_of(link.sender, link.setting)
+        power = state.channel.power * state.channel.squared_gains[user]
+        center = projected(update, self.clip) * (math.sqrt(power * state.alpha[user]) / self.clip)
+        return Waveform(center, math.sqrt(power * state.beta[user] + state.channel.noise_variance))
 
     def claim(self, history: Sequence[Orthogonal], setting: Setting) -> Claim:
         """(15) for a round, (16) for several, for the client with the weakest protection; exact Gaussian composition.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,8 +16,11 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
-from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, MessageError, Setting
+from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
+from leakgauge.harness.core.errors import MessageError
+from leakgauge.harness.core.law import Integers, Law, LawError, Reading, clamped, expect_size
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
 
 _SHARE = 2.5
@@ -32,7 +35,7 @@ _LEAST = 1e-3
 """Smallest blur, in units of the clip: L-BFGS fails in narrower valleys."""
 
 
-class _Law(NamedTuple):
+class _Output(NamedTuple):
     """PM: maps t in [-1, 1] to y in [-C, C]; its density is e^epsilon higher in an interval of length C - 1."""
 
     epsilon: float
@@ -91,6 +94,40 @@ class _Law(NamedTuple):
         return self.tail**2 + (1 - self.tail**2) * window
 
 
+@dataclass(frozen=True, eq=False)
+class _TwoLevels(Law):
+    """The law of PM's outputs, rounded to float32, of the inputs t [k] in [-1, 1] at these places.
+
+    Source: Wang et al. 2019, Algorithm 2.
+    """
+
+    t: Numbers
+    places: Integers
+    epsilon: float
+
+    def read(self, wire: bytes, own: Key) -> Reading:
+        """By the cdf: uniform between its values at the two ends of the numbers that round to an output."""
+        expect_size(wire, 4 * len(self.t))
+        tail = max(math.exp(-self.epsilon / 2), 1e-250)
+        width = 2 * tail / -math.expm1(-self.epsilon / 2)
+        bound, sent = 1 + width, np.frombuffer(wire, "<f4")
+        if not (np.abs(sent) <= np.float32(bound)).all():
+            raise LawError(f"an output that is not within {bound:.9g}")
+        left = (1 + width / 2) * self.t - width / 2
+
+        def cdf(y: Numbers) -> Numbers:
+            inside = np.clip(y - left, 0.0, width)
+            rest = np.clip(y, -bound, bound) + bound - inside
+            return np.asarray((inside / width + tail * rest / (bound + 1)) / (1 + tail), np.float64)
+
+        ends = (np.nextafter(sent, np.float32(way)).astype(np.float64) for way in (-np.inf, np.inf))
+        lower, upper = (cdf((sent + end) / 2) for end in ends)
+        chance = rng.uniform(own, (len(sent),), dtype=torch.float64).numpy()
+        # the last bit is a fair coin only while the interval holds thousands of float32 numbers
+        bits = (sent.view(np.int32) & 1).astype(np.int64) if width > 1e-3 else None
+        return Reading(lower + chance * (upper - lower), self.places, bits)
+
+
 @dataclass(frozen=True)
 class Piecewise(Defense[None, None]):
     """The piecewise mechanism: a few coordinates, clamped to a public bound, each perturbed with a share of epsilon.
@@ -129,9 +166,9 @@ class Piecewise(Defense[None, None]):
         """k, the number of sent coordinates out of d."""
         return max(1, min(dim, math.floor(self.epsilon / _SHARE)))
 
-    def law(self, dim: int) -> _Law:
+    def output_law(self, dim: int) -> _Output:
         """The law of one sent coordinate."""
-        return _Law(self.epsilon / self.count(dim))
+        return _Output(self.epsilon / self.count(dim))
 
     def positions(self, dim: int, shared: Key) -> Tensor:
         """[k]: the sent coordinates, in the message's random order, which hides them from an outsider."""
@@ -144,7 +181,7 @@ class Piecewise(Defense[None, None]):
         check_update(update)
         dim = update.numel()
         chosen = update.detach().cpu()[self.positions(dim, link.key)].double()
-        return pack_float32(self.law(dim).sample(self._scaled(chosen), private).float()), None
+        return pack_float32(self.output_law(dim).sample(self._scaled(chosen), private).float()), None
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """clip * d / k times the outputs, at their positions; a constant vector without the shared key."""
@@ -161,7 +198,7 @@ class Piecewise(Defense[None, None]):
         Without the shared key each output counts as normal, with the mean and variance of the mixture over all
         coordinates.
         """
-        law, dim = self.law(links.setting.dim), links.setting.dim
+        law, dim = self.output_law(links.setting.dim), links.setting.dim
         sent = torch.stack([self._read(wire, links.setting) for wire in received])
         if links.shared is None:
             least = law.variance(torch.zeros((), dtype=torch.float64))
@@ -176,6 +213,17 @@ class Piecewise(Defense[None, None]):
             return outsider
         positions = torch.stack([self.positions(dim, key) for key in links.shared])
         return lambda u: law.misfit(sent, self._scaled(u.double().gather(-1, positions))).sum(-1).to(u.dtype)
+
+    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+        """PM's outputs at the coordinates of the shared key."""
+        dim = link.setting.dim
+        k = max(1, min(dim, math.floor(self.epsilon / 2.5)))
+        places = rng.subset(link.key.child("positions"), dim, k)[rng.permutation(link.key.child("order"), k)]
+        return _TwoLevels(clamped(update, self.clip)[places] / self.clip, places, self.epsilon / k)
+
+    def quieter(self) -> Piecewise:
+        """16 a coordinate, of which all are sent, if there are 200: intervals of 7e-4."""
+        return replace(self, epsilon=3200.0)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Pure epsilon for one message; T rounds add up."""
@@ -197,7 +245,7 @@ class Piecewise(Defense[None, None]):
     def _read(self, received: bytes, setting: Setting) -> Tensor:
         """[k] float64: the outputs in a message."""
         sent = unpack_float32(received, self.count(setting.dim))
-        largest = float(np.float32(self.law(setting.dim).bound))
+        largest = float(np.float32(self.output_law(setting.dim).bound))
         if float(sent.abs().max()) > largest:
             raise MessageError(f"expected values of at most {largest:.9g}, got {float(sent.abs().max()):.9g}")
         return sent.double()

@@ -5,20 +5,23 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from leakgauge.defenses._common.clip import clip_l2
-from leakgauge.defenses._privquant import PrivQuant, choose, levels_to_values, round_levels
+from leakgauge.defenses._privquant import Matched, PrivQuant, choose, levels_to_values, round_levels
 from leakgauge.defenses._wire.hadamard import fast_walsh_hadamard
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
 from leakgauge.harness.core.codec import pack_levels, unpack_levels
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
+from leakgauge.harness.core.law import Law
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
@@ -156,6 +159,25 @@ class SqSGD(Defense[Plan, Tensor]):
 
         return score
 
+    def law(self, state: Plan, memory: Tensor, update: Vector, link: Link) -> Law:
+        """The rotated vector through stochastic rounding and the public channel, if that keeps epsilon."""
+        dim = link.setting.dim
+        count = 1 << max(0, math.floor(math.log2(self.ratio * dim)))
+        chosen = rng.subset(link.key.child("coordinates"), dim, count)
+        clipped = _shortened(update.numpy(), self.clip)
+        sent = _shortened(memory.numpy()[chosen] + np.float32(self.beta) * clipped[chosen], self.clip)
+        rotated = sent * (2.0 * rng.integers(Key(self.rotation).child("rademacher"), count, 2) - 1)
+        for _ in range(count.bit_length() - 1):
+            even, odd = rotated[::2], rotated[1::2]
+            rotated = np.concatenate([even + odd, even - odd])
+        values = np.clip(rotated / math.sqrt(count) / self.clip, -1.0, 1.0)
+        levels, channel = 1 << self.bits, state.channel
+        return Matched((values + 1) * (levels - 1) / 2, levels, channel.tau, channel.logit, self.epsilon)
+
+    def quieter(self) -> SqSGD:
+        """1024 levels, and a channel that is the identity up to 1298 coordinates."""
+        return replace(self, epsilon=1e4, bits=10)
+
     def claim(self, history: Sequence[Plan], setting: Setting) -> Claim:
         """Pure epsilon for one message; T rounds add up."""
         channel, rounds = history[0].channel, len(history)
@@ -192,3 +214,9 @@ def _plan(sent: int, levels: int, epsilon: float, share: float, rotation: int) -
 def _rotate(x: Tensor, signs: Tensor) -> Tensor:
     """H A x / sqrt(dt) along the last axis; it preserves the l2 norm U, so that no coordinate exceeds U."""
     return fast_walsh_hadamard(x * signs) / math.sqrt(x.shape[-1])
+
+
+def _shortened(x: npt.NDArray[np.float32], bound: float) -> npt.NDArray[np.float32]:
+    """x, clipped to an l2 norm of `bound`, in float32: at the end of the range float64 would exclude a level."""
+    norm = float(np.linalg.norm(x.astype(np.float64)))
+    return x * np.float32(bound / max(norm, bound))

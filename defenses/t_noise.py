@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,14 +13,17 @@ from torch import Tensor
 
 from leakgauge.defenses._common.cascade import Perturbs, Rounded
 from leakgauge.defenses._common.misfit import student_misfit
+from leakgauge.defenses._common.reference import scaled
 from leakgauge.defenses._common.scale import Mode, Scaling, unclipped, whole_message
 from leakgauge.defenses._jopeq.lattice import student_variance
 from leakgauge.defenses._jopeq.privacy import Student, t_epsilon
 from leakgauge.defenses._jopeq.quantizer import draw_student, student
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
-from leakgauge.harness.core.contract import Likelihood, Setting
+from leakgauge.harness.core.contract import Likelihood, Link, Setting
+from leakgauge.harness.core.law import Additive, Law, StudentPairs
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Vector
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,15 @@ class TNoise(Perturbs):
             return student_misfit(residual, *self.noise, extra) + candidates.penalty(update)
 
         return score
+
+    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+        """Bivariate t around the scaled pairs, after the scales."""
+        header, center, places = scaled(update, link.setting.layout, self.scale, 2, self.clip)
+        return Additive(center, StudentPairs(self.noise.nu), math.sqrt(self.noise.s2), places, header, fair=False)
+
+    def quieter(self) -> TNoise:
+        """A scale of a thousandth, with the same degrees of freedom."""
+        return replace(self, s2=1e-6, nu=self.noise.nu)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Epsilon for one pair of one message; T rounds add up."""

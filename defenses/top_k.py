@@ -22,7 +22,8 @@ from leakgauge.harness.core.codec import (
     unpack_levels,
     width_of,
 )
-from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, MessageError, Setting
+from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
+from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 

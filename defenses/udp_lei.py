@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from leakgauge.defenses._udp.claim import UDPRounds
@@ -71,6 +71,10 @@ class UDPLei(UDPRounds[tuple[float, ...]]):
     def stops(self, state: tuple[float, ...]) -> bool:
         """Whether the budget covers no further round."""
         return not state
+
+    def quieter(self) -> UDPLei:
+        """A large budget, and a first z that spends little of it."""
+        return replace(self, epsilon=super().quieter().epsilon, first=1e-2)
 
     def noise_multiplier(self, state: tuple[float, ...], setting: Setting) -> float:
         """z of the next round."""

@@ -30,7 +30,8 @@ _CLAIM = ("epsilon", "delta", "unit", "relation", "against", "verdict", "reason"
 _PROVED = ("epsilon", "delta", "unit", "method", "tight", "against")
 _AUDIT = {
     "audited_epsilon": "epsilon_lower",
-    **{f"audited_{name}": name for name in ("trials", "confidence", "verdict", "reason")},
+    **{f"audited_{name}": name for name in ("strict", "ceiling", "trials", "confidence", "verdict", "reason")},
+    **{f"audited_{name}": name for name in ("code", "seen")},
     **{f"audited_{name}": name for name in ("delta", "unit", "relation", "horizon", "threat", "method")},
     **{f"audited_{name}_epsilon": name for name in ("claimed", "proved")},
     **{f"audited_{name}": name for name in ("rounds", "clients", "samples", "dim")},

@@ -14,9 +14,9 @@ def at_most(rate, cases, alpha=1e-6):
     return int(stats.binom.isf(alpha, cases, rate))
 
 
-def setting_of(d, clients=3, rounds=1):
+def setting_of(d, clients=3, rounds=1, steps=1):
     """All clients take part, with 20 samples each."""
-    return Setting(Layout(("all",), ((d,),)), clients, clients, rounds, "update", 1, 0.1, 0, 20)
+    return Setting(Layout(("all",), ((d,),)), clients, clients, rounds, "update", steps, 0.1, 0, 20)
 
 
 def deployed(defense, setting):

@@ -312,8 +312,9 @@ def audit(claimed: float | None, proved: float | None, lower: float, unit: str, 
     verdict = "BROKEN" if promised and lower > claimed else "HOLDS" if promised else NOTHING
     fields: dict[str, object] = {"delta": 0.0, "relation": "any-two-inputs", "horizon": "one round", "rounds": 1}
     fields |= {"clients": 3, "samples": 20, "dim": 36, "confidence": 0.95, "trials": 1000, "threat": "server"}
-    fields |= {"distinguisher": "likelihood ratio", "pair": "one sub-vector, at 45 degrees", "contradicts": False}
+    fields |= {"distinguisher": "likelihood ratio", "pair": "one sub-vector, at 45 degrees", "strict": lower}
     fields |= {"method": "Clopper-Pearson", "any_mechanism": lower, "verdict": verdict, "reason": f"above {lower}."}
+    fields |= {"ceiling": 4.88, "code": "CONSISTENT", "contradictions": (), "seen": "seen", "law": None}
     return AuditRecord(claimed, proved, lower, unit=unit, **(fields | changes))
 
 

@@ -13,14 +13,14 @@ from leakgauge.defenses.mvu import MVU
 from leakgauge.defenses.none import NoDefense
 from leakgauge.defenses.udp import UDP
 from leakgauge.harness.audit.bounds import Counts
-from leakgauge.harness.audit.engine import audit_mechanism, contradicts, strongest_adversary, verdict
+from leakgauge.harness.audit.engine import audit_mechanism, contradicts, inspect, strongest_adversary, verdict
 from leakgauge.harness.audit.standalone import audit
 from leakgauge.harness.audit.trials import Mechanism, pairs
-from leakgauge.harness.core.claim import Relation, Unit, Verdict
+from leakgauge.harness.core.claim import Code, Relation, Unit, Verdict
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 from tests.audit_case import deployed, setting_of
-from tests.faults import Faulty
+from tests.faulty import Faulty
 
 KEY = Key(0, ("audit",))
 SETTING = setting_of(36)
@@ -135,7 +135,9 @@ def test_an_audit_is_plain_data():
 
 def test_an_audit_below_the_claim_changes_no_verdict_and_one_above_breaks_it():
     claim, found = audited(Laplace(epsilon=1.0), 9)
-    assert verdict(claim, dataclasses.replace(found, epsilon_lower=0.5))[0] is Verdict.HOLDS
-    broken, why = verdict(claim, dataclasses.replace(found, epsilon_lower=1.5))
-    assert broken is Verdict.BROKEN
+    assert verdict(claim, dataclasses.replace(found, epsilon_lower=1.5, strict=0.5))[0] is Verdict.HOLDS
+    above = dataclasses.replace(found, strict=1.5)
+    assert verdict(claim, above)[0] is Verdict.BROKEN
+    code, (why,), _ = inspect(claim, above, None)
+    assert code is Code.CONTRADICTED
     assert "above what is proved" in why

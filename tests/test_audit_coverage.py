@@ -13,7 +13,7 @@ from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from tests.audit_case import at_most, deployed, setting_of
-from tests.faults import Faulty
+from tests.faulty import Faulty
 
 NULL = Faulty(Gaussian(noise_std=1.0), Gaussian(noise_std=1e9))
 """Nothing distinguishes its two inputs; its claim is not used."""

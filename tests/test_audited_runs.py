@@ -1,6 +1,7 @@
 """A study with audits: what is stored, that it repeats, and that a failed audit does not fail the training."""
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -19,12 +20,14 @@ from leakgauge.harness.study.study import resolve
 from leakgauge.reports.export import to_csv
 from leakgauge.reports.html import render
 from leakgauge.reports.select import Analysis
+from tests.audit_case import setting_of
 from tests.doubles import Counting, nothing
 from tests.report_page import complete
 from tests.test_run import ECHO, contents
 
 CHOOSY = "tests.test_audited_runs:Choosy"
 KEY = Key(0, ("training", "audit"))
+SMALL = dataclasses.replace(setting_of(650), clients=4, participants=4, rounds=2, steps=1, batch=32, samples=20)
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,8 @@ def test_a_run_stores_the_audit_with_the_claim_of_the_small_federation(reference
     assert (nothing_promised.verdict, nothing_promised.refutes) == ("NOTHING PROMISED", False)
     rate = 0.025 ** (1 / 20)  # Clopper-Pearson of 20 of 20 right
     assert nothing_promised.epsilon_lower == pytest.approx(math.log(rate / (1 - rate)))
-    assert audit == audit_for_study(PartSpec("laplace", found["laplace"].spec.defense.parameters), 2, 20, KEY)
+    assert audit == audit_for_study(PartSpec("laplace", found["laplace"].spec.defense.parameters), SMALL, 20, KEY)
+    assert (audit.code, audit.contradictions, audit.law.rejects) == ("CONSISTENT", (), ())
 
 
 def test_an_impossible_audit_leaves_a_note_and_the_training(reference):
@@ -128,12 +132,13 @@ def test_the_report_and_the_download_show_it(reference):
 
 def test_at_most_twenty_rounds_of_a_whole_run_are_audited():
     udp = PartSpec("udp", {})
-    assert [audit_for_study(udp, rounds, 20, KEY).rounds for rounds in (3, 50)] == [3, MOST_ROUNDS]
-    assert audit_for_study(PartSpec("laplace", {}), 50, 20, KEY).rounds == 1
+    long = dataclasses.replace(SMALL, rounds=50)
+    assert [audit_for_study(udp, one, 20, KEY).rounds for one in (SMALL, long)] == [2, MOST_ROUNDS]
+    assert audit_for_study(PartSpec("laplace", {}), long, 20, KEY).rounds == 1
 
 
 def test_an_audit_above_its_claim_refutes_it():
-    found = audit_for_study(PartSpec("jopeq", {"epsilon": 2.0, "gamma": 10.0}), 1, 300, KEY)
+    found = audit_for_study(PartSpec("jopeq", {"epsilon": 2.0, "gamma": 10.0}), SMALL, 1000, KEY)
     assert found.refutes
     assert (found.verdict, found.claimed, found.proved) == ("BROKEN", 2.0, None)
     assert found.epsilon_lower > 2.0

@@ -25,7 +25,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import SEES, Threat
 from leakgauge.harness.federation import registry
 from tests.audit_case import at_most, deployed, setting_of
-from tests.faults import Faulty
+from tests.faulty import Faulty
 
 KEY = Key(0, ("canaries",))
 

@@ -15,7 +15,8 @@ from leakgauge.defenses.cepam_clip import CepamClip
 from leakgauge.defenses.cepam_gaussian import CepamGaussian
 from leakgauge.defenses.cepam_laplace import CepamLaplace
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Links, MessageError
+from leakgauge.harness.core.contract import Links
+from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
 from tests.cepam_case import SHARED, WHO, decode, encode, every_n, setting
 from tests.oracles import follows

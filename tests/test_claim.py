@@ -78,7 +78,9 @@ def test_a_leak_is_the_same_at_every_epsilon():
 def test_the_command_prints_both_numbers_and_the_verdict():
     found = leakgauge("gaussian", "--set", "clip=3", "--set", "noise_std=6", "--rounds", "4")
     assert found.exit_code == 0
-    assert "claimed  epsilon 9.99726 a message, delta 1e-05, whole run" in found.output  # mu 2, see test_accounting
+    assert (
+        "claimed  epsilon 9.99726 (right over 99.99 %) per message, delta 1e-05, whole run" in found.output
+    )  # mu 2, see test_accounting
     assert "HOLDS" in found.output
     assert "everybody" in found.output
 
@@ -90,6 +92,7 @@ def test_the_command_prints_json_with_infinity_as_text():
     laplace = json.loads(leakgauge("laplace", "--set", "epsilon=4", "--setting", "dim=100", "--json").output)
     assert laplace["claimed"] == {
         "epsilon": 4.0,
+        "chance": pytest.approx(math.exp(4) / (1 + math.exp(4))),
         "delta": 0.0,
         "unit": "coordinate",
         "adjacency": "any-two-inputs",

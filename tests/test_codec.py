@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leakgauge.harness.core import codec
-from leakgauge.harness.core.contract import MessageError
+from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key, integers, normal
 
 

@@ -19,7 +19,8 @@ from leakgauge.defenses.top_k import TopK
 from leakgauge.defenses.vqsgd import VQSGD
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Horizon, Verdict, judge, nothing_promised
-from leakgauge.harness.core.contract import Link, Links, MessageError, Sender, Setting
+from leakgauge.harness.core.contract import Link, Links, Sender, Setting
+from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry

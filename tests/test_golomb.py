@@ -12,7 +12,7 @@ from scipy import stats
 
 from leakgauge.defenses._wire import golomb
 from leakgauge.harness.core.codec import BitWriter
-from leakgauge.harness.core.contract import MessageError
+from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key, integers, uniform
 
 ROOT = Key(20250301, ("test_golomb",))

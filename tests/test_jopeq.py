@@ -18,7 +18,7 @@ from leakgauge.defenses.sdq import SDQ
 from leakgauge.defenses.sdq_lattice import LatticeSDQ
 from leakgauge.defenses.t_noise import TNoise
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import MessageError
+from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.registry import ParameterError

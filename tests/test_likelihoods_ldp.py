@@ -130,7 +130,7 @@ def test_the_chances_of_all_pairs_of_mvus_columns_sum_to_one():
 @pytest.mark.parametrize("epsilon", [2.5, 10.0])
 def test_the_blurred_density_of_piecewise_has_the_same_mass_for_every_input(epsilon):
     # up to a constant; the blur puts mass beyond the largest output, most at the ends: a third for inputs at the clip
-    law = Piecewise(epsilon=epsilon).law(1)
+    law = Piecewise(epsilon=epsilon).output_law(1)
 
     def mass(t):
         y = torch.linspace(-law.bound, law.bound, 20_001, dtype=torch.float64)

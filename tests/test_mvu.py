@@ -10,7 +10,9 @@ from scipy import stats
 from leakgauge.defenses.mvu import MVU
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Verdict, judge
+from leakgauge.harness.core.codec import unpack_levels
 from leakgauge.harness.core.contract import Link, Links, Sender, Setting
+from leakgauge.harness.core.law import LawError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 from tests.oracles import ALPHA
@@ -70,7 +72,7 @@ def test_a_coordinate_has_its_epsilon_and_a_message_d_times_as_much(epsilon, bit
     defense, here = MVU(epsilon=epsilon, bits=bits), setting(100)
     claim = defense.claim([defense.init(here)] * 3, here)
     assert claim.epsilon == pytest.approx(3 * epsilon)
-    assert judge(claim).verdict is Verdict.HOLDS
+    assert judge(claim).verdict is (Verdict.VACUOUS if epsilon > 3 else Verdict.HOLDS)
     assert judge(claim).proved == pytest.approx(3 * epsilon, rel=1e-6)
     assert claim.further[0].epsilon(0.0) == pytest.approx(300 * epsilon, rel=1e-6)
     leaky = MVU(epsilon=epsilon, bits=bits, scale="tensor")
@@ -99,3 +101,25 @@ def test_the_likelihood_is_the_probability_of_the_columns():
 def test_parameters_out_of_range_are_named(parameters, message):
     with pytest.raises(ValueError, match=message):
         MVU(**parameters)
+
+
+@pytest.mark.parametrize("scale", ["public", "tensor", "vector"])
+def test_the_stated_law_is_that_of_the_likelihood(scale):
+    defense, here = MVU(epsilon=2.0, bits=2, clip=0.7, scale=scale), setting(30, 10)
+    update, state = rng.normal(Key(3), (40,)), defense.init(here)
+    wire, _ = through(defense, update, here, Key(1))
+    law = defense.law(state, None, update, Link(here, WHO, None))
+    columns = unpack_levels(wire[4 * len(law.header) :], 40, 2)
+    score = defense.likelihood(state, [wire], Links(here, [WHO], None))(update[None])
+    assert float(score) == pytest.approx(-np.log(law.chances[np.arange(40), columns]).sum(), abs=1e-3)
+    assert ((law.read(wire, Key(2)).uniforms > 0) & (law.read(wire, Key(2)).uniforms < 1)).all()
+
+
+@pytest.mark.parametrize(("change", "match"), [(0.5, "more than epsilon"), (-0.5, "not probabilities")])
+def test_a_channel_that_breaks_its_promise_has_no_law(change, match):
+    defense, here = MVU(), setting(5)
+    state = defense.init(here)
+    moved = change * float(state.P[0, -1])
+    P = state.P + np.array([[moved, -moved if change > 0 else 0.0], [0.0, 0.0]])
+    with pytest.raises(LawError, match=match):
+        defense.law(state._replace(P=P), None, torch.ones(5), Link(here, WHO, None))

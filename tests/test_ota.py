@@ -12,7 +12,8 @@ from leakgauge.defenses.ota import OTA
 from leakgauge.defenses.ota_orthogonal import OTAOrthogonal
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.codec import pack_float64, unpack_float64
-from leakgauge.harness.core.contract import Link, Links, MessageError, Sender
+from leakgauge.harness.core.contract import Link, Links, Sender
+from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
 from tests.oracles import follows
 from tests.ota_case import (

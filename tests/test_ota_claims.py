@@ -46,7 +46,7 @@ def test_a_run_has_the_printed_epsilons(name, rounds, claimed, half, delta, same
     assert found["claimed"]["horizon"] == "whole run"
     assert found["claimed"]["source"].endswith("composed by (16)")
     assert found["proved"]["epsilon"] == pytest.approx(same, abs=1.02 * digit)
-    assert found["verdict"] == "LOOSE"
+    assert found["verdict"] == ("VACUOUS" if same > 10 else "LOOSE")
     assert found["proved"]["against"] == found["claimed"]["against"]
     tight = claims.claim(name, parameters, {"clients": 30}, rounds, DELTA)
     assert tight["proved"]["epsilon"] == pytest.approx(at_1e4, abs=1.02 * digit)

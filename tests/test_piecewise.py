@@ -12,9 +12,11 @@ from leakgauge.defenses.piecewise import Piecewise
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Unit, Verdict, judge
 from leakgauge.harness.core.codec import pack_float32
-from leakgauge.harness.core.contract import MessageError
+from leakgauge.harness.core.contract import Link
+from leakgauge.harness.core.errors import MessageError
+from leakgauge.harness.core.law import LawError
 from leakgauge.harness.core.rng import Key
-from tests.baselines_case import LENET, SHARED, encode, estimate, score, setting_of
+from tests.baselines_case import LENET, SENDERS, SHARED, encode, estimate, score, setting_of
 from tests.oracles import ALPHA, follows
 
 
@@ -23,8 +25,8 @@ def test_piecewise_has_the_constants_of_sqsgds_comparison():
     defense = Piecewise()
     assert defense.epsilon == 400
     assert defense.count(LENET) == 160
-    assert defense.law(LENET).epsilon == 2.5
-    assert defense.law(LENET).bound == pytest.approx(1.803102, abs=5e-7)
+    assert defense.output_law(LENET).epsilon == 2.5
+    assert defense.output_law(LENET).bound == pytest.approx(1.803102, abs=5e-7)
     assert [Piecewise(epsilon=e).count(17) for e in (0.1, 2.5, 5.1, 400.0)] == [1, 1, 2, 17]
 
 
@@ -54,7 +56,7 @@ def test_piecewise_is_unbiased_with_the_stated_variance_and_a_density_ratio_of_e
     assert mean == pytest.approx(t, abs=1e-12 * stretches[2][1])
     variance = t**2 / (s - 1) + (s + 3) / (3 * (s - 1) ** 2)
     assert second - t**2 == pytest.approx(variance, rel=1e-10)
-    law, place = Piecewise().law(1)._replace(epsilon=eps), torch.tensor(t, dtype=torch.float64)
+    law, place = Piecewise().output_law(1)._replace(epsilon=eps), torch.tensor(t, dtype=torch.float64)
     assert float(law.variance(place)) == pytest.approx(variance, rel=1e-12)
     # the numbers that the sampler uses
     assert (float(law.left(place)), law.bound) == pytest.approx((stretches[0][1], stretches[2][1]), rel=1e-12)
@@ -85,7 +87,7 @@ def test_above_epsilon_73_a_coordinate_piecewise_never_leaves_the_interval():
     # e^(-40) is the interval's half-width and the probability of leaving it; float32 resolves 1e-7
     d, update = 1000, rng.uniform(Key(15), (1000,), -1.0, 1.0)
     found = estimate(Piecewise(epsilon=80.0 * d), encode(Piecewise(epsilon=80.0 * d), update)[0], d)
-    assert Piecewise(epsilon=80.0 * d).law(d).epsilon == 80.0
+    assert Piecewise(epsilon=80.0 * d).output_law(d).epsilon == 80.0
     assert torch.allclose(found, update, atol=2e-7)
 
 
@@ -130,7 +132,7 @@ def test_an_outsider_estimates_the_mean_over_all_choices_of_coordinates():
 
 
 def test_the_blurred_likelihood_of_piecewise_pulls_into_the_interval_and_costs_epsilon_outside():
-    law = Piecewise().law(LENET)
+    law = Piecewise().output_law(LENET)
     y = torch.tensor(0.4, dtype=torch.float64)
     middle = float(y) * (1 - law.tail)
     t = torch.tensor([middle, middle + 0.6 * law.tail, -0.95, 0.95], dtype=torch.float64, requires_grad=True)
@@ -175,7 +177,7 @@ def test_piecewise_claims_epsilon_a_message_and_it_holds():
     setting = setting_of(LENET)
     one, three = (Piecewise().claim([None] * rounds, setting) for rounds in (1, 3))
     assert (one.unit, one.epsilon, one.delta) == (Unit.MESSAGE, 400.0, 0.0)
-    assert judge(one).verdict is judge(three).verdict is Verdict.HOLDS
+    assert judge(one).verdict is judge(three).verdict is Verdict.VACUOUS
     assert judge(three).proved == three.epsilon == 1200.0
     (coordinate,) = one.further
     assert coordinate.unit is Unit.COORDINATE
@@ -187,3 +189,36 @@ def test_a_piecewise_message_beyond_the_range_is_refused():
     wire = encode(defense, torch.zeros(1000))[0]
     with pytest.raises(MessageError, match=r"values of at most 1\.80310225, got 2"):
         estimate(defense, wire[:-4] + pack_float32(torch.tensor([-2.0])), 1000)
+
+
+def law_of(defense, update):
+    return defense.law(None, None, update, Link(setting_of(len(update)), SENDERS[0], SHARED))
+
+
+def test_the_stated_law_is_the_distribution_of_pm_at_the_places_of_the_shared_key():
+    defense, update = Piecewise(clip=0.5), torch.linspace(-1.0, 1.0, 1000)
+    wire = encode(defense, update)[0]
+    reading = law_of(defense, update).read(wire, Key(0))
+    assert (reading.places == defense.positions(1000, SHARED).numpy()).all()
+    inputs = (update[reading.places].double() / 0.5).clamp(-1, 1).tolist()
+    sent = np.frombuffer(wire, "<f4").astype(np.float64)
+    expected = [distribution(2.5, t)(y) for t, y in zip(inputs, sent, strict=True)]
+    assert reading.uniforms == pytest.approx(np.array(expected), abs=1e-6)
+
+
+@pytest.mark.parametrize("eps", [30.0, 5000.0])
+def test_outputs_that_float32_hardly_resolves_follow_the_stated_law(eps):
+    # alpha 1e-6; an error of a millionth of the clip leaves no doubt
+    d, update = 2000, rng.uniform(Key(15), (2000,), -1.5, 1.5)
+    defense = Piecewise(epsilon=eps * d)
+    wire = encode(defense, update)[0]
+    reading = law_of(defense, update).read(wire, Key(0))
+    assert reading.bits is None
+    assert follows(reading.uniforms, "uniform")
+    assert not follows(law_of(defense, update + 1e-6).read(wire, Key(0)).uniforms, "uniform")
+
+
+def test_an_output_beyond_the_range_is_impossible():
+    wire = encode(Piecewise(), torch.zeros(1000))[0]
+    with pytest.raises(LawError, match=r"not within 1\.80310"):
+        law_of(Piecewise(), torch.zeros(1000)).read(wire[:-4] + pack_float32(torch.tensor([-2.0])), Key(0))

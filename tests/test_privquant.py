@@ -15,8 +15,10 @@ from scipy import stats
 from torch.nn.functional import normalize, pad
 
 from leakgauge.defenses import _privquant
-from leakgauge.defenses._privquant import PrivQuant, choose, levels_to_values, round_levels
+from leakgauge.defenses._privquant import Matched, PrivQuant, choose, levels_to_values, round_levels
 from leakgauge.harness.core import rng
+from leakgauge.harness.core.codec import pack_levels
+from leakgauge.harness.core.law import LawError
 from leakgauge.harness.core.rng import Key
 from tests.oracles import ALPHA
 
@@ -384,3 +386,31 @@ def test_the_papers_condition_fails_where_its_ratio_falls_below_one():
 def test_arguments_out_of_range_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("d", "levels", "tau", "logit"), [(3, 4, 2, 3.0), (4, 2, 3, 0.5), (1, 4, 1, 0.0), (3, 4, 3, 9.0)]
+)
+def test_the_stated_law_is_the_mixture_over_the_hidden_roundings(d, levels, tau, logit, monkeypatch):
+    pq, everything = PrivQuant(d, levels, tau, logit), grid(d, levels)
+    place = torch.tensor([0.3, levels - 1, 0.5, 0.0], dtype=torch.float64)[:d]
+    rounded = (1 - (everything - place).abs()).clamp(min=0).prod(1)
+    expected = (rounded[:, None] * law(pq, everything)).sum(0)
+    stated = Matched(place.numpy(), levels, tau, logit, pq.epsilon)
+    ends = []
+    for end in (0.0, 1.0):
+        monkeypatch.setattr(rng, "uniform", lambda key, shape, dtype, end=end: torch.full(shape, end, dtype=dtype))
+        wires = (pack_levels(row, (levels - 1).bit_length()) for row in everything.numpy())
+        ends.append(np.array([stated.read(wire, Key(0)).uniforms for wire in wires]))
+    assert (ends[1] - ends[0]).prod(1) == pytest.approx(expected.numpy(), rel=1e-10)
+    # given those before it, the intervals of a level tile (0, 1)
+    starts = ends[0].reshape(-1, levels, d)[:, :, -1]
+    stops = ends[1].reshape(-1, levels, d)[:, :, -1]
+    assert np.sort(starts)[:, 1:] == pytest.approx(np.sort(stops)[:, :-1], abs=1e-12)
+
+
+def test_a_channel_above_its_epsilon_has_no_law():
+    wire = pack_levels(np.zeros(4, np.int64), 2)
+    assert len(Matched(np.zeros(4), 3, 3, 1.0, PQ.epsilon).read(wire, Key(0)).uniforms) == 4
+    with pytest.raises(LawError, match="a channel of epsilon"):
+        Matched(np.zeros(4), 3, 3, 1.0, 0.999 * PQ.epsilon).read(wire, Key(0))

@@ -90,7 +90,9 @@ def test_how_an_audit_was_made_stands_below(rows: dict[str, ClaimRow]) -> None:
     assert rows["generous"].audits == (
         "Audited over a whole run of 5 rounds, in a small federation of its own: 3 clients with 20 records each, "
         "d = 36. Claimed there: 9; proved there: 4.5, per record, δ = 1e−5. Neighbors: any-two-inputs, one record "
-        "(distinguisher: likelihood ratio). Bound: Gaussian trade-off; without assumptions about the mechanism ≥ 0.31.",
+        "(distinguisher: likelihood ratio). Bound: Gaussian trade-off; without assumptions about the mechanism ≥ 0.31. "
+        "These trials refute no epsilon above 4.88.",
+        "Code CONSISTENT: seen.",
     )
     assert rows["sqsgd"].audits == ()
 
@@ -131,7 +133,7 @@ def test_bounds_of_several_seeds_are_a_range_and_a_missing_one_is_counted() -> N
     assert row.lines[0].audited.notes[-1] == "in 2 of 3 seeds"
     states = [f"{state.badge.words} {state.seeds}" for state in row.lines[0].states]
     assert states == ["BROKEN (audit) in 2 of 3 seeds", "BROKEN in 1 of 3 seeds"]
-    assert len(row.audits) == 1
+    assert len(row.audits) == 2
 
 
 def test_audits_of_different_units_are_not_merged() -> None:
@@ -141,13 +143,15 @@ def test_audits_of_different_units_are_not_merged() -> None:
     row = rows_of(with_audits(double.audited_run((0, 1)), vary))["dithered"]
     audited = row.lines[0].audited
     assert (audited.epsilon, audited.notes[0]) == ("≥ 2.834", "per sub-vector, δ = 1e−5, one round")
-    assert len(row.audits) == 2
+    assert len(row.audits) == 4
 
 
-def test_a_bound_above_the_proof_is_on_the_page() -> None:
-    found = with_audits(double.audited_run(), lambda audit, _: dataclasses.replace(audit, contradicts=True))
+def test_a_contradiction_is_on_the_page() -> None:
+    contradicted = {"code": "CONTRADICTED", "contradictions": ("too quiet",), "seen": "too quiet"}
+    found = with_audits(double.audited_run(), lambda audit, _: dataclasses.replace(audit, **contradicted))
     text = complete(render(found)).text
-    assert "In 1 of 1 audit, the bound is above the epsilon proved there: up to the audit's error rate," in text
+    assert "Code CONTRADICTED: too quiet." in text
+    assert "✕ code CONTRADICTED" in text
 
 
 def test_the_page_has_a_column_of_audits_and_every_cell_its_name(page: Page) -> None:

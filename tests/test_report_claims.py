@@ -18,7 +18,17 @@ from leakgauge.reports.charts import figures
 from leakgauge.reports.charts.epsilon import SSIM, accuracy_charts, leakage_charts
 from leakgauge.reports.export import to_csv
 from leakgauge.reports.html import render
-from leakgauge.reports.sections.checked import BADGES, BY_AUDIT, brief, broken, overview, states, tally, verdict_of
+from leakgauge.reports.sections.checked import (
+    BADGES,
+    BY_AUDIT,
+    CODES,
+    brief,
+    broken,
+    overview,
+    states,
+    tally,
+    verdict_of,
+)
 from leakgauge.reports.sections.claims import ClaimRow, Line, claims
 from leakgauge.reports.sections.limits import limits
 from leakgauge.reports.select import Analysis
@@ -67,14 +77,15 @@ def with_proved(claim: ClaimRecord, **changes: object) -> ClaimRecord:
 def test_claimed_and_proved_stand_side_by_side_with_unit_and_delta(rows: dict[str, ClaimRow]) -> None:
     one, whole = rows["gaussian epsilon=4"].lines
     assert (one.horizon, one.claimed[:3]) == ("one round", ("4", "per record, δ = 1e−5", True))
-    assert one.proved == ("4", "per record, δ = 1e−5", True, ("analytic Gaussian, attained",))
+    assert one.claimed.notes == ("adversary right up to 98.2 %",)
+    assert one.proved == ("4", "per record, δ = 1e−5", True, (*one.claimed.notes, "analytic Gaussian, attained"))
     assert (whole.horizon, whole.claimed.epsilon, whole.proved.epsilon) == ("whole run", "11.31", "11.31")
     assert rows["laplace"].lines[1].claimed[:2] == ("32", "per coordinate, δ = 0")
     assert rows["points epsilon=2"].lines[0].proved[:2] == ("223.1", "per message, δ = 0")
     one, whole = rows["dithered epsilon=8"].lines
     assert (one.claimed.epsilon, one.proved.epsilon) == ("8", "∞")
     assert whole.proved == ("∞", "per sub-vector, δ = 1e−5", False, ("closed form, no finite bound",))
-    assert rows["sampled epsilon=2"].lines[1].proved.notes == ("privacy loss distribution, upper bound",)
+    assert rows["sampled epsilon=2"].lines[1].proved.notes[1:] == ("privacy loss distribution, upper bound",)
 
 
 def test_every_verdict_is_a_badge_with_its_word(rows: dict[str, ClaimRow], source: str) -> None:
@@ -85,12 +96,26 @@ def test_every_verdict_is_a_badge_with_its_word(rows: dict[str, ClaimRow], sourc
     assert found["sampled epsilon=2"] == [["HOLDS"], ["UNPROVED"]]
     assert found["sqsgd"] == [["NOTHING PROMISED"]]
     by_proof = [badge for name, badge in BADGES.items() if name != BY_AUDIT]
-    assert len({badge.icon for badge in by_proof}) == len({badge.words for badge in by_proof}) == 5
-    for badge in by_proof:
-        shown = f'<span class="pill {badge.tone}"><span aria-hidden="true">{badge.icon}</span> {badge.words}</span>'
-        assert shown in source
+    assert len({badge.icon for badge in by_proof}) == len({badge.words for badge in by_proof}) == 6
+    for badge in (*by_proof, CODES["NOT AUDITED"]):
+        # no claim is green before its code is audited
+        tone = "info" if badge.tone == "good" else badge.tone
+        shown = f'<span class="pill {tone}"><span aria-hidden="true">{badge.icon}</span> {badge.words}</span>'
+        assert (shown in source) == (badge.words != "VACUOUS")
     assert rows["points epsilon=2"].lines[0].reason.startswith("a message has 113 points of one update")
     assert rows["no defense"].lines[0].reason == "The update is sent as it is."
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_claim_is_green_only_if_it_holds_and_its_code_is_consistent(code: str) -> None:
+    audit = dataclasses.replace(double.audit(2.0, 2.0, 1.0, "record"), code=code)
+    run = double.checked_run()
+    audited = {key: dataclasses.replace(record, audited=audit) for key, record in run.trainings.items()}
+    found = claims(Analysis(dataclasses.replace(run, trainings=audited)))
+    (row,) = [row for row in found.rows if row.defense.text == "gaussian epsilon=1"]
+    for line in row.lines:
+        assert [state.badge.words for state in line.codes] == [f"code {code}"]
+        assert [state.badge.tone for state in line.states] == ["good" if code == "CONSISTENT" else "info"]
 
 
 def test_the_page_holds_all_of_it_and_no_infinite_number_by_name(source: str) -> None:

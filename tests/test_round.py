@@ -10,7 +10,8 @@ import pytest
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.ota import OTA
 from leakgauge.harness.core.cell import FederationSpec
-from leakgauge.harness.core.contract import Defense, MessageError
+from leakgauge.harness.core.contract import Defense
+from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation.loop import Keep, make_plan, replay_state, train
 from leakgauge.harness.federation.round import Client, Round, client_key, seal, unseal

@@ -11,6 +11,7 @@ from leakgauge.defenses.sqsgd import SqSGD
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Verdict, judge
 from leakgauge.harness.core.contract import Link, Links, Sender, Setting
+from leakgauge.harness.core.law import LawError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 from tests.oracles import ALPHA
@@ -115,7 +116,7 @@ def test_a_message_has_the_epsilon_of_its_channel_and_rounds_add_up(d, bits, eps
     state = defense.init(setting(d))
     one, run = defense.claim([state], setting(d)), defense.claim([state] * 9400, setting(d))
     assert judge(one).proved == pytest.approx(proved, abs=6e-4)
-    assert judge(one).verdict is Verdict.HOLDS
+    assert judge(one).verdict is Verdict.VACUOUS
     assert run.epsilon == 9400 * epsilon
     assert judge(run).proved == pytest.approx(9400 * judge(one).proved)
     # the probability of the lesser branch, exp(-0.1 epsilon), is below the resolution of any generator at 2000
@@ -162,3 +163,19 @@ def test_it_is_rebuilt_with_other_signs_by_another_rotation():
     one, two = SqSGD(), SqSGD(rotation=1)
     assert not torch.equal(one.init(setting(119_850)).signs, two.init(setting(119_850)).signs)
     assert dataclasses.replace(two, rotation=0) == one
+
+
+def test_the_stated_law_knows_the_residual_the_subset_and_the_rotation():
+    # the channel is the identity, and levels are 3e-5 clips apart: every error is impossible
+    defense, here = SqSGD(epsilon=1e4, bits=16, ratio=0.3, beta=0.5), setting(200)
+    update, memory = rng.normal(Key(5), (200,)), rng.normal(Key(6), (200,))
+    wire = encode(defense, update, memory)[0]
+    cases = {"true": (update, memory, SHARED), "update": (0.5 * update, memory, SHARED)}
+    cases |= {"memory": (update, 1.01 * memory, SHARED), "subset": (update, memory, Key(2))}
+    for name, (other, residual, shared) in cases.items():
+        stated = defense.law(defense.init(here), residual, other, Link(here, WHO, shared))
+        if name == "true":
+            assert float(stated.read(wire, Key(0)).uniforms.min()) > 1e-6
+        else:
+            with pytest.raises(LawError, match="without probability"):
+                stated.read(wire, Key(0))

@@ -70,7 +70,10 @@ def test_messages_with_too_little_noise_break_the_claim():
     found = audited("tests.test_standalone:Quiet", {"epsilon": 1.0}, rounds=10, by="messages")
     assert found["audited"]["epsilon_lower"] > 1.0
     assert found["verdict"] == "BROKEN"
-    assert "above what is proved" in found["reason"]
+    assert found["audited"]["verdict"] == "CONTRADICTED"
+    bound, law = found["audited"]["contradicts"]
+    assert "above what is proved" in bound
+    assert "depart from their law" in law
 
 
 def test_a_message_may_be_a_gradient():
@@ -110,7 +113,7 @@ def test_canary_clients_without_noise_break_the_claim_but_none_against_other_adv
     assert found["audited"]["right"] == 20
     assert found["audited"]["epsilon_lower"] > 1.0
     assert found["verdict"] == "BROKEN"
-    assert "above what is proved" in found["reason"]
+    assert "above what is proved" in found["audited"]["seen"]
     assert audited("dp-fedavg", {"epsilon": 1.0}, FEW, rounds=2, by="one-run")["verdict"] == "HOLDS"
     found = audited("tests.test_standalone:Noiseless", {"epsilon": 1.0}, FEW, rounds=2, by="one-run", threat="server")
     assert found["verdict"] == "NOTHING PROMISED"

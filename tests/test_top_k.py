@@ -8,7 +8,7 @@ from leakgauge.defenses.top_k import TopK
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Verdict, judge
 from leakgauge.harness.core.codec import pack_float32, pack_levels
-from leakgauge.harness.core.contract import MessageError
+from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
 from tests.baselines_case import encode, estimate, score, setting_of
 

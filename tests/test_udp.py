@@ -15,7 +15,8 @@ from leakgauge.defenses.udp_lei import UDPLei
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.claim import Verdict, judge
-from leakgauge.harness.core.contract import Feedback, Link, Links, LocalRule, MessageError, Sender, Setting
+from leakgauge.harness.core.contract import Feedback, Link, Links, LocalRule, Sender, Setting
+from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.gaussian import gaussian_epsilon
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout

@@ -75,10 +75,10 @@ def test_the_paper_claim_breaks_at_the_printed_epsilon():
 @pytest.mark.parametrize("epsilon", [1, 4, 8, 20, 100])
 def test_the_other_calibrations_keep_the_claim(epsilon):
     tight = judge(claim(UDP(epsilon=epsilon, calibration="tight")))
-    assert tight.verdict is Verdict.HOLDS
+    assert tight.verdict is (Verdict.VACUOUS if epsilon > 10 else Verdict.HOLDS)
     assert [tight.claimed, tight.proved] == pytest.approx([epsilon, epsilon], rel=1e-9)
     loose = judge(claim(UDP(epsilon=epsilon, calibration="zcdp")))
-    assert loose.verdict is Verdict.LOOSE
+    assert loose.verdict is (Verdict.VACUOUS if epsilon > 10 else Verdict.LOOSE)
     assert loose.claimed == pytest.approx(epsilon, rel=1e-9)
 
 

@@ -21,7 +21,8 @@ from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._common.misfit import ball_misfit
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.codec import Reader, unpack_float32
-from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, MessageError, Setting
+from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
+from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 

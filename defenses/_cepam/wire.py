@@ -28,7 +28,7 @@ from leakgauge.defenses._cepam.lrsuq import Integers as Ints
 from leakgauge.defenses._wire.golomb import decode_integers, encode_integers
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.codec import Reader
-from leakgauge.harness.core.contract import MessageError
+from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
 
 Contexts = npt.NDArray[np.uint8]

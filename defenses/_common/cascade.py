@@ -7,14 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
+from leakgauge.defenses._common.reference import Scaled
 from leakgauge.defenses._common.scale import Scaling
 from leakgauge.harness.core.checks import check_update
 from leakgauge.harness.core.claim import Claim, Proof
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
-from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, MessageError, Setting
+from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
+from leakgauge.harness.core.errors import MessageError
+from leakgauge.harness.core.law import Additive, Law, Noise
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Parts, Vector
 
 
@@ -136,6 +141,20 @@ class Quantizes(ABC):
     def rounded(self, payloads: Sequence[bytes], count: int, *, noise_variance: float, dithered: bool) -> Rounded:
         """The rounding of n payloads of `count` values each; `dithered`: for an adversary that knows the dither."""
 
+    def levels_law(
+        self, sent: Scaled, noise: Noise, root: Numbers, *, shared: Key, noise_variance: float
+    ) -> Law | None:
+        """The law of a header and the payload of numbers, of which each pair has `root` [2, 2] times noise; None: none.
+
+        Args:
+            sent: the header, and the numbers without noise, in units.
+        """
+        return None
+
+    def finer(self) -> Quantizes:
+        """The same with steps so small that an audit sees what little noise there is."""
+        return self
+
     @abstractmethod
     def edge(self, noise_variance: float) -> float:
         """The outermost level: all values beyond it give the same level."""
@@ -212,6 +231,26 @@ class Cascade(Defense[None, None]):
             dithered=links.shared is not None,
         )
         return self.first.misfit(wires, setting=setting, rounded=rounded)
+
+    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law | None:
+        """The second's law for the numbers of the first's; None if the first's is not of numbers plus noise."""
+        first = self.first.law(None, None, update, link._replace(shared=link.key.child("noise")))
+        if not isinstance(first, Additive):
+            return None
+        count, unit = len(first.center), self.first.unit(link.setting)
+        places = np.arange(count) if first.places is None else first.places
+        return self.second.levels_law(
+            Scaled(np.asarray(first.header), first.center / unit, places),
+            first.noise,
+            first.scale / unit * np.eye(2),
+            shared=link.key.child("dither"),
+            noise_variance=self.first.noise_variance(link.setting),
+        )
+
+    def quieter(self) -> Cascade | None:
+        """With a quieter first defense and a finer second."""
+        quiet = self.first.quieter()
+        return replace(self, first=quiet, second=self.second.finer()) if isinstance(quiet, Perturbs) else None
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """The first's claim; its proof becomes an upper bound, since the second is post-processing.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Proof, Unit
-from leakgauge.harness.core.contract import MessageError
+from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.vec import Layout, Parts, Vector
 
 Mode = Literal["tensor", "vector", "public"]
@@ -145,6 +145,9 @@ class Scaling:
             return values.clamp(-1.0, 1.0)
         pairs = values.reshape(-1, self.lanes)
         norms: Tensor = torch.linalg.vector_norm(pairs, dim=1, keepdim=True)
+        if not bool(torch.isfinite(norms).all()):  # squares overflow above 1e19
+            norms = torch.linalg.vector_norm(pairs.double(), dim=1, keepdim=True)
+            return (pairs / norms.clamp(min=1.0)).float().reshape(-1)
         return (pairs / norms.clamp(min=1.0)).reshape(-1)
 
     def _read(self, header: bytes, layout: Layout) -> Iterator[float]:

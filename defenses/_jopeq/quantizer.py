@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
@@ -31,15 +31,20 @@ from torch.nn.functional import pad
 from leakgauge.defenses._common.cascade import Quantizes, Rounded
 from leakgauge.defenses._common.dither import draw_dither
 from leakgauge.defenses._common.misfit import Misfit, rounded_misfit
+from leakgauge.defenses._common.reference import Scaled, scaled
 from leakgauge.defenses._common.scale import Scaling
 from leakgauge.defenses._jopeq.lattice import Lattice, student_variance
+from leakgauge.defenses._jopeq.law import leveled
 from leakgauge.defenses._jopeq.privacy import GENERATOR, SHIPPED, Student
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Proof, nothing_promised
 from leakgauge.harness.core.codec import pack_levels, unpack_levels, width_of
-from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, MessageError, Setting
+from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
+from leakgauge.harness.core.errors import MessageError
+from leakgauge.harness.core.law import Law, Noise, Normal
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Parts, Vector
 
 Radius: TypeAlias = Literal["reference", "paper"] | float
@@ -233,6 +238,19 @@ class Bare(Dithered, Quantizes):
         side = carrier.side(torch.stack([carrier.levels(payload, count) for payload in payloads]))
         variance, inside = carrier.error_variance(dithered), partial(carrier.inside, side=side)
         return Rounded(carrier.lattice.step, side, dithered, variance, inside, alone=self.dimension == 1)
+
+    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+        """The levels of the scaled numbers, given the dither."""
+        numbers = scaled(update, link.setting.layout, "tensor", self.dimension)
+        return leveled(numbers, Normal(), np.zeros((2, 2)), self.lattice, link.key)
+
+    def levels_law(self, sent: Scaled, noise: Noise, root: Numbers, *, shared: Key, noise_variance: float) -> Law:
+        """The levels of these numbers, given the dither."""
+        return leveled(sent, noise, root, self._carrier(noise_variance).lattice, shared)
+
+    def finer(self) -> Bare:
+        """With 16 bits."""
+        return replace(self, bits=16)
 
     def edge(self, noise_variance: float) -> float:
         """The outermost level."""

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from leakgauge.harness.core.codec import BitReader, Bits, BitWriter, Integers
-from leakgauge.harness.core.contract import MessageError
+from leakgauge.harness.core.errors import MessageError
 
 Ints = npt.NDArray[np.int64]
 

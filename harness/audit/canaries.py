@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from leakgauge.harness.audit.bounds import Counts, check_confidence, count, epsilon_lower, split_threshold
-from leakgauge.harness.audit.engine import AuditResult, bound_from_counts, is_gaussian
+from leakgauge.harness.audit.engine import STRICT, AuditResult, bound_from_counts, is_gaussian
 from leakgauge.harness.audit.one_run import CosineEstimate, cosine_epsilon, fdp_epsilon, steinke_epsilon
 from leakgauge.harness.audit.trials import Deployment, Inputs, log_ratios, pairs
 from leakgauge.harness.core import accounting, rng
@@ -148,14 +148,19 @@ def audit_one_run(
     ranked = coins.numpy()[np.argsort((along.double() @ total).numpy(), kind="stable")]
     lowest = guesses // 2
     right = int(np.sum(ranked[m - guesses + lowest :])) + int(np.sum(~ranked[:lowest]))
-    bound = general = steinke_epsilon(m, guesses, right, claim.delta, confidence)
-    gaussian = claim.delta > 0 and accounting.is_gaussian(claim.proved.event)
-    if gaussian:
-        bound = max(general, fdp_epsilon(m, guesses, right, claim.delta, confidence))
+    gaussian = claim.delta > 0 and claim.proved.tight and accounting.is_gaussian(claim.proved.event)
+    strict = max(confidence, STRICT)
+
+    def bound(successes: int, level: float) -> float:
+        general = steinke_epsilon(m, guesses, successes, claim.delta, level)
+        return max(general, fdp_epsilon(m, guesses, successes, claim.delta, level)) if gaussian else general
+
     return AuditResult(
-        epsilon_lower=bound,
+        epsilon_lower=bound(right, confidence),
         method="one run, Gaussian trade-off" if gaussian else "one run",
-        any_mechanism=general,
+        any_mechanism=steinke_epsilon(m, guesses, right, claim.delta, confidence),
+        strict=bound(right, strict),
+        ceiling=bound(guesses, strict),
         delta=claim.delta,
         confidence=confidence,
         trials=m,

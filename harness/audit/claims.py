@@ -20,14 +20,14 @@ from leakgauge.harness.core.claim import Claim, Horizon, Proof, judge
 from leakgauge.harness.core.contract import Defense, Feedback, Setting
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.result import ClaimRecord, ProofRecord
-from leakgauge.harness.core.stats import Numbers
+from leakgauge.harness.core.stats import Numbers, chance
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.registry import ParameterError
 
-_ROUNDS = 200
-"""Default rounds of a claim for a whole run: UDP's T."""
+MOST = 200
+"""Rounds of a claim for a whole run, unless the defense has fewer: UDP's T."""
 
 DEFAULTS = {
     "dim": 25_818,
@@ -37,6 +37,7 @@ DEFAULTS = {
     "steps": 15,
     "batch": 1,
     "lr": 0.01,
+    "momentum": 0.0,
     "sends": "update",
 }
 """The setting of a claim without a study: CEPAM's experiment on MNIST with its MLP."""
@@ -68,7 +69,7 @@ def claim(
 
     Args:
         setting: differences from `DEFAULTS`.
-        rounds: T; by default 1 for a defense that promises one round, else its own number of rounds, or 200.
+        rounds: T; by default 1 for a defense that promises one round, else its own number of rounds, at most 200.
         delta: the proved epsilon is at this delta; by default at the claim's.
 
     Raises:
@@ -155,12 +156,14 @@ def prepare(
     rounds: int | None,
     delta: float | None,
     defaults: dict[str, Any],
+    most: int = MOST,
 ) -> Deployment:
     """The defense, its setting and its state in each round.
 
     Args:
         setting, rounds, delta: as in `claim`.
         defaults: the setting, if `setting` does not state it; `participants` None: all clients.
+        most: rounds of a claim for a whole run, if `rounds` is None and the defense has no fewer.
 
     Raises:
         UnknownNameError, StudyError: as `claim`.
@@ -170,8 +173,8 @@ def prepare(
     except ParameterError as error:
         raise StudyError(name, [f"{key}: {text}" if key else text for key, text in error.problems]) from error
     if rounds is None:
-        own = defense.parameters().get("rounds")
-        rounds = 1 if defense.promises is Horizon.ONE_ROUND else own or _ROUNDS
+        own = min(defense.parameters().get("rounds") or most, most)
+        rounds = 1 if defense.promises is Horizon.ONE_ROUND else own
     problems = [] if rounds >= 1 else [f"rounds: got {rounds}, expected at least 1"]
     if delta is not None and not 0 <= delta < 1:
         problems.append(f"delta: got {delta}, expected 0 <= delta < 1")
@@ -212,6 +215,7 @@ def claim_to_json(name: str, deployment: Deployment, record: ClaimRecord) -> dic
         "setting": {key: getattr(deployment.setting, key) for key in (*DEFAULTS, "rounds")},
         "claimed": {
             "epsilon": epsilon_to_json(record.epsilon),
+            "chance": chance(math.inf if record.epsilon is None else record.epsilon, record.delta),
             "delta": record.delta,
             "unit": record.unit,
             "adjacency": record.relation,
@@ -233,8 +237,10 @@ def epsilon_to_json(value: float | None) -> float | str:
 
 
 def _proof_to_json(proof: ProofRecord) -> dict[str, Any]:
-    """A proof with its epsilon as a number or "inf"."""
-    return {**dataclasses.asdict(proof), "epsilon": epsilon_to_json(proof.epsilon), "against": list(proof.against)}
+    """A proof with its epsilon as a number or "inf", and the chance that it leaves an adversary."""
+    epsilon = epsilon_to_json(proof.epsilon)
+    row = {"epsilon": epsilon, "chance": chance(float(epsilon), proof.delta), "against": list(proof.against)}
+    return dataclasses.asdict(proof) | row
 
 
 def _record_proof(proof: Proof, delta: float, against: Iterable[Threat]) -> ProofRecord:
@@ -284,7 +290,7 @@ def _setting(given: dict[str, Scalar], rounds: int, problems: list[str], default
     """The public setting; appends what is wrong with it to `problems`."""
     table = dict(defaults)
     for key, value in given.items():
-        above = -1 if key == "batch" else 0
+        above = -1 if key in ("batch", "momentum") else 0
         if key not in table:
             problems.append(f"setting.{key}: unknown key, known: {', '.join(table)}")
         elif key == "sends" and value not in ("update", "gradient"):
@@ -292,7 +298,7 @@ def _setting(given: dict[str, Scalar], rounds: int, problems: list[str], default
         elif key != "sends" and (isinstance(value, bool | str) or value is None or not value > above):
             problems.append(f"setting.{key}: got {value!r}, expected a number above zero")
         else:
-            table[key] = value if key in ("lr", "sends") else int(value)  # type: ignore[arg-type]  # checked above
+            table[key] = value if key in ("lr", "momentum", "sends") else int(value)  # type: ignore[arg-type]  # checked above
     if "participants" not in given or table["participants"] is None:
         table["participants"] = min(table["participants"] or table["clients"], table["clients"])
     if table["participants"] > table["clients"]:

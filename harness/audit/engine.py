@@ -14,18 +14,28 @@ import numpy as np
 
 from leakgauge.harness.audit.bounds import Counts, count, epsilon_lower, gaussian_epsilon_lower, split_threshold
 from leakgauge.harness.audit.distinguishers import Distinguisher, distinguishers
+from leakgauge.harness.audit.law_test import LawResult
 from leakgauge.harness.audit.trials import Inputs, Mechanism, pairs
 from leakgauge.harness.core import accounting
-from leakgauge.harness.core.claim import Claim, Verdict, judge
+from leakgauge.harness.core.claim import Claim, Code, Verdict, judge
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.threats import Threat
+
+STRICT = 0.999
+"""Confidence of the bound that decides: one that a reader sees may err once in 20 audits, a verdict may not."""
 
 _PILOT_SHARE = 1 / 3
 """Pilot trials per input and pair, as a share of the counted trials."""
 
 _PILOT_LEAST = 20
 """The smallest number of pilot trials per input."""
+
+_SHOWN = 3
+"""Departures from a law that a sentence names."""
+
+_LONGEST = 30.0
+"""No number of trials is named for a larger epsilon."""
 
 # the server precedes a colluding server: in a trial the other clients send zeros, so both see the same
 _STRONGEST_FIRST = (Threat.SERVER, Threat.COLLUDING_SERVER, Threat.EAVESDROPPER, Threat.PARTICIPANT, Threat.PUBLIC)
@@ -37,6 +47,22 @@ class Bound(NamedTuple):
     epsilon_lower: float
     method: str
     any_mechanism: float
+    strict: float
+    ceiling: float
+
+
+class Inspection(NamedTuple):
+    """What an audit says about the code behind a claim.
+
+    Attributes:
+        code: the verdict.
+        contradictions: why the code is not the mechanism of the proof; not empty exactly if it is CONTRADICTED.
+        reason: one sentence.
+    """
+
+    code: Code
+    contradictions: tuple[str, ...]
+    reason: str
 
 
 class HypothesisTest(NamedTuple):
@@ -56,6 +82,8 @@ class AuditResult:
         method: `Clopper-Pearson`, or `Gaussian trade-off` if the mechanism is known to be Gaussian; for guesses in one
             run `one run`, or `one run, Gaussian trade-off`.
         any_mechanism: the bound without the assumption that the mechanism is Gaussian.
+        strict: the bound at confidence `STRICT` or `confidence`, whichever is higher. It alone decides on verdicts.
+        ceiling: the largest `strict` that this many trials could have shown, with no wrong guess.
         trials: the number of counted trials with each of the two inputs; in one run, of canary clients.
         distinguisher: see `harness.audit.distinguishers`; `guesses` in one run.
         pair: which neighbors.
@@ -67,6 +95,8 @@ class AuditResult:
     epsilon_lower: float
     method: str
     any_mechanism: float
+    strict: float
+    ceiling: float
     delta: float
     confidence: float
     trials: int
@@ -78,17 +108,25 @@ class AuditResult:
 
 
 def is_gaussian(claim: Claim, threat: Threat) -> bool:
-    """Whether a bound may assume that this adversary's view is Gaussian: its proof states so, and delta > 0."""
+    """Whether a bound may assume that this adversary's view is Gaussian: its proof states so, and delta > 0.
+
+    The proof must be attained: a function of a Gaussian message only has a trade-off curve above the Gaussian one.
+    """
     known = threat in (claim.proved.against or claim.against)
-    return known and claim.delta > 0 and accounting.is_gaussian(claim.proved.event)
+    return known and claim.delta > 0 and claim.proved.tight and accounting.is_gaussian(claim.proved.event)
 
 
 def bound_from_counts(counts: Counts, delta: float, confidence: float, *, gaussian: bool) -> Bound:
     """The bound from counts at one threshold; both methods use the same two events, so the larger bound is valid."""
+    method, strict = "Gaussian trade-off" if gaussian else "Clopper-Pearson", max(confidence, STRICT)
+
+    def bound(seen: Counts, level: float) -> float:
+        general = epsilon_lower(seen, delta, level)
+        return max(general, gaussian_epsilon_lower(seen, delta, level)) if gaussian else general
+
+    perfect = Counts(counts.positives, 0, counts.positives, counts.negatives)
     general = epsilon_lower(counts, delta, confidence)
-    if not gaussian:
-        return Bound(general, "Clopper-Pearson", general)
-    return Bound(max(general, gaussian_epsilon_lower(counts, delta, confidence)), "Gaussian trade-off", general)
+    return Bound(bound(counts, confidence), method, general, bound(counts, strict), bound(perfect, strict))
 
 
 def strongest_adversary(claim: Claim) -> Threat:
@@ -168,31 +206,62 @@ def verdict(claim: Claim, audit: AuditResult) -> tuple[Verdict, str]:
     | | verdict |
     |---|---|
     | nothing is claimed, or nothing against this adversary | NOTHING PROMISED |
-    | the audited bound is above the claim | BROKEN |
+    | the strict audited bound is above the claim | BROKEN |
     | else | as `claim.judge` |
-
-    An audited bound above the proved epsilon means, up to the audit's error rate, that the implementation does not
-    match its proof.
     """
     judged = judge(claim)
     measured = f"The audited lower bound is {audit.epsilon_lower:.4g}, with {audit.trials} {audit.trials_label}"
-    if contradicts(claim, audit):
-        measured += "; it is above what is proved: the code does not match its proof, or the audit errs by chance"
     if audit.threat not in claim.against:
         reason = f"nothing is claimed against {audit.threat.value}." if claim.against else judged.reason
         return Verdict.NOTHING_PROMISED, f"{reason} {measured}."
-    found = Verdict.BROKEN if audit.epsilon_lower > claim.epsilon else judged.verdict
+    found = Verdict.BROKEN if audit.strict > claim.epsilon else judged.verdict
     return found, f"{judged.reason} {measured}."
 
 
+def inspect(claim: Claim, audit: AuditResult, law: LawResult | None) -> Inspection:
+    """Whether the code is the mechanism of its proof, as far as the trials and the law test saw.
+
+    | | verdict |
+    |---|---|
+    | the strict bound is above the proved epsilon, or messages depart from their law | CONTRADICTED |
+    | messages were tested against a stated law, and nothing was found | CONSISTENT |
+    | no law is stated: trials with two inputs alone cannot show that code is right | INCONCLUSIVE |
+    """
+    found = []
+    if contradicts(claim, audit):
+        found.append(f"the audited bound, {audit.strict:.4g} at confidence {STRICT:g}, is above what is proved")
+    if law is not None and law.rejects:
+        found.append(f"messages depart from their law: {', '.join(law.rejects[:_SHOWN])}")
+    if found:
+        return Inspection(Code.CONTRADICTED, tuple(found), "; ".join(found))
+    if law is not None and not law.numbers:
+        return Inspection(Code.CONSISTENT, (), f"{law.messages} messages are as stated, without any randomness")
+    if law is not None:
+        seen = f"{law.numbers} numbers of {law.messages} messages follow their law; {law.detects:.0%} less noise shows"
+        return Inspection(Code.CONSISTENT, (), seen)
+    return Inspection(Code.INCONCLUSIVE, (), f"no law of the messages is stated, and {_reach(claim, audit)}")
+
+
+def _reach(claim: Claim, audit: AuditResult) -> str:
+    """What these trials could have refuted, and how many it would take to refute the claim."""
+    reach = f"{audit.trials} {audit.trials_label} refute no epsilon above {audit.ceiling:.3g}"
+    least = min(claim.epsilon, claim.proved.epsilon(claim.delta))
+    if not audit.ceiling <= least < _LONGEST:
+        return reach
+    needed = audit.trials
+    while epsilon_lower(Counts(needed, 0, needed, needed), claim.delta, STRICT) <= least:
+        needed *= 2
+    return f"{reach}; it would take about {needed:.0e} without a wrong guess"
+
+
 def contradicts(claim: Claim, audit: AuditResult) -> bool:
-    """Whether the audited bound exceeds the epsilon proved for its unit and adversary; False if none is proved."""
+    """Whether the strict bound exceeds the epsilon proved for its unit and adversary; False if none is proved."""
     proofs = [proof for proof in claim.further if proof.unit is claim.unit and audit.threat in proof.against]
     if audit.threat in claim.against or not claim.against:
         # a tight proof whose pair was found by search bounds epsilon from below; a proof that is not tight, from above
         proofs = [proof for proof in proofs if not proof.tight] or [claim.proved]
     least = min((proof.epsilon(claim.delta) for proof in proofs), default=math.inf)
-    return audit.epsilon_lower > least * (1 + 1e-9)
+    return audit.strict > least * (1 + 1e-9)
 
 
 def _middle(low: Numbers, high: Numbers) -> float:

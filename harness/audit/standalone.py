@@ -29,28 +29,46 @@ from leakgauge.harness.audit.engine import (
     apply_test,
     audit_mechanism,
     choose_test,
-    contradicts,
+    inspect,
     strongest_adversary,
     verdict,
 )
+from leakgauge.harness.audit.law_test import check_law
 from leakgauge.harness.audit.training import DIGITS_DIM, DigitsTraining
 from leakgauge.harness.audit.trials import Deployment, Mechanism
 from leakgauge.harness.core.cell import PartSpec, Scalar
 from leakgauge.harness.core.claim import Claim, Horizon, Relation, Unit
-from leakgauge.harness.core.contract import Defense
+from leakgauge.harness.core.contract import Defense, Setting
 from leakgauge.harness.core.errors import StudyError
-from leakgauge.harness.core.result import AuditRecord
+from leakgauge.harness.core.result import AuditRecord, LawRecord
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import chance
 from leakgauge.harness.core.threats import SEES, Threat
 from leakgauge.harness.federation import registry
 
 MOST_ROUNDS = 20
 """The largest number of rounds of a study that are audited, because each trial runs them all."""
 
+MOST_STEPS = 8
+"""The largest number of local steps of a study that are audited."""
+
 CONFIDENCE = 0.95
 
+_RUN = 3
+"""Default rounds of a claim for a whole run in an audit by trials; its noise is that of so many rounds."""
+
+_SAMPLES = 20
 # small, so that audits are quick; a bound for a small model is a bound for the mechanism
-_SMALL = {**DEFAULTS, "dim": 36, "clients": 3, "participants": 3, "samples": 20, "steps": 1, "batch": 0, "lr": 0.1}
+_SMALL = {
+    **DEFAULTS,
+    "dim": 36,
+    "clients": 3,
+    "participants": 3,
+    "samples": _SAMPLES,
+    "steps": 1,
+    "batch": 0,
+    "lr": 0.1,
+}
 
 _ALL = {**_SMALL, "participants": None}
 """The small federation with all clients in every round, for audits inside a run."""
@@ -104,11 +122,17 @@ def audit(
     | canaries | one-run, cosine | canary clients: all clients |
     | guesses, right | one-run | guessed coins, and right guesses among them |
     | epsilon_estimate, mu, dim, null, kind | cosine | as `one_run.CosineEstimate`; no bound |
-    | delta_at | all, if it is known | `claims.Delta`, with the claimed epsilon |
+    | delta_at | all, if it is known and the code is not contradicted | `claims.Delta`, with the claimed epsilon |
+    | strict, ceiling | all but cosine | as in `engine.AuditResult` |
+    | chance | all but cosine | with which an adversary may be right about one bit: `core.claim.chance` |
+    | verdict, contradicts, seen | all but cosine | of the code: as in `engine.Inspection` |
+    | law | all but cosine, if a law is stated | as in `law_test.LawResult` |
+    | detects | as law | the smallest missing share of the noise's scale that the test of the law sees |
 
     Args:
         setting: differences from the small federation of this `by`.
-        rounds: T; by default as in `claims.claim` for trials, 200 for messages, 10 for canary clients.
+        rounds: T; by default 1 for trials, or 3 if the defense promises a whole run; 200 for messages, 10 for canary
+            clients.
         trials: the number with each of the two inputs; by default 1000.
         confidence: of the lower bound; by default 0.95.
         threat: the adversary; by default the claim's strongest. All adversaries see what a round decodes to.
@@ -119,7 +143,8 @@ def audit(
     """
     _check_options(setting, by, {"trials": trials, "confidence": confidence, "threat": threat})
     kind, key = _KINDS[by], Key(seed, ("audit",))
-    deployment = prepare(name, parameters, setting, kind.rounds if rounds is None else rounds, None, kind.setting)
+    given = kind.rounds if rounds is None else rounds
+    deployment = prepare(name, parameters, setting, given, None, kind.setting, most=_RUN)
     level = CONFIDENCE if confidence is None else confidence
     try:
         if by == "messages":
@@ -137,22 +162,24 @@ def audit(
             found = _by_cosine(deployment, claim, key)
         else:
             found = _by_trials(deployment, claim, adversary, 1000 if trials is None else trials, level, key)
+        inspected = _inspected(deployment, claim, found, key)
     except ValueError as error:
         raise error if isinstance(error, StudyError) else StudyError(name, [str(error)]) from error
-    row = {"by": by, **found.row, "delta": claim.delta, "unit": claim.unit.value}
-    if (delta := exact_delta(claim, adversary) or found.sampled) is not None:
+    row = {"by": by, **found.row, "delta": claim.delta, "unit": claim.unit.value, **inspected}
+    delta = exact_delta(claim, adversary) or found.sampled
+    if delta is not None and not inspected.get("contradicts"):
         row["delta_at"] = {"epsilon": claim.epsilon, **delta._asdict()}
     return claim_to_json(name, deployment, record_claim(claim)) | {"audited": row} | found.judged
 
 
-def audit_for_study(spec: PartSpec, rounds: int, trials: int, key: Key, *, sends: str = "update") -> AuditRecord:
+def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key) -> AuditRecord:
     """A lower bound of a defense's epsilon, in the small federation of `leakgauge audit`.
 
     Args:
-        rounds: of the study's federation. One round is audited if the defense promises one round, else at most
-            `MOST_ROUNDS`.
+        study: the study's federation. Its local training is audited: what it sends, learning rate, momentum, at most
+            `MOST_STEPS` steps, its share of records in a batch. One round is audited if the defense promises one round,
+            else at most `MOST_ROUNDS`.
         trials: the number of counted trials with each of the two inputs.
-        sends: `update` or `gradient`, as in the study's federation.
 
     Guarantees:
         Same arguments, same record.
@@ -162,12 +189,21 @@ def audit_for_study(spec: PartSpec, rounds: int, trials: int, key: Key, *, sends
         ValueError: the small federation cannot use the defense, or its claim cannot be computed.
     """
     one_round = registry.build_defense(spec).promises is Horizon.ONE_ROUND
-    audited_rounds = 1 if one_round else min(rounds, MOST_ROUNDS)
-    deployment = prepare_audit(spec.name, spec.parameters, {"sends": sends}, audited_rounds)
+    share = min(1.0, study.batch / study.samples)
+    training: dict[str, Scalar] = {
+        "sends": study.sends,
+        "lr": study.lr,
+        "momentum": study.momentum,
+        "steps": min(study.steps, MOST_STEPS),
+        "batch": max(1, round(_SAMPLES * share)) if study.batch else 0,
+    }
+    audited_rounds = 1 if one_round else min(study.rounds, MOST_ROUNDS)
+    deployment = prepare_audit(spec.name, spec.parameters, training, audited_rounds)
     defense, setting, history = deployment
     claim = defense.claim(history, setting)
     found = audit_mechanism(Mechanism(*deployment, strongest_adversary(claim)), claim, trials, CONFIDENCE, key)
-    judged, reason = verdict(claim, found)
+    law = check_law(defense, setting, key.child("law"))
+    (judged, reason), inspected = verdict(claim, found), inspect(claim, found, law)
     record = record_claim(claim)
     return AuditRecord(
         claimed=record.epsilon,
@@ -188,9 +224,14 @@ def audit_for_study(spec: PartSpec, rounds: int, trials: int, key: Key, *, sends
         threat=found.threat.value,
         method=found.method,
         any_mechanism=found.any_mechanism,
-        contradicts=contradicts(claim, found),
+        strict=found.strict,
+        ceiling=found.ceiling,
         verdict=judged.value,
         reason=reason,
+        code=inspected.code.value,
+        contradictions=inspected.contradictions,
+        seen=inspected.reason,
+        law=None if law is None else LawRecord(**law._asdict()),
     )
 
 
@@ -207,7 +248,7 @@ def prepare_audit(
 
 def lines(row: dict[str, Any]) -> list[str]:
     """The key `audited` as lines of text for people."""
-    what = f"a {row['unit']}, delta {row['delta']:g}"
+    what = f"per {row['unit']}, delta {row['delta']:g}"
     if row["by"] == "cosine":
         found = (
             f"  ESTIMATE epsilon about {_short(row['epsilon_estimate'])} {what}, no bound (cosines of {_clients(row)}, "
@@ -217,24 +258,38 @@ def lines(row: dict[str, Any]) -> list[str]:
         general = row["method"] in ("Clopper-Pearson", "one run")
         other = "" if general else f"; {_short(row['any_mechanism'])} without assuming a Gaussian mechanism"
         found = (
-            f"  audited  epsilon >= {_short(row['epsilon_lower'])} {what}, confidence {row['confidence']:g}, "
-            f"by {row['threat']} ({row['method']}{other}; {_counts(row)})"
+            f"  audited  epsilon >= {_short(row['epsilon_lower'])} ({odds(row['chance'])}) {what}, confidence "
+            f"{row['confidence']:g}, by {row['threat']} ({row['method']}{other}; {_counts(row)})"
         )
-    if "delta_at" not in row:
-        return [found]
-    at = row["delta_at"]
-    how = "exact, of the pair that attains the proof"
-    if at["method"] != "exact":
-        how = f"{at['low']:.4g} to {at['high']:.4g}, {at['n']} trials per input, by the defense's own likelihood"
-    return [found, f"  delta    {at['delta']:.4g} at epsilon {at['epsilon']:.6g} ({how})"]
+    rows = [found]
+    if "delta_at" in row:
+        at = row["delta_at"]
+        how = "exact, of the pair that attains the proof"
+        if at["method"] != "exact":
+            how = f"{at['low']:.4g} to {at['high']:.4g}, {at['n']} trials per input, by the defense's own likelihood"
+        rows.append(f"  delta    {at['delta']:.4g} at epsilon {at['epsilon']:.6g} ({how})")
+    return rows + ([f"  code     {row['verdict']}: {row['seen']}."] if "verdict" in row else [])
 
 
 class _Found(NamedTuple):
-    """Keys of `audited`; the new verdict with its reason, if there is one; the delta that the trials show."""
+    """Keys of `audited`; the new verdict with its reason, if there is one; the bound; the delta that trials show."""
 
     row: dict[str, Any]
     judged: dict[str, str]
+    bound: AuditResult | None = None
     sampled: Delta | None = None
+
+
+def _inspected(deployment: Deployment, claim: Claim, found: _Found, key: Key) -> dict[str, Any]:
+    """Keys of `audited` about the code; none for an estimate."""
+    if found.bound is None:
+        return {}
+    law = check_law(deployment.defense, deployment.setting, key.child("law"))
+    code, contradictions, seen = inspect(claim, found.bound, law)
+    row = {"verdict": code.value, "contradicts": list(contradictions), "seen": seen}
+    if law is None:
+        return row
+    return row | {"detects": law.detects, "law": law._asdict() | {"rejects": list(law.rejects)}}
 
 
 def _by_trials(
@@ -352,8 +407,11 @@ def _bound(claim: Claim, found: AuditResult, counted: dict[str, Any], sampled: D
         "threat": found.threat.value,
         "method": found.method,
         "any_mechanism": epsilon_to_json(found.any_mechanism),
+        "chance": chance(found.epsilon_lower, found.delta),
+        "strict": epsilon_to_json(found.strict),
+        "ceiling": epsilon_to_json(found.ceiling),
     }
-    return _Found(row | counted, {"verdict": judged.value, "reason": reason}, sampled)
+    return _Found(row | counted, {"verdict": judged.value, "reason": reason}, found, sampled)
 
 
 def _counts(row: dict[str, Any]) -> str:
@@ -375,6 +433,11 @@ def _counts(row: dict[str, Any]) -> str:
 def _clients(row: dict[str, Any]) -> str:
     """The number of canary clients and rounds."""
     return f"{row['canaries']} canary clients in one run of {row['rounds']} rounds"
+
+
+def odds(chance: float) -> str:
+    """How often an adversary may be right about one bit."""
+    return "right over 99.99 %" if chance > 0.9999 else f"right {100 * chance:.4g} %"
 
 
 def _short(value: float | str) -> str:

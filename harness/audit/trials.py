@@ -28,8 +28,9 @@ from leakgauge.harness.learn.tasks import ModelTask
 _FAR = 100.0
 """Entries of an input: far outside every clip, so that each defense clips them to the ends of its own range."""
 
-_CANARY = 1e4
-"""Entry of a canary record. Its gradient is twice this value times its label, above every clip."""
+CANARY = 1e-2, 1e6
+"""Input entry and label of a canary record. Its gradient is twice their product, above every clip, and so steep a loss
+stays steep: several local steps go the same way."""
 
 Part = Literal["ratios", "estimates", "wires"]
 """A field of `Trace`."""
@@ -136,7 +137,9 @@ class Mechanism:
             if ratios is not None:
                 ratios += self._ratios(state, wires, shared, inputs)
             if only in (None, "estimates") and self.sees_messages:
-                estimates += torch.stack([self.estimate(*one, current) for one in zip(wires, shared, strict=True)])
+                estimates += torch.stack(
+                    [current.estimate(w, sender, self._visible(key)) for w, key in zip(wires, shared, strict=True)]
+                )
             elif only in (None, "estimates"):
                 decoded = [current.decode(one, mine.child("server")) for one, mine in zip(sent, keys, strict=True)]
                 estimates += torch.stack(decoded)
@@ -151,10 +154,14 @@ class Mechanism:
         exchange = Round(self.defense, self.setting, self.history[0]).exchange([client], shared.child("replay"))
         return self.estimate(exchange.received[0], shared)
 
-    def estimate(self, wire: bytes, shared: Key, current: Round | None = None) -> Vector:
-        """The update [d] that a message reveals to the adversary; `current` is its round, by default the first."""
-        current = current or Round(self.defense, self.setting, self.history[0])
-        return current.estimate(wire, self._sender, shared if "shared" in SEES[self.threat] else None)
+    def estimate(self, wire: bytes, shared: Key) -> Vector:
+        """The update [d] that a message of the first round reveals to the adversary."""
+        current = Round(self.defense, self.setting, self.history[0])
+        return current.estimate(wire, self._sender, self._visible(shared))
+
+    def _visible(self, shared: Key) -> Key | None:
+        """The shared key if the adversary sees it."""
+        return shared if "shared" in SEES[self.threat] else None
 
     @property
     def _sender(self) -> Sender:
@@ -264,7 +271,7 @@ def _records(defense: Defense[Any, Any], setting: Setting, relation: Relation) -
     def data(bit: int) -> Examples:
         x, y = torch.zeros(setting.samples, setting.dim), torch.zeros(setting.samples)
         if bit or relation is not Relation.ADD_REMOVE:
-            x[0, 0], y[0] = _CANARY, 1.0 if bit else -1.0
+            x[0, 0], y[0] = CANARY[0], CANARY[1] if bit else -CANARY[1]
         return Examples(x, y)
 
     def draw(bit: int, trials: int, key: Key) -> Tensor:

@@ -67,7 +67,7 @@ def audit(
 
 def _print_claim(found: dict[str, Any], as_json: bool) -> None:
     """Print the claimed, proved and audited epsilon, and the verdict."""
-    from leakgauge.harness.audit.standalone import lines
+    from leakgauge.harness.audit.standalone import lines, odds
     from leakgauge.harness.core.threats import Threat
 
     if as_json:
@@ -80,11 +80,11 @@ def _print_claim(found: dict[str, Any], as_json: bool) -> None:
     rows = [("claimed", claimed, source, ""), ("proved", proved, proved["method"], "")]
     rows += [("", proof, proof["method"], f": {proof['reason']}") for proof in found["further"]]
     for label, row, how, note in rows:
-        epsilon = row["epsilon"] if row["epsilon"] == "inf" else f"{row['epsilon']:.6g}"
+        epsilon = row["epsilon"] if row["epsilon"] == "inf" else f"{row['epsilon']:.6g} ({odds(row['chance'])})"
         names = "everybody" if len(row["against"]) == len(Threat) else ", ".join(row["against"])
         against = f", against {names}" if names else ""
         typer.echo(
-            f"  {label:<8} epsilon {epsilon} a {row['unit']}, delta {row['delta']:g}, {claimed['horizon']}{against}"
+            f"  {label:<8} epsilon {epsilon} per {row['unit']}, delta {row['delta']:g}, {claimed['horizon']}{against}"
             f"{f' ({how})' if how else ''}{note}"
         )
     if "audited" in found:

@@ -13,6 +13,9 @@ from leakgauge.harness.core.threats import Threat
 _EQUAL = 1e-6
 """Relative difference of two epsilons that rounding may explain."""
 
+VACUOUS = 10.0
+"""Above this epsilon an adversary may be right about one bit with probability 0.99995: the claim promises nothing."""
+
 _LOOSE = 0.01
 """A claim is loose if it exceeds the proved epsilon by more than this, relatively: it needs less noise than it adds."""
 
@@ -48,13 +51,23 @@ class Horizon(enum.Enum):
 
 
 class Verdict(enum.Enum):
-    """The result of checking a claim."""
+    """The result of checking a claim by formulas, the best first; an audited bound above the claim makes it BROKEN."""
 
     HOLDS = "HOLDS"
     LOOSE = "LOOSE"
     BROKEN = "BROKEN"
     UNPROVED = "UNPROVED"
+    VACUOUS = "VACUOUS"
     NOTHING_PROMISED = "NOTHING PROMISED"
+
+
+class Code(enum.Enum):
+    """The result of auditing the code behind a claim: whether it is the mechanism of the proof, as far as was seen."""
+
+    CONTRADICTED = "CONTRADICTED"
+    CONSISTENT = "CONSISTENT"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    NOT_AUDITED = "NOT AUDITED"
 
 
 @dataclass(frozen=True)
@@ -175,6 +188,7 @@ def judge(claim: Claim) -> Judgment:
     | nothing is claimed | NOTHING PROMISED |
     | above the claim, and attained | BROKEN |
     | above the claim, an upper bound only | UNPROVED: neither shown nor refuted |
+    | not above the claim, but above `VACUOUS` | VACUOUS |
     | more than 1 % below the claim | LOOSE |
     | else | HOLDS |
     """
@@ -183,10 +197,12 @@ def judge(claim: Claim) -> Judgment:
         return Judgment(Verdict.NOTHING_PROMISED, claimed, proved, claim.proved.reason)
     if proved > claimed * (1 + _EQUAL):
         verdict = Verdict.BROKEN if claim.proved.tight else Verdict.UNPROVED
+    elif proved > VACUOUS:
+        verdict = Verdict.VACUOUS
     else:
         verdict = Verdict.LOOSE if proved < claimed * (1 - _LOOSE) else Verdict.HOLDS
     at = f" at delta {claim.delta:g}" if claim.delta else ""
-    numbers = f"claimed {claimed:.6g}, proved {proved:.6g} a {claim.proved.unit.value}{at}"
+    numbers = f"claimed {claimed:.6g}, proved {proved:.6g} per {claim.proved.unit.value}{at}"
     return Judgment(verdict, claimed, proved, f"{numbers}: {claim.proved.reason}")
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from leakgauge.harness.core.claim import Claim, Horizon
+from leakgauge.harness.core.law import Law, StepLaw
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.core.vec import Layout, Parts, Vector, weighted_mean
@@ -172,10 +173,6 @@ class Feedback(NamedTuple):
     after: float | None
 
 
-class MessageError(ValueError):
-    """The bytes are not a message of this defense: wrong length, wrong round, or not finite."""
-
-
 @dataclass(frozen=True)
 class Defense(ABC, Generic[S, M]):
     """A frozen dataclass whose fields are its hyper-parameters; concrete classes are final.
@@ -275,6 +272,34 @@ class Defense(ABC, Generic[S, M]):
         Args:
             links: `links.shared` is None for an outsider without the shared keys.
         """
+
+    def law(self, state: S, memory: M, update: Vector, link: Link) -> Law | None:
+        """The law of the message that `encode` sends of this update, as under Guarantees; None: none is stated.
+
+        An audit tests the bytes against it. Analog messages that do not superpose: the law of what arrives.
+
+        Args:
+            memory: the client's, before this message.
+        """
+        return None
+
+    def step_law(self, setting: Setting) -> StepLaw | None:
+        """The law of a local step, for a defense of records; None: training is as any other.
+
+        Stated apart from `local` and `step_noise`, which an audit tests against it.
+        """
+        return None
+
+    def aggregate_law(self, state: S, updates: Sequence[Vector], links: Links) -> Law | None:
+        """The law, given all updates of a round, of what arrives if messages superpose, else of the decoded mean.
+
+        None: it follows from the messages. The mean is read as float32.
+        """
+        return None
+
+    def quieter(self) -> Defense[S, M] | None:
+        """This defense with as little noise as it allows, so that an audit sees the numbers under the noise."""
+        return None
 
     @abstractmethod
     def claim(self, history: Sequence[S], setting: Setting) -> Claim:

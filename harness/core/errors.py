@@ -28,3 +28,7 @@ class StudyError(ValueError):
     def __init__(self, source: str, problems: list[str]) -> None:
         self.problems = list(dict.fromkeys(problems))
         super().__init__("\n".join(f"{source}: {problem}" for problem in self.problems))
+
+
+class MessageError(ValueError):
+    """The bytes are not a message of this defense: wrong length, wrong round, or not finite."""

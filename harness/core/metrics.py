@@ -25,6 +25,8 @@ class GateTest(StrEnum):
     """A paired test of the true-positive rate at a false-positive rate, on the same placements."""
     AUDIT = "audit"
     """The largest value over the seeds must not pass the claim."""
+    NEVER = "never"
+    """No seed may have it if none had it in the baseline."""
     RISE = "rise"
     """The mean over the seeds must not rise by more than a share."""
     FALL = "fall"
@@ -114,6 +116,14 @@ _TABLE = (
         gate=GateTest.AUDIT,
         failed="audited epsilon too high",
         fell="audited epsilon fell",
+    ),
+    Metric(
+        *("contradicted", "code contradicted by its audit", "seed", "training", ""),
+        higher_leaks=None,
+        gate=GateTest.NEVER,
+        failed="code contradicted",
+        passed="no contradiction found",
+        fell="no longer contradicted",
     ),
     Metric(
         *("accuracy", "final accuracy", "seed", "training"),

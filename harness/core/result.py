@@ -129,6 +129,18 @@ class ClaimRecord:
 
 
 @dataclass(frozen=True)
+class LawRecord:
+    """Messages tested against the law that the defense states; fields as in `harness.audit.law_test.LawResult`."""
+
+    rejects: tuple[str, ...]
+    p: float
+    messages: int
+    numbers: int
+    tests: int
+    detects: float
+
+
+@dataclass(frozen=True)
 class AuditRecord:
     """A measured lower bound of a defense's epsilon in a small federation, with the claim and the proof there.
 
@@ -142,8 +154,10 @@ class AuditRecord:
         distinguisher, pair: the test that separates the two inputs, and the inputs.
         threat: the adversary.
         method: of the bound. `any_mechanism`: the bound without assumptions about the mechanism.
-        contradicts: the bound is above the proved epsilon too.
+        strict: the bound that decides on verdicts. ceiling: the largest `strict` that these trials could have shown.
         verdict, reason: of the claim there.
+        code: CONTRADICTED, CONSISTENT or INCONCLUSIVE; contradictions: why the code is not the mechanism of the proof.
+        seen: one sentence on the code. law: None if the defense states no law.
     """
 
     claimed: float | None
@@ -164,14 +178,19 @@ class AuditRecord:
     threat: str
     method: str
     any_mechanism: float
-    contradicts: bool
+    strict: float
+    ceiling: float
     verdict: str
     reason: str
+    code: str
+    contradictions: tuple[str, ...]
+    seen: str
+    law: LawRecord | None
 
     @property
     def refutes(self) -> bool:
-        """Whether the bound is above the claim in the same federation."""
-        return self.claimed is not None and self.epsilon_lower > self.claimed
+        """Whether the strict bound is above the claim in the same federation."""
+        return self.claimed is not None and self.strict > self.claimed
 
 
 @dataclass(frozen=True)

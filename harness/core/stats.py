@@ -294,6 +294,16 @@ def placements(scores: Numbers, others: Numbers) -> Numbers:
     return np.asarray(both / (2 * len(ranked)), dtype=np.float64)
 
 
+def chance(epsilon: float, delta: float) -> float:
+    """The highest probability of being right about one bit that (epsilon, delta) allows: which of two neighbors.
+
+    (e^epsilon + delta) / (1 + e^epsilon), both neighbors equally likely; 1 for an infinite epsilon.
+
+    Source: Kairouz, Oh, Viswanath 2015, Thm 2.1.
+    """
+    return min(1.0, 1.0 - (1.0 - delta) / (1.0 + math.exp(min(epsilon, 700.0))))
+
+
 def _check_level(level: float) -> None:
     """Refuse a confidence level outside (0, 1)."""
     if not 0 < level < 1:

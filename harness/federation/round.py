@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from leakgauge.harness.core.contract import Defense, Link, Links, Message, MessageError, Sender, Setting
+from leakgauge.harness.core.contract import Defense, Link, Links, Message, Sender, Setting
+from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 

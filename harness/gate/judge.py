@@ -181,6 +181,8 @@ def judge(now: Measured, base: Measured, rules: Rules, *, noise_sd: float = 0.0)
         elif metric(new.metric).gate is GateTest.AUDIT:
             checks.append(_epsilon(pair, rules))
             warnings += _about_claim(pair)
+        elif metric(new.metric).gate is GateTest.NEVER:
+            checks.append(_never(pair))
         else:
             checks.append(_training(pair, rules))
     checks += _together(tested, rules, noise_sd)
@@ -280,6 +282,15 @@ def _epsilon(pair: _Pair, rules: Rules) -> Check:
     elif now - before > max(rules.audit_gap, rules.audit_share * before):
         verdict = Verdict.INCONCLUSIVE
     reason = _audited_words(verdict, before, now, claim, was_above=was_above)
+    return _untested(pair, verdict, before, now, reason)
+
+
+def _never(pair: _Pair) -> Check:
+    """The check of what no seed may have."""
+    now, before = (float(np.mean(numbers(one))) for one in pair)
+    verdict = Verdict.FAIL if now > 0 and before == 0 else Verdict.PASS
+    words = metric(pair.now.metric).words
+    reason = f"{words} in {now:.0%} of {len(pair.now.values)} seeds, {before:.0%} before ({pair.now.about})"
     return _untested(pair, verdict, before, now, reason)
 
 

@@ -256,16 +256,17 @@ def _of_trainings(run: Run) -> Iterable[Measure]:
         problem = f"{lost} of {len(records)} trainings not finished" if lost else ""
         known = [record for record in records if record is not None]
         audits = [record.audited for record in known if record.audited is not None]
-        for metric in gated(GateTest.AUDIT, GateTest.RISE, GateTest.FALL):
+        for metric in gated(GateTest.AUDIT, GateTest.NEVER, GateTest.RISE, GateTest.FALL):
             values = tuple(_READ[metric.name](record) for record in known)
             if metric.name == "accuracy" and known and not any(value is not None for value in values):
                 continue  # a regression
-            if metric.gate is GateTest.AUDIT and not (specs[0].audit and audits):
+            of_audit = metric.gate in (GateTest.AUDIT, GateTest.NEVER)
+            if of_audit and not (specs[0].audit and audits):
                 continue
             lacks = "a training has no number" if not problem and any(value is None for value in values) else problem
             made = _bare(specs[0], metric, stats.mean(metric.name, values), name, lacks)
             made = dataclasses.replace(made, values=values)
-            yield _audited(made, audits) if metric.gate is GateTest.AUDIT else made
+            yield _audited(made, audits) if of_audit else made
 
 
 def _audited(made: Measure, audits: Sequence[AuditRecord]) -> Measure:
@@ -273,7 +274,8 @@ def _audited(made: Measure, audits: Sequence[AuditRecord]) -> Measure:
     limits = [audit.claimed for audit in audits if audit.claimed is not None]
     first = audits[0]
     rounds = f"{first.rounds} rounds" if first.rounds > 1 else "one round"
-    about = f"per {first.unit}, {rounds}, delta {first.delta:.3g}, by {first.threat}"
+    codes = "/".join(dict.fromkeys(audit.code for audit in audits))
+    about = f"per {first.unit}, {rounds}, delta {first.delta:.3g}, by {first.threat}; code {codes}"
     return dataclasses.replace(made, limit=min(limits) if limits else None, about=about)
 
 
@@ -314,6 +316,7 @@ def _images(run: Run, cell: Cell) -> str:
 
 _READ: dict[str, Callable[[TrainingRecord], float | None]] = {
     "epsilon": lambda record: None if record.audited is None else record.audited.epsilon_lower,
+    "contradicted": lambda record: None if record.audited is None else float(bool(record.audited.contradictions)),
     "accuracy": lambda record: record.accuracy,
     "bits": lambda record: 8 * float(np.mean(record.message_bytes)) / record.dim if record.message_bytes else None,
 }

@@ -213,8 +213,7 @@ def _audit(ready: Prepared, spec: TrainingSpec) -> tuple[AuditRecord | None, str
     """The audit that the study requests, or the reason why there is none; the training is valid without it."""
     if not spec.audit:
         return None, ""
-    rounds, key = spec.federation.rounds, ready.key.child("training", "audit")
     try:
-        return audit_for_study(spec.defense, rounds, spec.audit, key, sends=ready.setting.sends), ""
+        return audit_for_study(spec.defense, ready.setting, spec.audit, ready.key.child("training", "audit")), ""
     except ValueError as error:
         return None, " ".join(str(error).split())

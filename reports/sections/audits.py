@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -89,13 +90,10 @@ def _described(audits: Sequence[AuditRecord]) -> list[str]:
         f"{number(first.proved)}, {per(first.unit, first.delta)}. Neighbors: {first.relation}, {' / '.join(pairs)}. "
         f"Bound: {method}."
     ]
-    above = sum(one.contradicts for one in audits)
-    if above:
-        found.append(
-            f"In {above} of {counted(len(audits), 'audit')}, the bound is above the epsilon proved there: up to the "
-            "audit's error rate, the implementation does not match its proof."
-        )
-    return found
+    found[0] += f" These trials refute no epsilon above {over_seeds([one.ceiling for one in audits])}."
+    seen = Counter(f"{one.code}: {one.seen}." for one in audits)
+    shares = (f" In {n} of {len(audits)} audits." if n < len(audits) else "" for n in seen.values())
+    return found + [f"Code {text}{share}" for text, share in zip(seen, shares, strict=True)]
 
 
 def _elsewhere(audit: AuditRecord, claims: Sequence[ClaimRecord]) -> str:

@@ -32,17 +32,27 @@ BADGES = {
     BY_AUDIT: Badge("bad", "✕", BY_AUDIT),
     "BROKEN": Badge("bad", "✕", "BROKEN"),
     "UNPROVED": Badge("warn", "?", "UNPROVED"),
+    "VACUOUS": Badge("warn", "∞", "VACUOUS"),
     "LOOSE": Badge("info", "~", "LOOSE"),
     "HOLDS": Badge("good", "✓", "HOLDS"),
     "NOTHING PROMISED": Badge("none", "–", "NOTHING PROMISED"),
 }
 """By verdict, the worst first."""
 
+CODES = {
+    "CONTRADICTED": Badge("bad", "✕", "code CONTRADICTED"),
+    "INCONCLUSIVE": Badge("warn", "?", "code INCONCLUSIVE"),
+    "NOT AUDITED": Badge("none", "–", "code NOT AUDITED"),
+    "CONSISTENT": Badge("good", "✓", "code CONSISTENT"),
+}
+"""By verdict on the code, the worst first."""
+
 _COUNTED = {
     "HOLDS": ("holds", "hold"),
     "LOOSE": ("is loose", "are loose"),
     "BROKEN": ("is broken", "are broken"),
     "UNPROVED": ("is unproved", "are unproved"),
+    "VACUOUS": ("is vacuous", "are vacuous"),
 }
 """Each verdict as a verb, for one claim and for several."""
 
@@ -105,6 +115,14 @@ def states(claims: Sequence[ClaimRecord]) -> tuple[State, ...]:
         for name, badge in BADGES.items()
         if name in found
     )
+
+
+def codes(trainings: Sequence[TrainingRecord]) -> tuple[State, ...]:
+    """The distinct verdicts on the code of one defense's trainings, the worst first."""
+    found = Counter("NOT AUDITED" if one.audited is None else one.audited.code for one in trainings)
+    total = counted(len(trainings), "seed")
+    states = ((badge, found[name]) for name, badge in CODES.items() if name in found)
+    return tuple(State(badge, "" if count == len(trainings) else f"in {count} of {total}") for badge, count in states)
 
 
 def why(claim: ClaimRecord) -> str:

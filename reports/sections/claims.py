@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from leakgauge.harness.core.labels import Label, counted
 from leakgauge.harness.core.result import ClaimRecord, ProofRecord, TrainingRecord
+from leakgauge.harness.core.stats import chance
 from leakgauge.reports.sections.audits import Measured, details, measured, of_horizon
-from leakgauge.reports.sections.checked import State, checked, is_broken, overview, severity, states, verdict_of, why
+from leakgauge.reports.sections.checked import (
+    State,
+    checked,
+    codes,
+    is_broken,
+    overview,
+    severity,
+    states,
+    verdict_of,
+    why,
+)
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.notation import adversaries, bound, epsilon, listing, per
+
+_UNSEEN = {"good": "info"}
+"""The tone of a verdict if its code is not CONSISTENT."""
 
 
 class Amount(NamedTuple):
@@ -30,6 +45,7 @@ class Line(NamedTuple):
     proved: Amount
     states: tuple[State, ...]
     reason: str
+    codes: tuple[State, ...] = ()
     audited: Measured | None = None
 
 
@@ -82,7 +98,9 @@ def _claimed(claims: Sequence[ClaimRecord], digits: int) -> Amount:
     """The claim for one horizon over the seeds."""
     if any(claim.epsilon is None for claim in claims):
         return Amount(epsilon(claims), f"per {_distinct(claim.unit for claim in claims)}, any δ < 1", False, ())
-    return Amount(epsilon(claims, digits), _distinct(per(claim.unit, claim.delta) for claim in claims), True, ())
+    odds = _distinct(_odds(claim.epsilon, claim.delta) for claim in claims)
+    scope = _distinct(per(claim.unit, claim.delta) for claim in claims)
+    return Amount(epsilon(claims, digits), scope, True, (odds,))
 
 
 def _attained(proof: ProofRecord) -> str:
@@ -99,7 +117,14 @@ def _proved(claims: Sequence[ClaimRecord], digits: int) -> Amount:
     methods = _distinct(f"{proof.method}, {_attained(proof)}" for proof in proofs)
     finite = all(proof.epsilon is not None for proof in proofs)
     scope = _distinct(per(proof.unit, proof.delta) for proof in proofs)
-    return Amount(bound(proofs, digits), scope, finite, tuple(filter(None, (methods, _distinct(others)))))
+    odds = _distinct(_odds(proof.epsilon, proof.delta) for proof in proofs) if finite else ""
+    return Amount(bound(proofs, digits), scope, finite, tuple(filter(None, (odds, methods, _distinct(others)))))
+
+
+def _odds(value: float | None, delta: float) -> str:
+    """How often this epsilon lets an adversary be right about one bit."""
+    right = chance(math.inf if value is None else value, delta)
+    return "adversary right over 99.99 %" if right > 0.9999 else f"adversary right up to {100 * right:.4g} %"
 
 
 def _digits(claims: Sequence[ClaimRecord]) -> int:
@@ -108,12 +133,17 @@ def _digits(claims: Sequence[ClaimRecord]) -> int:
     return 7 if close and any(is_broken(claim) or verdict_of(claim) == "UNPROVED" for claim in claims) else 4
 
 
-def _line(claims: Sequence[ClaimRecord]) -> Line:
+def _line(claims: Sequence[ClaimRecord], code: tuple[State, ...]) -> Line:
     """One horizon, with the reason for the worst verdict."""
     first, *others = dict.fromkeys(why(claim) for claim in sorted(claims, key=severity, reverse=True))
     more = f" ({counted(len(others), 'other reason')} in other seeds)" if others else ""
     digits = _digits(claims)
-    return Line(claims[0].horizon, _claimed(claims, digits), _proved(claims, digits), states(claims), first + more)
+    verdicts = states(claims)
+    if any(state.badge.tone != "good" for state in code):
+        # a claim is green only if the code behind it was seen to be the mechanism of the proof
+        tones = [_UNSEEN.get(state.badge.tone, state.badge.tone) for state in verdicts]
+        verdicts = tuple(s._replace(badge=s.badge._replace(tone=t)) for s, t in zip(verdicts, tones, strict=True))
+    return Line(claims[0].horizon, _claimed(claims, digits), _proved(claims, digits), verdicts, first + more, code)
 
 
 def _further(claims: Sequence[ClaimRecord]) -> tuple[Further, ...]:
@@ -139,7 +169,7 @@ def _lines(trainings: Sequence[TrainingRecord]) -> tuple[Line, ...]:
     """One round and the whole run; a single line if they agree in everything, as in a run of one round."""
     if not trainings:
         return ()
-    one, whole = (_line(claims) for claims in zip(*map(checked, trainings), strict=True))
+    one, whole = (_line(claims, codes(trainings)) for claims in zip(*map(checked, trainings), strict=True))
     one_audit = measured(of_horizon(trainings, one.horizon), [t.one_round for t in trainings])
     whole_audit = measured(of_horizon(trainings, whole.horizon), [t.whole_run for t in trainings])
     if one._replace(horizon="") != whole._replace(horizon=""):

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from leakgauge.harness.core.labels import counted, where
 from leakgauge.harness.core.result import Run, TrainingRecord
-from leakgauge.reports.sections.checked import BADGES, brief, checked
+from leakgauge.reports.sections.checked import BADGES, brief, checked, codes
 from leakgauge.reports.sections.leakage import entry_of
 from leakgauge.reports.select import Analysis, Group, final_accuracy
 from leakgauge.reports.text.notation import fixed, percent, short
@@ -35,7 +35,11 @@ def _claim(trainings: Sequence[TrainingRecord]) -> Text:
     if audits:
         most = max(audits, key=lambda audit: audit.epsilon_lower)
         text += f"\naudited ≥ {short(most.epsilon_lower)}, n = {most.trials}"
-    return Text(text, style=_STYLES[BADGES[worst].tone] if worst else "")
+    code = codes(trainings)
+    text += "".join(f"\n{state.badge.words} {state.seeds}".rstrip() for state in code if audits)
+    seen = all(state.badge.tone == "good" for state in code)
+    tone = BADGES[worst].tone if worst else "none"
+    return Text(text, style=_STYLES["info" if tone == "good" and not seen else tone] if worst else "")
 
 
 def _row(analysis: Analysis, group: Group, *, first: bool) -> list[Text]:

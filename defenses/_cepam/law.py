@@ -1,0 +1,87 @@
+"""The law of CEPAM's messages: the error of what is decoded, for a receiver with the shared key."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from leakgauge.defenses._cepam import wire as code
+from leakgauge.defenses._cepam.lrsuq import gaussian_radii, laplace_radii
+from leakgauge.harness.core.contract import Link
+from leakgauge.harness.core.law import Law, LawError, Noise, Normal, Reading, numbers
+from leakgauge.harness.core.rng import Key, uniform
+from leakgauge.harness.core.stats import Numbers
+from leakgauge.harness.core.vec import Vector
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded(Law):
+    """The message that the shared key makes of `sent`; decoded, it errs by the noise, whatever was sent.
+
+    Only the error is random: given the shared key, a message is a function of the update, and each of its bytes is
+    compared. Where n = 1, it is also a function of what is decoded, so that nothing else of the update is in it.
+
+    Attributes:
+        sent: [d] the float32 numbers that are quantized, as float64.
+        unit: in which noise and bound are stated, a float32; 0: there is no noise, and only the header is sent.
+        header: the bytes before those of the quantizer.
+        scale: of the noise, in units. bound: on the l2 norm of `sent`, in units.
+        dimension: n; 1 unless the noise is normal.
+    """
+
+    from_shared = True
+
+    sent: Numbers
+    link: Link
+    unit: float
+    header: bytes
+    noise: Noise
+    scale: float
+    bound: float
+    dimension: int = 1
+
+    def read(self, wire: bytes, own: Key) -> Reading:
+        """By the cdf of the noise; the auditor's own numbers where there is none."""
+        places = np.arange(len(self.sent))
+        if self.unit == 0:
+            _expect(wire, self.header)
+            return Reading(uniform(own, (len(places),), dtype=torch.float64).numpy(), places)
+        n, shared, scale = self.dimension, self.link.key, self.scale * self.unit
+        x, radii = np.pad(self.sent, (0, -len(places) % n)).reshape(n, -1).T, shared.child("radii")
+        count = len(x)
+        drawn = (
+            gaussian_radii(radii, count, n, scale)
+            if isinstance(self.noise, Normal)
+            else laplace_radii(radii, count, scale)
+        )
+        spread, dithers = self.bound * self.unit / math.sqrt(len(places)), shared.child("dithers")
+        _expect(wire, self.header + code.pack(x, drawn, spread, dithers))
+        points = code.unpack(wire[len(self.header) :], drawn, spread, dithers, n)
+        if n == 1:
+            _expect(wire, self.header + code.pack(points, drawn, spread, dithers))
+        errors = points.T.reshape(-1)[: len(places)] - self.sent
+        return Reading(self.noise.uniforms(errors / scale), places)
+
+
+def scaled(update: Vector, link: Link, gamma: float, noise: Noise, scale: float, dimension: int = 1) -> Law:
+    """The law where noise is in units of |u| / gamma, which is sent before the rest as float32."""
+    unit = np.float32(np.linalg.norm(numbers(update)) / gamma)
+    header = np.array(unit, "<f4").tobytes()
+    return Decoded(numbers(update), link, float(unit), header, noise, scale, gamma, dimension)
+
+
+def clipped(update: Vector, link: Link, clip: float, noise: Noise, scale: float, dimension: int = 1) -> Law:
+    """The law where the update is clipped to an l2 norm of `clip` and noise is in units of the update."""
+    # as float32: near the edge of a cell, rounding decides
+    shorter = np.float32(clip / max(clip, float(np.linalg.norm(numbers(update)))))
+    sent = np.asarray(update.numpy() * shorter, np.float64)
+    return Decoded(sent, link, 1.0, b"", noise, scale, clip, dimension)
+
+
+def _expect(found: bytes, expected: bytes) -> None:
+    """Raise LawError unless these are the bytes."""
+    if found != expected:
+        raise LawError(f"{len(found)} bytes that are not the {len(expected)} of this update under the shared key")

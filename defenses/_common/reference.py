@@ -1,0 +1,57 @@
+"""The scaling of `scale.Scaling` once more, in numpy, for laws that must not share code with what they describe."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from leakgauge.harness.core.law import Integers, numbers
+from leakgauge.harness.core.stats import Numbers
+from leakgauge.harness.core.vec import Layout, Vector
+
+
+class Scaled(NamedTuple):
+    """An update as unit-free numbers.
+
+    Attributes:
+        header: the float32 numbers that are sent before them.
+        numbers: [k] in sending order; the two of a pair are neighbors.
+        places: [k] the coordinate of each number; -1: padding.
+    """
+
+    header: Numbers
+    numbers: Numbers
+    places: Integers
+
+
+def scaled(update: Vector, layout: Layout, mode: str, lanes: int = 1, bound: float = 1.0) -> Scaled:
+    """The numbers by the table of `Scaling`."""
+    values, start = numbers(update), 0
+    header: list[float] = []
+    found: list[Numbers] = []
+    places: list[Integers] = []
+    for size in layout.sizes if mode == "tensor" else (layout.dim,):
+        columns = -(-size // lanes)
+        rows, index = np.zeros((lanes, columns)), np.full((lanes, columns), -1)
+        rows.flat[:size], index.flat[:size] = values[start : start + size], np.arange(start, start + size)
+        means = rows.mean(1).astype(np.float32).astype(np.float64) if mode == "tensor" else np.zeros(lanes)
+        rows -= means[:, None]
+        scale = bound if mode == "public" else float(np.float32(3 * np.linalg.norm(rows) / np.sqrt(columns)))
+        header += [*means, scale] if mode == "tensor" else [scale]
+        found.append((rows / scale if scale > 0 else np.zeros_like(rows)).T.ravel())
+        places.append(index.T.ravel())
+        start += size
+    flat = np.concatenate(found)
+    if mode == "public":
+        header, flat = [], _inside(flat, lanes)
+    return Scaled(np.array(header), flat, np.concatenate(places))
+
+
+def _inside(flat: Numbers, lanes: int) -> Numbers:
+    """Numbers in [-1, 1], or pairs in the unit disc."""
+    if lanes == 1:
+        return np.clip(flat, -1.0, 1.0)
+    pairs = flat.reshape(-1, lanes)
+    lengths = np.hypot(pairs[:, 0], pairs[:, 1])
+    return np.asarray(pairs / np.maximum(lengths, 1.0)[:, None], np.float64).ravel()

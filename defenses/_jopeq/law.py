@@ -1,0 +1,173 @@
+"""The law of dithered levels given the dither, overload included: for laws that share no code with the quantizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy import special
+
+from leakgauge.defenses._common.reference import Scaled
+from leakgauge.defenses._jopeq.lattice import Lattice
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.errors import MessageError
+from leakgauge.harness.core.law import (
+    Integers,
+    Laplacian,
+    Law,
+    LawError,
+    Noise,
+    Normal,
+    Reading,
+    StudentPairs,
+    outcomes,
+    split,
+)
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import Numbers
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
+_INVERSE = {1: np.eye(2), 2: np.array([[1.0, 0.0], [-0.5, 0.75**0.5]])}
+"""From a pair of numbers to lattice coordinates at step 1, by dimension; a scalar quantizer changes nothing."""
+
+_TINY = 1e-9
+_ROUNDING = 2.0**-20
+"""Float32 arithmetic moves a lattice coordinate by less, as a share of its terms."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Levels(Law):
+    """A header, then packed levels -top..top, as unsigned numbers: those of `cells` [n, 2], rounded and clipped.
+
+    Attributes:
+        cells: lattice coordinates plus dither, in cells, without noise.
+        places: [count] the coordinates of the sent numbers; one less than in `cells` if their count is odd.
+    """
+
+    header: Numbers
+    places: Integers
+    cells: Numbers
+    bits: int
+
+    @property
+    def top(self) -> int:
+        """The outermost level."""
+        return 1 << (self.bits - 1)
+
+    def levels(self, wire: bytes) -> Numbers:
+        """[n, 2] the levels -top..top.
+
+        Raises:
+            LawError: another header or length, padding that is not zero, or a level that does not exist.
+        """
+        try:
+            found = outcomes(split(wire, self.header), len(self.places), self.bits + 1)
+        except MessageError as error:
+            raise LawError(str(error)) from error
+        if found.max(initial=0) > 2 * self.top:
+            raise LawError(f"a level of {found.max()}, expected at most {2 * self.top}")
+        return np.pad(found - self.top, (0, len(found) % 2)).reshape(-1, 2).astype(np.float64)
+
+    def reading(self, uniforms: Numbers) -> Reading:
+        """The reading of uniform numbers [n, 2]."""
+        return Reading(uniforms.ravel()[: len(self.places)], self.places)
+
+    def own(self, key: Key) -> Numbers:
+        """[n, 2] uniform numbers of the auditor."""
+        return rng.uniform(key, self.cells.shape, dtype=torch.float64).numpy()
+
+
+@dataclass(frozen=True, eq=False)
+class _NoisyLevels(_Levels):
+    """Levels of `cells` plus noise: `roots` [n, 2, 2], lower triangular, times standard pairs."""
+
+    noise: Noise
+    roots: Numbers
+
+    def read(self, wire: bytes, own: Key) -> Reading:
+        """The first level of a pair by its marginal law, the second by its law given the first's level.
+
+        The latter is a mean over the first's noise, by Gauss's rule on its quantiles between the ends of the level.
+        """
+        levels = self.levels(wire)
+        below = np.where(levels == -self.top, -np.inf, levels - 0.5) - self.cells
+        above = np.where(levels == self.top, np.inf, levels + 0.5) - self.cells
+        (turned, straight), spread = self.roots[:, 1].T[..., None], self.roots[:, 0, 0]
+        first = [_chances(self.noise, ends[:, 0] / spread) for ends in (below, above)]
+        low, high = (chance[:, None] for chance in first)
+        inside = np.clip((low + high + (high - low) * _NODES) / 2, 1e-300, 1 - 2.0**-53)
+        drawn = _quantiles(self.noise, inside)
+        second = [
+            _chances_given(self.noise, drawn, (ends[:, 1:] - turned * drawn) / straight) @ _WEIGHTS / 2
+            for ends in (below, above)
+        ]
+        lows, highs = np.stack([first, second], 2)
+        return self.reading(lows + self.own(own) * (highs - lows))
+
+
+class _ExactLevels(_Levels):
+    """Levels of numbers without noise: the error of a cell is uniform over the dither."""
+
+    from_shared = True
+
+    def read(self, wire: bytes, own: Key) -> Reading:
+        """The place within a cell before rounding; the dither is a multiple of 2^-24."""
+        levels, room = self.levels(wire), _ROUNDING * (1 + np.abs(self.cells).max(1, keepdims=True))
+        least, most = (np.clip(np.rint(self.cells + side), -self.top, self.top) for side in (-room, room))
+        if ((levels < least) | (levels > most)).any():
+            raise LawError("a level that is not the rounded number")
+        return self.reading((self.cells + 0.5 + 2.0**-24 * self.own(own)) % 1.0)
+
+
+def leveled(sent: Scaled, noise: Noise, root: Numbers, lattice: Lattice, shared: Key) -> Law:
+    """The law of numbers plus noise, as dithered levels.
+
+    Args:
+        root: [2, 2], lower triangular: a pair of numbers has `root` times a standard pair as noise; 0: no noise.
+        lattice: only its parameters are read.
+        shared: key of the dither.
+    """
+    count, size, find = len(sent.numbers), lattice.dimension, _INVERSE[lattice.dimension] / lattice.step
+    coded = -(-count // size) * size
+    pairs = np.pad(sent.numbers, (0, count % 2)).reshape(-1, 2)
+    dither = rng.uniform32(shared, (coded,) if size == 1 else (2, coded // 2), -0.5, 0.5).numpy().astype(np.float64)
+    dither = np.pad(dither, (0, count % 2)).reshape(-1, 2) if size == 1 else dither.T
+    places = np.pad(sent.places, (0, coded - count), constant_values=-1)
+    cells = pairs @ find.T + dither
+    if not root.any():
+        return _ExactLevels(sent.header, places, cells, lattice.bits)
+    roots = np.repeat((find @ root)[None], len(pairs), 0)
+    if count % 2:
+        # padding has no noise
+        roots[-1, 1, 1] = _TINY
+    return _NoisyLevels(sent.header, places, cells, lattice.bits, noise, roots)
+
+
+def _chances(noise: Noise, x: Numbers) -> Numbers:
+    """The cdf of the first number of a pair."""
+    return _numbers(special.stdtr(noise.degrees, x)) if isinstance(noise, StudentPairs) else noise.uniforms(x)
+
+
+def _chances_given(noise: Noise, first: Numbers, x: Numbers) -> Numbers:
+    """The cdf of the second number of a pair given the first."""
+    if not isinstance(noise, StudentPairs):
+        return noise.uniforms(x)
+    wide = np.sqrt((noise.degrees + first**2) / (noise.degrees + 1))
+    return _numbers(special.stdtr(noise.degrees + 1, x / wide))
+
+
+def _quantiles(noise: Noise, u: Numbers) -> Numbers:
+    """The quantiles of the first number of a pair."""
+    if isinstance(noise, Normal):
+        return _numbers(special.ndtri(u))
+    if isinstance(noise, Laplacian):
+        return _numbers(-np.sign(u - 0.5) * np.log(2 * np.minimum(u, 1 - u)))
+    if isinstance(noise, StudentPairs):
+        return _numbers(special.stdtrit(noise.degrees, u))
+    raise TypeError(f"no quantiles of {noise!r}")
+
+
+def _numbers(found: object) -> Numbers:
+    """An array with its type."""
+    return np.asarray(found, np.float64)

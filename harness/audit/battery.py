@@ -1,0 +1,279 @@
+"""Tests of uniform numbers that a law read from messages: marginals, tails, variances, independence.
+
+If the messages follow the law, all numbers are independent and uniform, whatever the updates. Each test is one way in
+which code departs from its law; each gives one p-value, valid by itself, so a caller splits its level among them.
+
+Source: the transform is Rosenblatt's (see `core.law`); tests of counts are exact or Poisson, sums of many squares and
+    products are compared with their limits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from leakgauge.harness.core.stats import Numbers
+
+Labels = npt.NDArray[np.int64]
+
+_FAR = 38.0
+"""The largest normal score: of numbers that are 0 or 1, where the law has no room left."""
+
+_EQUAL = 1e-6
+"""Two numbers nearer than this count as equal: float32 rounding moves a repeated draw by less."""
+
+_TAILS = (1e-2, 1e-3, 1e-4)
+_GRAINS = (8, 12, 16, 20, 24)
+"""Powers of two; numbers on a grid of 2^-k come from a generator or a table with few values."""
+
+_BINS = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """The uniform numbers of n messages of k numbers each, and what else is known of each message.
+
+    Attributes:
+        uniforms: [n, k].
+        places: [k] coordinate of the update that a number carries, -1: none. tensors: [d] tensor of a coordinate.
+        updates: [n, d]; norms, sizes: [n] of the update and of the client's data.
+        senders, rounds, patterns: [n]; messages are ordered by run, round and sender. runs: [n], the federation.
+        bits: [n, k] lowest mantissa bits, or None.
+    """
+
+    uniforms: Numbers
+    places: Labels
+    tensors: Labels
+    updates: Numbers
+    norms: Numbers
+    sizes: Labels
+    senders: Labels
+    rounds: Labels
+    runs: Labels
+    patterns: Labels
+    bits: Labels | None
+
+
+def p_values(sample: Sample, *, coarse: bool) -> dict[str, float]:
+    """A p-value for each test, by name.
+
+    Args:
+        coarse: float32 rounding is not small beside the noise, so that tests of single bits and ties are left out.
+    """
+    u = sample.uniforms
+    scores = np.clip(special.ndtri(u), -_FAR, _FAR)
+    # rounding makes a few numbers exactly 1/2: they are small, not impossible; `_repeats` counts them
+    magnitudes = np.clip(special.ndtri(np.abs(2 * u - 1)), special.ndtri(1e-4 if coarse else _EQUAL), _FAR)
+    found = dict(_marginals(u, scores))
+    for name, values in {"noise": scores, "magnitude": magnitudes}.items():
+        found |= dict(_groups(name, values, sample))
+        found |= dict(_neighbors(name, values, sample))
+        found |= dict(_covariates(name, values, sample))
+    found |= dict(_patterns(scores))
+    if not coarse:
+        found |= dict(_repeats(u))
+        if sample.bits is not None:
+            found |= dict(_bits(sample.bits, sample))
+    return found
+
+
+def twin_values(one: Numbers, other: Numbers, *, discrete: bool) -> dict[str, float]:
+    """p-values of messages [n, k] against their twins, which differ from them only in the private key.
+
+    Args:
+        discrete: equal outcomes of honest twins are likely, so that only correlations are tested.
+    """
+    found = {}
+    for name, pair in {"noise": (one, other), "magnitude": (np.abs(2 * one - 1), np.abs(2 * other - 1))}.items():
+        a, b = (np.clip(special.ndtri(u), -_FAR, _FAR) for u in pair)
+        found[f"{name} equal to the twin's"] = _correlation(a, b)
+    if not discrete:
+        ties = int((np.abs(one - other) < _EQUAL).sum())
+        found["numbers equal to the twin's"] = _poisson(ties, 2 * _EQUAL * one.size)
+    return found
+
+
+def detectable(numbers: int, level: float, power: float = 0.95) -> float:
+    """The smallest missing share of the noise's scale that the test of all squares sees with this power.
+
+    Args:
+        numbers: that are tested, n k. level: of this one test, two-sided.
+    """
+    # a sum of n squares, each smaller by (1 - s)^2, falls below the lower critical value with probability `power`
+    # chdtri is the upper quantile of chi-square
+    critical, likely = (float(special.chdtri(numbers, 1 - lower)) for lower in (level / 2, power))
+    return 1.0 - math.sqrt(critical / likely)
+
+
+def _marginals(u: Numbers, scores: Numbers) -> Iterator[tuple[str, float]]:
+    """The law of single numbers: its shape, its tails, its ends."""
+    flat, n = np.sort(u, axis=None), u.size
+    steps = np.arange(n + 1) / n
+    gap = max(float((steps[1:] - flat).max()), float((flat - steps[:-1]).max()))
+    yield "distribution", float(special.kolmogorov(np.sqrt(n) * gap))
+    counts = np.histogram(flat, _BINS, (0.0, 1.0))[0]
+    yield "histogram", _even(counts)
+    for tail in _TAILS:
+        for name, count in (("lower", (flat < tail).sum()), ("upper", (flat > 1 - tail).sum())):
+            yield f"{name} tail {tail:g}", _binomial(int(count), n, tail)
+    # the number nearest to an end: none near means that the noise is cut, one too near that its tail is too heavy
+    nearest = float(np.minimum(flat, 1 - flat).min())
+    none_nearer = np.exp(n * np.log1p(-min(2 * nearest, 1.0))) if nearest < 0.5 else 0.0
+    yield "extremes", _two_sided(float(none_nearer), float(1 - none_nearer))
+    yield "squares", _chi_square(float(np.square(scores).sum()), n)
+
+
+def _groups(name: str, z: Numbers, sample: Sample) -> Iterator[tuple[str, float]]:
+    """Sums and sums of squares of the scores [n, k], overall and by every label of a number."""
+    n, k = z.shape
+    column = np.where(sample.places >= 0, sample.tensors[sample.places], -1)
+    decades = np.floor(np.log10(np.maximum(sample.norms, 1e-12))).astype(np.int64)
+    of_message = {
+        "message": np.arange(n),
+        "sender": sample.senders,
+        "round": sample.rounds,
+        "size": sample.sizes,
+        "norm": decades,
+        "pattern": sample.patterns,
+    }
+    labels = {word: np.repeat(values, k) for word, values in of_message.items()}
+    labels |= {"coordinate": np.tile(np.arange(k), n), "tensor": np.tile(column, n)}
+    flat, squares = z.ravel(), np.square(z).ravel()
+    yield f"{name}: mean", _normal(float(flat.sum()) / np.sqrt(flat.size))
+    for word, values in labels.items():
+        inverse = np.unique(values, return_inverse=True)[1]
+        count = np.bincount(inverse)
+        sums, sums_of_squares = (np.bincount(inverse, weights) for weights in (flat, squares))
+        yield f"{name}: mean by {word}", _chi_square(float((sums**2 / count).sum()), len(count))
+        yield f"{name}: squares by {word}", _least(_chi_squares(np.asarray(sums_of_squares, np.float64), count))
+
+
+def _neighbors(name: str, z: Numbers, sample: Sample) -> Iterator[tuple[str, float]]:
+    """Products of scores that lie near each other: in a message, between rounds, between clients of a round."""
+    n, k = z.shape
+    for lag in (1, 2, 3):
+        if k > lag:
+            yield f"{name}: coordinates {lag} apart", _correlation(z[:, lag:], z[:, :-lag])
+    order = np.lexsort((sample.rounds, sample.senders, sample.runs))
+    same = (np.diff(sample.senders[order]) == 0) & (np.diff(sample.runs[order]) == 0)
+    for lag in (1, 2):
+        pairs = same if lag == 1 else same[1:] & same[:-1]
+        if pairs.any():
+            yield f"{name}: rounds {lag} apart", _correlation(z[order][lag:][pairs], z[order][:-lag][pairs])
+    same = (np.diff(sample.rounds) == 0) & (np.diff(sample.runs) == 0)
+    if same.any():
+        yield f"{name}: clients of a round", _correlation(z[1:][same], z[:-1][same])
+    # alternating sums: noise that cancels or repeats from one to the next
+    signs = 1 - 2 * (np.arange(k) % 2)
+    yield f"{name}: alternating coordinates", _chi_square(float(np.square(z @ signs).sum()) / k, n)
+    for word, label in (("rounds", sample.rounds), ("clients", sample.senders)):
+        yield f"{name}: alternating {word}", _chi_square(float(np.square((1 - 2 * (label % 2)) @ z).sum()) / n, k)
+
+
+def _covariates(name: str, z: Numbers, sample: Sample) -> Iterator[tuple[str, float]]:
+    """Linear relations of the scores with what they must not depend on; exact, given the updates."""
+    known = sample.places >= 0
+    if known.any():
+        u = sample.updates[:, sample.places[known]]
+        size = np.sqrt(np.square(u).mean(1, keepdims=True))
+        u = np.divide(u, size, out=np.zeros_like(u), where=size > 0)
+        large = np.sign(np.abs(u) - np.median(np.abs(u), 1, keepdims=True))
+        of_update = {"update": u, "sign of the update": np.sign(u), "size of the update": np.abs(u)}
+        for word, weights in (of_update | {"larger half of the update": large}).items():
+            yield f"{name} against the {word}", _linear(z[:, known], weights)
+    logs = np.log10(np.maximum(sample.norms, 1e-12))
+    columns = {"norm": logs, "data size": sample.sizes, "sender": sample.senders, "round": sample.rounds}
+    for word, column in columns.items():
+        centered = column - column.mean()
+        yield f"{name} against the {word}", _linear(z, np.repeat(centered[:, None], z.shape[1], 1))
+
+
+def _patterns(z: Numbers) -> Iterator[tuple[str, float]]:
+    """Signs of three to five neighbors in a message: every pattern is as frequent."""
+    up = (z > 0).astype(np.int64)
+    for length in (3, 4, 5):
+        k = z.shape[1] // length * length
+        if len(z) * k < 5 * length * 2**length:
+            continue
+        words = up[:, :k].reshape(-1, length) @ (1 << np.arange(length))
+        yield f"signs of {length} neighbors", _even(np.bincount(words, minlength=2**length))
+
+
+def _repeats(u: Numbers) -> Iterator[tuple[str, float]]:
+    """Equal numbers, numbers without noise, and numbers on a coarse grid."""
+    flat, n = np.sort(u, axis=None), u.size
+    yield "equal numbers", _poisson(int((np.diff(flat) < _EQUAL).sum()), n * -np.expm1(-n * _EQUAL))
+    yield "numbers without noise", _poisson(int((np.abs(flat - 0.5) < _EQUAL / 2).sum()), n * _EQUAL)
+    for k in _GRAINS:
+        off = np.abs(flat * 2.0**k - np.rint(flat * 2.0**k))
+        yield f"grid of 2^-{k}", _binomial(int((off < 0.05).sum()), n, 0.1)
+
+
+def _bits(bits: Labels, sample: Sample) -> Iterator[tuple[str, float]]:
+    """The lowest mantissa bits are fair coins, also against the signs of the update."""
+    yield "lowest bits", _binomial(int(bits.sum()), bits.size, 0.5)
+    known = sample.places >= 0
+    signs = np.sign(sample.updates[:, sample.places[known]])
+    coins = np.asarray(2.0 * bits - 1.0, np.float64)
+    yield "lowest bits against the update", _linear(coins[:, known], signs)
+    inverse = np.unique(np.repeat(sample.senders, bits.shape[1]), return_inverse=True)[1]
+    excess = np.bincount(inverse, coins.ravel()) ** 2 / np.bincount(inverse)
+    yield "lowest bits by sender", float(special.chdtrc(len(excess), float(excess.sum())))
+
+
+def _chi_square(value: float, df: int) -> float:
+    """Two-sided p-value of a chi-square sum."""
+    return float(_chi_squares(np.array(value), np.array(df)))
+
+
+def _chi_squares(values: Numbers, df: Labels) -> Numbers:
+    """Two-sided p-values of chi-square sums."""
+    lower, upper = special.chdtr(df, values), special.chdtrc(df, values)
+    return np.asarray(np.minimum(1.0, 2 * np.minimum(lower, upper)), np.float64)
+
+
+def _even(counts: Labels) -> float:
+    """p-value of counts with equal means."""
+    mean = float(counts.mean())
+    return float(special.chdtrc(len(counts) - 1, float(np.square(counts - mean).sum()) / mean))
+
+
+def _correlation(a: Numbers, b: Numbers) -> float:
+    """p-value of independent standard normal scores: the sum of their products."""
+    return _normal(float((a * b).sum()) / np.sqrt(a.size))
+
+
+def _linear(z: Numbers, weights: Numbers) -> float:
+    """p-value of independent standard scores: their sum with fixed weights."""
+    norm = float(np.sqrt(np.square(weights).sum()))
+    return _normal(float((z * weights).sum()) / norm) if norm > 0 else 1.0
+
+
+def _normal(value: float) -> float:
+    """Two-sided p-value of a standard normal number."""
+    return float(2 * special.ndtr(-abs(value)))
+
+
+def _binomial(count: int, n: int, chance: float) -> float:
+    """Two-sided p-value of a count."""
+    return _two_sided(float(special.bdtr(count, n, chance)), float(special.bdtrc(count - 1, n, chance) if count else 1))
+
+
+def _poisson(count: int, mean: float) -> float:
+    """p-value of a count that is too large."""
+    return float(special.pdtrc(count - 1, mean)) if count else 1.0
+
+
+def _two_sided(lower: float, upper: float) -> float:
+    """Twice the smaller tail."""
+    return min(1.0, 2 * min(lower, upper))
+
+
+def _least(each: Numbers) -> float:
+    """p-value of the smallest of several."""
+    return float(-np.expm1(len(each) * np.log1p(-min(float(each.min()), 1 - 1e-16))))

@@ -1,0 +1,359 @@
+"""Tests of a defense's messages against the law that it states: the second instrument of an audit.
+
+Distinguishing two inputs needs about e^epsilon trials; a law is tested with a few hundred messages at any epsilon. The
+test says nothing of epsilon. It says whether the code is the mechanism of the proof.
+
+Messages come from a small federation of its own, through the same round that training uses: twenty clients of unequal
+size, ten rounds with memories kept, several tensors, and updates of many shapes and norms.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy import special
+from torch import Tensor
+
+from leakgauge.harness.audit.battery import Sample, detectable, p_values, twin_values
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Defense, Examples, Feedback, Sender, Setting
+from leakgauge.harness.core.errors import MessageError
+from leakgauge.harness.core.law import LawError, Reading, StepLaw
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import Numbers
+from leakgauge.harness.core.vec import Layout
+from leakgauge.harness.federation.round import Client, Exchange, Round
+from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
+from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.tasks import ModelTask
+
+LEVEL = 1e-3
+"""The chance that the tests of an honest defense reject together."""
+
+_TENSORS = (121, 44, 35)
+"""Sizes of the tensors: odd, even, odd."""
+
+_FEW, _WIDER = 2000, 51
+"""Below so many numbers in a federation, tensors are larger by this odd factor."""
+
+_CLIENTS, _ROUNDS, _SMALLEST = 20, 10, 20
+_NUMBERS = 20_000
+"""Tested numbers at least, if `_MOST` messages hold as many; a missing share of noise of 3 % is then seen."""
+
+_MOST = 4000
+_TRAININGS = 100
+"""Trained clients, each with as many numbers as a message."""
+
+_STEPS = 8
+"""Local steps at most."""
+
+_SLOPE = 1e-4
+"""Input entry of a record: its label is then so large that no step changes the gradient."""
+
+_RATE = 1e-6
+"""Learning rate: so low that the model's own penalty moves nothing."""
+
+_EXACT = 1e-3
+"""Difference that float32 may put between an update without noise and its definition, in clips."""
+
+_TWINS = 25
+_PATTERNS = ("dense", "sparse", "constant", "zero", "one tensor", "random signs")
+_REPEATED = 0.2
+"""Share of messages whose update is the one that the client sent before."""
+
+
+class LawResult(NamedTuple):
+    """The result of testing messages against their law.
+
+    Attributes:
+        rejects: what departs from the law, worst first; empty: nothing was found.
+        p: the smallest p-value, times the number of tests.
+        messages, numbers: how many were tested.
+        tests: the number of p-values among which the level is split.
+        detects: the smallest missing share of the noise's scale that is seen with 95 % power.
+    """
+
+    rejects: tuple[str, ...]
+    p: float
+    messages: int
+    numbers: int
+    tests: int
+    detects: float
+
+
+class _Seen(NamedTuple):
+    """One tested message or sum: its law's reading, and what it was made from."""
+
+    reading: Reading
+    sender: Sender
+    round: int
+    run: int
+    pattern: int
+    update: Tensor
+
+
+_Kinds = dict[str, list[_Seen]]
+"""What was tested: `message`, `sum` and `training`."""
+
+
+def check_law(defense: Defense[Any, Any], like: Setting, key: Key) -> LawResult | None:
+    """Test a defense's messages, its sums and its local training against their laws; None if it states none.
+
+    Args:
+        like: the federation whose defense is audited; it sets the local training.
+
+    Guarantees:
+        If the messages follow the law, something is rejected with probability at most `LEVEL`.
+        The same arguments give the same result.
+    """
+    setting = _setting(like)
+    history = _history(defense, setting)
+    try:
+        found = _federation(defense, setting, history, 0, key)
+        if not any(found.values()):
+            return None
+        if 0 < _numbers(found) < _FEW:
+            # it sends a share of the coordinates: with more of them, a message holds more numbers
+            setting = _setting(like, _WIDER)
+            history = _history(defense, setting)
+            found = _federation(defense, setting, history, 0, key)
+        values, messages, numbers = _p_values(defense, setting, history, found, key)
+    except (LawError, MessageError) as error:
+        return LawResult((str(error),), 0.0, 1, 0, 1, 0.0)
+    if not values:
+        return LawResult((), 1.0, messages, 0, 0, 0.0)
+    level = LEVEL / len(values)
+    rejects = tuple(sorted((name for name, p in values.items() if not p >= level), key=values.__getitem__))
+    least = min(1.0, min(values.values()) * len(values))
+    return LawResult(rejects, least, messages, numbers, len(values), detectable(numbers, level))
+
+
+def _p_values(
+    defense: Defense[Any, Any], setting: Setting, history: Sequence[Any], found: _Kinds, key: Key
+) -> tuple[dict[str, float], int, int]:
+    """All p-values by name, and how many messages and numbers are tested; `found` is the first federation's."""
+    run = 1
+    while 0 < _numbers(found) < _NUMBERS and sum(map(len, found.values())) < _MOST:
+        more = _federation(defense, setting, history, run, key)
+        found, run = {kind: seen + more[kind] for kind, seen in found.items()}, run + 1
+    values = _of_kinds(found, setting, coarse=False)
+    quiet = defense.quieter()
+    if quiet is not None:
+        at_rest = _of_kinds(_federation(quiet, setting, _history(quiet, setting), -1, key), setting, coarse=True)
+        values |= {f"{name}, with little noise": p for name, p in at_rest.items()}
+    values |= _twins(defense, setting, history, key.child("twins"))
+    if found["sum"]:
+        values |= _twin_sums(defense, setting, history, key.child("twin sums"))
+    return values, sum(map(len, found.values())), _numbers(found)
+
+
+def _numbers(found: _Kinds) -> int:
+    """How many numbers are tested of the kind with fewest."""
+    counts = [sum(len(one.reading.uniforms) for one in seen) for seen in found.values()]
+    return min((number for number in counts if number), default=0)
+
+
+def _of_kinds(found: _Kinds, setting: Setting, *, coarse: bool) -> dict[str, float]:
+    """p-values of each kind, by name."""
+    return {
+        name if kind == "message" else f"{name} of the {kind}": p
+        for kind, seen in found.items()
+        if seen and len(seen[0].reading.uniforms)
+        for name, p in p_values(_sample(seen, setting), coarse=coarse).items()
+    }
+
+
+def _federation(defense: Defense[Any, Any], setting: Setting, history: Sequence[Any], run: int, key: Key) -> _Kinds:
+    """The messages and the sums of one federation that follow a law, ordered by round and sender."""
+    senders = [Sender(k, _SMALLEST * (1 + k % 10)) for k in range(_CLIENTS)]
+    memories = [defense.remember(setting) for _ in senders]
+    updates, found = [torch.zeros(setting.dim) for _ in senders], _Kinds(message=[], sum=[])
+    found["training"] = _trainings(defense, setting, run, key.child("training", run))
+    for number, state in enumerate(history):
+        here, own = Round(defense, setting, state, number), key.child("run", run, "round", number)
+        drawn = [_update(defense, setting, own.child("update", k), updates[k]) for k in range(_CLIENTS)]
+        updates, patterns = [update for _, update in drawn], [pattern for pattern, _ in drawn]
+        clients = [
+            Client.of(sender, update.clone(), memory, own.child("client", sender.number))
+            for sender, update, memory in zip(senders, updates, memories, strict=True)
+        ]
+        exchange = here.exchange(clients, own.child("channel"))
+        law = defense.aggregate_law(state, updates, exchange.links)
+        if law is not None:
+            reading = law.read(_arrives(here, exchange, own.child("server")), own.child("auditor"))
+            found["sum"].append(_Seen(reading, senders[0], number, run, 0, torch.stack(updates).double().sum(0)))
+        arrived = exchange.sent if defense.superposes else exchange.received
+        for client, wire, link, pattern in zip(clients, arrived, exchange.links.each(), patterns, strict=True):
+            own_law = defense.law(state, client.memory, updates[client.sender.number], link)
+            if own_law is not None:
+                reading = own_law.read(wire, own.child("auditor", client.sender.number))
+                seen = _Seen(reading, client.sender, number, run, pattern, updates[client.sender.number])
+                found["message"].append(seen)
+        memories = exchange.memories
+    return found
+
+
+def _trainings(defense: Defense[Any, Any], setting: Setting, run: int, key: Key) -> list[_Seen]:
+    """Updates of local training on records with known gradients, each along its own coordinate."""
+    law = defense.step_law(setting)
+    if law is None:
+        return []
+    # the loss (w.x - y)^2 is so steep that its gradient, -2 y x, stays the same; half of them are below the clip
+    n, d = setting.samples, setting.dim
+    norms = law.clip * torch.logspace(-1, 1, n)
+    x, y = torch.zeros(n, d), norms / (2 * _SLOPE)
+    x[torch.arange(n), 7 * torch.arange(n)] = _SLOPE
+    study = LocalPlan(setting.sends == "gradient", setting.steps, None, setting.batch, _RATE, setting.momentum)
+    plan = study.under(defense.local, defense.step_noise(setting))
+    task, keys = ModelTask(build("linear-regression", (d,), 1)), [key.child(k) for k in range(_TRAININGS)]
+    work = [Work(Examples(x, y), one) for one in keys]
+    updates = train_clients(task, torch.zeros(d), work, plan, "loop").updates
+    unit = law.clip / plan.size(n) * (1.0 if plan.gradient else -plan.lr)
+    weights = np.cumsum(setting.momentum ** np.arange(1 if plan.gradient or law.single else setting.steps))
+    center = np.zeros(d)
+    center[7 * np.arange(n)] = -np.minimum(norms.numpy() / law.clip, 1.0)
+    found = []
+    for k, update in enumerate(updates.numpy() / unit):
+        reading = _step_reading(update.astype(np.float64), center, law, weights)
+        found.append(_Seen(reading, Sender(k % _CLIENTS, n), k // _CLIENTS, run, 0, torch.from_numpy(center)))
+    return found
+
+
+def _step_reading(update: Numbers, center: Numbers, law: StepLaw, weights: Numbers) -> Reading:
+    """Numbers of an update in clips over batches: each record's own coordinate is a mixture over the steps it is in."""
+    taken = (
+        np.array(list(itertools.product((0, 1), repeat=len(weights)))) if law.share < 1 else np.ones((1, len(weights)))
+    )
+    chances = np.prod(np.where(taken > 0, law.share, 1 - law.share if law.share < 1 else 1.0), 1)
+    shifts, spread = taken @ weights, law.noise * float(np.linalg.norm(weights))
+    if spread == 0:
+        if law.share == 1 and np.abs(update - center * shifts[0]).max() > _EXACT:
+            raise LawError("an update that is not the mean of clipped gradients")
+        return Reading(np.full(0, 0.5), np.zeros(0, np.int64))
+    uniforms = (chances * special.ndtr((update[:, None] - center[:, None] * shifts) / spread)).sum(1)
+    return Reading(uniforms, np.arange(len(update)))
+
+
+def _twins(defense: Defense[Any, Any], setting: Setting, history: Sequence[Any], key: Key) -> dict[str, float]:
+    """p-values of messages against others of the same update, memory and shared key."""
+    sender, rows = Sender(1, 2 * _SMALLEST), []
+    discrete = False
+    for number in range(_TWINS):
+        own, here = key.child(number), Round(defense, setting, history[0])
+        _, update = _update(defense, setting, own.child("update"), torch.zeros(setting.dim))
+        shared, memory, readings = own.child("shared"), defense.remember(setting), []
+        for twin in range(2):
+            client = Client(sender, update.clone(), memory, own.child("private", twin), shared)
+            exchange = here.exchange([client], own.child("channel", twin))
+            law = defense.law(history[0], memory, update, exchange.links.each()[0])
+            if law is None or law.from_shared:  # a shared key makes twins equal
+                return {}
+            readings.append(law.read((exchange.sent if defense.superposes else exchange.received)[0], own.child(twin)))
+            discrete = readings[-1].bits is None
+        rows.append([reading.uniforms for reading in readings])
+    one, other = np.array(rows).swapaxes(0, 1)
+    if not one.size:
+        return {}
+    return {f"{name}, of twins": p for name, p in twin_values(one, other, discrete=discrete).items()}
+
+
+def _twin_sums(defense: Defense[Any, Any], setting: Setting, history: Sequence[Any], key: Key) -> dict[str, float]:
+    """p-values of sums against others of the same updates and shared keys, with other noise of clients and server."""
+    rows, here, memory = [], Round(defense, setting, history[0]), defense.remember(setting)
+    for number in range(_TWINS):
+        own, row = key.child(number), []
+        updates = [
+            _update(defense, setting, own.child("update", k), torch.zeros(setting.dim))[1] for k in range(_CLIENTS)
+        ]
+        for twin in range(2):
+            clients = [
+                Client(Sender(k, _SMALLEST), u.clone(), memory, own.child("private", twin, k), own.child("shared", k))
+                for k, u in enumerate(updates)
+            ]
+            exchange = here.exchange(clients, own.child("channel", twin))
+            law = defense.aggregate_law(history[0], updates, exchange.links)
+            assert law is not None  # a federation had sums
+            row.append(law.read(_arrives(here, exchange, own.child("server", twin)), own.child(twin)).uniforms)
+        rows.append(row)
+    one, other = np.array(rows).swapaxes(0, 1)
+    return {f"{name}, of twin sums": p for name, p in twin_values(one, other, discrete=False).items()}
+
+
+def _arrives(here: Round, exchange: Exchange, server: Key) -> bytes:
+    """What a law of sums describes: the superposition, or the decoded mean as float32."""
+    if here.defense.superposes:
+        return exchange.received[0]
+    return here.decode(exchange, server).numpy().astype("<f4").tobytes()
+
+
+def _update(defense: Defense[Any, Any], setting: Setting, key: Key, last: Tensor) -> tuple[int, Tensor]:
+    """The number of a pattern, and an update of that shape with a norm far below, near or far above the clip."""
+    pick, place, near, high = rng.uniform(key.child("pick"), (4,), dtype=torch.float64).tolist()
+    if place < _REPEATED and bool(last.any()):
+        return len(_PATTERNS), last
+    pattern = int(pick * len(_PATTERNS))
+    values = rng.normal(key.child("values"), (setting.dim,), torch.float64)
+    name = _PATTERNS[pattern]
+    if name == "sparse":
+        values[torch.from_numpy(rng.permutation(key.child("places"), setting.dim)[3:])] = 0.0
+    elif name == "constant":
+        values[:] = values[0]
+    elif name == "zero":
+        return pattern, torch.zeros(setting.dim)
+    elif name == "one tensor":
+        values[setting.layout.sizes[0] :] = 0.0
+    elif name == "random signs":
+        values = values.sign()
+    clip = float(getattr(defense, "clip", 1.0))
+    if defense.local.clip is not None:
+        # what training hands over is bounded already
+        norm = defense.local.clip * (setting.lr if setting.sends == "update" else 1.0) * 10 ** (-3 * high)
+    elif near < 0.5:
+        norm = clip * 10 ** (2 * high - 1)
+    else:
+        norm = 10 ** (12 * high - 6) if near < 0.85 else 10 ** (6 + 24 * high)
+    return pattern, (values * (norm / values.norm())).float()
+
+
+def _sample(found: Sequence[_Seen], setting: Setting) -> Sample:
+    """The readings as arrays."""
+    readings = [seen.reading for seen in found]
+    updates = np.array([seen.update.double().numpy() for seen in found])
+    bits = [reading.bits for reading in readings if reading.bits is not None]
+    return Sample(
+        uniforms=np.array([reading.uniforms for reading in readings]),
+        places=np.asarray(readings[0].places, np.int64),
+        tensors=np.repeat(np.arange(len(_TENSORS)), setting.layout.sizes),
+        updates=updates,
+        norms=np.linalg.norm(updates, axis=1),
+        sizes=np.array([seen.sender.samples for seen in found]),
+        senders=np.array([seen.sender.number for seen in found]),
+        rounds=np.array([seen.round for seen in found]),
+        runs=np.array([seen.run for seen in found]),
+        patterns=np.array([seen.pattern for seen in found]),
+        bits=np.array(bits) if bits else None,
+    )
+
+
+def _setting(like: Setting, wider: int = 1) -> Setting:
+    """The federation of the test: the local training of `like`, with its share of records in a batch."""
+    names = tuple(f"tensor {number}" for number in range(len(_TENSORS)))
+    layout = Layout(names, tuple((wider * size,) for size in _TENSORS))
+    batch = max(1, round(_SMALLEST * min(1.0, like.batch / like.samples))) if like.batch else 0
+    training = {"sends": like.sends, "steps": min(like.steps, _STEPS), "lr": like.lr, "momentum": like.momentum}
+    return Setting(layout, _CLIENTS, _CLIENTS, _ROUNDS, batch=batch, samples=_SMALLEST, **training)  # type: ignore[arg-type]  # mixed
+
+
+def _history(defense: Defense[Any, Any], setting: Setting) -> list[Any]:
+    """The states of the rounds, without any loss."""
+    found, state = [], defense.init(setting)
+    for number in range(_ROUNDS):
+        if defense.stops(state):
+            break
+        found.append(state)
+        state = defense.advance(state, Feedback(number, None, None))
+    return found

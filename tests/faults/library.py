@@ -1,0 +1,284 @@
+"""The library of faults: every class of fault, mild and strong, in every kind of mechanism.
+
+A liar is a shipped defense whose `encode` is replaced; its claim and its law stay. `how(liar, honest, *call)` makes the
+message: `honest` is the replaced method and `call` are its arguments.
+"""
+
+import dataclasses
+import functools
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.codec import pack_float32
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.federation import registry
+
+STEPS = 4
+"""Local steps under which the faults of local training are tried."""
+
+MISSED = {"Laplace: noise less where the update is large": "a tenth, and only in messages that the clip leaves alone"}
+"""Faults that pass, with the reason."""
+
+
+class Fault(NamedTuple):
+    """A liar: the class of its fault as in the table of docs/audit-power.md, what it does, and itself."""
+
+    kind: str
+    name: str
+    liar: Any
+
+
+def lying(base, how, method="encode"):
+    """A defense like `base`, with another `encode` or other method."""
+
+    def lie(self, *call):
+        return how(self, getattr(super(liar, self), method), *call)
+
+    liar = type(type(base).__name__, (type(base),), {method: lie})
+    found = object.__new__(liar)
+    found.__dict__.update(vars(base))
+    return found
+
+
+def changed(**changes):
+    """Messages of the defense with other parameters."""
+
+    def how(liar, honest, *call):
+        return type(liar).__mro__[1].encode(dataclasses.replace(liar, **changes), *call)
+
+    return how
+
+
+def noiseless(liar, honest, state, memory, update, link, private):
+    """A message with hardly any noise."""
+    return type(liar).__mro__[1].encode(liar.quieter(), state, memory, update, link, private)
+
+
+def only(when, what):
+    """The fault `what` in messages for which `when(update, link, private, count)`; the memory counts messages."""
+
+    def how(liar, honest, state, memory, update, link, private):
+        count = memory if isinstance(memory, int) else 0
+        inner = None if isinstance(memory, int) else memory
+        call = (state, inner, update, link, private)
+        wire, inner = what(liar, honest, *call) if when(update, link, private, count) else honest(*call)
+        return wire, count + 1 if inner is None else inner
+
+    return how
+
+
+def chance(private):
+    """A uniform number of this message."""
+    return float(rng.uniform(private.child("rare"), (1,))[0])
+
+
+def keyed(key_of):
+    """Noise from another key."""
+
+    def how(liar, honest, state, memory, update, link, private):
+        return honest(state, memory, update, link, key_of(link, private))
+
+    return how
+
+
+def other_update(change):
+    """An honest message of another update."""
+
+    def how(liar, honest, state, memory, update, link, private):
+        return honest(state, memory, change(liar, update), link, private)
+
+    return how
+
+
+def by_tensor(liar, update):
+    """Each tensor scaled so that it alone is within the clip; sums may exceed it."""
+    parts = torch.split(update, [121, 44, 35])
+    return torch.cat([part * min(1.0, liar.clip / max(float(part.double().norm()), 1e-30)) for part in parts])
+
+
+def appended(data):
+    """More bytes after the message."""
+
+    def how(liar, honest, state, memory, update, link, private):
+        wire, memory = honest(state, memory, update, link, private)
+        return wire + data(update), memory
+
+    return how
+
+
+def last_bytes(liar, honest, state, memory, update, link, private):
+    """The norm in the place of the last number."""
+    wire, memory = honest(state, memory, update, link, private)
+    return wire[:-4] + struct.pack("<f", float(update.double().norm().clamp(max=1e30))), memory
+
+
+def of_noise(change):
+    """Noise z [k] around a center [k], in units of its scale, becomes `change(z, center, private, link)`."""
+
+    def how(liar, honest, state, memory, update, link, private):
+        wire, memory = honest(state, memory, update, link, private)
+        law = liar.law(state, memory, update, link)
+        head = 4 * len(law.header)
+        sent = np.frombuffer(wire[head:], law.dtype).astype(np.float64)
+        z = change((sent - law.center) / law.scale, law.center, private, link)
+        return wire[:head] + (law.center + law.scale * z).astype(law.dtype).tobytes(), memory
+
+    return how
+
+
+def telescoping(liar, honest, state, memory, update, link, private):
+    """This round's noise less that of the round before: it cancels in the sum over rounds."""
+    wire, _ = honest(state, None, update, link, private)
+    law = liar.law(state, None, update, link)
+    z = (np.frombuffer(wire[4 * len(law.header) :], law.dtype).astype(np.float64) - law.center) / law.scale
+    before = np.zeros_like(z) if memory is None else memory
+    sent = law.center + law.scale * (z - before) / (1 if memory is None else 2**0.5)
+    return wire[: 4 * len(law.header)] + sent.astype(law.dtype).tobytes(), z
+
+
+def pick(private, k, share):
+    """[k] whether each number is chosen, by a key of this message."""
+    return rng.uniform(private.child("pick"), (k,)).numpy() < share
+
+
+NOISE = {
+    "half of the scale": ("scale", lambda z, u, p, s: 0.5 * z),
+    "0.8 of the scale": ("scale", lambda z, u, p, s: 0.8 * z),
+    "0.95 of the scale": ("scale", lambda z, u, p, s: 0.95 * z),
+    "cut at 3": ("tail", lambda z, u, p, s: np.clip(z, -3, 3)),
+    "folded at 3": ("tail", lambda z, u, p, s: np.where(abs(z) > 3, z / 2, z)),
+    "none in 1 % of coordinates": ("rare", lambda z, u, p, s: np.where(pick(p, len(z), 0.01), 0.0, z)),
+    "none in one random coordinate": (
+        "rare",
+        lambda z, u, p, s: np.where(np.arange(len(z)) == int(chance(p) * len(z)), 0, z),
+    ),
+    "none where the update is zero": ("update", lambda z, u, p, s: np.where(u == 0, 0.0, z)),
+    "less where the update is large": ("update", lambda z, u, p, s: z * np.where(abs(u) > np.median(abs(u)), 0.9, 1.0)),
+    "a tenth of the sign added": ("update", lambda z, u, p, s: z + 0.1 * np.sign(u)),
+    "size moved to the sign": (
+        "update",
+        lambda z, u, p, s: abs(z) * np.where(pick(p, len(z), 0.05), np.sign(u), np.sign(z)),
+    ),
+    "the same for two neighbors": ("copies", lambda z, u, p, s: z[np.arange(len(z)) // 2 * 2]),
+    "opposite for two neighbors": (
+        "copies",
+        lambda z, u, p, s: z[np.arange(len(z)) // 2 * 2] * (1 - 2 * (np.arange(len(z)) % 2)),
+    ),
+    "a table of 64 values": ("copies", lambda z, u, p, s: np.sort(z)[:64][(np.arange(len(z)) * 37) % 64]),
+    "rounded to 1/256": ("copies", lambda z, u, p, s: np.round(256 * z) / 256),
+    "by the client's size": ("sender", lambda z, u, p, link: z * (0.8 if link.sender.samples > 100 else 1.0)),
+    "less for one client": ("sender", lambda z, u, p, link: z * (0.6 if link.sender.number == 7 else 1.0)),
+}
+"""Changes of float noise: kind, and how."""
+
+ANY = {
+    "the shared key's": ("replay", keyed(lambda link, private: link.key.child("noise"))),
+    "one key for all rounds": ("rounds", keyed(lambda link, private: Key(link.sender.number, ("one",)))),
+    "one key for all clients": ("rounds", keyed(lambda link, private: Key(0, private.path[:-3]))),
+    "none after the fifth message": ("rounds", only(lambda u, link, p, n: n >= 5, noiseless)),
+    "none in one round": ("rounds", only(lambda u, link, p, n: n == 3, noiseless)),
+    "none in 1 % of messages": ("rare", only(lambda u, link, p, n: chance(p) < 0.01, noiseless)),
+    "none in 10 % of messages": ("rare", only(lambda u, link, p, n: chance(p) < 0.1, noiseless)),
+    "none for one client": ("sender", only(lambda u, link, p, n: link.sender.number == 11, noiseless)),
+    "none for large clients": ("sender", only(lambda u, link, p, n: link.sender.samples > 150, noiseless)),
+    "none above a norm": ("norm", only(lambda u, link, p, n: float(u.double().norm()) > 100, noiseless)),
+    "none below a norm": ("norm", only(lambda u, link, p, n: float(u.double().norm()) < 1e-2, noiseless)),
+    "none for sparse updates": ("update", only(lambda u, link, p, n: int((u != 0).sum()) < 10, noiseless)),
+    "a norm appended": ("bytes", appended(lambda u: pack_float32(u.double().norm()[None].clamp(max=1e30).float()))),
+    "a sign appended": ("bytes", appended(lambda u: bytes([int(u[0] > 0)]))),
+}
+"""Faults of any defense with noise of its own."""
+
+CLIPPED = {
+    "a clip of each tensor": ("clip", other_update(by_tensor)),
+    "no clip for one client": ("clip", only(lambda u, link, p, n: link.sender.number == 3, changed(clip=1e6))),
+}
+
+
+def made(name, **parameters):
+    """A shipped defense."""
+    return registry.build("defense", name, parameters)
+
+
+def faults(epsilon):
+    """All faults, at claims of this epsilon."""
+    gaussian, laplace = made("gaussian", epsilon=epsilon), made("laplace", epsilon=epsilon)
+    udp = made("udp", epsilon=epsilon, clips="update")
+    found = []
+    for base in (gaussian, laplace, udp):
+        label = type(base).__name__
+        found += [
+            Fault(kind, f"{label}: noise {what}", lying(base, of_noise(how))) for what, (kind, how) in NOISE.items()
+        ]
+        found.append(Fault("rounds", f"{label}: noise cancels over rounds", lying(base, telescoping)))
+        found.append(Fault("bytes", f"{label}: the norm in the last bytes", lying(base, last_bytes)))
+    noisy = (
+        gaussian,
+        laplace,
+        made("jopeq-sound", epsilon=epsilon),
+        made("jopeq", epsilon=epsilon),
+        made("mvu", epsilon=epsilon),
+    )
+    noisy += (made("piecewise", epsilon=epsilon), made("vqsgd", epsilon=epsilon), made("gaussian+sdq", epsilon=epsilon))
+    for base in noisy:
+        label = "+".join(getattr(base, "names", (type(base).__name__,)))
+        found += [Fault(kind, f"{label}: noise {what}", lying(base, how)) for what, (kind, how) in ANY.items()]
+    clipped = changed(clip=1e6, epsilon=None, noise_std=gaussian.sigma)
+    found.append(Fault("clip", "Gaussian: a clip of each tensor", lying(gaussian, tensor_clip)))
+    found.append(Fault("clip", "Gaussian: no clip", lying(gaussian, clipped)))
+    found.append(
+        Fault(
+            "clip",
+            "Gaussian: no clip for one client",
+            lying(gaussian, only(lambda u, link, p, n: link.sender.number == 3, clipped)),
+        )
+    )
+    found.append(
+        Fault(
+            "clip",
+            "Gaussian: no clip above a norm",
+            lying(gaussian, only(lambda u, link, p, n: float(u.double().norm()) > 1e4, clipped)),
+        )
+    )
+    loose = changed(clip=1.05, epsilon=None, noise_std=gaussian.sigma)
+    found.append(Fault("clip", "Gaussian: a clip 5 % too wide", lying(gaussian, loose)))
+    return found + records(epsilon)
+
+
+def tensor_clip(liar, honest, state, memory, update, link, private):
+    """Each tensor clipped by itself."""
+    wide = dataclasses.replace(liar, clip=1e6, epsilon=None, noise_std=liar.sigma)
+    return type(liar).__mro__[1].encode(wide, state, memory, by_tensor(liar, update), link, private)
+
+
+def records(epsilon):
+    """Faults of local training, and of noise that the server adds."""
+    sgd, fedavg = made("dp-sgd", epsilon=epsilon), made("dp-fedavg", epsilon=epsilon)
+    found = []
+    for share in (0.02, 0.5, 0.9):
+        how = lambda self, honest, setting, share=share: share * honest(setting)  # noqa: E731
+        found.append(Fault("scale", f"DP-SGD: {share:g} of the noise", lying(sgd, how, "step_noise")))
+    rules = {"no clip": {"clip": 1e6}, "a clip 20 % too wide": {"clip": 1.2}}
+    for what, rule in rules.items():
+        local = property(lambda self, rule=rule: type(self).__mro__[1].local.fget(self)._replace(**rule))
+        liar = object.__new__(type("DPSGD", (type(sgd),), {"local": local}))
+        liar.__dict__.update(vars(sgd))
+        found.append(Fault("clip", f"DP-SGD: {what}", liar))
+    for share in (0.0, 0.5, 0.9):
+        how = functools.partial(quiet_mean, share)
+        found.append(Fault("scale", f"DP-FedAvg: {share:g} of the noise", lying(fedavg, how, "decode")))
+    return found
+
+
+def quiet_mean(share, liar, honest, state, received, links, private):
+    """The decoded mean with a share of its noise."""
+    std = max(share * liar.sigma(links.setting), 1e-9)
+    return (
+        type(liar)
+        .__mro__[1]
+        .decode(dataclasses.replace(liar, epsilon=None, noise_std=std), state, received, links, private)
+    )

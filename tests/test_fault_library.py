@@ -1,0 +1,40 @@
+"""Every lying defense departs from its law and is caught; every honest one follows it."""
+
+import pytest
+
+from leakgauge.harness.audit.law_test import check_law
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.federation import registry
+from tests.audit_case import setting_of
+from tests.faults.library import MISSED, STEPS, faults
+
+HONEST = [*registry.classes("defense"), "laplace+sdq", "gaussian+sdq", "t-noise+sdq-lattice"]
+
+
+def rows(epsilon, quick):
+    """Every liar; all but each `quick`-th are slow."""
+    each = enumerate(faults(epsilon))
+    slow = pytest.mark.slow
+    return [pytest.param(fault, id=fault.name, marks=[slow] if n % quick else []) for n, fault in each]
+
+
+@pytest.mark.parametrize("fault", rows(8.0, 6))
+def test_a_liar_is_caught_at_epsilon_8(fault):
+    result = check_law(fault.liar, setting_of(36, steps=STEPS), Key(3))
+    assert bool(result.rejects) == (fault.name not in MISSED)
+
+
+@pytest.mark.parametrize("fault", rows(1.0, 12))
+def test_a_liar_is_caught_at_epsilon_1(fault):
+    result = check_law(fault.liar, setting_of(36, steps=STEPS), Key(4))
+    assert result.rejects or fault.name in MISSED
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_defense_follows_its_law(name):
+    result = check_law(registry.build("defense", name, {}), setting_of(36), Key(5))
+    assert result is None or not result.rejects
+
+
+def test_a_defense_without_a_law_is_not_called_consistent():
+    assert check_law(registry.build("defense", "tests.doubles:Counting", {}), setting_of(36), Key(0)) is None
