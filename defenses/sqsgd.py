@@ -186,11 +186,13 @@ class SqSGD(Defense[Plan, Tensor]):
             chance = channel.log_rest / math.log(10)
             reason = f"the rarer branch has a probability of 10^{chance:.0f}, which no generator draws: it never runs."
             further = (Proof.none(Unit.MESSAGE, reason, "arithmetic"),)
-        why = "the two probabilities of an output, counted exactly; both are attained."
+        # one rotated coordinate may reach the range's end, several at once not: the l2 clip keeps them off the corners
+        tight = channel.d == 1
+        why = f"the two probabilities of an output, counted exactly{'; both are attained' if tight else ''}."
         return claim_over(
             rounds,
             self.epsilon * rounds,
-            Proof.pure(channel.epsilon, rounds, Unit.MESSAGE, why),
+            Proof.pure(channel.epsilon, rounds, Unit.MESSAGE, why, tight=tight),
             source=added_up("sqSGD (2021), Algorithm 1 and sec. 4", rounds),
             further=further,
         )
