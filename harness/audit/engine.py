@@ -237,8 +237,10 @@ def inspect(claim: Claim, audit: AuditResult, law: LawResult | None) -> Inspecti
     if law is not None and not law.numbers:
         return Inspection(Code.CONSISTENT, (), f"{law.messages} messages are as stated, without any randomness")
     if law is not None:
-        seen = f"{law.numbers} numbers of {law.messages} messages follow their law; {law.detects:.0%} less noise shows"
-        return Inspection(Code.CONSISTENT, (), seen)
+        power = f"; {law.detects:.1%} less noise would show" if law.detects else ""
+        return Inspection(
+            Code.CONSISTENT, (), f"{law.numbers} numbers of {law.messages} messages follow their law{power}"
+        )
     return Inspection(Code.INCONCLUSIVE, (), f"no law of the messages is stated, and {_reach(claim, audit)}")
 
 

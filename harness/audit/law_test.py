@@ -74,7 +74,8 @@ class LawResult(NamedTuple):
         p: the smallest p-value, times the number of tests.
         messages, numbers: how many were tested.
         tests: the number of p-values among which the level is split.
-        detects: the smallest missing share of the noise's scale that is seen with 95 % power.
+        detects: the smallest missing share of the noise's scale that is seen with 95 % power; None if the messages hold
+            no floats, whose noise alone has such a share.
     """
 
     rejects: tuple[str, ...]
@@ -82,7 +83,7 @@ class LawResult(NamedTuple):
     messages: int
     numbers: int
     tests: int
-    detects: float
+    detects: float | None
 
 
 class _Seen(NamedTuple):
@@ -123,13 +124,16 @@ def check_law(defense: Defense[Any, Any], like: Setting, key: Key) -> LawResult 
             found = _federation(defense, setting, history, 0, key)
         values, messages, numbers = _p_values(defense, setting, history, found, key)
     except (LawError, MessageError) as error:
-        return LawResult((str(error),), 0.0, 1, 0, 1, 0.0)
+        return LawResult((str(error),), 0.0, 1, 0, 1, None)
     if not values:
-        return LawResult((), 1.0, messages, 0, 0, 0.0)
+        return LawResult((), 1.0, messages, 0, 0, None)
     level = LEVEL / len(values)
     rejects = tuple(sorted((name for name, p in values.items() if not p >= level), key=values.__getitem__))
     least = min(1.0, min(values.values()) * len(values))
-    return LawResult(rejects, least, messages, numbers, len(values), detectable(numbers, level))
+    firsts = [(kind, seen[0].reading) for kind, seen in found.items() if seen and len(seen[0].reading.uniforms)]
+    floats = all(kind == "training" or reading.bits is not None for kind, reading in firsts)
+    share = detectable(numbers, level) if floats else None
+    return LawResult(rejects, least, messages, numbers, len(values), share)
 
 
 def _p_values(

@@ -127,7 +127,7 @@ def audit(
     | chance | all but cosine | with which an adversary may be right about one bit: `core.claim.chance` |
     | verdict, contradicts, seen | all but cosine | of the code: as in `engine.Inspection` |
     | law | all but cosine, if a law is stated | as in `law_test.LawResult` |
-    | detects | as law | the smallest missing share of the noise's scale that the test of the law sees |
+    | detects | as law | the smallest missing share of the noise's scale that the test of the law sees, or null |
 
     Args:
         setting: differences from the small federation of this `by`.

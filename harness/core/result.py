@@ -137,7 +137,7 @@ class LawRecord:
     messages: int
     numbers: int
     tests: int
-    detects: float
+    detects: float | None
 
 
 @dataclass(frozen=True)

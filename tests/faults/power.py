@@ -48,14 +48,15 @@ def honest():
         start = time.process_time()
         found = check_law(registry.build("defense", name, {}), setting_of(36), Key(3))
         seconds = time.process_time() - start
-        row = (
-            "| no law is stated | | |"
-            if found is None
-            else f"| {found.messages} | {found.numbers} | {found.detects:.1%} |"
-        )
-        lines.append(f"| {name} {row} {seconds:.2f} |")
-    lines.append('\n"detects": the smallest share of the noise\'s scale whose absence is seen with 95 % probability.\n')
-    return lines
+        if found is None:
+            lines.append(f"| {name} | no law is stated | | | |")
+            continue
+        share = "" if found.detects is None else f"{found.detects:.1%}"
+        lines.append(f"| {name} | {found.messages} | {found.numbers} | {share} | {seconds:.2f} |")
+    note = (
+        '"detects": the smallest share of the noise\'s scale whose absence is seen with 95 % probability; for floats.'
+    )
+    return [*lines, f"\n{note}\n"]
 
 
 if __name__ == "__main__":
