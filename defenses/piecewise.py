@@ -120,8 +120,9 @@ class _TwoLevels(Law):
             rest = np.clip(y, -bound, bound) + bound - inside
             return np.asarray((inside / width + tail * rest / (bound + 1)) / (1 + tail), np.float64)
 
+        # a little more than half a step: an exact half may round to either side
         ends = (np.nextafter(sent, np.float32(way)).astype(np.float64) for way in (-np.inf, np.inf))
-        lower, upper = (cdf((sent + end) / 2) for end in ends)
+        lower, upper = (cdf(sent + 0.500001 * (end - sent)) for end in ends)
         chance = rng.uniform(own, (len(sent),), dtype=torch.float64).numpy()
         # the last bit is a fair coin only while the interval holds thousands of float32 numbers
         bits = (sent.view(np.int32) & 1).astype(np.int64) if width > 1e-3 else None

@@ -119,9 +119,10 @@ def check_law(defense: Defense[Any, Any], like: Setting, key: Key) -> LawResult 
             return None
         if 0 < _numbers(found) < _FEW:
             # it sends a share of the coordinates: with more of them, a message holds more numbers
-            setting = _setting(like, _WIDER)
-            history = _history(defense, setting)
-            found = _federation(defense, setting, history, 0, key)
+            wide = _setting(like, _WIDER)
+            more = _federation(defense, wide, _history(defense, wide), 0, key)
+            if _numbers(more) > _numbers(found):
+                setting, history, found = wide, _history(defense, wide), more
         values, messages, numbers = _p_values(defense, setting, history, found, key)
     except (LawError, MessageError) as error:
         return LawResult((str(error),), 0.0, 1, 0, 1, None)

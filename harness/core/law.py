@@ -189,12 +189,15 @@ class Choices(Law):
         found, rows = outcomes(split(wire, self.header), len(self.chances), self.width), np.arange(len(self.chances))
         if found.max(initial=0) >= self.chances.shape[1]:
             raise LawError(f"an outcome of {found.max()}, expected at most {self.chances.shape[1] - 1}")
-        rising = np.cumsum(self.chances, 1)
+        # rare outcomes first: outcomes that are too rare or too frequent then move all numbers the same way
+        order = np.argsort(self.chances, 1, kind="stable")
+        rising = np.cumsum(np.take_along_axis(self.chances, order, 1), 1)
         chance = self.chances[rows, found]
-        uniforms = (rising[rows, found] - chance * uniform(own, (len(found),), dtype=torch.float64).numpy()) / rising[
-            :, -1
-        ]
-        return Reading(uniforms, rows if self.places is None else self.places)
+        if not chance.all():
+            raise LawError("an outcome that has no probability")
+        upper = rising[rows, np.argsort(order, 1)[rows, found]]
+        within = uniform(own, (len(rows),), dtype=torch.float64).numpy()
+        return Reading((upper - chance * within) / rising[:, -1], rows if self.places is None else self.places)
 
 
 def split(wire: bytes, header: Numbers) -> bytes:
