@@ -20,8 +20,16 @@ from leakgauge.harness.federation import registry
 STEPS = 4
 """Local steps under which the faults of local training are tried."""
 
-MISSED: dict[str, str] = {}
-"""Faults that pass, with the reason."""
+_WEAK = "a message says little of the update; a test of likelihood ratios on updates of one coordinate would see it"
+MISSED = {
+    (
+        8.0,
+        "MVU: the channel of twice the epsilon",
+    ): "the channel flips one bit in 3000: ten times the messages would see it",
+    (1.0, "VQSGD: the channel of twice the epsilon"): _WEAK,
+    (1.0, "SqSGD: the channel of twice the epsilon"): _WEAK,
+}
+"""Faults that pass, by the epsilon of their claim, with the reason."""
 
 
 class Fault(NamedTuple):
@@ -246,7 +254,20 @@ def faults(epsilon):
     )
     loose = changed(clip=1.05, epsilon=None, noise_std=gaussian.sigma)
     found.append(Fault("clip", "Gaussian: a clip 5 % too wide", lying(gaussian, loose)))
+    for base in (
+        made("mvu", epsilon=epsilon),
+        made("vqsgd", epsilon=epsilon),
+        made("sqsgd", epsilon=epsilon, ratio=1.0),
+    ):
+        name = f"{type(base).__name__}: the channel of twice the epsilon"
+        found.append(Fault("scale", name, lying(base, twice)))
     return found + records(epsilon)
+
+
+def twice(liar, honest, state, memory, update, link, private):
+    """A message by the channel of twice the epsilon."""
+    other = dataclasses.replace(liar, epsilon=min(2 * liar.epsilon, max(24.0, liar.epsilon)))
+    return type(liar).__mro__[1].encode(other, other.init(link.setting), memory, update, link, private)
 
 
 def tensor_clip(liar, honest, state, memory, update, link, private):

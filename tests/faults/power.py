@@ -35,7 +35,9 @@ def table(epsilon):
         start = time.process_time()
         found = check_law(fault.liar, setting_of(36, steps=STEPS), Key(3))
         seconds = time.process_time() - start
-        seen = found.rejects[0] if found.rejects else f"**not seen**: {MISSED.get(fault.name, 'unexplained')}"
+        seen = (
+            found.rejects[0] if found.rejects else f"**not seen**: {MISSED.get((epsilon, fault.name), 'unexplained')}"
+        )
         lines.append(f"| {fault.kind} | {fault.name} | {seen} | {found.messages} | {seconds:.2f} |")
         caught[bool(found.rejects)] += 1
     return [*lines, "", f"Caught: {caught[True]} of {caught.total()}.", ""]
