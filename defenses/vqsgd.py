@@ -18,33 +18,12 @@ from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
 from leakgauge.harness.core.codec import pack_levels, unpack_levels, width_of
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.law import Law, LawError, Reading, outcomes, projected
+from leakgauge.harness.core.law import Choices, Law, projected
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
 
 _FLOOR = 1e-12
 """Smallest probability of a point in the likelihood, in units of 1 / 2d: keeps its gradients within float32."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Points(Law):
-    """The law of `repeats` independent points of the same probabilities `chances` [2d]."""
-
-    chances: Numbers
-    repeats: int
-
-    def read(self, wire: bytes, own: Key) -> Reading:
-        """By the cumulative probabilities, from the least likely point on: errors then move all numbers alike."""
-        n = len(self.chances)
-        points = outcomes(wire, self.repeats, width_of(n))
-        if points.max() >= n:
-            raise LawError(f"point {points.max()}, expected at most {n - 1}")
-        order = np.argsort(self.chances, kind="stable")
-        rising = np.empty(n)
-        rising[order] = np.cumsum(self.chances[order])
-        own_share = rng.uniform(own, (self.repeats,), dtype=torch.float64).numpy() * self.chances[points]
-        return Reading((rising[points] - own_share) / rising.max(), np.full(self.repeats, -1))
 
 
 @dataclass(frozen=True)
@@ -124,7 +103,7 @@ class VQSGD(Defense[None, None]):
         spare = max(0.0, 1 - float(np.abs(v).sum()) / math.sqrt(len(v)))
         drawn = np.maximum(np.concatenate([v, -v]), 0.0) / math.sqrt(len(v)) + spare / n
         other = math.exp(-float(np.logaddexp(self.epsilon, math.log(n - 1))))
-        return _Points(other + (1 - n * other) * drawn, self.repeats)
+        return Choices((other + (1 - n * other) * drawn)[None], width_of(n), np.full(self.repeats, -1))
 
     def quieter(self) -> VQSGD:
         """No randomized response, and many points."""

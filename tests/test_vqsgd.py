@@ -146,5 +146,5 @@ def test_the_stated_law_holds_the_chances_from_the_least_likely_point_on(eps, no
 
 
 def test_a_point_that_does_not_exist_is_impossible():
-    with pytest.raises(LawError, match=r"point 7, expected at most 5"):
+    with pytest.raises(LawError, match=r"an outcome of 7, expected at most 5"):
         law_of(VQSGD(repeats=2), torch.ones(3)).read(pack_levels(np.array([0, 7]), 3), Key(0))

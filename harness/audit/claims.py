@@ -182,7 +182,7 @@ def prepare(
     if problems:
         raise StudyError("claim", problems)
     try:
-        return Deployment(defense, public, tuple(_history(defense, public)))
+        return Deployment(defense, public, tuple(states_of(defense, public)))
     except ValueError as error:
         raise StudyError(name, [str(error)]) from error
 
@@ -307,7 +307,7 @@ def _setting(given: dict[str, Scalar], rounds: int, problems: list[str], default
     return Setting(layout=Layout(("all",), ((dim,),)), rounds=rounds, **table)
 
 
-def _history(defense: Defense[Any, Any], setting: Setting) -> list[Any]:
+def states_of(defense: Defense[Any, Any], setting: Setting) -> list[Any]:
     """The states of the rounds if no loss is ever evaluated."""
     state, history = defense.init(setting), []
     for number in range(setting.rounds):

@@ -14,10 +14,10 @@ import numpy as np
 
 from leakgauge.harness.audit.bounds import Counts, count, epsilon_lower, gaussian_epsilon_lower, split_threshold
 from leakgauge.harness.audit.distinguishers import Distinguisher, distinguishers
-from leakgauge.harness.audit.law_test import LawResult
 from leakgauge.harness.audit.trials import Inputs, Mechanism, pairs
 from leakgauge.harness.core import accounting
 from leakgauge.harness.core.claim import Claim, Code, Verdict, judge
+from leakgauge.harness.core.result import LawRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.threats import Threat
@@ -218,7 +218,7 @@ def verdict(claim: Claim, audit: AuditResult) -> tuple[Verdict, str]:
     return found, f"{judged.reason} {measured}."
 
 
-def inspect(claim: Claim, audit: AuditResult, law: LawResult | None) -> Inspection:
+def inspect(claim: Claim, audit: AuditResult, law: LawRecord | None) -> Inspection:
     """Whether the code is the mechanism of its proof, as far as the trials and the law test saw.
 
     | | verdict |

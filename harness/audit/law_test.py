@@ -19,10 +19,12 @@ from scipy import special
 from torch import Tensor
 
 from leakgauge.harness.audit.battery import Sample, detectable, p_values, twin_values
+from leakgauge.harness.audit.claims import states_of
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Defense, Examples, Feedback, Sender, Setting
+from leakgauge.harness.core.contract import Defense, Examples, Sender, Setting
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.law import LawError, Reading, StepLaw
+from leakgauge.harness.core.result import LawRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Layout
@@ -66,26 +68,6 @@ _REPEATED = 0.2
 """Share of messages whose update is the one that the client sent before."""
 
 
-class LawResult(NamedTuple):
-    """The result of testing messages against their law.
-
-    Attributes:
-        rejects: what departs from the law, worst first; empty: nothing was found.
-        p: the smallest p-value, times the number of tests.
-        messages, numbers: how many were tested.
-        tests: the number of p-values among which the level is split.
-        detects: the smallest missing share of the noise's scale that is seen with 95 % power; None if the messages hold
-            no floats, whose noise alone has such a share.
-    """
-
-    rejects: tuple[str, ...]
-    p: float
-    messages: int
-    numbers: int
-    tests: int
-    detects: float | None
-
-
 class _Seen(NamedTuple):
     """One tested message or sum: its law's reading, and what it was made from."""
 
@@ -101,7 +83,7 @@ _Kinds = dict[str, list[_Seen]]
 """What was tested: `message`, `sum` and `training`."""
 
 
-def check_law(defense: Defense[Any, Any], like: Setting, key: Key) -> LawResult | None:
+def check_law(defense: Defense[Any, Any], like: Setting, key: Key) -> LawRecord | None:
     """Test a defense's messages, its sums and its local training against their laws; None if it states none.
 
     Args:
@@ -112,7 +94,7 @@ def check_law(defense: Defense[Any, Any], like: Setting, key: Key) -> LawResult 
         The same arguments give the same result.
     """
     setting = _setting(like)
-    history = _history(defense, setting)
+    history = states_of(defense, setting)
     try:
         found = _federation(defense, setting, history, 0, key)
         if not any(found.values()):
@@ -120,21 +102,21 @@ def check_law(defense: Defense[Any, Any], like: Setting, key: Key) -> LawResult 
         if 0 < _numbers(found) < _FEW:
             # it sends a share of the coordinates: with more of them, a message holds more numbers
             wide = _setting(like, _WIDER)
-            more = _federation(defense, wide, _history(defense, wide), 0, key)
+            more = _federation(defense, wide, states_of(defense, wide), 0, key)
             if _numbers(more) > _numbers(found):
-                setting, history, found = wide, _history(defense, wide), more
+                setting, history, found = wide, states_of(defense, wide), more
         values, messages, numbers = _p_values(defense, setting, history, found, key)
     except (LawError, MessageError) as error:
-        return LawResult((str(error),), 0.0, 1, 0, 1, None)
+        return LawRecord((str(error),), 0.0, 1, 0, 1, None)
     if not values:
-        return LawResult((), 1.0, messages, 0, 0, None)
+        return LawRecord((), 1.0, messages, 0, 0, None)
     level = LEVEL / len(values)
     rejects = tuple(sorted((name for name, p in values.items() if not p >= level), key=values.__getitem__))
     least = min(1.0, min(values.values()) * len(values))
     firsts = [(kind, seen[0].reading) for kind, seen in found.items() if seen and len(seen[0].reading.uniforms)]
     floats = all(kind == "training" or reading.bits is not None for kind, reading in firsts)
     share = detectable(numbers, level) if floats else None
-    return LawResult(rejects, least, messages, numbers, len(values), share)
+    return LawRecord(rejects, least, messages, numbers, len(values), share)
 
 
 def _p_values(
@@ -148,7 +130,7 @@ def _p_values(
     values = _of_kinds(found, setting, coarse=False)
     quiet = defense.quieter()
     if quiet is not None:
-        at_rest = _of_kinds(_federation(quiet, setting, _history(quiet, setting), -1, key), setting, coarse=True)
+        at_rest = _of_kinds(_federation(quiet, setting, states_of(quiet, setting), -1, key), setting, coarse=True)
         values |= {f"{name}, with little noise": p for name, p in at_rest.items()}
     values |= _twins(defense, setting, history, key.child("twins"))
     if found["sum"]:
@@ -221,26 +203,23 @@ def _trainings(defense: Defense[Any, Any], setting: Setting, run: int, key: Key)
     weights = np.cumsum(setting.momentum ** np.arange(1 if plan.gradient or law.single else setting.steps))
     center = np.zeros(d)
     center[7 * np.arange(n)] = -np.minimum(norms.numpy() / law.clip, 1.0)
-    found = []
-    for k, update in enumerate(updates.numpy() / unit):
-        reading = _step_reading(update.astype(np.float64), center, law, weights)
-        found.append(_Seen(reading, Sender(k % _CLIENTS, n), k // _CLIENTS, run, 0, torch.from_numpy(center)))
-    return found
+    readings = _step_readings((updates.numpy() / unit).astype(np.float64), center, law, weights)
+    sent = torch.from_numpy(center)
+    return [_Seen(one, Sender(k % _CLIENTS, n), k // _CLIENTS, run, 0, sent) for k, one in enumerate(readings)]
 
 
-def _step_reading(update: Numbers, center: Numbers, law: StepLaw, weights: Numbers) -> Reading:
-    """Numbers of an update in clips over batches: each record's own coordinate is a mixture over the steps it is in."""
-    taken = (
-        np.array(list(itertools.product((0, 1), repeat=len(weights)))) if law.share < 1 else np.ones((1, len(weights)))
-    )
-    chances = np.prod(np.where(taken > 0, law.share, 1 - law.share if law.share < 1 else 1.0), 1)
+def _step_readings(updates: Numbers, center: Numbers, law: StepLaw, weights: Numbers) -> list[Reading]:
+    """Updates [n, d] in clips over batches: each record's own coordinate is a mixture over the steps that take it."""
+    steps = len(weights)
+    taken = np.array(list(itertools.product((0, 1), repeat=steps))) if law.share < 1 else np.ones((1, steps))
+    chances = np.prod(np.where(taken > 0, law.share, 1 - law.share), 1)
     shifts, spread = taken @ weights, law.noise * float(np.linalg.norm(weights))
     if spread == 0:
-        if law.share == 1 and np.abs(update - center * shifts[0]).max() > _EXACT:
+        if law.share == 1 and np.abs(updates - center * shifts[0]).max() > _EXACT:
             raise LawError("an update that is not the mean of clipped gradients")
-        return Reading(np.full(0, 0.5), np.zeros(0, np.int64))
-    uniforms = (chances * special.ndtr((update[:, None] - center[:, None] * shifts) / spread)).sum(1)
-    return Reading(uniforms, np.arange(len(update)))
+        return [Reading(np.zeros(0), np.zeros(0, np.int64))] * len(updates)
+    uniforms = (chances * special.ndtr((updates[..., None] - center[:, None] * shifts) / spread)).sum(-1)
+    return [Reading(row, np.arange(len(center))) for row in uniforms]
 
 
 def _twins(defense: Defense[Any, Any], setting: Setting, history: Sequence[Any], key: Key) -> dict[str, float]:
@@ -351,14 +330,3 @@ def _setting(like: Setting, wider: int = 1) -> Setting:
     batch = max(1, round(_SMALLEST * min(1.0, like.batch / like.samples))) if like.batch else 0
     training = {"sends": like.sends, "steps": min(like.steps, _STEPS), "lr": like.lr, "momentum": like.momentum}
     return Setting(layout, _CLIENTS, _CLIENTS, _ROUNDS, batch=batch, samples=_SMALLEST, **training)  # type: ignore[arg-type]  # mixed
-
-
-def _history(defense: Defense[Any, Any], setting: Setting) -> list[Any]:
-    """The states of the rounds, without any loss."""
-    found, state = [], defense.init(setting)
-    for number in range(_ROUNDS):
-        if defense.stops(state):
-            break
-        found.append(state)
-        state = defense.advance(state, Feedback(number, None, None))
-    return found

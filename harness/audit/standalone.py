@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, Literal, NamedTuple
 
@@ -40,7 +41,8 @@ from leakgauge.harness.core.cell import PartSpec, Scalar
 from leakgauge.harness.core.claim import Claim, Horizon, Relation, Unit
 from leakgauge.harness.core.contract import Defense, Setting
 from leakgauge.harness.core.errors import StudyError
-from leakgauge.harness.core.result import AuditRecord, LawRecord
+from leakgauge.harness.core.labels import odds
+from leakgauge.harness.core.result import AuditRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import chance
 from leakgauge.harness.core.threats import SEES, Threat
@@ -126,7 +128,7 @@ def audit(
     | strict, ceiling | all but cosine | as in `engine.AuditResult` |
     | chance | all but cosine | with which an adversary may be right about one bit: `core.claim.chance` |
     | verdict, contradicts, seen | all but cosine | of the code: as in `engine.Inspection` |
-    | law | all but cosine, if a law is stated | as in `law_test.LawResult` |
+    | law | all but cosine, if a law is stated | as in `core.result.LawRecord` |
     | detects | as law | the smallest missing share of the noise's scale that the test of the law sees, or null |
 
     Args:
@@ -231,7 +233,7 @@ def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key) -> Au
         code=inspected.code.value,
         contradictions=inspected.contradictions,
         seen=inspected.reason,
-        law=None if law is None else LawRecord(**law._asdict()),
+        law=law,
     )
 
 
@@ -289,7 +291,7 @@ def _inspected(deployment: Deployment, claim: Claim, found: _Found, key: Key) ->
     row = {"verdict": code.value, "contradicts": list(contradictions), "seen": seen}
     if law is None:
         return row
-    return row | {"detects": law.detects, "law": law._asdict() | {"rejects": list(law.rejects)}}
+    return row | {"detects": law.detects, "law": dataclasses.asdict(law) | {"rejects": list(law.rejects)}}
 
 
 def _by_trials(
@@ -433,11 +435,6 @@ def _counts(row: dict[str, Any]) -> str:
 def _clients(row: dict[str, Any]) -> str:
     """The number of canary clients and rounds."""
     return f"{row['canaries']} canary clients in one run of {row['rounds']} rounds"
-
-
-def odds(chance: float) -> str:
-    """How often an adversary may be right about one bit."""
-    return "right over 99.99 %" if chance > 0.9999 else f"right {100 * chance:.4g} %"
 
 
 def _short(value: float | str) -> str:

@@ -67,7 +67,8 @@ def audit(
 
 def _print_claim(found: dict[str, Any], as_json: bool) -> None:
     """Print the claimed, proved and audited epsilon, and the verdict."""
-    from leakgauge.harness.audit.standalone import lines, odds
+    from leakgauge.harness.audit.standalone import lines
+    from leakgauge.harness.core.labels import odds
     from leakgauge.harness.core.threats import Threat
 
     if as_json:

@@ -137,3 +137,8 @@ def counted(count: int, noun: str) -> str:
     """`1 check`, `2 checks`, `4 batches`; thousands are grouped by a space that does not break a line."""
     ending = "es" if noun.endswith(("ch", "x", "s")) else "s"
     return f"{count:,}".replace(",", "\u00a0") + f" {noun}" + ("" if count == 1 else ending)
+
+
+def odds(chance: float) -> str:
+    """How often an epsilon lets an adversary be right about one bit, by `stats.chance`."""
+    return "right over 99.99 %" if chance > 0.9999 else f"right up to {100 * chance:.4g} %"

@@ -175,8 +175,9 @@ class Choices(Law):
     """A header of exact float32 numbers, then packed outcomes, of which outcome j has the law `chances[j]`.
 
     Attributes:
-        chances: [k, m] probabilities of the m outcomes of each number.
+        chances: [k, m] probabilities of the m outcomes of each number, or [1, m] if all have one law.
         width: bits of an outcome on the wire.
+        places: [k], as in `Reading`; by default number i carries coordinate i.
     """
 
     chances: Numbers
@@ -185,19 +186,22 @@ class Choices(Law):
     header: Numbers = ()  # type: ignore[assignment]  # an empty array
 
     def read(self, wire: bytes, own: Key) -> Reading:
-        """By the cumulative probabilities."""
-        found, rows = outcomes(split(wire, self.header), len(self.chances), self.width), np.arange(len(self.chances))
+        """By the cumulative probabilities, rare outcomes first: errors then move all numbers alike."""
+        places = np.arange(len(self.chances)) if self.places is None else self.places
+        found, rows = (
+            outcomes(split(wire, self.header), len(places), self.width),
+            np.arange(len(places)) % len(self.chances),
+        )
         if found.max(initial=0) >= self.chances.shape[1]:
             raise LawError(f"an outcome of {found.max()}, expected at most {self.chances.shape[1] - 1}")
-        # rare outcomes first: outcomes that are too rare or too frequent then move all numbers the same way
-        order = np.argsort(self.chances, 1, kind="stable")
-        rising = np.cumsum(np.take_along_axis(self.chances, order, 1), 1)
         chance = self.chances[rows, found]
         if not chance.all():
             raise LawError("an outcome that has no probability")
+        order = np.argsort(self.chances, 1, kind="stable")
+        rising = np.cumsum(np.take_along_axis(self.chances, order, 1), 1)
         upper = rising[rows, np.argsort(order, 1)[rows, found]]
         within = uniform(own, (len(rows),), dtype=torch.float64).numpy()
-        return Reading((upper - chance * within) / rising[:, -1], rows if self.places is None else self.places)
+        return Reading((upper - chance * within) / rising[rows, -1], places)
 
 
 def split(wire: bytes, header: Numbers) -> bytes:

@@ -130,7 +130,16 @@ class ClaimRecord:
 
 @dataclass(frozen=True)
 class LawRecord:
-    """Messages tested against the law that the defense states; fields as in `harness.audit.law_test.LawResult`."""
+    """Messages tested against the law that their defense states.
+
+    Attributes:
+        rejects: what departs from the law, worst first; empty: nothing was found.
+        p: the smallest p-value, times the number of tests.
+        messages, numbers: how many were tested.
+        tests: the number of p-values among which the level is split.
+        detects: the smallest missing share of the noise's scale that is seen with 95 % power; None if the messages hold
+            no floats, whose noise alone has such a share.
+    """
 
     rejects: tuple[str, ...]
     p: float

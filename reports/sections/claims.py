@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from leakgauge.harness.core.labels import Label, counted
+from leakgauge.harness.core.labels import Label, counted, odds
 from leakgauge.harness.core.result import ClaimRecord, ProofRecord, TrainingRecord
 from leakgauge.harness.core.stats import chance
 from leakgauge.reports.sections.audits import Measured, details, measured, of_horizon
@@ -98,9 +98,9 @@ def _claimed(claims: Sequence[ClaimRecord], digits: int) -> Amount:
     """The claim for one horizon over the seeds."""
     if any(claim.epsilon is None for claim in claims):
         return Amount(epsilon(claims), f"per {_distinct(claim.unit for claim in claims)}, any δ < 1", False, ())
-    odds = _distinct(_odds(claim.epsilon, claim.delta) for claim in claims)
+    right = _distinct(_odds(claim.epsilon, claim.delta) for claim in claims)
     scope = _distinct(per(claim.unit, claim.delta) for claim in claims)
-    return Amount(epsilon(claims, digits), scope, True, (odds,))
+    return Amount(epsilon(claims, digits), scope, True, (right,))
 
 
 def _attained(proof: ProofRecord) -> str:
@@ -117,14 +117,13 @@ def _proved(claims: Sequence[ClaimRecord], digits: int) -> Amount:
     methods = _distinct(f"{proof.method}, {_attained(proof)}" for proof in proofs)
     finite = all(proof.epsilon is not None for proof in proofs)
     scope = _distinct(per(proof.unit, proof.delta) for proof in proofs)
-    odds = _distinct(_odds(proof.epsilon, proof.delta) for proof in proofs) if finite else ""
-    return Amount(bound(proofs, digits), scope, finite, tuple(filter(None, (odds, methods, _distinct(others)))))
+    right = _distinct(_odds(proof.epsilon, proof.delta) for proof in proofs) if finite else ""
+    return Amount(bound(proofs, digits), scope, finite, tuple(filter(None, (right, methods, _distinct(others)))))
 
 
 def _odds(value: float | None, delta: float) -> str:
     """How often this epsilon lets an adversary be right about one bit."""
-    right = chance(math.inf if value is None else value, delta)
-    return "adversary right over 99.99 %" if right > 0.9999 else f"adversary right up to {100 * right:.4g} %"
+    return f"adversary {odds(chance(math.inf if value is None else value, delta))}"
 
 
 def _digits(claims: Sequence[ClaimRecord]) -> int:
