@@ -91,9 +91,9 @@ def _guess(task: Task, params: Vector, form: ClosedForm | None, message: Message
     failure = _refusal(params, form, message, target)
     if failure or form is None:
         return failed(task, message, failure)
-    # the last bias' gradient is p - [y = i]
+    # the last bias's gradient is p - [y = i]
     if not bool((task.layout.split(target)[-1] < 0).any()):
-        return failed(task, message, "no entry of the last bias' gradient is negative, as any label would make it")
+        return failed(task, message, "no entry of the last bias's gradient is negative, as any label would make it")
     (label,) = restore(task, params, target[None], [1], key)
     try:
         x = form.solve(target.double())[None].to(params.dtype)

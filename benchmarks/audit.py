@@ -23,6 +23,7 @@ from leakgauge.harness.audit.engine import (
     apply_test,
     choose_test,
     contradicts,
+    count_trials,
     strongest_adversary,
     verdict,
 )
@@ -48,7 +49,7 @@ def timed(
     start = time.process_time()
     test = choose_test(mechanism, claim, trials, 0.95, KEY)
     middle = time.process_time()
-    found = apply_test(mechanism, claim, test, trials, 0.95, KEY)
+    found = apply_test(mechanism, claim, test, count_trials(mechanism, test, trials, KEY), 0.95)
     return claim, found, 1e3 * (middle - start), 1e3 * (time.process_time() - middle)
 
 

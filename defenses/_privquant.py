@@ -18,7 +18,7 @@ from torch import Tensor
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import positive
-from leakgauge.harness.core.law import Law, LawError, Reading, outcomes
+from leakgauge.harness.core.law import SHARES, Branches, Integers, Law, LawError, Reading, outcomes
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 
@@ -31,6 +31,9 @@ _FLOOR = 1e-12
 _KNEE = 0.97
 """Distance in levels beyond which `misfit` departs from the exact law. MAP's SSIM with knees at 0.5, 0.7, 0.9, 0.97, on
 six images if all levels match: 0.134, 0.147, 0.176, 0.208 with 256 levels; 0.82 to 0.83 with 4096 levels."""
+
+_EXACT = 1e-9
+"""Difference in epsilon that rounding may put between two thresholds' costs."""
 
 _LEAST = 1e-250
 """Least probability of a level in `misfit`: negligible even if the channel is the identity, with a finite logarithm."""
@@ -312,17 +315,10 @@ class Matched(Law):
         cost, odds = _odds(d, K, self.tau, self.logit)
         if not 0 < cost <= self.epsilon * (1 + 1e-9):
             raise LawError(f"a channel of epsilon {cost:g}, expected one up to {self.epsilon:g}")
-        below = np.minimum(self.place.astype(np.int64), K - 2)
+        below = self._below
         up = self.place - below
         is_lower, is_upper = found == below, found == below + 1
-        h = np.where(is_lower, 1 - up, np.where(is_upper, up, 0.0))
-        before = np.zeros((d + 1, d + 1))
-        before[0, 0] = 1.0  # row j: the law of the matches among the first j coordinates
-        for j in range(d):
-            before[j + 1] = before[j]
-            if h[j]:
-                before[j + 1] *= 1 - h[j]
-                before[j + 1, 1:] += before[j, :-1] * h[j]
+        h, before = self._matches(found)
         match, miss = (np.einsum("jm,jm->j", before[:-1, :-1], one[1:]) for one in (odds[:, 1:], odds[:, :-1]))
         total = match + (K - 1) * miss
         if not (total > 0).all():
@@ -331,7 +327,61 @@ class Matched(Law):
         neighbor = (K - 2) * miss + is_nearest * ((1 - h) * match + h * miss)
         low = np.where(is_lower | is_upper, neighbor, (found - 2 * (found > below)) * miss)
         chance = rng.uniform(own, (d,), dtype=torch.float64).numpy() * (h * match + (1 - h) * miss)
-        return Reading((low + chance) / total, np.full(d, -1))
+        return Reading((low + chance) / total, np.full(d, -1), ratios=self._ratios(before[d]))
+
+    def branches(self, wire: bytes) -> Branches:
+        """Favored, with at least tau matches, and lesser; each is uniform on its vectors."""
+        d = len(self.place)
+        _, before = self._matches(outcomes(wire, d, (self.levels - 1).bit_length()))
+        fewer, more = (float(logs[self.tau - 1]) for logs in _branches(d, self.levels))
+        with np.errstate(divide="ignore"):
+            lesser, favored = np.log([before[d, : self.tau].sum(), before[d, self.tau :].sum()])
+        return Branches(float(favored) - more, float(lesser) - fewer, fewer - more)
+
+    @property
+    def _below(self) -> Integers:
+        """[d] the levels below the places."""
+        return np.minimum(self.place.astype(np.int64), self.levels - 2)
+
+    def _matches(self, found: Integers) -> tuple[Numbers, Numbers]:
+        """[d] the chance that each output matches; [d + 1, d + 1], row j: the law of the matches among the first j."""
+        d, up = len(found), self.place - self._below
+        h = np.where(found == self._below, 1 - up, np.where(found == self._below + 1, up, 0.0))
+        before = np.zeros((d + 1, d + 1))
+        before[0, 0] = 1.0
+        for j in range(d):
+            before[j + 1] = before[j]
+            if h[j]:
+                before[j + 1] *= 1 - h[j]
+                before[j + 1, 1:] += before[j, :-1] * h[j]
+        return h, before
+
+    def _ratios(self, matches: Numbers) -> Numbers:
+        """[len(SHARES)]; the alternatives are the channels of another epsilon, with both of its parts in proportion.
+
+        Args:
+            matches: [d + 1], the law of the number of matches with this output.
+        """
+        scale = 1 / (1 - np.array([0.0, *SHARES]))
+        fewer, more = _branches(len(matches) - 1, self.levels)
+        cost = fewer - more  # of the thresholds 1 to d
+        at = np.searchsorted(cost, scale * (self.epsilon - self.logit) + _EXACT, side="right") - 1
+        at, logit = np.maximum(at, 0), scale * self.logit
+        at[0] = self.tau - 1
+        with np.errstate(divide="ignore"):
+            below, above = np.log(np.cumsum(matches)[at]), np.log(np.cumsum(matches[::-1])[::-1][at + 1])
+        favored, lesser = special.log_expit(logit) - more[at] + above, special.log_expit(-logit) - fewer[at] + below
+        each = np.logaddexp(favored, lesser)
+        return np.asarray(each[1:] - each[0], np.float64)
+
+
+@functools.lru_cache(maxsize=8)
+def _branches(d: int, levels: int) -> tuple[Numbers, Numbers]:
+    """The logarithms of the numbers of vectors with fewer matches than the thresholds 1 to d, and with the others."""
+    k = np.arange(d + 1.0)
+    weight = special.gammaln(d + 1) - special.gammaln(k + 1) - special.gammaln(d + 1 - k) + (d - k) * np.log(levels - 1)
+    fewer, more = np.logaddexp.accumulate(weight)[:-1], np.logaddexp.accumulate(weight[::-1])[::-1][1:]
+    return np.asarray(fewer, np.float64), np.asarray(more, np.float64)
 
 
 @functools.lru_cache(maxsize=8)
@@ -340,9 +390,8 @@ def _odds(d: int, levels: int, tau: int, logit: float) -> tuple[float, Numbers]:
 
     The later outputs are uniform. Each row is relative to its largest reachable entry.
     """
-    k = np.arange(d + 1.0)
-    weight = special.gammaln(d + 1) - special.gammaln(k + 1) - special.gammaln(d + 1 - k) + (d - k) * np.log(levels - 1)
-    cost = logit + float(special.logsumexp(weight[:tau]) - special.logsumexp(weight[tau:]))
+    fewer, more = _branches(d, levels)
+    cost = logit + float(fewer[tau - 1] - more[tau - 1])
     rows = np.zeros((d + 1, d + 1))
     rows[d, :tau] = -cost
     for j in range(d - 1, -1, -1):

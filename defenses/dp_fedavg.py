@@ -17,7 +17,7 @@ from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._common.plain import Plain
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import gaussian_mu, repeat
-from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.claim import Breach, Claim, Horizon, Proof, Relation, Unit
 from leakgauge.harness.core.codec import unpack_float32
 from leakgauge.harness.core.contract import Links, Setting
 from leakgauge.harness.core.law import Additive, Law, Normal, projected
@@ -27,6 +27,8 @@ from leakgauge.harness.core.vec import Vector
 
 _MOMENTS = 32
 """Moments of the privacy loss that the source's accountant evaluates."""
+
+_FIXED = "the number of participants is fixed beforehand and public"
 
 _MODELS = frozenset({Threat.PARTICIPANT, Threat.PUBLIC})
 """The adversaries that see models and no message."""
@@ -99,13 +101,17 @@ class DPFedAvg(Clipped, Plain):
         """A thousandth of C in each coordinate of the sum."""
         return replace(self, epsilon=None, noise_std=1e-3 * self.clip)
 
+    def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
+        """The rounds with another number of messages than the public one."""
+        return {_FIXED: Breach(int(len(links.senders) != links.setting.participants), 1, "round")}
+
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """(epsilon, delta) for one client over these rounds, against adversaries that see only models."""
         rounds, share = len(history), setting.participants / setting.clients
         multiplier = self.sigma(setting) / self.clip
         assumes: tuple[str, ...] = (
             "the server is honest and reveals no message",
-            "the number of participants is fixed beforehand and public",
+            _FIXED,
         )
         if share == 1:
             reason = "one client moves the sum by the clip, over a fixed denominator; rounds compose exactly."

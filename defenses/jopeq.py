@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from leakgauge.defenses._common.reference import scaled
-from leakgauge.defenses._common.scale import Mode, Scaling, unclipped
+from leakgauge.defenses._common.scale import Mode, Scaling, outside, unclipped
 from leakgauge.defenses._jopeq.law import leveled
 from leakgauge.defenses._jopeq.privacy import (
     cube_epsilon,
@@ -19,8 +19,8 @@ from leakgauge.defenses._jopeq.privacy import (
     uniform_delta,
 )
 from leakgauge.defenses._jopeq.quantizer import CLEAR, Radius, ScalarJoPEQ
-from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
-from leakgauge.harness.core.contract import Link, Setting
+from leakgauge.harness.core.claim import Breach, Claim, Proof, Unit, added_up, claim_over
+from leakgauge.harness.core.contract import Link, Links, Setting
 from leakgauge.harness.core.law import Laplacian, Law
 from leakgauge.harness.core.vec import Vector
 
@@ -87,6 +87,10 @@ class JoPEQ(ScalarJoPEQ):
     def quieter(self) -> JoPEQ:
         """A scale of a thousandth, and steps so small that noise is left."""
         return replace(self, epsilon=2000.0, bits=16, gamma="reference")
+
+    def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
+        """The scaled coordinates outside [-1, 1]; none at a public scale."""
+        return outside(updates, links.setting.layout, self.scale)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Epsilon for one coordinate of one message; we add up T rounds."""

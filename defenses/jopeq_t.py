@@ -11,7 +11,7 @@ from torch import Tensor
 
 from leakgauge.defenses._common.misfit import Misfit, student_misfit
 from leakgauge.defenses._common.reference import scaled
-from leakgauge.defenses._common.scale import Mode, Scaling, unclipped
+from leakgauge.defenses._common.scale import Mode, Scaling, outside, unclipped
 from leakgauge.defenses._jopeq.lattice import Lattice
 from leakgauge.defenses._jopeq.law import leveled
 from leakgauge.defenses._jopeq.privacy import (
@@ -24,8 +24,8 @@ from leakgauge.defenses._jopeq.privacy import (
 )
 from leakgauge.defenses._jopeq.quantizer import CLEAR, Carrier, Dithered, Radius, draw_student, pair_lattice, student
 from leakgauge.harness.core.checks import positive
-from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
-from leakgauge.harness.core.contract import Link, Setting
+from leakgauge.harness.core.claim import Breach, Claim, Proof, Unit, added_up, claim_over
+from leakgauge.harness.core.contract import Link, Links, Setting
 from leakgauge.harness.core.law import Law, StudentPairs
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
@@ -123,6 +123,10 @@ class JoPEQT(Dithered):
         """A scale of a thousandth with the same degrees of freedom, and steps so small that noise is left."""
         return replace(self, s2=1e-6, nu=self.noise.nu, bits=16, gamma="reference")
 
+    def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
+        """The scaled pairs outside the unit disc; none at a public scale."""
+        return outside(updates, links.setting.layout, self.scale, 2)
+
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Epsilon for one pair of one message; we add up T rounds."""
         rounds = len(history)
@@ -132,7 +136,7 @@ class JoPEQT(Dithered):
             self.epsilon * rounds,
             first,
             source=added_up("Lang et al. 2022, Thm III.1 and Cor. 1", rounds),
-            assumes=unclipped(self.scale, "no pair lies outside the unit disc"),
+            assumes=unclipped(self.scale, 2),
             further=tuple(further),
         )
 

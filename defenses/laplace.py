@@ -13,12 +13,12 @@ from leakgauge.defenses._common.cascade import Perturbs, Rounded
 from leakgauge.defenses._common.clip import clip_coordinates
 from leakgauge.defenses._common.misfit import Misfit, laplace_misfit, rounded_misfit
 from leakgauge.defenses._common.reference import scaled
-from leakgauge.defenses._common.scale import Mode, Scaling, unclipped, whole_message
+from leakgauge.defenses._common.scale import Mode, Scaling, outside, unclipped, whole_message
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import repeat
 from leakgauge.harness.core.checks import positive
-from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
-from leakgauge.harness.core.contract import Likelihood, Link, Setting
+from leakgauge.harness.core.claim import Breach, Claim, Proof, Unit, claim_over
+from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
 from leakgauge.harness.core.law import Additive, Laplacian, Law, clamped
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
@@ -132,6 +132,10 @@ class Laplace(Perturbs):
     def quieter(self) -> Laplace:
         """A standard deviation of a thousandth of the bound."""
         return replace(self, epsilon=None, noise_std=1e-3 * self._bound)
+
+    def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
+        """The scaled coordinates outside [-1, 1]; none at a public scale."""
+        return outside(updates, links.setting.layout, self.scale)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Pure epsilon for one coordinate; T rounds add up."""

@@ -18,7 +18,7 @@ from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
 from leakgauge.harness.core.codec import pack_levels, unpack_levels
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.law import Choices, Law, LawError
+from leakgauge.harness.core.law import Choices, Law, LawError, powers
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Parts, Vector
@@ -119,7 +119,9 @@ class MVU(Defense[Design, None]):
         place = (np.clip(numbers.astype(np.float32), -1.0, 1.0).astype(np.float64) + 1) / 2 * (len(state.P) - 1)
         below = np.minimum(place.astype(np.int64), len(state.P) - 2)
         share, channel = (place - below)[:, None], _checked(state.P, self.epsilon)
-        return Choices((1 - share) * channel[below] + share * channel[below + 1], self.bits, places, header)
+        every = np.concatenate([channel[None], powers(channel)])
+        found = (1 - share) * every[:, below] + share * every[:, below + 1]
+        return Choices(found[0], self.bits, places, header, found[1:])
 
     def quieter(self) -> MVU:
         """The largest epsilon, and the finest levels for the stochastic rounding."""

@@ -105,6 +105,11 @@ class _TwoLevels(Law):
     places: Integers
     epsilon: float
 
+    @property
+    def product(self) -> bool:
+        """Each output is drawn by itself."""
+        return True
+
     def read(self, wire: bytes, own: Key) -> Reading:
         """By the cdf: uniform between its values at the two ends of the numbers that round to an output."""
         expect_size(wire, 4 * len(self.t))

@@ -14,13 +14,13 @@ from torch import Tensor
 from leakgauge.defenses._common.cascade import Perturbs, Rounded
 from leakgauge.defenses._common.misfit import student_misfit
 from leakgauge.defenses._common.reference import scaled
-from leakgauge.defenses._common.scale import Mode, Scaling, unclipped, whole_message
+from leakgauge.defenses._common.scale import Mode, Scaling, outside, unclipped, whole_message
 from leakgauge.defenses._jopeq.lattice import student_variance
 from leakgauge.defenses._jopeq.privacy import Student, t_epsilon
 from leakgauge.defenses._jopeq.quantizer import draw_student, student
 from leakgauge.harness.core.checks import positive
-from leakgauge.harness.core.claim import Claim, Proof, Unit, added_up, claim_over
-from leakgauge.harness.core.contract import Likelihood, Link, Setting
+from leakgauge.harness.core.claim import Breach, Claim, Proof, Unit, added_up, claim_over
+from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
 from leakgauge.harness.core.law import Additive, Law, StudentPairs
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
@@ -115,6 +115,10 @@ class TNoise(Perturbs):
         """A scale of a thousandth, with the same degrees of freedom."""
         return replace(self, s2=1e-6, nu=self.noise.nu)
 
+    def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
+        """The scaled pairs outside the unit disc; none at a public scale."""
+        return outside(updates, links.setting.layout, self.scale, 2)
+
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Epsilon for one pair of one message; T rounds add up."""
         rounds, pairs = len(history), self.count(setting) // 2
@@ -125,6 +129,6 @@ class TNoise(Perturbs):
             self.epsilon * rounds,
             Proof.pure(each, rounds, Unit.SUBVECTOR, why),
             source=added_up("Lang et al. 2022, Thm II.8 and (11)", rounds),
-            assumes=unclipped(self.scale, "no pair lies outside the unit disc"),
+            assumes=unclipped(self.scale, 2),
             further=(whole_message(self.scale, each * pairs, rounds, f"{pairs} pairs"),),
         )

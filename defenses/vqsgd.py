@@ -18,7 +18,7 @@ from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
 from leakgauge.harness.core.codec import pack_levels, unpack_levels, width_of
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.law import Choices, Law, projected
+from leakgauge.harness.core.law import SHARES, Choices, Law, projected
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
@@ -102,8 +102,10 @@ class VQSGD(Defense[None, None]):
         v, n = projected(update, self.clip) / self.clip, 2 * link.setting.dim
         spare = max(0.0, 1 - float(np.abs(v).sum()) / math.sqrt(len(v)))
         drawn = np.maximum(np.concatenate([v, -v]), 0.0) / math.sqrt(len(v)) + spare / n
-        other = math.exp(-float(np.logaddexp(self.epsilon, math.log(n - 1))))
-        return Choices((other + (1 - n * other) * drawn)[None], width_of(n), np.full(self.repeats, -1))
+        epsilon = self.epsilon / (1 - np.array([[0.0], *([share] for share in SHARES)]))
+        other = np.exp(-np.logaddexp(epsilon, math.log(n - 1)))
+        found = (other + (1 - n * other) * drawn)[:, None]
+        return Choices(found[0], width_of(n), np.full(self.repeats, -1), others=found[1:])
 
     def quieter(self) -> VQSGD:
         """No randomized response, and many points."""

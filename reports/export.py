@@ -77,6 +77,11 @@ def _audit_data(audit: AuditRecord) -> dict[str, Any]:
     return {**to_data(audit), "claimed": _epsilon(audit.claimed), "proved": _epsilon(audit.proved)}
 
 
+def _breaches_data(training: TrainingRecord) -> list[Any]:
+    """How often the run broke each counted assumption, as plain data."""
+    return [to_data(one) for one in training.breaches]
+
+
 def _claim_fields(claim: ClaimRecord | None) -> list[Scalar]:
     """The columns of one claim and its proofs."""
     if claim is None:
@@ -88,11 +93,12 @@ def _claim_fields(claim: ClaimRecord | None) -> list[Scalar]:
 
 
 def _training_fields(training: TrainingRecord | None) -> list[Scalar]:
-    """The columns of the claims and of the audit."""
+    """The columns of the claims, of the counted assumptions and of the audit."""
     claims = (None, None) if training is None else (training.one_round, training.whole_run)
     audit = None if training is None or training.audited is None else _audit_data(training.audited)
     audited = [None if audit is None else audit[name] for name in _AUDIT.values()]
-    return [*(field for claim in claims for field in _claim_fields(claim)), *audited]
+    counts = json.dumps(_breaches_data(training), ensure_ascii=False) if training and training.breaches else None
+    return [*(field for claim in claims for field in _claim_fields(claim)), counts, *audited]
 
 
 def _fields(analysis: Analysis, cell: Cell, metrics: list[str]) -> list[Scalar]:
@@ -123,20 +129,21 @@ def to_csv(analysis: Analysis) -> str:
     numbers = [column for name in metrics for column in (name, f"{name}_low", f"{name}_high", f"{name}_n")]
     buffer = io.StringIO()
     writer = csv.writer(buffer)
-    writer.writerow(map(harmless, [*_CELL, *claims, *_AUDIT, *numbers]))
+    writer.writerow(map(harmless, [*_CELL, *claims, "breaches", *_AUDIT, *numbers]))
     for cell in run.cells:
         writer.writerow(map(harmless, _fields(analysis, cell, metrics)))
     return buffer.getvalue()
 
 
 def _training_data(training: TrainingRecord | None) -> dict[str, object]:
-    """Accuracy, claims and audit of a cell's training, for JSON; null if it did not finish."""
+    """Accuracy, claims, counted assumptions and audit of a cell's training, for JSON; null if it did not finish."""
     if training is None:
-        return dict.fromkeys(("accuracy", "one_round", "whole_run", "audited"))
+        return dict.fromkeys(("accuracy", "one_round", "whole_run", "breaches", "audited"))
     return {
         "accuracy": training.accuracy,
         "one_round": _claim_data(training.one_round),
         "whole_run": _claim_data(training.whole_run),
+        "breaches": _breaches_data(training),
         "audited": None if training.audited is None else _audit_data(training.audited),
     }
 

@@ -17,3 +17,9 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip("real data not beside the checkout")
     return folder
+
+
+@pytest.fixture
+def without_law(monkeypatch):
+    """Audits without the test of the law, which takes longer than few trials: for tests of bounds and verdicts."""
+    monkeypatch.setattr("leakgauge.harness.audit.standalone.check_law", lambda *_: None)

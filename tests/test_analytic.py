@@ -119,7 +119,7 @@ def test_granted_labels_are_not_used():
         (0.0, "the gradient is zero"),
         (math.nan, "the gradient is not finite"),
         (-math.inf, "the gradient is not finite"),
-        (1.0, "no entry of the last bias' gradient is negative"),
+        (1.0, "no entry of the last bias's gradient is negative"),
     ],
 )
 def test_a_gradient_that_belongs_to_no_image_is_a_failure(task, value, failure):

@@ -42,8 +42,11 @@ HONEST = {
 }
 
 
+ENCODED = {"privquant", "randomized response"}
+"""Mechanisms whose encoders take long."""
+
 SLOW = pytest.mark.slow
-QUICK = [pytest.param(name, 20, 40, marks=[SLOW] * (name == "privquant")) for name in HONEST]
+QUICK = [pytest.param(name, 20, 40, marks=[SLOW] * (name in ENCODED)) for name in HONEST]
 
 
 @pytest.mark.parametrize(

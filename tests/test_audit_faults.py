@@ -19,6 +19,7 @@ from leakgauge.harness.audit.engine import (
     audit_mechanism,
     choose_test,
     contradicts,
+    count_trials,
     strongest_adversary,
 )
 from leakgauge.harness.audit.trials import Mechanism, pairs
@@ -124,7 +125,8 @@ HALF_THE_NOISE = {
     "t-noise": less_noise("t-noise", 300),
     # 0.4 of it, in 200 trials: with half, 200 would show 2.3 even without a lattice
     "jopeq-t": less_noise("jopeq-t", 200, 0.4),
-    **{name: twice_epsilon(name, 100) for name in ("mvu", "sqsgd", "vqsgd")},
+    "mvu": twice_epsilon("mvu", 200),
+    **{name: twice_epsilon(name, 100) for name in ("sqsgd", "vqsgd")},
     "piecewise": twice_epsilon("piecewise", 150),
     "cepam-clip": halved("cepam-clip", "noise_std"),
     # a quarter of it: an average has the noise of one client more than is proved, because each client knows its own;
@@ -234,7 +236,7 @@ def audited(seeded):
     mechanism = Mechanism(*run, strongest_adversary(claim))
     find = given_the_scale if claim.unit in (Unit.COORDINATE, Unit.SUBVECTOR) and seeded.proof else choose_test
     test = find(mechanism, claim, seeded.trials, 0.95, KEY)
-    return claim, apply_test(mechanism, claim, test, seeded.trials, 0.95, KEY)
+    return claim, apply_test(mechanism, claim, test, count_trials(mechanism, test, seeded.trials, KEY), 0.95)
 
 
 def given_the_scale(mechanism, claim, trials, confidence, key):

@@ -138,7 +138,7 @@ def test_at_most_twenty_rounds_of_a_whole_run_are_audited():
 
 
 def test_an_audit_above_its_claim_refutes_it():
-    found = audit_for_study(PartSpec("jopeq", {"epsilon": 2.0, "gamma": 10.0}), SMALL, 1000, KEY)
+    found = audit_for_study(PartSpec("jopeq", {"epsilon": 2.0, "gamma": 10.0}), SMALL, 300, KEY)
     assert found.refutes
     assert (found.verdict, found.claimed, found.proved) == ("BROKEN", 2.0, None)
     assert found.epsilon_lower > 2.0

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
@@ -15,10 +16,12 @@ from scipy import stats as scipy_stats
 from leakgauge.harness.audit.bounds import (
     Counts,
     count,
+    distance_lower,
     epsilon_lower,
     gaussian_epsilon_lower,
     mu_lower,
     sampled_delta,
+    scores_epsilon_lower,
     split_threshold,
 )
 from leakgauge.harness.core.gaussian import gaussian_epsilon, gaussian_mu
@@ -189,6 +192,44 @@ def test_the_gaussian_route_holds_for_gaussians_by_exact_sums(mu):
     thresholds = np.linspace(-3, 3 + mu, 80)
     rates = exact_rates(mu_lower, 40, mu, special.ndtr(-thresholds), special.ndtr(mu - thresholds))
     assert rates.max() <= 0.05
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.3, 2.0, 8.0])
+@pytest.mark.parametrize("shape", [(3, 3), (40, 25)])
+def test_gaussian_scores_err_as_often_as_they_say(mu, shape):
+    runs, (n, m) = 4000, shape
+    zeros, ones = (normal(ROOT.child("scores", shape, mu, k), (runs, k), torch.float64).numpy() for k in (n, m + 1))
+    ones = 7 + 3 * (ones[:, 1:] + mu)
+    above = sum(
+        scores_epsilon_lower(7 + 3 * z, o, 1e-5) > gaussian_epsilon(mu, 1e-5) for z, o in zip(zeros, ones, strict=True)
+    )
+    assert runs * 0.05 - 4 * math.sqrt(runs * 0.05) < above <= at_most(0.05, runs, 1e-4)
+
+
+def test_the_distance_of_means_is_inverted_exactly():
+    for distance, n, m in ((0.5, 30, 20), (3.0, 1000, 1000), (9.0, 2, 5)):
+        found, scale = distance_lower(distance, n, m, 0.9), math.sqrt(n * m / (n + m))
+        tail = scipy_stats.nct.cdf(distance * scale, n + m - 2, found * scale)
+        assert found > 0
+        assert tail == pytest.approx(0.9, abs=1e-6)
+    assert distance_lower(0.1, 30, 20, 0.9) == 0
+    assert 1e4 < distance_lower(1e9, 1000, 1000, 0.9) < 1e9
+
+
+def test_scores_that_cannot_be_gaussian_show_nothing():
+    ramp = np.linspace(0, 1, 9)
+    assert scores_epsilon_lower(ramp, ramp + 9, 1e-5) > 10
+    for zeros, ones in (
+        (ramp[:1], ramp + 9),
+        (ramp, np.append(ramp, math.inf)),
+        (np.zeros(9), np.ones(9)),
+        (ramp + 9, ramp),
+    ):
+        assert scores_epsilon_lower(zeros, ones, 1e-5) == 0
+    with pytest.raises(ValueError, match="expected 0 <= delta < 1"):
+        scores_epsilon_lower(ramp, ramp, -0.1)
+    with pytest.raises(ValueError, match="not a number"):
+        scores_epsilon_lower(ramp, ramp * math.nan, 0.1)
 
 
 def test_null_scores_show_nothing_on_the_gaussian_route():

@@ -25,6 +25,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import SEES, Threat
 from leakgauge.harness.federation import registry
 from tests.audit_case import at_most, deployed, setting_of
+from tests.faults.library import ANY, last_bytes, lying
 from tests.faulty import Faulty
 
 KEY = Key(0, ("canaries",))
@@ -51,13 +52,14 @@ def right(found):
 
 
 def test_few_messages_of_an_honest_gaussian_end_in_the_simulated_range():
-    # simulated, sigma = 2C (true 4.3772): 200 trials 1.86 (p5 .54, p95 3.31), 2000 trials 3.50 (3.11-4.00)
+    # simulated, sigma = 2C (true 4.3772): 200 trials 1.86 (p5 .54, p95 3.31), 2000 trials 3.50 (3.11-4.00); a$
+    # quarter of them is the pilot
     found = [messages(Gaussian(noise_std=2.0), key=KEY.child(i))[1] for i in range(10)]
     bounds = [one.epsilon_lower for one in found]
     assert sum(bound > 4.3772 for bound in bounds) <= at_most(0.05, 10)
     assert sum(bounds) / 10 == pytest.approx(1.86, abs=1.33)  # 5 standard errors: (3.31 - .54) / 3.29 / sqrt 10
     assert {(one.trials, one.method, one.counts.positives, one.counts.negatives) for one in found} == {
-        (100, "Gaussian trade-off", 100, 100)
+        (75, "Gaussian trade-off", 75, 75)
     }
     assert all(one.any_mechanism <= one.epsilon_lower for one in found)
 
@@ -67,7 +69,7 @@ def test_two_thousand_messages_of_an_honest_gaussian_show_most_of_it(noise, epsi
     claim, found = messages(Gaussian(noise_std=noise), rounds=200)
     assert claim.epsilon == pytest.approx(epsilon, abs=1e-4)
     assert low < found.epsilon_lower < high
-    assert found.trials == 1000
+    assert found.trials == 750
 
 
 def test_laplace_is_bounded_from_below_and_not_refuted():
@@ -75,9 +77,7 @@ def test_laplace_is_bounded_from_below_and_not_refuted():
     assert sum(one.epsilon_lower > 2.0 for one in found) <= at_most(0.05, 6)
     assert sum(one.epsilon_lower for one in found) / 6 > 0.5  # 40 audits have a mean of 1.1 and a spread of 0.3
     # 180 of 240 messages: a quarter of the rounds is the pilot
-    assert {(one.method, one.trials, one.pair.partition(",")[0]) for one in found} == {
-        ("Clopper-Pearson", 90, "one coordinate")
-    }
+    assert {(one.method, one.trials) for one in found} == {("Clopper-Pearson", 90)}
 
 
 @pytest.mark.parametrize("name", [*registry.classes("defense"), "laplace+sdq", "t-noise+sdq-lattice"])
@@ -118,7 +118,7 @@ def test_neighbors_by_add_remove_are_half_as_far_apart():
     defense = Gaussian(noise_std=1.0)
     claim = dataclasses.replace(messages(defense, rounds=2)[0], relation=Relation.ADD_REMOVE)
     _, found = messages(defense, rounds=100, claim=claim)
-    assert found.pair == "first coordinate, from nothing"
+    assert found.pair.endswith("from nothing")
     assert 1.5 < found.epsilon_lower < gaussian_epsilon(1.0, 1e-5) < messages(defense, rounds=100)[1].epsilon_lower
 
 
@@ -142,6 +142,48 @@ def test_a_client_remembers_its_real_messages_and_no_canary():
     canaries = [memory for norm, memory in defense.met if norm > 50]
     assert max(canaries) < 1  # real updates have a norm of about 0.3
     assert sum(memory > 0 for memory in canaries) == 6  # two clients in the three rounds after the pilot's
+
+
+def reused(liar, honest, state, memory, update, link, private):
+    """The noise of the client's first message in all; the memory starts as None."""
+    private = private if memory is None else memory
+    return honest(state, None, update, link, private)[0], private
+
+
+UNSEEN = {
+    "noise of the first message in all": (reused, "rounds"),
+    "none after the fifth message": (ANY["none after the fifth message"][1], None),
+    "noise from the shared key": (ANY["the shared key's"][1], "replay"),
+    "the norm in the last bytes": (last_bytes, None),
+}
+
+
+@pytest.mark.parametrize("fault", UNSEEN)
+def test_a_fault_that_the_likelihood_ratio_does_not_see_is_caught_in_messages(fault):
+    how, by = UNSEEN[fault]
+    claim, found = messages(lying(Laplace(epsilon=1.0), how), rounds=40)
+    assert found.strict > claim.epsilon
+    assert found.distinguisher == by or by is None
+
+
+def of_one_server_key(liar, honest, state, received, links, private):
+    """The mean with the same noise in each round."""
+    return honest(state, received, links, Key(5))
+
+
+def without_noise_in_one_round(liar, honest, state, received, links, private):
+    """The mean with hardly any noise in round 3."""
+    if private.path[-2] == 3:
+        return DPFedAvg(noise_std=1e-6).decode(state, received, links, private)
+    return honest(state, received, links, private)
+
+
+@pytest.mark.parametrize("fault", [of_one_server_key, without_noise_in_one_round])
+def test_noise_of_the_server_that_is_reused_or_missing_in_a_round_is_caught_in_one_run(fault):
+    honest = DPFedAvg(noise_std=20.0)
+    claim, found = together(lying(honest, fault, "decode"), 300, 6, 60)
+    assert found.strict > claim.proved.epsilon(claim.delta)
+    assert together(honest, 300, 6, 60)[1].epsilon_lower <= claim.proved.epsilon(claim.delta)
 
 
 def test_one_run_of_an_honest_sum_ends_in_the_simulated_range():

@@ -18,13 +18,13 @@ def rows(epsilon, quick):
     return [pytest.param(fault, id=fault.name, marks=[slow] if n % quick else []) for n, fault in each]
 
 
-@pytest.mark.parametrize("fault", rows(8.0, 6))
+@pytest.mark.parametrize("fault", rows(8.0, 10))
 def test_a_liar_is_caught_at_epsilon_8(fault):
     result = check_law(fault.liar, setting_of(36, steps=STEPS), Key(3))
     assert bool(result.rejects) == ((8.0, fault.name) not in MISSED)
 
 
-@pytest.mark.parametrize("fault", rows(1.0, 12))
+@pytest.mark.parametrize("fault", rows(1.0, 20))
 def test_a_liar_is_caught_at_epsilon_1(fault):
     result = check_law(fault.liar, setting_of(36, steps=STEPS), Key(4))
     assert bool(result.rejects) == ((1.0, fault.name) not in MISSED)

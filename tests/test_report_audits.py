@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from leakgauge.harness.core.labels import part_text
-from leakgauge.harness.core.result import AuditRecord, Run
+from leakgauge.harness.core.result import AssumedBound, AuditRecord, Run
 from leakgauge.reports.export import to_csv
 from leakgauge.reports.html import render
 from leakgauge.reports.sections.audits import refutation
@@ -90,11 +90,24 @@ def test_how_an_audit_was_made_stands_below(rows: dict[str, ClaimRow]) -> None:
     assert rows["generous"].audits == (
         "Audited over a whole run of 5 rounds, in a small federation of its own: 3 clients with 20 records each, "
         "d = 36. Claimed there: 9; proved there: 4.5, per record, δ = 1e−5. Neighbors: any-two-inputs, one record "
-        "(distinguisher: likelihood ratio). Bound: Gaussian trade-off; without assumptions about the mechanism ≥ 0.31. "
-        "These trials refute no epsilon above 4.88.",
+        "(distinguisher: likelihood ratio). Bound: Gaussian trade-off, assuming the law's family; without assumptions "
+        "about the mechanism ≥ 0.31. These trials refute no epsilon above 4.88.",
         "Code CONSISTENT: seen.",
     )
     assert rows["sqsgd"].audits == ()
+
+
+def test_bounds_that_assume_a_part_of_the_law_stand_below_with_what_they_assume() -> None:
+    def assuming(audit: AuditRecord, seed: int) -> AuditRecord:
+        low = 270.0 + 4 * seed
+        one = AssumedBound(low, low - 1, "a declared product", "message", 288.0, 36, 5000, "all coordinates")
+        return dataclasses.replace(audit, assuming=(one,))
+
+    rows = rows_of(with_audits(double.audited_run((0, 1)), assuming))
+    assert rows["generous"].audits[1] == (
+        "Assuming a declared product, per message: ≥ 270 to 274 over the seeds; proved 288. "
+        "5\N{NO-BREAK SPACE}000 messages with each input."
+    )
 
 
 def test_an_audit_above_the_claim_of_its_federation_breaks_it_and_no_other_verdict_changes(

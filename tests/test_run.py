@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from leakgauge.harness.core.errors import StudyError
+from leakgauge.harness.core.gaussian import gaussian_epsilon
 from leakgauge.harness.core.rng import Key, uniform
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store, load_run
@@ -81,6 +82,14 @@ def test_every_cell_has_estimates_with_n_and_a_digest(reference):
     record = next(iter(run.trainings.values()))
     assert len(record.evaluations) == 3
     assert record.message_bytes == (4 * record.dim,) * 2
+
+
+def test_the_claim_of_a_whole_run_covers_every_round(reference):
+    (record,) = (one for one in load_run(reference).trainings.values() if one.spec.defense.name == "gaussian")
+    noise = 2 * 1.0 / 0.01  # of a replaced update with norm 1 over the noise: mu of one round
+    assert (record.one_round.horizon, record.whole_run.horizon) == ("one round", "whole run")
+    assert record.one_round.proved.epsilon == pytest.approx(gaussian_epsilon(noise, record.one_round.delta))
+    assert record.whole_run.proved.epsilon == pytest.approx(gaussian_epsilon(noise * 2**0.5, record.whole_run.delta))
 
 
 def test_the_folder_states_which_attacks_are_defense_aware(tmp_path):

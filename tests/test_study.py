@@ -108,6 +108,15 @@ def test_each_problem_has_its_line(changes, message):
     assert any(message in line for line in found), found
 
 
+def test_wrong_outermost_keys_hide_no_problem_inside():
+    found = problems(audit=-1, seeds="one", tsks=[], defenses=[{"name": "gaussian", "epsilon": "eight"}])
+    assert [line.split(":")[0] for line in found] == ["seeds", "audit", "tsks", "defenses[0].epsilon"]
+    incomplete = {key: value for key, value in table().items() if key not in ("name", "tasks")}
+    with pytest.raises(StudyError) as error:
+        resolve(incomplete | {"attacks": [{"name": "mapp"}]})
+    assert [line.split(":")[0] for line in error.value.problems] == ["name", "tasks", "attacks[0]"]
+
+
 def test_a_threat_must_see_what_the_attack_needs():
     (line,) = problems(threats=["public"])
     assert line == (

@@ -3,7 +3,7 @@
 With D = dL/dZ [b, m] and X [b, n], the weight's gradient is D^T X = U diag(s) V^T, of rank b, and D^T = U M for some
 M [b, b]; then X = M^-1 diag(s) V^T. A column q of M gives the slopes U q of one image. They are zero at units that the
 image does not activate: q is orthogonal to the rows of U for these units. So b - 1 rows are drawn; if one image
-activates none of these units, the vector orthogonal to the rows is a column of M, up to a factor. The bias' gradient
+activates none of these units, the vector orthogonal to the rows is a column of M, up to a factor. The bias's gradient
 D^T 1 gives the factors.
 
 Source: Dimitrov, Baader, Mueller and Vechev 2024, "SPEAR: exact gradient inversion of batches in federated learning".
@@ -182,7 +182,7 @@ class _Factors:
     Attributes:
         left, values, right: [live, b], [b], [b, n]; rows of units without a gradient are left out.
         noise: [live] standard deviation of an entry in a unit's row of the gradient.
-        total: [b], M 1, because the bias' gradient is D^T 1.
+        total: [b], M 1, because the bias's gradient is D^T 1.
         scores, bias: [b, live] and [live]; scores are M X W^T.
         dead_scores, dead_bias: [b, m - live] and [m - live].
     """

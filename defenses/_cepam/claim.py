@@ -26,21 +26,31 @@ that this leakage holds at every epsilon.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from scipy import special, stats
 
 from leakgauge.harness.core.accounting import Leak, delta, repeat
-from leakgauge.harness.core.claim import Claim, Proof, Relation, Unit, added_up, claim_over
-from leakgauge.harness.core.contract import Setting
+from leakgauge.harness.core.claim import Breach, Claim, Proof, Relation, Unit, added_up, claim_over
+from leakgauge.harness.core.contract import Links, Setting
 from leakgauge.harness.core.gaussian import gaussian_delta
 from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.core.vec import Vector
 
 _RECIPIENTS = frozenset({Threat.PARTICIPANT, Threat.PUBLIC})
 """The adversaries of the claim, who see averages only."""
 
 _SERVERS = frozenset({Threat.SERVER, Threat.COLLUDING_SERVER})
+
+_SINGLE = "samples are drawn one a step, with replacement"
+_ONE_NORM = "all updates of a round have one norm, and one weight"
+_ONE_WEIGHT = "all updates of a round have one weight"
+
+_ROUNDING = 1e-6
+"""Relative difference of two norms that rounding may explain."""
 
 _FAR = 5.0
 """Shift in noise standard deviations above which a bound ignores sampling: its accounting would take many seconds."""
@@ -93,8 +103,7 @@ def norm_scaled(one: Promise, source: str, variation: float, n: int, rounds: int
         )
     proved = Proof.leak(chance, rounds, Unit.RECORD, reason, against=_RECIPIENTS)
     norm = Proof.none(Unit.MESSAGE, "the update's norm is sent in the clear.", "closed form", against=_SERVERS)
-    assumed = "all updates of a round have one norm, and one weight"
-    return _claim(promise, source, assumed, proved, (norm, _sub_vector(variation, n, rounds)), rounds)
+    return _claim(promise, source, _ONE_NORM, proved, (norm, _sub_vector(variation, n, rounds)), rounds)
 
 
 def clipped(one: Promise, source: str, reach: float, n: int, rounds: int, setting: Setting) -> Claim:
@@ -109,7 +118,23 @@ def clipped(one: Promise, source: str, reach: float, n: int, rounds: int, settin
         _sub_vector(1 - 2 * float(special.ndtr(-reach)), n, rounds),
     )
     proved = _clipped_record(promise, mu, rounds, setting)
-    return _claim(promise, source, "all updates of a round have one weight", proved, further, rounds)
+    return _claim(promise, source, _ONE_WEIGHT, proved, further, rounds)
+
+
+def breaches(updates: Sequence[Vector], links: Links, *, sends_norm: bool) -> dict[str, Breach]:
+    """The messages of several records, drawn without replacement; and the rounds of unequal norms or weights.
+
+    The bound for a record covers both if norms are sent; if updates are clipped, it needs equal weights.
+    """
+    setting, senders = links.setting, links.senders
+    one = setting.steps == 1 and setting.batch == 1
+    drawn = Breach(sum(who.samples > 1 for who in senders) * (not one), len(senders), "message", covered=True)
+    unequal = len({who.samples for who in senders}) > 1
+    if sends_norm:
+        norms = [float(torch.linalg.vector_norm(update, dtype=torch.float64)) for update in updates]
+        unequal |= max(norms) > (1 + _ROUNDING) * min(norms)
+    assumed = _ONE_NORM if sends_norm else _ONE_WEIGHT
+    return {_SINGLE: drawn, assumed: Breach(int(unequal), 1, "round", covered=sends_norm)}
 
 
 def _clipped_record(promise: Promise, mu: float, rounds: int, setting: Setting) -> Proof:
@@ -161,7 +186,7 @@ def _claim(
         delta=promise.delta,
         relation=Relation.REPLACE,
         against=_RECIPIENTS,
-        assumes=("the server is trusted", "samples are drawn one a step, with replacement", assumed),
+        assumes=("the server is trusted", _SINGLE, assumed),
         further=further,
     )
 

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakgauge.defenses._cepam import wire
+from leakgauge.defenses._cepam import claim, wire
 from leakgauge.defenses._cepam.lrsuq import Floats, gaussian_radii
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._common.misfit import ball_misfit
 from leakgauge.harness.core.checks import check_update, positive
+from leakgauge.harness.core.claim import Breach
 from leakgauge.harness.core.codec import Reader, unpack_float32
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.errors import MessageError
@@ -110,6 +111,10 @@ class Cepam(Defense[None, None]):
             return misfit + _norm_misfit(update, norms) if self.sends_norm else misfit
 
         return score
+
+    def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
+        """How records are drawn, and whether norms and weights are equal; see `_cepam.claim.breaches`."""
+        return claim.breaches(updates, links, sends_norm=self.sends_norm)
 
     def _padded(self, update: Tensor, setting: Setting) -> Tensor:
         """The update [..., n * N], with zeros at the end."""

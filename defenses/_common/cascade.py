@@ -13,7 +13,7 @@ from torch import Tensor
 from leakgauge.defenses._common.reference import Scaled
 from leakgauge.defenses._common.scale import Scaling
 from leakgauge.harness.core.checks import check_update
-from leakgauge.harness.core.claim import Claim, Proof
+from leakgauge.harness.core.claim import Breach, Claim, Proof
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.errors import MessageError
@@ -251,6 +251,10 @@ class Cascade(Defense[None, None]):
         """With a quieter first defense and a finer second."""
         quiet = self.first.quieter()
         return replace(self, first=quiet, second=self.second.finer()) if isinstance(quiet, Perturbs) else None
+
+    def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
+        """Those of the first, whose claim this is."""
+        return self.first.breaches(updates, links, lr)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """The first's claim; its proof becomes an upper bound, since the second is post-processing.

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from leakgauge.defenses._common.reference import scaled
 from leakgauge.harness.core.checks import positive
-from leakgauge.harness.core.claim import Proof, Unit
+from leakgauge.harness.core.claim import Breach, Proof, Unit
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.vec import Layout, Parts, Vector
 
@@ -21,9 +22,31 @@ _SPREAD = 3.0
 """JoPEQ: entries get a standard deviation of 1/3, so that most of them lie in [-1, 1] by Chebyshev's inequality."""
 
 
-def unclipped(mode: Mode, bounded: str = "no coordinate lies outside [-1, 1]") -> tuple[str, ...]:
-    """The assumptions of a claim for numbers that `bounded` bounds."""
-    return () if mode == "public" else ("the scale is given", f"{bounded}; nothing clips it")
+_INSIDE = {
+    1: "no coordinate lies outside [-1, 1]; nothing clips it",
+    2: "no pair lies outside the unit disc; nothing clips it",
+}
+"""The assumption about single numbers, and about pairs."""
+
+_ROUNDING = 1e-6
+"""How far beyond 1 rounding a scale to float32 may carry a number."""
+
+
+def unclipped(mode: Mode, lanes: int = 1) -> tuple[str, ...]:
+    """The assumptions of a claim for single numbers, or for pairs of them (lanes 2)."""
+    return () if mode == "public" else ("the scale is given", _INSIDE[lanes])
+
+
+def outside(updates: Sequence[Vector], layout: Layout, mode: Mode, lanes: int = 1) -> dict[str, Breach]:
+    """How many scaled numbers of these updates [d], or pairs of them, break `unclipped`; padding is part of a pair."""
+    if mode == "public":
+        return {}
+    broken, count = 0, 0
+    for update in updates:
+        rows = scaled(update, layout, mode, lanes).numbers.reshape(-1, lanes)
+        broken += int((np.einsum("ij,ij->i", rows, rows) > (1 + _ROUNDING) ** 2).sum())
+        count += len(rows)
+    return {_INSIDE[lanes]: Breach(broken, count, "coordinate" if lanes == 1 else "pair")}
 
 
 def whole_message(mode: Mode, epsilon: float, rounds: int, moved: str) -> Proof:

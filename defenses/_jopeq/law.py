@@ -13,6 +13,7 @@ from leakgauge.defenses._jopeq.lattice import Lattice
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.law import (
+    SHARES,
     Integers,
     Laplacian,
     Law,
@@ -21,6 +22,7 @@ from leakgauge.harness.core.law import (
     Normal,
     Reading,
     StudentPairs,
+    evidence,
     outcomes,
     split,
 )
@@ -30,6 +32,12 @@ from leakgauge.harness.core.stats import Numbers
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _INVERSE = {1: np.eye(2), 2: np.array([[1.0, 0.0], [-0.5, 0.75**0.5]])}
 """From a pair of numbers to lattice coordinates at step 1, by dimension; a scalar quantizer changes nothing."""
+
+_SCALES = 1 - np.array([0.0, *SHARES])
+"""Of the noise, in the law and in its alternatives."""
+
+_ERROR = 1e-15
+"""Rounding errors of a probability."""
 
 _TINY = 1e-9
 _ROUNDING = 2.0**-20
@@ -67,11 +75,11 @@ class _Levels(Law):
             raise LawError(str(error)) from error
         if found.max(initial=0) > 2 * self.top:
             raise LawError(f"a level of {found.max()}, expected at most {2 * self.top}")
-        return np.pad(found - self.top, (0, len(found) % 2)).reshape(-1, 2).astype(np.float64)
+        return _pairs((found - self.top).astype(np.float64))
 
-    def reading(self, uniforms: Numbers) -> Reading:
-        """The reading of uniform numbers [n, 2]."""
-        return Reading(uniforms.ravel()[: len(self.places)], self.places)
+    def reading(self, uniforms: Numbers, ratios: Numbers) -> Reading:
+        """The reading of uniform numbers [n, 2] and of likelihood ratios."""
+        return Reading(uniforms.ravel()[: len(self.places)], self.places, ratios=ratios)
 
     def own(self, key: Key) -> Numbers:
         """[n, 2] uniform numbers of the auditor."""
@@ -85,25 +93,38 @@ class _NoisyLevels(_Levels):
     noise: Noise
     roots: Numbers
 
+    @property
+    def product(self) -> bool:
+        """Levels of a scalar quantizer under independent noise; neighbors in a lattice share a noise."""
+        return self.noise.product and not self.roots[:, 1, 0].any()
+
     def read(self, wire: bytes, own: Key) -> Reading:
         """The first level of a pair by its marginal law, the second by its law given the first's level.
 
-        The latter is a mean over the first's noise, by Gauss's rule on its quantiles between the ends of the level.
+        Likelihood ratios are those of all levels if they are independent, else of the first ones.
         """
         levels = self.levels(wire)
         below = np.where(levels == -self.top, -np.inf, levels - 0.5) - self.cells
         above = np.where(levels == self.top, np.inf, levels + 0.5) - self.cells
-        (turned, straight), spread = self.roots[:, 1].T[..., None], self.roots[:, 0, 0]
-        first = [_chances(self.noise, ends[:, 0] / spread) for ends in (below, above)]
-        low, high = (chance[:, None] for chance in first)
-        inside = np.clip((low + high + (high - low) * _NODES) / 2, 1e-300, 1 - 2.0**-53)
-        drawn = _quantiles(self.noise, inside)
-        second = [
-            _chances_given(self.noise, drawn, (ends[:, 1:] - turned * drawn) / straight) @ _WEIGHTS / 2
-            for ends in (below, above)
-        ]
-        lows, highs = np.stack([first, second], 2)
-        return self.reading(lows + self.own(own) * (highs - lows))
+        ends, alone = np.stack([below, above]), slice(2 if self.product else 1)
+        spread = self.roots.diagonal(axis1=1, axis2=2)[:, alone]
+        every = _chances(self.noise, ends[..., alone] / spread / _SCALES[:, None, None, None])
+        lows, highs = every[0] if self.product else np.concatenate([every[0], self._second(ends, every[0])], -1)
+        # the law itself is no likelier than its rounding errors
+        with np.errstate(divide="ignore"):
+            logs = np.log(every[:, 1] - every[:, 0])
+        ratios = (logs[1:] - np.maximum(logs[0], np.log(_ERROR))).reshape(len(SHARES), -1)
+        return self.reading(lows + self.own(own) * (highs - lows), evidence(ratios))
+
+    def _second(self, ends: Numbers, first: Numbers) -> Numbers:
+        """[2, n, 1] the cdf at the ends [2, n, 2] of the second level of a pair, given its first.
+
+        A mean over the first's noise, by Gauss's rule on its quantiles `first` [2, n, 1] at the ends of its level.
+        """
+        (turned, straight), (low, high) = self.roots[:, 1].T[..., None], first
+        drawn = _quantiles(self.noise, np.clip((low + high + (high - low) * _NODES) / 2, 1e-300, 1 - 2.0**-53))
+        chances = _chances_given(self.noise, drawn, (ends[..., 1:] - turned * drawn) / straight)
+        return np.asarray(chances @ _WEIGHTS / 2, np.float64)[..., None]
 
 
 class _ExactLevels(_Levels):
@@ -117,7 +138,13 @@ class _ExactLevels(_Levels):
         least, most = (np.clip(np.rint(self.cells + side), -self.top, self.top) for side in (-room, room))
         if ((levels < least) | (levels > most)).any():
             raise LawError("a level that is not the rounded number")
-        return self.reading((self.cells + 0.5 + 2.0**-24 * self.own(own)) % 1.0)
+        # no noise of its own: no alternatives
+        return self.reading((self.cells + 0.5 + 2.0**-24 * self.own(own)) % 1.0, np.zeros(0))
+
+
+def _pairs(values: Numbers) -> Numbers:
+    """[n / 2, 2] the values [n], with a 0 at the end if n is odd."""
+    return (np.append(values, 0.0) if len(values) % 2 else values).reshape(-1, 2)
 
 
 def leveled(sent: Scaled, noise: Noise, root: Numbers, lattice: Lattice, shared: Key) -> Law:
@@ -130,10 +157,10 @@ def leveled(sent: Scaled, noise: Noise, root: Numbers, lattice: Lattice, shared:
     """
     count, size, find = len(sent.numbers), lattice.dimension, _INVERSE[lattice.dimension] / lattice.step
     coded = -(-count // size) * size
-    pairs = np.pad(sent.numbers, (0, count % 2)).reshape(-1, 2)
+    pairs = _pairs(sent.numbers)
     dither = rng.uniform32(shared, (coded,) if size == 1 else (2, coded // 2), -0.5, 0.5).numpy().astype(np.float64)
-    dither = np.pad(dither, (0, count % 2)).reshape(-1, 2) if size == 1 else dither.T
-    places = np.pad(sent.places, (0, coded - count), constant_values=-1)
+    dither = _pairs(dither) if size == 1 else dither.T
+    places = np.append(sent.places, np.full(coded - count, -1))
     cells = pairs @ find.T + dither
     if not root.any():
         return _ExactLevels(sent.header, places, cells, lattice.bits)

@@ -35,9 +35,11 @@ class Waveform(Law):
             # the terms of a float64 sum are no finer than the sum, so that its last bits are no fair coins
             grid = np.exp2(np.ceil(np.log2(np.abs(self.center) + 16 * self.spread)) - 48)
             bits = np.rint(sent / grid).astype(np.int64) & 1
-            return Reading(Normal().uniforms((sent - self.center) / self.spread), places, bits)
+            lowest = (np.frombuffer(wire, "<u8") & 1).astype(np.int64)
+            return Reading(Normal().uniforms((sent - self.center) / self.spread), places, bits, lowest)
         # not `>`, which a NaN passes
         if not (np.abs(sent - self.center) <= _ROUNDING * np.abs(self.center)).all():
             raise LawError("a waveform without noise that is not the projected update at its amplitude")
         drawn = uniform(own.child("noise"), (count,), dtype=torch.float64).numpy()
-        return Reading(drawn, places, integers(own.child("bits"), count, 2))
+        coins = integers(own.child("bits"), count, 2)
+        return Reading(drawn, places, coins, coins)

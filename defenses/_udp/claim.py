@@ -28,7 +28,7 @@ from leakgauge.defenses._udp.formulas import (
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import repeat
 from leakgauge.harness.core.checks import check_update, positive
-from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit
+from leakgauge.harness.core.claim import Breach, Claim, Horizon, Proof, Relation, Unit
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, LocalRule, Sender, Setting
 from leakgauge.harness.core.law import Additive, Law, Normal, StepLaw, numbers, projected
@@ -43,6 +43,8 @@ Clips = Literal["records", "update"]
 _EXACT = "analytic Gaussian"
 _QUIET = 1e6
 """The sum of 1/z^2 of a quieter run: over ten rounds, z is 3e-3."""
+
+_FALLING = "no round's learning rate is above that of round 0"
 
 _OFTEN = 0.95
 """Quantile of the client that is selected often."""
@@ -179,11 +181,17 @@ class UDPRounds(Defense[S, None]):
             further=(*_picked(multipliers, unit, share), self._client(multipliers, setting)),
         )
 
+    def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
+        """The rounds whose learning rate moves a message further than the noise is made for."""
+        if _FALLING not in self.assumes(links.setting):
+            return {}
+        return {_FALLING: Breach(int(lr > links.setting.lr), 1, "round")}
+
     def assumes(self, setting: Setting) -> list[str]:
         """The assumptions of the claim."""
         found = ["C and T do not depend on private data (the source takes C from the gradients' norms)"]
         if self.clips == "records" and setting.sends == "update":
-            found.append("no round's learning rate is above that of round 0")
+            found.append(_FALLING)
         if self.formula == "paper" and setting.participants < setting.clients:
             found.append("the adversary does not know who takes part in a round; this lowers epsilon by sqrt(q)")
         return found

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from leakgauge.harness.core.law import SHARES
 from leakgauge.harness.core.stats import Numbers
 
 Labels = npt.NDArray[np.int64]
@@ -32,6 +33,14 @@ _GRAINS = (8, 12, 16, 20, 24)
 """Powers of two; numbers on a grid of 2^-k come from a generator or a table with few values."""
 
 _BINS = 64
+_ROOM = 1.25
+"""Factor on the standard deviation of a sum of lowest bits."""
+
+_RARE = (0.003, 0.03)
+"""Shares of messages that follow an alternative."""
+
+_MOST_SHARE = 0.25
+"""A larger missing share of noise is not stated: its log ratios are not near a normal law."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,16 +49,18 @@ class Sample:
 
     Attributes:
         uniforms: [n, k].
-        places: [k] coordinate of the update that a number carries, -1: none. tensors: [d] tensor of a coordinate.
-        updates: [n, d]; norms, sizes: [n] of the update and of the client's data.
+        places: [n, k] coordinate of the update that a number carries, -1: none. tensors: [d] tensor of a coordinate.
+        carried: [n, k] the update in those coordinates, else 0.
+        norms, sizes: [n] of the update and of the client's data.
         senders, rounds, patterns: [n]; messages are ordered by run, round and sender. runs: [n], the federation.
-        bits: [n, k] lowest mantissa bits, or None.
+        bits: [n, k] lowest mantissa bits, or None. lowest: [n, k] those that need not be fair coins, or None.
+        ratios: [n, a] log likelihood ratios of alternatives to a discrete law; or None.
     """
 
     uniforms: Numbers
     places: Labels
     tensors: Labels
-    updates: Numbers
+    carried: Numbers
     norms: Numbers
     sizes: Labels
     senders: Labels
@@ -57,6 +68,20 @@ class Sample:
     runs: Labels
     patterns: Labels
     bits: Labels | None
+    lowest: Labels | None
+    ratios: Numbers | None
+
+    @property
+    def groups(self) -> dict[str, Labels]:
+        """[n] labels of messages."""
+        decades = np.floor(np.log10(np.maximum(self.norms, 1e-12))).astype(np.int64)
+        return {
+            "sender": self.senders,
+            "round": self.rounds,
+            "size": self.sizes,
+            "norm": decades,
+            "pattern": self.patterns,
+        }
 
 
 def p_values(sample: Sample, *, coarse: bool) -> dict[str, float]:
@@ -79,7 +104,29 @@ def p_values(sample: Sample, *, coarse: bool) -> dict[str, float]:
         found |= dict(_repeats(u))
         if sample.bits is not None:
             found |= dict(_bits(sample.bits, sample))
+        if sample.lowest is not None:
+            found["lowest bits against centered signs"] = _lowest(sample.lowest, sample)
+        if sample.ratios is not None:
+            found |= ratio_values(sample.ratios, sample.groups)
     return found
+
+
+def ratio_values(ratios: Numbers, groups: dict[str, Labels]) -> dict[str, float]:
+    """p-values of the likelihood ratios of alternatives: in all messages, in a few of any kind, and in one group.
+
+    The mean of likelihood ratios is at most 1 if messages follow their law, for any number of messages; so is that of
+    their average over alternatives. Hence it exceeds 1 / p with probability p at most (Markov).
+
+    Args:
+        ratios: [n, a] logarithms. groups: [n] labels of messages.
+    """
+    if not ratios.size:
+        return {}
+    few = [np.logaddexp(np.log1p(-share), np.log(share) + ratios).sum(0) for share in _RARE]
+    labels = [np.unique(label, return_inverse=True)[1] for label in groups.values()]
+    of_group = [ratios[inverse == one].sum(0) for inverse in labels for one in range(inverse.max() + 1)]
+    found = {"": ratios.sum(0), " in few messages": np.array(few), " in one group": np.array(of_group)}
+    return {f"likelihood ratio{where}": _markov(logs) for where, logs in found.items()}
 
 
 def twin_values(one: Numbers, other: Numbers, *, discrete: bool) -> dict[str, float]:
@@ -110,6 +157,26 @@ def detectable(numbers: int, level: float, power: float = 0.95) -> float:
     return 1.0 - math.sqrt(critical / likely)
 
 
+def detectable_by_ratios(ratios: Numbers, level: float, power: float = 0.95) -> float | None:
+    """The smallest of `SHARES` whose absence the likelihood ratios of all messages see with this power, about.
+
+    None: not even `_MOST_SHARE`; the messages say too little of the update, or their channel hardly ever errs.
+
+    Args:
+        ratios: [n, a] logarithms, of honest messages: those of `SHARES` first. level: of this one test.
+    """
+    if not ratios.size:
+        return None
+    shares = np.array(SHARES)
+    near = (shares > 0) & (shares <= _MOST_SHARE)
+    with np.errstate(invalid="ignore"):
+        # with many messages, the log ratios of an alternative are normal, as those of shifted normal numbers
+        shift = np.sqrt(len(ratios) * ratios[:, : len(shares)][:, near].var(0))
+    needed = float(special.ndtri(power))
+    needed += math.sqrt(needed**2 + 2 * math.log(ratios.shape[1] / level))
+    return min(shares[near][shift >= needed].tolist(), default=None)
+
+
 def _marginals(u: Numbers, scores: Numbers) -> Iterator[tuple[str, float]]:
     """The law of single numbers: its shape, its tails, its ends."""
     flat, n = np.sort(u, axis=None), u.size
@@ -131,18 +198,10 @@ def _marginals(u: Numbers, scores: Numbers) -> Iterator[tuple[str, float]]:
 def _groups(name: str, z: Numbers, sample: Sample) -> Iterator[tuple[str, float]]:
     """Sums and sums of squares of the scores [n, k], overall and by every label of a number."""
     n, k = z.shape
-    column = np.where(sample.places >= 0, sample.tensors[sample.places], -1)
-    decades = np.floor(np.log10(np.maximum(sample.norms, 1e-12))).astype(np.int64)
-    of_message = {
-        "message": np.arange(n),
-        "sender": sample.senders,
-        "round": sample.rounds,
-        "size": sample.sizes,
-        "norm": decades,
-        "pattern": sample.patterns,
-    }
-    labels = {word: np.repeat(values, k) for word, values in of_message.items()}
-    labels |= {"coordinate": np.tile(np.arange(k), n), "tensor": np.tile(column, n)}
+    known = sample.places >= 0
+    labels = {word: np.repeat(values, k) for word, values in ({"message": np.arange(n)} | sample.groups).items()}
+    labels["coordinate"] = np.where(known, sample.places, -1 - np.arange(k)).ravel()
+    labels["tensor"] = np.where(known, sample.tensors[sample.places], -1).ravel()
     flat, squares = z.ravel(), np.square(z).ravel()
     yield f"{name}: mean", _normal(float(flat.sum()) / np.sqrt(flat.size))
     for word, values in labels.items():
@@ -177,9 +236,9 @@ def _neighbors(name: str, z: Numbers, sample: Sample) -> Iterator[tuple[str, flo
 
 def _covariates(name: str, z: Numbers, sample: Sample) -> Iterator[tuple[str, float]]:
     """Linear relations of the scores with what they must not depend on; exact, given the updates."""
-    known = sample.places >= 0
+    known = (sample.places >= 0).all(0)
     if known.any():
-        u = sample.updates[:, sample.places[known]]
+        u = sample.carried[:, known]
         size = np.sqrt(np.square(u).mean(1, keepdims=True))
         u = np.divide(u, size, out=np.zeros_like(u), where=size > 0)
         large = np.sign(np.abs(u) - np.median(np.abs(u), 1, keepdims=True))
@@ -217,13 +276,22 @@ def _repeats(u: Numbers) -> Iterator[tuple[str, float]]:
 def _bits(bits: Labels, sample: Sample) -> Iterator[tuple[str, float]]:
     """The lowest mantissa bits are fair coins, also against the signs of the update."""
     yield "lowest bits", _binomial(int(bits.sum()), bits.size, 0.5)
-    known = sample.places >= 0
-    signs = np.sign(sample.updates[:, sample.places[known]])
+    known = (sample.places >= 0).all(0)
+    signs = np.sign(sample.carried[:, known])
     coins = np.asarray(2.0 * bits - 1.0, np.float64)
     yield "lowest bits against the update", _linear(coins[:, known], signs)
     inverse = np.unique(np.repeat(sample.senders, bits.shape[1]), return_inverse=True)[1]
     excess = np.bincount(inverse, coins.ravel()) ** 2 / np.bincount(inverse)
     yield "lowest bits by sender", float(special.chdtrc(len(excess), float(excess.sum())))
+
+
+def _lowest(bits: Labels, sample: Sample) -> float:
+    """p-value of lowest bits against the signs of the update, where bits favor one value, whatever the signs are.
+
+    Signs of updates are symmetric, given their magnitudes. Repeated updates add to the variance, by less than `_ROOM`.
+    """
+    signs = np.sign(sample.carried)
+    return _linear(np.asarray((2.0 * bits - 1.0) / _ROOM, np.float64), signs - signs.mean(1, keepdims=True))
 
 
 def _chi_square(value: float, df: int) -> float:
@@ -272,6 +340,11 @@ def _poisson(count: int, mean: float) -> float:
 def _two_sided(lower: float, upper: float) -> float:
     """Twice the smaller tail."""
     return min(1.0, 2 * min(lower, upper))
+
+
+def _markov(logs: Numbers) -> float:
+    """p-value of the mean of likelihood ratios, given their logarithms."""
+    return math.exp(min(0.0, math.log(logs.size) - float(special.logsumexp(logs))))
 
 
 def _least(each: Numbers) -> float:

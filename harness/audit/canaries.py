@@ -10,30 +10,29 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from leakgauge.harness.audit.bounds import Counts, check_confidence, count, epsilon_lower, split_threshold
+from leakgauge.harness.audit.bounds import Counts, check_confidence, count
+from leakgauge.harness.audit.distinguishers import scored
 from leakgauge.harness.audit.engine import STRICT, AuditResult, bound_from_counts, is_gaussian
+from leakgauge.harness.audit.messages import Messages, choose, first_memories, real_run, round_of, send
 from leakgauge.harness.audit.one_run import CosineEstimate, cosine_epsilon, fdp_epsilon, steinke_epsilon
-from leakgauge.harness.audit.trials import Deployment, Inputs, log_ratios, pairs
+from leakgauge.harness.audit.space import varied
+from leakgauge.harness.audit.trials import Deployment, pairs
 from leakgauge.harness.core import accounting, rng
 from leakgauge.harness.core.claim import Claim, Horizon, Relation, Unit
-from leakgauge.harness.core.contract import Sender
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.threats import SEES, Threat
-from leakgauge.harness.federation.round import Client, Exchange, Round, client_key
 
 _FAR = 100.0
 """Norm of a canary client's update: outside every clip, which reduces it."""
 
 _PILOT_SHARE = 0.25
-"""Share of the rounds that choose canary and threshold, if the mechanism is not Gaussian."""
+"""Share of the rounds that choose canary, distinguisher and threshold."""
 
 
 def audit_messages(
@@ -42,9 +41,11 @@ def audit_messages(
     """A lower bound of the epsilon of one message, from all messages of a run with a canary in each.
 
     A random half of the messages carries input 1, the others input 0. `encode` makes each of them with the round's
-    public state and with the client's memory of its real messages. The auditor knows the real updates and computes the
-    defense's likelihood ratio of the two inputs. For a Gaussian mechanism the threshold is 0. Otherwise the first
-    quarter of the rounds chooses the pair and the threshold with the largest bound, and is not counted.
+    public state and with the client's memory of its real messages. The auditor knows the real updates and messages.
+    The first quarter of the rounds chooses the pair, the distinguisher and the threshold with the largest bound, and is
+    not counted. Of two distinguishers that are equally good, the defense's likelihood ratio is chosen; for a Gaussian
+    mechanism its threshold is 0. The distinguisher `rounds` subtracts what is known of the noise in the client's real
+    message before: noise that is used again cancels.
 
     | the claim's unit | inputs 0 and 1, neighbors by the claim's relation: real update u, c_0 and c_1 of `pairs` |
     |---|---|
@@ -75,21 +76,22 @@ def audit_messages(
     check_confidence(confidence)
     defense, setting, history = deployment
     alone = claim.relation is Relation.ADD_REMOVE or defense.parts(setting).self_scaled
-    run = _Messages(deployment, updates, threat, alone)
-    inputs = pairs(defense, setting, claim.unit, claim.relation, key.child("pairs"))
-    gaussian = is_gaussian(claim, threat)
-    chosen, threshold, first = inputs[0], 0.0, 0
-    if not gaussian:
-        first = max(1, math.floor(_PILOT_SHARE * len(history)))
-        chosen, threshold = run.choose(inputs, first, claim, confidence, key.child("pilot"))
-    counts = count(*run.scores(chosen, range(first, len(history)), key.child("counted")), threshold)
+    run = Messages(deployment, updates, threat, alone, real_run(deployment, updates, threat, key.child("real")))
+    asked = (defense, setting, claim.unit, claim.relation, key.child("pairs"))
+    inputs = [pair for pair in (*pairs(*asked), *varied(*asked)) if not pair.reverses]
+    first, gaussian = max(1, math.floor(_PILOT_SHARE * len(history))), is_gaussian(claim, threat)
+    chosen = choose(run, inputs, first, claim, confidence, key.child("pilot"))
+    reads = chosen.distinguisher.reads
+    low, high = run.traces(chosen.inputs, range(first, len(history)), key.child("counted"), only=reads)
+    threshold = 0.0 if gaussian and reads == "ratios" else chosen.threshold
+    counts = count(scored(chosen.distinguisher, low), scored(chosen.distinguisher, high), threshold)
     return AuditResult(
         *bound_from_counts(counts, claim.delta, confidence, gaussian=gaussian),
         delta=claim.delta,
         confidence=confidence,
         trials=min(counts.positives, counts.negatives),
-        distinguisher="likelihood ratio",
-        pair=chosen.name,
+        distinguisher=chosen.distinguisher.name,
+        pair=chosen.inputs.name,
         threat=threat,
         counts=counts,
     )
@@ -108,8 +110,10 @@ def audit_one_run(
     """A lower bound of the epsilon of all rounds together, from one run in which all m clients are canaries.
 
     An independent fair coin decides for each canary whether it is in. If so, it sends the same update in every round,
-    far outside the clip along its own direction; if not, zero or the opposite. Canaries are ranked by the sum of <what
-    a round decodes to, direction>. Of r guesses, half are that the highest are in, half that the lowest are out.
+    far outside the clip along its own direction; if not, zero or the opposite. After half of the rounds all updates
+    change their sign. Canaries are ranked by a weighted sum of <what a round decodes to, direction>, with that sign.
+    The weights are the best for the covariance of the rounds over the canaries: noise that is used again, cancels or
+    is missing in some rounds shows. Of r guesses, half are that the highest are in, half that the lowest are out.
     Directions are the axes if m <= d, else uniform on the sphere, where each canary is noise to the others.
 
     | pair | the aggregate moves by | neighbors by |
@@ -126,7 +130,8 @@ def audit_one_run(
     Guarantees:
         Above the true epsilon with probability at most 1 - confidence. The Gaussian trade-off is used only if the
         claim's proof is a composition of Gaussians; `any_mechanism` does not use it. The larger of the two bounds needs
-        no correction: each refutes a given epsilon from some number of right guesses on.
+        no correction: each refutes a given epsilon from some number of right guesses on. The weights depend on what the
+        rounds decode to, and not on the coins, so guesses are a function of the output, as the bounds require.
 
     Raises:
         ValueError: no rounds, some clients do not take part, not 1 <= guesses <= m, a claim for another horizon or for
@@ -144,8 +149,11 @@ def audit_one_run(
         raise ValueError(f"expected a pair from {tuple(out)} for a claim by {claim.relation.value}, got {pair!r}")
     along = torch.eye(m, d) if m <= d else _on_sphere(m, d, key.child("directions"))
     coins = rng.uniform(key.child("coins"), (m,)) < 0.5
-    total = _sum_of_rounds(deployment, _FAR * along * torch.where(coins, 1.0, out[pair])[:, None], key)
-    ranked = coins.numpy()[np.argsort((along.double() @ total).numpy(), kind="stable")]
+    rounds = len(deployment.history)
+    signs = torch.where(2 * torch.arange(rounds) < rounds, 1.0, -1.0).double()
+    decoded = _decoded(deployment, _FAR * along * torch.where(coins, 1.0, out[pair])[:, None], key, signs)
+    scores = (along.double() @ decoded.T) * signs
+    ranked = coins.numpy()[np.argsort((scores @ _weights(scores)).numpy(), kind="stable")]
     lowest = guesses // 2
     right = int(np.sum(ranked[m - guesses + lowest :])) + int(np.sum(~ranked[:lowest]))
     gaussian = claim.delta > 0 and claim.proved.tight and accounting.is_gaussian(claim.proved.event)
@@ -189,84 +197,35 @@ def estimate_by_cosine(deployment: Deployment, claim: Claim, key: Key) -> Cosine
     """
     _check_run(deployment, claim)
     along = _on_sphere(deployment.setting.clients, deployment.setting.dim, key.child("directions"))
-    total = _sum_of_rounds(deployment, _FAR * along, key)
+    total = _decoded(deployment, _FAR * along, key, torch.ones(len(deployment.history))).sum(0)
     cosines = (along.double() @ (total / total.norm())).clamp(-1.0, 1.0)
     return cosine_epsilon(np.asarray(cosines.numpy(), np.float64), deployment.setting.dim, claim.delta)
 
 
-@dataclass(frozen=True)
-class _Messages:
-    """A run with a canary in each message: on top of the real update [T, clients, d], or `alone`."""
+def _weights(scores: Tensor) -> Tensor:
+    """[T] the weights of the rounds that add up scores [canaries, T] of equal means with the least variance.
 
-    deployment: Deployment
-    updates: Tensor
-    threat: Threat
-    alone: bool
-
-    def scores(self, canary: Inputs, rounds: range, key: Key) -> tuple[Numbers, Numbers]:
-        """Log-likelihood ratios of the messages with input 0 and with input 1, a random half each."""
-        clients, memories = self.updates.shape[1], _memories(self.deployment)
-        coins = torch.zeros(len(rounds) * clients, dtype=torch.bool)
-        coins[rng.subset(key.child("coins"), len(coins), len(coins) // 2)] = True
-        ratios = torch.zeros(len(rounds), clients, dtype=torch.float64)
-        for number in range(rounds.stop):
-            if (row := number - rounds.start) >= 0:
-                ratios[row] = self._ratios(canary, number, memories, coins.reshape(-1, clients)[row], key)
-            if any(memory is not None for memory in memories):
-                memories = _send(self.deployment, number, memories, self.updates[number], key.child("real")).memories
-        found = np.asarray(ratios.flatten().numpy(), np.float64)
-        return found[~coins.numpy()], found[coins.numpy()]
-
-    def choose(self, inputs: list[Inputs], rounds: int, claim: Claim, level: float, key: Key) -> tuple[Inputs, float]:
-        """The pair and the threshold with the largest bound in the first rounds; the first pair if several tie."""
-        bounds, thresholds = [], []
-        for index, pair in enumerate(inputs):
-            scores = self.scores(pair, range(rounds), key.child(index))
-            thresholds.append(split_threshold(*scores, claim.delta, level))
-            bounds.append(epsilon_lower(count(*scores, thresholds[-1]), claim.delta, level))
-        best = int(np.argmax(bounds))
-        return inputs[best], thresholds[best]
-
-    def _ratios(self, canary: Inputs, number: int, memories: list[Any], coins: Tensor, key: Key) -> Tensor:
-        """[clients] log-likelihood ratios of one round."""
-        defense, _, history = self.deployment
-        base = torch.zeros_like(self.updates[number]) if self.alone else self.updates[number]
-        scale = base.norm(dim=1, keepdim=True).clamp(min=1.0)
-        inputs = base + scale * torch.where(coins[:, None], canary.one, canary.zero)
-        sent = _send(self.deployment, number, memories, inputs, key)
-        links = sent.links if "shared" in SEES[self.threat] else sent.links._replace(shared=None)
-        # float64, because the ratio is a small difference of sums over all coordinates
-        zero, one = ((base + scale * side).double() for side in canary.hypotheses)
-        return log_ratios(defense.likelihood(history[number], sent.received, links), zero, one)
+    Canaries that are in have other means than those that are out, by equally much in each round: this leaves the
+    weights as they are, up to a factor.
+    """
+    canaries, rounds = scores.shape
+    centered = scores - scores.mean(0)
+    covariance = centered.T @ centered / canaries
+    # few canaries: towards equal weights
+    ridge = rounds / canaries * float(covariance.diagonal().mean()) + 1e-300
+    shrunk = covariance + ridge * torch.eye(rounds, dtype=torch.float64)
+    found: Tensor = torch.linalg.solve(shrunk, torch.ones_like(scores[0]))
+    return found
 
 
-def _memories(deployment: Deployment) -> list[Any]:
-    """What each client remembers before its first message."""
-    return [deployment.defense.remember(deployment.setting) for _ in range(deployment.setting.clients)]
-
-
-def _round(deployment: Deployment, number: int) -> Round:
-    """One round of a deployment."""
-    return Round(deployment.defense, deployment.setting, deployment.history[number], number)
-
-
-def _send(deployment: Deployment, number: int, memories: list[Any], updates: Tensor, key: Key) -> Exchange:
-    """Send the clients' updates [clients, d] of a round, with the keys that the training loop derives."""
-    clients = [
-        Client.of(Sender(client, deployment.setting.samples), update, memory, client_key(key, number, client))
-        for client, (update, memory) in enumerate(zip(updates, memories, strict=True))
-    ]
-    return _round(deployment, number).exchange(clients, key.child("round", number, "channel"))
-
-
-def _sum_of_rounds(deployment: Deployment, updates: Tensor, key: Key) -> Tensor:
-    """[d] float64: the sum of what all rounds decode to, if the clients send `updates` [clients, d] in each."""
-    memories, total = _memories(deployment), torch.zeros(deployment.setting.dim, dtype=torch.float64)
-    for number in range(len(deployment.history)):
-        sent = _send(deployment, number, memories, updates, key)
+def _decoded(deployment: Deployment, updates: Tensor, key: Key, signs: Tensor) -> Tensor:
+    """[T, d] float64: what each round decodes to, if the clients send `updates` [clients, d] times the round's sign."""
+    memories, found = first_memories(deployment), []
+    for number, sign in enumerate(signs.tolist()):
+        sent = send(deployment, number, memories, sign * updates, key)
         memories = sent.memories
-        total += _round(deployment, number).decode(sent, key.child("round", number, "server"))
-    return total
+        found.append(round_of(deployment, number).decode(sent, key.child("round", number, "server")).double())
+    return torch.stack(found)
 
 
 def _on_sphere(canaries: int, d: int, key: Key) -> Tensor:

@@ -1,33 +1,81 @@
 """Distinguishers of input 1 from input 0: by the defense's likelihood, or without trust in the defense's own model.
 
 The bound of an audit holds for any distinguisher; a better one only makes the bound larger. Those that ignore the
-likelihood find faults: noise that the receiver can reproduce, a scale sent in clear, a missing clip.
+likelihood find faults:
+
+| name | score | finds |
+|---|---|---|
+| `likelihood ratio` | by the defense's own likelihood | too little noise |
+| `linear` | a linear function of the estimated updates, summed over the rounds | a missing clip |
+| `rounds` | the same function in each round, combined across the rounds | noise that is reused, cancels or is missing |
+| `nearest` | nearness to earlier trials with each input | little noise for some senders or updates, or in some rounds |
+| `bytes` | bytes of all messages, and their lengths | a scale sent in clear |
+| `replay` | replays of both inputs, with the shared key as the private key | noise that the receiver can reproduce |
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from scipy import special
 from torch import Tensor
 
-from leakgauge.harness.audit.trials import Inputs, Mechanism, Part, Trace
+from leakgauge.harness.audit.trials import Inputs, Part, Trace
+from leakgauge.harness.core.contract import Defense
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
+from leakgauge.harness.core.vec import Vector
 
 _FULL_COVARIANCE = 512
 """The largest number of features whose full covariance is estimated; for more, only variances."""
 
-_BYTES = 256
-"""Bytes at the start of a message that are used as features."""
+_RIDGE, _RIDGE_OF_ROUNDS = 0.1, 1e-4
+"""Share of the mean variance by which covariances shrink: of many coordinates, and of a few rounds."""
 
-_SIGNIFICANT = 4.0
-"""Standard errors by which the mean of a byte must move; chance alone moves one of 256 as far in 1.6 % of cases."""
+_CHANCE = 0.016
+"""Probability that some byte moves significantly by chance."""
 
-_REPLAYED = 10
-"""Trials of each input that test whether messages can be reproduced."""
+_MOST_BYTES = 256
+"""Bytes that are used as features: those that move most."""
+
+_LAST_BYTES = 64
+"""Bytes that are also counted from the end of messages, if lengths differ."""
+
+_BLOCK = 4096
+"""Bytes of each message whose moments are computed at a time, in float64."""
+
+_KNOWN, _COLUMNS = 128, 256
+"""Trials of each input to which others are compared, and numbers of each round: evenly spaced, if there are more."""
+
+_REPLAYED = 10, 20
+"""Trials of each input that test whether messages can be reproduced: at first, and if one was."""
+
+_OFTEN = 0.2
+"""Share of them in which a replay is right and not wrong too, from which on it needs no comparison with chance."""
+
+
+class Source(Protocol):
+    """Where trials come from: it reads their messages, and makes first-round messages again."""
+
+    @property
+    def defense(self) -> Defense[Any, Any]:
+        """The audited defense."""
+
+    @property
+    def sees_messages(self) -> bool:
+        """Whether the adversary sees messages, and not only models."""
+
+    def again(self, inputs: Inputs, bit: int, trial: int, shared: Key, private: Key) -> bytes:
+        """A message of input `bit` in place of that of a trial, by these keys."""
+
+    def read(self, inputs: Inputs, wire: bytes, trial: int, shared: Key) -> Vector:
+        """The coordinates that the adversary learns from such a message."""
 
 
 class Distinguisher(Protocol):
@@ -41,22 +89,32 @@ class Distinguisher(Protocol):
     def reads(self) -> Part:
         """The part of a trace that it uses."""
 
+    @property
+    def linear(self) -> bool:
+        """Whether it is linear in Gaussian messages: with either input its scores are Gaussian, of one variance."""
+
     def scores(self, trace: Trace) -> Numbers:
         """[n] scores of the n trials."""
 
 
-def distinguishers(mechanism: Mechanism, inputs: Inputs, zero: Trace, one: Trace) -> list[Distinguisher]:
+def distinguishers(source: Source, inputs: Inputs, zero: Trace, one: Trace) -> list[Distinguisher]:
     """The distinguishers that apply, fitted to trials with each input; other trials must judge them."""
-    found: list[Distinguisher] = [] if zero.ratios is None else [_Ratio()]
-    if (weights := _fisher(zero.estimates, one.estimates)) is not None:
-        found.append(_Linear("linear", weights, "estimates"))
-    if mechanism.sees_messages:
-        if inputs.focus is None and (weights := _independent(_first_bytes(zero), _first_bytes(one))) is not None:
-            found.append(_Linear("bytes", weights, "wires"))
-        replay = _Replay(mechanism, inputs)
-        if any(replay.scores(trace.select(slice(_REPLAYED))).any() for trace in (zero, one)):
-            found.append(replay)
-    return found or [_Blind()]
+    found: list[Distinguisher | None] = [None if zero.ratios is None else _Ratio()]
+    weights = _fisher(zero.estimates, one.estimates)
+    if weights is not None:
+        found.append(_Linear("linear", weights))
+        found.append(_across_rounds(weights, zero, one))
+        found.append(_Nearest(_by_round(zero)[:, :_KNOWN], _by_round(one)[:, :_KNOWN]))
+    if source.sees_messages:
+        found.append(_moving_bytes(zero, one) if inputs.focus is None else None)
+        found.append(_replay(source, inputs, zero, one))
+    return [one for one in found if one is not None] or [_Blind()]
+
+
+def scored(distinguisher: Distinguisher, trace: Trace) -> Numbers:
+    """[n] scores; 0 for what is no number, as the difference of infinite estimates of an update that no clip bounds."""
+    scores = distinguisher.scores(trace)
+    return np.where(np.isnan(scores), 0.0, scores)
 
 
 @dataclass(frozen=True)
@@ -65,6 +123,7 @@ class _Blind:
 
     name: str = "nothing to see"
     reads: Part = "estimates"
+    linear: bool = False
 
     def scores(self, trace: Trace) -> Numbers:
         return np.zeros(len(trace.estimates))
@@ -76,6 +135,7 @@ class _Ratio:
 
     name: str = "likelihood ratio"
     reads: Part = "ratios"
+    linear: bool = True
 
     def scores(self, trace: Trace) -> Numbers:
         assert trace.ratios is not None
@@ -84,59 +144,173 @@ class _Ratio:
 
 @dataclass(frozen=True, eq=False)
 class _Linear:
-    """A linear function of the estimated updates, or of the bytes of the first message."""
+    """A linear function of the estimated updates: of their sum over the rounds [d], or of each round [T, d]."""
 
     name: str
     weights: Tensor
-    reads: Part
+    reads: Part = "estimates"
+    linear: bool = True
 
     def scores(self, trace: Trace) -> Numbers:
-        features = _first_bytes(trace) if self.reads == "wires" else trace.estimates
-        return np.asarray((features.double() @ self.weights).numpy(), np.float64)
+        if self.weights.dim() == 1:
+            return np.asarray((trace.estimates.double() @ self.weights).numpy(), np.float64)
+        assert trace.rounds is not None
+        return np.asarray((trace.rounds.double() * self.weights).sum((1, 2)).numpy(), np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class _Nearest:
+    """How much nearer the estimate of each round is to one of known trials [T, m, c] with input 1 than with input 0."""
+
+    zeros: Tensor
+    ones: Tensor
+    name: str = "nearest"
+    reads: Part = "estimates"
+    linear: bool = False
+
+    def scores(self, trace: Trace) -> Numbers:
+        values = _by_round(trace)
+        low, high = (_distances(values, known).clamp(min=1e-30).log() for known in (self.zeros, self.ones))
+        return np.asarray((low - high).sum(0).numpy(), np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class _Bytes:
+    """A linear function of the lengths of each round's message, and of some bytes; a message is cut to `sizes`."""
+
+    sizes: tuple[int, ...]
+    tail: int
+    columns: npt.NDArray[np.int64]
+    weights: Numbers
+    name: str = "bytes"
+    reads: Part = "wires"
+    linear: bool = False
+
+    def scores(self, trace: Trace) -> Numbers:
+        lengths = _lengths(trace)
+        used = np.concatenate([lengths, _bytes(trace, self.sizes, self.tail)[:, self.columns]], axis=1)
+        return np.asarray(used @ self.weights, np.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class _Replay:
-    """Distance of a first-round message to replays of both inputs, made with the shared key as the private key."""
+    """Distance of a first-round message to replays of both inputs, made with the shared key as the private key.
 
-    mechanism: Mechanism
+    Attributes:
+        by_bytes: whether messages are compared, and not what is estimated from them.
+        fresh: whether a new private key is used: a control.
+    """
+
+    source: Source
     inputs: Inputs
+    by_bytes: bool = False
+    fresh: bool = False
     name: str = "replay"
     reads: Part = "wires"
+    linear: bool = False
 
     def scores(self, trace: Trace) -> Numbers:
-        each = zip(trace.wires, trace.shared, strict=True)
-        return np.array([self._score(self.mechanism.estimate(wire, key), key) for wire, key in each])
+        each = zip(trace.wires, trace.shared, trace.trials.tolist(), strict=True)
+        return np.array([self._score(*one) for one in each])
 
-    def _score(self, estimate: Tensor, shared: Key) -> float:
+    def _score(self, wire: bytes, shared: Key, trial: int) -> float:
         """How much nearer replay 1 is than replay 0, in units of their distance; without channel noise, exact only."""
-        zero, one = (self.mechanism.replay(update, shared) for update in (self.inputs.zero, self.inputs.one))
-        if self.inputs.focus is not None:
-            estimate, zero, one = (update[self.inputs.focus] for update in (estimate, zero, one))
-        if not self.mechanism.defense.analog:
+        private = shared.child("fresh") if self.fresh else shared
+        made = [self.source.again(self.inputs, bit, trial, shared, private) for bit in (0, 1)]
+        if self.by_bytes:
+            return float(wire == made[1]) - float(wire == made[0])
+        estimate, zero, one = (self.source.read(self.inputs, each, trial, shared) for each in (wire, *made))
+        if not self.source.defense.analog:
             return float(torch.equal(estimate, one)) - float(torch.equal(estimate, zero))
         return float(((one - zero) * (estimate - (zero + one) / 2)).sum() / (one - zero).norm().clamp(min=1e-12))
 
 
-def _first_bytes(trace: Trace) -> Tensor:
-    """[n, _BYTES + 1]: the first bytes of each first-round message, and its length."""
-    rows = np.zeros((len(trace.wires), _BYTES + 1))
-    for row, wire in zip(rows, trace.wires, strict=True):
-        part = np.frombuffer(wire[:_BYTES], np.uint8)
-        row[: len(part)], row[-1] = part, len(wire)
-    return torch.from_numpy(rows)
+def _replay(source: Source, inputs: Inputs, zero: Trace, one: Trace) -> _Replay | None:
+    """The comparison with replays, if replays are often right, or more often than with a new private key."""
+    if source.defense.analog:
+        return _Replay(source, inputs)
+    first, more = _REPLAYED
+    for by_bytes in (True, False) if inputs.focus is None else (False,):
+        replay = _Replay(source, inputs, by_bytes)
+        if not _hits(replay, zero, one, first)[0]:
+            continue
+        right, wrong = _hits(replay, zero, one, more)
+        if right - wrong > _OFTEN * 2 * min(more, len(zero.wires)):
+            return replay
+        # coarse messages are equal by chance: as often with a key that nobody knows
+        chance, _ = _hits(replace(replay, fresh=True), zero, one, more)
+        if right > chance + 2 * math.sqrt(chance + 1):
+            return replay
+    return None
 
 
-def _independent(zero: Tensor, one: Tensor) -> Tensor | None:
-    """Weights of features [n, f]: move over variance of each feature that moves significantly; None if none does."""
-    a, b = zero.double(), one.double()
-    move = b.mean(0) - a.mean(0)
-    variance = a.var(0) + b.var(0) + 1e-6
-    weights = torch.where(move.abs() > _SIGNIFICANT * (variance / len(a)).sqrt(), move / variance, 0.0)
-    return weights / weights.norm() if bool(weights.any()) else None
+def _hits(replay: _Replay, zero: Trace, one: Trace, trials: int) -> tuple[int, int]:
+    """How many of the first trials of each input the replay of their input equals, and how many the other one's."""
+    low, high = (replay.scores(trace.select(slice(trials))) for trace in (zero, one))
+    return int((low < 0).sum() + (high > 0).sum()), int((low > 0).sum() + (high < 0).sum())
 
 
-def _fisher(zero: Tensor, one: Tensor) -> Tensor | None:
+def _across_rounds(weights: Tensor, zero: Trace, one: Trace) -> _Linear | None:
+    """A linear function across the rounds of what the weights [d] give in each round; None for one round."""
+    if zero.rounds is None or one.rounds is None:
+        return None
+    combined = _fisher(zero.rounds.double() @ weights, one.rounds.double() @ weights, _RIDGE_OF_ROUNDS)
+    return None if combined is None else _Linear("rounds", combined[:, None] * weights)
+
+
+def _by_round(trace: Trace) -> Tensor:
+    """[T, n, c] float64: some numbers of each round's estimates."""
+    rounds = trace.estimates[None] if trace.rounds is None else trace.rounds.transpose(0, 1)
+    places = torch.linspace(0, rounds.shape[2] - 1, min(rounds.shape[2], _COLUMNS)).long()
+    return rounds[:, :, places].double()
+
+
+def _distances(values: Tensor, known: Tensor) -> Tensor:
+    """[T, n] the distance from each of values [T, n, c] to the nearest of known [T, m, c]."""
+    return torch.cdist(values, known, compute_mode="donot_use_mm_for_euclid_dist").amin(2)
+
+
+def _moving_bytes(zero: Trace, one: Trace) -> _Bytes | None:
+    """The bytes and lengths that move significantly, weighted by move over variance; None if none does."""
+    lengths = np.concatenate([_lengths(zero), _lengths(one)])
+    sizes, varied = tuple(int(most) for most in lengths.max(0)), bool((lengths != lengths[0]).any())
+    tail = _LAST_BYTES if varied else 0
+    moves, variances = _moments(_bytes(zero, sizes, tail), _bytes(one, sizes, tail))
+    own, own_variances = _moments(_lengths(zero), _lengths(one))
+    far = float(special.ndtri(1 - _CHANCE / (2 * (len(moves) + len(own)))))
+    deviations = np.abs(moves) / np.sqrt(variances / len(zero.wires))
+    columns = np.sort(np.argsort(-deviations, kind="stable")[:_MOST_BYTES])
+    columns = columns[deviations[columns] > far]
+    weights = np.concatenate([own / own_variances, moves[columns] / variances[columns]])
+    weights[: len(own)][np.abs(own) <= far * np.sqrt(own_variances / len(zero.wires))] = 0.0
+    return _Bytes(sizes, tail, columns, weights / np.linalg.norm(weights)) if weights.any() else None
+
+
+def _lengths(trace: Trace) -> Numbers:
+    """[n, T] the length of the message of each round."""
+    return np.array([[len(wire) for wire in wires] for wires in (trace.wires, *trace.later)], np.float64).T
+
+
+def _bytes(trace: Trace, sizes: Sequence[int], tail: int) -> npt.NDArray[np.uint8]:
+    """[n, f] the messages of all rounds, each padded or cut to its round's size, and its last bytes once more."""
+    found = []
+    for wires, size in zip((trace.wires, *trace.later), sizes, strict=True):
+        rows = [wire[:size].ljust(size, b"\0") + wire[max(0, len(wire) - tail) :].rjust(tail, b"\0") for wire in wires]
+        found.append(np.frombuffer(b"".join(rows), np.uint8).reshape(len(wires), size + tail))
+    return found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+
+
+def _moments(zero: npt.NDArray[Any], one: npt.NDArray[Any]) -> tuple[Numbers, Numbers]:
+    """[f] the move of the mean from features [n, f] of input 0 to those of input 1, and the sum of both variances."""
+    moves, variances = np.zeros(zero.shape[1]), np.zeros(zero.shape[1])
+    for start in range(0, zero.shape[1], _BLOCK):
+        at = slice(start, start + _BLOCK)
+        a, b = zero[:, at].astype(np.float64), one[:, at].astype(np.float64)
+        moves[at], variances[at] = b.mean(0) - a.mean(0), a.var(0) + b.var(0) + 1e-6
+    return moves, variances
+
+
+def _fisher(zero: Tensor, one: Tensor, share: float = _RIDGE) -> Tensor | None:
     """Weights of Fisher's discriminant of features [n, f]; None if no feature moves or one is not finite."""
     a, b = zero.double(), one.double()
     move = b.mean(0) - a.mean(0)
@@ -145,7 +319,7 @@ def _fisher(zero: Tensor, one: Tensor) -> Tensor | None:
         return None
     variance = spread.square().mean(0)
     # the covariance shrinks towards a multiple of the identity, because there may be fewer trials than features
-    ridge = 0.1 * variance.mean() + 1e-12 * move.square().mean()
+    ridge = share * variance.mean() + 1e-12 * move.square().mean()
     weights = move / (variance + ridge)
     if len(move) <= _FULL_COVARIANCE:
         covariance = spread.T @ spread / len(spread)

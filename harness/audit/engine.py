@@ -7,17 +7,28 @@ holds whatever the pilot chose.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from scipy import special
 
-from leakgauge.harness.audit.bounds import Counts, count, epsilon_lower, gaussian_epsilon_lower, split_threshold
-from leakgauge.harness.audit.distinguishers import Distinguisher, distinguishers
-from leakgauge.harness.audit.trials import Inputs, Mechanism, pairs
+from leakgauge.harness.audit.bounds import (
+    Counts,
+    count,
+    distance_lower,
+    epsilon_lower,
+    gaussian_epsilon_lower,
+    scores_epsilon_lower,
+    split_threshold,
+)
+from leakgauge.harness.audit.distinguishers import Distinguisher, distinguishers, scored
+from leakgauge.harness.audit.space import varied
+from leakgauge.harness.audit.trials import Inputs, Mechanism, Part, Trace, pairs
 from leakgauge.harness.core import accounting
 from leakgauge.harness.core.claim import Claim, Code, Verdict, judge
-from leakgauge.harness.core.result import LawRecord
+from leakgauge.harness.core.result import AssumedBound, LawRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.threats import Threat
@@ -28,14 +39,26 @@ STRICT = 0.999
 _PILOT_SHARE = 1 / 3
 """Pilot trials per input and pair, as a share of the counted trials."""
 
-_PILOT_LEAST = 20
-"""The smallest number of pilot trials per input."""
+_PILOT_LEAST, _PILOT_MOST = 20, 200
+"""The smallest and the largest number of trials per input that screen a pair."""
+
+_FINALISTS = 4
+"""Tests that are judged once more, if many trials are counted: the best of many in a small pilot may be lucky."""
+
+_FAR_APART = 12.0
+"""Spreads between the mean scores of both inputs from which on a test cannot be much better."""
+
+_OF_COUNTS = 0.1
+"""Share of the chance of error that counts get beside Gaussian scores, which mostly show more."""
 
 _SHOWN = 3
 """Departures from a law that a sentence names."""
 
-_LONGEST = 30.0
-"""No number of trials is named for a larger epsilon."""
+_TARGET = 0.9
+"""Share of the proved epsilon that enough trials show."""
+
+_MOST_TRIALS = 1e12
+"""No larger number of trials is named."""
 
 # the server precedes a colluding server: in a trial the other clients send zeros, so both see the same
 _STRONGEST_FIRST = (Threat.SERVER, Threat.COLLUDING_SERVER, Threat.EAVESDROPPER, Threat.PARTICIPANT, Threat.PUBLIC)
@@ -73,17 +96,26 @@ class HypothesisTest(NamedTuple):
     threshold: float
 
 
+class Judged(NamedTuple):
+    """A test with its bound in a pilot; the separation ranks tests whose bounds are all 0, or as large as can be."""
+
+    bound: float
+    separation: float
+    test: HypothesisTest
+
+
 @dataclass(frozen=True)
 class AuditResult:
     """The result of an audit.
 
     Attributes:
         epsilon_lower: with this confidence, the mechanism's epsilon at `delta` is at least this.
-        method: `Clopper-Pearson`, or `Gaussian trade-off` if the mechanism is known to be Gaussian; for guesses in one
-            run `one run`, or `one run, Gaussian trade-off`.
+        method: `Clopper-Pearson`; if the mechanism is known to be Gaussian, `Gaussian scores`, or `Gaussian trade-off`
+            where scores are not; for guesses in one run `one run`, or `one run, Gaussian trade-off`.
         any_mechanism: the bound without the assumption that the mechanism is Gaussian.
         strict: the bound at confidence `STRICT` or `confidence`, whichever is higher. It alone decides on verdicts.
-        ceiling: the largest `strict` that this many trials could have shown, with no wrong guess.
+        ceiling: the largest `strict` that this many trials could have shown, with no wrong guess; infinite for Gaussian
+            scores.
         trials: the number of counted trials with each of the two inputs; in one run, of canary clients.
         distinguisher: see `harness.audit.distinguishers`; `guesses` in one run.
         pair: which neighbors.
@@ -129,6 +161,23 @@ def bound_from_counts(counts: Counts, delta: float, confidence: float, *, gaussi
     return Bound(bound(counts, confidence), method, general, bound(counts, strict), bound(perfect, strict))
 
 
+def bound_from_scores(zeros: Numbers, ones: Numbers, threshold: float, delta: float, confidence: float) -> Bound:
+    """The larger bound of Gaussian scores [n], [m] and of their counts at one threshold; they share the error."""
+
+    def bounds(level: float) -> tuple[float, float]:
+        counted = epsilon_lower(counts, delta, 1 - _OF_COUNTS * (1 - level))
+        return max(counted, scores_epsilon_lower(zeros, ones, delta, _of_scores(level))), counted
+
+    counts = count(zeros, ones, threshold)
+    found, general = bounds(confidence)
+    return Bound(found, "Gaussian scores", general, bounds(max(confidence, STRICT))[0], math.inf)
+
+
+def _of_scores(confidence: float) -> float:
+    """The confidence of the Gaussian part of `bound_from_scores`."""
+    return 1 - (1 - _OF_COUNTS) * (1 - confidence)
+
+
 def strongest_adversary(claim: Claim) -> Threat:
     """The adversary in an audit of a claim: the strongest that the claim names; a server if it names none."""
     against = claim.against or frozenset({Threat.SERVER})
@@ -148,55 +197,119 @@ def audit_mechanism(mechanism: Mechanism, claim: Claim, trials: int, confidence:
     Raises:
         ValueError: fewer than one trial, or confidence outside (0, 1).
     """
-    return apply_test(mechanism, claim, choose_test(mechanism, claim, trials, confidence, key), trials, confidence, key)
+    test = choose_test(mechanism, claim, trials, confidence, key)
+    return apply_test(mechanism, claim, test, count_trials(mechanism, test, trials, key), confidence)
 
 
-def choose_test(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, key: Key) -> HypothesisTest:
-    """The best test in a pilot with a third as many trials for each pair, and as many again to fit distinguishers.
+def choose_test(
+    mechanism: Mechanism,
+    claim: Claim,
+    trials: int,
+    confidence: float,
+    key: Key,
+    screened: Sequence[Judged] = (),
+) -> HypothesisTest:
+    """The best test in a pilot: all are screened, and the best few are judged on a third as many trials as are counted.
+
+    Args:
+        screened: the result of `screen`, if it is known.
+
+    Raises:
+        ValueError: as `audit_mechanism`.
+    """
+    found = screened or screen(mechanism, claim, trials, confidence, key)
+    more = math.ceil(_PILOT_SHARE * trials)
+    if more <= _PILOT_MOST or found[0].separation >= _FAR_APART:
+        return found[0].test
+    best: list[Judged] = []
+    for number, one in enumerate(found[:_FINALISTS]):
+        traces = _run_both(mechanism, one.test, more, key.child("finalist", number), one.test.distinguisher.reads)
+        best.append(_judged(mechanism, claim, one.test.inputs, one.test.distinguisher, confidence, *traces))
+    return max(best, key=lambda one: one[:2]).test
+
+
+def screen(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, key: Key) -> list[Judged]:
+    """All tests, best first, by a third as many trials for each pair, at most 200, and as many to fit distinguishers.
 
     Raises:
         ValueError: as `audit_mechanism`.
     """
     if trials < 1:
         raise ValueError(f"expected trials >= 1, got trials={trials}")
-    pilot, key = max(_PILOT_LEAST, math.ceil(_PILOT_SHARE * trials)), key.child("pilot")
-    best: tuple[float, float, HypothesisTest] | None = None
-    neighbors = pairs(mechanism.defense, mechanism.setting, claim.unit, claim.relation, key.child("pairs"))
-    for number, inputs in enumerate(neighbors):
+    pilot = min(_PILOT_MOST, max(_PILOT_LEAST, math.ceil(_PILOT_SHARE * trials)))
+    key, found = key.child("pilot"), list[Judged]()
+    asked = (mechanism.defense, mechanism.setting, claim.unit, claim.relation, key.child("pairs"))
+    for number, inputs in enumerate([*pairs(*asked), *varied(*asked)]):
         zero, one = (mechanism.run(inputs, bit, 2 * pilot, key.child(number, bit)) for bit in (0, 1))
         fit, judging = slice(pilot), slice(pilot, None)
-        for distinguisher in distinguishers(mechanism, inputs, zero.select(fit), one.select(fit)):
-            low, high = distinguisher.scores(zero.select(judging)), distinguisher.scores(one.select(judging))
-            gaussian = is_gaussian(claim, mechanism.threat)
-            threshold = _middle(low, high) if gaussian else split_threshold(low, high, claim.delta, confidence)
-            bound = epsilon_lower(count(low, high, threshold), claim.delta, confidence)
-            # the separation ranks tests whose bounds are all 0, or all as large as this many trials allow
-            found = (bound, _separation(low, high))
-            if best is None or found > best[:2]:
-                best = (*found, HypothesisTest(inputs, distinguisher, threshold))
-    assert best is not None
-    return best[2]
+        found += [
+            _judged(mechanism, claim, inputs, each, confidence, zero.select(judging), one.select(judging))
+            for each in distinguishers(mechanism, inputs, zero.select(fit), one.select(fit))
+        ]
+    return sorted(found, key=lambda one: one[:2], reverse=True)
+
+
+def _run_both(
+    mechanism: Mechanism, test: HypothesisTest, trials: int, key: Key, only: Part | None
+) -> tuple[Trace, Trace]:
+    """What the adversary sees in trials with input 0 and with input 1."""
+    zero, one = (mechanism.run(test.inputs, bit, trials, key.child(bit), only=only) for bit in (0, 1))
+    return zero, one
+
+
+def _judged(
+    mechanism: Mechanism,
+    claim: Claim,
+    inputs: Inputs,
+    distinguisher: Distinguisher,
+    confidence: float,
+    zero: Trace,
+    one: Trace,
+) -> Judged:
+    """A distinguisher with its best threshold on pilot trials."""
+    low, high = scored(distinguisher, zero), scored(distinguisher, one)
+    gaussian = is_gaussian(claim, mechanism.threat)
+    threshold = _middle(low, high) if gaussian else split_threshold(low, high, claim.delta, confidence)
+    test = HypothesisTest(inputs, distinguisher, threshold)
+    bound = _bound(mechanism, claim, test, low, high, confidence).epsilon_lower
+    return Judged(bound, min(_separation(low, high), _FAR_APART), test)
+
+
+def _bound(
+    mechanism: Mechanism, claim: Claim, test: HypothesisTest, zeros: Numbers, ones: Numbers, confidence: float
+) -> Bound:
+    """The bound from the scores of trials, by the method that fits mechanism and test."""
+    gaussian, fixed = is_gaussian(claim, mechanism.threat), test.inputs.zero.dim() == 1
+    if gaussian and fixed and test.distinguisher.linear:
+        return bound_from_scores(zeros, ones, test.threshold, claim.delta, confidence)
+    return bound_from_counts(count(zeros, ones, test.threshold), claim.delta, confidence, gaussian=gaussian)
+
+
+def count_trials(
+    mechanism: Mechanism, test: HypothesisTest, trials: int, key: Key, *, ratios: bool = False
+) -> tuple[Trace, Trace]:
+    """Fresh trials with each input, for a test that is already chosen; with `ratios`, also likelihood ratios."""
+    reads: Part | None = test.distinguisher.reads
+    if ratios:
+        reads = None if reads == "estimates" else "ratios"
+    return _run_both(mechanism, test, trials, key.child("counted"), reads)
 
 
 def apply_test(
-    mechanism: Mechanism, claim: Claim, test: HypothesisTest, trials: int, confidence: float, key: Key
+    mechanism: Mechanism, claim: Claim, test: HypothesisTest, traces: tuple[Trace, Trace], confidence: float
 ) -> AuditResult:
-    """The audit with a test that is already chosen, on fresh trials."""
+    """The audit with a test that is already chosen, from the trials of `count_trials`."""
     inputs, distinguisher, threshold = test
-    zeros, ones = (
-        distinguisher.scores(mechanism.run(inputs, bit, trials, key.child("counted", bit), only=distinguisher.reads))
-        for bit in (0, 1)
-    )
-    counts = count(zeros, ones, threshold)
+    zeros, ones = (scored(distinguisher, trace) for trace in traces)
     return AuditResult(
-        *bound_from_counts(counts, claim.delta, confidence, gaussian=is_gaussian(claim, mechanism.threat)),
+        *_bound(mechanism, claim, test, zeros, ones, confidence),
         delta=claim.delta,
         confidence=confidence,
-        trials=trials,
+        trials=len(ones),
         distinguisher=distinguisher.name,
         pair=inputs.name,
         threat=mechanism.threat,
-        counts=counts,
+        counts=count(zeros, ones, threshold),
     )
 
 
@@ -218,18 +331,26 @@ def verdict(claim: Claim, audit: AuditResult) -> tuple[Verdict, str]:
     return found, f"{judged.reason} {measured}."
 
 
-def inspect(claim: Claim, audit: AuditResult, law: LawRecord | None) -> Inspection:
+def inspect(
+    claim: Claim, audit: AuditResult, law: LawRecord | None, assuming: Sequence[AssumedBound] = ()
+) -> Inspection:
     """Whether the code is the mechanism of its proof, as far as the trials and the law test saw.
 
     | | verdict |
     |---|---|
-    | the strict bound is above the proved epsilon, or messages depart from their law | CONTRADICTED |
+    | a strict bound is above the proved epsilon, or messages depart from their law | CONTRADICTED |
     | messages were tested against a stated law, and nothing was found | CONSISTENT |
     | no law is stated: trials with two inputs alone cannot show that code is right | INCONCLUSIVE |
     """
     found = []
     if contradicts(claim, audit):
         found.append(f"the audited bound, {audit.strict:.4g} at confidence {STRICT:g}, is above what is proved")
+    found += [
+        f"the bound that assumes {one.assumes}, {one.strict:.4g} per {one.unit} at confidence {STRICT:g}, is above "
+        "what is proved"
+        for one in assuming
+        if one.strict > one.proved * (1 + 1e-9)
+    ]
     if law is not None and law.rejects:
         found.append(f"messages depart from their law: {', '.join(law.rejects[:_SHOWN])}")
     if found:
@@ -246,14 +367,35 @@ def inspect(claim: Claim, audit: AuditResult, law: LawRecord | None) -> Inspecti
 
 def _reach(claim: Claim, audit: AuditResult) -> str:
     """What these trials could have refuted, and how many it would take to refute the claim."""
+    if audit.ceiling == math.inf:
+        return f"{audit.trials} {audit.trials_label} were counted"
     reach = f"{audit.trials} {audit.trials_label} refute no epsilon above {audit.ceiling:.3g}"
-    least = min(claim.epsilon, claim.proved.epsilon(claim.delta))
-    if not audit.ceiling <= least < _LONGEST:
-        return reach
-    needed = audit.trials
-    while epsilon_lower(Counts(needed, 0, needed, needed), claim.delta, STRICT) <= least:
-        needed *= 2
-    return f"{reach}; it would take about {needed:.0e} without a wrong guess"
+    enough = needed(claim, audit.threat, STRICT)
+    return f"{reach}; it would take about {enough:.0e}" if enough is not None and enough > audit.trials else reach
+
+
+def needed(claim: Claim, threat: Threat, confidence: float) -> int | None:
+    """Trials with each input whose bound is to be expected at 0.9 of the proved epsilon or more; None: above 10^12.
+
+    This is for a mechanism that attains its proof: a Gaussian one if a bound may assume it, else randomized response,
+    whose errors are fewest. Another one takes more trials.
+    """
+    proved, gaussian, trials = claim.proved.epsilon(claim.delta), is_gaussian(claim, threat), 1000
+    if not 0 < proved < math.inf:
+        return None
+    mu = accounting.gaussian_mu(proved, claim.delta) if gaussian else 0.0
+    wrong = float(special.expit(-proved)) * (1 - claim.delta)
+    while trials <= _MOST_TRIALS:
+        if gaussian:
+            lower = distance_lower(mu, trials, trials, _of_scores(confidence))
+            found = accounting.gaussian_epsilon(lower, claim.delta)
+        else:
+            errors = round(wrong * trials)
+            found = epsilon_lower(Counts(trials - errors, errors, trials, trials), claim.delta, confidence)
+        if found >= _TARGET * proved:
+            return trials
+        trials *= 2
+    return None
 
 
 def contradicts(claim: Claim, audit: AuditResult) -> bool:

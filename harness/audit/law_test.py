@@ -4,7 +4,8 @@ Distinguishing two inputs needs about e^epsilon trials; a law is tested with a f
 test says nothing of epsilon. It says whether the code is the mechanism of the proof.
 
 Messages come from a small federation of its own, through the same round that training uses: twenty clients of unequal
-size, ten rounds with memories kept, several tensors, and updates of many shapes and norms.
+size, ten rounds with memories kept, several tensors, and updates of many shapes and norms. Discrete messages also come
+from updates at the clip in few and in many coordinates, where they say most of an update.
 """
 
 from __future__ import annotations
@@ -18,12 +19,19 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from leakgauge.harness.audit.battery import Sample, detectable, p_values, twin_values
+from leakgauge.harness.audit.battery import (
+    Sample,
+    detectable,
+    detectable_by_ratios,
+    p_values,
+    ratio_values,
+    twin_values,
+)
 from leakgauge.harness.audit.claims import states_of
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Defense, Examples, Sender, Setting
 from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.law import LawError, Reading, StepLaw
+from leakgauge.harness.core.law import Law, LawError, Reading, StepLaw
 from leakgauge.harness.core.result import LawRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
@@ -39,14 +47,26 @@ LEVEL = 1e-3
 _TENSORS = (121, 44, 35)
 """Sizes of the tensors: odd, even, odd."""
 
-_FEW, _WIDER = 2000, 51
-"""Below so many numbers in a federation, tensors are larger by this odd factor."""
+_FEW, _WIDE = 2000, tuple(51 * size for size in _TENSORS)
+"""Below so many numbers in a federation, tensors have these sizes."""
+
+_LOUD = {
+    "coordinates": (((1815, 660, 525), 3),),
+    "independent": (((1,), 5), ((19, 8, 5), 2), ((605, 220, 175), 3)),
+    "dependent": (((5, 2, 1), 10), ((19, 8, 5), 3)),
+}
+"""Sizes of the tensors, and federations, where discrete messages come from updates at the clip.
+
+Numbers that carry a coordinate each err seldom: many are needed. Others say more of an update with few coordinates, and
+where many of them never err, a message without any error is rare. Dependent ones are slow to read."""
 
 _CLIENTS, _ROUNDS, _SMALLEST = 20, 10, 20
 _NUMBERS = 20_000
 """Tested numbers at least, if `_MOST` messages hold as many; a missing share of noise of 3 % is then seen."""
 
-_MOST = 4000
+_MOST, _LEAST = 4000, 460
+"""Messages; with at least so many, a fault in one of a hundred shows up in 99 % of all audits."""
+
 _TRAININGS = 100
 """Trained clients, each with as many numbers as a message."""
 
@@ -64,6 +84,15 @@ _EXACT = 1e-3
 
 _TWINS = 25
 _PATTERNS = ("dense", "sparse", "constant", "zero", "one tensor", "random signs")
+_SHARE = 0.05
+"""If discrete messages show that so much of the noise is missing, there are none at the clip."""
+
+_SILENT = 0.01
+"""Sum of all log likelihood ratios, below which a discrete channel hardly errs and its noise says nothing."""
+
+_SINGLE = 0.2
+"""Share of updates at the clip that have one coordinate."""
+
 _REPEATED = 0.2
 """Share of messages whose update is the one that the client sent before."""
 
@@ -77,6 +106,7 @@ class _Seen(NamedTuple):
     run: int
     pattern: int
     update: Tensor
+    product: bool = False
 
 
 _Kinds = dict[str, list[_Seen]]
@@ -92,6 +122,9 @@ def check_law(defense: Defense[Any, Any], like: Setting, key: Key) -> LawRecord 
     Guarantees:
         If the messages follow the law, something is rejected with probability at most `LEVEL`.
         The same arguments give the same result.
+
+    Raises:
+        MessageError: the defense rejects its own messages, in `transmit` or `decode`.
     """
     setting = _setting(like)
     history = states_of(defense, setting)
@@ -101,30 +134,38 @@ def check_law(defense: Defense[Any, Any], like: Setting, key: Key) -> LawRecord 
             return None
         if 0 < _numbers(found) < _FEW:
             # it sends a share of the coordinates: with more of them, a message holds more numbers
-            wide = _setting(like, _WIDER)
+            wide = _setting(like, _WIDE)
             more = _federation(defense, wide, states_of(defense, wide), 0, key)
             if _numbers(more) > _numbers(found):
                 setting, history, found = wide, states_of(defense, wide), more
-        values, messages, numbers = _p_values(defense, setting, history, found, key)
-    except (LawError, MessageError) as error:
+        values, found = _p_values(defense, setting, history, found, key)
+        samples = [_sample(seen, setting) for seen in found.values() if _numbers({"": seen})]
+        # a level of one p-value, before there are a few more
+        share = _detects(samples, LEVEL / max(1, len(values)))
+        loud = _loud(defense, like, found["message"], key, enough=share is not None and share <= _SHARE)
+    except LawError as error:
         return LawRecord((str(error),), 0.0, 1, 0, 1, None)
+    messages, numbers = sum(map(len, found.values())), _numbers(found)
     if not values:
         return LawRecord((), 1.0, messages, 0, 0, None)
+    for word, sample in loud.items():
+        further = ratio_values(sample.ratios, sample.groups) if sample.ratios is not None else {}
+        values |= {f"{name}, {word} at the clip": p for name, p in further.items()}
     level = LEVEL / len(values)
     rejects = tuple(sorted((name for name, p in values.items() if not p >= level), key=values.__getitem__))
     least = min(1.0, min(values.values()) * len(values))
-    firsts = [(kind, seen[0].reading) for kind, seen in found.items() if seen and len(seen[0].reading.uniforms)]
-    floats = all(kind == "training" or reading.bits is not None for kind, reading in firsts)
-    share = detectable(numbers, level) if floats else None
-    return LawRecord(rejects, least, messages, numbers, len(values), share)
+    share = _detects(samples, level, list(loud.values()))
+    return LawRecord(
+        rejects, least, messages + sum(len(sample.uniforms) for sample in loud.values()), numbers, len(values), share
+    )
 
 
 def _p_values(
     defense: Defense[Any, Any], setting: Setting, history: Sequence[Any], found: _Kinds, key: Key
-) -> tuple[dict[str, float], int, int]:
-    """All p-values by name, and how many messages and numbers are tested; `found` is the first federation's."""
+) -> tuple[dict[str, float], _Kinds]:
+    """All p-values by name, and what was tested; `found` is the first federation's."""
     run = 1
-    while 0 < _numbers(found) < _NUMBERS and sum(map(len, found.values())) < _MOST:
+    while _numbers(found) > 0 and _too_few(found) and sum(map(len, found.values())) < _MOST:
         more = _federation(defense, setting, history, run, key)
         found, run = {kind: seen + more[kind] for kind, seen in found.items()}, run + 1
     values = _of_kinds(found, setting, coarse=False)
@@ -135,7 +176,52 @@ def _p_values(
     values |= _twins(defense, setting, history, key.child("twins"))
     if found["sum"]:
         values |= _twin_sums(defense, setting, history, key.child("twin sums"))
-    return values, sum(map(len, found.values())), _numbers(found)
+    return values, found
+
+
+def _loud(
+    defense: Defense[Any, Any], like: Setting, seen: Sequence[_Seen], key: Key, *, enough: bool
+) -> dict[str, Sample]:
+    """Discrete messages of updates at the clip, by the size of the update; `seen` are those of other updates.
+
+    Args:
+        enough: these are no news for laws of single coordinates.
+    """
+    found: dict[str, Sample] = {}
+    ratios = [one.reading.ratios for one in seen if one.reading.ratios is not None and one.reading.ratios.size]
+    if not ratios or np.abs(ratios).sum() < _SILENT:
+        return found
+    single = bool((seen[0].reading.places >= 0).any())
+    if single and enough:
+        return found
+    for sizes, runs in _LOUD["coordinates" if single else "independent" if seen[0].product else "dependent"]:
+        setting = _setting(like, sizes)
+        try:
+            history = states_of(defense, setting)
+        except ValueError:
+            continue  # no channel of this epsilon has so few coordinates
+        own = key.child("clip", setting.dim)
+        each = [_federation(defense, setting, history, run, own, loud=True) for run in range(runs)]
+        found[f"d = {setting.dim}"] = _sample([one for kinds in each for one in kinds["message"]], setting)
+    return found
+
+
+def _detects(samples: Sequence[Sample], level: float, loud: Sequence[Sample] = ()) -> float | None:
+    """The smallest missing share of noise that shows in every kind of message; `loud` are more discrete ones."""
+    shares: list[float | None] = []
+    for sample in samples:
+        if sample.ratios is None:
+            shares.append(detectable(sample.uniforms.size, level))
+            continue
+        each = [detectable_by_ratios(one.ratios, level) for one in (sample, *loud) if one.ratios is not None]
+        shares.append(min((share for share in each if share is not None), default=None))
+    known = [share for share in shares if share is not None]
+    return max(known, default=None) if len(known) == len(shares) else None
+
+
+def _too_few(found: _Kinds) -> bool:
+    """Whether more numbers, or more messages, are needed."""
+    return _numbers(found) < _NUMBERS or max(len(seen) for seen in found.values() if _numbers({"": seen})) < _LEAST
 
 
 def _numbers(found: _Kinds) -> int:
@@ -154,15 +240,22 @@ def _of_kinds(found: _Kinds, setting: Setting, *, coarse: bool) -> dict[str, flo
     }
 
 
-def _federation(defense: Defense[Any, Any], setting: Setting, history: Sequence[Any], run: int, key: Key) -> _Kinds:
-    """The messages and the sums of one federation that follow a law, ordered by round and sender."""
+def _federation(
+    defense: Defense[Any, Any], setting: Setting, history: Sequence[Any], run: int, key: Key, *, loud: bool = False
+) -> _Kinds:
+    """The messages and the sums of one federation that follow a law, ordered by round and sender.
+
+    Args:
+        loud: all updates are at the clip.
+    """
+    draw = _loud_update if loud else _update
     senders = [Sender(k, _SMALLEST * (1 + k % 10)) for k in range(_CLIENTS)]
     memories = [defense.remember(setting) for _ in senders]
     updates, found = [torch.zeros(setting.dim) for _ in senders], _Kinds(message=[], sum=[])
     found["training"] = _trainings(defense, setting, run, key.child("training", run))
     for number, state in enumerate(history):
         here, own = Round(defense, setting, state, number), key.child("run", run, "round", number)
-        drawn = [_update(defense, setting, own.child("update", k), updates[k]) for k in range(_CLIENTS)]
+        drawn = [draw(defense, setting, own.child("update", k), updates[k]) for k in range(_CLIENTS)]
         updates, patterns = [update for _, update in drawn], [pattern for pattern, _ in drawn]
         clients = [
             Client.of(sender, update.clone(), memory, own.child("client", sender.number))
@@ -171,15 +264,15 @@ def _federation(defense: Defense[Any, Any], setting: Setting, history: Sequence[
         exchange = here.exchange(clients, own.child("channel"))
         law = defense.aggregate_law(state, updates, exchange.links)
         if law is not None:
-            reading = law.read(_arrives(here, exchange, own.child("server")), own.child("auditor"))
+            reading = _read(law, _arrives(here, exchange, own.child("server")), own.child("auditor"))
             found["sum"].append(_Seen(reading, senders[0], number, run, 0, torch.stack(updates).double().sum(0)))
         arrived = exchange.sent if defense.superposes else exchange.received
         for client, wire, link, pattern in zip(clients, arrived, exchange.links.each(), patterns, strict=True):
             own_law = defense.law(state, client.memory, updates[client.sender.number], link)
             if own_law is not None:
-                reading = own_law.read(wire, own.child("auditor", client.sender.number))
-                seen = _Seen(reading, client.sender, number, run, pattern, updates[client.sender.number])
-                found["message"].append(seen)
+                reading = _read(own_law, wire, own.child("auditor", client.sender.number))
+                update = updates[client.sender.number]
+                found["message"].append(_Seen(reading, client.sender, number, run, pattern, update, own_law.product))
         memories = exchange.memories
     return found
 
@@ -236,7 +329,8 @@ def _twins(defense: Defense[Any, Any], setting: Setting, history: Sequence[Any],
             law = defense.law(history[0], memory, update, exchange.links.each()[0])
             if law is None or law.from_shared:  # a shared key makes twins equal
                 return {}
-            readings.append(law.read((exchange.sent if defense.superposes else exchange.received)[0], own.child(twin)))
+            wire = (exchange.sent if defense.superposes else exchange.received)[0]
+            readings.append(_read(law, wire, own.child(twin)))
             discrete = readings[-1].bits is None
         rows.append([reading.uniforms for reading in readings])
     one, other = np.array(rows).swapaxes(0, 1)
@@ -261,10 +355,18 @@ def _twin_sums(defense: Defense[Any, Any], setting: Setting, history: Sequence[A
             exchange = here.exchange(clients, own.child("channel", twin))
             law = defense.aggregate_law(history[0], updates, exchange.links)
             assert law is not None  # a federation had sums
-            row.append(law.read(_arrives(here, exchange, own.child("server", twin)), own.child(twin)).uniforms)
+            row.append(_read(law, _arrives(here, exchange, own.child("server", twin)), own.child(twin)).uniforms)
         rows.append(row)
     one, other = np.array(rows).swapaxes(0, 1)
     return {f"{name}, of twin sums": p for name, p in twin_values(one, other, discrete=False).items()}
+
+
+def _read(law: Law, wire: bytes, own: Key) -> Reading:
+    """The message as its law reads it; bytes that it cannot parse depart from the law, too."""
+    try:
+        return law.read(wire, own)
+    except MessageError as error:
+        raise LawError(str(error)) from error
 
 
 def _arrives(here: Round, exchange: Exchange, server: Key) -> bytes:
@@ -303,30 +405,45 @@ def _update(defense: Defense[Any, Any], setting: Setting, key: Key, last: Tensor
     return pattern, (values * (norm / values.norm())).float()
 
 
+def _loud_update(defense: Defense[Any, Any], setting: Setting, key: Key, last: Tensor) -> tuple[int, Tensor]:
+    """The number of a pattern, and an update with every coordinate, or one, far beyond the clip."""
+    size = 10 * float(getattr(defense, "clip", 1.0)) * setting.dim
+    values = size * rng.normal(key.child("values"), (setting.dim,)).sign()
+    pattern = int(rng.uniform(key.child("pick"), (1,)).item() < _SINGLE)
+    if pattern:
+        values[torch.from_numpy(rng.permutation(key.child("places"), setting.dim)[1:])] = 0.0
+    return pattern, values
+
+
 def _sample(found: Sequence[_Seen], setting: Setting) -> Sample:
     """The readings as arrays."""
     readings = [seen.reading for seen in found]
-    updates = np.array([seen.update.double().numpy() for seen in found])
+    places = np.array([reading.places for reading in readings], np.int64)
+    updates = [seen.update.double().numpy() for seen in found]
     bits = [reading.bits for reading in readings if reading.bits is not None]
+    lowest = [reading.lowest for reading in readings if reading.lowest is not None]
+    ratios = [reading.ratios for reading in readings if reading.ratios is not None]
     return Sample(
         uniforms=np.array([reading.uniforms for reading in readings]),
-        places=np.asarray(readings[0].places, np.int64),
+        places=places,
         tensors=np.repeat(np.arange(len(_TENSORS)), setting.layout.sizes),
-        updates=updates,
-        norms=np.linalg.norm(updates, axis=1),
+        carried=np.array([np.where(at >= 0, update[at], 0.0) for at, update in zip(places, updates, strict=True)]),
+        norms=np.array([np.linalg.norm(update) for update in updates]),
         sizes=np.array([seen.sender.samples for seen in found]),
         senders=np.array([seen.sender.number for seen in found]),
         rounds=np.array([seen.round for seen in found]),
         runs=np.array([seen.run for seen in found]),
         patterns=np.array([seen.pattern for seen in found]),
         bits=np.array(bits) if bits else None,
+        lowest=np.array(lowest) if lowest else None,
+        ratios=np.array(ratios) if ratios else None,
     )
 
 
-def _setting(like: Setting, wider: int = 1) -> Setting:
+def _setting(like: Setting, sizes: tuple[int, ...] = _TENSORS) -> Setting:
     """The federation of the test: the local training of `like`, with its share of records in a batch."""
-    names = tuple(f"tensor {number}" for number in range(len(_TENSORS)))
-    layout = Layout(names, tuple((wider * size,) for size in _TENSORS))
+    names = tuple(f"tensor {number}" for number in range(len(sizes)))
+    layout = Layout(names, tuple((size,) for size in sizes))
     batch = max(1, round(_SMALLEST * min(1.0, like.batch / like.samples))) if like.batch else 0
     training = {"sends": like.sends, "steps": min(like.steps, _STEPS), "lr": like.lr, "momentum": like.momentum}
     return Setting(layout, _CLIENTS, _CLIENTS, _ROUNDS, batch=batch, samples=_SMALLEST, **training)  # type: ignore[arg-type]  # mixed

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from typing import Any, Literal, NamedTuple
 
+from leakgauge.harness.audit.assumed import assumed_bounds
 from leakgauge.harness.audit.canaries import audit_messages, audit_one_run, estimate_by_cosine
 from leakgauge.harness.audit.claims import (
     DEFAULTS,
@@ -26,11 +28,17 @@ from leakgauge.harness.audit.claims import (
     record_claim,
 )
 from leakgauge.harness.audit.engine import (
+    STRICT,
     AuditResult,
+    HypothesisTest,
     apply_test,
     audit_mechanism,
     choose_test,
+    count_trials,
     inspect,
+    is_gaussian,
+    needed,
+    screen,
     strongest_adversary,
     verdict,
 )
@@ -41,8 +49,8 @@ from leakgauge.harness.core.cell import PartSpec, Scalar
 from leakgauge.harness.core.claim import Claim, Horizon, Relation, Unit
 from leakgauge.harness.core.contract import Defense, Setting
 from leakgauge.harness.core.errors import StudyError
-from leakgauge.harness.core.labels import odds
-from leakgauge.harness.core.result import AuditRecord
+from leakgauge.harness.core.labels import assumption, odds
+from leakgauge.harness.core.result import AssumedBound, AuditRecord, LawRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import chance
 from leakgauge.harness.core.threats import SEES, Threat
@@ -55,6 +63,12 @@ MOST_STEPS = 8
 """The largest number of local steps of a study that are audited."""
 
 CONFIDENCE = 0.95
+
+TRIALS, _MOST_USUAL = 1000, 3000
+"""Trials with each input that an audit takes unasked, and the most for a proof that needs more."""
+
+_TIMED, _USED, _RUNS_OF_PRODUCT = 100, 0.8, 24
+"""For a budget: trials that are timed, the share of the time left that counts, and runs for one counted trial."""
 
 _RUN = 3
 """Default rounds of a claim for a whole run in an audit by trials; its noise is that of so many rounds."""
@@ -88,7 +102,7 @@ class _Kind(NamedTuple):
 
 
 _KINDS = {
-    "trials": _Kind(_SMALL, None, frozenset({"trials", "confidence", "threat"})),
+    "trials": _Kind(_SMALL, None, frozenset({"trials", "budget", "confidence", "threat"})),
     # 10 clients x 200 rounds: 2,000 messages
     "messages": _Kind({**_ALL, "dim": DIGITS_DIM, "clients": 10}, 200, frozenset({"confidence", "threat"})),
     # as many coordinates as canaries, so that no canary is noise to another
@@ -105,6 +119,7 @@ def audit(
     rounds: int | None,
     *,
     trials: int | None = None,
+    budget: float | None = None,
     confidence: float | None = None,
     threat: str | None = None,
     seed: int,
@@ -117,7 +132,10 @@ def audit(
     | by, delta, unit | all | delta and unit of the claim |
     | pair | all | names input 0 and input 1 |
     | epsilon_lower, confidence, threat, method, any_mechanism | all but cosine | as in `engine.AuditResult` |
+    | assumes | all but cosine | what the bound assumes: nothing, or the law's family |
     | trials | trials | the number with each of the two inputs |
+    | needed | trials | how many would show 0.9 of the proved epsilon, at least; null: more than 10^12 |
+    | assuming | trials | as `core.result.AssumedBound`: bounds that assume a part of the law |
     | messages, pilot | messages | counted messages, half with each input; messages that are not counted |
     | distinguisher, true_positives, false_positives | trials, messages | as in `engine.AuditResult` and its counts |
     | rounds | all but trials | rounds of the run |
@@ -135,7 +153,9 @@ def audit(
         setting: differences from the small federation of this `by`.
         rounds: T; by default 1 for trials, or 3 if the defense promises a whole run; 200 for messages, 10 for canary
             clients.
-        trials: the number with each of the two inputs; by default 1000.
+        trials: the number with each of the two inputs; by default 1000, or up to 3000 if a Gaussian proof needs more.
+        budget: seconds for the whole audit instead of `trials`: as many thousands of trials as fit, at least 1000, at
+            most those that are needed. The result names their number, and depends on the time only through it.
         confidence: of the lower bound; by default 0.95.
         threat: the adversary; by default the claim's strongest. All adversaries see what a round decodes to.
 
@@ -143,8 +163,8 @@ def audit(
         UnknownNameError: as `claims.claim`.
         StudyError: as `claims.claim`; an option that this `by` does not use; a claim that it cannot audit.
     """
-    _check_options(setting, by, {"trials": trials, "confidence": confidence, "threat": threat})
-    kind, key = _KINDS[by], Key(seed, ("audit",))
+    _check_options(setting, by, {"trials": trials, "budget": budget, "confidence": confidence, "threat": threat})
+    started, kind, key = time.monotonic(), _KINDS[by], Key(seed, ("audit",))
     given = kind.rounds if rounds is None else rounds
     deployment = prepare(name, parameters, setting, given, None, kind.setting, most=_RUN)
     level = CONFIDENCE if confidence is None else confidence
@@ -156,6 +176,7 @@ def audit(
         claim = deployment.defense.claim(claimed_rounds, deployment.setting)
         adversary = strongest_adversary(claim) if threat is None else Threat(threat)
         _check_fit(name, deployment.defense, claim, adversary, by)
+        law = None if by == "cosine" else check_law(deployment.defense, deployment.setting, key.child("law"))
         if by == "messages":
             found = _by_messages(training, claim, adversary, level, key)
         elif by == "one-run":
@@ -163,8 +184,9 @@ def audit(
         elif by == "cosine":
             found = _by_cosine(deployment, claim, key)
         else:
-            found = _by_trials(deployment, claim, adversary, 1000 if trials is None else trials, level, key)
-        inspected = _inspected(deployment, claim, found, key)
+            much = (trials or _usual(claim, adversary, level)) if budget is None else _Budget(budget, started)
+            found = _by_trials(deployment, claim, adversary, much, law, level, key)
+        inspected = _inspected(claim, found, law)
     except ValueError as error:
         raise error if isinstance(error, StudyError) else StudyError(name, [str(error)]) from error
     row = {"by": by, **found.row, "delta": claim.delta, "unit": claim.unit.value, **inspected}
@@ -203,9 +225,11 @@ def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key) -> Au
     deployment = prepare_audit(spec.name, spec.parameters, training, audited_rounds)
     defense, setting, history = deployment
     claim = defense.claim(history, setting)
-    found = audit_mechanism(Mechanism(*deployment, strongest_adversary(claim)), claim, trials, CONFIDENCE, key)
+    mechanism = Mechanism(*deployment, strongest_adversary(claim))
+    found = audit_mechanism(mechanism, claim, trials, CONFIDENCE, key)
     law = check_law(defense, setting, key.child("law"))
-    (judged, reason), inspected = verdict(claim, found), inspect(claim, found, law)
+    assuming = _assumed(mechanism, claim, law, trials, CONFIDENCE, key)
+    (judged, reason), inspected = verdict(claim, found), inspect(claim, found, law, assuming)
     record = record_claim(claim)
     return AuditRecord(
         claimed=record.epsilon,
@@ -227,13 +251,14 @@ def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key) -> Au
         method=found.method,
         any_mechanism=found.any_mechanism,
         strict=found.strict,
-        ceiling=found.ceiling,
+        ceiling=found.ceiling if found.ceiling < math.inf else None,
         verdict=judged.value,
         reason=reason,
         code=inspected.code.value,
         contradictions=inspected.contradictions,
         seen=inspected.reason,
         law=law,
+        assuming=assuming,
     )
 
 
@@ -261,9 +286,10 @@ def lines(row: dict[str, Any]) -> list[str]:
         other = "" if general else f"; {_short(row['any_mechanism'])} without assuming a Gaussian mechanism"
         found = (
             f"  audited  epsilon >= {_short(row['epsilon_lower'])} ({odds(row['chance'])}) {what}, confidence "
-            f"{row['confidence']:g}, by {row['threat']} ({row['method']}{other}; {_counts(row)})"
+            f"{row['confidence']:g}, by {row['threat']}, assuming {row['assumes']} ({row['method']}{other}; "
+            f"{_counts(row)})"
         )
-    rows = [found]
+    rows = [found, *map(_assuming, row.get("assuming", ()))]
     if "delta_at" in row:
         at = row["delta_at"]
         how = "exact, of the pair that attains the proof"
@@ -273,42 +299,99 @@ def lines(row: dict[str, Any]) -> list[str]:
     return rows + ([f"  code     {row['verdict']}: {row['seen']}."] if "verdict" in row else [])
 
 
+def _assuming(one: dict[str, Any]) -> str:
+    """A bound that assumes a part of the law, as text."""
+    counted = f"{one['trials']} messages"
+    if one["numbers"] > 1:
+        counted = f"{one['numbers']} numbers in each of {counted} per input"
+    return (
+        f"           epsilon >= {_short(one['epsilon_lower'])} per {one['unit']}, assuming {one['assumes']} "
+        f"({counted}, {one['pair']})"
+    )
+
+
 class _Found(NamedTuple):
-    """Keys of `audited`; the new verdict with its reason, if there is one; the bound; the delta that trials show."""
+    """Keys of `audited`; the new verdict with its reason, if there is one; the bounds; the delta that trials show."""
 
     row: dict[str, Any]
     judged: dict[str, str]
     bound: AuditResult | None = None
     sampled: Delta | None = None
+    assuming: tuple[AssumedBound, ...] = ()
 
 
-def _inspected(deployment: Deployment, claim: Claim, found: _Found, key: Key) -> dict[str, Any]:
+def _usual(claim: Claim, adversary: Threat, confidence: float) -> int:
+    """Trials with each input that an audit takes if nobody says how many: more for a Gaussian proof that needs them."""
+    enough = needed(claim, adversary, confidence) if is_gaussian(claim, adversary) else TRIALS
+    return _MOST_USUAL if enough is None else min(max(TRIALS, enough), _MOST_USUAL)
+
+
+class _Budget(NamedTuple):
+    """Seconds for an audit that began at `started`, by `time.monotonic`."""
+
+    seconds: float
+    started: float
+
+    def affords(self, mechanism: Mechanism, test: HypothesisTest, claim: Claim, enough: int | None, key: Key) -> int:
+        """How many trials with each input fit: thousands, at least one, at most enough."""
+        begun = time.monotonic()
+        trace = mechanism.run(test.inputs, 1, _TIMED, key, only=test.distinguisher.reads)
+        test.distinguisher.scores(trace)
+        each = (time.monotonic() - begun) / _TIMED
+        # a trial of both inputs, perhaps once more for their ratios; a product has messages of its own
+        runs = 8 if claim.delta > 0 else _RUNS_OF_PRODUCT
+        left = self.seconds - (begun - self.started)
+        most = math.inf if enough is None else enough
+        return TRIALS * max(1, math.floor(min(most, _USED * left / (each * runs)) / TRIALS))
+
+
+def _inspected(claim: Claim, found: _Found, law: LawRecord | None) -> dict[str, Any]:
     """Keys of `audited` about the code; none for an estimate."""
     if found.bound is None:
         return {}
-    law = check_law(deployment.defense, deployment.setting, key.child("law"))
-    code, contradictions, seen = inspect(claim, found.bound, law)
+    code, contradictions, seen = inspect(claim, found.bound, law, found.assuming)
     row = {"verdict": code.value, "contradicts": list(contradictions), "seen": seen}
     if law is None:
         return row
     return row | {"detects": law.detects, "law": dataclasses.asdict(law) | {"rejects": list(law.rejects)}}
 
 
+def _assumed(
+    mechanism: Mechanism, claim: Claim, law: LawRecord | None, trials: int, confidence: float, key: Key
+) -> tuple[AssumedBound, ...]:
+    """The bounds that assume a part of the law; none if messages depart from their law."""
+    if law is None or law.rejects:
+        return ()
+    return assumed_bounds(mechanism, claim, trials, (confidence, max(confidence, STRICT)), key.child("assumed"))
+
+
 def _by_trials(
-    deployment: Deployment, claim: Claim, adversary: Threat, trials: int, confidence: float, key: Key
+    deployment: Deployment,
+    claim: Claim,
+    adversary: Threat,
+    trials: int | _Budget,
+    law: LawRecord | None,
+    confidence: float,
+    key: Key,
 ) -> _Found:
-    """An audit by `harness.audit.engine`."""
-    mechanism = Mechanism(*deployment, adversary)
-    test = choose_test(mechanism, claim, trials, confidence, key)
-    found = apply_test(mechanism, claim, test, trials, confidence, key)
-    sampled, fixed = None, test.inputs.draw is None
-    if adversary in claim.against and mechanism.sees_messages and fixed and not exact_delta(claim, adversary):
-        # the counted trials again, with the same keys
-        runs = (mechanism.run(test.inputs, bit, trials, key.child("counted", bit), only="ratios") for bit in (0, 1))
-        zeros, ones = (run.ratios.numpy() for run in runs if run.ratios is not None)
+    """An audit by `harness.audit.engine`, and by `harness.audit.assumed`."""
+    mechanism, enough = Mechanism(*deployment, adversary), needed(claim, adversary, confidence)
+    tests = screen(mechanism, claim, trials if isinstance(trials, int) else TRIALS, confidence, key)
+    if isinstance(trials, _Budget):
+        trials = trials.affords(mechanism, tests[0].test, claim, enough, key.child("timing"))
+    test = choose_test(mechanism, claim, trials, confidence, key, tests)
+    fixed, shown = test.inputs.draw is None, adversary in claim.against and mechanism.sees_messages
+    ratios = shown and fixed and not exact_delta(claim, adversary)
+    traces, sampled = count_trials(mechanism, test, trials, key, ratios=ratios), None
+    found = apply_test(mechanism, claim, test, traces, confidence)
+    if ratios:
+        zeros, ones = (trace.ratios.numpy() for trace in traces if trace.ratios is not None)
         most = claim.proved.epsilon(0.0) if claim.delta == 0 else math.inf
         sampled = ratios_delta(zeros, ones, claim.epsilon, confidence, most)
-    return _bound(claim, found, {"trials": trials, **_positives(found)}, sampled)
+    assuming = _assumed(mechanism, claim, law, trials, confidence, key)
+    row = {"trials": trials, "needed": enough, **_positives(found)}
+    row["assuming"] = [dataclasses.asdict(one) for one in assuming]
+    return _bound(claim, found, row, sampled)._replace(assuming=assuming)
 
 
 def _by_messages(training: DigitsTraining, claim: Claim, adversary: Threat, confidence: float, key: Key) -> _Found:
@@ -352,6 +435,8 @@ def _check_options(setting: dict[str, Scalar], by: str, options: dict[str, Any])
     if by not in _KINDS:
         raise StudyError("audit", [f"by: got {by!r}, known: {', '.join(_KINDS)}"])
     problems = [_option_problem(name, value, by) for name, value in options.items() if value is not None]
+    if options.get("budget") is not None and options.get("trials") is not None:
+        problems.append(f"budget: got {options['budget']:g} s with trials={options['trials']}, expected one of the two")
     clients = setting.get("clients", _KINDS[by].setting["clients"])
     if by != "trials" and setting.get("participants", clients) != clients:
         problems.append(f"setting.participants: got {setting['participants']}, expected all of {clients} clients")
@@ -368,6 +453,8 @@ def _option_problem(name: str, value: Any, by: str) -> str:
         return f"{name}: got {value}, which an audit by {by} does not use"
     if name == "trials" and value < 1:
         return f"trials: got {value}, expected at least 1"
+    if name == "budget" and not value > 0:
+        return f"budget: got {value:g} s, expected a time above zero"
     if name == "confidence" and not 0 < value < 1:
         return f"confidence: got {value}, expected 0 < confidence < 1"
     if name == "threat" and value not in known:
@@ -408,6 +495,7 @@ def _bound(claim: Claim, found: AuditResult, counted: dict[str, Any], sampled: D
         "pair": found.pair,
         "threat": found.threat.value,
         "method": found.method,
+        "assumes": assumption(found.method),
         "any_mechanism": epsilon_to_json(found.any_mechanism),
         "chance": chance(found.epsilon_lower, found.delta),
         "strict": epsilon_to_json(found.strict),

@@ -21,11 +21,11 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import SEES, Threat
 from leakgauge.harness.core.vec import Parts, Vector
 from leakgauge.harness.federation.round import Client, Exchange, Round
-from leakgauge.harness.learn.batch import LocalPlan, Work, choose_engine, train_clients
+from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
 
-_FAR = 100.0
+FAR = 100.0
 """Entries of an input: far outside every clip, so that each defense clips them to the ends of its own range."""
 
 CANARY = 1e-2, 1e6
@@ -45,29 +45,52 @@ class Deployment(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """A pair of neighbors: a client's update with input 0 and with input 1, before the defense.
+    """A pair of neighbors, or v pairs in turn: a client's update with input 0 and with input 1, before the defense.
 
     Attributes:
         name: for people.
-        zero, one: [d], the update, or the update without the noise of local training.
-        draw: (1 or 0, trials, key) -> [n, d] updates, if local training is random; None: the update is fixed.
+        zero, one: [d], the update, or the update without the noise of local training; [v, d] for v pairs.
+        draw: (1 or 0, negated or not, trials, key) -> [n, d] updates, if local training is random; None: the update
+            is fixed.
         focus: the unit's coordinates, if others move too to keep the norm; the adversary sees only these. None: all.
+            [f], or [v, f] for v pairs.
+        senders: of each pair; none: client 0 with the smallest number of samples.
+        reverses: whether both inputs are negated in the second half of the rounds.
     """
 
     name: str
-    zero: Vector
-    one: Vector
-    draw: Callable[[int, int, Key], Tensor] | None = None
+    zero: Tensor
+    one: Tensor
+    draw: Callable[[int, bool, int, Key], Tensor] | None = None
     focus: Tensor | None = None
+    senders: tuple[Sender, ...] = ()
+    reverses: bool = False
 
     @property
-    def hypotheses(self) -> tuple[Vector, Vector]:
-        """[d] each: input 0 and input 1, with the same values outside the focus."""
+    def hypotheses(self) -> tuple[Tensor, Tensor]:
+        """Input 0 and input 1, as `zero` and `one`, with the same values outside the focus."""
         if self.focus is None:
             return self.zero, self.one
-        zero = self.one.clone()
-        zero[self.focus] = self.zero[self.focus]
-        return zero, self.one
+        return self.one.scatter(-1, self.focus, self.zero.gather(-1, self.focus)), self.one
+
+    def row(self, trial: int) -> Inputs:
+        """The pair of one trial: pairs take turns."""
+        if self.zero.dim() == 1:
+            return self
+        at = trial % len(self.zero)
+        focus, senders = None if self.focus is None else self.focus[at], self.senders[at : at + 1]
+        return self._replace(zero=self.zero[at], one=self.one[at], focus=focus, senders=senders)
+
+    def seen(self, updates: Tensor, trials: Tensor) -> Tensor:
+        """The coordinates of updates [n, d] of these trials [n] that the adversary sees."""
+        if self.focus is None:
+            return updates
+        return updates[:, self.focus] if self.focus.dim() == 1 else updates.gather(1, in_turn(self.focus, trials))
+
+
+def in_turn(rows: Tensor, trials: Tensor) -> Tensor:
+    """[n, d]: the row of each trial [n], of rows [v, d] that take turns or of one row [d] for all."""
+    return rows.expand(len(trials), -1) if rows.dim() == 1 else rows[trials % len(rows)]
 
 
 class Trace(NamedTuple):
@@ -77,20 +100,34 @@ class Trace(NamedTuple):
         ratios: [n] log-likelihood ratio of input 1 to input 0 by the defense's own likelihood, summed over the rounds;
             None for an adversary who sees no messages.
         estimates: [n, d] or [n, focus]: the update estimated from the message, or the decoded mean update for an
-            adversary who sees no messages; summed over the rounds.
+            adversary who sees no messages; summed over the rounds, with the opposite sign where inputs are negated.
         wires: [n] the first message received in the first round.
         shared: [n] the key that client and server share in the first round.
+        trials: [n] the number of each trial.
+        rounds: [n, T, d] or [n, T, focus]: the terms of `estimates`, if there are several.
+        later: T - 1 times [n], the first message received in each later round.
     """
 
     ratios: Tensor | None
     estimates: Tensor
     wires: tuple[bytes, ...]
     shared: tuple[Key, ...]
+    trials: Tensor
+    rounds: Tensor | None = None
+    later: tuple[tuple[bytes, ...], ...] = ()
 
-    def select(self, trials: slice) -> Trace:
+    def select(self, trials: slice | Tensor) -> Trace:
         """The trace of some of the trials."""
-        ratios = None if self.ratios is None else self.ratios[trials]
-        return Trace(ratios, self.estimates[trials], self.wires[trials], self.shared[trials])
+        at = torch.arange(len(self.shared))[trials].tolist()
+        return Trace(
+            None if self.ratios is None else self.ratios[at],
+            self.estimates[at],
+            tuple(self.wires[trial] for trial in at),
+            tuple(self.shared[trial] for trial in at),
+            self.trials[at],
+            None if self.rounds is None else self.rounds[at],
+            tuple(tuple(wires[trial] for trial in at) for wires in self.later),
+        )
 
 
 @dataclass(frozen=True)
@@ -120,59 +157,90 @@ class Mechanism:
         Args:
             only: the part of the trace to compute, beside `wires` and `shared`; None: all parts.
         """
-        ratios = torch.zeros(trials, dtype=torch.float64) if self.sees_messages and only in (None, "ratios") else None
-        estimates = torch.zeros(trials, self.setting.dim)
+        numbers = torch.arange(trials)
+        senders = [self._sender(inputs.row(number)) for number in range(max(1, len(inputs.senders)))]
+        senders = [senders[number % len(senders)] for number in range(trials)]
         memories = [self.defense.remember(self.setting) for _ in range(trials)]
-        first: tuple[tuple[bytes, ...], tuple[Key, ...]] = ((), ())
+        ratios, terms, rounds = [], [], []
         for number, state in enumerate(self.history):
             current, round_key = Round(self.defense, self.setting, state, number), key.child("round", number)
-            updates = self._updates(inputs, bit, trials, round_key.child("train"))
+            negated = inputs.reverses and 2 * number >= len(self.history)
+            updates = self._updates(inputs, bit, negated, numbers, round_key.child("train"))
             keys = [round_key.child("trial", trial) for trial in range(trials)]
-            sender, each = self._sender, zip(updates.unbind(), memories, keys, strict=True)
-            clients = [Client.of(sender, *of_trial) for of_trial in each]
+            each = zip(senders, updates.unbind(), memories, keys, strict=True)
+            clients = [Client.of(*of_trial) for of_trial in each]
             sent, wires, memories = self._send(current, clients, keys)
             shared = [client.shared for client in clients]
-            if number == 0:
-                first = tuple(wires), tuple(shared)
-            if ratios is not None:
-                ratios += self._ratios(state, wires, shared, inputs)
-            if only in (None, "estimates") and self.sees_messages:
-                estimates += torch.stack(
-                    [current.estimate(w, sender, self._visible(key)) for w, key in zip(wires, shared, strict=True)]
-                )
-            elif only in (None, "estimates"):
-                decoded = [current.decode(one, mine.child("server")) for one, mine in zip(sent, keys, strict=True)]
-                estimates += torch.stack(decoded)
-        return Trace(ratios, estimates if inputs.focus is None else estimates[:, inputs.focus], *first)
+            rounds.append((tuple(wires), tuple(shared)))
+            sign = -1.0 if negated else 1.0
+            if self.sees_messages and only in (None, "ratios"):
+                ratios.append(self._ratios(state, wires, Links(self.setting, senders, shared), inputs, sign))
+            if only in (None, "estimates"):
+                terms.append(sign * inputs.seen(self._estimates(current, sent, wires, clients, keys), numbers))
+        width = self.setting.dim if inputs.focus is None else inputs.focus.shape[-1]
+        return Trace(
+            torch.stack(ratios).sum(0) if ratios else None,
+            torch.stack(terms).sum(0) if terms else torch.zeros(trials, width),
+            *rounds[0],
+            numbers,
+            torch.stack(terms, 1) if len(terms) > 1 else None,
+            tuple(wires for wires, _ in rounds[1:]),
+        )
 
-    def replay(self, update: Vector, shared: Key) -> Vector:
-        """[d] estimated from a first-round message of an update, made with the shared key as the private key.
+    def again(self, inputs: Inputs, bit: int, trial: int, shared: Key, private: Key) -> bytes:
+        """The first-round message of a trial with input `bit`, by these keys."""
+        pair = inputs.row(trial)
+        return self._send_again(self._sender(pair), pair.one if bit else pair.zero, shared, private)
 
-        A channel adds noise of its own, from a child of that key.
-        """
-        client = Client(self._sender, update, self.defense.remember(self.setting), shared, shared)
-        exchange = Round(self.defense, self.setting, self.history[0]).exchange([client], shared.child("replay"))
-        return self.estimate(exchange.received[0], shared)
+    def read(self, inputs: Inputs, wire: bytes, trial: int, shared: Key) -> Vector:
+        """The coordinates that the adversary learns from a first-round message."""
+        pair = inputs.row(trial)
+        update = self._read(self._sender(pair), wire, shared)
+        return update if pair.focus is None else update[pair.focus]
 
-    def estimate(self, wire: bytes, shared: Key) -> Vector:
-        """The update [d] that a message of the first round reveals to the adversary."""
+    def _send_again(self, sender: Sender, update: Vector, shared: Key, private: Key) -> bytes:
+        """What arrives of a first-round message."""
+        client = Client(sender, update, self.defense.remember(self.setting), private, shared)
+        return Round(self.defense, self.setting, self.history[0]).exchange([client], shared.child("replay")).received[0]
+
+    def _read(self, sender: Sender, wire: bytes, shared: Key) -> Vector:
+        """The update [d] that a first-round message reveals to the adversary."""
         current = Round(self.defense, self.setting, self.history[0])
-        return current.estimate(wire, self._sender, self._visible(shared))
+        return current.estimate(wire, sender, self._visible(shared))
 
     def _visible(self, shared: Key) -> Key | None:
         """The shared key if the adversary sees it."""
         return shared if "shared" in SEES[self.threat] else None
 
-    @property
-    def _sender(self) -> Sender:
-        """The client whose input moves."""
-        return Sender(0, self.setting.samples)
+    def _sender(self, inputs: Inputs) -> Sender:
+        """The client whose input moves, in one pair; what others add up to is weighted by equal numbers of samples."""
+        if not inputs.senders:
+            return Sender(0, self.setting.samples)
+        alone = self.sees_messages and not self.defense.superposes
+        return inputs.senders[0] if alone else inputs.senders[0]._replace(samples=self.setting.samples)
 
-    def _updates(self, inputs: Inputs, bit: int, trials: int, key: Key) -> Tensor:
+    def _updates(self, inputs: Inputs, bit: int, negated: bool, trials: Tensor, key: Key) -> Tensor:
         """[n, d] updates of one round."""
         if inputs.draw is not None:
-            return inputs.draw(bit, trials, key)
-        return (inputs.one if bit else inputs.zero).expand(trials, -1)
+            return inputs.draw(bit, negated, len(trials), key)
+        updates = in_turn(inputs.one if bit else inputs.zero, trials)
+        return -updates if negated else updates
+
+    def _estimates(
+        self,
+        current: Round,
+        sent: Sequence[Exchange],
+        wires: Sequence[bytes],
+        clients: Sequence[Client],
+        keys: list[Key],
+    ) -> Tensor:
+        """[n, d] what the adversary learns of the update in one round, or of the mean update."""
+        if not self.sees_messages:
+            return torch.stack(
+                [current.decode(one, mine.child("server")) for one, mine in zip(sent, keys, strict=True)]
+            )
+        read = zip(wires, clients, strict=True)
+        return torch.stack([current.estimate(wire, one.sender, self._visible(one.shared)) for wire, one in read])
 
     def _send(
         self, current: Round, clients: Sequence[Client], keys: Sequence[Key]
@@ -185,18 +253,18 @@ class Mechanism:
         if alone and not self.defense.analog:
             together = current.exchange(clients, keys[0])  # no channel in which the trials could meet
             return [together], list(together.received), together.memories
-        others = ([] if alone else current.silent([self._sender], key) for key in keys)
+        each = zip(clients, keys, strict=True)
+        others = ([] if alone else current.silent([client.sender], key) for client, key in each)
         rounds = zip(clients, others, keys, strict=True)
         sent = [current.exchange([client, *rest], key.child("channel")) for client, rest, key in rounds]
         return sent, [one.received[0] for one in sent], [one.memories[0] for one in sent]
 
-    def _ratios(self, state: Any, wires: Sequence[bytes], keys: Sequence[Key], inputs: Inputs) -> Tensor:
-        """[n] log-likelihood ratios of one round."""
-        n = len(wires)
-        links = Links(self.setting, [self._sender] * n, keys if "shared" in SEES[self.threat] else None)
-        likelihood = self.defense.likelihood(state, wires, links)
-        zero, one = (update.expand(n, -1).clone() for update in inputs.hypotheses)
-        return log_ratios(likelihood, zero, one)
+    def _ratios(self, state: Any, wires: Sequence[bytes], links: Links, inputs: Inputs, sign: float) -> Tensor:
+        """[n] log-likelihood ratios of one round, in which inputs have this sign."""
+        links = links if "shared" in SEES[self.threat] else links._replace(shared=None)
+        trials = torch.arange(len(wires))
+        zero, one = (sign * in_turn(update, trials) for update in inputs.hypotheses)
+        return log_ratios(self.defense.likelihood(state, wires, links), zero, one)
 
 
 def log_ratios(likelihood: Likelihood, zero: Tensor, one: Tensor) -> Tensor:
@@ -216,25 +284,33 @@ def pairs(defense: Defense[Any, Any], setting: Setting, unit: Unit, relation: Re
     | record | one record, whose gradient is reversed, in local training as the defense requires it |
 
     A pair goes from one end of the range to the other, and one pair from zero to one end. With add-remove, all pairs
-    go from zero to one end.
+    go from zero to one end. If there are several rounds, one pair changes its sign after half of
+    them.
     """
     if unit is Unit.RECORD:
         # a replaced record is also tried against one without a gradient, because then the norm moves
-        return [_records(defense, setting, each) for each in dict.fromkeys((relation, Relation.ADD_REMOVE))]
+        found = [_records(defense, setting, each) for each in dict.fromkeys((relation, Relation.ADD_REMOVE))]
+        return found + _reversing(setting, found[0])
     if unit in (Unit.COORDINATE, Unit.SUBVECTOR):
-        return _part_pairs(defense.parts(setting), setting.dim)
+        return part_pairs(defense.parts(setting), setting.dim)
     d = setting.dim
     first = torch.zeros(d)
-    first[0] = _FAR
-    signs = torch.where(rng.uniform(key.child("signs"), (d,)) < 0.5, -_FAR, _FAR)
-    ends = {"first coordinate": first, "all coordinates": torch.full((d,), _FAR), "all, signs at random": signs}
+    first[0] = FAR
+    signs = torch.where(rng.uniform(key.child("signs"), (d,)) < 0.5, -FAR, FAR)
+    ends = {"first coordinate": first, "all coordinates": torch.full((d,), FAR), "all, signs at random": signs}
     from_nothing = [Inputs(f"{name}, from nothing", torch.zeros(d), end) for name, end in ends.items()]
     if relation is Relation.ADD_REMOVE:
-        return from_nothing
-    return [*(Inputs(name, -end, end) for name, end in ends.items()), from_nothing[1]]
+        return from_nothing + _reversing(setting, from_nothing[1])
+    from_end_to_end = [Inputs(name, -end, end) for name, end in ends.items()]
+    return [*from_end_to_end, from_nothing[1], *_reversing(setting, from_end_to_end[1])]
 
 
-def _part_pairs(parts: Parts, d: int) -> list[Inputs]:
+def _reversing(setting: Setting, inputs: Inputs) -> list[Inputs]:
+    """The same pair with the other sign in the second half of several rounds: noise that is used twice then cancels."""
+    return [inputs._replace(name=f"{inputs.name}, reversing", reverses=True)] if setting.rounds > 1 else []
+
+
+def part_pairs(parts: Parts, d: int) -> list[Inputs]:
     """Pairs that move the first sub-vector from end to end, at one norm if the update sets its own scale."""
     # at one norm, the second sub-vector moves the other way, which keeps norm and mean; others of alternating sign set
     # the norm so that the ends are those of [-1, 1], if there are 18 sub-vectors or more
@@ -246,7 +322,7 @@ def _part_pairs(parts: Parts, d: int) -> list[Inputs]:
         name = f"one sub-vector, at {degrees:g} degrees" if n > 1 else "one coordinate"
         one = torch.zeros(d)
         if not parts.self_scaled or k < 2:
-            one[parts.places[0]] = _FAR * end
+            one[parts.places[0]] = FAR * end
             found.append(Inputs(name, -one, one))
             if not found[1:]:
                 found.append(Inputs(f"{name}, from nothing", torch.zeros(d), one))
@@ -268,15 +344,15 @@ def _records(defense: Defense[Any, Any], setting: Setting, relation: Relation) -
     plan = study.under(defense.local, defense.step_noise(setting))
     start = torch.zeros(setting.dim)
 
-    def data(bit: int) -> Examples:
+    def data(bit: int, *, negated: bool = False) -> Examples:
         x, y = torch.zeros(setting.samples, setting.dim), torch.zeros(setting.samples)
         if bit or relation is not Relation.ADD_REMOVE:
-            x[0, 0], y[0] = CANARY[0], CANARY[1] if bit else -CANARY[1]
+            x[0, 0], y[0] = CANARY[0], CANARY[1] if bool(bit) is not negated else -CANARY[1]
         return Examples(x, y)
 
-    def draw(bit: int, trials: int, key: Key) -> Tensor:
-        work = [Work(data(bit), key.child(trial)) for trial in range(trials)]
-        return train_clients(task, start, work, plan, choose_engine(task)).updates
+    def draw(bit: int, negated: bool, trials: int, key: Key) -> Tensor:
+        work = [Work(data(bit, negated=negated), key.child(trial)) for trial in range(trials)]
+        return train_clients(task, start, work, plan, "vmap").updates  # many clients of a small model
 
     still = LocalPlan(plan.gradient, plan.steps, None, 0, plan.lr, plan.momentum, plan.clip)
     zero, one = (train_clients(task, start, [Work(data(bit), Key(0))], still, "loop").updates[0] for bit in (0, 1))

@@ -9,6 +9,15 @@ import typer
 from leakgauge.harness.cli import options as cli
 
 
+def _seconds(text: str) -> float:
+    """Seconds of a text such as 30, 30s or 2m."""
+    unit = 60.0 if text.endswith("m") else 1.0
+    try:
+        return unit * float(text.removesuffix("m").removesuffix("s"))
+    except ValueError:
+        raise typer.BadParameter(f"got {text!r}, expected a time such as 30s or 2m") from None
+
+
 def claim(
     defense: cli.DefenseArgument,
     set_: cli.SetOption = None,
@@ -37,7 +46,10 @@ def audit(
         str, typer.Option(help="trials; messages (of a training); one-run (canary clients); cosine (only an estimate).")
     ] = "trials",
     rounds: Annotated[int | None, typer.Option(help="Rounds of a trial, or of the training.")] = None,
-    trials: Annotated[int | None, typer.Option(help="Trials with each of the two inputs; default: 1000.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Trials with each input; default: 1000 to 3000.")] = None,
+    budget: Annotated[
+        float | None, typer.Option(parser=_seconds, metavar="TIME", help="As many trials as fit in 30s or 2m.")
+    ] = None,
     confidence: Annotated[float | None, typer.Option(help="Confidence of the lower bound; default: 0.95.")] = None,
     threat: Annotated[
         str | None, typer.Option(help="The adversary; default: the one in the claim that sees most.")
@@ -58,6 +70,7 @@ def audit(
             rounds,
             by=by,
             trials=trials,
+            budget=budget,
             confidence=confidence,
             threat=threat,
             seed=seed,

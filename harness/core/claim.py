@@ -20,6 +20,10 @@ _LOOSE = 0.01
 """A claim is loose if it exceeds the proved epsilon by more than this, relatively: it needs less noise than it adds."""
 
 
+EVERY_ROUND = "the client takes part in every round"
+"""The assumption of a sum over rounds. The epsilon of a client that misses rounds is smaller."""
+
+
 class Unit(enum.Enum):
     """What one epsilon covers. Epsilons of different units are never merged."""
 
@@ -140,6 +144,26 @@ class Proof:
         return epsilon(self.event, delta)
 
 
+class Breach(NamedTuple):
+    """How often messages break one assumption of a claim.
+
+    Attributes:
+        broken: in how many the assumption fails.
+        of: in how many it was looked at.
+        what: what is counted, in the singular: coordinate, pair, message, round or client.
+        covered: the proof holds all the same: only the source's formula, or the tightness, needs the assumption.
+    """
+
+    broken: int
+    of: int
+    what: str
+    covered: bool = False
+
+    def plus(self, other: Breach) -> Breach:
+        """Both counts together, of the same assumption."""
+        return self._replace(broken=self.broken + other.broken, of=self.of + other.of)
+
+
 @dataclass(frozen=True)
 class Claim:
     """The claim of a defense's source, and the proofs about it.
@@ -148,7 +172,7 @@ class Claim:
         epsilon: by the formula of the source, for this horizon; infinite: nothing is promised.
         delta: of the claim (0 for a pure claim).
         against: the adversaries of the claim; empty exactly if nothing is promised.
-        assumes: the assumptions of the source.
+        assumes: the assumptions of the source; `Defense.breaches` counts those that messages can break.
         proved: the proof for the claim's unit, against the claim's adversaries.
         further: proofs for other units or adversaries that a reader may confuse with those of the claim.
     """
@@ -224,7 +248,7 @@ def claim_over(
     """
     horizon = Horizon.of(rounds)
     against = against if math.isfinite(epsilon) else frozenset()
-    assumes += ("the client takes part in every round",) if rounds > 1 else ()
+    assumes += (EVERY_ROUND,) if rounds > 1 else ()
     return Claim(epsilon, delta, proved.unit, relation, horizon, against, source, assumes, proved, further)
 
 

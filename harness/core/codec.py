@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -314,6 +316,7 @@ def _spread(words: Words, width: int, cell: int) -> Words:
     return words
 
 
+@functools.cache
 def _masks(width: int, cell: int) -> tuple[np.uint64, np.uint64]:
     """Masks of the two levels in each pair of cells: the first, and the second once it follows without a gap."""
     low = sum((2**width - 1) << (2 * cell * pair) for pair in range(32 // cell))

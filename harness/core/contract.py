@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from leakgauge.harness.core.claim import Claim, Horizon
+from leakgauge.harness.core.claim import Breach, Claim, Horizon
 from leakgauge.harness.core.law import Law, StepLaw
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
@@ -300,6 +300,19 @@ class Defense(ABC, Generic[S, M]):
     def quieter(self) -> Defense[S, M] | None:
         """This defense with as little noise as it allows, so that an audit sees the numbers under the noise."""
         return None
+
+    def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
+        """How often one round breaks the assumptions of the claim, by their texts in `Claim.assumes`.
+
+        A training adds up the counts of its rounds. Without a count: an assumption about a secret, about trust or about
+        a choice, which no message shows. `EVERY_ROUND` is counted by the training.
+
+        Args:
+            updates: one [d] a sender, as `encode` receives them; not modified.
+            links: without shared keys.
+            lr: the learning rate of the round.
+        """
+        return {}
 
     @abstractmethod
     def claim(self, history: Sequence[S], setting: Setting) -> Claim:

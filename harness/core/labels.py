@@ -96,6 +96,11 @@ def case_text(defense: str, attack: str, threat: str, target: str) -> str:
     return f"{defense} under {attack}, {threat}, {target}" if attack else defense
 
 
+def assumption(method: str) -> str:
+    """What the bound of an audit assumes about the mechanism, by its method."""
+    return "the law's family" if "Gaussian" in method else "nothing"
+
+
 def setting_key(task: TaskSpec, federation: FederationSpec) -> str:
     """One text for one task and federation; cells of different settings are never compared."""
     return canonical([dataclasses.asdict(task), dataclasses.asdict(federation)])

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,12 @@ from leakgauge.harness.core.rng import Key, integers, uniform
 from leakgauge.harness.core.stats import Numbers
 
 Integers = npt.NDArray[np.int64]
+
+SHARES = (-0.25, -0.05, 0.02, 0.035, 0.05, 0.1, 0.25, 0.5, 0.9)
+"""What the alternatives of a discrete law lack of its noise; where negative, they have more."""
+
+_FEW = (0.01, 0.1)
+"""Shares of the numbers of a message that lack noise in further alternatives."""
 
 _HEADER = 1e-6
 """Relative difference that rounding may put between a sent scale and its definition."""
@@ -44,11 +50,29 @@ class Reading(NamedTuple):
         uniforms: [k]; independent and uniform on (0, 1) if the message follows the law.
         places: [k] int; the coordinate of the update that each number carries, -1 if it carries no single one.
         bits: [k] the lowest mantissa bit of each sent float; None: the message holds no floats.
+        lowest: [k] lowest mantissa bits that need not be fair coins, but must not depend on the signs of the update.
+        ratios: [a] logarithms of the message's likelihood ratios, alternatives over law, of a discrete law: those of
+            `SHARES` first. The ratios' mean is at most 1 under the law. None: its noise is continuous.
     """
 
     uniforms: Numbers
     places: Integers
     bits: Integers | None = None
+    lowest: Integers | None = None
+    ratios: Numbers | None = None
+
+
+class Branches(NamedTuple):
+    """A message under a law that takes one of two branches at random, up to a common factor.
+
+    Attributes:
+        likelier, lesser: logarithms of its likelihoods in the two branches.
+        gain: of the law; its epsilon is the logit of the likelier branch's chance plus this.
+    """
+
+    likelier: float
+    lesser: float
+    gain: float
 
 
 class StepLaw(NamedTuple):
@@ -73,6 +97,19 @@ class Law(ABC):
     from_shared: bool = False
     """Whether its randomness comes from the shared key, and not from the private one."""
 
+    @property
+    def product(self) -> bool:
+        """Whether the numbers of a message are independent given the update.
+
+        If number i carries coordinate i, its law then depends on no other coordinate, as long as the header stays the
+        same. An audit may then count each number as a trial of its own.
+        """
+        return False
+
+    def branches(self, wire: bytes) -> Branches | None:
+        """The message under both branches of the law; None: the law has no branches."""
+        return None
+
     @abstractmethod
     def read(self, wire: bytes, own: Key) -> Reading:
         """The message as uniform numbers.
@@ -87,6 +124,9 @@ class Law(ABC):
 
 class Noise(ABC):
     """The law of noise in units of its scale."""
+
+    product: ClassVar[bool] = True
+    """Whether the numbers are independent."""
 
     @abstractmethod
     def uniforms(self, noise: Numbers) -> Numbers:
@@ -113,6 +153,8 @@ class Laplacian(Noise):
 @dataclass(frozen=True)
 class StudentPairs(Noise):
     """Pairs of neighbors, each bivariate t with `degrees` degrees of freedom and an identity scale matrix."""
+
+    product = False
 
     degrees: float
 
@@ -158,6 +200,11 @@ class Additive(Law):
     dtype: str = "<f4"
     fair: bool = True
 
+    @property
+    def product(self) -> bool:
+        """As its noise."""
+        return self.noise.product
+
     def read(self, wire: bytes, own: Key) -> Reading:
         """By the cdf of the noise."""
         body, floats = split(wire, self.header), np.dtype(self.dtype)
@@ -178,12 +225,20 @@ class Choices(Law):
         chances: [k, m] probabilities of the m outcomes of each number, or [1, m] if all have one law.
         width: bits of an outcome on the wire.
         places: [k], as in `Reading`; by default number i carries coordinate i.
+        others: [len(SHARES), ...] the probabilities if the channel lacks these shares of its noise, which an audit
+            tells from `chances`; by convention, a channel of epsilon then has epsilon / (1 - share).
     """
 
     chances: Numbers
     width: int
     places: Integers | None = None
     header: Numbers = ()  # type: ignore[assignment]  # an empty array
+    others: Numbers | None = None
+
+    @property
+    def product(self) -> bool:
+        """Outcomes are drawn one by one."""
+        return True
 
     def read(self, wire: bytes, own: Key) -> Reading:
         """By the cumulative probabilities, rare outcomes first: errors then move all numbers alike."""
@@ -201,7 +256,27 @@ class Choices(Law):
         rising = np.cumsum(np.take_along_axis(self.chances, order, 1), 1)
         upper = rising[rows, np.argsort(order, 1)[rows, found]]
         within = uniform(own, (len(rows),), dtype=torch.float64).numpy()
-        return Reading((upper - chance * within) / rising[rows, -1], places)
+        uniforms = (upper - chance * within) / rising[rows, -1]
+        if self.others is None:
+            return Reading(uniforms, places)
+        with np.errstate(divide="ignore"):
+            ratios = np.log(self.others[:, rows, found]) - np.log(chance)
+        return Reading(uniforms, places, ratios=evidence(ratios))
+
+
+def powers(chances: Numbers) -> Numbers:
+    """[len(SHARES), ..., m] the powers 1 / (1 - share) of laws [..., m]: as if noise were Laplace."""
+    found = np.asarray(chances ** (1 / (1 - np.array(SHARES))).reshape(-1, *(1,) * chances.ndim), np.float64)
+    return np.asarray(found / found.sum(-1, keepdims=True), np.float64)
+
+
+def evidence(ratios: Numbers) -> Numbers:
+    """[a] log likelihood ratios of a message of independent numbers, whose own are `ratios` [len(SHARES), k].
+
+    All numbers lack a share of their noise, or a few of them nearly all.
+    """
+    few = [np.logaddexp(np.log1p(-share), np.log(share) + ratios[-1]).sum() for share in _FEW]
+    return np.append(ratios.sum(1), few)
 
 
 def split(wire: bytes, header: Numbers) -> bytes:

@@ -110,7 +110,7 @@ class ClaimRecord:
     Attributes:
         proved: the proof for the claim's unit and adversaries, at the requested delta.
         further: proofs for other units or adversaries.
-        verdict: HOLDS, LOOSE, BROKEN, UNPROVED or NOTHING PROMISED, at the claim's own delta.
+        verdict: a `claim.Verdict`, at the claim's own delta.
         reason: for the verdict, with both numbers.
     """
 
@@ -137,8 +137,8 @@ class LawRecord:
         p: the smallest p-value, times the number of tests.
         messages, numbers: how many were tested.
         tests: the number of p-values among which the level is split.
-        detects: the smallest missing share of the noise's scale that is seen with 95 % power; None if the messages hold
-            no floats, whose noise alone has such a share.
+        detects: the smallest missing share of the noise's scale that is seen with 95 % power; of a channel of epsilon,
+            the share s that turns it into one of epsilon / (1 - s). None: no noise, or it shows too seldom.
     """
 
     rejects: tuple[str, ...]
@@ -147,6 +147,29 @@ class LawRecord:
     numbers: int
     tests: int
     detects: float | None
+
+
+@dataclass(frozen=True)
+class AssumedBound:
+    """A lower bound of epsilon at delta 0 that assumes a part of the law that the defense states.
+
+    Attributes:
+        epsilon_lower, strict: as in `AuditRecord`, for this unit.
+        assumes: what: a declared product, or the law's family.
+        proved: for this unit.
+        numbers: how many numbers of a message are counted; 1: the message as a whole.
+        trials: messages with each input, or with one if the family needs no other.
+        pair: the inputs.
+    """
+
+    epsilon_lower: float
+    strict: float
+    assumes: str
+    unit: str
+    proved: float
+    numbers: int
+    trials: int
+    pair: str
 
 
 @dataclass(frozen=True)
@@ -163,10 +186,12 @@ class AuditRecord:
         distinguisher, pair: the test that separates the two inputs, and the inputs.
         threat: the adversary.
         method: of the bound. `any_mechanism`: the bound without assumptions about the mechanism.
-        strict: the bound that decides on verdicts. ceiling: the largest `strict` that these trials could have shown.
+        strict: the bound that decides on verdicts. ceiling: the largest `strict` that these trials could have shown;
+            None for Gaussian scores, which have no largest one.
         verdict, reason: of the claim there.
         code: CONTRADICTED, CONSISTENT or INCONCLUSIVE; contradictions: why the code is not the mechanism of the proof.
         seen: one sentence on the code. law: None if the defense states no law.
+        assuming: bounds that assume a part of the law; empty without one.
     """
 
     claimed: float | None
@@ -188,18 +213,38 @@ class AuditRecord:
     method: str
     any_mechanism: float
     strict: float
-    ceiling: float
+    ceiling: float | None
     verdict: str
     reason: str
     code: str
     contradictions: tuple[str, ...]
     seen: str
     law: LawRecord | None
+    assuming: tuple[AssumedBound, ...] = ()
 
     @property
     def refutes(self) -> bool:
         """Whether the strict bound is above the claim in the same federation."""
         return self.claimed is not None and self.strict > self.claimed
+
+
+@dataclass(frozen=True)
+class BreachRecord:
+    """How often a training broke one assumption of its claims; the fields are those of `claim.Breach`.
+
+    assumption: its text in `ClaimRecord.assumes`.
+    """
+
+    assumption: str
+    broken: int
+    of: int
+    what: str
+    covered: bool
+
+    @property
+    def voids(self) -> bool:
+        """Whether the proof does not cover this training."""
+        return self.broken > 0 and not self.covered
 
 
 @dataclass(frozen=True)
@@ -215,6 +260,7 @@ class TrainingRecord:
             exact or the update is zero.
         one_round, whole_run: the claim for one round and for all rounds.
         audited: audit of the defense alone; None if the study asks for none, or a flag states why there is none.
+        breaches: of those assumptions of the claims that messages can break; none in results from before these counts.
     """
 
     spec: TrainingSpec
@@ -231,6 +277,7 @@ class TrainingRecord:
     flags: tuple[Flag, ...]
     digest: str
     audited: AuditRecord | None = None
+    breaches: tuple[BreachRecord, ...] = ()
 
     @property
     def accuracy(self) -> float | None:

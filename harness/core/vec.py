@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,12 +26,12 @@ class Layout:
         if len(self.names) != len(self.shapes):
             raise ValueError(f"expected one shape per name, got {len(self.names)} names and {len(self.shapes)} shapes")
 
-    @property
+    @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
         """Number of entries of each tensor."""
         return tuple(math.prod(shape) for shape in self.shapes)
 
-    @property
+    @functools.cached_property
     def dim(self) -> int:
         """d, the length of the flat vector."""
         return sum(self.sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec
+from leakgauge.harness.core.claim import EVERY_ROUND, Breach
 from leakgauge.harness.core.contract import Defense, Examples, Feedback, LocalRule, Message, Sender, Setting
 from leakgauge.harness.core.result import Evaluation
 from leakgauge.harness.core.rng import Key
@@ -45,6 +47,8 @@ class Training:
         truth: for the kept rounds, by sender: the samples (indices into its data) behind its message.
         message_bytes: mean bytes of a client's message, by round.
         snr_db: mean over a round's messages, by evaluated round; None if decoding was exact.
+        breaches: by assumption, how often the rounds broke it (`Defense.breaches`); by `EVERY_ROUND`, the clients that
+            missed a round.
     """
 
     setting: Setting
@@ -57,6 +61,7 @@ class Training:
     truth: dict[int, dict[int, Indices]] = field(default_factory=dict)
     message_bytes: list[float] = field(default_factory=list)
     snr_db: list[float | None] = field(default_factory=list)
+    breaches: dict[str, Breach] = field(default_factory=dict)
 
 
 def make_setting(task: ModelTask, spec: FederationSpec, clients: Mapping[int, Examples], rule: LocalRule) -> Setting:
@@ -149,6 +154,8 @@ def train(
     if before is None:
         run.evaluate(params, len(training.feedback))
     training.final = params
+    missed = sum(run.turns[number] < len(training.feedback) for number in placed)
+    training.breaches[EVERY_ROUND] = Breach(missed, len(placed), "client", covered=True)
     return training
 
 
@@ -192,6 +199,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.setting = self.training.setting
+        self.turns: Counter[int] = Counter()
         self.memories = {number: self.defense.remember(self.setting) for number in self.clients}
 
     def evaluate(self, params: Vector, number: int) -> float:
@@ -226,12 +234,20 @@ class _Run:
         exchange = here.exchange(clients, key.child("channel"))
         self.memories.update(zip(numbers, exchange.memories, strict=True))
         mean = here.decode(exchange, key.child("server"))
+        self.turns.update(numbers)
+        self._count(updates, exchange, lr)
         self.training.message_bytes.append(sum(map(len, exchange.sent)) / len(numbers))
         if with_snr:
             self.training.snr_db.append(self._snr_db(here, updates, exchange))
         if number in self.keep.messages:
             self._keep(number, exchange, batches)
         return params - lr * mean if self.setting.sends == "gradient" else params + mean
+
+    def _count(self, updates: Tensor, exchange: Exchange, lr: float) -> None:
+        """Add a round's breaches of the defense's assumptions."""
+        total = self.training.breaches
+        found = self.defense.breaches(list(updates), exchange.links._replace(shared=None), lr)
+        total |= {text: breach.plus(total[text]) if text in total else breach for text, breach in found.items()}
 
     def _keep(self, number: int, exchange: Exchange, batches: Sequence[Sequence[Indices]]) -> None:
         """Record a round's messages, and the samples behind each."""

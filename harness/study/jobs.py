@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +16,16 @@ from leakgauge.harness.audit.claims import record_claim
 from leakgauge.harness.audit.standalone import audit_for_study
 from leakgauge.harness.core.cell import Cell, TaskSpec, TrainingSpec, canonical, fingerprint
 from leakgauge.harness.core.contract import Defense, Examples, Labels, Membership, Reconstruction, Setting
-from leakgauge.harness.core.result import AuditRecord, ClaimRecord, Estimate, Execution, Result, TrainingRecord, to_data
+from leakgauge.harness.core.result import (
+    AuditRecord,
+    BreachRecord,
+    ClaimRecord,
+    Estimate,
+    Execution,
+    Result,
+    TrainingRecord,
+    to_data,
+)
 from leakgauge.harness.core.rng import Key, subset
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.data import DataSet
@@ -106,6 +114,7 @@ def run_training(spec: TrainingSpec, keep: Keep, store: Store, root: Path, devic
         flags=(),
         digest=arrays_digest({"final": training.final.numpy()}),
         audited=audited,
+        breaches=_breaches(training, one_round, whole_run),
     )
     record = dataclasses.replace(record, flags=training_flags(record, len(ready.data.classes), unaudited))
     store.write_training(record, to_arrays(training, keep), time.perf_counter() - start)
@@ -203,10 +212,17 @@ def _score(found: Reconstruction | Labels | Membership, truth: Truth) -> tuple[t
 
 def _claims(ready: Prepared, training: Training) -> tuple[ClaimRecord, ClaimRecord]:
     """The defense's claims for the first round and for all rounds."""
-    first = ready.defense.init(ready.setting)
-    states = list(itertools.accumulate(training.feedback[:-1], ready.defense.advance, initial=first))
+    states = [ready.defense.init(ready.setting)]
+    for feedback in training.feedback[:-1]:
+        states.append(ready.defense.advance(states[-1], feedback))
     one_round, whole_run = (ready.defense.claim(history, ready.setting) for history in (states[:1], states))
     return record_claim(one_round), record_claim(whole_run)
+
+
+def _breaches(training: Training, *claims: ClaimRecord) -> tuple[BreachRecord, ...]:
+    """The counts of the assumptions that these claims make, in their order."""
+    texts, found = dict.fromkeys(text for claim in claims for text in claim.assumes), training.breaches
+    return tuple(BreachRecord(text, *found[text]) for text in texts if text in found)
 
 
 def _audit(ready: Prepared, spec: TrainingSpec) -> tuple[AuditRecord | None, str]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from leakgauge.harness.core.claim import Breach
 from leakgauge.harness.core.contract import Feedback, Message, Sender, Setting
 from leakgauge.harness.core.result import TrainingRecord
 from leakgauge.harness.core.rng import Key
@@ -59,6 +60,7 @@ def from_arrays(arrays: Arrays, setting: Setting, record: TrainingRecord, key: K
         feedback=[Feedback(number, *pair) for number, pair in enumerate(itertools.pairwise(losses))],
         message_bytes=list(record.message_bytes),
         snr_db=list(record.snr_db),
+        breaches={one.assumption: Breach(one.broken, one.of, one.what, one.covered) for one in record.breaches},
     )
     for name, array in arrays.items():
         kind, _, rest = name.partition(" ")

@@ -106,11 +106,8 @@ def resolve(table: Table, source: str = "study") -> Study:
     Raises:
         StudyError: the study is invalid; all problems are reported together.
     """
-    try:
-        file = _File.model_validate(table)
-    except ValidationError as error:
-        raise StudyError(source, [_line(*_explain_key(item)) for item in error.errors()]) from error
     problems: list[str] = []
+    file = _file(table, problems)
     tasks = list(_all("tasks", file.tasks, partial(registry.construct, TaskSpec), problems))
     federations = list(_all("federations", file.federations, partial(registry.construct, FederationSpec), problems))
     defenses = list(_all("defenses", file.defenses, _defense, problems))
@@ -133,6 +130,18 @@ def resolve(table: Table, source: str = "study") -> Study:
     ]
     unique = {cell.id: cell for cell in cells}
     return Study(file.name, file.title, tuple(unique.values()))
+
+
+def _file(table: Table, problems: list[str]) -> _File:
+    """The outermost keys; wrong ones are left out and added to the problems, so that the inner tables are read too."""
+    try:
+        return _File.model_validate(table)
+    except ValidationError as error:
+        problems += [_line(*_explain_key(item)) for item in error.errors()]
+        wrong = {item["loc"][0] for item in error.errors()}
+    known = {key: value for key, value in table.items() if key in _File.model_fields and key not in wrong}
+    missing: dict[str, Any] = {"name": "", "tasks": [], "federations": [], "defenses": [], "attacks": []}
+    return _File.model_construct(**missing | known)
 
 
 def _explain_key(item: Any) -> tuple[str, str]:

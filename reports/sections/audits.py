@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from leakgauge.harness.core.labels import counted
-from leakgauge.harness.core.result import AuditRecord, ClaimRecord, TrainingRecord
+from leakgauge.harness.core.labels import assumption, counted
+from leakgauge.harness.core.result import AssumedBound, AuditRecord, ClaimRecord, TrainingRecord
 from leakgauge.reports.text.notation import NO_PROMISE, bound, epsilon, number, over_seeds, per, percent, short
 
 
@@ -80,8 +80,8 @@ def _described(audits: Sequence[AuditRecord]) -> list[str]:
     span = f"a {first.horizon} of {counted(first.rounds, 'round')}" if first.rounds > 1 else first.horizon
     where = f"{counted(first.clients, 'client')} with {counted(first.samples, 'record')} each, d = {first.dim}"
     pairs = dict.fromkeys(f"{one.pair} (distinguisher: {one.distinguisher})" for one in audits)
-    method = first.method
-    if method != "Clopper-Pearson":
+    method = f"{first.method}, assuming {assumption(first.method)}"
+    if first.method != "Clopper-Pearson":
         least = over_seeds([one.any_mechanism for one in audits])
         method += f"; without assumptions about the mechanism ≥ {least}"
     claimed = "nothing" if first.claimed is None else short(first.claimed)
@@ -90,10 +90,25 @@ def _described(audits: Sequence[AuditRecord]) -> list[str]:
         f"{number(first.proved)}, {per(first.unit, first.delta)}. Neighbors: {first.relation}, {' / '.join(pairs)}. "
         f"Bound: {method}."
     ]
-    found[0] += f" These trials refute no epsilon above {over_seeds([one.ceiling for one in audits])}."
+    ceilings = [one.ceiling for one in audits if one.ceiling is not None]
+    if ceilings:
+        found[0] += f" These trials refute no epsilon above {over_seeds(ceilings)}."
+    found += _assuming(audits)
     seen = Counter(f"{one.code}: {one.seen}." for one in audits)
     shares = (f" In {n} of {len(audits)} audits." if n < len(audits) else "" for n in seen.values())
     return found + [f"Code {text}{share}" for text, share in zip(seen, shares, strict=True)]
+
+
+def _assuming(audits: Sequence[AuditRecord]) -> list[str]:
+    """Bounds that assume a part of the law, over the seeds, by unit."""
+    alike: dict[tuple[str, str], list[AssumedBound]] = {}
+    for one in (found for audit in audits for found in audit.assuming):
+        alike.setdefault((one.assumes, one.unit), []).append(one)
+    return [
+        f"Assuming {assumes}, per {unit}: ≥ {over_seeds([one.epsilon_lower for one in found])}; proved "
+        f"{short(found[0].proved)}. {counted(found[0].trials, 'message')} with each input."
+        for (assumes, unit), found in alike.items()
+    ]
 
 
 def _elsewhere(audit: AuditRecord, claims: Sequence[ClaimRecord]) -> str:

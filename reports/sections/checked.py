@@ -47,6 +47,9 @@ CODES = {
 }
 """By verdict on the code, the worst first."""
 
+UNKEPT = Badge("warn", "!", "assumption broken")
+"""On a claim whose proof does not cover the run."""
+
 _COUNTED = {
     "HOLDS": ("holds", "hold"),
     "LOOSE": ("is loose", "are loose"),
@@ -125,6 +128,19 @@ def codes(trainings: Sequence[TrainingRecord]) -> tuple[State, ...]:
     return tuple(State(badge, "" if count == len(trainings) else f"in {count} of {total}") for badge, count in states)
 
 
+def unkept(claims: Sequence[ClaimRecord], trainings: Sequence[TrainingRecord]) -> tuple[State, ...]:
+    """A mark if the run of a claim, one a training, broke an assumption that the proof needs; empty if none did."""
+    found, total = sum(map(is_unkept, claims, trainings)), len(trainings)
+    where = "" if found == total else f"in {found} of {counted(total, 'seed')}"
+    return (State(UNKEPT, where),) if found else ()
+
+
+def is_unkept(claim: ClaimRecord, training: TrainingRecord) -> bool:
+    """Whether a training broke an assumption of this claim of it; a claim that promises nothing has none to break."""
+    broken = {one.assumption for one in training.breaches if one.voids}
+    return claim.epsilon is not None and not broken.isdisjoint(claim.assumes)
+
+
 def why(claim: ClaimRecord) -> str:
     """The reason for a verdict, next to the claimed and the proved number."""
     if claim.proved.delta != claim.delta:
@@ -166,7 +182,14 @@ def overview(analysis: Analysis) -> str:
         return "No defense in this report promises a finite epsilon." if empty else ""
     parts = [f"{found[name]} {words[found[name] != 1]}" for name, words in _COUNTED.items() if found[name]]
     rest = f"; {counted(empty, 'more defense')} {'promises' if empty == 1 else 'promise'} nothing" if empty else ""
-    return f"Of {counted(total, 'claim')}, {listing(parts)}{rest}."
+    return f"Of {counted(total, 'claim')}, {listing(parts)}{rest}.{_uncovered(analysis)}"
+
+
+def _uncovered(analysis: Analysis) -> str:
+    """How many claims have a proof that does not cover the run, as a sentence; empty if none has."""
+    pairs = [[(c, t) for t in analysis.trainings_of(*pair) for c in checked(t)] for pair in analysis.pairs]
+    count = sum(any(is_unkept(*one) for one in pair) for pair in pairs)
+    return f" This run broke an assumption of {counted(count, 'claim')}." if count else ""
 
 
 def broken(analysis: Analysis) -> Broken | None:

@@ -18,14 +18,15 @@ from leakgauge.reports.sections.checked import (
     overview,
     severity,
     states,
+    unkept,
     verdict_of,
     why,
 )
 from leakgauge.reports.select import Analysis
-from leakgauge.reports.text.notation import adversaries, bound, epsilon, listing, per
+from leakgauge.reports.text.notation import adversaries, bound, epsilon, grouped, listing, per, short
 
 _UNSEEN = {"good": "info"}
-"""The tone of a verdict if its code is not CONSISTENT."""
+"""The tone of a verdict if its code is not CONSISTENT, or the run broke an assumption."""
 
 
 class Amount(NamedTuple):
@@ -38,7 +39,7 @@ class Amount(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One horizon of one defense, or both if they agree in everything."""
+    """One horizon of one defense, or both if they agree in everything; `unkept` marks a broken assumption."""
 
     horizon: str
     claimed: Amount
@@ -47,6 +48,7 @@ class Line(NamedTuple):
     reason: str
     codes: tuple[State, ...] = ()
     audited: Measured | None = None
+    unkept: tuple[State, ...] = ()
 
 
 class Further(NamedTuple):
@@ -62,7 +64,9 @@ class ClaimRow(NamedTuple):
 
     Attributes:
         basis: source, neighbors and adversaries of the claim.
+        assumes: each with its count in the run, if messages can break it.
         audits: how each audit was made.
+        broken: how many assumptions the run broke that a proof needs.
     """
 
     defense: Label
@@ -72,6 +76,7 @@ class ClaimRow(NamedTuple):
     basis: str
     assumes: tuple[str, ...]
     audits: tuple[str, ...]
+    broken: int
 
 
 class Claims(NamedTuple):
@@ -132,17 +137,19 @@ def _digits(claims: Sequence[ClaimRecord]) -> int:
     return 7 if close and any(is_broken(claim) or verdict_of(claim) == "UNPROVED" for claim in claims) else 4
 
 
-def _line(claims: Sequence[ClaimRecord], code: tuple[State, ...]) -> Line:
+def _line(claims: Sequence[ClaimRecord], trainings: Sequence[TrainingRecord]) -> Line:
     """One horizon, with the reason for the worst verdict."""
+    code, mark = codes(trainings), unkept(claims, trainings)
     first, *others = dict.fromkeys(why(claim) for claim in sorted(claims, key=severity, reverse=True))
     more = f" ({counted(len(others), 'other reason')} in other seeds)" if others else ""
     digits = _digits(claims)
     verdicts = states(claims)
-    if any(state.badge.tone != "good" for state in code):
-        # a claim is green only if the code behind it was seen to be the mechanism of the proof
+    if mark or any(state.badge.tone != "good" for state in code):
+        # a claim is green only if the code behind it was seen to be the mechanism of the proof, which covers the run
         tones = [_UNSEEN.get(state.badge.tone, state.badge.tone) for state in verdicts]
         verdicts = tuple(s._replace(badge=s.badge._replace(tone=t)) for s, t in zip(verdicts, tones, strict=True))
-    return Line(claims[0].horizon, _claimed(claims, digits), _proved(claims, digits), verdicts, first + more, code)
+    amounts = _claimed(claims, digits), _proved(claims, digits)
+    return Line(claims[0].horizon, *amounts, verdicts, first + more, code, unkept=mark)
 
 
 def _further(claims: Sequence[ClaimRecord]) -> tuple[Further, ...]:
@@ -168,7 +175,7 @@ def _lines(trainings: Sequence[TrainingRecord]) -> tuple[Line, ...]:
     """One round and the whole run; a single line if they agree in everything, as in a run of one round."""
     if not trainings:
         return ()
-    one, whole = (_line(claims, codes(trainings)) for claims in zip(*map(checked, trainings), strict=True))
+    one, whole = (_line(claims, trainings) for claims in zip(*map(checked, trainings), strict=True))
     one_audit = measured(of_horizon(trainings, one.horizon), [t.one_round for t in trainings])
     whole_audit = measured(of_horizon(trainings, whole.horizon), [t.whole_run for t in trainings])
     if one._replace(horizon="") != whole._replace(horizon=""):
@@ -196,22 +203,39 @@ def _basis(claims: Sequence[ClaimRecord]) -> str:
     return " ".join(f"{name} {text}." for name, text in parts.items() if text)
 
 
+def _with_count(assumption: str, trainings: Sequence[TrainingRecord]) -> str:
+    """An assumption, and how often the runs of all seeds broke it, if it was counted."""
+    found = [one for training in trainings for one in training.breaches if one.assumption == assumption]
+    if not found:
+        return assumption
+    broken, of, what = sum(one.broken for one in found), sum(one.of for one in found), found[0].what
+    runs = "this run" if len(found) == 1 else f"these {len(found)} runs"
+    if not broken:
+        return f"{assumption}: kept by {f'all {counted(of, what)}' if of > 1 else f'the only {what}'} of {runs}"
+    share = f"{grouped(broken)} of {counted(of, what)} of {runs} ({short(100 * broken / of, 3)} %)"
+    rest = "" if any(one.voids for one in found) else "; the proof holds all the same"
+    return f"{assumption}: broken by {share}{rest}"
+
+
 def claims(analysis: Analysis) -> Claims:
     """One row per defense and setting, in the study's order."""
     rows, units = [], []
     for setting, defense in analysis.pairs:
         trainings = analysis.trainings_of(setting, defense)
         both = [t.one_round for t in trainings] + [t.whole_run for t in trainings]
+        texts, lines = dict.fromkeys(text for claim in both for text in claim.assumes).keys(), _lines(trainings)
+        broken = {one.assumption for t in trainings for one in t.breaches if one.voids}
         units += [claim.unit for claim in both if claim.epsilon is not None]
         rows.append(
             ClaimRow(
                 defense=analysis.defenses[defense],
                 setting=analysis.settings[setting],
-                lines=_lines(trainings),
+                lines=lines,
                 further=_further(both),
                 basis=_basis(both),
-                assumes=tuple(dict.fromkeys(text for claim in both for text in claim.assumes)),
+                assumes=tuple(_with_count(text, trainings) for text in texts),
                 audits=details(trainings),
+                broken=len(texts & broken) if any(line.unkept for line in lines) else 0,
             )
         )
     audited = any(row.audits for row in rows)

@@ -32,6 +32,11 @@ def visible(text: _Text) -> _Text:
     return type(text)(_UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)) if _UNSEEN.search(text) else text
 
 
+def grouped(count: int) -> str:
+    """A whole number in groups of three digits."""
+    return f"{count:,}".replace(",", _GROUP)
+
+
 def _sign(text: str) -> str:
     """The text with a real minus sign, and without a minus zero."""
     if text.startswith("-") and not text.strip("-0."):

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from leakgauge.harness.core.labels import counted, where
 from leakgauge.harness.core.result import Run, TrainingRecord
-from leakgauge.reports.sections.checked import BADGES, brief, checked, codes
+from leakgauge.reports.sections.checked import BADGES, UNKEPT, brief, checked, codes, is_unkept
 from leakgauge.reports.sections.leakage import entry_of
 from leakgauge.reports.select import Analysis, Group, final_accuracy
 from leakgauge.reports.text.notation import fixed, percent, short
@@ -37,7 +37,9 @@ def _claim(trainings: Sequence[TrainingRecord]) -> Text:
         text += f"\naudited ≥ {short(most.epsilon_lower)}, n = {most.trials}"
     code = codes(trainings)
     text += "".join(f"\n{state.badge.words} {state.seeds}".rstrip() for state in code if audits)
-    seen = all(state.badge.tone == "good" for state in code)
+    marked = any(is_unkept(claim, one) for pair, one in zip(claims, trainings, strict=True) for claim in pair)
+    text += f"\n{UNKEPT.words}" if marked else ""
+    seen = not marked and all(state.badge.tone == "good" for state in code)
     tone = BADGES[worst].tone if worst else "none"
     return Text(text, style=_STYLES["info" if tone == "good" and not seen else tone] if worst else "")
 

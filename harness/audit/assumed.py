@@ -1,0 +1,278 @@
+"""Bounds of epsilon that assume a part of the law that a defense states, where n trials show at most ln n without it.
+
+| the law declares | what is assumed | what is counted |
+|---|---|---|
+| a product: the numbers of a message are independent | only that | an event of each number |
+| two branches, with one law in each | the law, but for the chance of the likelier branch | messages by branch |
+
+A message of k independent numbers is k trials of one coordinate, and its epsilon at delta 0 is the sum over its
+numbers. A test that rejects the law takes these bounds away; no test gives a license for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+from leakgauge.harness.audit.bounds import clopper_pearson_high
+from leakgauge.harness.audit.trials import Inputs, Mechanism, Trace, pairs
+from leakgauge.harness.core.claim import Claim, Unit
+from leakgauge.harness.core.contract import Link, Sender
+from leakgauge.harness.core.law import Branches, Integers, Law, LawError
+from leakgauge.harness.core.result import AssumedBound
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import Numbers
+from leakgauge.harness.core.threats import SEES
+from leakgauge.harness.core.vec import Vector
+
+_PILOT = 200
+"""Messages that choose the event."""
+
+_THRESHOLDS = 300
+"""Thresholds that are compared, at the quantiles of the scores with input 1."""
+
+_LEAST, _EVENTS, _FEW = 500, 100, 5
+"""Messages with each input: at least so many, enough for so many rare events if the proof is attained, and how many
+events are few."""
+
+_LOGITS = np.arange(-10.0, 60.0, 0.1)
+"""Chances of the likelier branch that are tested."""
+
+_WORK = 100
+"""Numbers that are read for each trial of the audit, to tell branches apart."""
+
+_RARE = 0.9
+"""Share of the chance of error that the pooled rare events get: there an interval costs most."""
+
+_MOST, _MOST_OF_BRANCHES = 5, 3
+"""Times the trials of the audit: no more messages are counted, of a product or of a law with two branches."""
+
+
+class _Event(NamedTuple):
+    """What is counted: numbers `which` of a message whose score, times `side`, is above a threshold."""
+
+    inputs: Inputs
+    side: int
+    threshold: float
+    which: Integers
+    expected: float
+
+    def hits(self, scores: Numbers) -> Integers:
+        """[which]: in how many of the messages [n, k] it happens."""
+        return np.asarray((self.side * scores[:, self.which] > self.threshold).sum(0), np.int64)
+
+
+def assumed_bounds(
+    mechanism: Mechanism, claim: Claim, trials: int, confidence: tuple[float, float], key: Key
+) -> tuple[AssumedBound, ...]:
+    """The bounds for one round at delta 0, as far as the claim has their units; none if the law declares nothing.
+
+    Args:
+        trials: of the audit.
+        confidence: of `AssumedBound.epsilon_lower` and of `AssumedBound.strict`.
+    """
+    sees = mechanism.sees_messages and "shared" in SEES[mechanism.threat] and not mechanism.defense.superposes
+    proved = min(_proved(claim, Unit.COORDINATE), _proved(claim, Unit.MESSAGE))
+    if claim.delta > 0 or not sees or len(mechanism.history) > 1 or proved == math.inf:
+        return ()
+    try:
+        return _of_branches(mechanism, claim, trials, confidence, key.child("branches")) or _of_numbers(
+            mechanism, claim, trials, confidence, key.child("numbers")
+        )
+    except LawError:  # the test of the law says so too
+        return ()
+
+
+def _of_branches(
+    mechanism: Mechanism, claim: Claim, trials: int, confidence: tuple[float, float], key: Key
+) -> tuple[AssumedBound, ...]:
+    """The bound of a law with two branches: the logit of the chance of the likelier one, plus the branches' known gain.
+
+    A branch is hidden, and seen through its likelihoods: a and b of a message. A chance q, and all below it, is refuted
+    if the product of (p a + (1 - p) b) / (q a + (1 - q) b), averaged over larger chances p, is at least
+    1 / (1 - confidence): its mean is at most 1, since the ratio rises with a / b.
+
+    Guarantees:
+        Above the true epsilon with probability at most 1 - confidence, if messages follow the law but for this chance.
+
+    Source: Ville 1939; averages of likelihood ratios are e-values.
+    """
+    inputs = _pairs(mechanism, claim, key)[-1]
+    trace, found = mechanism.run(inputs, 1, 1, key.child("tried"), only="wires"), list[Branches]()
+    if next(_laws(mechanism, inputs.one, trace)).branches(trace.wires[0]) is None:
+        return ()
+    numbers = len(next(_laws(mechanism, inputs.one, trace)).read(trace.wires[0], key.child("own")).uniforms)
+    counted = math.ceil(trials * min(_MOST_OF_BRANCHES, max(0.5, _WORK / numbers)))
+    trace = mechanism.run(inputs, 1, counted, key.child("counted"), only="wires")
+    for law, wire in zip(_laws(mechanism, inputs.one, trace), trace.wires, strict=True):
+        read = law.branches(wire)
+        assert read is not None  # the first message had branches
+        found.append(read)
+    likelier, lesser, gains = np.array(found).T
+    chances = special.log_expit(_LOGITS)[:, None] + likelier, special.log_expit(-_LOGITS)[:, None] + lesser
+    evidence = np.logaddexp(*chances).sum(1)
+    # entry j: the mean over all chances above chance j
+    above = np.logaddexp.accumulate(evidence[::-1])[::-1][1:] - math.log(len(_LOGITS))
+    least = [_refuted(above - evidence[:-1], level) + float(gains[0]) for level in confidence]
+    proved = _proved(claim, Unit.MESSAGE)
+    return (
+        AssumedBound(
+            epsilon_lower=max(0.0, least[0]),
+            strict=max(0.0, least[1]),
+            assumes="the law's family",
+            unit=Unit.MESSAGE.value,
+            proved=proved,
+            numbers=1,
+            trials=counted,
+            pair=inputs.name,
+        ),
+    )
+
+
+def _refuted(log_evidence: Numbers, confidence: float) -> float:
+    """The largest of `_LOGITS` that is refuted with all below it; -inf if none is."""
+    kept = np.flatnonzero(log_evidence < -math.log1p(-confidence))
+    first = int(kept[0]) if len(kept) else len(log_evidence)
+    return float(_LOGITS[first - 1]) if first else -math.inf
+
+
+def _pairs(mechanism: Mechanism, claim: Claim, key: Key) -> list[Inputs]:
+    """The neighbors of whole messages that stay the same in all trials."""
+    found = pairs(mechanism.defense, mechanism.setting, Unit.MESSAGE, claim.relation, key.child("pairs"))
+    return [inputs for inputs in found if inputs.zero.dim() == 1]
+
+
+def _laws(mechanism: Mechanism, update: Vector, trace: Trace) -> Iterator[Law]:
+    """The law of each message of a trace, as if its update were `update`."""
+    defense, setting = mechanism.defense, mechanism.setting
+    memory, sender = defense.remember(setting), Sender(0, setting.samples)
+    for shared in trace.shared:
+        law = defense.law(mechanism.history[0], memory, update, Link(setting, sender, shared))
+        assert law is not None  # the test of the law had one
+        yield law
+
+
+def _of_numbers(
+    mechanism: Mechanism, claim: Claim, trials: int, confidence: tuple[float, float], key: Key
+) -> tuple[AssumedBound, ...]:
+    """The bounds of a product for one coordinate and for the message.
+
+    A number is scored by its uniform under the law of input 0: an event that is rare with input 0. The event of the
+    message is that of all its numbers. With p_i and q_i the chances of the event with inputs 1 and 0,
+
+        epsilon of a coordinate >= ln(mean p_i / mean q_i),  epsilon of a message >= sum ln p_i - k ln(mean q_i),
+
+    because the mean is above the geometric mean. Each p_i has its own interval; the q_i are pooled, since they are
+    rare. No homogeneity is assumed: a count of unequal chances is spread at most as widely as a binomial (Hoeffding
+    1956, Thm 4).
+
+    Guarantees:
+        Above the true epsilon with probability at most 1 - confidence, if numbers are independent given the update.
+    """
+    event = _choose(mechanism, claim, trials, key.child("pilot"))
+    if event is None:
+        return ()
+    counted = _needed(claim, len(event.which), trials)
+    zeros, ones = (_scores(mechanism, event.inputs, bit, counted, key.child("counted", bit)) for bit in (0, 1))
+    assert zeros is not None
+    assert ones is not None
+    tp, fp = event.hits(ones.logits), event.hits(zeros.logits)
+    return tuple(
+        AssumedBound(
+            epsilon_lower=_bound(tp, fp, counted, unit, confidence[0]),
+            strict=_bound(tp, fp, counted, unit, confidence[1]),
+            assumes="a declared product",
+            unit=unit.value,
+            proved=_proved(claim, unit),
+            numbers=len(tp),
+            trials=counted,
+            pair=event.inputs.name,
+        )
+        for unit in (Unit.COORDINATE, Unit.MESSAGE)
+        if _proved(claim, unit) < math.inf and (unit is Unit.MESSAGE or ones.by_coordinate)
+    )
+
+
+class _Scores(NamedTuple):
+    """[n, k] logits of the uniforms under the law of input 0, and whether each number carries its own coordinate."""
+
+    logits: Numbers
+    by_coordinate: bool
+
+
+def _scores(mechanism: Mechanism, inputs: Inputs, bit: int, trials: int, key: Key) -> _Scores | None:
+    """The messages with an input, scored by the law of input 0; None unless the law declares a product."""
+    trace = mechanism.run(inputs, bit, trials, key, only="wires")
+    rows, places = [], np.zeros(0, np.int64)
+    for number, (law, wire) in enumerate(zip(_laws(mechanism, inputs.zero, trace), trace.wires, strict=True)):
+        if not law.product or law.from_shared:
+            return None
+        reading = law.read(wire, key.child("own", number))
+        rows.append(reading.uniforms)
+        places = np.asarray(reading.places, np.int64)
+    if not len(places):
+        return None
+    own = bool((places >= 0).all()) and len(np.unique(places)) == len(places)
+    with np.errstate(divide="ignore"):
+        return _Scores(np.asarray(special.logit(np.clip(rows, 0.0, 1.0)), np.float64), own)
+
+
+def _choose(mechanism: Mechanism, claim: Claim, trials: int, key: Key) -> _Event | None:
+    """The pair, the side, the threshold and the numbers that promise the largest bound of the message."""
+    best: _Event | None = None
+    for number, inputs in enumerate(_pairs(mechanism, claim, key)):
+        found = _scores(mechanism, inputs, 1, _PILOT, key.child(number))
+        if found is None:
+            return None
+        for side in (1, -1):
+            event = _event(inputs, side, side * found.logits, _needed(claim, found.logits.shape[1], trials))
+            if best is None or event.expected > best.expected:
+                best = event
+    return best if best is not None and len(best.which) else None
+
+
+def _event(inputs: Inputs, side: int, scores: Numbers, counted: int) -> _Event:
+    """The best threshold of the scores [n, k] with input 1; the chances with input 0 are those of the law."""
+    n, k = scores.shape
+    candidates = np.unique(np.quantile(scores, np.linspace(0, 1, _THRESHOLDS, endpoint=False), method="lower"))
+    above = n - np.stack([np.searchsorted(np.sort(column), candidates, side="right") for column in scores.T])
+    # [k, thresholds]: what a number adds; an event that is never counted has at least this chance
+    q = special.expit(-candidates) + 4 / (counted * k)
+    with np.errstate(divide="ignore"):
+        gains = np.maximum(np.log(np.maximum(above / n - 1 / math.sqrt(n), 0.0)) - np.log(q), 0.0)
+    at = int(np.argmax(gains.sum(0)))
+    return _Event(inputs, side, float(candidates[at]), np.flatnonzero(gains[:, at]), float(gains[:, at].sum()))
+
+
+def _bound(tp: Integers, fp: Integers, trials: int, unit: Unit, confidence: float) -> float:
+    """The bound of `_of_numbers` from the counts [k] of the event with input 1 and with input 0."""
+    k, error = len(tp), 1 - confidence
+    q = clopper_pearson_high(fp.sum(keepdims=True), trials * k, 1 - 2 * _RARE * error)
+    side = 2 * (1 - _RARE) * error
+    with np.errstate(divide="ignore"):
+        if unit is Unit.COORDINATE:
+            p = 1 - clopper_pearson_high(trials * k - tp.sum(keepdims=True), trials * k, 1 - side)
+            return max(0.0, float(np.log(p / q)[0]))
+        p = 1 - clopper_pearson_high(trials - tp, trials, 1 - side / k)
+        return max(0.0, float((np.log(p) - np.log(q)).sum()))
+
+
+def _needed(claim: Claim, numbers: int, trials: int) -> int:
+    """Messages with each input that hold `_EVENTS` rare events, if the proof is attained; at most `_MOST` x trials.
+
+    Twice as many at most, if those would hold a few events: then each further one still shows.
+    """
+    each = min(_proved(claim, Unit.COORDINATE), _proved(claim, Unit.MESSAGE) / numbers, 50.0)
+    most = _MOST * trials
+    if 1 <= most * numbers * math.exp(-each) < _FEW:
+        most *= 2
+    return math.ceil(min(most, max(_LEAST, _EVENTS * math.exp(each) / numbers)))
+
+
+def _proved(claim: Claim, unit: Unit) -> float:
+    """The smallest epsilon at delta 0 that is proved for a unit; infinite if none is."""
+    return min((one.epsilon(0.0) for one in (claim.proved, *claim.further) if one.unit is unit), default=math.inf)

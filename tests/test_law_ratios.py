@@ -1,0 +1,165 @@
+"""Likelihood ratios of discrete laws, and what the battery makes of them."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from leakgauge.defenses._common.reference import Scaled
+from leakgauge.defenses._jopeq.lattice import Lattice
+from leakgauge.defenses._jopeq.law import leveled
+from leakgauge.defenses._privquant import Matched, PrivQuant
+from leakgauge.harness.audit.battery import Sample, detectable_by_ratios, p_values, ratio_values
+from leakgauge.harness.audit.law_test import check_law
+from leakgauge.harness.core.codec import pack_levels
+from leakgauge.harness.core.errors import MessageError
+from leakgauge.harness.core.law import SHARES, Choices, Laplacian, powers
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.federation import registry
+from tests.audit_case import setting_of
+from tests.faults.library import lying, of_epsilon
+
+
+def messages(count, outcomes, width):
+    """The bytes of every vector of outcomes."""
+    return [pack_levels(np.array(one), width) for one in itertools.product(range(outcomes), repeat=count)]
+
+
+def assert_means_are_one(stated, wires, chances):
+    """Under the law, the mean of each likelihood ratio is 1."""
+    ratios = np.array([stated.read(wire, Key(0)).ratios for wire in wires])
+    assert chances.sum() == pytest.approx(1, rel=1e-9)
+    assert chances @ np.exp(ratios) == pytest.approx(np.ones(ratios.shape[1]), rel=1e-9)
+
+
+def test_ratios_of_choices_have_a_mean_of_one():
+    chances = np.array([[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]])
+    wires = messages(2, 3, 2)
+    found = np.array([chances[0, i] * chances[1, j] for i, j in itertools.product(range(3), repeat=2)])
+    possible = [wire for wire, chance in zip(wires, found, strict=True) if chance]
+    assert_means_are_one(Choices(chances, 2, others=powers(chances)), possible, found[found > 0])
+
+
+def test_powers_multiply_epsilon():
+    channel = np.array([[0.8, 0.2], [0.2, 0.8]])
+    for share, power in zip(SHARES, powers(channel), strict=True):
+        assert np.log(power[0, 0] / power[1, 0]) == pytest.approx(np.log(4) / (1 - share), rel=1e-12)
+
+
+@pytest.mark.parametrize(("levels", "tau"), [(2, 2), (3, 1), (3, 3)])
+def test_ratios_of_matches_have_a_mean_of_one(levels, tau):
+    pq, place, width = PrivQuant(3, levels, tau, 2.5), np.array([0.3, levels - 1.0, 0.5]), (levels - 1).bit_length()
+    stated = Matched(place, levels, tau, 2.5, pq.epsilon)
+    every = np.array(list(itertools.product(range(levels), repeat=3)))
+    rounded = np.clip(1 - np.abs(every - place), 0, None).prod(1)
+    match = (every[:, None] == every[None]).sum(2) >= tau
+    favored = 1 / (1 + np.exp(-2.5))
+    law_of = np.where(match, favored / match.sum(1)[:, None], (1 - favored) / (~match).sum(1)[:, None])
+    assert_means_are_one(stated, messages(3, levels, width), rounded @ law_of)
+
+
+def test_ratios_of_levels_have_a_mean_of_one():
+    lattice, numbers = Lattice(0.5, 1), np.array([0.2, -0.4])
+    stated = leveled(Scaled(np.zeros(0), numbers, np.arange(2)), Laplacian(), 0.3 * np.eye(2), lattice, Key(1))
+    edges = np.array([-np.inf, -0.5, 0.5, np.inf])
+    first, second = (np.diff(Laplacian().uniforms((edges - cell) / 0.6)) for cell in stated.cells[0])
+    assert_means_are_one(stated, messages(2, 3, 2), np.outer(first, second).ravel())
+
+
+def normal_ratios(n, shift, key):
+    """[n, len(SHARES)] log ratios: alternative s moves the sum of n normal numbers by `shift` s standard deviations."""
+    unit = np.array(SHARES) * shift / n**0.5
+    drawn = np.random.Generator(np.random.Philox(key)).standard_normal((n, 1))
+    return drawn * unit - unit**2 / 2
+
+
+def test_a_p_value_of_ratios_is_rarely_small():
+    groups = {"sender": np.arange(200) % 20, "round": np.arange(200) // 20}
+    found = [ratio_values(normal_ratios(200, 20.0, key), groups) for key in range(2000)]
+    for name in found[0]:
+        # at most 2000 * 0.01 in expectation
+        assert sum(one[name] <= 0.01 for one in found) <= 45
+
+
+def test_the_stated_share_of_missing_noise_is_seen_with_its_power():
+    level, n = 1e-5, 400
+    share = detectable_by_ratios(normal_ratios(n, 150.0, 1), level)
+    assert share == 0.05
+    seen, everyone = 0, {"round": np.zeros(n, np.int64)}
+    for key in range(200):
+        ratios = normal_ratios(n, 150.0, key)
+        unit = np.array(SHARES) * 150.0 / n**0.5
+        # messages that lack the share are shifted by their part of it
+        seen += ratio_values(ratios + unit * share * 150.0 / n**0.5, everyone)["likelihood ratio"] < level
+    assert seen >= 180
+
+
+@pytest.mark.parametrize("shift", [0.0, 5.0])
+def test_no_share_is_stated_where_messages_say_too_little(shift):
+    assert detectable_by_ratios(normal_ratios(400, shift, 1), 1e-5) is None
+
+
+def sample_of(**changes):
+    """Honest numbers of 200 messages, each of three other coordinates out of 50."""
+    draw = np.random.Generator(np.random.Philox(5))
+    n, k = 200, 3
+    places = np.array([draw.permutation(50)[:k] for _ in range(n)])
+    found = Sample(
+        uniforms=draw.random((n, k)),
+        places=places,
+        tensors=np.repeat([0, 1], 25),
+        carried=draw.standard_normal((n, k)),
+        norms=np.ones(n),
+        sizes=np.full(n, 20),
+        senders=np.arange(n) % 20,
+        rounds=np.arange(n) // 20,
+        runs=np.zeros(n, np.int64),
+        patterns=np.zeros(n, np.int64),
+        bits=None,
+        lowest=draw.integers(0, 2, (n, k)),
+        ratios=None,
+    )
+    return dataclasses.replace(found, **changes)
+
+
+def test_each_message_has_its_own_places():
+    honest = sample_of()
+    quiet = np.where(honest.places == 7, 0.5 + 1e-3 * honest.uniforms, honest.uniforms)
+    name = "magnitude: squares by coordinate"
+    assert p_values(honest, coarse=True)[name] > 1e-3 > 1e-9 > p_values(sample_of(uniforms=quiet), coarse=True)[name]
+
+
+def test_lowest_bits_may_favor_a_value_but_not_tell_signs():
+    honest = sample_of()
+    name = "lowest bits against centered signs"
+    assert p_values(sample_of(lowest=np.zeros_like(honest.lowest)), coarse=False)[name] > 0.5
+    assert p_values(sample_of(lowest=(honest.carried > 0).astype(np.int64)), coarse=False)[name] < 1e-20
+
+
+def test_messages_that_the_defense_itself_rejects_are_an_error_not_a_departure():
+    def refuse(liar, transmit, *call):
+        raise MessageError("expected another waveform")
+
+    with pytest.raises(MessageError, match="another waveform"):
+        check_law(lying(registry.build("defense", "ota", {}), refuse, "transmit"), setting_of(36), Key(0))
+
+
+def test_bytes_that_a_law_cannot_parse_depart_from_it():
+    def cut(liar, encode, *call):
+        wire, memory = encode(*call)
+        return wire[:-1], memory
+
+    result = check_law(lying(registry.build("defense", "mvu", {}), cut), setting_of(36), Key(0))
+    assert result.rejects == ("24 bytes after the header, expected 25",)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "epsilon"), [("mvu", 8.0), ("vqsgd", 1.0)])
+def test_a_discrete_defense_detects_the_share_that_it_states(name, epsilon):
+    honest = registry.build("defense", name, {"epsilon": epsilon})
+    share = check_law(honest, setting_of(36), Key(0)).detects
+    assert share <= 0.05
+    liar = lying(honest, of_epsilon(1 / (1 - share)))
+    # 95 % in expectation; 6 of 10 or fewer with a chance of 1e-3
+    assert sum(bool(check_law(liar, setting_of(36), Key(seed)).rejects) for seed in range(10)) >= 7

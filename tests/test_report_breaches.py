@@ -1,0 +1,114 @@
+"""Counted assumptions beside their proof: the table of claims, its overview, the terminal, the downloads."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+
+import pytest
+
+from leakgauge.harness.core.result import BreachRecord, Run
+from leakgauge.reports.export import to_csv, to_jsonl
+from leakgauge.reports.html import render
+from leakgauge.reports.sections.checked import overview
+from leakgauge.reports.sections.claims import ClaimRow, claims
+from leakgauge.reports.select import Analysis
+from leakgauge.reports.text.tables import plain
+from tests import report_fixtures as double
+from tests.report_page import complete, small, with_trainings
+
+SINGLE, CLIP = "a record is in one batch per round", "the clip bounds each record's gradient"
+KEPT = BreachRecord(CLIP, 0, 3_600_000, "coordinate", covered=False)
+BROKEN = dataclasses.replace(KEPT, broken=1204)
+COVERED = BreachRecord(SINGLE, 2, 8, "round", covered=True)
+NARROW = "\u00a0"
+
+
+def run_of(*breaches: BreachRecord, seeds: tuple[int, ...] = (0,), only: int | None = None) -> Run:
+    """A defense whose claim HOLDS and whose code is CONSISTENT, with these counts, in one of the seeds or in all."""
+    audit = double.audit(1.0, 1.0, 0.5, "record")
+    return with_trainings(
+        double.make_run(small(double.GAUSSIAN[0], seeds=seeds)),
+        lambda one: dataclasses.replace(
+            one, audited=audit, breaches=breaches if only in (None, one.spec.seed) else (KEPT,)
+        ),
+    )
+
+
+def row_of(run: Run) -> ClaimRow:
+    (row,) = claims(Analysis(run)).rows
+    return row
+
+
+def test_an_assumption_stands_with_its_count_in_the_run() -> None:
+    row = row_of(run_of(BROKEN))
+    count = f"1{NARROW}204 of 3{NARROW}600{NARROW}000 coordinates of this run (0.0334 %)"
+    assert row.assumes == (SINGLE, f"{CLIP}: broken by {count}")
+    assert row_of(run_of(KEPT)).assumes[1] == f"{CLIP}: kept by all 3{NARROW}600{NARROW}000 coordinates of this run"
+    single = dataclasses.replace(COVERED, broken=0, of=1)
+    assert row_of(run_of(single)).assumes == (f"{SINGLE}: kept by the only round of this run", CLIP)
+    holds = f"{SINGLE}: broken by 2 of 8 rounds of this run (25 %); the proof holds all the same"
+    assert row_of(run_of(COVERED)).assumes == (holds, CLIP)
+    assert row_of(run_of()).assumes == (SINGLE, CLIP)
+    text = complete(render(run_of(BROKEN))).text.replace(NARROW, " ")
+    assert "2 assumptions, 1 broken by this run" in text
+    assert f"{CLIP}: broken by {count}".replace(NARROW, " ") in text
+
+
+def test_a_claim_is_green_only_if_the_run_kept_what_its_proof_needs() -> None:
+    for breaches, tone in (((), "good"), ((KEPT,), "good"), ((COVERED,), "good"), ((BROKEN, COVERED), "info")):
+        row = row_of(run_of(*breaches))
+        for line in row.lines:
+            assert [(state.badge.words, state.badge.tone) for state in line.states] == [("HOLDS", tone)]
+            marks = [(state.badge.words, state.badge.tone, state.seeds) for state in line.unkept]
+            assert marks == ([("assumption broken", "warn", "")] if tone == "info" else [])
+        assert row.broken == (tone == "info")
+    marked = render(run_of(BROKEN))
+    assert '<span class="pill info"><span aria-hidden="true">✓</span> HOLDS</span>' in marked
+    assert '<span class="pill warn"><span aria-hidden="true">!</span> assumption broken</span>' in marked
+    assert "<details open>" in marked
+    kept = render(run_of(KEPT))
+    assert '<span class="pill good"><span aria-hidden="true">✓</span> HOLDS</span>' in kept
+    assert "> assumption broken" not in kept
+
+
+def test_only_claims_that_make_the_assumption_are_marked() -> None:
+    run = with_trainings(
+        run_of(BROKEN),
+        lambda one: dataclasses.replace(one, one_round=dataclasses.replace(one.one_round, assumes=(SINGLE,))),
+    )
+    one, whole = row_of(run).lines
+    assert (one.unkept, one.states[0].badge.tone) == ((), "good")
+    assert [state.badge.words for state in whole.unkept] == ["assumption broken"]
+    bare = with_trainings(run, lambda r: dataclasses.replace(r, whole_run=double.claim_of(double.NONE, "whole run")))
+    assert not any(line.unkept for line in row_of(bare).lines)
+
+
+def test_counts_add_up_over_the_seeds_and_the_mark_names_how_many_broke_it() -> None:
+    row = row_of(run_of(BROKEN, seeds=(0, 1), only=1))
+    count = f"1{NARROW}204 of 7{NARROW}200{NARROW}000 coordinates of these 2 runs (0.0167 %)"
+    assert row.assumes[1] == f"{CLIP}: broken by {count}"
+    assert [state.seeds for line in row.lines for state in line.unkept] == ["in 1 of 2 seeds"] * 2
+
+
+@pytest.mark.parametrize(("breach", "broken"), [(BROKEN, True), (KEPT, False), (COVERED, False)])
+def test_the_overview_and_the_terminal_name_a_broken_assumption(breach: BreachRecord, broken: bool) -> None:
+    run = run_of(breach, seeds=(0, 1))
+    said = overview(Analysis(run))
+    assert said == "Of 1 claim, 1 holds." + (" This run broke an assumption of 1 claim." if broken else "")
+    assert ("assumption broken" in plain(run)) == broken
+
+
+def test_the_downloads_hold_the_counts() -> None:
+    run = run_of(BROKEN, COVERED)
+    expected = [
+        {"assumption": CLIP, "broken": 1204, "of": 3_600_000, "what": "coordinate", "covered": False},
+        {"assumption": SINGLE, "broken": 2, "of": 8, "what": "round", "covered": True},
+    ]
+    assert json.loads(to_jsonl(Analysis(run)).splitlines()[0])["breaches"] == expected
+    assert json.loads(next(csv.DictReader(io.StringIO(to_csv(Analysis(run)))))["breaches"]) == expected
+    assert next(csv.DictReader(io.StringIO(to_csv(Analysis(run_of())))))["breaches"] == ""
+    unfinished = dataclasses.replace(run, trainings={})
+    assert json.loads(to_jsonl(Analysis(unfinished)).splitlines()[0])["breaches"] is None
