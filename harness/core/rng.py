@@ -14,6 +14,7 @@ draws a number without the numbers before it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -50,11 +51,15 @@ class Key:
     def child(self, *parts: str | int) -> Key:
         """The key named `parts` below this one."""
         child = object.__new__(Key)  # the seed is checked already; a federation makes several keys per message
-        child.__dict__.update(seed=self.seed, path=(*self.path, *parts))
+        content = child.__dict__
+        content["seed"], content["path"] = self.seed, self.path + parts
         return child
 
 
-_TEXT = json.JSONEncoder(separators=(",", ":"))
+@functools.lru_cache(1 << 16, typed=True)
+def _text(part: str | int) -> str:
+    """A part of a path as JSON, which distinguishes 1 from "1"."""
+    return json.dumps(part)
 
 
 class _Words(ISeedSequence):
@@ -70,9 +75,8 @@ class _Words(ISeedSequence):
 
 def _digest(key: Key) -> bytes:
     """128 bits of SHA-256(seed, path)."""
-    # JSON distinguishes 1 from "1", and no two paths share a text
-    name = _TEXT.encode([key.seed, list(key.path)]).encode()
-    return hashlib.sha256(name).digest()[:16]
+    # a list in JSON: no two paths share a text
+    return hashlib.sha256(f"[{key.seed},[{','.join(map(_text, key.path))}]]".encode()).digest()[:16]
 
 
 def _generator(key: Key) -> np.random.Generator:
