@@ -11,15 +11,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from leakgauge.harness.audit.claims import claim
     from leakgauge.harness.audit.standalone import audit
+    from leakgauge.harness.cli.python import report, run
     from leakgauge.harness.core.contract import Attack, Defense, Task
     from leakgauge.harness.core.result import Run
     from leakgauge.harness.core.rng import Key
-    from leakgauge.harness.study.run import run_study as run
+    from leakgauge.harness.study.store import load_run
     from leakgauge.harness.study.study import Study, load_study
 
 __version__ = "0.1.0"
 
-__all__ = ["Attack", "Defense", "Key", "Run", "Study", "Task", "__version__", "audit", "claim", "load_study", "run"]
+__all__ = [
+    "Attack",
+    "Defense",
+    "Key",
+    "Run",
+    "Study",
+    "Task",
+    "__version__",
+    "audit",
+    "claim",
+    "load_run",
+    "load_study",
+    "report",
+    "run",
+]
 
 _WHERE = {
     "Attack": ("core.contract", "Attack"),
@@ -31,7 +46,9 @@ _WHERE = {
     "audit": ("audit.standalone", "audit"),
     "claim": ("audit.claims", "claim"),
     "load_study": ("study.study", "load_study"),
-    "run": ("study.run", "run_study"),
+    "load_run": ("study.store", "load_run"),
+    "report": ("cli.python", "report"),
+    "run": ("cli.python", "run"),
 }
 
 

@@ -1,4 +1,7 @@
-"""All results, one line per cell: CSV that is safe to open in a spreadsheet, or JSON with all estimates."""
+"""All results for other programs: one row a value as CSV, Parquet, LaTeX or Markdown, or JSON with one line a cell.
+
+A CSV is safe to open in a spreadsheet.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ import csv
 import io
 import json
 import re
-from typing import Any
+import zipfile
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Literal, NamedTuple
 
 from leakgauge.harness.core.cell import Cell, Scalar
-from leakgauge.harness.core.labels import part_text
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, ProofRecord, Run, TrainingRecord, to_data
+from leakgauge.harness.core.rows import COLUMNS, Row, column, frame, rows
 from leakgauge.reports.sections.checked import verdict_of
 from leakgauge.reports.select import Analysis
 
@@ -19,25 +24,6 @@ _SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20"
 _FORMULA = re.compile(rf"\A(?=[{_SIGNS}\t\r\n])|(?<=[;\t\r\n])(?=[{_SIGNS}])")
 """Where a formula could begin: at a sign, also a wide one of an East Asian keyboard. `;`, tabs and line ends begin a
 cell in the spreadsheets of countries where the comma is the decimal mark."""
-
-_CELL = (
-    *("cell", "status", "data", "model", "algorithm", "clients", "rounds", "defense", "attack", "threat"),
-    *("target", "target_round", "target_rounds", "target_count", "target_batch", "target_users"),
-    *("target_client", "target_outside"),
-    *("seed", "accuracy", "seconds", "flags", "reason"),
-)
-_CLAIM = ("epsilon", "delta", "unit", "relation", "against", "verdict", "reason")
-_PROVED = ("epsilon", "delta", "unit", "method", "tight", "against")
-_AUDIT = {
-    "audited_epsilon": "epsilon_lower",
-    **{f"audited_{name}": name for name in ("strict", "ceiling", "trials", "confidence", "verdict", "reason")},
-    **{f"audited_{name}": name for name in ("code", "seen")},
-    **{f"audited_{name}": name for name in ("delta", "unit", "relation", "horizon", "threat", "method")},
-    **{f"audited_{name}_epsilon": name for name in ("claimed", "proved")},
-    **{f"audited_{name}": name for name in ("rounds", "clients", "samples", "dim")},
-}
-"""Fields of an audit, by column. Like the verdict, the claimed and the proved epsilon are those of the small federation
-that was audited."""
 
 
 def harmless(value: Scalar) -> str:
@@ -82,57 +68,137 @@ def _breaches_data(training: TrainingRecord) -> list[Any]:
     return [to_data(one) for one in training.breaches]
 
 
-def _claim_fields(claim: ClaimRecord | None) -> list[Scalar]:
-    """The columns of one claim and its proofs."""
-    if claim is None:
-        return [None] * (len(_CLAIM) + len(_PROVED) + 1)
-    data = _claim_data(claim)
-    fields = [data[name] for name in _CLAIM] + [data["proved"][name] for name in _PROVED]
-    further = json.dumps(data["further"], ensure_ascii=False, allow_nan=False) if data["further"] else None
-    return [*(" ".join(field) if isinstance(field, tuple) else field for field in fields), further]
+def rows_as(
+    to: Literal["csv", "parquet", "tex", "md"],
+    run: Run,
+    quantities: Collection[str] = (),
+    columns: Sequence[str] = (),
+    *,
+    items: bool = False,
+    digits: int = 4,
+) -> bytes:
+    """The rows of `Run.frame` as a file.
+
+    Args:
+        quantities: only their rows; all if there are none.
+        columns: only these, in this order.
+        items: also one row for each victim or record.
+        digits: significant digits of numbers in tex and md.
+
+    Raises:
+        ValueError: no such quantity or column; the message lists the known ones.
+        ImportError: parquet without pandas or pyarrow.
+    """
+    found = table(run, quantities, columns, items=items)
+    if to == "parquet":
+        return to_parquet(found)
+    if to == "csv":
+        return to_csv(found).encode()
+    return (to_tex if to == "tex" else to_markdown)(listing(found, digits)).encode()
 
 
-def _training_fields(training: TrainingRecord | None) -> list[Scalar]:
-    """The columns of the claims, of the counted assumptions and of the audit."""
-    claims = (None, None) if training is None else (training.one_round, training.whole_run)
-    audit = None if training is None or training.audited is None else _audit_data(training.audited)
-    audited = [None if audit is None else audit[name] for name in _AUDIT.values()]
-    counts = json.dumps(_breaches_data(training), ensure_ascii=False) if training and training.breaches else None
-    return [*(field for claim in claims for field in _claim_fields(claim)), counts, *audited]
+class Table(NamedTuple):
+    """Chosen rows of a run, and the columns that were asked for; none: all."""
+
+    rows: list[Row]
+    columns: tuple[str, ...] = ()
 
 
-def _fields(analysis: Analysis, cell: Cell, metrics: list[str]) -> list[Scalar]:
-    """One line."""
-    run, spec, target = analysis.run, cell.training, cell.target
-    result, failure, training = run.results.get(cell.id), run.failures.get(cell.id), run.trainings.get(spec.id)
-    line: list[Scalar] = [cell.id, status_of(run, cell), spec.task.data, spec.task.model]
-    line += [spec.federation.algorithm, spec.federation.clients, spec.federation.rounds]
-    line += [part_text(spec.defense), part_text(cell.attack), cell.threat]
-    line += [target.kind, target.round, target.rounds, target.count, target.batch, target.users]
-    line += [target.client, target.outside, spec.seed, None if training is None else training.accuracy]
-    line += [run.seconds.get(cell.id), " ".join(dict.fromkeys(flag.code for flag in analysis.flags_of(cell)))]
-    line.append(f"{failure.kind}: {failure.message}" if failure is not None and result is None else "")
-    line += _training_fields(training)
-    estimates = {estimate.name: estimate for estimate in result.estimates} if result is not None else {}
-    for name in metrics:
-        e = estimates.get(name)
-        line += [None, None, None, None] if e is None else [e.value, e.low, e.high, e.n]
-    return line
+def table(run: Run, quantities: Collection[str] = (), columns: Sequence[str] = (), *, items: bool = False) -> Table:
+    """The rows of `Run.frame` with these quantities; arguments and errors as in `rows_as`."""
+    found = list(rows(run, items=items))
+    _refuse("quantity", quantities, dict.fromkeys(row["quantity"] for row in found))
+    _refuse("column", columns, COLUMNS)
+    return Table([row for row in found if not quantities or row["quantity"] in quantities], tuple(columns))
 
 
-def to_csv(analysis: Analysis) -> str:
-    """One line per cell, all its estimates in columns; RFC 4180 with a header."""
-    run = analysis.run
-    metrics = list(dict.fromkeys(e.name for result in run.results.values() for e in result.estimates))
-    claim = [*_CLAIM, *(f"proved_{name}" for name in _PROVED), "further"]
-    claims = [f"{horizon}_{name}" for horizon in ("one_round", "whole_run") for name in claim]
-    numbers = [column for name in metrics for column in (name, f"{name}_low", f"{name}_high", f"{name}_n")]
-    buffer = io.StringIO()
+def _refuse(what: str, asked: Iterable[str], known: Collection[str]) -> None:
+    """Refuse a name that is not known."""
+    for name in asked:
+        if name not in known:
+            raise ValueError(f"no {what} {name!r}; known: {', '.join(known)}")
+
+
+def to_csv(found: Table) -> str:
+    """RFC 4180 with a header; an infinite epsilon is `inf`."""
+    buffer, columns = io.StringIO(), found.columns or COLUMNS
     writer = csv.writer(buffer)
-    writer.writerow(map(harmless, [*_CELL, *claims, "breaches", *_AUDIT, *numbers]))
-    for cell in run.cells:
-        writer.writerow(map(harmless, _fields(analysis, cell, metrics)))
+    writer.writerow(columns)
+    writer.writerows(zip(*(map(harmless, column(found.rows, name)) for name in columns), strict=True))
     return buffer.getvalue()
+
+
+def to_parquet(found: Table) -> bytes:
+    """A Parquet file with the types of `Run.frame`.
+
+    Raises:
+        ImportError: pandas or pyarrow is not installed.
+    """
+    buffer = io.BytesIO()
+    frame(found.rows)[list(found.columns or COLUMNS)].to_parquet(buffer, index=False)
+    return buffer.getvalue()
+
+
+class Listing(NamedTuple):
+    """A table for people: what all rows share, the names of the other columns, and their texts."""
+
+    common: dict[str, str]
+    columns: tuple[str, ...]
+    rows: list[list[str]]
+
+
+def listing(found: Table, digits: int) -> Listing:
+    """A table as texts, with numbers of so many significant digits.
+
+    Where no columns were asked for: those in which the rows differ, but for ids and remarks.
+    """
+    names = found.columns or [name for name in COLUMNS if name not in _REMARKS]
+    texts = {name: [_text(value, digits) for value in column(found.rows, name)] for name in names}
+    same = {name: values[0] for name, values in texts.items() if not found.columns and len(set(values)) == 1}
+    shown = [name for name in names if name not in same]
+    common = {name: value for name, value in same.items() if value}
+    return Listing(common, tuple(shown), [list(row) for row in zip(*(texts[name] for name in shown), strict=True)])
+
+
+_REMARKS = ("cell", "training", "level", "method", "flags", "note")
+"""Columns that a table for people leaves out unless they are asked for."""
+
+
+def _text(value: Scalar, digits: int) -> str:
+    """A value of a row as a text."""
+    return f"{value:.{digits}g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def to_markdown(found: Listing) -> str:
+    """A listing as a Markdown table."""
+    lines = [f"{name.replace('_', ' ')}: {_cell(value)}\n" for name, value in found.common.items()]
+    lines_of = [found.columns, ["---"] * len(found.columns), *found.rows]
+    return "\n".join([*lines, *(f"| {' | '.join(map(_cell, row))} |" for row in lines_of)]) + "\n"
+
+
+def _cell(text: str) -> str:
+    """A text in a Markdown table: on one line, with bars escaped."""
+    return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").splitlines())
+
+
+def to_tex(found: Listing) -> str:
+    """A listing as a LaTeX `longtable` for the packages longtable and booktabs; what all rows share is its caption."""
+    caption = "; ".join(f"{name.replace('_', ' ')}: {value}" for name, value in found.common.items())
+    head = " & ".join(map(_tex, found.columns))
+    lines = [f"\\begin{{longtable}}{{{'l' * len(found.columns)}}}"]
+    lines += [f"\\caption{{{_tex(caption)}}} \\\\"] if caption else []
+    lines += ["\\toprule", f"{head} \\\\", "\\midrule", "\\endhead"]
+    lines += [f"{' & '.join(map(_tex, row))} \\\\" for row in found.rows]
+    return "\n".join([*lines, "\\bottomrule", "\\end{longtable}"]) + "\n"
+
+
+_TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_TEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"<": r"\textless{}", ">": r"\textgreater{}", "\n": " "}
+
+
+def _tex(text: str) -> str:
+    """A text in LaTeX, on one line."""
+    return "".join(_TEX.get(sign, sign) for sign in text)
 
 
 def _training_data(training: TrainingRecord | None) -> dict[str, object]:
@@ -181,6 +247,9 @@ def to_jsonl(analysis: Analysis) -> str:
     return "".join(json.dumps(_object(analysis, cell), allow_nan=False) + "\n" for cell in analysis.run.cells)
 
 
-def data_uri(text: str) -> str:
-    """A CSV as a data URI: the download works without a script and without a network."""
-    return "data:text/csv;charset=utf-8;base64," + base64.b64encode(text.encode()).decode()
+def data_uri(name: str, text: str) -> str:
+    """A zip file with a CSV of this name, as a data URI: a tenth of the size, and a download without a script."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED, 9)  # ZipInfo: a date that is always the same
+    return "data:application/zip;base64," + base64.b64encode(buffer.getvalue()).decode()

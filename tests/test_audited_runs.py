@@ -1,8 +1,6 @@
 """A study with audits: what is stored, that it repeats, and that a failed audit does not fail the training."""
 
-import csv
 import dataclasses
-import io
 import json
 import math
 import shutil
@@ -17,9 +15,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store, load_run
 from leakgauge.harness.study.study import resolve
-from leakgauge.reports.export import to_csv
 from leakgauge.reports.html import render
-from leakgauge.reports.select import Analysis
 from tests.audit_case import setting_of
 from tests.doubles import Counting, nothing
 from tests.report_page import complete
@@ -125,9 +121,10 @@ def test_the_report_and_the_download_show_it(reference):
     assert "(95 %, n = 20, server)" in text
     assert "3 clients, d = 36" in text
     assert "the audit could not be made" in text
-    lines = {row["defense"].split(" clip")[0]: row for row in csv.DictReader(io.StringIO(to_csv(Analysis(run))))}
-    assert lines["no defense"]["audited_verdict"] == "NOTHING PROMISED"
-    assert lines["laplace"]["audited_trials"] == "20"
+    frame = run.frame()
+    claimed, audited = (frame[frame.quantity == f"audit{name}_epsilon"] for name in ("_claimed", "ed"))
+    assert claimed.set_index("defense").verdict["no defense"] == "NOTHING PROMISED"
+    assert set(audited[audited.defense.str.startswith("laplace")].n) == {20, 100}
 
 
 def test_at_most_twenty_rounds_of_a_whole_run_are_audited():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +12,8 @@ import pytest
 from playwright.sync_api import Browser
 
 from leakgauge.harness.gate.judge import Verdict
-from leakgauge.reports.export import to_csv
+from leakgauge.reports.export import rows_as
 from leakgauge.reports.html import render
-from leakgauge.reports.select import Analysis
 from tests.browser_case import HOSTILE, SAME, Theme, Visit, against, chromium, few_run, started, tab, visit, whole_run
 
 DARK, LIGHT = "rgb(15, 18, 22)", "rgb(243, 245, 247)"
@@ -141,7 +141,7 @@ def test_everything_can_be_reached_by_keyboard_and_its_focus_is_seen(whole: Visi
     assert [stop["name"] for stop in stops if stop["line"] < 2 or not stop["seen"]] == []
     assert stop["end"]
     names = " ".join(stop["name"] for stop in stops)
-    expected = ("skip", "theme", "Changes", "changes-caption", "summary", "filter", "status", "text/csv")
+    expected = ("skip", "theme", "Changes", "changes-caption", "summary", "filter", "status", "application/zip")
     assert all(name in names for name in expected)
 
 
@@ -260,14 +260,18 @@ def test_the_download_is_the_table_however_it_is_sorted_and_filtered(few: Visit)
     few.page.locator("#filter").fill("gaussian")
     with few.page.expect_download() as waiting:
         few.page.get_by_role("link", name="Download CSV").click()
-    assert waiting.value.suggested_filename == "results.csv"
-    text = Path(waiting.value.path()).read_bytes().decode("utf-8")
-    assert text == to_csv(Analysis(few_run()))
-    lines = list(csv.DictReader(text.splitlines()))
-    assert len(lines) == len(table) == 8
-    for row, metric, line in zip(table, metrics, lines, strict=True):
-        value, count = (line[metric], line[f"{metric}_n"]) if metric else ("", "")
-        assert row == (line["seed"], value, count, line["flags"].replace(" ", ", "), line["seconds"])
+    assert waiting.value.suggested_filename == "results.zip"
+    with zipfile.ZipFile(waiting.value.path()) as file:
+        assert file.read("results.csv") == rows_as("csv", few_run())
+        lines = list(csv.DictReader(file.read("results.csv").decode().splitlines()))
+    found = {(line["cell"], line["quantity"]): line for line in lines}
+    cells = [cell.id for cell in few_run().cells]
+    assert len(cells) == len(table) == 8
+    nothing = {"value": "", "n": ""}
+    for row, metric, cell in zip(table, metrics, cells, strict=True):
+        finished, one = found[cell, "finished"], found.get((cell, metric), nothing)
+        seconds = found.get((cell, "seconds"), nothing)["value"]
+        assert row == (finished["seed"], one["value"], one["n"], finished["flags"].replace(" ", ", "), seconds)
 
 
 def test_the_theme_follows_the_system_until_the_button_changes_it_and_is_remembered(few: Visit) -> None:

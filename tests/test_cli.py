@@ -7,10 +7,13 @@ import subprocess
 import sys
 import textwrap
 
+import pandas
+import pandas.testing
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+import leakgauge
 from leakgauge import __version__
 from leakgauge.harness.cli.main import app
 from leakgauge.harness.cli.progress import listener
@@ -85,6 +88,43 @@ def test_a_study_runs_resumes_and_is_reported_without_torch(study, tmp_path):
     assert call("export", out).output.startswith("### digits")
     assert "gaussian" in call("export", out, "--to", "csv").output
     assert "torch" not in imported_by("report", out)
+
+
+def test_an_export_is_chosen_written_and_refused(study, tmp_path):
+    out, file = tmp_path / "out", tmp_path / "rows.parquet"
+    assert call("run", study, "-o", out, "--workers", 0).exit_code == 0
+    chosen = call("export", out, "--to", "csv", "--quantity", "auc", "--columns", "defense,value").output.splitlines()
+    assert chosen[0] == "defense,value"
+    assert len(chosen) == 3
+    assert call("export", out, "--to", "parquet", "-o", file).output == ""
+    pandas.testing.assert_frame_equal(pandas.read_parquet(file), leakgauge.load_run(out).frame())
+    assert "no quantity 'acu'; known: " in refused("export", out, "--to", "csv", "--quantity", "acu")
+    assert "--quantity, --columns and --items want rows" in refused("export", out, "--items")
+
+
+def test_from_python_a_study_runs_with_its_progress_and_its_report(study, tmp_path, capsys):
+    run = leakgauge.run(study, tmp_path / "out", workers=0)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 8
+    assert re.match(r"\[1/6, about \d+ s left\] done ", lines[2])
+    assert lines[-1].startswith("[6/6] done ")
+    page = leakgauge.report(run)
+    assert (tmp_path / "out" / "report.html").read_text() == page.html
+    assert page._repr_html_().startswith("<iframe srcdoc=")
+    assert len(repr(page)) < 100
+    assert repr(run) == "<Run 'tiny': 4 of 4 cells on 2 trainings>"
+    leakgauge.run(str(study), tmp_path / "out", workers=0, progress=False)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_folder_with_the_results_of_another_study_is_refused(study, tmp_path):
+    assert call("run", study, "-o", tmp_path / "out", "--workers", 0).exit_code == 0
+    before = (tmp_path / "out" / "study.json").read_bytes()
+    other = tmp_path / "other.toml"
+    other.write_text(STUDY.replace('name = "tiny"', 'name = "other"'))
+    text = f"other: {tmp_path / 'out'} holds the results of the study 'tiny': use another folder"
+    assert refused("run", other, "-o", tmp_path / "out").endswith(text)
+    assert (tmp_path / "out" / "study.json").read_bytes() == before
 
 
 def test_a_failed_cell_is_printed_with_its_reason_and_exit_code_5(study, tmp_path):

@@ -1,4 +1,4 @@
-"""Results as CSV and as JSON, one line per cell."""
+"""Results for other programs: a frame, CSV, Parquet, LaTeX and Markdown with a row a value, JSON with a line a cell."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import dataclasses
 import io
 import json
 import math
+import time
 
 import numpy as np
+import pandas
+import pandas.testing
 import pytest
 
-from leakgauge.harness.core.cell import PartSpec
+from leakgauge.harness.core.cases import cases
+from leakgauge.harness.core.cell import PartSpec, Target
 from leakgauge.harness.core.result import Failure, Flag, Run
-from leakgauge.reports.export import harmless, to_csv, to_jsonl
+from leakgauge.harness.core.rows import COLUMNS
+from leakgauge.reports.export import harmless, rows_as, to_jsonl
 from leakgauge.reports.select import Analysis
 from tests import report_fixtures as double
 from tests.report_page import small
@@ -44,12 +49,16 @@ def hostile() -> Run:
     return dataclasses.replace(run, results=results, failures=failures)
 
 
+def read(text: str) -> list[dict[str, str]]:
+    """The lines of a CSV."""
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
 def test_no_field_of_a_table_begins_like_a_formula() -> None:
-    text = to_csv(Analysis(hostile()))
-    rows = list(csv.reader(io.StringIO(text, newline="")))
-    assert len(rows) == 5
-    assert len({len(row) for row in rows}) == 1
-    fields = [field for row in rows for field in row if field.startswith(("=", "+", "-", "@", "\t", "\r"))]
+    text = rows_as("csv", hostile()).decode()
+    lines = list(csv.reader(io.StringIO(text, newline="")))
+    assert len({len(line) for line in lines}) == 1
+    fields = [field for line in lines for field in line if field.startswith(("=", "+", "-", "@", "\t", "\r"))]
     assert [field for field in fields if not math.isfinite(float(field))] == []
     assert "'=cmd|" in text
 
@@ -59,8 +68,92 @@ def test_a_negative_number_stays_a_number() -> None:
         result = double.result_of(cell)
         return double.with_estimates(result, dataclasses.replace(result.estimates[0], value=-0.25, low=-0.5, high=0.0))
 
-    row = next(csv.DictReader(io.StringIO(to_csv(Analysis(double.make_run(small(double.NONE), make=make))))))
-    assert (row["ssim"], row["ssim_low"], row["ssim_high"]) == ("-0.25", "-0.5", "0.0")
+    run = double.make_run(small(double.NONE), make=make)
+    row = next(line for line in read(rows_as("csv", run).decode()) if line["quantity"] == "ssim")
+    assert (row["value"], row["low"], row["high"]) == ("-0.25", "-0.5", "0.0")
+
+
+RUNS = {"full": double.full_run(), "audited": double.audited_run(), "checked": double.checked_run()}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_every_format_has_the_values_of_the_frame(run: Run) -> None:
+    frame = run.frame(items=True)
+    assert {name: str(kind) for name, kind in frame.dtypes.items()} == COLUMNS
+    pandas.testing.assert_frame_equal(pandas.read_parquet(io.BytesIO(rows_as("parquet", run, items=True))), frame)
+    again = pandas.read_csv(io.BytesIO(rows_as("csv", run, items=True)), dtype=COLUMNS, keep_default_na=False,
+                            na_values={name: [""] for name, kind in COLUMNS.items() if kind != "str"})  # fmt: skip
+    pandas.testing.assert_frame_equal(again, frame)
+    names = [name for name in COLUMNS if name != "note"]
+    markdown, tex = (rows_as(to, run, (), names, items=True, digits=17).decode() for to in ("md", "tex"))
+    cells = [[cell.strip() for cell in line[2:-2].split(" | ")] for line in markdown.splitlines()]
+    assert cells[0] == names
+    body = tex.split("\\endhead\n")[1].split("\\bottomrule")[0].splitlines()
+    lines = [line.removesuffix(r" \\").replace(r"\_", "_").replace(r"\%", "%").split(" & ") for line in body]
+    assert [[cell.strip() for cell in line] for line in lines] == cells[2:]
+    assert len(lines) == len(frame)
+    for name, values in zip(names, zip(*cells[2:], strict=True), strict=True):
+        if COLUMNS[name] == "str":
+            assert list(values) == [text.replace("\\", "\\\\").strip() for text in frame[name]]
+        else:
+            read_back = [math.nan if value == "" else float(value) for value in values]
+            np.testing.assert_array_equal(read_back, frame[name].astype("float64"))
+
+
+def test_a_table_for_people_says_once_what_all_rows_share() -> None:
+    text = rows_as("md", double.full_run(), ["ssim", "auc"]).decode()
+    head, rows = text.split("| defense", 1)
+    assert "data: invented\n" in head
+    assert "invented" not in rows
+    assert "horizon" not in text
+    tex = rows_as("tex", double.full_run(), ["ssim"]).decode()
+    assert r"quantity: ssim" in tex
+    assert tex.count(r"\begin{longtable}") == tex.count(r"\end{longtable}") == 1
+
+
+def test_signs_of_markdown_and_latex_are_escaped() -> None:
+    run = double.make_run(small(PartSpec("a|b_&%$#{}~^\\", {})))
+    assert r"a\|b\_\&\%\$\#\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}".replace(r"\|", "|") in (
+        rows_as("tex", run).decode()
+    )
+    assert r"a\|b" in rows_as("md", run).decode()
+
+
+@pytest.mark.parametrize(
+    ("asked", "known"),
+    [({"quantities": ["sim"]}, "no quantity 'sim'; known: "), ({"columns": ["valu"]}, "no column 'valu'; known: cell")],
+)
+def test_an_unknown_name_is_refused_with_the_known_ones(asked, known: str) -> None:
+    with pytest.raises(ValueError, match=known):
+        rows_as("csv", double.make_run(small()), **asked)
+
+
+def test_columns_come_in_the_order_in_which_they_are_asked_for() -> None:
+    text = rows_as("csv", double.full_run(), ["ssim"], ["value", "defense"]).decode()
+    assert text.splitlines()[0] == "value,defense"
+    assert len(text.splitlines()) == 126
+
+
+def test_a_thousand_cells_are_a_frame_in_two_seconds() -> None:
+    parts = [PartSpec("gaussian", {"epsilon": float(e)}) for e in range(1, 85)]
+    attacks = [(attack, Target("probe", at, 8), "server") for attack in (double.MAP, double.PRIOR) for at in range(6)]
+    run = double.make_run(double.grid(parts, attacks, (0,)))
+    start = time.process_time()
+    frame = run.frame()
+    assert time.process_time() - start < 2
+    assert (len(run.cells), len(frame[frame.quantity == "finished"])) == (1008, 1008)
+
+
+def test_a_run_is_short_in_a_terminal_and_a_table_in_a_notebook() -> None:
+    run = hostile()
+    assert len(repr(double.full_run())) < 100
+    assert repr(double.full_run()) == (
+        "<Run 'invented-study': 141 of 144 cells on 16 trainings, 2 failed, 1 without a result>"
+    )
+    page = double.full_run()._repr_html_()
+    assert page.count("<tr>") == 1 + len(cases(double.full_run()))
+    assert "0.942" in page
+    assert "<script" not in dataclasses.replace(run, name="<script>")._repr_html_()
 
 
 def test_json_has_one_object_per_cell_with_all_estimates() -> None:

@@ -4,7 +4,7 @@ import re
 
 from leakgauge.harness.core.cell import PartSpec, Target
 from leakgauge.reports.select import Analysis
-from leakgauge.reports.text.markdown import to_markdown
+from leakgauge.reports.text.markdown import to_matrix
 from tests import report_fixtures as double
 from tests.report_page import with_ssim
 
@@ -33,7 +33,7 @@ def rows(text):
 
 
 def test_the_strongest_attack_of_a_row_is_bold_and_named():
-    table = rows(to_markdown(Analysis(run_of(VALUES))))
+    table = rows(to_matrix(Analysis(run_of(VALUES))))
     assert table["gaussian"][1].startswith("**0.510** (")
     assert not table["gaussian"][0].startswith("**")
     assert table["gaussian"][2] == "map 0.510"
@@ -45,17 +45,17 @@ def test_the_strongest_attack_of_a_row_is_bold_and_named():
 
 def test_a_row_where_nothing_beats_the_floor_states_it():
     # 0.207 is above the floor's 0.2, but not on every image
-    assert rows(to_markdown(Analysis(run_of(VALUES))))["sqsgd"][2] == "nothing beats the floor"
+    assert rows(to_matrix(Analysis(run_of(VALUES))))["sqsgd"][2] == "nothing beats the floor"
 
 
 def test_a_bar_in_a_name_does_not_end_a_cell():
     odd = PartSpec("matching", {"objective": "a | b"}), PartSpec("matching", {"objective": "c"})
     cells = double.grid([double.NONE], [(attack, PROBE, "server") for attack in odd], seeds=(0,))
-    lines = to_markdown(Analysis(double.make_run(cells))).splitlines()[2:]
+    lines = to_matrix(Analysis(double.make_run(cells))).splitlines()[2:]
     assert "objective=a \\| b" in lines[0]
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {5}
 
 
 def test_failed_cells_have_their_reason():
     run = double.make_run(run_of(VALUES).cells, failed=lambda cell: cell.training.defense.name == "sqsgd")
-    assert rows(to_markdown(Analysis(run)))["sqsgd"] == ["failed (out of memory)"] * 2 + [""]
+    assert rows(to_matrix(Analysis(run)))["sqsgd"] == ["failed (out of memory)"] * 2 + [""]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
+import math
 from collections.abc import Callable
 
 import pytest
 
 from leakgauge.harness.core.labels import part_text
 from leakgauge.harness.core.result import AssumedBound, AuditRecord, Run
-from leakgauge.reports.export import to_csv
 from leakgauge.reports.html import render
 from leakgauge.reports.sections.audits import refutation
 from leakgauge.reports.sections.checked import BADGES, BY_AUDIT, broken, checked, overview, tally
@@ -207,15 +205,15 @@ def test_the_top_of_the_page_names_the_claims_that_an_audit_broke(run: Run) -> N
 
 
 def test_the_download_has_the_audit_with_its_own_claim_and_federation(run: Run) -> None:
-    lines = {row["defense"]: row for row in csv.DictReader(io.StringIO(to_csv(Analysis(run))))}
-    row = lines["dithered epsilon=2"]
-    names = ("epsilon", "trials", "confidence", "verdict", "unit", "horizon", "claimed_epsilon", "proved_epsilon")
-    assert [row[f"audited_{name}"] for name in (*names, "clients", "dim", "rounds")] == [
-        *("2.8337", "1000", "0.95", "BROKEN", "sub-vector", "one round", "2.0", "4.0545", "3", "36", "1"),
-    ]
-    assert row["one_round_verdict"] == "BROKEN"
-    assert lines["no defense"]["audited_claimed_epsilon"] == "inf"
-    assert {value for name, value in lines[part_text(double.SQSGD)].items() if name.startswith("audited_")} == {""}
+    rows = {(row["defense"], row["quantity"]): row for row in run.frame().to_dict("records")}
+    bound = rows["dithered epsilon=2", "audited_epsilon"]
+    names = ("value", "low", "n", "level", "privacy_unit", "horizon")
+    assert [bound[name] for name in names] == [2.8337, 2.8337, 1000, 0.95, "sub-vector", "one round"]
+    claimed, proved = (rows["dithered epsilon=2", f"audit_{name}_epsilon"] for name in ("claimed", "proved"))
+    assert (claimed["value"], claimed["verdict"], proved["value"]) == (2.0, "BROKEN", 4.0545)
+    assert proved["note"] == "3 clients, 1 round, d = 36"
+    assert rows["no defense", "audit_claimed_epsilon"]["value"] == math.inf
+    assert (part_text(double.SQSGD), "audited_epsilon") not in rows
 
 
 def test_the_terminal_table_shows_which_claims_an_audit_broke(run: Run) -> None:

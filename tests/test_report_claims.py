@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
-import json
+import math
 import re
 from collections.abc import Callable
 
@@ -16,7 +14,6 @@ from leakgauge.harness.core.labels import part_text
 from leakgauge.harness.core.result import ClaimRecord, Run, TrainingRecord
 from leakgauge.reports.charts import figures
 from leakgauge.reports.charts.epsilon import SSIM, accuracy_charts, leakage_charts
-from leakgauge.reports.export import to_csv
 from leakgauge.reports.html import render
 from leakgauge.reports.sections.checked import (
     BADGES,
@@ -323,21 +320,23 @@ def test_a_hollow_marker_is_drawn_within_the_axes() -> None:
 
 
 def test_the_download_has_the_proved_epsilon(analysis: Analysis) -> None:
-    lines = {row["defense"]: row for row in csv.DictReader(io.StringIO(to_csv(analysis)))}
-    row = lines[part_text(POINTS)]
-    assert float(row["one_round_epsilon"]) == 2.0
-    assert float(row["one_round_proved_epsilon"]) == pytest.approx(223.132)
-    assert (row["one_round_verdict"], row["one_round_proved_unit"]) == ("BROKEN", "message")
-    assert (row["one_round_proved_method"], row["one_round_proved_tight"]) == ("closed form", "True")
-    assert row["one_round_reason"].startswith("claimed 2, proved 223.132 a message: a message has 113")
-    assert row["one_round_further"] == ""
-    assert lines[part_text(DITHERED)]["whole_run_proved_epsilon"] == "inf"
-    (bare,) = json.loads(lines[part_text(SAMPLED)]["whole_run_further"])
-    assert (bare["epsilon"], bare["unit"], bare["against"][0]) == ("inf", "client", "server")
-    assert lines[part_text(SAMPLED)]["whole_run_verdict"] == "UNPROVED"
-    assert lines[part_text(GENEROUS)]["whole_run_verdict"] == "LOOSE"
-    assert lines[part_text(double.NONE)]["one_round_verdict"] == "NOTHING PROMISED"
-    assert (row["one_round_against"], row["one_round_proved_against"]) == (" ".join(double.EVERYBODY),) * 2
+    frame = analysis.run.frame()
+
+    def rows(part, quantity, horizon="whole run"):
+        chosen = (frame.defense == part_text(part)) & (frame.quantity == quantity) & (frame.horizon == horizon)
+        return frame[chosen].to_dict("records")
+
+    claimed, proved = (rows(POINTS, f"{name}_epsilon", "one round")[0] for name in ("claimed", "proved"))
+    assert (claimed["value"], claimed["verdict"]) == (2.0, "BROKEN")
+    assert claimed["note"].startswith("claimed 2, proved 223.132 a message: a message has 113")
+    assert (proved["value"], proved["low"], proved["high"]) == (pytest.approx(223.132),) * 3
+    assert (proved["privacy_unit"], proved["method"]) == ("message", "closed form")
+    assert claimed["adversaries"] == proved["adversaries"] == " ".join(double.EVERYBODY)
+    assert rows(DITHERED, "proved_epsilon")[0]["value"] == math.inf
+    bare = rows(SAMPLED, "proved_epsilon")[1]
+    assert (bare["value"], bare["privacy_unit"], bare["adversaries"].split()[0]) == (math.inf, "client", "server")
+    verdicts = {part.name: rows(part, "claimed_epsilon")[0]["verdict"] for part in (SAMPLED, GENEROUS, double.NONE)}
+    assert list(verdicts.values()) == ["UNPROVED", "LOOSE", "NOTHING PROMISED"]
 
 
 def test_the_terminal_table_has_claimed_and_proved_epsilon_and_the_verdict() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import itertools
 import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,7 @@ from leakgauge.harness.cli.main import app
 from leakgauge.harness.core.result import Run, to_data
 from leakgauge.harness.study.store import Store
 from leakgauge.reports.charts.files import FORMATS, figure_files, formats
-from leakgauge.reports.export import to_csv
+from leakgauge.reports.export import rows_as
 from leakgauge.reports.html import PAGE, folder_files, render
 from leakgauge.reports.select import Analysis
 from tests import report_fixtures as double
@@ -88,7 +90,8 @@ def test_the_folder_holds_the_files_that_the_page_names_and_no_other(run: Run, f
     page = Page(files[PAGE].decode())
     named = {a[name] for _, a in page.tags for name in ("src", "href") if name in a and not a[name].startswith("#")}
     assert named == set(files) - {PAGE}
-    assert files["results.csv"].decode() == to_csv(Analysis(run))
+    with zipfile.ZipFile(io.BytesIO(files["results.zip"])) as file:
+        assert file.read("results.csv") == rows_as("csv", run)
     pictures = [content for name, content in files.items() if name.startswith("pictures/")]
     assert len(pictures) >= 6
     assert all(content.startswith(PNG) for content in pictures)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import sys
-import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console, Group
@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from leakgauge.harness.study.cost import span
 from leakgauge.harness.study.supervisor import Listener, Outcome, Progress
 
 _RECENT = 8
@@ -21,20 +22,35 @@ _RECENT = 8
 
 @contextmanager
 def listener(name: str, console: Console | None = None) -> Iterator[Listener]:
-    """A listener for `run_study` on the study `name`: live on a terminal, else lines on standard output."""
+    """A listener for `run_study` on the study `name`: live on a terminal and in a notebook, else lines of text."""
     console = console or Console()
-    if not console.is_terminal:
+    recent = deque[Outcome](maxlen=_RECENT)
+
+    def status(progress: Progress, outcome: Outcome | None) -> str:
+        if outcome is not None:
+            recent.append(outcome)
+        return f"{name}: {_status(progress)}"
+
+    if console.is_jupyter:
+        yield _in_notebook(status, recent)
+    elif not console.is_terminal:
         yield _print_line
-        return
-    start, recent = time.monotonic(), deque[Outcome](maxlen=_RECENT)
-    with Live(Text(f"{name}: starting"), console=console, refresh_per_second=4, transient=True) as live:
+    else:
+        with Live(Text(f"{name}: starting"), console=console, refresh_per_second=4, transient=True) as live:
+            yield lambda progress, outcome: live.update(_view(status(progress, outcome), progress, recent))
 
-        def listen(progress: Progress, outcome: Outcome | None) -> None:
-            if outcome is not None:
-                recent.append(outcome)
-            live.update(_view(f"{name}: {_status(progress)}, {time.monotonic() - start:.0f} s", progress, recent))
 
-        yield listen
+def _in_notebook(status: Callable[[Progress, Outcome | None], str], recent: Iterable[Outcome]) -> Listener:
+    """Shows the status and the last finished jobs in one output of the notebook's cell."""
+    from IPython.display import HTML, display
+
+    shown = display(HTML(""), display_id=True)
+
+    def listen(progress: Progress, outcome: Outcome | None) -> None:
+        lines = [status(progress, outcome), *map(_line, recent)]
+        shown.update(HTML(f"<pre>{html.escape(chr(10).join(lines))}</pre>"))
+
+    return listen
 
 
 def _line(outcome: Outcome) -> str:
@@ -46,7 +62,7 @@ def _line(outcome: Outcome) -> str:
 def _print_line(progress: Progress, outcome: Outcome | None) -> None:
     """Print the line of a finished job."""
     if outcome is not None:
-        sys.stdout.write(f"[{progress.finished}/{progress.total}] {_line(outcome)}\n")
+        sys.stdout.write(f"[{progress.finished}/{progress.total}{_left(progress)}] {_line(outcome)}\n")
         sys.stdout.flush()
 
 
@@ -61,7 +77,13 @@ def _view(status: str, progress: Progress, recent: Iterable[Outcome]) -> Group:
 
 
 def _status(progress: Progress) -> str:
-    """The counts of cells."""
+    """The counts of cells, and the time."""
     skipped = f", {progress.skipped} of them from before" if progress.skipped else ""
     failed = f", {progress.failed} failed" if progress.failed else ""
-    return f"{progress.finished} of {progress.total} cells{skipped}{failed}"
+    return f"{progress.finished} of {progress.total} cells{skipped}{failed}, {span(progress.seconds)}{_left(progress)}"
+
+
+def _left(progress: Progress) -> str:
+    """About how long the study still takes."""
+    left = progress.seconds_left
+    return "" if left is None or progress.finished == progress.total else f", about {span(left)} left"

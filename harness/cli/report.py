@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from leakgauge.harness.cli.options import INCOMPLETE, FolderArgument, print_table, refusal, user_errors
+from leakgauge.harness.cli.options import INCOMPLETE, USAGE, FolderArgument, print_table, refusal, user_errors
 
 if TYPE_CHECKING:
     from leakgauge.harness.core.result import Run
@@ -56,19 +56,41 @@ def report(
 def export(
     folder: FolderArgument,
     to: Annotated[
-        Literal["md", "csv", "jsonl"],
-        typer.Option(help="md: the leakage matrix; csv, jsonl: one line per cell, with all estimates."),
-    ] = "md",
+        Literal["csv", "parquet", "tex", "md", "jsonl", "matrix"],
+        typer.Option(
+            help="csv, parquet, tex, md: one row a value; jsonl: one line a cell; matrix: Markdown by attack."
+        ),
+    ] = "matrix",
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="A file; default: standard output.")] = None,
+    quantity: Annotated[
+        list[str] | None, typer.Option(help="Only rows of this quantity, such as ssim or proved_epsilon; repeatable.")
+    ] = None,
+    columns: Annotated[str, typer.Option(help="Only these columns, as in defense,attack,value,low,high.")] = "",
+    items: Annotated[bool, typer.Option("--items", help="Also one row for each victim or record.")] = False,
+    digits: Annotated[int, typer.Option(min=1, max=17, help="Significant digits in tex and md.")] = 4,
 ) -> None:
-    """Print the results of a folder as a table for other programs."""
-    from leakgauge.harness.study.store import load_run
-    from leakgauge.reports.export import to_csv, to_jsonl
+    """Write the results of a folder as a table for other programs."""
+    from leakgauge.harness.study.store import load_run, write_atomically
+    from leakgauge.reports.export import rows_as, to_jsonl
     from leakgauge.reports.select import Analysis
-    from leakgauge.reports.text.markdown import to_markdown
+    from leakgauge.reports.text.markdown import to_matrix
 
+    names = [name for name in columns.split(",") if name]
     with user_errors():
-        analysis = Analysis(load_run(folder))
-    typer.echo({"md": to_markdown, "csv": to_csv, "jsonl": to_jsonl}[to](analysis), nl=False)
+        loaded = load_run(folder)
+        if to == "jsonl" or to == "matrix":
+            if quantity or names or items:
+                raise refusal(USAGE, f"--quantity, --columns and --items want rows: csv, parquet, tex or md, not {to}")
+            content = (to_jsonl if to == "jsonl" else to_matrix)(Analysis(loaded)).encode()
+        else:
+            try:
+                content = rows_as(to, loaded, quantity or (), names, items=items, digits=digits)
+            except (ValueError, ImportError) as error:
+                raise refusal(USAGE, str(error)) from error
+        if out is not None:
+            write_atomically(out, content)
+        else:
+            typer.echo(content, nl=False)
 
 
 def publish(

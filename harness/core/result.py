@@ -6,12 +6,15 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from leakgauge.harness.core.cell import Cell, TrainingSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -343,7 +346,7 @@ class Scores:
     who: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """Everything in a folder of results: the input of reports and of the gate.
 
@@ -378,6 +381,33 @@ class Run:
     public_data: frozenset[str]
     data_hashes: dict[str, str]
     attacks: dict[str, PartInfo]
+
+    def frame(self, *, items: bool = False) -> pd.DataFrame:
+        """All values as a tidy pandas data frame: one row a value, with its question, interval, n and unit.
+
+        Metrics, accuracy and loss by round, bytes, bits, signal-to-noise ratio, seconds, and the claimed, proved and
+        audited epsilons. `core.rows` lists the quantities and columns; `leakgauge export` writes the same rows.
+
+        Args:
+            items: also one row for each victim or record behind a metric.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        from leakgauge.harness.core.rows import frame, rows
+
+        return frame(list(rows(self, items=items)))
+
+    def __repr__(self) -> str:
+        lacking = {"failed": len(self.failures), "without a result": len(self.missing)}
+        rest = "".join(f", {count} {what}" for what, count in lacking.items() if count)
+        done = f"{len(self.results)} of {len(self.cells)} cells on {len(self.trainings)} trainings{rest}"
+        return f"<Run {self.name!r}: {done}>"
+
+    def _repr_html_(self) -> str:
+        from leakgauge.harness.core.rows import summary_html
+
+        return summary_html(self)
 
 
 @dataclass(frozen=True)

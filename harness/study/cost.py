@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from leakgauge.harness.core.cell import Cell, TrainingSpec
-from leakgauge.harness.study.study import Study
+
+if TYPE_CHECKING:
+    from leakgauge.harness.study.study import Study
 
 _STEP_MS = 2.0
 """One local step of one client on one core; measured: 1.5 to 2.5 ms for CNNs of 6,000 to 16,000 weights, batch 32."""
@@ -14,15 +18,15 @@ _EVALUATION_MS = 1.6
 
 def estimate(study: Study) -> str:
     """One line: an upper bound of the time on one core, for models of the size of LeNet."""
-    training = sum(_training_seconds(spec) for spec in study.trainings)
-    attacks = sum(_attack_seconds(cell) for cell in study.cells)
+    training = sum(training_seconds(spec) for spec in study.trainings)
+    attacks = sum(attack_seconds(cell) for cell in study.cells)
     return (
-        f"at most about {_span(training)} of training and {_span(attacks)} of attacks on one core, for models of "
+        f"at most about {span(training)} of training and {span(attacks)} of attacks on one core, for models of "
         "LeNet's size; most attacks stop early"
     )
 
 
-def _training_seconds(spec: TrainingSpec) -> float:
+def training_seconds(spec: TrainingSpec) -> float:
     """Seconds for the local steps of all clients and rounds; an epoch covers an equal share of the samples."""
     one = spec.federation
     steps = one.local_steps or 1
@@ -32,7 +36,7 @@ def _training_seconds(spec: TrainingSpec) -> float:
     return one.rounds * (one.participants or one.clients) * steps * _STEP_MS / 1000
 
 
-def _attack_seconds(cell: Cell) -> float:
+def attack_seconds(cell: Cell) -> float:
     """Seconds for the evaluations of all victims and restarts; 0.1 for an attack without a budget of evaluations."""
     budget = cell.attack.parameters.get("evaluations")
     restarts = cell.attack.parameters.get("restarts", 1)
@@ -41,7 +45,7 @@ def _attack_seconds(cell: Cell) -> float:
     return cell.target.count * cell.target.batch * restarts * budget * _EVALUATION_MS / 1000
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
     """A duration in seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.0f} s"

@@ -31,8 +31,8 @@ def run_study(
         listen: called after every change.
 
     Raises:
-        StudyError: there is no such device, or a data set is missing or does not fit a model; one line for each
-            problem, before anything runs.
+        StudyError: there is no such device, the folder holds another study, or a data set is missing, has changed or
+            does not fit a model; one line for each problem, before anything runs.
         StoreError: the folder cannot be written, or contains an unreadable study.json.
         Interrupted: Ctrl-C; finished results are kept.
     """
@@ -44,7 +44,7 @@ def run_study(
     store = Store(Path(folder))
     found = check_data(study, root)
     hashes = {name: digest for name, (digest, _) in found.items()}
-    _refuse_changed_data(study, store, hashes)
+    _refuse_other_results(study, store, hashes)
     attacks = {cell.attack.key: cell.attack for cell in study.cells}
     store.write_study(
         {
@@ -95,11 +95,15 @@ def check_data(study: Study, root: Path) -> dict[str, tuple[str, bool]]:
     return found
 
 
-def _refuse_changed_data(study: Study, store: Store, hashes: dict[str, str]) -> None:
-    """Refuse to mix results on two versions of one data set: their ids are the same."""
+def _refuse_other_results(study: Study, store: Store, hashes: dict[str, str]) -> None:
+    """Refuse to mix the results of two studies, or of two versions of one data set, whose ids are the same."""
     if not (store.folder / "study.json").exists():
         return
-    before = store.read_study().get("data", {})
+    stored = store.read_study()
+    if stored["name"] != study.name:
+        text = f"{store.folder} holds the results of the study {stored['name']!r}: use another folder"
+        raise StudyError(study.name, [text])
+    before = stored.get("data", {})
     changed = [name for name, digest in hashes.items() if before.get(name, digest) != digest]
     if changed:
         text = f"is not the one of the results in {store.folder}: use another folder"

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 from leakgauge.harness.core.cell import Cell, TrainingSpec
 from leakgauge.harness.core.labels import cell_text, part_text
 from leakgauge.harness.core.result import Failure
+from leakgauge.harness.study import cost
 from leakgauge.harness.study.store import Store, StoreError
 
 _POLL = 0.2
@@ -62,13 +63,31 @@ class Outcome(NamedTuple):
 
 @dataclass
 class Progress:
-    """The state of a running study, in cells; the listener receives it after every change."""
+    """The state of a running study, in cells; the listener receives it after every change.
+
+    Attributes:
+        work: the expected seconds of the jobs that were to do, on one core (`cost`).
+        left: the same of those that are to do still.
+    """
 
     total: int
     done: int = 0
     failed: int = 0
     skipped: int = 0
     running: list[str] = field(default_factory=list)
+    work: float = 0.0
+    left: float = 0.0
+    start: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self.start
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the end, at the pace so far; None before the first job ended."""
+        return self.seconds * self.left / (self.work - self.left) if self.work > self.left else None
 
     @property
     def finished(self) -> int:
@@ -86,6 +105,16 @@ class Interrupted(Exception):
 def cores() -> int:
     """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def _seconds(job: Job) -> float:
+    """The expected seconds of a job by itself."""
+    return cost.training_seconds(job.training) if job.kind == "training" else cost.attack_seconds(job.cells[0])
+
+
+def _seconds_of_attacks(job: Job) -> float:
+    """The expected seconds of the attacks that follow a training."""
+    return sum(cost.attack_seconds(cell) for cell in job.cells)
 
 
 def _perform(job: Job, place: Place) -> str:
@@ -173,6 +202,10 @@ class Supervisor:
         # imported once, by the fork server: a worker then starts in milliseconds
         self.context.set_forkserver_preload(["torch", "leakgauge.harness.study.jobs"])
         self.trainings, self.attacks = deque(trainings), deque(attacks)
+        progress.work = progress.left = sum(
+            _seconds(job) + (_seconds_of_attacks(job) if job.kind == "training" else 0.0)
+            for job in (*self.trainings, *self.attacks)
+        )
         self.workers: list[_Worker] = []
 
     def run(self, workers: int) -> None:
@@ -269,10 +302,13 @@ class Supervisor:
         """Report an outcome; a finished training queues its attacks."""
         job = outcome.job
         self.progress.running.remove(job.label)
+        self.progress.left -= _seconds(job)
         waiting = [cell for cell in job.cells if self.store.read_result(cell.id) is None]
         if outcome.error:
             self.progress.failed += len(waiting) if job.kind == "training" else 1
+            self.progress.left -= _seconds_of_attacks(job) if job.kind == "training" else 0.0
         elif job.kind == "training":
+            self.progress.left -= sum(cost.attack_seconds(cell) for cell in job.cells if cell not in waiting)
             self.attacks.extend(Job("attack", job.training, (cell,)) for cell in waiting)
         else:
             self.progress.done += 1

@@ -10,7 +10,7 @@ from leakgauge.harness.core.labels import Label, where
 from leakgauge.harness.core.metrics import metric
 from leakgauge.harness.core.result import Flag, Result
 from leakgauge.harness.core.stats import cut
-from leakgauge.reports.export import data_uri, status_of, to_csv
+from leakgauge.reports.export import data_uri, status_of, table, to_csv
 from leakgauge.reports.select import Analysis, Group
 from leakgauge.reports.text.notation import NO_VALUE, duration, first_line, interval, measured
 
@@ -132,7 +132,7 @@ def everything(analysis: Analysis) -> Everything:
         rows=tuple(_row(analysis, groups[cell.id], cell) for cell in run.cells),
         flags=_flag_rows(analysis),
         several_settings=len(analysis.settings) > 1,
-        csv=data_uri(to_csv(analysis)),
+        csv=data_uri("results.csv", to_csv(table(run))),
         done=len(run.results),
         failed=len(run.failures),
         missing=len(run.missing),

@@ -7,7 +7,7 @@ from leakgauge.reports.select import Analysis, Group, beats, best, surely_less
 from leakgauge.reports.text.notation import fixed
 
 
-def to_markdown(analysis: Analysis) -> str:
+def to_matrix(analysis: Analysis) -> str:
     """One table per setting: one row per defense and one for the floor, one column per attack and target.
 
     A cell is the headline number with its 95 % interval; the strongest attack of a row is bold. The last column names

@@ -1,0 +1,72 @@
+"""What a script or a notebook calls: run a study as the command does, and show its report."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+from pathlib import Path
+
+from leakgauge.harness.core.result import Run
+from leakgauge.harness.study.study import Study, load_study
+
+
+def run(
+    study: Study | str | Path,
+    folder: str | Path,
+    *,
+    data: Path | None = None,
+    workers: int | None = None,
+    device: str = "cpu",
+    progress: bool = True,
+) -> Run:
+    """Run the unfinished cells of a study, write `folder/report.html`, and return all results.
+
+    In a script, call it under `if __name__ == "__main__":`, because workers import the script again.
+
+    Args:
+        study: a study, the path of a TOML file, or the name of a shipped study.
+        folder: of the results; the same call resumes.
+        data: folder of the data sets; default `LEAKGAUGE_DATA`, or `~/.cache/leakgauge`.
+        workers: worker processes; default one per core; 0: work in this process.
+        device: where clients train, `cpu` or `cuda`.
+        progress: show it: live in a terminal and in a notebook, else one line for each finished job.
+
+    Raises:
+        StudyError: the study is invalid, or a data set is missing or does not fit a model; one line for each problem.
+        UnknownNameError: neither a file nor a shipped study.
+        StoreError: the folder cannot be written, or holds results of another study.
+        Interrupted: Ctrl-C; finished results are kept.
+    """
+    from leakgauge.harness.cli.progress import listener
+    from leakgauge.harness.study.run import run_study
+    from leakgauge.harness.study.store import write_atomically
+
+    loaded = study if isinstance(study, Study) else load_study(study)
+    if progress:
+        with listener(loaded.name) as listen:
+            found = run_study(loaded, folder, data=data, workers=workers, device=device, listen=listen)
+    else:
+        found = run_study(loaded, folder, data=data, workers=workers, device=device)
+    write_atomically(Path(folder) / "report.html", report(found).html.encode())
+    return found
+
+
+@dataclass(frozen=True, repr=False)
+class Page:
+    """A report, shown inline by a notebook. `html`: the whole page, which loads nothing."""
+
+    name: str
+    html: str
+
+    def __repr__(self) -> str:
+        return f"<Page of {self.name!r}: {len(self.html):,} characters of HTML>"
+
+    def _repr_html_(self) -> str:
+        return f'<iframe srcdoc="{html.escape(self.html)}" style="width:100%;height:800px;border:0"></iframe>'
+
+
+def report(run: Run) -> Page:
+    """The HTML report of a run: the page that `leakgauge report` writes."""
+    from leakgauge.reports.html import render
+
+    return Page(run.name, render(run))

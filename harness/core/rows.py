@@ -1,0 +1,246 @@
+"""The results of a run as rows, one a value: `Run.frame`, the exports and a notebook show these.
+
+| rows of | quantities |
+|---|---|
+| a cell | its metrics, `finished` (1, or 0 with the reason in `note`), `seconds` |
+| a training | `accuracy`, `loss`, `message_bytes`, `snr_db` by round |
+| | `final_accuracy`, `bits_per_parameter`, `dim`, `seconds` |
+| its claims | `claimed_epsilon` and `proved_epsilon` for one round and for the whole run |
+| its audit | `audited_epsilon`, `audited_strict`, `audited_ceiling`, and the two epsilons of the small federation |
+| its assumptions | `broken` messages, coordinates or rounds, out of `n` |
+
+A row of a training has no cell, attack, adversary and target. An infinite epsilon is `inf`.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from leakgauge.harness.core.cases import Case, cases, headline_estimate
+from leakgauge.harness.core.cell import Cell, TrainingSpec
+from leakgauge.harness.core.labels import counted, label_parts, part_text, where
+from leakgauge.harness.core.result import AuditRecord, ClaimRecord, Estimate, Flag, ProofRecord, Run, TrainingRecord
+from leakgauge.harness.core.stats import clopper_pearson, cut, pool
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Row = dict[str, Any]
+
+COLUMNS: dict[str, str] = {
+    **dict.fromkeys(("cell", "training", "data", "model", "algorithm"), "str"),
+    **dict.fromkeys(("clients", "rounds"), "Int64"),
+    **dict.fromkeys(("defense", "attack", "adversary", "target"), "str"),
+    "seed": "Int64",
+    "quantity": "str",
+    **dict.fromkeys(("round", "item"), "Int64"),
+    **dict.fromkeys(("value", "low", "high", "level"), "float64"),
+    "n": "Int64",
+    **dict.fromkeys(("unit", "method", "privacy_unit", "relation", "horizon"), "str"),
+    "delta": "float64",
+    **dict.fromkeys(("adversaries", "verdict", "flags", "note"), "str"),
+}
+"""Each column with its type in a data frame. A value that does not apply is missing; a text is then empty."""
+
+
+def rows(run: Run, *, items: bool = False) -> Iterator[Row]:
+    """Every value of a run with its question, in the study's order: a training's values, then those of its cells.
+
+    Args:
+        items: also one row for each victim or record of a metric, numbered in `item`.
+    """
+    cells: dict[str, list[Cell]] = {}
+    for cell in run.cells:
+        cells.setdefault(cell.training.id, []).append(cell)
+    for here in cells.values():
+        spec = here[0].training
+        question, record = _question(spec), run.trainings.get(spec.id)
+        if record is not None:
+            for row in _of_training(record, run.seconds.get(spec.id)):
+                yield question | row
+        for cell in here:
+            names = dict(cell=cell.id, attack=part_text(cell.attack), adversary=cell.threat, target=where(cell.target))
+            for row in _of_cell(run, cell, items):
+                yield question | names | row
+
+
+def frame(found: Sequence[Row]) -> pd.DataFrame:
+    """Rows as a data frame with the columns and types of `COLUMNS`.
+
+    Raises:
+        ImportError: pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise ImportError("a data frame needs pandas: pip install 'leakgauge[frame]'") from error
+    return pd.DataFrame({name: pd.Series(column(found, name), dtype=kind) for name, kind in COLUMNS.items()})
+
+
+def column(found: Iterable[Row], name: str) -> list[Any]:
+    """One column of rows: an empty text, or None, where a row has no value."""
+    nothing = "" if COLUMNS[name] == "str" else None
+    return [nothing if (value := row.get(name)) is None else value for row in found]
+
+
+def summary_html(run: Run) -> str:
+    """The headline of each case, pooled over the seeds, as an HTML table for a notebook."""
+    lines = [f"<tr>{''.join(f'<th>{name}</th>' for name in _SUMMARY)}</tr>"]
+    labels = label_parts(cell.training.defense for cell in run.cells)
+    for case in cases(run):
+        texts = [labels[case.training.defense.key].text, part_text(case.attack), case.threat, where(case.target)]
+        each = "".join(f"<td>{html.escape(text)}</td>" for text in texts + _numbers(case, run))
+        lines.append(f"<tr>{each}</tr>")
+    return f"<table><caption>{html.escape(repr(run))}</caption>{''.join(lines)}</table>"
+
+
+_SUMMARY = ("defense", "attack", "adversary", "target", "metric", "value", "95 %", "n", "final accuracy")
+
+
+def _numbers(case: Case, run: Run) -> list[str]:
+    """What came out of a case, as texts."""
+    known = [r.accuracy for cell in case.cells if (r := run.trainings.get(cell.training.id)) and r.accuracy is not None]
+    accuracy = f"{np.mean(known):.1%}" if known else ""
+    found = [one for result in case.results if (one := headline_estimate(result, case.kind)) is not None]
+    if not found:
+        return ["", "no result", "", "", accuracy]
+    one = cut(pool([each for each in found if each.name == found[0].name]))
+    ends = "" if one.low is None or one.high is None else f"{one.low:.3f} to {one.high:.3f}"
+    return [one.name, "n/a" if one.value is None else f"{one.value:.3f}", ends, str(one.n), accuracy]
+
+
+def _question(spec: TrainingSpec) -> Row:
+    """What the rows of a training and of its cells have in common."""
+    return {
+        "training": spec.id,
+        "data": spec.task.data,
+        "model": spec.task.model,
+        "algorithm": spec.federation.algorithm,
+        "clients": spec.federation.clients,
+        "rounds": spec.federation.rounds,
+        "defense": part_text(spec.defense),
+        "seed": spec.seed,
+    }
+
+
+def _of_cell(run: Run, cell: Cell, items: bool) -> Iterator[Row]:
+    """The values of a cell."""
+    result, failure = run.results.get(cell.id), run.failures.get(cell.id)
+    why = "" if result is not None else "no result" if failure is None else f"{failure.kind}: {failure.message}"
+    flags = _codes(() if result is None else result.flags)
+    yield {"quantity": "finished", "value": float(result is not None), "n": 1, "note": why, "flags": flags}
+    yield from _seconds(run.seconds.get(cell.id))
+    for estimate in () if result is None else result.estimates:
+        yield _measured(estimate) | {"flags": flags}
+        for number, value in enumerate(estimate.values if items else ()):
+            yield {"quantity": estimate.name, "item": number, "value": value, "unit": estimate.unit}
+
+
+def _measured(estimate: Estimate) -> Row:
+    """An estimate with its interval."""
+    found = {"quantity": estimate.name, "value": estimate.value, "n": estimate.n, "unit": estimate.unit}
+    if estimate.low is not None:
+        found |= {"low": estimate.low, "high": estimate.high, "level": estimate.level, "method": estimate.method}
+    return found | {"note": estimate.note}
+
+
+def _of_training(record: TrainingRecord, seconds: float | None) -> Iterator[Row]:
+    """The values of a training: curves first, then single numbers, claims, the audit and broken assumptions."""
+    for one in record.evaluations:
+        if one.accuracy is not None:
+            yield {"round": one.round} | _accuracy(one.accuracy, record.test_samples, "accuracy")
+        yield {"quantity": "loss", "round": one.round, "value": one.loss, "n": record.test_samples}
+    for number, size in enumerate(record.message_bytes):
+        yield {"quantity": "message_bytes", "round": number, "value": size, "unit": "bytes"}
+    for number, snr in enumerate(record.snr_db):
+        yield {"quantity": "snr_db", "round": number, "value": snr, "unit": "dB"}
+    if record.accuracy is not None:
+        yield _accuracy(record.accuracy, record.test_samples, "final_accuracy") | {"flags": _codes(record.flags)}
+    if record.message_bytes:
+        bits = 8 * float(np.mean(record.message_bytes)) / record.dim
+        yield {"quantity": "bits_per_parameter", "value": bits, "unit": "bits"}
+    yield {"quantity": "dim", "value": record.dim}
+    yield from _seconds(seconds)
+    for claim in (record.one_round, record.whole_run):
+        yield from _of_claim(claim)
+    if record.audited is not None:
+        yield from _of_audit(record.audited)
+    for breach in record.breaches:
+        note = f"{breach.assumption}; {'covered by the proof' if breach.covered else 'not covered by the proof'}"
+        yield {"quantity": "broken", "value": breach.broken, "n": breach.of, "unit": breach.what, "note": note}
+
+
+@functools.lru_cache(1 << 14)
+def _interval(hits: int, n: int) -> tuple[float | None, float | None]:
+    """Clopper-Pearson's interval at 95 %."""
+    found = clopper_pearson(hits, n)
+    return found.low, found.high
+
+
+def _accuracy(value: float, n: int, quantity: str) -> Row:
+    """An accuracy on n test samples."""
+    if not n:
+        return {"quantity": quantity, "value": value}
+    low, high = _interval(round(value * n), n)
+    ends = {"low": low, "high": high, "level": 0.95, "method": "Clopper-Pearson"}
+    return {"quantity": quantity, "value": value, "n": n} | ends
+
+
+def _of_claim(claim: ClaimRecord) -> Iterator[Row]:
+    """The claimed epsilon, then the proved ones."""
+    verdict = "NOTHING PROMISED" if claim.epsilon is None else claim.verdict
+    kept = {"relation": claim.relation, "horizon": claim.horizon}
+    terms = kept | {"delta": claim.delta, "privacy_unit": claim.unit, "adversaries": " ".join(claim.against)}
+    words = {"method": claim.source, "verdict": verdict, "note": claim.reason}
+    yield {"quantity": "claimed_epsilon", "value": _epsilon(claim.epsilon)} | terms | words
+    for proof in (claim.proved, *claim.further):
+        yield kept | _of_proof(proof)
+
+
+def _of_proof(proof: ProofRecord) -> Row:
+    """A proved epsilon, an upper bound; where some pair of neighbors attains it, a lower one too."""
+    value = _epsilon(proof.epsilon)
+    terms = {"delta": proof.delta, "privacy_unit": proof.unit, "adversaries": " ".join(proof.against)}
+    ends = {"high": value, "low": value if proof.tight else None}
+    return {"quantity": "proved_epsilon", "value": value, "method": proof.method, "note": proof.reason} | ends | terms
+
+
+def _of_audit(audit: AuditRecord) -> Iterator[Row]:
+    """The bounds of an audit, and the epsilons of the small federation that was audited."""
+    federation = f"{counted(audit.clients, 'client')}, {counted(audit.rounds, 'round')}, d = {audit.dim}"
+    terms = {"relation": audit.relation, "horizon": audit.horizon, "adversaries": audit.threat, "delta": audit.delta}
+    unit = {"privacy_unit": audit.unit}
+    bound = {"low": audit.epsilon_lower, "level": audit.confidence, "n": audit.trials, "method": audit.method}
+    words = {"verdict": audit.code, "note": audit.seen}
+    yield {"quantity": "audited_epsilon", "value": audit.epsilon_lower} | terms | unit | bound | words
+    yield {"quantity": "audited_strict", "value": audit.strict, "note": federation} | terms | unit
+    yield {"quantity": "audited_ceiling", "value": _epsilon(audit.ceiling), "note": federation} | terms | unit
+    words = {"verdict": audit.verdict, "note": audit.reason}
+    yield {"quantity": "audit_claimed_epsilon", "value": _epsilon(audit.claimed)} | terms | unit | words
+    yield {"quantity": "audit_proved_epsilon", "value": _epsilon(audit.proved), "note": federation} | terms | unit
+    for one in audit.assuming:
+        kept = {"low": one.epsilon_lower, "level": audit.confidence, "n": one.trials, "method": one.assumes}
+        more = terms | {"delta": 0.0, "privacy_unit": one.unit, "note": f"proved {one.proved:.6g}; {one.pair}"}
+        yield {"quantity": "audited_epsilon", "value": one.epsilon_lower} | more | kept
+
+
+def _seconds(seconds: float | None) -> Iterator[Row]:
+    """A duration, if it is known."""
+    if seconds is not None:
+        yield {"quantity": "seconds", "value": seconds, "unit": "s"}
+
+
+def _epsilon(value: float | None) -> float:
+    """An epsilon as a number: None is infinity."""
+    return math.inf if value is None else value
+
+
+def _codes(flags: Iterable[Flag]) -> str:
+    """The distinct codes of flags."""
+    return " ".join(dict.fromkeys(flag.code for flag in flags))
