@@ -112,7 +112,7 @@ def test_from_python_a_study_runs_with_its_progress_and_its_report(study, tmp_pa
     assert (tmp_path / "out" / "report.html").read_text() == page.html
     assert page._repr_html_().startswith("<iframe srcdoc=")
     assert len(repr(page)) < 100
-    assert repr(run) == "<Run 'tiny': 4 of 4 cells on 2 trainings>"
+    assert repr(run) == "<Run 'tiny': 6 of 6 cells on 2 trainings>"
     leakgauge.run(str(study), tmp_path / "out", workers=0, progress=False)
     assert capsys.readouterr().out == ""
 
