@@ -12,19 +12,22 @@ import numpy as np
 from leakgauge.harness.core.cases import Case, cases, headline_estimate
 from leakgauge.harness.core.cell import Cell, Target
 from leakgauge.harness.core.labels import UNDEFENDED, Label, label_parts, label_settings, setting_key, where
-from leakgauge.harness.core.metrics import RECOGNIZABLE, Metric, headline, metric
-from leakgauge.harness.core.result import Environment, Estimate, Flag, Run, TrainingRecord
+from leakgauge.harness.core.metrics import Metric, headline, metric
+from leakgauge.harness.core.result import Environment, Estimate, Flag, Result, Run, TrainingRecord
 from leakgauge.harness.core.stats import clopper_pearson, cut, mean_interval, pool
 from leakgauge.reports.text.notation import fixed
 
 HIGH, LOW = 0.5, 0.1
 """Positions between the floor (0) and the ceiling (1): High from the first, Low below the second."""
 
-Word = Literal["High", "Moderate", "Low", "not rated"]
+Word = Literal["High", "Moderate", "Low", "at floor", "not rated"]
 
 
 class Rating(NamedTuple):
-    """How much leaks. `place`: 0 at the floor, 1 at the ceiling; `why`: the reason for no rating."""
+    """How much leaks. `place`: 0 at the floor, 1 at the ceiling; `why`: the reason for no rating.
+
+    At floor: the interval holds the floor, so that nothing is seen to leak, and no other word can stand.
+    """
 
     word: Word
     place: float | None
@@ -32,7 +35,7 @@ class Rating(NamedTuple):
 
 
 class Recognized(NamedTuple):
-    """Number of recognizable images, and of all images."""
+    """Number of recognizable images, and of all images: identified among others, with a high SSIM (`study.score`)."""
 
     hits: int
     of: int
@@ -80,14 +83,20 @@ class Group:
     @property
     def recognized(self) -> Recognized | None:
         """Recognizable images among the attacked ones, failed ones included; None without images."""
-        if self.estimate is None or self.metric.recognizable is None or not self.estimate.values:
-            return None
-        return Recognized(sum(is_recognizable(value) for value in self.estimate.values), len(self.estimate.values))
+        images = [seen for result in self.case.results for seen in recognizable(result)]
+        return Recognized(sum(images), len(images)) if images else None
+
+    @property
+    def identified(self) -> Estimate | None:
+        """The share of images identified among others, pooled over the seeds; None if no result has it."""
+        found = self.case.estimates("identification")
+        return pool(found) if found else None
 
 
-def is_recognizable(ssim: float | None) -> bool:
-    """Whether a reconstruction with this SSIM counts as recognizable."""
-    return ssim is not None and ssim >= RECOGNIZABLE
+def recognizable(result: Result) -> tuple[bool, ...]:
+    """Whether each image of a result is recognizable; empty without images."""
+    found = next((one.values for one in result.estimates if one.name == "recognized"), ())
+    return tuple(value == 1 for value in found)
 
 
 def final_accuracy(trainings: Sequence[TrainingRecord]) -> Estimate | None:
@@ -210,11 +219,19 @@ class Analysis:
         if not beats(ceiling, floor):
             return Rating("not rated", None, "without a defense, the attack does not beat the floor")
         place = (group.value - floor) / (ceiling.value - floor)
-        found, blind = group.recognized, self.floor(group)
-        guessed = blind.recognized if blind is not None else None
-        if place >= HIGH or (found and guessed and found.hits * guessed.of > guessed.hits * found.of):
+        if self._shows_more(group):
             return Rating("High", place, "")
-        return Rating("Moderate" if place >= LOW else "Low", place, "")
+        if not beats(group, floor):
+            return Rating("at floor", place, "")
+        return Rating("High" if place >= HIGH else "Moderate" if place >= LOW else "Low", place, "")
+
+    def _shows_more(self, group: Group) -> bool:
+        """Whether a group has more recognizable images than its floor, and identifies more of them than by chance."""
+        found, blind, seen = group.recognized, self.floor(group), group.identified
+        guessed = blind.recognized if blind is not None else None
+        if found is None or guessed is None or found.hits * guessed.of <= guessed.hits * found.of:
+            return False
+        return seen is not None and (seen.low or 0.0) > (metric(seen.name).chance or 0.0)
 
     def is_void(self, group: Group) -> bool:
         """Whether the attack of a group, measured without a defense, does not beat the floor there."""

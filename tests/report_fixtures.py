@@ -28,7 +28,7 @@ from leakgauge.harness.core.result import (
     TrainingRecord,
     to_data,
 )
-from leakgauge.harness.core.stats import mean
+from leakgauge.harness.core.stats import mean, of_items
 
 TASK = TaskSpec("invented", "lenet-dlg")
 FEDERATION = FederationSpec(clients=10, rounds=8, batch=1)
@@ -118,6 +118,15 @@ def reconstruction_estimates(cell: Cell) -> tuple[Estimate, ...]:
         mean("mse", mse),
         mean("psnr", [-10 * math.log10(m) for m in mse]),
         mean("label_accuracy", [1.0] * len(values)),
+        *of_lineups(values),
+    )
+
+
+def of_lineups(values: Sequence[float | None]) -> tuple[Estimate, ...]:
+    """Identified from an SSIM of 0.3 on, recognizable from 0.5 on."""
+    return tuple(
+        of_items(name, [float(value is not None and value >= least) for value in values])
+        for name, least in (("identification", 0.3), ("recognized", 0.5))
     )
 
 

@@ -73,7 +73,13 @@ def small(
 
 def with_ssim(values: Callable[[Cell], Sequence[float | None]]) -> Callable[[Cell], Result]:
     """A maker of results with these SSIM values."""
-    return lambda cell: double.with_estimates(double.result_of(cell), mean("ssim", values(cell)))
+
+    def make(cell: Cell) -> Result:
+        return double.with_estimates(
+            double.result_of(cell), mean("ssim", values(cell)), *double.of_lineups(values(cell))
+        )
+
+    return make
 
 
 def ssim_of(table: dict[str, list[float | None]]) -> Callable[[Cell], Result]:

@@ -16,14 +16,14 @@ from leakgauge.reports.html import render
 from tests import report_fixtures as double
 
 FOUND = Metric(
-    *("identification", "victims identified", "victim", "reconstruction"),
+    *("resemblance", "victims recalled", "victim", "reconstruction"),
     gate=GateTest.PAIRED,
-    failed="more victims identified",
+    failed="more victims recalled",
 )
 
 
 @pytest.fixture
-def with_identification(monkeypatch):
+def with_resemblance(monkeypatch):
     monkeypatch.setitem(metrics.METRICS, FOUND.name, FOUND)
 
 
@@ -38,7 +38,7 @@ def run_with(hits):
     return dataclasses.replace(run, results=found)
 
 
-def test_a_new_metric_is_gated_shown_and_exported(with_identification):
+def test_a_new_metric_is_gated_shown_and_exported(with_resemblance):
     before, now = (measured(run_with(hits)) for hits in (1, 11))
     (measure,) = [one for one in now.measures if one.metric == FOUND.name and not one.control]
     assert (measure.value, measure.n) == (pytest.approx(11 / 12), 24)
@@ -46,14 +46,14 @@ def test_a_new_metric_is_gated_shown_and_exported(with_identification):
     outcome = judge(now, before, Rules())
     (check,) = [one for one in outcome.checks if one.metric == FOUND.name]
     assert check.verdict is Verdict.FAIL
-    assert check.reason.startswith("victims identified rose by 0.833")
+    assert check.reason.startswith("victims recalled rose by 0.833")
     assert not check.images
     base = Baseline(before, 0.01, "before")
-    assert "more victims identified" in summary(outcome, now, base)
-    assert '"metric": "identification"' in as_json(outcome, now, base)
+    assert "more victims recalled" in summary(outcome, now, base)
+    assert '"metric": "resemblance"' in as_json(outcome, now, base)
     run = run_with(11)
-    assert "victims identified" in render(run)
-    assert "identification" in set(run.frame().quantity)
+    assert "victims recalled" in render(run)
+    assert "resemblance" in set(run.frame().quantity)
 
 
 def test_what_the_table_does_not_know_is_not_gated():

@@ -11,7 +11,7 @@ import pytest
 
 from leakgauge.harness.core.cell import Cell, FederationSpec
 from leakgauge.harness.core.labels import part_text
-from leakgauge.harness.core.result import ClaimRecord, Run, TrainingRecord
+from leakgauge.harness.core.result import ClaimRecord, Flag, Run, TrainingRecord
 from leakgauge.reports.charts import figures
 from leakgauge.reports.charts.epsilon import SSIM, accuracy_charts, leakage_charts
 from leakgauge.reports.html import render
@@ -337,6 +337,20 @@ def test_the_download_has_the_proved_epsilon(analysis: Analysis) -> None:
     assert (bare["value"], bare["privacy_unit"], bare["adversaries"].split()[0]) == (math.inf, "client", "server")
     verdicts = {part.name: rows(part, "claimed_epsilon")[0]["verdict"] for part in (SAMPLED, GENEROUS, double.NONE)}
     assert list(verdicts.values()) == ["UNPROVED", "LOOSE", "NOTHING PROMISED"]
+
+
+def test_the_terminal_table_has_bits_identified_images_and_trainings_that_did_not_learn() -> None:
+    run = double.make_run(double.grid([double.NONE, double.SQSGD], [(double.MATCHING, double.PROBE, "server")], (0, 1)))
+    text = plain(run)
+    assert "12/12" in text
+    assert all(words in text for words in ("32 bits", "2.1 bits"))
+    assert "no learning" not in text
+    flag = Flag("no-learning", "final accuracy 0.100 is near chance")
+    lost = {key: dataclasses.replace(one, flags=(flag,)) for key, one in run.trainings.items() if one.spec.seed}
+    assert plain(dataclasses.replace(run, trainings=run.trainings | lost)).count(" in 1") == 2
+    every = {key: dataclasses.replace(one, flags=(flag,)) for key, one in run.trainings.items()}
+    assert " in 1" not in plain(dataclasses.replace(run, trainings=every))
+    assert "no learning" in plain(dataclasses.replace(run, trainings=every))
 
 
 def test_the_terminal_table_has_claimed_and_proved_epsilon_and_the_verdict() -> None:

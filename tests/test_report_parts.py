@@ -12,7 +12,7 @@ import zipfile
 import pytest
 
 from leakgauge.harness.core.cell import Cell, PartSpec, Target
-from leakgauge.harness.core.result import Estimate
+from leakgauge.harness.core.result import Estimate, Result
 from leakgauge.harness.core.stats import mean, pool
 from leakgauge.reports.charts import figures, svg
 from leakgauge.reports.export import rows_as
@@ -43,15 +43,41 @@ def test_the_word_follows_from_the_way_between_floor_and_ceiling(ssim: float, wo
     assert verdict(analysis).badge.words == badge
 
 
-def test_a_single_recognizable_image_is_high_although_the_mean_is_low() -> None:
-    table = {"none": [0.95] * 7 + [0.9], "gaussian": [0.1] * 7 + [0.6], "prior": [0.1] * 7 + [0.11]}
+@pytest.mark.parametrize(
+    ("seen", "word", "sentence"),
+    [(2, "High", "1 of 1 defense leaks under the attacks that ran"),
+     # chance identifies one of sixteen in one study of seven
+     (1, "at floor", "Every defended case is close to the floor")],
+)  # fmt: skip
+def test_a_few_recognizable_images_are_high_although_the_mean_is_low(seen: int, word: str, sentence: str) -> None:
+    table = {"none": [0.95] * 15 + [0.9], "gaussian": [0.1] * (16 - seen) + [0.6] * seen, "prior": [0.1] * 15 + [0.11]}
     analysis = Analysis(double.make_run(small(), make=ssim_of(table)))
     group = analysis.defended[0]
-    assert analysis.rating(group).word == "High"
+    assert analysis.rating(group).word == word
     assert (analysis.rating(group).place or 0.0) < 0.1
     found = verdict(analysis)
-    assert found.figures[1][1:3] == ("1", "of 8 defended")
-    assert found.sentence == "1 of 1 defense leaks under the attacks that ran"
+    assert found.figures[1][1:3] == (str(seen), "of 16 defended")
+    assert found.sentence == sentence
+
+
+def unidentified(result: Result) -> Result:
+    """The same without an image that is identified or recognizable."""
+    return double.with_estimates(result, *result.estimates[:1], *double.of_lineups([0.0] * 4))
+
+
+def test_no_word_stands_on_an_interval_that_holds_the_floor() -> None:
+    # the mean is a quarter of the way to the ceiling, but four such images say nothing
+    make = ssim_of({"none": [0.9, 0.91, 0.9, 0.92], "gaussian": [-0.2, 0.8, 0.1, 0.6], "prior": [0.1, 0.11, 0.1, 0.11]})
+    analysis = Analysis(double.make_run(small(), make=lambda cell: unidentified(make(cell))))
+    found = analysis.rating(analysis.defended[0])
+    assert (found.word, found.place > 0.1) == ("at floor", True)
+
+
+def test_a_defense_at_several_settings_is_counted_once() -> None:
+    table = {"none": [0.9] * 8, "gaussian": [0.8, 0.81] * 4, "prior": [0.1] * 8}
+    attacks = [(attack, double.PROBE, "server") for attack in (double.MATCHING, double.PRIOR)]
+    cells = double.grid([double.NONE, *double.GAUSSIAN[:2]], attacks, (0,))
+    assert verdict(Analysis(double.make_run(cells, make=ssim_of(table)))).sentence.startswith("1 of 1 defense leaks")
 
 
 def test_an_attack_that_fails_without_a_defense_shows_nothing_about_defenses() -> None:
@@ -124,7 +150,8 @@ def test_an_entry_that_cannot_be_rated_names_what_is_lacking(
 ) -> None:
     rows = rows_of(cells, failed=lambda cell: cell.attack == lost)
     (entry,) = rows["gaussian"]
-    assert (entry.word, entry.tone, entry.notes) == ("not rated", "none", (why,))
+    assert (entry.word, entry.tone, entry.notes[0]) == ("not rated", "none", why)
+    assert entry.notes[1].endswith(" identified (0 % to 46 %)")
     assert rows["floor"][0].value == ("0.147" if lost is None else "n/a")
 
 

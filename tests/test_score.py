@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binomtest
 from torch import Tensor
 
 from leakgauge.harness.core.contract import Guess
 from leakgauge.harness.core.result import Estimate
-from leakgauge.harness.core.rng import Key, normal, permutation, uniform
-from leakgauge.harness.study.score import PSNR_CAP, image_scores, match, score_membership, score_reconstruction
+from leakgauge.harness.core.rng import Key, normal, permutation, permutations, uniform
+from leakgauge.harness.data.embedded import digits
+from leakgauge.harness.study.score import (
+    PSNR_CAP,
+    identified,
+    image_scores,
+    match,
+    score_membership,
+    score_reconstruction,
+)
 
 ROOT = Key(7, ("test_score",))
 
@@ -272,3 +282,55 @@ def test_membership_scores_that_are_not_finite_are_counted():
         score_membership(scores, np.array([True, False, True, False]))
     with pytest.raises(ValueError, match="expected scores"):
         score_membership(scores, np.array([True]))
+
+
+def lineup_of(x: Tensor, size: int = 99) -> Tensor:
+    return torch.stack([images(f"other {at}", size, *x.shape[1:]) for at in range(len(x))])
+
+
+def test_an_original_is_identified_by_what_is_nearer_to_it_than_to_all_others():
+    x = images("x", 4, 1, 8, 8)
+    others = lineup_of(x)
+    assert identified(x, x, others).tolist() == [1, 1, 1, 1]
+    assert identified(x, x + 0.2 * normal(ROOT, (4, 1, 8, 8)), others).tolist() == [1, 1, 1, 1]
+    assert identified(x, others[:, 50], others).tolist() == [0, 0, 0, 0]
+    # a tie is no identification, but an other that is the original itself does not count
+    assert identified(torch.zeros(1, 2), torch.full((1, 2), 0.5), torch.ones(1, 1, 2)).tolist() == [0]
+    assert identified(x, x, x[:, None].repeat(1, 3, 1, 1, 1)).tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("kind", ["flat", "another image"])
+def test_a_blind_guess_identifies_one_in_a_hundred(kind):
+    scenes = digits(Path()).train.x
+    rows = torch.from_numpy(permutations(ROOT.child(kind), 1000, len(scenes)))[:, :101]
+    x, others = scenes[rows[:, 0]], scenes[rows[:, 1:100]]
+    blind = scenes.mean() * torch.ones_like(x) if kind == "flat" else scenes[rows[:, 100]]
+    hits = int(identified(x, blind, others).sum())
+    assert binomtest(hits, 1000, 0.01).pvalue > 0.01
+    assert identified(x, 0.75 * x + 0.25 * blind, others).mean() > 0.9
+
+
+def test_recognizable_is_an_identified_image_of_high_ssim():
+    x = torch.full((2, 1, 8, 8), 0.5)
+    x[1] = images("x", 1, 8, 8)
+    found = by_name(score_reconstruction([x], [labels(0, 1)], [guess(x.clone(), labels(0, 1))], [lineup_of(x)])[0])
+    assert found["identification"].values == found["recognized"].values == (1, 1)
+    assert found["identification"].note.startswith("2 of 2 images")
+    # a flat guess of a nearly flat image, among other nearly flat ones: SSIM cannot tell, a lineup can
+    flat = 0.5 + 1e-3 * normal(ROOT.child("flat"), (1, 1, 8, 8))
+    among = 0.5 + 1e-3 * normal(ROOT.child("others"), (1, 99, 1, 8, 8))
+    gray = guess(torch.full((1, 1, 8, 8), 0.5), labels(0))
+    found = by_name(score_reconstruction([flat], [labels(0)], [gray], [among])[0])
+    assert found["ssim"].value > 0.9
+    assert found["identification"].value == found["recognized"].value == 0
+
+
+def test_a_failed_victim_is_not_identified_and_features_have_lineups_too():
+    x, y, guesses = three_victims()
+    found = by_name(score_reconstruction(x, y, guesses, [lineup_of(each) for each in x])[0])
+    assert found["identification"].values == (1, 1, 0, 0, 0, 0)
+    features = images("features", 3, 5)
+    exact = guess(features, labels(0, 1, 2))
+    found = score_reconstruction([features], [labels(0, 1, 2)], [exact], [lineup_of(features)])
+    assert [one.name for one in found[0]] == ["mse", "label_accuracy", "identification", "failed"]
+    assert found[0][2].value == 1

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Literal
 
 RECOGNIZABLE = 0.5
-"""SSIM from which a reconstruction counts as recognizable."""
+"""SSIM from which a reconstruction that identifies its original counts as recognizable."""
 
 
 class GateTest(StrEnum):
@@ -100,7 +100,8 @@ _TABLE = (
     Metric("psnr", "PSNR", "image", "reconstruction", "Student t", low=None, high=None, unit="dB"),
     Metric("label_accuracy", "labels right", "label", "labels", headline=True),
     Metric("exact", "victims with all labels right", "victim", "labels"),
-    Metric("recognized", "recognized", "image", "reconstruction"),
+    Metric("identification", "images identified", "image", "reconstruction", chance=0.01),
+    Metric("recognized", "recognizable", "image", "reconstruction"),
     Metric("success", "success", "image", "reconstruction"),
     Metric("failed", "failed", "victim", "reconstruction", higher_leaks=None),
     Metric(

@@ -288,6 +288,11 @@ class TrainingRecord:
         known = [evaluation.accuracy for evaluation in self.evaluations if evaluation.accuracy is not None]
         return known[-1] if known else None
 
+    @property
+    def bits(self) -> float | None:
+        """Bits that a client sends in a round for each parameter, on average; None without a round."""
+        return 8 * float(np.mean(self.message_bytes)) / self.dim if self.message_bytes else None
+
 
 @dataclass(frozen=True)
 class Result:

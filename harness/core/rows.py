@@ -4,7 +4,7 @@
 |---|---|
 | a cell | its metrics, `finished` (1, or 0 with the reason in `note`), `seconds` |
 | a training | `accuracy`, `loss`, `message_bytes`, `snr_db` by round |
-| | `final_accuracy`, `bits_per_parameter`, `dim`, `seconds` |
+| | `final_accuracy`, `bits`, `dim`, `seconds` |
 | its claims | `claimed_epsilon` and `proved_epsilon` for one round and for the whole run |
 | its audit | `audited_epsilon`, `audited_strict`, `audited_ceiling`, and the two epsilons of the small federation |
 | its assumptions | `broken` messages, coordinates or rounds, out of `n` |
@@ -162,9 +162,8 @@ def _of_training(record: TrainingRecord, seconds: float | None) -> Iterator[Row]
         yield {"quantity": "snr_db", "round": number, "value": snr, "unit": "dB"}
     if record.accuracy is not None:
         yield _accuracy(record.accuracy, record.test_samples, "final_accuracy") | {"flags": _codes(record.flags)}
-    if record.message_bytes:
-        bits = 8 * float(np.mean(record.message_bytes)) / record.dim
-        yield {"quantity": "bits_per_parameter", "value": bits, "unit": "bits"}
+    if record.bits is not None:
+        yield {"quantity": "bits", "value": record.bits, "unit": "bits per parameter"}
     yield {"quantity": "dim", "value": record.dim}
     yield from _seconds(seconds)
     for claim in (record.one_round, record.whole_run):

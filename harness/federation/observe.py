@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +20,9 @@ from leakgauge.harness.federation.loop import Training, make_plan, replay_state
 from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.learn.batch import Engine, Indices, Work, train_clients
 from leakgauge.harness.learn.tasks import ModelTask
+
+IN_LINEUP = 100
+"""Inputs among which a reconstruction is to identify its own; fewer if there are fewer."""
 
 
 class _Sent(NamedTuple):
@@ -74,11 +77,23 @@ class Truth:
         victims: each victim's images and labels; empty for membership.
         is_member: [n] bool, one per candidate; None for reconstruction.
         note: what a reader must know about the choice of candidates.
+        pool: [n, ...] all training inputs; None for membership.
+        lineups: for each victim [b, k]: rows of the pool that no victim sent, k for each of its inputs; empty if there
+            are none. A reconstruction identifies its input if it is nearer to it than to these.
     """
 
     victims: tuple[Examples, ...] = ()
     is_member: Tensor | None = None
     note: str = ""
+    pool: Tensor | None = None
+    lineups: tuple[Indices, ...] = ()
+
+    def others(self) -> Iterator[Tensor] | None:
+        """The inputs [b, k, ...] of each victim's lineup, one victim at a time; None if there are none."""
+        if self.pool is None or not self.lineups:
+            return None
+        pool = self.pool
+        return (pool[torch.from_numpy(rows)] for rows in self.lineups)
 
 
 def observe(scene: Scene, view: View, target: Target) -> tuple[Observation, Truth]:
@@ -119,7 +134,18 @@ def observe(scene: Scene, view: View, target: Target) -> tuple[Observation, Trut
         others=_others(scene, sent.rows, sent.senders) if "others" in sees else None,
         labels=tuple(victim.y.sort().values for victim in sent.victims) if "labels" in sees else None,
     )
-    return seen, Truth(sent.victims)
+    return seen, Truth(sent.victims, pool=scene.train.x, lineups=_lineups(scene, sent))
+
+
+def _lineups(scene: Scene, sent: _Sent) -> tuple[Indices, ...]:
+    """`Truth.lineups`: drawn like the victims, from the same data, so a blind guess is right once in `IN_LINEUP`."""
+    others = np.setdiff1d(np.arange(len(scene.train.y)), sent.rows)
+    count, key, made = min(IN_LINEUP - 1, len(others)), scene.key.child("lineups"), 0
+    lineups = []
+    for victim in sent.victims if count else ():
+        numbers = range(made, made := made + len(victim.y))
+        lineups.append(np.stack([others[rng.subset(key.child(number), len(others), count)] for number in numbers]))
+    return tuple(lineups)
 
 
 def _with_sightings(seen: Observation, sightings: tuple[Sighting, ...]) -> Observation:

@@ -318,7 +318,7 @@ _READ: dict[str, Callable[[TrainingRecord], float | None]] = {
     "epsilon": lambda record: None if record.audited is None else record.audited.epsilon_lower,
     "contradicted": lambda record: None if record.audited is None else float(bool(record.audited.contradictions)),
     "accuracy": lambda record: record.accuracy,
-    "bits": lambda record: 8 * float(np.mean(record.message_bytes)) / record.dim if record.message_bytes else None,
+    "bits": lambda record: record.bits,
 }
 """Where a training's metrics stand in its record; `bits`: mean over the rounds, for each parameter of a message."""
 

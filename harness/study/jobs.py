@@ -206,7 +206,7 @@ def _score(found: Reconstruction | Labels | Membership, truth: Truth) -> tuple[t
     xs, ys = [victim.x for victim in truth.victims], [victim.y for victim in truth.victims]
     if isinstance(found, Labels):
         return score_labels(ys, found.labels), {}
-    estimates, pictures = score_reconstruction(xs, ys, found.guesses)
+    estimates, pictures = score_reconstruction(xs, ys, found.guesses, truth.others())
     return estimates, {} if pictures is None else {"original": pictures.original, "guess": pictures.guess}
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -35,12 +36,16 @@ class ImageScores(NamedTuple):
 
 
 class _Scores(NamedTuple):
-    """Scores of one victim's images in the order of the truth, [b] each; `right` is 1 for a correct label."""
+    """Scores of one victim's images in the order of the truth, [b] each; `right` is 1 for a correct label.
+
+    `identified` is 1 where the guess is nearer to its truth than to the whole lineup; None without one.
+    """
 
     mse: Numbers
     right: Numbers
     images: ImageScores | None
     guess: Tensor
+    identified: Numbers | None
 
 
 def image_scores(truth: Tensor, guess: Tensor) -> ImageScores:
@@ -97,24 +102,44 @@ def match(truth: Tensor, guess: Tensor) -> Tensor:
     return torch.from_numpy(linear_sum_assignment(cost.numpy())[1].astype(np.int64))
 
 
+def identified(truth: Tensor, guess: Tensor, lineup: Tensor) -> Numbers:
+    """[b], 1 where a guess is nearer to its truth than to every other input of its lineup.
+
+    Nearer by the squared error. A guess that does not depend on the truth is right with probability at most
+    1 / (k + 1), if truth and lineup are drawn alike; others that equal the truth are left out.
+
+    Args:
+        truth, guess: [b, ...]. lineup: [b, k, ...].
+    """
+    x, found, others = _flat(truth), _flat(guess), lineup.detach().cpu().double().flatten(2)
+    nearest = (others - found[:, None]).square().sum(-1).masked_fill((others == x[:, None]).all(-1), math.inf)
+    hits = (x - found).square().sum(-1) < nearest.min(1).values
+    return np.asarray(hits.double().numpy(), np.float64)
+
+
 def score_reconstruction(
-    truth_x: Sequence[Tensor], truth_y: Sequence[Tensor], guesses: Sequence[Guess]
+    truth_x: Sequence[Tensor],
+    truth_y: Sequence[Tensor],
+    guesses: Sequence[Guess],
+    lineups: Iterable[Tensor] | None = None,
 ) -> tuple[tuple[Estimate, ...], Pictures | None]:
     """Score one guess a victim.
 
     A victim failed if its guess has a `failure` or is not finite. It counts in `failed`, has no SSIM, MSE, PSNR and
-    labels (None in `values`; every note states how many), and is neither recognized nor a success.
+    labels (None in `values`; every note states how many), and is neither identified, recognized nor a success.
 
     Args:
         truth_x: [b, c, h, w] images in [0, 1] or [b, features] of each victim; b may differ.
         truth_y: [b] int64 of each.
         guesses: in the order of the victims.
+        lineups: [b, k, ...] of each victim: k other inputs for each of its own. None: no `identification`.
 
     Returns:
         For images `ssim`, `mse` (the median, since one diverged image would dominate the mean), `psnr`,
-        `label_accuracy` (labels in common, in any order), `recognized` (SSIM >= 0.5), `success` (MSE < 1e-3) and
-        `failed`; for other inputs `mse`, `label_accuracy` and `failed`. `values` follow the order of the victims, then
-        of the images in a batch. Also the pictures, if all batches have one size; a failed victim's are gray.
+        `label_accuracy` (labels in common, in any order), `identification` (the original is the nearest of its lineup),
+        `recognized` (identified, with SSIM >= 0.5), `success` (MSE < 1e-3) and `failed`; for other inputs those without
+        SSIM and PSNR. `values` follow the order of the victims, then of the images in a batch. Also the pictures, if
+        all batches have one size; a failed victim's are gray.
 
     Raises:
         ValueError: not one guess a victim, no victim, or a guess of another shape than the truth.
@@ -123,7 +148,8 @@ def score_reconstruction(
         raise ValueError(
             f"expected one guess a victim, got {len(guesses)} guesses, {len(truth_x)} inputs and {len(truth_y)} labels"
         )
-    scores = [_judge(*one) for one in zip(truth_x, truth_y, guesses, strict=True)]
+    asked: Iterable[Tensor | None] = itertools.repeat(None, len(guesses)) if lineups is None else lineups
+    scores = [_judge(*one) for one in zip(truth_x, truth_y, guesses, asked, strict=True)]
     sizes = [len(x) for x in truth_x]
     failed = sum(score is None for score in scores)
     notes = [f"{failed} of {len(guesses)} victims failed"] if failed else []
@@ -137,8 +163,10 @@ def score_reconstruction(
     known = [value for value in right if value is not None]
     of_labels = stats.proportion("label_accuracy", round(sum(known)), len(known), values=right, note=note)
     of_failed = stats.proportion("failed", failed, len(guesses), values=[float(score is None) for score in scores])
+    seen = [] if lineups is None else _spread(scores, sizes, lambda score: cast(Numbers, score.identified))
+    of_lineup = [_share("identification", [value == 1 for value in seen], notes)] if seen else []
     if truth_x[0].ndim == 2:
-        return (of_mse, of_labels, of_failed), None
+        return (of_mse, of_labels, *of_lineup, of_failed), None
     ssim = _spread(scores, sizes, lambda score: _of_images(score).ssim)
     psnr = _spread(scores, sizes, lambda score: _of_images(score).psnr)
     estimates = (
@@ -146,7 +174,8 @@ def score_reconstruction(
         of_mse,
         stats.mean("psnr", psnr, note=note),
         of_labels,
-        _share("recognized", [value is not None and value >= RECOGNIZABLE for value in ssim], notes),
+        *of_lineup,
+        _share("recognized", _recognized(ssim, seen), notes),
         _share("success", [value is not None and value < SUCCESS for value in mse], notes),
         of_failed,
     )
@@ -211,7 +240,13 @@ def score_membership(
     )
 
 
-def _judge(x: Tensor, y: Tensor, guess: Guess) -> _Scores | None:
+def _recognized(ssim: Sequence[float | None], identified: Sequence[float | None]) -> list[bool]:
+    """Whether each image is recognizable: by its SSIM, and identified if there were lineups."""
+    found = identified or [1.0] * len(ssim)
+    return [s is not None and s >= RECOGNIZABLE and seen == 1 for s, seen in zip(ssim, found, strict=True)]
+
+
+def _judge(x: Tensor, y: Tensor, guess: Guess, lineup: Tensor | None) -> _Scores | None:
     """The scores of one victim; None if it failed."""
     # float32, like the attack's own numbers: an overflow there is a divergence
     if guess.failure or not bool(torch.isfinite(guess.x.float()).all()):
@@ -224,7 +259,8 @@ def _judge(x: Tensor, y: Tensor, guess: Guess) -> _Scores | None:
     order = match(x, guess.x)
     found, labels = guess.x.detach().cpu()[order], guess.y.detach().cpu()[order]
     mse = np.mean((_array(x) - _array(found)).reshape(len(x), -1) ** 2, axis=1)
-    return _Scores(mse, _right(y, labels), image_scores(x, found) if x.ndim == 4 else None, found)
+    seen = None if lineup is None else identified(x, found.clamp(0, 1) if x.ndim == 4 else found, lineup)
+    return _Scores(mse, _right(y, labels), image_scores(x, found) if x.ndim == 4 else None, found, seen)
 
 
 def _right(truth: Tensor, guess: Tensor) -> Numbers:

@@ -61,7 +61,7 @@ class Leakage(NamedTuple):
 
 
 NO_NUMBER = "no number"
-_TONES = {"High": "bad", "Moderate": "warn", "Low": "good", "not rated": "none"}
+_TONES = {"High": "bad", "Moderate": "warn", "Low": "good", "at floor": "good", "not rated": "none"}
 
 
 def _columns(groups: list[Group]) -> list[Group]:
@@ -74,8 +74,11 @@ def _columns(groups: list[Group]) -> list[Group]:
 
 
 def _notes(analysis: Analysis, group: Group) -> tuple[str, ...]:
-    """The caveats below a value: recognizable images, cells without a result, other seeds."""
-    notes, found = [], group.recognized
+    """The lines below a value: identified and recognizable images, cells without a result, other seeds."""
+    notes, found, seen = [], group.recognized, group.identified
+    if seen is not None and seen.value is not None:
+        hits = round(seen.value * seen.n)
+        notes.append(f"{hits}/{seen.n} identified ({percent(seen.low or 0.0, 0)} to {percent(seen.high or 1.0, 0)})")
     if found is not None and found.hits:
         notes.append(f"{found.hits}/{found.of} recognizable")
     if group.case.failures:

@@ -102,8 +102,8 @@ def _certainty(analysis: Analysis) -> Iterator[str]:
         yield f"Some cells have only {few}: small differences cannot be detected. Use {FEW_IMAGES} or more."
     if images:
         yield (
-            f"“Recognizable” means SSIM ≥ {RECOGNIZABLE}, not recognition by a person: a flat image can reach it "
-            "against a flat original."
+            f"“Recognizable” means SSIM ≥ {RECOGNIZABLE} and nearer to the original than 99 other images by squared "
+            "error, not recognition by a person."
         )
 
 

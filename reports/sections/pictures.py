@@ -15,7 +15,7 @@ from leakgauge.harness.core.cell import Target
 from leakgauge.harness.core.labels import Label, counted, where
 from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.harness.core.result import Pictures, Result
-from leakgauge.reports.select import Analysis, Group, best, is_recognizable
+from leakgauge.reports.select import Analysis, Group, best, recognizable
 from leakgauge.reports.text.notation import fixed
 
 Images = Literal["public", "redact", "none"]
@@ -83,10 +83,11 @@ class Gallery(NamedTuple):
 
 
 class _Shown(NamedTuple):
-    """One column as data: the SSIM of each image and the pictures, or the reason why there are none."""
+    """One column: the SSIM of each image, whether it is recognizable, and the pictures, or why there are none."""
 
     group: Group
     ssim: tuple[float | None, ...] = ()
+    seen: tuple[bool, ...] = ()
     pictures: Pictures | None = None
     lack: str = ""
 
@@ -122,7 +123,7 @@ def _shown(analysis: Analysis, group: Group, seed: int) -> _Shown:
     pictures = analysis.run.pictures(result.cell.id)
     if pictures is None:
         return _Shown(group, lack="no picture")
-    return _Shown(group, _ssim_per_image(result, len(_flat(pictures.original))), pictures)
+    return _Shown(group, _ssim_per_image(result, len(_flat(pictures.original))), recognizable(result), pictures)
 
 
 def _tile(shown: _Shown, at: int, original: Pixels, name: str, withheld: bool) -> Tile:
@@ -135,7 +136,7 @@ def _tile(shown: _Shown, at: int, original: Pixels, name: str, withheld: bool) -
     ssim = shown.ssim[at]
     if ssim is None or not np.isfinite(guesses[at]).all():
         return Tile("", f"{name}: failed", "failed", "no reconstruction")
-    seen = is_recognizable(ssim)
+    seen = at < len(shown.seen) and shown.seen[at]
     alt = f"{name}: reconstruction of image {at + 1}, SSIM {fixed(ssim, 2)}{', recognizable' if seen else ''}"
     return Tile("" if withheld else data_uri(guesses[at]), alt, "withheld" if withheld else "", fixed(ssim, 2), seen)
 

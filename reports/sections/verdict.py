@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import NamedTuple
 
 from leakgauge.harness.core.labels import UNDEFENDED, case_text, counted, where
@@ -16,7 +17,7 @@ from leakgauge.reports.select import (
     Word,
     best,
     final_accuracy,
-    is_recognizable,
+    recognizable,
 )
 from leakgauge.reports.text.notation import NO_VALUE, fixed, interval, listing, percent, points
 
@@ -57,10 +58,11 @@ NO_VERDICT = Badge("none", "?", "No verdict")
 
 _RULE = (
     f"“Leaks”: at least one defended case is High: it is at least {percent(HIGH, 0)} of the way from the floor to "
-    f"the ceiling, or has more recognizable images (SSIM ≥ {RECOGNIZABLE}) than the floor. “Leaks in part”: no case "
-    f"is High, at least one reaches {percent(LOW, 0)} of the way. “Nothing recognizable” and “Close to the floor”: all "
-    "rated cases are below that. The badge is valid only for the attacks and adversaries of this report. It does not "
-    "depend on claimed epsilons."
+    f"the ceiling, or has more recognizable images (SSIM ≥ {RECOGNIZABLE}, nearer to the original than to 99 others) "
+    f"than the floor. “Leaks in part”: no case is High, at least one reaches {percent(LOW, 0)} of the way. “Nothing "
+    "recognizable” and “Close to the floor”: all rated cases are below that, or their interval holds the floor (“at "
+    "floor”). The badge is valid only for the attacks and adversaries of this report. It does not depend on claimed "
+    "epsilons."
 )
 
 
@@ -71,14 +73,13 @@ def recognized_images(analysis: Analysis, *, defended: bool) -> Recognized | Non
         if group.case.kind != "reconstruction" or group.undefended is defended:
             continue
         for result in group.case.results:
-            values = next((e.values for e in result.estimates if e.name == "ssim"), ())
+            images = recognizable(result)
             key = group.setting, group.defense, group.case.target, result.cell.training.seed
-            seen = hit.setdefault(key, [False] * len(values))
-            seen.extend([False] * (len(values) - len(seen)))
-            for at, value in enumerate(values):
-                seen[at] = seen[at] or is_recognizable(value)
-    images = [found for seen in hit.values() for found in seen]
-    return Recognized(sum(images), len(images)) if images else None
+            seen = hit.setdefault(key, [False] * len(images))
+            seen.extend([False] * (len(images) - len(seen)))
+            seen[: len(images)] = map(operator.or_, seen, images)
+    found = [one for seen in hit.values() for one in seen]
+    return Recognized(sum(found), len(found)) if found else None
 
 
 def _badge(analysis: Analysis) -> Badge:
@@ -89,7 +90,7 @@ def _badge(analysis: Analysis) -> Badge:
         return LEAKS
     if "Moderate" in words:
         return PARTLY
-    if "Low" in words:
+    if words & {"Low", "at floor"}:
         return NOTHING_SEEN if found is not None and found.hits == 0 else NEAR_FLOOR
     return LEAKS if found is not None and found.hits else NO_VERDICT
 
@@ -117,7 +118,7 @@ def _sentence(analysis: Analysis, badge: Badge, worst: Group | None) -> tuple[st
         part = {group.defense for group, rating in rated if rating.word == "Moderate"}
         return f"{_leaking(analysis, part)} in part", f"No case is High. {support} {frame}"
     if badge is NOTHING_SEEN:
-        scope = f"Criterion: SSIM ≥ {RECOGNIZABLE}, under the attacks that ran."
+        scope = f"Criterion: nearest of 100 images and SSIM ≥ {RECOGNIZABLE}, under the attacks that ran."
         return "No image was recognizable under any defense", f"{scope} {support} {frame}"
     if badge is NEAR_FLOOR:
         return "Every defended case is close to the floor", f"Under the attacks that ran. {support} {frame}"
@@ -126,9 +127,10 @@ def _sentence(analysis: Analysis, badge: Badge, worst: Group | None) -> tuple[st
 
 
 def _leaking(analysis: Analysis, defenses: set[str]) -> str:
-    """`2 of 3 defenses leak`."""
-    total = len({group.defense for group in analysis.defended})
-    return f"{len(defenses)} of {counted(total, 'defense')} {'leaks' if len(defenses) == 1 else 'leak'}"
+    """`2 of 3 defenses leak`: a defense at several settings counts once, and leaks if it leaks at one of them."""
+    names = {group.defense: group.case.training.defense.name for group in analysis.defended}
+    count, total = len({names[defense] for defense in defenses}), len(set(names.values()))
+    return f"{count} of {counted(total, 'defense')} {'leaks' if count == 1 else 'leak'}"
 
 
 def _worst_figure(analysis: Analysis, worst: Group | None) -> Figure:
@@ -146,7 +148,7 @@ def _recognized_figure(analysis: Analysis) -> Figure:
     """The number of recognizable defended images; for membership only, the highest TPR at 1 % FPR."""
     found, undefended = (recognized_images(analysis, defended=defended) for defended in (True, False))
     if found is not None:
-        detail = f"SSIM ≥ {RECOGNIZABLE} under at least one attack"
+        detail = f"nearest of 100 images and SSIM ≥ {RECOGNIZABLE}, under at least one attack"
         detail += f"; no defense: {undefended.hits} of {undefended.of}" if undefended is not None else ""
         return Figure("Recognizable images", str(found.hits), f"of {found.of} defended", detail)
     rates = [

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from leakgauge.harness.core.labels import counted, where
-from leakgauge.harness.core.result import Run, TrainingRecord
+from leakgauge.harness.core.result import Estimate, Run, TrainingRecord
 from leakgauge.reports.sections.checked import BADGES, UNKEPT, brief, checked, codes, is_unkept
 from leakgauge.reports.sections.leakage import entry_of
 from leakgauge.reports.select import Analysis, Group, final_accuracy
@@ -22,7 +22,8 @@ _BOX = box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n", ascii=Fal
 """A line under the header and one space between columns: nine columns in a hundred characters."""
 
 _CAPTION = (
-    "Higher means that the adversary learns more. Never compare ε of different units. Audited: a lower bound from n "
+    "Higher means that the adversary learns more. Never compare ε of different units. Identified: nearer to the "
+    "original than to 99 other images. Bits: of a client's message, for each parameter. Audited: a lower bound from n "
     "trials in a small federation; the report states its unit and confidence."
 )
 
@@ -44,6 +45,24 @@ def _claim(trainings: Sequence[TrainingRecord]) -> Text:
     return Text(text, style=_STYLES["info" if tone == "good" and not seen else tone] if worst else "")
 
 
+def _identified(group: Group) -> str:
+    """How many images the attack identifies; empty without images."""
+    seen = group.identified
+    return "" if seen is None or seen.value is None else f"{round(seen.value * seen.n)}/{seen.n}"
+
+
+def _trained(trainings: Sequence[TrainingRecord], accuracy: Estimate | None) -> Text:
+    """Final accuracy, whether a training did not learn, and the mean bits sent for each parameter."""
+    text = Text(percent(accuracy.value if accuracy is not None else None))
+    lost = sum(flag.code == "no-learning" for training in trainings for flag in training.flags)
+    if lost:
+        text.append(f"\nno learning{f'{chr(10)}in {lost}' if lost < len(trainings) else ''}", style=_STYLES["bad"])
+    sizes = [training.bits for training in trainings if training.bits is not None]
+    if sizes:
+        text.append(f"\n{sum(sizes) / len(sizes):.3g} bits")
+    return text
+
+
 def _row(analysis: Analysis, group: Group, *, first: bool) -> list[Text]:
     """One row, as `Text` so that no name is read as markup. `first`: of its defense and setting."""
     ceiling, trainings = analysis.ceiling(group), analysis.trainings_of(group.setting, group.defense)
@@ -55,10 +74,10 @@ def _row(analysis: Analysis, group: Group, *, first: bool) -> list[Text]:
         Text("\n".join(filter(None, [label.name, label.varying, *setting]))),
         Text(analysis.attack_text(group)),
         Text(f"{group.case.threat}\n{where(group.case.target)}"),
-        Text(f"{metric} {entry.value}\n{entry.interval}".strip()),
+        Text("\n".join(filter(None, [f"{metric} {entry.value}".strip(), entry.interval, _identified(group)]))),
         Text(entry.word or "ceiling", style=_STYLES[entry.tone]),
         Text(f"{floor}\n{top}"),
-        Text(percent(accuracy.value if accuracy is not None else None)),
+        _trained(trainings, accuracy),
         _claim(trainings) if first else Text(""),
     ]
 
@@ -74,10 +93,10 @@ def summary(run: Run) -> Table:
     """One row per defense, attack, adversary and target; the controls are in the columns floor and ceiling."""
     analysis = Analysis(run)
     table = Table(title=Text(_title(run)), caption=Text(_CAPTION), box=_BOX, padding=0)
-    for name in ("Defense", "Attack", "Adversary\nTarget", "Measured\n95 %", "Leakage"):
+    for name in ("Defense", "Attack", "Adversary\nTarget", "Measured\n95 %\nidentified", "Leakage"):
         table.add_column(name, overflow="fold")
     table.add_column("Floor\nCeiling", justify="right")
-    table.add_column("Final\naccuracy", justify="right")
+    table.add_column("Accuracy\nbits each", justify="right")
     table.add_column("ε claimed,\nproved, audited", overflow="fold")
     previous = None
     for group in sorted(analysis.attacked, key=lambda g: list(analysis.settings).index(g.setting)):
