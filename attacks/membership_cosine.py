@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from torch import Tensor
 
@@ -26,19 +26,22 @@ class MembershipCosine(ByTraffic):
     eavesdropper does. Without the shared key, the estimate is an outsider's. `likelihood` also uses which coordinates
     a message reveals. It estimates the noise, most of which comes from the other records, not from the defense.
 
-    Cannot: handle a channel that adds the messages up (`membership-sum` can), or separate a member from a record whose
-    gradient resembles the client's other records; `fedmia` does, with the other clients' messages. If no suspect is
-    named, a record's score is the largest among the clients, which costs most of the signal with ten clients (AUC 0.56
-    instead of 0.70).
+    Of a channel that adds the messages up, it reads the sum, as `membership-sum` does.
+
+    Cannot: separate a member from a record whose gradient resembles the client's other records; `fedmia` does, with the
+    other clients' messages. If no suspect is named, a record's score is the largest among the clients, which costs most
+    of the signal with ten clients (AUC 0.56 instead of 0.70).
 
     Raises:
-        ValueError: an unknown statistic; in `run`: a loss that is not softmax cross-entropy, a channel that adds
-            messages up, or no message of the suspect.
+        ValueError: an unknown statistic; in `run`: a loss that is not softmax cross-entropy, or no message of the
+            suspect.
 
     Source: Li et al. 2022, "Effective passive membership inference attacks in federated learning against
         overparameterized models" (cosine and difference in one round); Zhu et al. 2025 (arXiv 2402.06289) for the sum
         over rounds. `likelihood` is ours: see `attacks._members.traffic.Traffic.ratios`.
     """
+
+    reads_sums: ClassVar[bool] = True
 
     statistic: Statistic = "cosine"
 

@@ -117,7 +117,7 @@ def test_the_installed_wheel_works_beside_packages_of_the_same_names(installed, 
     assert leakgauge("--version").startswith("leakgauge ")
     attacks = leakgauge("list", "attacks")
     assert all(f"\n{name} " in f"\n{attacks}" for name in registry.classes("attack"))
-    assert "32 cells" in leakgauge("show", "demo")
+    assert "55 cells" in leakgauge("show", "demo")
     assert "[1/1] done" in leakgauge("run", "tiny.toml", "--out", "out", "--workers", 1)
     assert "</html>" in (project / "out" / "report.html").read_text("utf-8")
 

@@ -266,10 +266,20 @@ def test_swapped_messages_leave_a_sum_unchanged(attack):
     torch.testing.assert_close(found, scores(attack, seen), rtol=1e-4, atol=1e-5)
 
 
-@single
-def test_a_channel_that_adds_needs_the_sum(attack):
+@pytest.mark.parametrize("attack", [one for one in SINGLE if isinstance(one, FedMIA)], ids=repr)
+def test_what_compares_messages_refuses_a_channel_that_adds_them(attack):
     with pytest.raises(ValueError, match="use membership-sum instead"):
         scores(attack, look(scene(Summing()), None)[0])
+
+
+@pytest.mark.parametrize("suspect", [None, 2])
+def test_of_a_channel_that_adds_the_cosine_reads_the_sum(suspect):
+    seen, _ = look(scene(Summing()), suspect)
+    for single, together in ((MembershipCosine(), MembershipSum()), (RATIOS[0], MembershipSum("likelihood"))):
+        assert single.aware == together.aware
+    torch.testing.assert_close(scores(RATIOS[0], seen), scores(MembershipSum("likelihood"), seen))
+    ranks = [scores(attack, seen).argsort() for attack in (MembershipCosine(), MembershipSum())]
+    assert torch.equal(*ranks)
 
 
 @every

@@ -122,6 +122,8 @@ class ByTraffic(Attack):
     kind: ClassVar[str] = "membership"
     together: ClassVar[bool] = False
     """Whether a round's messages are seen only as their mean."""
+    reads_sums: ClassVar[bool] = False
+    """Whether the sum of a channel that adds messages up stands for the suspect's message."""
 
     @property
     def averages(self) -> bool:
@@ -139,8 +141,9 @@ class ByTraffic(Attack):
 
     def run(self, seen: Observation, key: Key) -> Membership:
         """One score per candidate; nothing is drawn."""
-        rounds = read(seen, sent=self.aware, together=self.together)
-        return self.judge(list(rounds), None if self.together else seen.suspect)
+        together = self.together or (self.reads_sums and seen.defense.superposes)
+        rounds = read(seen, sent=self.aware, together=together)
+        return self.judge(list(rounds), None if together else seen.suspect)
 
     def judge(self, rounds: Sequence[Traffic], suspect: int | None = None) -> Membership:
         """The evidence summed over the rounds in which the suspect took part; one reading serves several attacks.

@@ -108,7 +108,7 @@ def _sentence(analysis: Analysis, badge: Badge, worst: Group | None) -> tuple[st
     name = case_text(
         analysis.defenses[worst.defense].text, analysis.attack_text(worst), case.threat, where(case.target)
     )
-    support = f"The case that leaks most is {name}: {worst.metric.words} {fixed(worst.value)}."
+    support = f"The case that leaks most is {name}: {worst.metric.words} {fixed(worst.value)}.{_through(analysis)}"
     rated = [(group, analysis.rating(group)) for group in analysis.defended]
     if badge is LEAKS:
         high = {group.defense for group, rating in rated if rating.word == "High"}
@@ -124,6 +124,24 @@ def _sentence(analysis: Analysis, badge: Badge, worst: Group | None) -> tuple[st
         return "Every defended case is close to the floor", f"Under the attacks that ran. {support} {frame}"
     reasons = dict.fromkeys(rating.why for group, rating in rated if group.value is not None)
     return "The numbers allow no verdict", f"No defended case is rated: {'; '.join(reasons)}. {support}"
+
+
+_FOUND = {"reconstruction": "Inputs are reconstructed", "membership": "Members are found", "labels": "Labels are found"}
+
+
+def _through(analysis: Analysis) -> str:
+    """Through which defenses what leaks, and through which nothing is seen to leak, in short sentences."""
+    words: dict[str, dict[str, set[Word]]] = {}
+    for group in analysis.defended:
+        found = words.setdefault(analysis.defenses[group.defense].text, {})
+        found.setdefault(group.case.kind, set()).add(analysis.rating(group).word)
+    leaking = {
+        kind: [name for name, kinds in words.items() if kinds.get(kind, set()) & {"High", "Moderate"}]
+        for kind in _FOUND
+    }
+    sentences = [f" {text} through {listing(leaking[kind])}." for kind, text in _FOUND.items() if leaking[kind]]
+    quiet = [name for name, kinds in words.items() if set().union(*kinds.values()) <= {"Low", "at floor"}]
+    return "".join([*sentences, f" Nothing beats the floor by much through {listing(quiet)}." if quiet else ""])
 
 
 def _leaking(analysis: Analysis, defenses: set[str]) -> str:
