@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from leakgauge.harness.core.cell import TrainingSpec
 from leakgauge.harness.core.errors import StudyError
-from leakgauge.harness.core.result import Run, to_data
+from leakgauge.harness.core.result import Run, TrainingRecord, to_data
 from leakgauge.harness.federation import registry
+from leakgauge.harness.study.goal import solve, unsolved
 from leakgauge.harness.study.store import Store, load_run
 from leakgauge.harness.study.study import Study
-from leakgauge.harness.study.supervisor import Job, Listener, Place, Progress, Supervisor, cores
+from leakgauge.harness.study.supervisor import Job, Listener, Outcome, Place, Progress, Supervisor, cores
 
 
 def run_study(
@@ -45,12 +48,15 @@ def run_study(
     found = check_data(study, root)
     hashes = {name: digest for name, (digest, _) in found.items()}
     _refuse_other_results(study, store, hashes)
+    place, listen = Place(store.folder, root, device), listen or (lambda progress, outcome: None)
+    study = _solved(study, store, place, listen, workers)
     attacks = {cell.attack.key: cell.attack for cell in study.cells}
     store.write_study(
         {
             "name": study.name,
             "title": study.title,
             "text": study.text,
+            "goals": study.goals,
             "hash": study.hash,
             "cells": [to_data(cell) for cell in study.cells],
             "data": hashes,
@@ -61,9 +67,47 @@ def run_study(
     trainings, ready, skipped = plan(study, store)
     count = min(cores() if workers is None else workers, max(1, len(trainings) + len(ready)))
     progress = Progress(total=len(study.cells), skipped=skipped)
-    place, listen = Place(store.folder, root, device), listen or (lambda progress, outcome: None)
     Supervisor(place, progress, listen, trainings, ready).run(count)
     return load_run(store.folder)
+
+
+def _solved(study: Study, store: Store, place: Place, listen: Listener, workers: int | None) -> Study:
+    """The study with its defenses' goals solved; each training of the search is stored, and serves its cells too.
+
+    Raises:
+        StudyError: no goal can be reached and nothing else is asked, or a training of the search failed.
+    """
+    from leakgauge.harness.study.jobs import keep_for, training_suffices
+
+    if not unsolved(study.cells):
+        return study
+
+    def trained(specs: list[TrainingSpec]) -> dict[str, TrainingRecord]:
+        keep, errors = keep_for(study.cells), list[str]()
+        missing = [
+            spec for spec in {spec.id: spec for spec in specs}.values() if not training_suffices(spec, keep, store)
+        ]
+
+        def watch(progress: Progress, outcome: Outcome | None) -> None:
+            errors.extend([outcome.error] if outcome is not None and outcome.error else [])
+            listen(progress, outcome)
+
+        count = min(cores() if workers is None else workers, len(missing))
+        jobs = [Job("trial", spec, study.cells) for spec in missing]
+        if jobs:
+            Supervisor(place, Progress(total=len(study.cells)), watch, jobs, []).run(count)
+        found = {spec.id: store.read_training(spec.id) for spec in specs}
+        if None in found.values():
+            raise ValueError(f"target: {'; '.join(errors)}")
+        return {name: record for name, record in found.items() if record is not None}
+
+    try:
+        cells, goals = solve(study.cells, place.root, trained)
+    except ValueError as error:
+        raise StudyError(study.name, [str(error)]) from error
+    if not cells:
+        raise StudyError(study.name, list(goals))
+    return replace(study, cells=cells, goals=goals)
 
 
 def _has(device: str) -> bool:

@@ -23,6 +23,7 @@ from leakgauge.harness.core.errors import StudyError, unknown
 from leakgauge.harness.core.threats import ThreatMismatch, View, require
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.registry import ParameterError, explain
+from leakgauge.harness.study import goal
 
 T = TypeVar("T")
 Table = dict[str, Any]
@@ -45,12 +46,16 @@ class _File(BaseModel):
 
 @dataclass(frozen=True)
 class Study:
-    """A resolved study: its cells, in order, with every default filled in; `text` is its TOML."""
+    """A resolved study: its cells, in order, with every default filled in; `text` is its TOML.
+
+    Defenses with a goal are solved when it runs; `goals` says how.
+    """
 
     name: str
     title: str
     cells: tuple[Cell, ...]
     text: str = ""
+    goals: tuple[str, ...] = ()
 
     @property
     def hash(self) -> str:
@@ -189,7 +194,14 @@ def _name(table: Table) -> str:
 def _defense(table: Table) -> PartSpec:
     """A defense with its defaults filled in."""
     name = _name(table)
-    return PartSpec(name, registry.build("defense", name, _without(table, "name")).parameters())
+    parameters = registry.build("defense", name, _without(table, "name", goal.KEY)).parameters()
+    if goal.KEY not in table:
+        return PartSpec(name, parameters)
+    try:
+        return goal.with_goal(name, parameters, registry.construct(goal.Goal, table[goal.KEY]))
+    except ValidationError as error:
+        problems = [(f"{goal.KEY}.{path}".rstrip("."), text) for path, text in map(explain, error.errors())]
+        raise ParameterError(name, problems) from error
 
 
 def _attack(table: Table, threats: list[str]) -> tuple[PartSpec, Target, tuple[str, ...]]:

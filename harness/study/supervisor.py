@@ -30,9 +30,12 @@ _POLL = 0.2
 
 
 class Job(NamedTuple):
-    """One training, or one attack. `cells`: the cells that need the training, or the one cell of the attack."""
+    """One training, or one attack. `cells`: the cells that need the training, or the one cell of the attack.
 
-    kind: Literal["training", "attack"]
+    A `trial` is a training without attacks, for a goal; `cells` then say only which rounds it keeps.
+    """
+
+    kind: Literal["training", "trial", "attack"]
     training: TrainingSpec
     cells: tuple[Cell, ...]
 
@@ -41,7 +44,7 @@ class Job(NamedTuple):
         """A name for people."""
         if self.kind == "attack":
             return cell_text(self.cells[0])
-        return f"training of {part_text(self.training.defense)}, seed {self.training.seed}"
+        return f"{self.kind} of {part_text(self.training.defense)}, seed {self.training.seed}"
 
 
 class Place(NamedTuple):
@@ -109,7 +112,7 @@ def cores() -> int:
 
 def _seconds(job: Job) -> float:
     """The expected seconds of a job by itself."""
-    return cost.training_seconds(job.training) if job.kind == "training" else cost.attack_seconds(job.cells[0])
+    return cost.attack_seconds(job.cells[0]) if job.kind == "attack" else cost.training_seconds(job.training)
 
 
 def _seconds_of_attacks(job: Job) -> float:
@@ -122,7 +125,7 @@ def _perform(job: Job, place: Place) -> str:
     from leakgauge.harness.study.jobs import keep_for, run_attack, run_training
 
     store = Store(place.folder)
-    if job.kind == "training":
+    if job.kind != "attack":
         record = run_training(job.training, keep_for(job.cells), store, place.root, place.device)
         last = record.evaluations[-1]
         return f"loss {last.loss:.3f}" if last.accuracy is None else f"accuracy {last.accuracy:.3f}"
@@ -159,7 +162,7 @@ def _guarded(job: Job, place: Place) -> Outcome:
 def _failed(job: Job, seconds: float, store: Store, kind: str, message: str, trace: str = "") -> Outcome:
     """The outcome of a failed job. Stores why its cells have no result; the message states if that fails too."""
     try:
-        for cell in job.cells:
+        for cell in job.cells if job.kind != "trial" else ():
             if store.read_result(cell.id) is None:
                 store.write_failure(Failure(cell, kind, message, trace))
     except StoreError as error:
@@ -303,6 +306,9 @@ class Supervisor:
         job = outcome.job
         self.progress.running.remove(job.label)
         self.progress.left -= _seconds(job)
+        if job.kind == "trial":
+            self.listen(self.progress, outcome)
+            return
         waiting = [cell for cell in job.cells if self.store.read_result(cell.id) is None]
         if outcome.error:
             self.progress.failed += len(waiting) if job.kind == "training" else 1

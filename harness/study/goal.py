@@ -1,0 +1,355 @@
+"""Goals: a defense's free parameter, solved for a proved epsilon or for a loss of accuracy.
+
+In a study, `target = {proved_epsilon = 8, unit = "client", horizon = "run"}` or `target = {accuracy_loss = 0.02}` of a
+defense. `solve` replaces the parameter, so that defenses are compared at equal guarantee or at equal utility. A goal is
+part of the parameters of an unsolved defense (`target`, as JSON); a solved one is like any other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from leakgauge.harness.core import accounting
+from leakgauge.harness.core.cell import Cell, PartSpec, Scalar, TrainingSpec, canonical
+from leakgauge.harness.core.claim import Claim, Unit
+from leakgauge.harness.core.labels import UNDEFENDED, part_text, value_text
+from leakgauge.harness.core.result import TrainingRecord, to_data
+from leakgauge.harness.core.threats import Threat
+
+KEY = "target"
+"""The parameter that holds the goal of an unsolved defense."""
+
+KNOBS = ("epsilon", "noise_std", "noise_scale")
+"""The free parameter is the first of these that a defense has. More epsilon is less noise."""
+
+TOLERANCE = 0.01
+"""Relative distance to a proved epsilon that counts as reached; the search itself goes on to a tenth of it."""
+
+_WIDEST = 1e8
+"""The search goes this far from the default, in both directions."""
+_STEP = 8.0
+_LEAST_STEP = 1e-3
+_HALVINGS = 40
+_TRAININGS = 5
+"""Halvings of the search for an accuracy, once the goal lies between two trainings."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a defense is to reach; exactly one of the first two.
+
+    Attributes:
+        proved_epsilon: for `unit` and `horizon`, against `adversary`, at `delta`.
+        accuracy_loss: final accuracy without a defense minus that with it, mean over the seeds.
+        unit: coordinate, sub-vector, message, record or client.
+        horizon: `round` or `run`.
+        delta: None: that of the defense's claim.
+        parameter: the free one; empty: the first of `KNOBS` that the defense has.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    proved_epsilon: float | None = None
+    accuracy_loss: float | None = None
+    unit: Literal["coordinate", "sub-vector", "message", "record", "client"] | None = None
+    horizon: Literal["round", "run"] = "run"
+    adversary: Literal["server", "colluding-server", "eavesdropper", "participant", "public"] = "server"
+    delta: float | None = None
+    parameter: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.proved_epsilon is None) == (self.accuracy_loss is None):
+            raise ValueError("expected proved_epsilon or accuracy_loss, and only one of them")
+        if self.proved_epsilon is not None and not 0 < self.proved_epsilon < math.inf:
+            raise ValueError(f"expected proved_epsilon > 0, got {self.proved_epsilon}")
+        if self.accuracy_loss is not None and not 0 < self.accuracy_loss < 1:
+            raise ValueError(f"expected 0 < accuracy_loss < 1, got {self.accuracy_loss}")
+        if self.proved_epsilon is not None and self.unit is None:
+            raise ValueError("unit: missing; an epsilon has a meaning only with its unit")
+        if self.delta is not None and not 0 <= self.delta < 1:
+            raise ValueError(f"expected 0 <= delta < 1, got {self.delta}")
+
+    @property
+    def text(self) -> str:
+        """The goal in words."""
+        if self.accuracy_loss is not None:
+            return f"accuracy loss {value_text(self.accuracy_loss)}"
+        delta = "" if self.delta is None else f", delta {value_text(self.delta)}"
+        return (
+            f"proved epsilon {value_text(self.proved_epsilon)} per {self.unit}, one {self.horizon}, {self.adversary}"
+            f"{delta}"
+        )
+
+
+class Answer(NamedTuple):
+    """A solved defense, or None if the goal cannot be reached, and a sentence on it."""
+
+    defense: PartSpec | None
+    note: str
+
+
+Trained = Callable[[list[TrainingSpec]], dict[str, TrainingRecord]]
+"""Runs trainings, or reads those that are stored, and returns their records by id."""
+
+
+def with_goal(name: str, parameters: dict[str, Scalar], goal: Goal) -> PartSpec:
+    """A defense with a goal in place of its free parameter.
+
+    Raises:
+        ValueError: it has no such parameter.
+    """
+    knob = goal.parameter or next((knob for one in KNOBS for knob in parameters if knob.split(".")[-1] == one), "")
+    if knob not in parameters:
+        known = ", ".join(parameters) or "no parameter"
+        raise ValueError(f"target: {name} has no parameter to solve for; it has {known}")
+    return PartSpec(name, parameters | {KEY: canonical(to_data(dataclasses.replace(goal, parameter=knob)))})
+
+
+def goal_of(defense: PartSpec) -> Goal | None:
+    """The goal of an unsolved defense; None of any other."""
+    return Goal(**json.loads(str(defense.parameters[KEY]))) if KEY in defense.parameters else None
+
+
+def solve(cells: tuple[Cell, ...], root: Path, trained: Trained) -> tuple[tuple[Cell, ...], tuple[str, ...]]:
+    """The cells with solved defenses, and a sentence on each goal; cells of a goal out of reach are left out.
+
+    A defense is solved for each task and federation, for all seeds together.
+    """
+    asked: dict[str, list[TrainingSpec]] = {}
+    for cell in cells:
+        if KEY in cell.training.defense.parameters and cell.training not in asked.setdefault(_place(cell), []):
+            asked[_place(cell)].append(cell.training)
+    searches = {place: _search(specs, root) for place, specs in asked.items()}
+    answers: dict[str, Answer] = {}
+    wanted: dict[str, list[TrainingSpec]] = {}
+    records: dict[str, dict[str, TrainingRecord]] = {place: {} for place in searches}
+    while len(answers) < len(searches):
+        for place, search in searches.items():
+            if place not in answers:
+                try:
+                    wanted[place] = search.send(records[place] or None)
+                except StopIteration as stop:
+                    answers[place], wanted[place] = stop.value, []
+        found = trained([spec for specs in wanted.values() for spec in specs])
+        records = {place: {spec.id: found[spec.id] for spec in specs} for place, specs in wanted.items()}
+    solved = []
+    for cell in cells:
+        answer = answers.get(_place(cell)) if KEY in cell.training.defense.parameters else None
+        if answer is None:
+            solved.append(cell)
+        elif answer.defense is not None:
+            solved.append(dataclasses.replace(cell, training=_with(cell.training, answer.defense)))
+    return tuple({cell.id: cell for cell in solved}.values()), tuple(answer.note for answer in answers.values())
+
+
+def _place(cell: Cell) -> str:
+    """A key of a cell's training without its seed."""
+    return canonical(cell.training.meaning | {"seed": None})
+
+
+def _with(spec: TrainingSpec, defense: PartSpec) -> TrainingSpec:
+    """The training with another defense."""
+    return dataclasses.replace(spec, defense=defense)
+
+
+Search = Iterator[list[TrainingSpec]]
+
+
+def _search(specs: list[TrainingSpec], root: Path) -> Any:
+    """A generator that yields the trainings that it needs, is sent their records, and returns an `Answer`."""
+    goal = goal_of(specs[0].defense)
+    assert goal is not None
+    return _for_accuracy(specs, goal, root) if goal.accuracy_loss is not None else _for_proof(specs, goal, root)
+
+
+def _set(defense: PartSpec, knob: str, value: float) -> PartSpec:
+    """The defense with this value of its free parameter, rounded to six digits."""
+    parameters = {key: old for key, old in defense.parameters.items() if key != KEY}
+    return PartSpec(defense.name, parameters | {knob: float(f"{value:.6g}")})
+
+
+def _default(defense: PartSpec, knob: str) -> float:
+    """Where a search starts."""
+    value = defense.parameters.get(knob)
+    return float(value) if isinstance(value, int | float) and 0 < value < math.inf else 1.0
+
+
+def _for_proof(specs: list[TrainingSpec], goal: Goal, root: Path) -> Any:
+    """The search for a proved epsilon; it needs no training."""
+    defense, knob, wanted = specs[0].defense, goal.parameter, goal.proved_epsilon or 0.0
+    sign = 1.0 if knob.split(".")[-1] == "epsilon" else -1.0
+
+    def proved(log: float) -> tuple[float, str]:
+        found = [_proved(_with(spec, _set(defense, knob, math.exp(sign * log))), goal, root) for spec in specs]
+        return max(found, key=lambda one: one[0])
+
+    def reached(log: float) -> float:
+        return proved(log)[0]
+
+    start = sign * math.log(_default(defense, knob))
+    low, high = _bracket(reached, start, wanted)
+    yield from ()
+    name = f"{defense.name}, {goal.text}"
+    if low is None:
+        least = reached(high or 0.0)
+        why = "infinite" if math.isinf(least) else f"at least {least:.6g}"
+        return Answer(None, f"{name}: out of reach; the proved epsilon is {why} at every {knob}")
+    if high is not None:
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if reached(middle) <= wanted else (low, middle)
+            if reached(low) > wanted * (1 - TOLERANCE / 10):
+                break
+    solved, (found, unit) = _set(defense, knob, math.exp(sign * low)), proved(low)
+    text = f"{name}: {knob} = {value_text(solved.parameters[knob])} has {found:.6g}"
+    text += f" per {unit}, which covers a {goal.unit}" if unit != goal.unit else ""
+    state = "" if found >= wanted * (1 - TOLERANCE) else "; the nearest below, for it moves in steps or has a largest"
+    return Answer(solved, text + state)
+
+
+def _bracket(reached: Callable[[float], float], start: float, wanted: float) -> tuple[float | None, float | None]:
+    """(a place up to the goal, a place above it): None where there is none; a rising function of the place.
+
+    It is infinite where nothing is proved and where the defense has no such parameter: steps there are shortened.
+    """
+    most = math.log(_WIDEST)
+    # from a default at which nothing is proved, down to the first place where something is
+    for _ in range(4):
+        if math.isinf(reached(start)):
+            start -= math.log(_STEP)
+    way = 1.0 if reached(start) <= wanted else -1.0
+    at, step = start, math.log(_STEP)
+    while abs(at - start) < most and step > _LEAST_STEP:
+        value = reached(at + way * step)
+        if math.isinf(value):
+            step /= 2
+            continue
+        at += way * step
+        if (value <= wanted) == (way < 0):
+            return (at - step, at) if way > 0 else (at, at + step)
+    return (at, None) if way > 0 else (None, at)
+
+
+_COVERED_BY = {
+    "coordinate": (Unit.COORDINATE, Unit.SUBVECTOR, Unit.MESSAGE),
+    "sub-vector": (Unit.SUBVECTOR, Unit.MESSAGE),
+    "message": (Unit.MESSAGE,),
+    "record": (Unit.RECORD, Unit.CLIENT, Unit.MESSAGE),
+    "client": (Unit.CLIENT, Unit.MESSAGE),
+}
+"""Units whose guarantee covers another: whatever a client's data are, they change only its own messages."""
+
+
+def _proved(spec: TrainingSpec, goal: Goal, root: Path) -> tuple[float, str]:
+    """The least epsilon proved for the goal's unit, or for one that covers it, and that unit.
+
+    Infinite if none is proved for horizon and adversary, or the parameter is out of range. Of several proofs for one
+    unit and adversary the largest counts: the others assume more.
+    """
+    from leakgauge.harness.audit.claims import states_of
+    from leakgauge.harness.study.jobs import prepare
+
+    try:
+        ready = prepare(spec, root)
+        states = list(states_of(ready.defense, ready.setting))
+        claim: Claim = ready.defense.claim(states if goal.horizon == "run" else states[:1], ready.setting)
+    except ValueError:  # the parameter is out of the defense's range
+        return math.inf, ""
+    delta = claim.delta if goal.delta is None else goal.delta
+    threat = Threat(goal.adversary)
+    found: dict[Unit, float] = {}
+    for proof in (claim.proved, *claim.further):
+        if threat in (proof.against or claim.against):
+            value = math.inf if proof.event is None else float(accounting.epsilon(proof.event, delta))
+            found[proof.unit] = max(found.get(proof.unit, 0.0), value)
+    return min(
+        ((found.get(unit, math.inf), unit.value) for unit in _COVERED_BY[str(goal.unit)]), key=lambda one: one[0]
+    )
+
+
+def _fits(spec: TrainingSpec, root: Path) -> bool:
+    """Whether the defense has such parameters in this setting."""
+    from leakgauge.harness.study.jobs import prepare
+
+    try:
+        ready = prepare(spec, root)
+        ready.defense.init(ready.setting)
+    except ValueError:
+        return False
+    return True
+
+
+def _approach(loss: Callable[[float], Any], tried: dict[float, float], at: float, wanted: float) -> Any:
+    """Try places until two of them are on both sides of the wanted loss, then halve; to the right less is lost."""
+    step = math.log(_STEP)
+    way = 1.0 if (yield from loss(at)) > wanted else -1.0
+    for _ in range(_TRAININGS):
+        if (found := (yield from loss(at + way * step))) == math.inf:
+            step /= 2
+            continue
+        at += way * step
+        if (found > wanted) == (way < 0):
+            break
+    above, below = ([log for log in tried if (tried[log] > wanted) == side] for side in (True, False))
+    if above and below:
+        left, right = max(above), min(below)
+        for _ in range(_TRAININGS):
+            middle = (left + right) / 2
+            left, right = (middle, right) if (yield from loss(middle)) > wanted else (left, middle)
+
+
+def _for_accuracy(specs: list[TrainingSpec], goal: Goal, root: Path) -> Any:
+    """The search for a loss of accuracy, by trainings of all seeds; the study uses the last ones again."""
+    defense, knob, wanted = specs[0].defense, goal.parameter, goal.accuracy_loss or 0.0
+    sign = 1.0 if knob.split(".")[-1] == "epsilon" else -1.0
+    plain = [_with(spec, PartSpec(UNDEFENDED)) for spec in specs]
+    records = yield plain
+    top = _mean_accuracy([records[spec.id] for spec in plain])
+    tried: dict[float, float] = {}
+
+    def loss(log: float) -> Any:
+        """Of a place; infinite where the defense has no such parameter."""
+        asked = [_with(spec, _set(defense, knob, math.exp(sign * log))) for spec in specs]
+        if not all(_fits(spec, root) for spec in asked):
+            return math.inf
+        if log not in tried:
+            found = yield asked
+            tried[log] = top - _mean_accuracy([found[spec.id] for spec in asked])
+        return tried[log]
+
+    yield from _approach(loss, tried, sign * math.log(_default(defense, knob)), wanted)
+    if not tried:
+        return Answer(None, f"{defense.name}, {goal.text}: out of reach; no {knob} fits")
+    best = min(tried, key=lambda log: (abs(tried[log] - wanted), log))
+    samples = sum(records[spec.id].test_samples for spec in plain)
+    width = 1.96 * math.sqrt(sum(p * (1 - p) for p in (top, top - tried[best])) / max(1, samples))
+    solved = _set(defense, knob, math.exp(sign * best))
+    number = value_text(solved.parameters[knob])
+    text = f"{defense.name}, {goal.text}: {knob} = {number} loses {tried[best]:.3f} +- {width:.3f}"
+    if abs(tried[best] - wanted) <= width:
+        return Answer(solved, text)
+    if tried[best] > wanted:
+        return Answer(None, f"{text}: out of reach, no {knob} loses less")
+    return Answer(solved, f"{text}: no {knob} loses more")
+
+
+def _mean_accuracy(records: list[TrainingRecord]) -> float:
+    """Mean final accuracy.
+
+    Raises:
+        ValueError: a task without accuracy.
+    """
+    known = [record.accuracy for record in records if record.accuracy is not None]
+    if not known:
+        raise ValueError("accuracy_loss: the task has no accuracy")
+    return sum(known) / len(known)
+
+
+def unsolved(cells: tuple[Cell, ...]) -> list[str]:
+    """The defenses with a goal, as texts."""
+    return list(dict.fromkeys(part_text(cell.training.defense) for cell in cells if goal_of(cell.training.defense)))
