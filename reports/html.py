@@ -18,6 +18,7 @@ from markupsafe import Markup, escape
 from leakgauge.harness.core.result import Run
 from leakgauge.reports.sections.changes import Against, changes
 from leakgauge.reports.sections.claims import claims
+from leakgauge.reports.sections.frontier import frontier
 from leakgauge.reports.sections.leakage import leakage
 from leakgauge.reports.sections.limits import TEMPLATE as LIMITS
 from leakgauge.reports.sections.limits import limits
@@ -69,6 +70,7 @@ def _parts(images: Images, against: Against | None) -> list[Part]:
         Part("claims", "Claimed and proved epsilon", "Claims", claims),
         Part("leakage", "Leakage by defense and attack", "Leakage", leakage),
         Part("pictures", "Originals and reconstructions", "Reconstructions", partial(gallery, images=images)),
+        Part("frontier", "Choosing a defense", "Choosing", frontier),
         Part("tradeoffs", "Trade-offs", "Trade-offs", trade_offs),
         Part("results", "All results", "All results", everything),
         Part("limits", "What this report does not show", "Limits", limits, LIMITS),

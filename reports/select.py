@@ -26,7 +26,7 @@ Word = Literal["High", "Moderate", "Low", "at floor", "not rated"]
 class Rating(NamedTuple):
     """How much leaks. `place`: 0 at the floor, 1 at the ceiling; `why`: the reason for no rating.
 
-    At floor: the interval holds the floor, so that nothing is seen to leak, and no other word can stand.
+    At floor: the interval holds the floor, and no more images are identified than by chance.
     """
 
     word: Word
@@ -91,6 +91,12 @@ class Group:
         """The share of images identified among others, pooled over the seeds; None if no result has it."""
         found = self.case.estimates("identification")
         return pool(found) if found else None
+
+    @property
+    def identifies(self) -> bool:
+        """Whether the interval of the identified share is above chance."""
+        seen = self.identified
+        return seen is not None and (seen.low or 0.0) > (metric(seen.name).chance or 0.0)
 
 
 def recognizable(result: Result) -> tuple[bool, ...]:
@@ -219,19 +225,17 @@ class Analysis:
         if not beats(ceiling, floor):
             return Rating("not rated", None, "without a defense, the attack does not beat the floor")
         place = (group.value - floor) / (ceiling.value - floor)
-        if self._shows_more(group):
+        if group.identifies and self._shows_more(group):
             return Rating("High", place, "")
         if not beats(group, floor):
-            return Rating("at floor", place, "")
+            return Rating("Low" if group.identifies else "at floor", place, "")
         return Rating("High" if place >= HIGH else "Moderate" if place >= LOW else "Low", place, "")
 
     def _shows_more(self, group: Group) -> bool:
-        """Whether a group has more recognizable images than its floor, and identifies more of them than by chance."""
-        found, blind, seen = group.recognized, self.floor(group), group.identified
+        """Whether a group has more recognizable images than its floor."""
+        found, blind = group.recognized, self.floor(group)
         guessed = blind.recognized if blind is not None else None
-        if found is None or guessed is None or found.hits * guessed.of <= guessed.hits * found.of:
-            return False
-        return seen is not None and (seen.low or 0.0) > (metric(seen.name).chance or 0.0)
+        return found is not None and guessed is not None and found.hits * guessed.of > guessed.hits * found.of
 
     def is_void(self, group: Group) -> bool:
         """Whether the attack of a group, measured without a defense, does not beat the floor there."""

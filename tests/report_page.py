@@ -14,7 +14,7 @@ from leakgauge.harness.core.stats import mean
 from leakgauge.reports.html import render
 from tests import report_fixtures as double
 
-SECTIONS = ["verdict", "claims", "leakage", "pictures", "tradeoffs", "results", "limits", "provenance"]
+SECTIONS = ["verdict", "claims", "leakage", "pictures", "frontier", "tradeoffs", "results", "limits", "provenance"]
 VOID = {"meta", "img", "input", "br", "hr", "link", "wbr"}
 
 

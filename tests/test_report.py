@@ -155,7 +155,7 @@ def test_a_run_without_any_result_is_a_page_that_names_every_cell(what: str) -> 
 def test_a_run_without_cells_or_without_trainings() -> None:
     assert "0 of 0 cells" in complete(render(double.make_run(()))).text
     page = complete(render(dataclasses.replace(double.make_run(small()), trainings={})))
-    assert sections(page) == [name for name in SECTIONS if name != "tradeoffs"]
+    assert sections(page) == [name for name in SECTIONS if name not in ("frontier", "tradeoffs")]
     assert page.text.count("no training finished") == 2
 
 

@@ -178,7 +178,7 @@ def test_the_strongest_of_each_kind_is_marked_and_of_equals_each() -> None:
 def test_charts_of_one_point_are_not_drawn() -> None:
     analysis = Analysis(double.make_run(small(double.NONE, double.GAUSSIAN[0])))
     titles = [chart.title for chart in charts(analysis, next(iter(analysis.settings)))]
-    assert titles == ["Test accuracy over the rounds", "Test loss over the rounds"]
+    assert titles == ["Accuracy against leakage", "Test accuracy over the rounds", "Test loss over the rounds"]
 
 
 def a_chart(**changes: object) -> figures.Chart:

@@ -115,6 +115,8 @@ def publish(
         write_atomically(path, content)
     for old in stale_pictures(place, files):
         old.unlink()
+    for goal in finished.study.get("goals", ()):
+        typer.echo(f"goal: {goal}")
     typer.echo(f"report: {list(files)[-1]}")
     lines = [f"failed: {cell_text(failure.cell)}: {failure.message}" for failure in finished.failures.values()]
     if finished.missing:

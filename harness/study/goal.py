@@ -288,7 +288,7 @@ def _approach(loss: Callable[[float], Any], tried: dict[float, float], at: float
     """Try places until two of them are on both sides of the wanted loss, then halve; to the right less is lost."""
     step = math.log(_STEP)
     way = 1.0 if (yield from loss(at)) > wanted else -1.0
-    for _ in range(_TRAININGS):
+    while step > _LEAST_STEP and len(tried) <= _TRAININGS:
         if (found := (yield from loss(at + way * step))) == math.inf:
             step /= 2
             continue
@@ -334,8 +334,8 @@ def _for_accuracy(specs: list[TrainingSpec], goal: Goal, root: Path) -> Any:
     if abs(tried[best] - wanted) <= width:
         return Answer(solved, text)
     if tried[best] > wanted:
-        return Answer(None, f"{text}: out of reach, no {knob} loses less")
-    return Answer(solved, f"{text}: no {knob} loses more")
+        return Answer(None, f"{text}: out of reach, the search found no {knob} that loses less")
+    return Answer(solved, f"{text}; the search found no {knob} that loses more")
 
 
 def _mean_accuracy(records: list[TrainingRecord]) -> float:

@@ -14,6 +14,7 @@ from leakgauge.reports.charts.epsilon import AUC, MSE, SSIM, accuracy_charts, le
 from leakgauge.reports.charts.figures import Chart, Point, Series, capped, drawable
 from leakgauge.reports.charts.roc import roc_charts
 from leakgauge.reports.charts.rounds import attack_charts, training_charts
+from leakgauge.reports.sections.frontier import frontier_chart
 from leakgauge.reports.select import Analysis, final_accuracy
 from leakgauge.reports.text.notation import fixed, percent, size
 
@@ -71,6 +72,7 @@ def charts(analysis: Analysis, setting: str) -> tuple[Chart, ...]:
     found = [
         *accuracy_charts(analysis, setting),
         *(chart for measure in (SSIM, MSE, AUC) for chart in leakage_charts(analysis, setting, measure)),
+        frontier_chart(analysis, setting),
         fidelity_chart(analysis, setting),
         *attack_charts(analysis, setting),
         *roc_charts(analysis, setting),

@@ -1,0 +1,155 @@
+"""Choosing a defense: accuracy, leakage under the best attack, bits and proved epsilon, and who is dominated."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from leakgauge.harness.core.labels import UNDEFENDED
+from leakgauge.harness.core.result import ClaimRecord
+from leakgauge.reports.charts.figures import Chart, Point, Series, capped
+from leakgauge.reports.select import Analysis, Group, final_accuracy
+from leakgauge.reports.text.notation import INFINITE, NO_VALUE, fixed, interval, listing, percent, short
+
+
+class Standing(NamedTuple):
+    """One defense in one setting: what it keeps, what it lets through under the best attack, and what it costs.
+
+    Attributes:
+        accuracy: final, mean over the seeds; low, high: its interval.
+        place: of the group that leaks most, between its floor (0) and its ceiling (1); `worst` is that group.
+        bits: for each parameter in a client's message of one round, mean over the seeds.
+        claim: for the whole run, of the first seed.
+    """
+
+    defense: str
+    accuracy: float
+    low: float
+    high: float
+    place: float
+    worst: Group
+    bits: float
+    claim: ClaimRecord
+
+
+class Row(NamedTuple):
+    """One line of the table; `dominated`: by which defenses, empty on the frontier."""
+
+    defense: str
+    accuracy: str
+    ends: str
+    place: str
+    attack: str
+    bits: str
+    epsilon: str
+    unit: str
+    dominated: str
+
+
+class Table(NamedTuple):
+    """The table of one setting."""
+
+    setting: str
+    rows: tuple[Row, ...]
+
+
+class Frontier(NamedTuple):
+    """The tables, and how the goals of the study were solved."""
+
+    tables: tuple[Table, ...]
+    goals: tuple[str, ...]
+
+
+def frontier(analysis: Analysis) -> Frontier | None:
+    """The tables of the settings with two defenses or more; None without one."""
+    goals = tuple(analysis.run.study.get("goals", ()))
+    tables = []
+    for key, name in analysis.settings.items():
+        found = standings(analysis, key)
+        if len(found) > 1:
+            tables.append(Table(name, tuple(_row(analysis, one, found) for one in found)))
+    return Frontier(tuple(tables), goals) if tables or goals else None
+
+
+def standings(analysis: Analysis, setting: str) -> list[Standing]:
+    """The defenses of a setting with an accuracy, a message and a rated attack, in the study's order."""
+    found = []
+    for defense in (name for place, name in analysis.pairs if place == setting):
+        trainings = analysis.trainings_of(setting, defense)
+        accuracy = final_accuracy(trainings)
+        groups = [one for one in analysis.attacked if (one.setting, one.defense) == (setting, defense)]
+        places = [(place, one) for one in groups if (place := _place(analysis, one)) is not None]
+        bits = [one.bits for one in trainings if one.bits is not None]
+        if accuracy is None or accuracy.value is None or not places or not bits:
+            continue
+        place, worst = max(places, key=lambda pair: pair[0])
+        low, high = (accuracy.value if end is None else end for end in (accuracy.low, accuracy.high))
+        claim = trainings[0].whole_run
+        found.append(Standing(defense, accuracy.value, low, high, place, worst, sum(bits) / len(bits), claim))
+    return found
+
+
+def _place(analysis: Analysis, group: Group) -> float | None:
+    """Where a group lies between its floor and its ceiling, not below 0; 1 for a ceiling above its floor."""
+    if group.undefended:
+        return None if analysis.is_void(group) or analysis.floor_value(group) is None else 1.0
+    place = analysis.rating(group).place
+    return None if place is None else max(0.0, place)
+
+
+def dominates(one: Standing, other: Standing) -> bool:
+    """Whether `one` is no worse than `other` in accuracy, leakage and bits, and better in one of them beyond doubt.
+
+    Beyond doubt: the intervals of the accuracies are disjoint, the leakage differs by a tenth of the way from the floor
+    to the ceiling, or fewer bits are sent.
+    """
+    if one.accuracy < other.accuracy or one.place > other.place or one.bits > other.bits:
+        return False
+    return one.low > other.high or one.place < other.place - 0.1 or one.bits < 0.99 * other.bits
+
+
+def _row(analysis: Analysis, one: Standing, found: list[Standing]) -> Row:
+    """The line of one defense."""
+    estimate = one.worst.estimate
+    value = f"{one.worst.metric.words} {fixed(one.worst.value)}"
+    ends = interval(estimate) if estimate is not None else ""
+    proved = one.claim.proved
+    better = [analysis.defenses[each.defense].text for each in found if dominates(each, one)]
+    covers = one.claim.epsilon is not None
+    return Row(
+        defense=analysis.defenses[one.defense].text,
+        accuracy=percent(one.accuracy),
+        ends=f"{percent(one.low)} to {percent(one.high)}",
+        place=percent(one.place, 0),
+        attack=f"{analysis.attack_text(one.worst)}: {value}{f' ({ends})' if ends else ''}",
+        bits=fixed(one.bits, 2),
+        epsilon=(INFINITE if proved.epsilon is None else short(proved.epsilon)) if covers else NO_VALUE,
+        unit=f"per {proved.unit}, {one.claim.horizon}, δ {short(proved.delta)}" if covers else "nothing is promised",
+        dominated=listing(better),
+    )
+
+
+def frontier_chart(analysis: Analysis, setting: str) -> Chart:
+    """Accuracy against leakage: the best defenses are at the top left."""
+    families: dict[str, list[Point]] = {}
+    rows = []
+    for one in standings(analysis, setting):
+        name = one.worst.case.training.defense.name
+        point = Point(100 * one.place, 100 * one.accuracy, 100 * one.low, 100 * one.high)
+        families.setdefault("no defense" if name == UNDEFENDED else name, []).append(point)
+        rows.append((analysis.defenses[one.defense].text, percent(one.place, 0), percent(one.accuracy)))
+    looks = [-1 if name == "no defense" else look for look, name in enumerate(families)]
+    shown, rest = capped(
+        [Series(name, tuple(sorted(p)), look) for look, (name, p) in zip(looks, families.items(), strict=True)]
+    )
+    return Chart(
+        name="frontier",
+        title="Accuracy against leakage",
+        x_label="leakage under the best attack, % of the way from the floor to the ceiling",
+        y_label="final accuracy, %",
+        series=shown,
+        better="The best defenses are at the top left.",
+        caption=f"The attack with the highest place between its floor and its ceiling counts. {rest}".strip(),
+        header=("Defense", "Leakage", "Final accuracy"),
+        rows=tuple(rows),
+        joined=False,
+    )

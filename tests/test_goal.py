@@ -1,0 +1,161 @@
+"""Goals of defenses: a proved epsilon or a loss of accuracy, solved for the free parameter."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from leakgauge.harness.core.errors import StudyError
+from leakgauge.harness.data import default_root
+from leakgauge.harness.study.goal import TOLERANCE, goal_of, solve
+from leakgauge.harness.study.run import run_study
+from leakgauge.harness.study.store import Store
+from leakgauge.harness.study.study import resolve
+from leakgauge.reports.html import render
+
+FEDERATION = {"clients": 20, "rounds": 10, "algorithm": "fedsgd", "batch": 0, "lr": 3.0, "evaluate_every": 10}
+ATTACK = {"name": "prior", "target": {"kind": "probe", "round": 0, "count": 2}}
+
+
+def study(*defenses, federation=FEDERATION, seeds=(0,)):
+    tables = {"tasks": [{"data": "digits", "model": "linear"}], "federations": [federation], "attacks": [ATTACK]}
+    return resolve({"name": "goals", "seeds": list(seeds), "defenses": list(defenses), **tables})
+
+
+def solved(name, **goal):
+    """(the value of the solved parameters, or None; the sentence on it)."""
+    cells, (note,) = solve(study({"name": name, "target": goal}).cells, default_root(), lambda specs: {})
+    return (cells[0].training.defense.parameters if cells else None), note
+
+
+def reached(note):
+    """The proved epsilon in a sentence."""
+    return float(note.split(" has ")[1].split(" per ")[0].split(";")[0])
+
+
+BY_MESSAGE = ["gaussian", "laplace", "jopeq-sound", "piecewise", "vqsgd", "laplace+sdq", "gaussian+sdq"]
+BY_CLIENT = ["udp", "udp-crd", "udp-lei", "ota", "ota-orthogonal"]
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "epsilon", "horizon"),
+    [*((name, "client", 8.0, "run") for name in BY_MESSAGE + BY_CLIENT), ("gaussian", "message", 0.7, "round"),
+     ("dp-sgd", "record", 2.0, "run"), ("mvu", "coordinate", 1.0, "run"), ("jopeq", "coordinate", 3.0, "round"),
+     ("vqsgd", "message", 3000.0, "run"), ("laplace+sdq", "coordinate", 2.0, "round")],
+)  # fmt: skip
+def test_a_proved_epsilon_is_reached_within_one_percent(name, unit, epsilon, horizon):
+    parameters, note = solved(name, proved_epsilon=epsilon, unit=unit, horizon=horizon)
+    assert epsilon * (1 - TOLERANCE) <= reached(note) <= epsilon, note
+    assert "target" not in parameters
+    # a message's guarantee covers a client's, and the sentence says so
+    assert (", which covers a client" in note) == (unit == "client" and name in BY_MESSAGE)
+
+
+@pytest.mark.parametrize("name", ["jopeq", "jopeq-t", "cepam-gaussian", "cepam-clip", "cepam-laplace", "t-noise"])
+def test_what_nothing_is_proved_for_is_out_of_reach(name):
+    parameters, note = solved(name, proved_epsilon=8.0, unit="client")
+    assert parameters is None
+    assert "out of reach; the proved epsilon is infinite at every " in note
+
+
+def test_what_moves_in_steps_stays_below():
+    parameters, note = solved("sqsgd", proved_epsilon=50.0, unit="message")
+    assert parameters["epsilon"] > 0
+    assert reached(note) < 50 * (1 - TOLERANCE)
+    assert "the nearest below" in note
+    assert solved("mvu", proved_epsilon=8.0, unit="message")[0] is None
+
+
+def test_more_noise_for_another_delta_adversary_and_horizon():
+    def epsilon(**changes):
+        return solved("ota", **{"proved_epsilon": 2.0, "unit": "client"} | changes)[0]["epsilon"]
+
+    assert epsilon(horizon="round") > epsilon() > epsilon(delta=1e-9)
+    assert epsilon() > epsilon(adversary="eavesdropper")
+
+
+@pytest.mark.parametrize(
+    ("defense", "problem"),
+    [
+        ({"name": "gaussian", "target": {}}, "expected proved_epsilon or accuracy_loss, and only one of them"),
+        ({"name": "gaussian", "target": {"proved_epsilon": 8.0}}, "unit: missing"),
+        ({"name": "gaussian", "target": {"proved_epsilon": -1.0, "unit": "client"}}, "expected proved_epsilon > 0"),
+        ({"name": "gaussian", "target": {"accuracy_loss": 2.0}}, "expected 0 < accuracy_loss < 1, got 2.0"),
+        ({"name": "gaussian", "target": {"accuracy_loss": 0.1, "unti": "client"}}, "target.unti: unknown key"),
+        ({"name": "none", "target": {"accuracy_loss": 0.1}}, "target: none has no parameter to solve for"),
+        ({"name": "gaussian", "target": {"accuracy_loss": 0.1, "parameter": "clap"}}, "it has clip, epsilon, delta"),
+    ],
+)
+def test_a_wrong_goal_is_a_line_of_the_study(defense, problem):
+    with pytest.raises(StudyError) as found:
+        study(defense)
+    assert problem in str(found.value)
+
+
+def test_each_goal_of_a_sweep_is_solved():
+    cells = study({"name": "gaussian", "target": {"proved_epsilon": [1.0, 8.0], "unit": "message"}}).cells
+    assert [goal_of(cell.training.defense).proved_epsilon for cell in cells] == [1.0, 8.0]
+    found, notes = solve(cells, default_root(), lambda specs: {})
+    first, second = (cell.training.defense.parameters["epsilon"] for cell in found)
+    assert 0 < first < second
+    assert len(notes) == 2
+
+
+def test_a_loss_of_accuracy_is_found_by_trainings_that_the_study_uses_again(tmp_path: Path):
+    asked = study(
+        {"name": "none"},
+        {"name": "gaussian", "target": {"accuracy_loss": 0.15}},
+        {"name": "sqsgd", "target": {"accuracy_loss": 0.15}},
+        {"name": "gaussian", "clip": 1.0, "target": {"proved_epsilon": 3.0, "unit": "message", "horizon": "round"}},
+    )
+    seen = []
+    run = run_study(asked, tmp_path, workers=0, listen=lambda progress, outcome: seen.append(outcome))
+    trials = [one.job.training for one in seen if one is not None and one.job.kind == "trial"]
+    trained = [one.job.training for one in seen if one is not None and one.job.kind == "training"]
+    assert len(run.results) == len(run.cells) == 3
+    names = {record.spec.defense.name for record in run.trainings.values()}
+    assert names == {"none", "gaussian"}
+    # only the goal of an epsilon needed a training after the search
+    assert [spec.defense.parameters["epsilon"] for spec in trained] == [pytest.approx(3.0, rel=TOLERANCE)]
+    plain = next(r.accuracy for r in run.trainings.values() if r.spec.defense.name == "none")
+    chosen = next(r for r in run.trainings.values() if r.spec in trials and r.spec.defense.name == "gaussian")
+    loss = plain - chosen.accuracy
+    by_name = {note.split(",")[0]: note for note in run.study["goals"] if "accuracy loss" in note}
+    assert f"loses {loss:.3f} +- " in by_name["gaussian"]
+    width = float(by_name["gaussian"].split("+- ")[1])
+    assert abs(loss - 0.15) <= width < 0.1
+    assert "out of reach, the search found no epsilon that loses less" in by_name["sqsgd"]
+    page = render(run)
+    assert "Goals of this study" in page
+    assert "out of reach, the search found no epsilon that loses less" in page
+    again = []
+    run_study(asked, tmp_path, workers=0, listen=lambda progress, outcome: again.append(outcome))
+    assert [one for one in again if one is not None] == []
+    assert len(list((tmp_path / "trainings").iterdir())) == len({spec.id for spec in trials}) + 1
+
+
+def test_a_search_that_cannot_train_ends_with_a_line(tmp_path: Path):
+    federation = FEDERATION | {"local_steps": 3, "algorithm": "fedavg"}
+    asked = study({"name": "ota", "target": {"accuracy_loss": 0.1}}, federation=federation)
+    broken = dataclasses.replace(asked.cells[0].training.task, model="no-such")
+    cells = tuple(
+        dataclasses.replace(cell, training=dataclasses.replace(cell.training, task=broken)) for cell in asked.cells
+    )
+    with pytest.raises(StudyError, match="no-such"):
+        run_study(dataclasses.replace(asked, cells=cells), tmp_path, workers=0)
+    assert Store(tmp_path).folder == tmp_path
+
+
+def test_nothing_in_reach_is_an_error(tmp_path: Path):
+    asked = study({"name": "jopeq", "target": {"proved_epsilon": 8.0, "unit": "client"}})
+    with pytest.raises(StudyError, match="out of reach; the proved epsilon is infinite"):
+        run_study(asked, tmp_path, workers=0)
+
+
+def test_an_adversary_that_sees_models_only_has_other_proofs():
+    parameters, note = solved("dp-fedavg", proved_epsilon=4.0, unit="client", adversary="participant")
+    assert reached(note) == pytest.approx(4.0, rel=TOLERANCE)
+    assert solved("dp-fedavg", proved_epsilon=4.0, unit="client")[0] is None
+    assert parameters["clip"] == 1.0

@@ -1,0 +1,66 @@
+"""The section that compares defenses: accuracy, leakage, bits, proved epsilon, and who is dominated."""
+
+import dataclasses
+
+from leakgauge.harness.core.cell import PartSpec
+from leakgauge.reports.html import render
+from leakgauge.reports.sections.frontier import Standing, dominates, frontier, frontier_chart, standings
+from leakgauge.reports.select import Analysis
+from tests import report_fixtures as double
+from tests.report_page import complete, small, ssim_of
+
+GOOD, BAD = PartSpec("laplace", {"scale": 0.5}), PartSpec("sqsgd", {"epsilon": 4.0})
+TABLE = {"none": [0.9, 0.91], "laplace": [0.3, 0.31], "sqsgd": [0.7, 0.71], "prior": [0.1, 0.11]}
+
+
+def analysis():
+    return Analysis(double.make_run(small(double.NONE, GOOD, BAD), make=ssim_of(TABLE)))
+
+
+def standing(**changes):
+    base = standings(analysis(), next(iter(analysis().settings)))[1]
+    return base._replace(**{"accuracy": 0.9, "low": 0.88, "high": 0.92, "place": 0.5, "bits": 8.0} | changes)
+
+
+def test_each_defense_stands_with_its_best_attack():
+    none, good, bad = standings(analysis(), next(iter(analysis().settings)))
+    assert (none.place, none.worst.undefended) == (1.0, True)
+    assert good.place == (0.305 - 0.105) / (0.905 - 0.105)
+    assert good.place < bad.place < 1
+    assert (none.bits, bad.bits) == (32.0, 2.1)
+    assert good.claim.proved.unit == "coordinate"
+
+
+def test_domination_is_no_worse_in_all_and_better_beyond_doubt_in_one():
+    one = standing()
+    assert not dominates(one, one)
+    assert dominates(standing(bits=4.0), one)
+    assert dominates(standing(place=0.3), one)
+    assert not dominates(standing(place=0.45), one)
+    assert dominates(standing(accuracy=0.97, low=0.95, high=0.99), one)
+    assert not dominates(standing(accuracy=0.91, low=0.89, high=0.93), one)
+    assert not dominates(standing(bits=4.0, place=0.6), one)
+    assert not dominates(standing(place=0.1, accuracy=0.89), one)
+    assert isinstance(one, Standing)
+
+
+def test_the_table_names_who_is_dominated_and_the_goals():
+    run = double.make_run(small(double.NONE, GOOD, BAD), make=ssim_of(TABLE))
+    run = dataclasses.replace(run, study=run.study | {"goals": ["laplace, accuracy loss 0.02: out of reach <b>"]})
+    (table,) = frontier(Analysis(run)).tables
+    rows = {row.defense: row for row in table.rows}
+    # sqsgd sends 2.1 bits with a higher accuracy than laplace, but leaks more
+    assert [rows[name].dominated for name in ("laplace", "sqsgd")] == ["", ""]
+    assert (rows["no defense"].place, rows["no defense"].epsilon) == ("100 %", "n/a")
+    assert rows["laplace"].attack.startswith("matching: mean SSIM 0.305 (")
+    assert rows["laplace"].unit == "per coordinate, whole run, δ 0"
+    page = complete(render(run))
+    for words in ("Choosing a defense", "out of reach <b>", "– on the frontier", "Goals of this study"):
+        assert words in page.text
+    chart = frontier_chart(Analysis(run), next(iter(Analysis(run).settings)))
+    assert [series.label for series in chart.series] == ["no defense", "laplace", "sqsgd"]
+    assert chart.rows[0][1] == "100 %"
+
+
+def test_one_defense_is_no_frontier():
+    assert frontier(Analysis(double.make_run(small(double.NONE)))) is None
