@@ -192,8 +192,8 @@ def test_british_spelling_gets_a_hint(study, what):
     assert "no list of 'defence" in refused("list", what)
     assert "did you mean 'defenses'?" in refused("list", what)
     study.write_text(STUDY.replace("defenses =", f"{what} ="))
-    lines = call("show", study).stderr.splitlines()
-    assert f"leakgauge: {study}: {what}: unknown key; did you mean 'defenses'?" in lines
+    text = call("show", study).stderr
+    assert f"leakgauge: {study}: {what}: unknown key; did you mean 'defenses'? Known: name, title, seeds" in text
 
 
 def test_show_prints_the_cells_and_the_cost(study):

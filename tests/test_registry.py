@@ -57,7 +57,7 @@ def test_all_problems_of_the_parameters_are_reported_together():
     assert caught.value.problems == [
         ("clip", "got 'wide', expected: input should be a valid number"),
         ("delta", "got True, expected: input should be a valid number"),
-        ("sigma", "unknown key, got 1.0"),
+        ("sigma", "unknown key, got 1.0. Known: clip, epsilon, delta, noise_std"),
     ]
 
 

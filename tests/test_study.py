@@ -82,7 +82,12 @@ def test_all_problems_are_reported_together_with_path_value_and_expectation():
     ("changes", "message"),
     [
         ({"tsks": []}, "tsks: unknown key; did you mean 'tasks'?"),
-        ({"nonsense": 1}, "nonsense: unknown key, got 1"),
+        ({"nonsense": 1}, "nonsense: unknown key, got 1. Known: name, title, seeds, threats, audit, tasks"),
+        (
+            {"federations": [{"Clients": 4}]},
+            "federations[0].Clients: unknown key, got 4; did you mean 'clients'? Known: ",
+        ),
+        ({"defenses": [{"name": "Gaussian"}]}, "defenses[0]: no defense 'Gaussian'; did you mean 'gaussian'? Known: "),
         ({"attacks": []}, "attacks: got [], expected: list should have at least 1 item"),
         ({"seeds": ["a"]}, "seeds.0: got 'a', expected: input should be a valid integer"),
         (echo(round=3), "attacks.target.round: looks at round 3, expected less than 3"),

@@ -16,10 +16,16 @@ class UnknownNameError(LookupError):
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
     """The error for an unknown name; it suggests the nearest known name and lists all of them."""
+    return UnknownNameError(f"no {kind} {name!r}{suggestion(name, known)}")
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The nearest known name, whatever its case, and all known ones, as the end of a sentence on an unknown name."""
     listed = list(known)
-    near = difflib.get_close_matches(name, listed, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return UnknownNameError(f"no {kind} {name!r}{hint} Known: {', '.join(listed)}")
+    plain = {one.casefold(): one for one in listed}
+    near = difflib.get_close_matches(name.casefold(), plain, 1)
+    hint = f"; did you mean {plain[near[0]]!r}?" if near else "."
+    return f"{hint} Known: {', '.join(listed)}"
 
 
 class StudyError(ValueError):

@@ -13,13 +13,14 @@ import importlib.metadata
 import inspect
 import json
 import pkgutil
+from collections.abc import Collection
 from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from leakgauge.harness.core.cell import PartSpec, Scalar
 from leakgauge.harness.core.contract import Attack, Defense
-from leakgauge.harness.core.errors import UnknownNameError, unknown
+from leakgauge.harness.core.errors import UnknownNameError, suggestion, unknown
 from leakgauge.harness.core.result import PartInfo
 
 Kind = Literal["defense", "attack"]
@@ -96,11 +97,7 @@ def build(kind: Kind, name: str, parameters: dict[str, Scalar]) -> Any:
     """
     if kind == "defense" and "+" in name:
         return _cascade(name, parameters)
-    found = lookup(kind, name)
-    try:
-        return construct(found, {key: value for key, value in parameters.items() if value is not None})
-    except ValidationError as error:
-        raise ParameterError(name, [explain(item) for item in error.errors()]) from error
+    return construct(lookup(kind, name), {key: one for key, one in parameters.items() if one is not None}, name)
 
 
 def _cascade(name: str, parameters: dict[str, Scalar]) -> Any:
@@ -117,7 +114,8 @@ def _cascade(name: str, parameters: dict[str, Scalar]) -> Any:
         elif owners:
             problems.append((key, f"both have it; write {names[0]}.{key} or {names[1]}.{key}"))
         else:
-            problems.append((key, f"unknown key, got {value!r}"))
+            known = [f"{part}.{inner}" for part, inners in zip(names, fields, strict=True) for inner in sorted(inners)]
+            problems.append((key, f"unknown key, got {value!r}{suggestion(key, known)}"))
     built = []
     for part, table in zip(names, tables, strict=True):
         try:
@@ -140,15 +138,19 @@ def _parts(name: str) -> tuple[str, str]:
     return first, rest[0]
 
 
-def construct(kind: type[P], table: dict[str, Any]) -> P:
+def construct(kind: type[P], table: dict[str, Any], name: str = "") -> P:
     """A dataclass from a table, checked strictly: no text for a number, no unknown key.
 
     Raises:
-        pydantic.ValidationError: all problems together.
+        ParameterError: all problems together, under this name.
     """
     # through JSON: there strict mode accepts a table for a dataclass and an integer for a float
     adapter: Any = _adapter(kind)  # type: ignore[arg-type]  # a type is hashable, but mypy does not know it of P
-    found: P = adapter.validate_json(json.dumps(table, default=str), strict=True)
+    try:
+        found: P = adapter.validate_json(json.dumps(table, default=str), strict=True)
+    except ValidationError as error:
+        known = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
+        raise ParameterError(name, [explain(item, known) for item in error.errors()]) from error
     return found
 
 
@@ -158,12 +160,13 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def explain(item: Any) -> tuple[str, str]:
-    """One of pydantic's errors as (path, text); the text states what came and what was expected."""
+def explain(item: Any, known: Collection[str] = ()) -> tuple[str, str]:
+    """One of pydantic's errors as (path, text); the text states what came and what was expected, or the known keys."""
     path = ".".join(str(part) for part in item["loc"])
     came = item["input"]
     if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        return path, f"unknown key, got {came!r}"
+        value = "" if isinstance(came, list | dict) else f", got {came!r}"
+        return path, f"unknown key{value}{suggestion(path.split('.')[-1], known)}"
     if item["type"] in ("missing", "missing_argument"):
         return path, "missing"
     if item["type"] == "value_error":

@@ -6,7 +6,6 @@ and what was expected.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import tomllib
 from collections.abc import Callable, Iterator
@@ -142,18 +141,11 @@ def _file(table: Table, problems: list[str]) -> _File:
     try:
         return _File.model_validate(table)
     except ValidationError as error:
-        problems += [_line(*_explain_key(item)) for item in error.errors()]
+        problems += [_line(*explain(item, list(_File.model_fields))) for item in error.errors()]
         wrong = {item["loc"][0] for item in error.errors()}
     known = {key: value for key, value in table.items() if key in _File.model_fields and key not in wrong}
     missing: dict[str, Any] = {"name": "", "tasks": [], "federations": [], "defenses": [], "attacks": []}
     return _File.model_construct(**missing | known)
-
-
-def _explain_key(item: Any) -> tuple[str, str]:
-    """`explain`, with the nearest outermost key for an unknown one."""
-    path, text = explain(item)
-    near = difflib.get_close_matches(path, _File.model_fields, 1) if item["type"] == "extra_forbidden" else []
-    return path, f"unknown key; did you mean {near[0]!r}?" if near else text
 
 
 def _line(path: str, text: str) -> str:
@@ -175,8 +167,6 @@ def _all(key: str, tables: list[Table], build: Callable[[Table], T], problems: l
         for one in expand(table):
             try:
                 yield build(one)
-            except ValidationError as error:
-                problems += [_line(f"{at}.{path}" if path else at, text) for path, text in map(explain, error.errors())]
             except ParameterError as error:
                 problems += [_line(f"{at}.{path}" if path else at, text) for path, text in error.problems]
             except (LookupError, ThreatMismatch, ValueError) as error:
@@ -197,11 +187,7 @@ def _defense(table: Table) -> PartSpec:
     parameters = registry.build("defense", name, _without(table, "name", goal.KEY)).parameters()
     if goal.KEY not in table:
         return PartSpec(name, parameters)
-    try:
-        return goal.with_goal(name, parameters, registry.construct(goal.Goal, table[goal.KEY]))
-    except ValidationError as error:
-        problems = [(f"{goal.KEY}.{path}".rstrip("."), text) for path, text in map(explain, error.errors())]
-        raise ParameterError(name, problems) from error
+    return goal.with_goal(name, parameters, _inner(goal.Goal, table[goal.KEY], goal.KEY))
 
 
 def _attack(table: Table, threats: list[str]) -> tuple[PartSpec, Target, tuple[str, ...]]:
@@ -209,11 +195,7 @@ def _attack(table: Table, threats: list[str]) -> tuple[PartSpec, Target, tuple[s
     name = _name(table)
     built = registry.build("attack", name, _without(table, "name", "target", "threat"))
     default = {"kind": "members"} if built.kind == "membership" else {}
-    try:
-        target = registry.construct(Target, table.get("target", default))
-    except ValidationError as error:
-        problems = [(f"target.{path}".rstrip("."), text) for path, text in map(explain, error.errors())]
-        raise ParameterError(name, problems) from error
+    target = _inner(Target, table.get("target", default), "target")
     if (target.kind == "members") != (built.kind == "membership"):
         expected = default.get("kind", "probe or messages")
         raise ValueError(f"target.kind: got {target.kind!r}, expected {expected} for a {built.kind} attack")
@@ -224,6 +206,14 @@ def _attack(table: Table, threats: list[str]) -> tuple[PartSpec, Target, tuple[s
     for view in views:
         require(built.needs, name, view)
     return PartSpec(name, built.parameters()), target, tuple(view.name for view in views)
+
+
+def _inner(kind: type[T], table: Table, key: str) -> T:
+    """The table at `key` of a defense's or an attack's table."""
+    try:
+        return registry.construct(kind, table)
+    except ParameterError as error:
+        raise ParameterError(key, [(f"{key}.{path}".rstrip("."), text) for path, text in error.problems]) from error
 
 
 def _without(table: Table, *keys: str) -> Table:
