@@ -117,6 +117,32 @@ def test_from_python_a_study_runs_with_its_progress_and_its_report(study, tmp_pa
     assert capsys.readouterr().out == ""
 
 
+def test_only_some_cells_run_and_a_dry_run_shows_which_are_finished(study, tmp_path):
+    out = tmp_path / "out"
+    done = call("run", study, "-o", out, "--workers", 0, "--only", "GAUSSIAN*members", "--verbose")
+    assert done.exit_code == 0, done.output
+    assert "[1/1] done" in done.output
+    assert "start  training of gaussian" in done.output
+    assert len(leakgauge.load_run(out).results) == 1
+    lines = (out / "run.log").read_text().splitlines()
+    assert [re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (start|done) ", line)[1] for line in lines] == [
+        "start",
+        "done",
+    ] * 2
+    shown = call("run", study, "-o", out, "--dry-run").output
+    assert shown.count("  finished") == 1
+    assert "at most about" in shown
+    assert not (tmp_path / "none").exists()
+    assert "--only: no cell holds 'nothing'; the first of 6: " in refused("run", study, "-o", out, "--only", "nothing")
+    assert "Install completion" in call("--help").output
+
+
+def test_a_verbose_run_prints_the_trace_of_a_failure(study, tmp_path):
+    study.write_text(FAILING)
+    assert "Traceback" in call("run", study, "-o", tmp_path / "out", "--workers", 0, "--verbose").output
+    assert "Traceback" not in call("run", study, "-o", tmp_path / "out", "--workers", 0).output
+
+
 def test_a_folder_with_the_results_of_another_study_is_refused(study, tmp_path):
     assert call("run", study, "-o", tmp_path / "out", "--workers", 0).exit_code == 0
     before = (tmp_path / "out" / "study.json").read_bytes()

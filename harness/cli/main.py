@@ -15,7 +15,7 @@ from leakgauge.harness.cli.list import list_
 from leakgauge.harness.cli.report import export, report
 from leakgauge.harness.cli.run import run, show
 
-app = typer.Typer(name="leakgauge", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(name="leakgauge", no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _print_version(wanted: bool) -> None:

@@ -7,6 +7,8 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -14,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from leakgauge.harness.study.cost import span
+from leakgauge.harness.study.store import StoreError
 from leakgauge.harness.study.supervisor import Listener, Outcome, Progress
 
 _RECENT = 8
@@ -38,6 +41,34 @@ def listener(name: str, console: Console | None = None) -> Iterator[Listener]:
     else:
         with Live(Text(f"{name}: starting"), console=console, refresh_per_second=4, transient=True) as live:
             yield lambda progress, outcome: live.update(_view(status(progress, outcome), progress, recent))
+
+
+def logged(listen: Listener, folder: Path, *, verbose: bool = False) -> Listener:
+    """A listener that also appends every start and end to `folder/run.log`, with the time; `verbose` prints starts."""
+    known: list[str] = []
+
+    def write(text: str) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / "run.log").open("a", encoding="utf-8") as file:
+                file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {text}\n")
+        except OSError as error:
+            raise StoreError(f"{folder} cannot be written: {error}") from error
+
+    def heard(progress: Progress, outcome: Outcome | None) -> None:
+        started = [f"start  {label}" for label in progress.running if label not in known]
+        known[:] = progress.running
+        for line in started:
+            write(line)
+            if verbose:
+                sys.stdout.write(f"{line}\n")
+        if outcome is not None:
+            write(f"{_line(outcome)}{_left(progress)}")
+        listen(progress, outcome)
+        if verbose and outcome is not None:
+            sys.stdout.write(outcome.trace)
+
+    return heard
 
 
 def _in_notebook(status: Callable[[Progress, Outcome | None], str], recent: Iterable[Outcome]) -> Listener:

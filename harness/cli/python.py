@@ -37,14 +37,15 @@ def run(
         StoreError: the folder cannot be written, or holds results of another study.
         Interrupted: Ctrl-C; finished results are kept.
     """
-    from leakgauge.harness.cli.progress import listener
+    from leakgauge.harness.cli.progress import listener, logged
     from leakgauge.harness.study.run import run_study
     from leakgauge.harness.study.store import write_atomically
 
     loaded = study if isinstance(study, Study) else load_study(study)
     if progress:
         with listener(loaded.name) as listen:
-            found = run_study(loaded, folder, data=data, workers=workers, device=device, listen=listen)
+            heard = logged(listen, Path(folder))
+            found = run_study(loaded, folder, data=data, workers=workers, device=device, listen=heard)
     else:
         found = run_study(loaded, folder, data=data, workers=workers, device=device)
     write_atomically(Path(folder) / "report.html", report(found).html.encode())

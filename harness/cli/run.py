@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,17 +23,42 @@ def run(
     workers: WorkersOption = None,
     device: Annotated[str, typer.Option(help="Where clients train: cpu or cuda.")] = "cpu",
     images: ImagesOption = "public",
+    only: Annotated[
+        str, typer.Option(help="Only cells whose line in 'show' holds this pattern, as in 'gaussian*map*seed 0'.")
+    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the cells, and which are finished.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Also print starts, and the traces of failures.")] = False,
 ) -> None:
-    """Run a study, print its table, and write the report. The same command again resumes."""
-    from leakgauge.harness.cli.progress import listener
+    """Run a study, print its table, and write the report; DIR/run.log has every job. The same command again resumes."""
+    from leakgauge.harness.cli.progress import listener, logged
     from leakgauge.harness.study.run import run_study
     from leakgauge.harness.study.study import load_study
 
     with user_errors():
-        loaded = load_study(study)
+        loaded = _chosen(load_study(study), only)
+        if dry_run:
+            _print_study(loaded, out)
+            return
         with listener(loaded.name) as listen:
-            finished = run_study(loaded, out, data=data, workers=workers, device=device, listen=listen)
+            heard = logged(listen, out, verbose=verbose)
+            finished = run_study(loaded, out, data=data, workers=workers, device=device, listen=heard)
         publish(finished, out, images)
+
+
+def _chosen(study: Study, pattern: str) -> Study:
+    """The study with those of its cells whose text holds the pattern, whatever its case; all without a pattern.
+
+    Raises:
+        StudyError: none does.
+    """
+    from leakgauge.harness.core.errors import StudyError
+    from leakgauge.harness.core.labels import cell_text
+
+    texts = [(cell, cell_text(cell)) for cell in study.cells]
+    cells = tuple(cell for cell, text in texts if fnmatch(text.casefold(), f"*{pattern.casefold()}*"))
+    if not cells:
+        raise StudyError(study.name, [f"--only: no cell holds {pattern!r}; the first of {len(texts)}: {texts[0][1]}"])
+    return replace(study, cells=cells)
 
 
 def show(study: StudyArgument, as_json: JsonOption = False) -> None:
@@ -48,10 +75,13 @@ def show(study: StudyArgument, as_json: JsonOption = False) -> None:
         _print_study(loaded)
 
 
-def _print_study(study: Study) -> None:
-    """Print the trainings with their cells, and the estimated cost."""
+def _print_study(study: Study, folder: Path | None = None) -> None:
+    """Print the trainings with their cells, which of them are finished in a folder, and the estimated cost."""
     from leakgauge.harness.core.labels import part_text, where
     from leakgauge.harness.study.cost import estimate
+    from leakgauge.harness.study.store import Store
+
+    store = None if folder is None else Store(folder)
 
     typer.echo(f"{study.name}: {len(study.cells)} cells on {len(study.trainings)} trainings, hash {study.hash}")
     for training in study.trainings:
@@ -63,5 +93,6 @@ def _print_study(study: Study) -> None:
         )
         for cell in study.cells_of[training.id]:
             size = f"{cell.target.count} x {cell.target.batch}"
-            typer.echo(f"  {cell.id}  {part_text(cell.attack)}  {where(cell.target)}, {size}, by {cell.threat}")
+            done = "  finished" if store is not None and store.read_result(cell.id) is not None else ""
+            typer.echo(f"  {cell.id}  {part_text(cell.attack)}  {where(cell.target)}, {size}, by {cell.threat}{done}")
     typer.echo(f"\n{estimate(study)}")

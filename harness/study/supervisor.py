@@ -56,12 +56,13 @@ class Place(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a job ended: `error` is one line, empty for success."""
+    """How a job ended: `error` is one line, empty for success; `trace` is the whole trace of an exception."""
 
     job: Job
     seconds: float
     headline: str
     error: str
+    trace: str = ""
 
 
 @dataclass
@@ -167,7 +168,7 @@ def _failed(job: Job, seconds: float, store: Store, kind: str, message: str, tra
                 store.write_failure(Failure(cell, kind, message, trace))
     except StoreError as error:
         message = message if kind == "StoreError" else f"{message} (and {error})"
-    return Outcome(job, seconds, "", message)
+    return Outcome(job, seconds, "", message, trace)
 
 
 @contextmanager

@@ -1,0 +1,32 @@
+"""The notebooks of docs/ run as committed, and say what they said."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+
+def words(notebook):
+    """The printed lines of a notebook, without numbers: they differ in the last digits between machines."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert not [output for output in outputs if output.output_type == "error"]
+    return [re.sub(r"[\d.]+(e-\d+)?", "0", output.text) for output in outputs if output.output_type == "stream"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_and_prints_the_same_words(path, tmp_path):
+    stored = nbformat.read(path, 4)
+    before = words(stored)
+    assert before
+    NotebookClient(stored, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert words(stored) == before
+
+
+def test_there_are_two():
+    assert [path.stem for path in NOTEBOOKS] == ["audit-my-mechanism", "choose-a-defense"]
