@@ -33,8 +33,9 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
 
 
 def test_the_study_of_the_readme_resolves():
-    (table,) = blocks("toml")
-    assert len(resolve(tomllib.loads(table)).cells) == 2 * 3 * 4
+    first, goals = map(tomllib.loads, blocks("toml"))
+    assert len(resolve(first).cells) == 2 * 3 * 4
+    assert len(resolve(first | goals).cells) == 2 * 6 * 4
 
 
 def test_every_threat_and_exit_code_is_named():

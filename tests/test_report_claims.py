@@ -353,6 +353,17 @@ def test_the_terminal_table_has_bits_identified_images_and_trainings_that_did_no
     assert "no learning" in plain(dataclasses.replace(run, trainings=every))
 
 
+@pytest.mark.parametrize("width", [40, 60, 79])
+def test_a_narrow_terminal_shows_each_row_as_a_block_and_loses_no_word(width: int) -> None:
+    wide, narrow = (plain(double.checked_run(), width=columns) for columns in (140, width))
+    assert max(map(len, narrow.splitlines())) <= width
+    assert "Adversary" not in narrow
+    words = {word for word in wide.split() if len(word) > 3 and "─" not in word}
+    heads = {"Defense", "Attack", "Adversary", "Target", "Measured", "identified", "Leakage", "Floor", "Ceiling"}
+    missing = words - set(narrow.split()) - heads - {"Accuracy", "bits", "each", "claimed,", "proved,", "audited"}
+    assert missing == set()
+
+
 def test_the_terminal_table_has_claimed_and_proved_epsilon_and_the_verdict() -> None:
     text = plain(double.checked_run())
     assert max(map(len, text.splitlines())) <= 100

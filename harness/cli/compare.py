@@ -22,6 +22,6 @@ def compare(
     with user_errors():
         found = comparing.compare(load_run(first), load_run(second))
     if format_ == "table":
-        print_table(comparing.table(found))
+        print_table(lambda width: comparing.table(found))
     else:
         typer.echo((comparing.to_markdown if format_ == "md" else comparing.to_json)(found), nl=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -68,9 +68,9 @@ def print_json(data: Any) -> None:
     typer.echo(json.dumps(data, indent=1))
 
 
-def print_table(table: Any) -> None:
-    """Print a rich table, as wide as the terminal; 140 columns, or COLUMNS, if the output is no terminal."""
+def print_table(make: Callable[[int], Any]) -> None:
+    """Print the rich table for this width: that of the terminal; 140 columns, or COLUMNS, if there is no terminal."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", "140"))
-    Console(width=width).print(table)
+    console = Console(width=None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", "140")))
+    console.print(make(console.width))

@@ -107,7 +107,7 @@ def publish(
     from leakgauge.reports.html import report_files, stale_pictures
     from leakgauge.reports.text.tables import summary
 
-    print_table(summary(finished))
+    print_table(lambda width: summary(finished, width))
     compared = None if against is None else _compared(finished, against)
     place = out or folder / ("report.html" if layout == "file" else "report")
     files = report_files(finished, place, layout, images=images, against=compared)

@@ -17,6 +17,14 @@ from leakgauge.reports.sections.leakage import entry_of
 from leakgauge.reports.select import Analysis, Group, final_accuracy
 from leakgauge.reports.text.notation import fixed, percent, short
 
+NARROW = 80
+"""Characters below which a row of the table is a block of lines."""
+
+_COLUMNS = (
+    *("Defense", "Attack", "Adversary\nTarget", "Measured\n95 %\nidentified", "Leakage"),
+    *("Floor\nCeiling", "Accuracy\nbits each", "ε claimed,\nproved, audited"),
+)
+
 _STYLES = {"bad": "bold red", "warn": "yellow", "good": "green", "none": "dim", "info": ""}
 _BOX = box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n", ascii=False)
 """A line under the header and one space between columns: nine columns in a hundred characters."""
@@ -82,6 +90,13 @@ def _row(analysis: Analysis, group: Group, *, first: bool) -> list[Text]:
     ]
 
 
+def _stacked(row: Sequence[Text]) -> Text:
+    """The columns of a row below each other, each after its name but for the first three."""
+    names = ("", "", "", "", "leakage ", "floor, ceiling ", "accuracy, bits ", "ε ")
+    parts = [(name, Text(" · ").join(text.split("\n"))) for name, text in zip(names, row, strict=True) if text]
+    return Text("\n").join(Text(name) + text for name, text in parts)
+
+
 def _title(run: Run) -> str:
     """The study, and the number of its finished, failed and missing cells."""
     counts = [(len(run.failures), "failed"), (len(run.missing), "missing")]
@@ -89,21 +104,26 @@ def _title(run: Run) -> str:
     return f"{run.name}: {len(run.results)} of {counted(len(run.cells), 'cell')}{lacking}"
 
 
-def summary(run: Run) -> Table:
-    """One row per defense, attack, adversary and target; the controls are in the columns floor and ceiling."""
-    analysis = Analysis(run)
-    table = Table(title=Text(_title(run)), caption=Text(_CAPTION), box=_BOX, padding=0)
-    for name in ("Defense", "Attack", "Adversary\nTarget", "Measured\n95 %\nidentified", "Leakage"):
-        table.add_column(name, overflow="fold")
-    table.add_column("Floor\nCeiling", justify="right")
-    table.add_column("Accuracy\nbits each", justify="right")
-    table.add_column("ε claimed,\nproved, audited", overflow="fold")
+def summary(run: Run, width: int = NARROW) -> Table:
+    """One row per defense, attack, adversary and target; the controls are in the columns floor and ceiling.
+
+    Below `NARROW` characters the columns of a row stand below each other.
+    """
+    analysis, narrow = Analysis(run), width < NARROW
+    table = Table(title=Text(_title(run)), caption=Text(_CAPTION), box=_BOX, padding=0, show_header=not narrow)
+    if narrow:
+        table.add_column(overflow="fold")
+    for name in _COLUMNS if not narrow else ():
+        table.add_column(name, overflow="fold", justify="right" if name[0] in "FA" and name != "Attack" else "left")
     previous = None
     for group in sorted(analysis.attacked, key=lambda g: list(analysis.settings).index(g.setting)):
         place = group.setting, group.defense
         if previous is not None and previous != place:
             table.add_section()
-        table.add_row(*_row(analysis, group, first=previous != place))
+        row = _row(analysis, group, first=previous != place)
+        table.add_row(*([_stacked(row)] if narrow else row))
+        if narrow:
+            table.add_section()
         previous = place
     return table
 
@@ -112,5 +132,5 @@ def plain(run: Run, *, width: int = 100) -> str:
     """The same table as plain text, no line longer than `width`."""
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, color_system=None, force_terminal=False, legacy_windows=False)
-    console.print(summary(run))
+    console.print(summary(run, width))
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
