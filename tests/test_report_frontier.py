@@ -21,7 +21,9 @@ def analysis():
 
 def standing(**changes):
     base = standings(analysis(), next(iter(analysis().settings)))[1]
-    return base._replace(**{"accuracy": 0.9, "low": 0.88, "high": 0.92, "place": 0.5, "bits": 8.0} | changes)
+    return base._replace(
+        **{"accuracy": 0.9, "low": 0.88, "high": 0.92, "place": 0.5, "least": 0.4, "most": 0.6, "bits": 8.0} | changes
+    )
 
 
 def test_each_defense_stands_with_its_best_attack():
@@ -37,8 +39,8 @@ def test_domination_is_no_worse_in_all_and_better_beyond_doubt_in_one():
     one = standing()
     assert not dominates(one, one)
     assert dominates(standing(bits=4.0), one)
-    assert dominates(standing(place=0.3), one)
-    assert not dominates(standing(place=0.45), one)
+    assert dominates(standing(place=0.3, least=0.2, most=0.39), one)
+    assert not dominates(standing(place=0.3, least=0.2, most=0.41), one)
     assert dominates(standing(accuracy=0.97, low=0.95, high=0.99), one)
     assert not dominates(standing(accuracy=0.91, low=0.89, high=0.93), one)
     assert not dominates(standing(bits=4.0, place=0.6), one)

@@ -17,6 +17,7 @@ class Standing(NamedTuple):
     Attributes:
         accuracy: final, mean over the seeds; low, high: its interval.
         place: of the group that leaks most, between its floor (0) and its ceiling (1); `worst` is that group.
+        least, most: ends of the interval of the place.
         bits: for each parameter in a client's message of one round, mean over the seeds.
         claim: for the whole run, of the first seed.
     """
@@ -26,18 +27,21 @@ class Standing(NamedTuple):
     low: float
     high: float
     place: float
+    least: float
+    most: float
     worst: Group
     bits: float
     claim: ClaimRecord
 
 
 class Row(NamedTuple):
-    """One line of the table; `dominated`: by which defenses, empty on the frontier."""
+    """One line of the table; `seen`: interval of the leakage; `dominated`: by which defenses, empty on the frontier."""
 
     defense: str
     accuracy: str
     ends: str
     place: str
+    seen: str
     attack: str
     bits: str
     epsilon: str
@@ -83,9 +87,19 @@ def standings(analysis: Analysis, setting: str) -> list[Standing]:
             continue
         place, worst = max(places, key=lambda pair: pair[0])
         low, high = (accuracy.value if end is None else end for end in (accuracy.low, accuracy.high))
-        claim = trainings[0].whole_run
-        found.append(Standing(defense, accuracy.value, low, high, place, worst, sum(bits) / len(bits), claim))
+        ends = accuracy.value, low, high, place, *_ends(analysis, worst, place)
+        found.append(Standing(defense, *ends, worst, sum(bits) / len(bits), trainings[0].whole_run))
     return found
+
+
+def _ends(analysis: Analysis, group: Group, place: float) -> tuple[float, float]:
+    """The ends of the interval of a place, given the floor and the ceiling; the place itself without an interval."""
+    ceiling, floor = analysis.ceiling(group), analysis.floor_value(group)
+    one = group.estimate
+    if group.undefended or one is None or one.low is None or one.high is None or ceiling is None or floor is None:
+        return place, place
+    width = (ceiling.value or 0.0) - floor
+    return (one.low - floor) / width, (one.high - floor) / width
 
 
 def _place(analysis: Analysis, group: Group) -> float | None:
@@ -99,12 +113,11 @@ def _place(analysis: Analysis, group: Group) -> float | None:
 def dominates(one: Standing, other: Standing) -> bool:
     """Whether `one` is no worse than `other` in accuracy, leakage and bits, and better in one of them beyond doubt.
 
-    Beyond doubt: the intervals of the accuracies are disjoint, the leakage differs by a tenth of the way from the floor
-    to the ceiling, or fewer bits are sent.
+    Beyond doubt: the intervals of the accuracies or of the leakages are disjoint, or fewer bits are sent.
     """
     if one.accuracy < other.accuracy or one.place > other.place or one.bits > other.bits:
         return False
-    return one.low > other.high or one.place < other.place - 0.1 or one.bits < 0.99 * other.bits
+    return one.low > other.high or one.most < other.least or one.bits < 0.99 * other.bits
 
 
 def _row(analysis: Analysis, one: Standing, found: list[Standing]) -> Row:
@@ -120,6 +133,7 @@ def _row(analysis: Analysis, one: Standing, found: list[Standing]) -> Row:
         accuracy=percent(one.accuracy),
         ends=f"{percent(one.low)} to {percent(one.high)}",
         place=percent(one.place, 0),
+        seen=f"{percent(max(0.0, one.least), 0)} to {percent(one.most, 0)}" if one.most > one.least else "",
         attack=f"{analysis.attack_text(one.worst)}: {value}{f' ({ends})' if ends else ''}",
         bits=fixed(one.bits, 2),
         epsilon=(INFINITE if proved.epsilon is None else short(proved.epsilon)) if covers else NO_VALUE,
