@@ -257,7 +257,7 @@ def test_many_broken_claims_are_counted_and_the_first_have_a_sentence() -> None:
     made = double.make_run(small(*parts))
     found = broken(Analysis(made))
     assert (found.heading, len(found.sentences), found.more) == ("8 of 8 claims are broken", 5, 3)
-    assert "3 more: See claimed and proved epsilon" in complete(render(made)).text
+    assert "3 more. See claimed and proved epsilon" in complete(render(made)).text
 
 
 def test_limits_state_that_nothing_is_audited_and_which_claims_are_open(analysis: Analysis) -> None:

@@ -33,6 +33,14 @@ def test_each_defense_stands_with_its_best_attack():
     assert good.place < bad.place < 1
     assert (none.bits, bad.bits) == (32.0, 2.1)
     assert good.claim.proved.unit == "coordinate"
+    assert 0 < good.least < good.place < good.most < bad.place
+
+
+def test_what_is_below_the_floor_leaks_nothing():
+    table = TABLE | {"laplace": [0.01, 0.011]}
+    found = Analysis(double.make_run(small(double.NONE, GOOD), make=ssim_of(table)))
+    _, below = standings(found, next(iter(found.settings)))
+    assert (below.place, below.least, below.most) == (0, 0, 0)
 
 
 def test_domination_is_no_worse_in_all_and_better_beyond_doubt_in_one():

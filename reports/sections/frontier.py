@@ -93,13 +93,13 @@ def standings(analysis: Analysis, setting: str) -> list[Standing]:
 
 
 def _ends(analysis: Analysis, group: Group, place: float) -> tuple[float, float]:
-    """The ends of the interval of a place, given the floor and the ceiling; the place itself without an interval."""
+    """The ends of the interval of a place, not below 0, given floor and ceiling; without an interval the place."""
     ceiling, floor = analysis.ceiling(group), analysis.floor_value(group)
     one = group.estimate
     if group.undefended or one is None or one.low is None or one.high is None or ceiling is None or floor is None:
         return place, place
     width = (ceiling.value or 0.0) - floor
-    return (one.low - floor) / width, (one.high - floor) / width
+    return max(0.0, (one.low - floor) / width), max(0.0, (one.high - floor) / width)
 
 
 def _place(analysis: Analysis, group: Group) -> float | None:
@@ -133,7 +133,7 @@ def _row(analysis: Analysis, one: Standing, found: list[Standing]) -> Row:
         accuracy=percent(one.accuracy),
         ends=f"{percent(one.low)} to {percent(one.high)}",
         place=percent(one.place, 0),
-        seen=f"{percent(max(0.0, one.least), 0)} to {percent(one.most, 0)}" if one.most > one.least else "",
+        seen=f"{percent(one.least, 0)} to {percent(one.most, 0)}" if one.most > one.least else "",
         attack=f"{analysis.attack_text(one.worst)}: {value}{f' ({ends})' if ends else ''}",
         bits=fixed(one.bits, 2),
         epsilon=(INFINITE if proved.epsilon is None else short(proved.epsilon)) if covers else NO_VALUE,
