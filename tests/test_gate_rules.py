@@ -10,8 +10,10 @@ import pytest
 
 from leakgauge.harness.core.result import Scores
 from leakgauge.harness.core.rng import Key, normal
+from leakgauge.harness.gate import measure as measures
 from leakgauge.harness.gate.judge import Check, Outcome, Rules, Verdict, judge
 from leakgauge.harness.gate.measure import Measure, placements
+from tests import report_fixtures
 from tests.gate_case import IMAGES, measure, measured
 
 ROOT = Key(20261121, ("test_gate_rules",))
@@ -103,6 +105,26 @@ def test_one_image_that_becomes_recognizable_fails(before, now, noise_sd, caught
     assert (check.verdict is Verdict.FAIL) == caught
     if caught:
         assert check.reason.startswith(f"image 8 was {before:.2f} and is {now:.2f}: newly recognizable; mean SSIM rose")
+
+
+def test_an_image_that_is_not_identified_is_not_newly_recognizable():
+    old, new = np.full(16, 0.1), np.full(16, 0.1)
+    new[[3, 7]] = 0.83
+    assert verdict(measure(values=new, unseen=(7,)), measure(values=old)).images == (3,)
+    assert verdict(measure(values=new, unseen=(3, 7)), measure(values=old)).images == ()
+    # what the baseline did not identify may be recognizable now
+    assert verdict(measure(values=new), measure(values=old, unseen=(3, 7))).images == (3, 7)
+
+
+def test_the_measure_of_a_run_knows_which_images_are_identified():
+    run = report_fixtures.make_run(report_fixtures.grid([report_fixtures.NONE, report_fixtures.GAUSSIAN[1]],
+                                   [(report_fixtures.MATCHING, report_fixtures.PROBE, "server")]))  # fmt: skip
+    for one in measures.measured(run).measures:
+        if one.metric == "ssim":
+            assert one.unseen == tuple(at for at, value in enumerate(one.values) if value < 0.3)
+            assert bool(one.unseen) == (one.defense.name == "gaussian")
+        else:
+            assert one.unseen == ()
 
 
 def test_many_recognizable_images_make_a_short_sentence():

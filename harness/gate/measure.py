@@ -50,6 +50,8 @@ class Measure:
         sides: of placements, the members and the others of each seed, whose values follow each other seed by seed.
         limit: of an audit, the claim there; None for infinity.
         about: of an audit, its unit, horizon, delta and adversary.
+        unseen: indices of the images that are not identified among others, so that no SSIM makes them recognizable;
+            empty also for results from before `identification`.
         problem: why the measure cannot be judged: a cell failed, is missing, or gave no number. Empty: nothing.
     """
 
@@ -71,6 +73,7 @@ class Measure:
     limit: float | None = None
     about: str = ""
     problem: str = ""
+    unseen: tuple[int, ...] = ()
 
     @property
     def n(self) -> int:
@@ -208,7 +211,10 @@ def _items(run: Run, case: Case, metric: Metric, problem: str) -> Iterable[Measu
         problem = f"{lost} of {len(values)} {metric.items} have no number"
     pooled = stats.of_items(metric.name, values)
     items = tuple(_images(run, cell) for cell in case.cells)
-    yield dataclasses.replace(_attacked(case, metric, pooled, problem), values=values, items=items)
+    seen = [value for one in case.estimates("identification") for value in one.values]
+    known = metric.recognizable is not None and len(seen) == len(values)
+    unseen = tuple(at for at, value in enumerate(seen) if value != 1) if known else ()
+    yield dataclasses.replace(_attacked(case, metric, pooled, problem), values=values, items=items, unseen=unseen)
 
 
 def _membership(run: Run, case: Case, problem: str) -> Iterable[Measure]:
