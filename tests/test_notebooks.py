@@ -30,3 +30,34 @@ def test_a_notebook_runs_and_prints_the_same_words(path, tmp_path):
 
 def test_there_are_two():
     assert [path.stem for path in NOTEBOOKS] == ["audit-my-mechanism", "choose-a-defense"]
+
+
+STUDY = """
+name = "tiny"
+[[tasks]]
+data = "digits"
+model = "linear"
+[[federations]]
+clients = 3
+rounds = 1
+samples = 60
+algorithm = "fedsgd"
+[[defenses]]
+name = "none"
+[[attacks]]
+name = "prior"
+target = { count = 2 }
+"""
+
+
+def test_a_notebook_shows_the_progress_the_table_and_the_page(tmp_path):
+    (tmp_path / "tiny.toml").write_text(STUDY)
+    code = ["import leakgauge", 'run = leakgauge.run("tiny.toml", "out", workers=0)', "run", "leakgauge.report(run)"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(line) for line in code])
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    progress, table, page = (cell.outputs for cell in notebook.cells[1:])
+    (shown,) = progress
+    assert "tiny: 1 of 1 cells" in shown["data"]["text/html"]
+    assert "ssim" in shown["data"]["text/html"]
+    assert table[0]["data"]["text/html"].startswith("<table><caption>&lt;Run &#x27;tiny&#x27;: 1 of 1 cells")
+    assert "srcdoc=" in page[0]["data"]["text/html"]
