@@ -131,7 +131,7 @@ def test_only_some_cells_run_and_a_dry_run_shows_which_are_finished(study, tmp_p
     ] * 2
     shown = call("run", study, "-o", out, "--dry-run").output
     assert shown.count("  finished") == 1
-    assert "at most about" in shown
+    assert "on one core" in shown
     assert not (tmp_path / "none").exists()
     assert "--only: no cell holds 'nothing'; the first of 6: " in refused("run", study, "-o", out, "--only", "nothing")
     assert "Install completion" in call("--help").output
@@ -225,7 +225,7 @@ def test_british_spelling_gets_a_hint(study, what):
 def test_show_prints_the_cells_and_the_cost(study):
     text = call("show", study).stdout
     assert "6 cells on 2 trainings" in text
-    assert "at most about" in text
+    assert re.search(r"about \d+ s of training, 0 s of audits and \d+ s of attacks on one core \(4 of 4 kinds", text)
     data = json.loads(call("show", study, "--json").stdout)
     assert len(data["cells"]) == 6
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from leakgauge.harness.core.cell import FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec
 from leakgauge.harness.core.errors import StudyError, UnknownNameError
-from leakgauge.harness.study.cost import estimate
 from leakgauge.harness.study.study import expand, load_study, resolve, shipped
 
 ECHO = "tests.doubles:Echo"
@@ -221,21 +220,3 @@ def test_an_impossible_federation_or_target_is_refused(kind, changes, message):
 def test_a_label_has_the_parameters_that_are_set():
     assert PartSpec("gaussian", {"epsilon": 8.0, "noise_std": None}).key == "gaussian(epsilon=8.0)"
     assert PartSpec("none").key == "none"
-
-
-@pytest.mark.parametrize(
-    ("federation", "budget", "cost"),
-    [
-        # 100 rounds x 10 clients x 2 ms; 8 victims x 1000 evaluations x 1.6 ms
-        ({}, (1, 1000), "2 s of training and 13 s of attacks on one core"),
-        ({}, (2, 10_000), "2 s of training and 4 min of attacks on one core"),
-        ({}, (10, 1_000_000), "2 s of training and 35.6 h of attacks on one core"),
-        # 2 epochs of 500 samples a client are 32 steps of 32 images
-        ({"algorithm": "fedavg", "samples": 5000, "local_epochs": 2}, (1, 1000), "64 s of training"),
-    ],
-)
-def test_the_cost_grows_with_the_budget_and_has_a_unit(federation, budget, cost):
-    attack = {"name": "idlg", "target": {"count": 8}, "restarts": budget[0], "evaluations": budget[1]}
-    federations = [{"clients": 10, "rounds": 100, "algorithm": "fedsgd", **federation}]
-    one = resolve(table(federations=federations, seeds=[0], defenses=[{"name": "none"}], attacks=[attack]))
-    assert f"at most about {cost}" in estimate(one)

@@ -13,6 +13,7 @@ from leakgauge.harness.cli.options import DataOption, JsonOption, StudyArgument,
 from leakgauge.harness.cli.report import ImagesOption, publish
 
 if TYPE_CHECKING:
+    from leakgauge.harness.core.cell import PartSpec
     from leakgauge.harness.study.study import Study
 
 
@@ -37,7 +38,7 @@ def run(
     with user_errors():
         loaded = _chosen(load_study(study), only)
         if dry_run:
-            _print_study(loaded, out)
+            _print_study(loaded, data, out)
             return
         with listener(loaded.name) as listen:
             heard = logged(listen, out, verbose=verbose)
@@ -61,8 +62,17 @@ def _chosen(study: Study, pattern: str) -> Study:
     return replace(study, cells=cells)
 
 
-def show(study: StudyArgument, as_json: JsonOption = False) -> None:
-    """Show the cells that a study resolves to, and about how long they take."""
+def _defense_text(defense: PartSpec) -> str:
+    """A defense, or the goal for which it is to be solved."""
+    from leakgauge.harness.core.labels import part_text
+    from leakgauge.harness.study.goal import goal_of
+
+    goal = goal_of(defense)
+    return part_text(defense) if goal is None else f"{defense.name} for {goal.text}"
+
+
+def show(study: StudyArgument, data: DataOption = None, as_json: JsonOption = False) -> None:
+    """Show the cells that a study resolves to, and about how long they take: measured, for about ten seconds."""
     from leakgauge.harness.core.result import to_data
     from leakgauge.harness.study.study import load_study
 
@@ -72,12 +82,13 @@ def show(study: StudyArgument, as_json: JsonOption = False) -> None:
         cells = [{"id": cell.id, **to_data(cell)} for cell in loaded.cells]
         print_json({"name": loaded.name, "title": loaded.title, "hash": loaded.hash, "cells": cells})
     else:
-        _print_study(loaded)
+        _print_study(loaded, data)
 
 
-def _print_study(study: Study, folder: Path | None = None) -> None:
+def _print_study(study: Study, data: Path | None, folder: Path | None = None) -> None:
     """Print the trainings with their cells, which of them are finished in a folder, and the estimated cost."""
     from leakgauge.harness.core.labels import part_text, where
+    from leakgauge.harness.data import default_root
     from leakgauge.harness.study.cost import estimate
     from leakgauge.harness.study.store import Store
 
@@ -87,7 +98,7 @@ def _print_study(study: Study, folder: Path | None = None) -> None:
     for training in study.trainings:
         federation = training.federation
         typer.echo(
-            f"\ntraining {training.id}  {training.task.data} {training.task.model}  {part_text(training.defense)}  "
+            f"\ntraining {training.id}  {training.task.data} {training.task.model}  {_defense_text(training.defense)}  "
             f"seed {training.seed}  {federation.algorithm}, {federation.rounds} rounds, "
             f"{federation.participants or federation.clients} of {federation.clients} clients"
         )
@@ -95,4 +106,4 @@ def _print_study(study: Study, folder: Path | None = None) -> None:
             size = f"{cell.target.count} x {cell.target.batch}"
             done = "  finished" if store is not None and store.read_result(cell.id) is not None else ""
             typer.echo(f"  {cell.id}  {part_text(cell.attack)}  {where(cell.target)}, {size}, by {cell.threat}{done}")
-    typer.echo(f"\n{estimate(study)}")
+    typer.echo(f"\n{estimate(study, data or default_root())}")

@@ -1,48 +1,287 @@
-"""About how long a study takes: an upper bound from measured unit costs."""
+"""About how long a study takes: small versions of its own jobs run on this machine, and their seconds are scaled up.
+
+A training costs a start, its clients' turns (local steps, message, decoding) and its evaluations. An attack costs a
+start and, for each victim, a start and its amount of work. Only the price of an audit is a constant.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+import time
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from leakgauge.harness.core.cell import Cell, TrainingSpec
+from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, TrainingSpec
+from leakgauge.harness.study.goal import first_try, goal_of
 
 if TYPE_CHECKING:
+    from leakgauge.harness.study.store import Store
     from leakgauge.harness.study.study import Study
 
-_STEP_MS = 2.0
-"""One local step of one client on one core; measured: 1.5 to 2.5 ms for CNNs of 6,000 to 16,000 weights, batch 32."""
+_AUDIT = 5.0
+"""Seconds of an audit in a study; measured: 1 to 12 for the shipped defenses, 4 to 6 in the mean."""
 
-_EVALUATION_MS = 1.6
-"""One evaluation of one image of LeNet on one core: 0.8 ms (benchmarks/matching.py), and as much for L-BFGS."""
+_TRIES = 6
+"""Trainings of a search for a loss of accuracy besides the last, for each seed; measured: 5.7 in the mean."""
+
+_UNKNOWN = 1.0
+"""Seconds of a job if none of its sort could be measured."""
+
+_LONG = 1.0
+"""Seconds of a small job after which no larger one is tried."""
+
+_CLIENTS, _FEW, _TEST = 8, 3, 100
+"""Of a small training: participants; rounds, and local steps; test samples."""
+
+_AMOUNTS = {"evaluations": (10, 60), "shadows": (2, 4), "samples": (200, 400)}
+"""Parameters of attacks whose work grows with them, with two small values."""
 
 
-def estimate(study: Study) -> str:
-    """One line: an upper bound of the time on one core, for models of the size of LeNet."""
-    training = sum(training_seconds(spec) for spec in study.trainings)
-    attacks = sum(attack_seconds(cell) for cell in study.cells)
-    return (
-        f"at most about {span(training)} of training and {span(attacks)} of attacks on one core, for models of "
-        "LeNet's size; most attacks stop early"
+class Cost(NamedTuple):
+    """Seconds on one core. The kinds of jobs that were not measured are taken to cost what the others cost."""
+
+    training: float
+    audits: float
+    attacks: float
+    measured: int
+    kinds: int
+
+    def __str__(self) -> str:
+        return (
+            f"about {span(self.training)} of training, {span(self.audits)} of audits and {span(self.attacks)} of "
+            f"attacks on one core ({self.measured} of {self.kinds} kinds of jobs measured on this machine)"
+        )
+
+
+class _Federation(NamedTuple):
+    """A federation's training samples and local steps; the seconds of a short turn, of a step and of an evaluation."""
+
+    samples: int
+    steps: int
+    turn: float
+    step: float
+    evaluation: float
+
+
+class _Training(NamedTuple):
+    """The seconds of a training's start, of one client's turn in one round, and of an evaluation."""
+
+    start: float
+    turn: float
+    evaluation: float
+
+    def of(self, spec: TrainingSpec) -> float:
+        """Seconds of a training."""
+        one = spec.federation
+        evaluations = one.rounds // one.evaluate_every + 2
+        return self.start + one.rounds * _participants(one) * self.turn + evaluations * self.evaluation
+
+
+class _Attack(NamedTuple):
+    """The seconds of an attack's start, of a victim's start, and of a unit of work on a victim."""
+
+    start: float
+    victim: float
+    unit: float
+
+    def of(self, cell: Cell) -> float:
+        """Seconds of the attack on a cell."""
+        victims = 1 if cell.target.kind == "members" else cell.target.count
+        return self.start + victims * (self.victim + _amount(cell.attack)[1] * self.unit)
+
+
+def estimate(study: Study, root: Path, seconds: float = 10.0) -> Cost:
+    """The cost of a study whose data are in `root`; after so many seconds, nothing more is measured."""
+    trainings = [first_try(spec) for spec in study.trainings]
+    cells = [replace(cell, training=first_try(cell.training)) for cell in study.cells]
+    goals = [(spec, goal_of(spec.defense)) for spec in study.trainings]
+    tries = [first_try(spec) for spec, goal in goals if goal is not None and goal.accuracy_loss is not None]
+    with _rehearsal(root, seconds) as small:
+        small.measure(trainings, _place, small.federation)
+        small.measure(cells, _attacked, small.attack)
+        small.measure(trainings, _defended, small.training)
+    kinds = {*map(_attacked, cells), *map(_defended, trainings)}
+    return Cost(
+        small.total(trainings, _defended) + _TRIES * small.total(tries, _defended),
+        _AUDIT * sum(spec.audit > 0 for spec in trainings),
+        small.total(cells, _attacked),
+        sum(kind in small.prices for kind in kinds),
+        len(kinds),
     )
 
 
-def training_seconds(spec: TrainingSpec) -> float:
-    """Seconds for the local steps of all clients and rounds; an epoch covers an equal share of the samples."""
-    one = spec.federation
-    steps = one.local_steps or 1
-    if one.algorithm == "fedavg" and one.local_steps is None:
-        share = (one.samples or 50_000) / one.clients
-        steps = (one.local_epochs or 1) * max(1, round(share / (one.batch or share)))
-    return one.rounds * (one.participants or one.clients) * steps * _STEP_MS / 1000
+class _Rehearsal:
+    """Runs small versions of a study's jobs in a store of its own, up to a time of `time.monotonic`.
+
+    Attributes:
+        prices: by kind of job, and by the name of its defense or attack, which stands for the kinds without a price.
+    """
+
+    def __init__(self, store: Store, root: Path, until: float) -> None:
+        self.store, self.root, self.until = store, root, until
+        self.prices: dict[Any, Any] = {}
+
+    def measure(self, jobs: Iterable[Any], kind: Callable[[Any], _Kind], price: Callable[[Any], Any]) -> None:
+        """Find the price of each kind of job by its middle one: the first defense is often none."""
+        groups: dict[_Kind, list[Any]] = {}
+        for job in jobs:
+            groups.setdefault(kind(job), []).append(job)
+        for name, group in groups.items():
+            if time.monotonic() < self.until:
+                with suppress(Exception):  # whatever is wrong with a job, the run itself says it better
+                    self.prices[name] = self.prices[name[1]] = price(group[len(group) // 2])
+
+    def total(self, jobs: Collection[Any], kind: Callable[[Any], _Kind]) -> float:
+        """The seconds of all jobs; those that were not measured take as long as the others in the mean."""
+        found = [(job, self.prices.get(kind(job), self.prices.get(kind(job)[1]))) for job in jobs]
+        known = [price.of(job) for job, price in found if price is not None]
+        return len(jobs) * (fmean(known) if known else _UNKNOWN)
+
+    def federation(self, spec: TrainingSpec) -> _Federation:
+        """A federation, by one turn of one client: with few samples to test on, with all, and with more steps."""
+        from leakgauge.harness.study.jobs import prepare
+
+        ready = prepare(spec, self.root)
+        samples, steps = sum(len(one.y) for one in ready.holdings.values()), ready.setting.steps
+        found = _Federation(samples, steps, 0.0, 0.0, 0.0)
+        short = self._small(spec, found, 1, 1)
+        self._train(short)  # the first of a process compiles
+        turn = self._train(short)
+        if turn > _LONG:
+            return found._replace(turn=turn, step=turn / min(steps, _FEW))
+        tested = self._train(self._small(spec, found, 1, 1, test=spec.federation.test_samples))
+        step, more = 0.0, min(steps - _FEW, math.ceil(_LONG / turn))
+        if more > 0:
+            step = (self._train(self._small(spec, found, 1, 1, _FEW + more)) - turn) / more
+        return _Federation(samples, steps, turn, max(0.0, step), max(0.0, tested - turn) / 2)
+
+    def training(self, spec: TrainingSpec) -> _Training:
+        """A training, by one round of a few clients, and by a few rounds."""
+        place: _Federation = self.prices[_place(spec)]
+        clients, turn = min(_CLIENTS, _participants(spec.federation)), place.turn
+        first = self._train(self._small(spec, place, 1, clients))
+        if first < _LONG:
+            more = self._train(self._small(spec, place, 1 + _FEW, clients))
+            turn = max(0.0, more - first) / _FEW / clients
+        steps = max(0, place.steps - _FEW) * place.step
+        return _Training(max(0.0, first - clients * turn), turn + steps, place.evaluation)
+
+    def attack(self, cell: Cell) -> _Attack:
+        """An attack, by a little work on one victim, on a few, and by more work."""
+        low, high = _AMOUNTS.get(_amount(cell.attack)[0], (0, 0))
+        small, few = self._attackable(cell), 1 if cell.target.kind == "members" else min(_CLIENTS, cell.target.count)
+        self._run(small, 1, low)  # the first of a process compiles
+        first = self._run(small, 1, low)
+        second = first if few == 1 or first > _LONG else self._run(small, few, low)
+        third = second if not low or second > _LONG else self._run(small, few, high)
+        unit = max(0.0, third - second) / few / max(1, high - low)
+        victim = max(0.0, (second - first) / max(1, few - 1) - low * unit)
+        return _Attack(max(0.0, first - victim - low * unit), victim, unit)
+
+    def _small(
+        self,
+        spec: TrainingSpec,
+        place: _Federation,
+        rounds: int,
+        clients: int,
+        steps: int = _FEW,
+        test: int | None = _TEST,
+    ) -> TrainingSpec:
+        """A short training of few clients with as many samples each, without its audit."""
+        one = replace(spec.federation, rounds=rounds, test_samples=test)
+        if one.participants is None:
+            one = replace(one, clients=clients, samples=place.samples * clients // one.clients)
+        else:
+            one = replace(one, participants=clients)
+        if one.algorithm == "fedavg":
+            one = replace(one, local_steps=min(steps, place.steps), local_epochs=None)
+        return replace(spec, federation=one, audit=0)
+
+    def _attackable(self, cell: Cell) -> Cell:
+        """The cell on a training that is no longer than its attack needs, or on round 0 if that takes long too."""
+        spec, target = cell.training, cell.target
+        price: _Training = self.training(spec)
+        federation = replace(
+            spec.federation, rounds=max(target.looks_at, default=0) + 1, evaluate_every=spec.federation.rounds
+        )
+        small = replace(spec, federation=federation, audit=0)
+        if price.of(small) > _LONG:
+            small = self._small(spec, self.prices[_place(spec)], 1, min(_CLIENTS, _participants(federation)))
+            target = target if target.round is None else replace(target, round=0, rounds=1)
+        self._train(small)
+        return replace(cell, training=small, target=target)
+
+    def _train(self, spec: TrainingSpec) -> float:
+        """Seconds of a training, which keeps everything."""
+        from leakgauge.harness.federation.loop import Keep
+        from leakgauge.harness.study.jobs import run_training
+
+        start, rounds = time.perf_counter(), frozenset(range(spec.federation.rounds))
+        run_training(spec, Keep(rounds, rounds), self.store, self.root)
+        return time.perf_counter() - start
+
+    def _run(self, cell: Cell, victims: int, amount: int) -> float:
+        """Seconds of an attack on so many victims, with so much work on each."""
+        from leakgauge.harness.study.jobs import run_attack
+
+        name, _ = _amount(cell.attack)
+        attack = replace(cell.attack, parameters={**cell.attack.parameters, **({name: amount} if amount else {})})
+        target = cell.target if cell.target.kind == "members" else replace(cell.target, count=victims)
+        start = time.perf_counter()
+        run_attack(replace(cell, attack=attack, target=target), self.store, self.root)
+        return time.perf_counter() - start
 
 
-def attack_seconds(cell: Cell) -> float:
-    """Seconds for the evaluations of all victims and restarts; 0.1 for an attack without a budget of evaluations."""
-    budget = cell.attack.parameters.get("evaluations")
-    restarts = cell.attack.parameters.get("restarts", 1)
-    if not isinstance(budget, int) or not isinstance(restarts, int):
-        return 0.1
-    return cell.target.count * cell.target.batch * restarts * budget * _EVALUATION_MS / 1000
+@contextmanager
+def _rehearsal(root: Path, seconds: float) -> Iterator[_Rehearsal]:
+    """A rehearsal on one thread, as in a worker, in a folder that is deleted at the end."""
+    import torch
+
+    from leakgauge.harness.study.store import Store
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with TemporaryDirectory() as folder:
+            yield _Rehearsal(Store(Path(folder)), root, time.monotonic() + seconds)
+    finally:
+        torch.set_num_threads(threads)
+
+
+_Kind = tuple[Hashable, ...]
+"""What decides about the time of a job: where it runs, the name of its defense or attack, and more."""
+
+
+def _place(spec: TrainingSpec) -> _Kind:
+    """What the defenses of a study share."""
+    return spec.task, spec.federation
+
+
+def _defended(spec: TrainingSpec) -> _Kind:
+    """The kind of a training: the other parameters of its defense hardly change its time."""
+    return _place(spec), spec.defense.name
+
+
+def _attacked(cell: Cell) -> _Kind:
+    """The kind of an attack: the number of its victims and its amount of work scale its time."""
+    target = cell.target
+    return _place(cell.training), cell.attack.name, target.kind, target.batch, target.rounds, target.users
+
+
+def _participants(spec: FederationSpec) -> int:
+    """How many clients take part in a round."""
+    return spec.participants or spec.clients
+
+
+def _amount(attack: PartSpec) -> tuple[str, int]:
+    """The parameter with which the work of an attack grows, and its value; ("", 0) if there is none."""
+    found = ((name, attack.parameters.get(name)) for name in _AMOUNTS)
+    return next(((name, value) for name, value in found if isinstance(value, int)), ("", 0))
 
 
 def span(seconds: float) -> str:

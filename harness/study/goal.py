@@ -10,15 +10,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from statistics import fmean
+from typing import ClassVar, Literal, NamedTuple
 
 from leakgauge.harness.core import accounting
 from leakgauge.harness.core.cell import Cell, PartSpec, Scalar, TrainingSpec, canonical
-from leakgauge.harness.core.claim import Claim, Unit
-from leakgauge.harness.core.labels import UNDEFENDED, part_text, value_text
+from leakgauge.harness.core.claim import Unit
+from leakgauge.harness.core.labels import UNDEFENDED, value_text
 from leakgauge.harness.core.result import TrainingRecord, to_data
 from leakgauge.harness.core.threats import Threat
 
@@ -132,7 +133,7 @@ def solve(cells: tuple[Cell, ...], root: Path, trained: Trained) -> tuple[tuple[
         for place, search in searches.items():
             if place not in answers:
                 try:
-                    wanted[place] = search.send(records[place] or None)
+                    wanted[place] = search.send(records[place]) if place in wanted else next(search)
                 except StopIteration as stop:
                     answers[place], wanted[place] = stop.value, []
         found = trained([spec for specs in wanted.values() for spec in specs])
@@ -157,44 +158,62 @@ def _with(spec: TrainingSpec, defense: PartSpec) -> TrainingSpec:
     return dataclasses.replace(spec, defense=defense)
 
 
-Search = Iterator[list[TrainingSpec]]
+class _Axis(NamedTuple):
+    """A defense's free parameter as places on a logarithmic axis; noise falls along it."""
+
+    defense: PartSpec
+    knob: str
+
+    @property
+    def sign(self) -> float:
+        """More epsilon is less noise; more of anything else is more noise."""
+        return 1.0 if self.knob.split(".")[-1] == "epsilon" else -1.0
+
+    @property
+    def start(self) -> float:
+        """The place of the default."""
+        value = self.defense.parameters.get(self.knob)
+        return self.sign * math.log(value) if isinstance(value, int | float) and 0 < value < math.inf else 0.0
+
+    def at(self, place: float) -> PartSpec:
+        """The defense at a place, with six digits of the parameter."""
+        parameters = {key: old for key, old in self.defense.parameters.items() if key != KEY}
+        return PartSpec(self.defense.name, parameters | {self.knob: float(f"{math.exp(self.sign * place):.6g}")})
 
 
-def _search(specs: list[TrainingSpec], root: Path) -> Any:
-    """A generator that yields the trainings that it needs, is sent their records, and returns an `Answer`."""
+def first_try(spec: TrainingSpec) -> TrainingSpec:
+    """The training at which the search for the goal of its defense starts; itself without a goal."""
+    goal = goal_of(spec.defense)
+    return spec if goal is None else _with(spec, (axis := _Axis(spec.defense, goal.parameter)).at(axis.start))
+
+
+_Search = Generator[list[TrainingSpec], dict[str, TrainingRecord], Answer]
+"""Yields the trainings that it needs, is sent their records, and returns the answer."""
+
+
+def _search(specs: list[TrainingSpec], root: Path) -> _Search:
+    """The search for the goal of one defense, whose trainings differ in the seed."""
     goal = goal_of(specs[0].defense)
     assert goal is not None
-    return _for_accuracy(specs, goal, root) if goal.accuracy_loss is not None else _for_proof(specs, goal, root)
+    axis = _Axis(specs[0].defense, goal.parameter)
+    how = _for_proof if goal.accuracy_loss is None else _for_accuracy
+    return how(specs, goal, axis, root)
 
 
-def _set(defense: PartSpec, knob: str, value: float) -> PartSpec:
-    """The defense with this value of its free parameter, rounded to six digits."""
-    parameters = {key: old for key, old in defense.parameters.items() if key != KEY}
-    return PartSpec(defense.name, parameters | {knob: float(f"{value:.6g}")})
-
-
-def _default(defense: PartSpec, knob: str) -> float:
-    """Where a search starts."""
-    value = defense.parameters.get(knob)
-    return float(value) if isinstance(value, int | float) and 0 < value < math.inf else 1.0
-
-
-def _for_proof(specs: list[TrainingSpec], goal: Goal, root: Path) -> Any:
+def _for_proof(specs: list[TrainingSpec], goal: Goal, axis: _Axis, root: Path) -> _Search:
     """The search for a proved epsilon; it needs no training."""
-    defense, knob, wanted = specs[0].defense, goal.parameter, goal.proved_epsilon or 0.0
-    sign = 1.0 if knob.split(".")[-1] == "epsilon" else -1.0
+    knob, wanted = axis.knob, goal.proved_epsilon or 0.0
 
-    def proved(log: float) -> tuple[float, str]:
-        found = [_proved(_with(spec, _set(defense, knob, math.exp(sign * log))), goal, root) for spec in specs]
+    def proved(place: float) -> tuple[float, str]:
+        found = [_proved(_with(spec, axis.at(place)), goal, root) for spec in specs]
         return max(found, key=lambda one: one[0])
 
-    def reached(log: float) -> float:
-        return proved(log)[0]
+    def reached(place: float) -> float:
+        return proved(place)[0]
 
-    start = sign * math.log(_default(defense, knob))
-    low, high = _bracket(reached, start, wanted)
+    low, high = _bracket(reached, axis.start, wanted)
     yield from ()
-    name = f"{defense.name}, {goal.text}"
+    name = f"{axis.defense.name}, {goal.text}"
     if low is None:
         least = reached(high or 0.0)
         why = "infinite" if math.isinf(least) else f"at least {least:.6g}"
@@ -205,7 +224,7 @@ def _for_proof(specs: list[TrainingSpec], goal: Goal, root: Path) -> Any:
             low, high = (middle, high) if reached(middle) <= wanted else (low, middle)
             if reached(low) > wanted * (1 - TOLERANCE / 10):
                 break
-    solved, (found, unit) = _set(defense, knob, math.exp(sign * low)), proved(low)
+    solved, (found, unit) = axis.at(low), proved(low)
     text = f"{name}: {knob} = {value_text(solved.parameters[knob])} has {found:.6g}"
     text += f" per {unit}, which covers a {goal.unit}" if unit != goal.unit else ""
     state = "" if found >= wanted * (1 - TOLERANCE) else "; the nearest below, for it moves in steps or has a largest"
@@ -257,7 +276,7 @@ def _proved(spec: TrainingSpec, goal: Goal, root: Path) -> tuple[float, str]:
     try:
         ready = prepare(spec, root)
         states = list(states_of(ready.defense, ready.setting))
-        claim: Claim = ready.defense.claim(states if goal.horizon == "run" else states[:1], ready.setting)
+        claim = ready.defense.claim(states if goal.horizon == "run" else states[:1], ready.setting)
     except ValueError:  # the parameter is out of the defense's range
         return math.inf, ""
     delta = claim.delta if goal.delta is None else goal.delta
@@ -284,8 +303,14 @@ def _fits(spec: TrainingSpec, root: Path) -> bool:
     return True
 
 
-def _approach(loss: Callable[[float], Any], tried: dict[float, float], at: float, wanted: float) -> Any:
-    """Try places until two of them are on both sides of the wanted loss, then halve; to the right less is lost."""
+_Loss = Generator[list[TrainingSpec], dict[str, TrainingRecord], float]
+"""The loss of accuracy at a place, by trainings; infinite where the defense has no such parameter."""
+
+
+def _approach(
+    loss: Callable[[float], _Loss], tried: dict[float, float], at: float, wanted: float
+) -> Generator[list[TrainingSpec], dict[str, TrainingRecord], None]:
+    """Try places until two of them are on both sides of the wanted loss, then halve."""
     step = math.log(_STEP)
     way = 1.0 if (yield from loss(at)) > wanted else -1.0
     while step > _LEAST_STEP and len(tried) <= _TRAININGS:
@@ -295,7 +320,7 @@ def _approach(loss: Callable[[float], Any], tried: dict[float, float], at: float
         at += way * step
         if (found > wanted) == (way < 0):
             break
-    above, below = ([log for log in tried if (tried[log] > wanted) == side] for side in (True, False))
+    above, below = ([place for place in tried if (tried[place] > wanted) == side] for side in (True, False))
     if above and below:
         left, right = max(above), min(below)
         for _ in range(_TRAININGS):
@@ -303,39 +328,37 @@ def _approach(loss: Callable[[float], Any], tried: dict[float, float], at: float
             left, right = (middle, right) if (yield from loss(middle)) > wanted else (left, middle)
 
 
-def _for_accuracy(specs: list[TrainingSpec], goal: Goal, root: Path) -> Any:
+def _for_accuracy(specs: list[TrainingSpec], goal: Goal, axis: _Axis, root: Path) -> _Search:
     """The search for a loss of accuracy, by trainings of all seeds; the study uses the last ones again."""
-    defense, knob, wanted = specs[0].defense, goal.parameter, goal.accuracy_loss or 0.0
-    sign = 1.0 if knob.split(".")[-1] == "epsilon" else -1.0
+    wanted = goal.accuracy_loss or 0.0
     plain = [_with(spec, PartSpec(UNDEFENDED)) for spec in specs]
     records = yield plain
     top = _mean_accuracy([records[spec.id] for spec in plain])
     tried: dict[float, float] = {}
 
-    def loss(log: float) -> Any:
-        """Of a place; infinite where the defense has no such parameter."""
-        asked = [_with(spec, _set(defense, knob, math.exp(sign * log))) for spec in specs]
+    def loss(place: float) -> _Loss:
+        asked = [_with(spec, axis.at(place)) for spec in specs]
         if not all(_fits(spec, root) for spec in asked):
             return math.inf
-        if log not in tried:
+        if place not in tried:
             found = yield asked
-            tried[log] = top - _mean_accuracy([found[spec.id] for spec in asked])
-        return tried[log]
+            tried[place] = top - _mean_accuracy([found[spec.id] for spec in asked])
+        return tried[place]
 
-    yield from _approach(loss, tried, sign * math.log(_default(defense, knob)), wanted)
+    yield from _approach(loss, tried, axis.start, wanted)
+    name = f"{axis.defense.name}, {goal.text}"
     if not tried:
-        return Answer(None, f"{defense.name}, {goal.text}: out of reach; no {knob} fits")
-    best = min(tried, key=lambda log: (abs(tried[log] - wanted), log))
+        return Answer(None, f"{name}: out of reach; no {axis.knob} fits")
+    best = min(tried, key=lambda place: (abs(tried[place] - wanted), place))
     samples = sum(records[spec.id].test_samples for spec in plain)
     width = 1.96 * math.sqrt(sum(p * (1 - p) for p in (top, top - tried[best])) / max(1, samples))
-    solved = _set(defense, knob, math.exp(sign * best))
-    number = value_text(solved.parameters[knob])
-    text = f"{defense.name}, {goal.text}: {knob} = {number} loses {tried[best]:.3f} +- {width:.3f}"
+    solved = axis.at(best)
+    text = f"{name}: {axis.knob} = {value_text(solved.parameters[axis.knob])} loses {tried[best]:.3f} +- {width:.3f}"
     if abs(tried[best] - wanted) <= width:
         return Answer(solved, text)
     if tried[best] > wanted:
-        return Answer(None, f"{text}: out of reach, the search found no {knob} that loses less")
-    return Answer(solved, f"{text}; the search found no {knob} that loses more")
+        return Answer(None, f"{text}: out of reach, the search found no {axis.knob} that loses less")
+    return Answer(solved, f"{text}; the search found no {axis.knob} that loses more")
 
 
 def _mean_accuracy(records: list[TrainingRecord]) -> float:
@@ -347,9 +370,4 @@ def _mean_accuracy(records: list[TrainingRecord]) -> float:
     known = [record.accuracy for record in records if record.accuracy is not None]
     if not known:
         raise ValueError("accuracy_loss: the task has no accuracy")
-    return sum(known) / len(known)
-
-
-def unsolved(cells: tuple[Cell, ...]) -> list[str]:
-    """The defenses with a goal, as texts."""
-    return list(dict.fromkeys(part_text(cell.training.defense) for cell in cells if goal_of(cell.training.defense)))
+    return fmean(known)

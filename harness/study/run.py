@@ -9,7 +9,7 @@ from leakgauge.harness.core.cell import TrainingSpec
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.result import Run, TrainingRecord, to_data
 from leakgauge.harness.federation import registry
-from leakgauge.harness.study.goal import solve, unsolved
+from leakgauge.harness.study.goal import goal_of, solve
 from leakgauge.harness.study.store import Store, load_run
 from leakgauge.harness.study.study import Study
 from leakgauge.harness.study.supervisor import Job, Listener, Outcome, Place, Progress, Supervisor, cores
@@ -79,7 +79,7 @@ def _solved(study: Study, store: Store, place: Place, listen: Listener, workers:
     """
     from leakgauge.harness.study.jobs import keep_for, training_suffices
 
-    if not unsolved(study.cells):
+    if not any(goal_of(spec.defense) for spec in study.trainings):
         return study
 
     def trained(specs: list[TrainingSpec]) -> dict[str, TrainingRecord]:

@@ -12,17 +12,17 @@ import signal
 import threading
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from leakgauge.harness.core.cell import Cell, TrainingSpec
 from leakgauge.harness.core.labels import cell_text, part_text
 from leakgauge.harness.core.result import Failure
-from leakgauge.harness.study import cost
 from leakgauge.harness.study.store import Store, StoreError
 
 _POLL = 0.2
@@ -38,6 +38,11 @@ class Job(NamedTuple):
     kind: Literal["training", "trial", "attack"]
     training: TrainingSpec
     cells: tuple[Cell, ...]
+
+    @property
+    def sort(self) -> str:
+        """The kind; for an attack, its name."""
+        return self.cells[0].attack.name if self.kind == "attack" else self.kind
 
     @property
     def label(self) -> str:
@@ -70,8 +75,9 @@ class Progress:
     """The state of a running study, in cells; the listener receives it after every change.
 
     Attributes:
-        work: the expected seconds of the jobs that were to do, on one core (`cost`).
-        left: the same of those that are to do still.
+        waiting: the number of jobs to do, by kind (`Job.sort`).
+        took: the seconds of those that ended.
+        workers: how many of them run at a time.
     """
 
     total: int
@@ -79,8 +85,9 @@ class Progress:
     failed: int = 0
     skipped: int = 0
     running: list[str] = field(default_factory=list)
-    work: float = 0.0
-    left: float = 0.0
+    waiting: Counter[str] = field(default_factory=Counter)
+    took: dict[str, list[float]] = field(default_factory=dict)
+    workers: int = 1
     start: float = field(default_factory=time.monotonic)
 
     @property
@@ -90,8 +97,18 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the end, at the pace so far; None before the first job ended."""
-        return self.seconds * self.left / (self.work - self.left) if self.work > self.left else None
+        """Until the end: each job takes the mean of its kind, or of all so far; None before the first ended."""
+        if not self.took:
+            return None
+        mean = fmean(seconds for kind in self.took.values() for seconds in kind)
+        expected = {kind: fmean(self.took[kind]) if kind in self.took else mean for kind in self.waiting}
+        return sum(number * expected[kind] for kind, number in self.waiting.items()) / max(1, self.workers)
+
+    def ended(self, job: Job, seconds: float) -> None:
+        """Note the end of a running job."""
+        self.running.remove(job.label)
+        self.waiting[job.sort] -= 1
+        self.took.setdefault(job.sort, []).append(seconds)
 
     @property
     def finished(self) -> int:
@@ -109,16 +126,6 @@ class Interrupted(Exception):
 def cores() -> int:
     """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
-
-
-def _seconds(job: Job) -> float:
-    """The expected seconds of a job by itself."""
-    return cost.attack_seconds(job.cells[0]) if job.kind == "attack" else cost.training_seconds(job.training)
-
-
-def _seconds_of_attacks(job: Job) -> float:
-    """The expected seconds of the attacks that follow a training."""
-    return sum(cost.attack_seconds(cell) for cell in job.cells)
 
 
 def _perform(job: Job, place: Place) -> str:
@@ -206,10 +213,8 @@ class Supervisor:
         # imported once, by the fork server: a worker then starts in milliseconds
         self.context.set_forkserver_preload(["torch", "leakgauge.harness.study.jobs"])
         self.trainings, self.attacks = deque(trainings), deque(attacks)
-        progress.work = progress.left = sum(
-            _seconds(job) + (_seconds_of_attacks(job) if job.kind == "training" else 0.0)
-            for job in (*self.trainings, *self.attacks)
-        )
+        progress.waiting.update(job.sort for job in (*self.trainings, *self.attacks))
+        progress.waiting.update(attack.sort for job in self.trainings for attack in self._waiting(job))
         self.workers: list[_Worker] = []
 
     def run(self, workers: int) -> None:
@@ -218,6 +223,7 @@ class Supervisor:
         Raises:
             Interrupted: Ctrl-C.
         """
+        self.progress.workers = max(1, workers)
         self.listen(self.progress, None)
         if workers == 0:
             self._work_here()
@@ -305,18 +311,20 @@ class Supervisor:
     def _finish(self, outcome: Outcome) -> None:
         """Report an outcome; a finished training queues its attacks."""
         job = outcome.job
-        self.progress.running.remove(job.label)
-        self.progress.left -= _seconds(job)
-        if job.kind == "trial":
-            self.listen(self.progress, outcome)
-            return
-        waiting = [cell for cell in job.cells if self.store.read_result(cell.id) is None]
-        if outcome.error:
-            self.progress.failed += len(waiting) if job.kind == "training" else 1
-            self.progress.left -= _seconds_of_attacks(job) if job.kind == "training" else 0.0
+        self.progress.ended(job, outcome.seconds)
+        if job.kind == "attack":
+            self.progress.failed += bool(outcome.error)
+            self.progress.done += not outcome.error
         elif job.kind == "training":
-            self.progress.left -= sum(cost.attack_seconds(cell) for cell in job.cells if cell not in waiting)
-            self.attacks.extend(Job("attack", job.training, (cell,)) for cell in waiting)
-        else:
-            self.progress.done += 1
+            waiting = self._waiting(job)
+            if outcome.error:
+                self.progress.failed += len(waiting)
+                self.progress.waiting.subtract(attack.sort for attack in waiting)
+            else:
+                self.attacks.extend(waiting)
         self.listen(self.progress, outcome)
+
+    def _waiting(self, training: Job) -> list[Job]:
+        """The attacks to do after a training; none after a trial."""
+        cells = training.cells if training.kind == "training" else ()
+        return [Job("attack", training.training, (one,)) for one in cells if self.store.read_result(one.id) is None]

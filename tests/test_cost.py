@@ -1,0 +1,96 @@
+"""The expected time of a study, with defenses and attacks that take a known time."""
+
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from leakgauge.harness.study.cost import estimate, span
+from leakgauge.harness.study.study import resolve
+from tests.doubles import Counting, Echo
+
+_MESSAGE = 0.004
+_VICTIM = 0.02
+_UNIT = 0.0005
+
+
+@dataclass(frozen=True)
+class Slow(Counting):
+    """A defense whose message takes a known time."""
+
+    def encode(self, state, memory, update, link, private):
+        time.sleep(_MESSAGE)
+        return super().encode(state, memory, update, link, private)
+
+
+@dataclass(frozen=True)
+class Patient(Echo):
+    """An attack whose evaluations take a known time."""
+
+    evaluations: int = 1000
+
+    def run(self, seen, key):
+        time.sleep(len(seen.messages) * (_VICTIM + self.evaluations * _UNIT))
+        return super().run(seen, key)
+
+
+@dataclass(frozen=True)
+class Broken(Counting):
+    """A defense without an init."""
+
+    def init(self, setting):
+        raise RuntimeError("broken")
+
+
+def study(defense="tests.test_cost:Slow", audit=0, **federation):
+    """A study of one training and one attack."""
+    one = {"clients": 20, "rounds": 50, "algorithm": "fedsgd", "batch": 8, "evaluate_every": 50, **federation}
+    attack = {"name": "tests.test_cost:Patient", "evaluations": 4000, "target": {"count": 12}}
+    return resolve(
+        {
+            "name": "t",
+            "seeds": [0],
+            "audit": audit,
+            "tasks": [{"data": "digits", "model": "linear"}],
+            "federations": [one],
+            "defenses": [{"name": defense} if isinstance(defense, str) else defense],
+            "attacks": [attack],
+        }
+    )
+
+
+@pytest.mark.parametrize("federation", [{}, {"participants": 10, "rounds": 100}])
+def test_turns_victims_and_evaluations_are_scaled_up(tmp_path, federation):
+    cost = estimate(study(**federation), tmp_path)
+    assert 50 * 20 * _MESSAGE < cost.training < 2 * 50 * 20 * (_MESSAGE + 0.001)
+    assert cost.attacks == pytest.approx(12 * (_VICTIM + 4000 * _UNIT), rel=0.3)
+    assert (cost.audits, cost.measured, cost.kinds) == (0, 2, 2)
+    assert str(cost).endswith("attacks on one core (2 of 2 kinds of jobs measured on this machine)")
+
+
+def test_local_steps_are_scaled_up(tmp_path):
+    few, many = (
+        estimate(study("none", algorithm="fedavg", local_steps=steps, batch=4), tmp_path).training
+        for steps in (10, 1000)
+    )
+    assert many > 10 * few
+
+
+def test_an_audit_has_a_price_and_a_goal_its_tries(tmp_path):
+    assert estimate(study(audit=100), tmp_path, 0.0).audits == 5.0
+    plain, goal = (
+        estimate(study({"name": "gaussian", **one}), tmp_path)
+        for one in ({"epsilon": 8.0}, {"target": {"accuracy_loss": 0.1}})
+    )
+    assert goal.training > 3 * plain.training
+
+
+def test_what_cannot_be_measured_costs_what_the_others_cost(tmp_path):
+    cost = estimate(study("tests.test_cost:Broken"), tmp_path)
+    assert (cost.training, cost.measured, cost.kinds) == (1.0, 0, 2)
+    assert estimate(study(), tmp_path, 0.0).measured == 0
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(2, "2 s"), (119, "119 s"), (240, "4 min"), (128_160, "35.6 h")])
+def test_a_duration_has_a_unit(seconds, text):
+    assert span(seconds) == text
