@@ -77,7 +77,7 @@ def test_local_steps_are_scaled_up(tmp_path):
 
 
 def test_an_audit_has_a_price_and_a_goal_its_tries(tmp_path):
-    assert estimate(study(audit=100), tmp_path, 0.0).audits == 5.0
+    assert estimate(study(audit=100), tmp_path, 0.0).audits == 3.5
     plain, goal = (
         estimate(study({"name": "gaussian", **one}), tmp_path)
         for one in ({"epsilon": 8.0}, {"target": {"accuracy_loss": 0.1}})

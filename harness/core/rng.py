@@ -216,7 +216,7 @@ def subset(key: Key, n: int, size: int) -> npt.NDArray[np.int64]:
     """
     if not 0 <= size <= n:
         raise ValueError(f"expected a subset of 0 to {n} elements, got size={size}")
-    return np.sort(_generator(key).choice(n, size, replace=False))
+    return np.arange(n) if size == n else np.sort(_generator(key).choice(n, size, replace=False))
 
 
 def integers(key: Key, n: int, high: int) -> npt.NDArray[np.int64]:

@@ -1,14 +1,15 @@
 """About how long a study takes: small versions of its own jobs run on this machine, and their seconds are scaled up.
 
-A training costs a start, its clients' turns (local steps, message, decoding) and its evaluations. An attack costs a
-start and, for each victim, a start and its amount of work. Only the price of an audit is a constant.
+A training costs a start, its clients' turns (local steps, message, decoding) and its evaluations. An attack costs, for
+each victim, a start and its amount of work. Only the price of an audit is a constant.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +18,15 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, TrainingSpec
+from leakgauge.harness.core.contract import Setting
 from leakgauge.harness.study.goal import first_try, goal_of
 
 if TYPE_CHECKING:
     from leakgauge.harness.study.store import Store
     from leakgauge.harness.study.study import Study
 
-_AUDIT = 5.0
-"""Seconds of an audit in a study; measured: 1 to 12 for the shipped defenses, 4 to 6 in the mean."""
+_AUDIT = 3.5
+"""Seconds of an audit in a study; measured: 1 to 10 for the shipped defenses, 2 (60 trials) to 4 (300) in the mean."""
 
 _TRIES = 6
 """Trainings of a search for a loss of accuracy besides the last, for each seed; measured: 5.7 in the mean."""
@@ -32,8 +34,11 @@ _TRIES = 6
 _UNKNOWN = 1.0
 """Seconds of a job if none of its sort could be measured."""
 
-_LONG = 1.0
+_LONG = 1.5
 """Seconds of a small job after which no larger one is tried."""
+
+_GOLDEN = 0.6180339887
+"""The golden ratio: the fractions of its multiples are spread evenly, however many there are."""
 
 _CLIENTS, _FEW, _TEST = 8, 3, 100
 """Of a small training: participants; rounds, and local steps; test samples."""
@@ -59,40 +64,43 @@ class Cost(NamedTuple):
 
 
 class _Federation(NamedTuple):
-    """A federation's training samples and local steps; the seconds of a short turn, of a step and of an evaluation."""
+    """A federation without a defense: its setting and samples; seconds of a short turn, a step and an evaluation."""
 
+    setting: Setting
     samples: int
-    steps: int
     turn: float
     step: float
     evaluation: float
 
 
 class _Training(NamedTuple):
-    """The seconds of a training's start, of one client's turn in one round, and of an evaluation."""
+    """The seconds of a training's start and of one client's turn in one round; its federation."""
 
     start: float
     turn: float
-    evaluation: float
+    place: _Federation
 
     def of(self, spec: TrainingSpec) -> float:
-        """Seconds of a training."""
-        one = spec.federation
-        evaluations = one.rounds // one.evaluate_every + 2
-        return self.start + one.rounds * _participants(one) * self.turn + evaluations * self.evaluation
+        """Seconds of a training; some defenses stop early."""
+        from leakgauge.harness.audit.claims import states_of
+        from leakgauge.harness.federation.registry import build_defense
+
+        one, setting = spec.federation, replace(self.place.setting, rounds=spec.federation.rounds)
+        rounds = sum(1 for _ in states_of(build_defense(spec.defense), setting))
+        evaluations = rounds // one.evaluate_every + 2
+        return self.start + rounds * _participants(one) * self.turn + evaluations * self.place.evaluation
 
 
 class _Attack(NamedTuple):
-    """The seconds of an attack's start, of a victim's start, and of a unit of work on a victim."""
+    """The seconds of a victim's start, and of a unit of work on a victim."""
 
-    start: float
     victim: float
     unit: float
 
     def of(self, cell: Cell) -> float:
         """Seconds of the attack on a cell."""
         victims = 1 if cell.target.kind == "members" else cell.target.count
-        return self.start + victims * (self.victim + _amount(cell.attack)[1] * self.unit)
+        return victims * (self.victim + _amount(cell.attack)[1] * self.unit)
 
 
 def estimate(study: Study, root: Path, seconds: float = 10.0) -> Cost:
@@ -119,36 +127,41 @@ class _Rehearsal:
     """Runs small versions of a study's jobs in a store of its own, up to a time of `time.monotonic`.
 
     Attributes:
-        prices: by kind of job, and by the name of its defense or attack, which stands for the kinds without a price.
+        prices: by kind of job.
     """
 
     def __init__(self, store: Store, root: Path, until: float) -> None:
         self.store, self.root, self.until = store, root, until
-        self.prices: dict[Any, Any] = {}
+        self.prices: dict[_Kind, Any] = {}
 
     def measure(self, jobs: Iterable[Any], kind: Callable[[Any], _Kind], price: Callable[[Any], Any]) -> None:
         """Find the price of each kind of job by its middle one: the first defense is often none."""
         groups: dict[_Kind, list[Any]] = {}
         for job in jobs:
             groups.setdefault(kind(job), []).append(job)
-        for name, group in groups.items():
+        # multiples of the golden ratio: whenever the time is over, what was measured is spread over all kinds
+        for _, (name, group) in sorted(enumerate(groups.items()), key=lambda pair: pair[0] * _GOLDEN % 1):
             if time.monotonic() < self.until:
                 with suppress(Exception):  # whatever is wrong with a job, the run itself says it better
-                    self.prices[name] = self.prices[name[1]] = price(group[len(group) // 2])
+                    self.prices[name] = price(group[len(group) // 2])
 
-    def total(self, jobs: Collection[Any], kind: Callable[[Any], _Kind]) -> float:
-        """The seconds of all jobs; those that were not measured take as long as the others in the mean."""
-        found = [(job, self.prices.get(kind(job), self.prices.get(kind(job)[1]))) for job in jobs]
-        known = [price.of(job) for job, price in found if price is not None]
-        return len(jobs) * (fmean(known) if known else _UNKNOWN)
+    def total(self, jobs: Sequence[Any], kind: Callable[[Any], _Kind]) -> float:
+        """The seconds of all jobs; one that was not measured takes as long as those of its name, or as all others."""
+        known: dict[Hashable, list[float]] = {}
+        for job in jobs:
+            if kind(job) in self.prices:
+                known.setdefault(kind(job)[1], []).append(self.prices[kind(job)].of(job))
+        mean = fmean([one for found in known.values() for one in found] or [_UNKNOWN])
+        names = Counter(kind(job)[1] for job in jobs)
+        return sum(count * (fmean(known[name]) if name in known else mean) for name, count in names.items())
 
     def federation(self, spec: TrainingSpec) -> _Federation:
         """A federation, by one turn of one client: with few samples to test on, with all, and with more steps."""
         from leakgauge.harness.study.jobs import prepare
 
         ready = prepare(spec, self.root)
-        samples, steps = sum(len(one.y) for one in ready.holdings.values()), ready.setting.steps
-        found = _Federation(samples, steps, 0.0, 0.0, 0.0)
+        steps = ready.setting.steps
+        found = _Federation(ready.setting, sum(len(one.y) for one in ready.holdings.values()), 0.0, 0.0, 0.0)
         short = self._small(spec, found, 1, 1)
         self._train(short)  # the first of a process compiles
         turn = self._train(short)
@@ -158,7 +171,7 @@ class _Rehearsal:
         step, more = 0.0, min(steps - _FEW, math.ceil(_LONG / turn))
         if more > 0:
             step = (self._train(self._small(spec, found, 1, 1, _FEW + more)) - turn) / more
-        return _Federation(samples, steps, turn, max(0.0, step), max(0.0, tested - turn) / 2)
+        return found._replace(turn=turn, step=max(0.0, step), evaluation=max(0.0, tested - turn) / 2)
 
     def training(self, spec: TrainingSpec) -> _Training:
         """A training, by one round of a few clients, and by a few rounds."""
@@ -168,20 +181,19 @@ class _Rehearsal:
         if first < _LONG:
             more = self._train(self._small(spec, place, 1 + _FEW, clients))
             turn = max(0.0, more - first) / _FEW / clients
-        steps = max(0, place.steps - _FEW) * place.step
-        return _Training(max(0.0, first - clients * turn), turn + steps, place.evaluation)
+        steps = max(0, place.setting.steps - _FEW) * place.step
+        return _Training(max(0.0, first - clients * turn), turn + steps, place)
 
     def attack(self, cell: Cell) -> _Attack:
-        """An attack, by a little work on one victim, on a few, and by more work."""
+        """An attack on a few victims, by a little work and by more."""
         low, high = _AMOUNTS.get(_amount(cell.attack)[0], (0, 0))
         small, few = self._attackable(cell), 1 if cell.target.kind == "members" else min(_CLIENTS, cell.target.count)
-        self._run(small, 1, low)  # the first of a process compiles
-        first = self._run(small, 1, low)
-        second = first if few == 1 or first > _LONG else self._run(small, few, low)
-        third = second if not low or second > _LONG else self._run(small, few, high)
-        unit = max(0.0, third - second) / few / max(1, high - low)
-        victim = max(0.0, (second - first) / max(1, few - 1) - low * unit)
-        return _Attack(max(0.0, first - victim - low * unit), victim, unit)
+        seconds = self._run(small, few, low)
+        if seconds < _LONG:  # the first of a kind compiles
+            seconds = self._run(small, few, low)
+        more = self._run(small, few, high) if low and seconds < _LONG else seconds
+        unit = max(0.0, more - seconds) / few / max(1, high - low)
+        return _Attack(max(0.0, seconds / few - low * unit), unit)
 
     def _small(
         self,
@@ -199,7 +211,7 @@ class _Rehearsal:
         else:
             one = replace(one, participants=clients)
         if one.algorithm == "fedavg":
-            one = replace(one, local_steps=min(steps, place.steps), local_epochs=None)
+            one = replace(one, local_steps=min(steps, place.setting.steps), local_epochs=None)
         return replace(spec, federation=one, audit=0)
 
     def _attackable(self, cell: Cell) -> Cell:
@@ -269,8 +281,9 @@ def _defended(spec: TrainingSpec) -> _Kind:
 
 def _attacked(cell: Cell) -> _Kind:
     """The kind of an attack: the number of its victims and its amount of work scale its time."""
-    target = cell.target
-    return _place(cell.training), cell.attack.name, target.kind, target.batch, target.rounds, target.users
+    target, amount = cell.target, _amount(cell.attack)[0]
+    others = tuple((name, value) for name, value in cell.attack.parameters.items() if name != amount)
+    return _place(cell.training), cell.attack.name, others, target.kind, target.batch, target.rounds, target.users
 
 
 def _participants(spec: FederationSpec) -> int:
