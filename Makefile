@@ -7,7 +7,7 @@ export OMP_NUM_THREADS = 1
 # Without compiled files each process of the tests compiles everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo gate browser test lint slow benchmarks clean
+.PHONY: demo gate browser test matrix lint slow benchmarks clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -40,6 +40,10 @@ browser:
 
 test: lint browser
 	$(VENV)/bin/pytest -n 2 --dist worksteal -rs
+
+# The rows of long tables that `make test` leaves out; CI runs both.
+matrix: $(VENV)/installed
+	$(VENV)/bin/pytest -n 2 --dist worksteal -rs -m "matrix and not slow and not gpu"
 
 slow: $(VENV)/installed
 	$(VENV)/bin/pytest -n 2 --dist worksteal -m slow

@@ -1,5 +1,6 @@
 """Shared by all tests: one thread, and the folder of the real data."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,15 @@ def real_data() -> Path:
 def without_law(monkeypatch):
     """Audits without the test of the law, which takes longer than few trials: for tests of bounds and verdicts."""
     monkeypatch.setattr("leakgauge.harness.audit.standalone.check_law", lambda *_: None)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the rows of a test with `table(n)`, all but each n-th are of the matrix."""
+    seen = Counter[str]()
+    for item in items:
+        table, name = item.get_closest_marker("table"), item.nodeid.partition("[")[0]
+        if table is not None:
+            if seen[name] % table.args[0]:
+                item.add_marker(pytest.mark.matrix)
+            seen[name] += 1

@@ -56,6 +56,7 @@ def run_on_lenet(x, key=KEY, classes=10):
 
 
 @pytest.mark.parametrize(("kind", "classes"), [("photographs", 10), ("photographs", 100), ("random", 10)])
+@pytest.mark.table(3)
 def test_color_images_behind_the_lenet_are_found_with_their_labels(tmp_path, kind, classes):
     x = photos(tmp_path, 4) if kind == "photographs" else rng.uniform(KEY.child("x"), (3, 3, 32, 32))
     guesses = run_on_lenet(x, classes=classes)
@@ -70,6 +71,7 @@ def test_eight_photographs_behind_each_of_four_models_are_all_found(tmp_path, se
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 3, 5), (1, 8, 8), (1, 16, 16), (1, 28, 28), (3, 31, 29)])
 @pytest.mark.parametrize("initialization", ["dlg", "default"])
+@pytest.mark.table(4)
 def test_images_of_other_shapes_and_initializations_are_found(shape, initialization):
     assert_solved(make(lenet(shape, 10, initialization), n=2))
 

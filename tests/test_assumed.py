@@ -147,6 +147,7 @@ def test_the_trials_that_a_proof_needs():
     assert enough(Laplace(epsilon=100.0)) is None
 
 
+@pytest.mark.matrix
 def test_a_budget_becomes_a_number_of_trials_that_repeats_the_audit(monkeypatch):
     monkeypatch.setattr(standalone, "check_law", lambda *_: LawRecord((), 0.5, 10, 10, 10, None))
 

@@ -117,6 +117,7 @@ def test_the_likelihood_of_no_defense_finds_what_the_distance_finds(sends):
     assert (case.mse(IDLG(objective="likelihood").run(case.seen, KEY).guesses) < 1e-4).all()
 
 
+@pytest.mark.matrix
 def test_the_likelihood_uses_a_clip_that_the_distance_ignores():
     case = make(n=2, defense=Gaussian(clip=0.5, noise_std=1e-5))
     attacks = [IDLG(restarts=1, evaluations=400, objective=how) for how in ("likelihood", "l2")]

@@ -35,6 +35,7 @@ def audited(defense, trials=300, key=KEY):
 
 @pytest.mark.usefixtures("without_law")
 @pytest.mark.parametrize("name", [*registry.classes("defense"), "laplace+sdq", "t-noise+sdq-lattice"])
+@pytest.mark.table(3)
 def test_no_audit_is_above_what_is_proved(name):
     rounds = {"udp": 3, "udp-crd": 3, "udp-lei": 3, "dp-sgd": 2, "dp-fedavg": 2}.get(name)
     found = audit(name, {}, {}, rounds, trials=30, seed=0)
@@ -46,6 +47,7 @@ def test_no_audit_is_above_what_is_proved(name):
 @pytest.mark.parametrize(
     "defense", [Gaussian(epsilon=4.0), Laplace(epsilon=1.0), MVU(epsilon=1.0)], ids=["gaussian", "laplace", "mvu"]
 )
+@pytest.mark.table(3)
 def test_an_honest_mechanism_is_bounded_from_below_and_not_refuted(defense):
     claim, found = audited(defense, 1000)
     assert 0.2 * claim.epsilon < found.epsilon_lower <= claim.epsilon
@@ -86,6 +88,7 @@ def test_plain_updates_are_distinguished_in_every_trial():
     [Gaussian(epsilon=1.0), Laplace(epsilon=1.0), SoundJoPEQ(epsilon=1.0), MVU(epsilon=1.0), UDP(epsilon=1.0)],
     ids=["gaussian", "laplace", "jopeq-sound", "mvu", "udp"],
 )
+@pytest.mark.table(5)
 def test_noise_that_the_server_can_reproduce_is_caught(defense):
     claim, found = audited(Faulty(defense, defense, shared_noise=True), 60)
     assert found.distinguisher == "replay"

@@ -52,11 +52,13 @@ QUICK = [pytest.param(name, 20, 40, marks=[SLOW] * (name in ENCODED)) for name i
 @pytest.mark.parametrize(
     ("name", "audits", "trials"), [*QUICK, *(pytest.param(name, 1000, 60, marks=SLOW) for name in HONEST)]
 )
+@pytest.mark.table(3)
 def test_few_audits_end_above_the_truth(name, audits, trials):
     defense, truth = HONEST[name]
     assert above(defense, audits, trials, truth) <= few(audits)
 
 
+@pytest.mark.matrix
 def test_the_count_would_see_a_bound_that_errs_more_often():
     half = Faulty(Laplace(epsilon=1.0), dataclasses.replace(Laplace(epsilon=1.0), epsilon=4.0))
     assert above(half, 20, 60) > few(20)

@@ -271,6 +271,7 @@ SLOW = {"jopeq-t", "sqsgd", "vqsgd", "t-noise", "cepam-clip, averages"}
         for name in table
     ],
 )
+@pytest.mark.table(5)
 def test_a_fault_is_above_what_is_proved_and_without_it_nothing_is(fault, name):
     seeded = FAULTS[fault][name]
     assert above_proof(*audited(seeded))
@@ -303,6 +304,7 @@ def test_a_dither_is_fresh_in_every_round_and_a_reused_one_shows(name):
 
 
 @pytest.mark.parametrize(("name", "unit", "dim"), [("sdq", Unit.COORDINATE, 18), ("sdq-lattice", Unit.SUBVECTOR, 36)])
+@pytest.mark.table(2)
 def test_what_moves_beside_the_unit_is_not_held_against_a_defense(name, unit, dim):
     # a pair at one norm moves a second part too: a replay of the whole message distinguished the two inputs
     run = deployed(DEFENSES[name], setting_of(dim))

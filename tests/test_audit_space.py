@@ -52,6 +52,7 @@ SPACE = {
 
 
 @pytest.mark.parametrize("fault", SPACE)
+@pytest.mark.table(3)
 def test_a_fault_of_some_senders_sizes_or_norms_is_caught_by_drawn_neighbors(fault):
     base, what, when, trials = SPACE[fault]
     found = caught(lying(base, only(when, what)), trials)
@@ -155,12 +156,14 @@ ROUNDS = {
 
 
 @pytest.mark.parametrize("fault", ROUNDS)
+@pytest.mark.table(5)
 def test_a_fault_across_rounds_is_caught(fault):
     how, by = ROUNDS[fault]
     found = caught(lying(UDP, how), 200, setting_of(4, rounds=8))
     assert by is None or found.distinguisher in by
 
 
+@pytest.mark.matrix
 def test_honest_mechanisms_are_not_contradicted():
     cases = [(LAPLACE, setting_of(36)), (GAUSSIAN, setting_of(36)), (UDP, setting_of(4, rounds=4))]
     for defense, setting in cases:

@@ -127,6 +127,7 @@ def test_the_report_and_the_download_show_it(reference):
     assert set(audited[audited.defense.str.startswith("laplace")].n) == {20, 100}
 
 
+@pytest.mark.matrix
 def test_at_most_twenty_rounds_of_a_whole_run_are_audited():
     udp = PartSpec("udp", {})
     long = dataclasses.replace(SMALL, rounds=50)

@@ -77,6 +77,7 @@ def naive_and_aware(name):
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 )
+@pytest.mark.table(7)
 def test_the_aware_attack_does_no_worse_than_the_naive_one(name):
     naive, aware = naive_and_aware(name)
     low = stats.mean_interval(np.subtract(naive, aware)).low
@@ -86,6 +87,7 @@ def test_the_aware_attack_does_no_worse_than_the_naive_one(name):
 
 
 @pytest.mark.parametrize("name", GAINS)
+@pytest.mark.table(3)
 def test_the_aware_attack_does_better(name):
     naive, aware = naive_and_aware(name)
     low = stats.mean_interval(np.subtract(aware, naive)).low

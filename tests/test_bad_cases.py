@@ -49,6 +49,7 @@ def test_a_gradient_without_information_is_a_failure_and_costs_nothing(name, val
 
 @every
 @pytest.mark.parametrize("task", [DENSE, LENET], ids=["mlp-small", "lenet-dlg"])
+@pytest.mark.table(3)
 def test_a_batch_of_a_single_class_is_no_error(name, task):
     case = make(task, n=2, images=3, labels=torch.full((2, 3), 4))
     for guess in run(name, case.seen):
@@ -56,6 +57,7 @@ def test_a_batch_of_a_single_class_is_no_error(name, task):
 
 
 @every
+@pytest.mark.table(3)
 def test_a_batch_larger_than_the_model_can_separate_is_no_error(name):
     # 40 images behind a first layer of 32 units: their gradients have no unique explanation
     run(name, make(DENSE, n=1, images=40).seen)
@@ -89,6 +91,7 @@ def test_labels_out_of_range_are_refused(name, label):
 
 
 @every
+@pytest.mark.table(3)
 def test_a_model_that_is_not_covered_is_a_failure_that_names_an_attack_for_it(name):
     case = make(small_task("cnn2", (1, 16, 16)), n=1)
     (guess,) = run(name, case.seen)

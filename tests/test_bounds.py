@@ -196,6 +196,7 @@ def test_the_gaussian_route_holds_for_gaussians_by_exact_sums(mu):
 
 @pytest.mark.parametrize("mu", [0.0, 0.3, 2.0, 8.0])
 @pytest.mark.parametrize("shape", [(3, 3), (40, 25)])
+@pytest.mark.table(4)
 def test_gaussian_scores_err_as_often_as_they_say(mu, shape):
     runs, (n, m) = 4000, shape
     zeros, ones = (normal(ROOT.child("scores", shape, mu, k), (runs, k), torch.float64).numpy() for k in (n, m + 1))

@@ -82,6 +82,7 @@ def whole(whole_tab: Visit) -> Iterator[Visit]:
     whole_tab.check()
 
 
+@pytest.mark.matrix
 def test_axe_core_objects_to_nothing_at_any_width_nor_in_either_theme(whole: Visit) -> None:
     axe, found = whole.axe(), dict[tuple[int, str], list[str]]()
     whole.open_details()
@@ -145,6 +146,7 @@ def test_everything_can_be_reached_by_keyboard_and_its_focus_is_seen(whole: Visi
     assert all(name in names for name in expected)
 
 
+@pytest.mark.matrix
 def test_a_section_that_is_jumped_to_begins_below_the_bar(few: Visit) -> None:
     links = few.page.locator("nav a")
     assert links.count() >= 7

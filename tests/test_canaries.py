@@ -51,6 +51,7 @@ def right(found):
     return found.counts.true_positives
 
 
+@pytest.mark.matrix
 def test_few_messages_of_an_honest_gaussian_end_in_the_simulated_range():
     # simulated, sigma = 2C (true 4.3772): 200 trials 1.86 (p5 .54, p95 3.31), 2000 trials 3.50 (3.11-4.00); a$
     # quarter of them is the pilot
@@ -65,6 +66,7 @@ def test_few_messages_of_an_honest_gaussian_end_in_the_simulated_range():
 
 
 @pytest.mark.parametrize(("noise", "epsilon", "low", "high"), [(2.0, 4.3772, 2.4, 4.3772), (4.0, 1.9931, 0.4, 1.9931)])
+@pytest.mark.table(2)
 def test_two_thousand_messages_of_an_honest_gaussian_show_most_of_it(noise, epsilon, low, high):
     claim, found = messages(Gaussian(noise_std=noise), rounds=200)
     assert claim.epsilon == pytest.approx(epsilon, abs=1e-4)
@@ -81,6 +83,7 @@ def test_laplace_is_bounded_from_below_and_not_refuted():
 
 
 @pytest.mark.parametrize("name", [*registry.classes("defense"), "laplace+sdq", "t-noise+sdq-lattice"])
+@pytest.mark.table(4)
 def test_no_audit_of_messages_is_above_what_is_proved(name):
     defense = registry.build("defense", name, {})
     one_round = deployed(defense, setting_of(36, 6))
@@ -107,6 +110,7 @@ def test_a_missing_clip_is_caught_and_large_updates_hide_no_canary():
     assert large.counts.true_positives == large.counts.positives
 
 
+@pytest.mark.matrix
 def test_an_adversary_without_the_shared_keys_learns_less():
     # step 2 / 3 of the dithered quantizer: the dither is noise for an adversary who cannot subtract it
     seen = [messages(SDQ(bits=1), rounds=40, threat=threat)[1] for threat in (Threat.SERVER, Threat.EAVESDROPPER)]

@@ -163,6 +163,7 @@ def test_a_message_that_is_cut_off_or_goes_on_is_refused(defense):
 
 
 @every_variant
+@pytest.mark.table(3)
 def test_a_message_with_wrong_bits_is_refused_or_decoded_to_finite_numbers(defense):
     wire = encode(defense, rng.normal(Key(4), (200,)))
     places, masks = rng.integers(Key(7), 300, len(wire)).tolist(), (1 + rng.integers(Key(8), 300, 255)).tolist()

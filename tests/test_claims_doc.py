@@ -47,6 +47,7 @@ def is_slow(command):
     "row",
     [pytest.param(row, id=row[0], marks=[pytest.mark.slow] * is_slow(row[0])) for row in ROWS],
 )
+@pytest.mark.table(2)
 def test_a_row_is_what_its_command_prints(row):
     command, where, claimed, proved, audited, verdict = row
     deployment, rounds, options = parsed(command)

@@ -82,6 +82,7 @@ PLANS = {
         for plan in ("noised", "sparse")
     ],
 )
+@pytest.mark.table(6)
 def test_every_engine_trains_as_a_loop_over_records_does(model, engine, plan):
     # in float64, so that rounding does not change the side of a ReLU
     task, work = small_task(model, shape_of(model)), clients(shape_of(model), SIZES)

@@ -19,18 +19,21 @@ def rows(epsilon, quick):
 
 
 @pytest.mark.parametrize("fault", rows(8.0, 10))
+@pytest.mark.table(3)
 def test_a_liar_is_caught_at_epsilon_8(fault):
     result = check_law(fault.liar, setting_of(36, steps=STEPS), Key(3))
     assert bool(result.rejects) == ((8.0, fault.name) not in MISSED)
 
 
 @pytest.mark.parametrize("fault", rows(1.0, 20))
+@pytest.mark.table(3)
 def test_a_liar_is_caught_at_epsilon_1(fault):
     result = check_law(fault.liar, setting_of(36, steps=STEPS), Key(4))
     assert bool(result.rejects) == ((1.0, fault.name) not in MISSED)
 
 
 @pytest.mark.parametrize("name", HONEST)
+@pytest.mark.table(7)
 def test_an_honest_defense_follows_its_law(name):
     result = check_law(registry.build("defense", name, {}), setting_of(36), Key(5))
     assert result is None or not result.rejects

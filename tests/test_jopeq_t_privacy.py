@@ -158,6 +158,7 @@ VECTOR = [
 
 
 @pytest.mark.parametrize(("student", "printed", "bound"), VECTOR)
+@pytest.mark.table(3)
 def test_the_epsilon_of_a_sub_vector_is_not_below_the_printed_grid_and_near_it(student, printed, bound):
     gamma = code_gamma(*student)
     for k, bits in enumerate((1, 2)):

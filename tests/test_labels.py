@@ -176,6 +176,7 @@ def test_one_image_is_read_off_its_most_negative_row_beside_any_batch():
 )
 @pytest.mark.parametrize("value", [0.0, 1.0, -1e30, math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("images", [1, 4, 12])
+@pytest.mark.table(4)
 def test_labels_are_in_range_for_any_gradient_and_one_gradient_changes_no_other(images, value, auxiliary):
     params, labels = MLP.init(KEY.child("model")), drawn("independent", images, n=3)
     received = sent(MLP, params, labels)
@@ -207,6 +208,7 @@ def test_auxiliary_data_count_all_labels_of_fresh_models(how, noise):
 
 
 @pytest.mark.parametrize(("images", "noise", "more"), [(4, 0.0, 0.15), (8, 0.0, 0.04), (4, 0.01, 0.02)])
+@pytest.mark.table(3)
 def test_with_auxiliary_data_labels_behind_a_trained_model_beat_their_frequencies(images, noise, more):
     labels, params = drawn("independent", images), trained(MLP)
     received = sent(MLP, params, labels)

@@ -61,6 +61,7 @@ def errors(guesses, x):
     [Gaussian(clip=2.0, noise_std=0.01), Laplace(clip=0.05, noise_std=0.01)],
     ids=["gaussian that clips", "laplace that clamps"],
 )
+@pytest.mark.table(2)
 def test_the_aware_attack_beats_the_naive_one(defense):
     x = smooth_images()
     seen = observation(defense, x)
@@ -70,6 +71,7 @@ def test_the_aware_attack_beats_the_naive_one(defense):
     assert aware.median() < 0.02
 
 
+@pytest.mark.matrix
 def test_the_prior_alone_does_not_explain_the_gain():
     x = smooth_images()
     seen = observation(Gaussian(clip=2.0, noise_std=0.01), x)
@@ -81,6 +83,7 @@ def test_the_prior_alone_does_not_explain_the_gain():
 
 
 @pytest.mark.parametrize("name", ["cnn2", "lenet5"])
+@pytest.mark.table(2)
 def test_behind_kinks_a_search_by_direction_comes_first(name):
     task, x = ModelTask(build(name, (1, 16, 16), 10)), smooth_images()
     seen = observation(NoDefense(), x, task)
@@ -90,6 +93,7 @@ def test_behind_kinks_a_search_by_direction_comes_first(name):
 
 
 @pytest.mark.parametrize("defense", [NoDefense(), DPFedAvg(clip=0.5, noise_std=1.0)], ids=["none", "dp-fedavg"])
+@pytest.mark.table(2)
 def test_nothing_is_searched_if_the_closed_form_explains_all(defense):
     x = smooth_images()
     seen = observation(defense, x)

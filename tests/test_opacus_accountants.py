@@ -26,6 +26,7 @@ def theirs(kind, q, steps, z):
 
 
 @pytest.mark.parametrize(("q", "steps", "z"), CASES)
+@pytest.mark.table(2)
 def test_ours_is_below_renyi_and_near_the_numerical_one(q, steps, z):
     found = ours(q, steps, z)
     assert found <= theirs(RDPAccountant, q, steps, z)

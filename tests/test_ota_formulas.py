@@ -215,6 +215,7 @@ def feasible(gains):
 
 
 @pytest.mark.parametrize(("users", "printed"), FEASIBLE)
+@pytest.mark.table(3)
 def test_rayleigh_channels_are_feasible_with_the_printed_probability(users, printed):
     # 250,000 channels detect an epsilon off by 6 % with a miss rate under 1e-6 (10 standard errors at K = 2)
     n = 250_000

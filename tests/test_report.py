@@ -30,6 +30,7 @@ def test_every_section_of_a_full_run_is_there_in_order() -> None:
     assert sections(complete(full_source())) == SECTIONS
 
 
+@pytest.mark.matrix
 def test_the_page_is_the_same_in_every_process_and_torch_is_never_imported() -> None:
     script = (
         "import hashlib, sys\nfrom leakgauge.reports.html import render\n"
@@ -171,6 +172,7 @@ def test_an_attack_that_the_run_does_not_describe_is_taken_for_a_reconstruction(
     complete(render(made))
 
 
+@pytest.mark.matrix
 def test_each_of_a_hundred_defenses_is_in_every_table() -> None:
     many = [double.NONE, *(PartSpec("gaussian", {"epsilon": float(e)}) for e in range(1, 101))]
     run = double.make_run(small(*many))
@@ -217,6 +219,7 @@ def test_two_settings_are_never_mixed() -> None:
     assert not skips_a_heading(complete(render(analysis.run)))
 
 
+@pytest.mark.matrix
 def test_a_thousand_cells_take_under_ten_seconds_and_five_megabytes() -> None:
     many = [double.NONE, *(PartSpec("gaussian", {"epsilon": float(e)}) for e in range(1, 42))]
     attacks = [(attack, Target("probe", at, 8), "server") for attack in (double.MATCHING, double.MAP, double.PRIOR)

@@ -74,6 +74,7 @@ def test_the_second_time_has_other_seeds_and_twice_the_images(folder):
         assert key_end(dataclasses.replace(cell, training=twice.training)) == key_end(cell)
 
 
+@pytest.mark.matrix
 def test_the_baseline_at_its_commit_gives_the_measures_of_the_run(folder):
     found = rerun.at_commit("HEAD", rerun.Bench(folder, workers=0))
     own = measured(rerun.load_run(folder))

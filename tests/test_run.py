@@ -107,6 +107,7 @@ def test_a_second_run_trains_once_for_all_attacks_and_gives_the_same_bytes(refer
     assert contents(tmp_path) == contents(reference)
 
 
+@pytest.mark.matrix
 def test_other_processes_give_the_same_bytes(reference, tmp_path):
     run_study(study(), tmp_path, workers=2)
     assert contents(tmp_path) == contents(reference)

@@ -73,6 +73,7 @@ def test_unsent_coordinates_stay_in_the_residual_and_sent_ones_do_not():
 
 
 @pytest.mark.parametrize("memory", [0.0, 3.0])
+@pytest.mark.table(2)
 def test_decoding_is_unbiased_on_the_sent_coordinates(memory):
     # 1,500 messages, alpha 1e-6: a bias of 6 % is more than 5 standard errors of the mean projection on the truth
     d, clip = 64, 4.0

@@ -82,6 +82,7 @@ def test_messages_with_too_little_noise_break_the_claim(monkeypatch):
     assert "delta_at" not in found["audited"]  # a number from a law that the messages do not follow
 
 
+@pytest.mark.matrix
 def test_a_quantized_gaussian_is_not_audited_as_a_gaussian():
     # the exact law of the level given the dither has 1.928; the Gaussian trade-off of the same counts shows 6.5
     found = audited("gaussian+sdq", {"epsilon": 8.0, "gamma": 0.3}, {"dim": 1}, trials=300)

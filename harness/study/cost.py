@@ -85,8 +85,7 @@ class _Training(NamedTuple):
         from leakgauge.harness.audit.claims import states_of
         from leakgauge.harness.federation.registry import build_defense
 
-        one, setting = spec.federation, replace(self.place.setting, rounds=spec.federation.rounds)
-        rounds = sum(1 for _ in states_of(build_defense(spec.defense), setting))
+        one, rounds = spec.federation, len(states_of(build_defense(spec.defense), self.place.setting))
         evaluations = rounds // one.evaluate_every + 2
         return self.start + rounds * _participants(one) * self.turn + evaluations * self.place.evaluation
 
@@ -149,11 +148,11 @@ class _Rehearsal:
         """The seconds of all jobs; one that was not measured takes as long as those of its name, or as all others."""
         known: dict[Hashable, list[float]] = {}
         for job in jobs:
-            if kind(job) in self.prices:
+            with suppress(Exception):  # not measured, or refused by its defense
                 known.setdefault(kind(job)[1], []).append(self.prices[kind(job)].of(job))
         mean = fmean([one for found in known.values() for one in found] or [_UNKNOWN])
         names = Counter(kind(job)[1] for job in jobs)
-        return sum(count * (fmean(known[name]) if name in known else mean) for name, count in names.items())
+        return sum(count * fmean(known.get(name) or [mean]) for name, count in names.items())
 
     def federation(self, spec: TrainingSpec) -> _Federation:
         """A federation, by one turn of one client: with few samples to test on, with all, and with more steps."""
