@@ -136,6 +136,18 @@ def test_a_loss_of_accuracy_is_found_by_trainings_that_the_study_uses_again(tmp_
     assert len(list((tmp_path / "trainings").iterdir())) == len({spec.id for spec in trials}) + 1
 
 
+@pytest.mark.slow
+def test_defenses_that_are_not_in_the_study_frontier_lose_what_was_asked(tmp_path: Path):
+    names = ["laplace+sdq", "cepam-clip", "cepam-laplace", "ota-orthogonal", "udp-lei"]
+    federation = {"clients": 40, "rounds": 30, "algorithm": "fedsgd", "batch": 0, "lr": 3.0, "evaluate_every": 30}
+    goals = [{"name": name, "target": {"accuracy_loss": 0.05}} for name in names]
+    run = run_study(study(*goals, federation=federation, seeds=(0, 1)), tmp_path)
+    assert len(run.study["goals"]) == len(names)
+    for note in run.study["goals"]:
+        loss, width = map(float, note.split(" loses ")[1].split(" +- "))
+        assert abs(loss - 0.05) <= width < 0.05, note
+
+
 def test_a_search_that_cannot_train_ends_with_a_line(tmp_path: Path):
     federation = FEDERATION | {"local_steps": 3, "algorithm": "fedavg"}
     asked = study({"name": "ota", "target": {"accuracy_loss": 0.1}}, federation=federation)
