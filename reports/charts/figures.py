@@ -17,6 +17,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from leakgauge.harness.core.labels import UNDEFENDED
 from leakgauge.reports.charts.svg import embed
 from leakgauge.reports.text.notation import short, visible
 
@@ -187,6 +188,17 @@ def capped(series: Sequence[Series]) -> tuple[tuple[Series, ...], str]:
     """The first series, as many as there are looks, and a sentence on the rest."""
     rest = f"The first {MOST_SERIES} of {len(series)} defenses are drawn; the data table lists all."
     return tuple(series[:MOST_SERIES]), rest if len(series) > MOST_SERIES else ""
+
+
+def by_defense(points: Sequence[tuple[str, Point]]) -> tuple[tuple[Series, ...], str]:
+    """A series of points for each name of a defense, in the order of the first; see `capped`."""
+    groups: dict[str, list[Point]] = {}
+    for name, point in points:
+        groups.setdefault(name, []).append(point)
+    looks = [-1 if name == UNDEFENDED else look for look, name in enumerate(groups)]
+    texts = ["no defense" if name == UNDEFENDED else name for name in groups]
+    lines = zip(texts, groups.values(), looks, strict=True)
+    return capped([Series(text, tuple(sorted(group)), look) for text, group, look in lines])
 
 
 def key(series: Series, *, joined: bool = True) -> str:

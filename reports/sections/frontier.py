@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from leakgauge.harness.core.labels import UNDEFENDED
 from leakgauge.harness.core.result import ClaimRecord
-from leakgauge.reports.charts.figures import Chart, Point, Series, capped
+from leakgauge.reports.charts.figures import Chart, Point, by_defense
 from leakgauge.reports.select import Analysis, Group, final_accuracy
 from leakgauge.reports.text.notation import INFINITE, NO_VALUE, fixed, interval, listing, percent, short
 
@@ -144,17 +143,12 @@ def _row(analysis: Analysis, one: Standing, found: list[Standing]) -> Row:
 
 def frontier_chart(analysis: Analysis, setting: str) -> Chart:
     """Accuracy against leakage: the best defenses are at the top left."""
-    families: dict[str, list[Point]] = {}
-    rows = []
+    points, rows = [], []
     for one in standings(analysis, setting):
-        name = one.worst.case.training.defense.name
         point = Point(100 * one.place, 100 * one.accuracy, 100 * one.low, 100 * one.high)
-        families.setdefault("no defense" if name == UNDEFENDED else name, []).append(point)
+        points.append((one.worst.case.training.defense.name, point))
         rows.append((analysis.defenses[one.defense].text, percent(one.place, 0), percent(one.accuracy)))
-    looks = [-1 if name == "no defense" else look for look, name in enumerate(families)]
-    shown, rest = capped(
-        [Series(name, tuple(sorted(p)), look) for look, (name, p) in zip(looks, families.items(), strict=True)]
-    )
+    shown, rest = by_defense(points)
     return Chart(
         name="frontier",
         title="Accuracy against leakage",

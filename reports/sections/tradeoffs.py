@@ -11,7 +11,7 @@ from markupsafe import Markup
 from leakgauge.harness.core.result import TrainingRecord
 from leakgauge.reports.charts import figures
 from leakgauge.reports.charts.epsilon import AUC, MSE, SSIM, accuracy_charts, leakage_charts
-from leakgauge.reports.charts.figures import Chart, Point, Series, capped, drawable
+from leakgauge.reports.charts.figures import Chart, Point, by_defense, drawable
 from leakgauge.reports.charts.roc import roc_charts
 from leakgauge.reports.charts.rounds import attack_charts, training_charts
 from leakgauge.reports.sections.frontier import frontier_chart
@@ -126,13 +126,12 @@ def _traffic(analysis: Analysis, setting: str) -> tuple[Traffic, ...]:
 
 def fidelity_chart(analysis: Analysis, setting: str) -> Chart:
     """Signal-to-noise ratio of the decoded update against bits per parameter; exact updates have no point."""
-    families: dict[str, list[Point]] = {}
-    rows = []
+    points, rows = [], []
     for one in _messages(analysis, setting):
         if one.snr is not None:
-            families.setdefault(one.trainings[0].spec.defense.name, []).append(Point(one.bits, one.snr))
+            points.append((one.trainings[0].spec.defense.name, Point(one.bits, one.snr)))
             rows.append((analysis.defenses[one.defense].text, fixed(one.bits, 2), fixed(one.snr, 1)))
-    shown, rest = capped([Series(name, tuple(sorted(p)), look) for look, (name, p) in enumerate(families.items())])
+    shown, rest = by_defense(points)
     return Chart(
         name="fidelity",
         title="Fidelity of the update against its size",
