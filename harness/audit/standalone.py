@@ -53,6 +53,7 @@ from leakgauge.harness.core.labels import assumption, odds
 from leakgauge.harness.core.result import AssumedBound, AuditRecord, LawRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import chance
+from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.core.threats import SEES, Threat
 from leakgauge.harness.federation import registry
 
@@ -112,6 +113,7 @@ _KINDS = {
 }
 
 
+@one_thread()
 def audit(
     name: str,
     parameters: dict[str, Scalar],

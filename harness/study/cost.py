@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, TrainingSpec
 from leakgauge.harness.core.contract import Setting
+from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.study.goal import first_try, goal_of
 
 if TYPE_CHECKING:
@@ -251,17 +252,10 @@ class _Rehearsal:
 @contextmanager
 def _rehearsal(root: Path, seconds: float) -> Iterator[_Rehearsal]:
     """A rehearsal on one thread, as in a worker, in a folder that is deleted at the end."""
-    import torch
-
     from leakgauge.harness.study.store import Store
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with TemporaryDirectory() as folder:
-            yield _Rehearsal(Store(Path(folder)), root, time.monotonic() + seconds)
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread(), TemporaryDirectory() as folder:
+        yield _Rehearsal(Store(Path(folder)), root, time.monotonic() + seconds)
 
 
 _Kind = tuple[Hashable, ...]

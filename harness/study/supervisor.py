@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 from leakgauge.harness.core.cell import Cell, TrainingSpec
 from leakgauge.harness.core.labels import cell_text, part_text
 from leakgauge.harness.core.result import Failure
+from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.study.store import Store, StoreError
 
 _POLL = 0.2
@@ -141,12 +142,10 @@ def _perform(job: Job, place: Place) -> str:
     return f"{first.name} {'n/a' if first.value is None else format(first.value, '.3f')}"
 
 
+@one_thread()
 def _work(pipe: Any, place: Place) -> None:
     """A worker process: work until the pipe closes. The supervisor alone handles Ctrl-C."""
-    import torch
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
     while True:
         try:
             job: Job = pipe.recv()
@@ -243,18 +242,13 @@ class Supervisor:
 
     def _work_here(self) -> None:
         """Do all jobs in this process, on one thread as in a worker."""
-        import torch
-
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
         try:
-            while job := self._next():
-                self._start(job)
-                self._finish(_guarded(job, self.place))
+            with one_thread():
+                while job := self._next():
+                    self._start(job)
+                    self._finish(_guarded(job, self.place))
         except KeyboardInterrupt as error:
             raise Interrupted from error
-        finally:
-            torch.set_num_threads(before)
 
     def _supervise(self, interrupted: Callable[[], bool]) -> None:
         """Keep every worker busy until all jobs are done."""
