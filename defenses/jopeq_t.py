@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -99,10 +100,15 @@ class JoPEQT(Dithered):
         """Delta times the hexagonal lattice."""
         return pair_lattice(self.bits, self.noise, self.gamma)
 
+    @functools.cached_property
+    def _root(self) -> Tensor:
+        """[2, 2]: the drawn noise is this times standard t noise; the same in every message."""
+        root: Tensor = torch.linalg.cholesky(torch.tensor(self.surrogate.scale_matrix))
+        return root
+
     def perturb(self, values: Tensor, private: Key) -> Tensor:
         """Add t noise to each pair, in place."""
-        root = torch.linalg.cholesky(torch.tensor(self.surrogate.scale_matrix))
-        return values.add_(draw_student(private, len(values) // 2, root, self.noise.nu))
+        return values.add_(draw_student(private, len(values) // 2, self._root, self.noise.nu))
 
     def misfit(self, side: Tensor, *, dithered: bool) -> Misfit:
         """The law of the nominal t noise: it has the covariance of noise plus error, and approximates their law."""

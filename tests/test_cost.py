@@ -42,7 +42,7 @@ class Broken(Counting):
         raise RuntimeError("broken")
 
 
-def study(defense="tests.test_cost:Slow", audit=0, **federation):
+def study(defense="tests.test_cost:Slow", audit=0, data="digits", **federation):
     """A study of one training and one attack."""
     one = {"clients": 20, "rounds": 50, "algorithm": "fedsgd", "batch": 8, "evaluate_every": 50, **federation}
     attack = {"name": "tests.test_cost:Patient", "evaluations": 4000, "target": {"count": 12}}
@@ -51,9 +51,9 @@ def study(defense="tests.test_cost:Slow", audit=0, **federation):
             "name": "t",
             "seeds": [0],
             "audit": audit,
-            "tasks": [{"data": "digits", "model": "linear"}],
+            "tasks": [{"data": data, "model": "linear"}],
             "federations": [one],
-            "defenses": [{"name": defense} if isinstance(defense, str) else defense],
+            "defenses": list(defense) if isinstance(defense, tuple) else [{"name": defense}],
             "attacks": [attack],
         }
     )
@@ -79,14 +79,24 @@ def test_local_steps_are_scaled_up(tmp_path):
 
 def test_an_audit_has_a_price_and_a_goal_its_tries(tmp_path):
     assert estimate(study(audit=100), tmp_path, 0.0).audits == 3.5
-    goal = estimate(study({"name": "gaussian", "target": {"accuracy_loss": 0.1}}), tmp_path, 0.0)
+    goal = estimate(study(({"name": "gaussian", "target": {"accuracy_loss": 0.1}},)), tmp_path, 0.0)
     assert goal.training == 7.0
 
 
 def test_what_cannot_be_measured_costs_what_the_others_cost(tmp_path):
     cost = estimate(study("tests.test_cost:Broken"), tmp_path)
     assert (cost.training, cost.measured, cost.kinds) == (1.0, 0, 2)
-    assert estimate(study(), tmp_path, 0.0).measured == 0
+    assert str(cost) == "how long it takes is unknown: broken"
+    cost = estimate(study(), tmp_path, 0.0)
+    assert str(cost) == "how long it takes is unknown: no job could be measured in time"
+    half = {"name": "gaussian", "epsilon": [8.0], "clip": 1.0}, {"name": "tests.test_cost:Broken"}
+    assert str(estimate(study(half), tmp_path)).endswith("measured on this machine; a job that cannot run: broken)")
+
+
+def test_without_its_data_a_study_has_no_cost_but_a_reason(tmp_path):
+    problem = str(estimate(study(data="mnist"), tmp_path))
+    assert problem.startswith("how long it takes is unknown: ")
+    assert "mnist" in problem
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(2, "2 s"), (119, "119 s"), (240, "4 min"), (128_160, "35.6 h")])

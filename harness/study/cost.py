@@ -49,18 +49,26 @@ _AMOUNTS = {"evaluations": (10, 60), "shadows": (2, 4), "samples": (200, 400)}
 
 
 class Cost(NamedTuple):
-    """Seconds on one core. The kinds of jobs that were not measured are taken to cost what the others cost."""
+    """Seconds on one core. The kinds of jobs that were not measured are taken to cost what the others cost.
+
+    Attributes:
+        problem: the first that kept a job from being measured; empty if only time did.
+    """
 
     training: float
     audits: float
     attacks: float
     measured: int
     kinds: int
+    problem: str
 
     def __str__(self) -> str:
+        if not self.measured:
+            return f"how long it takes is unknown: {self.problem or 'no job could be measured in time'}"
+        problem = f"; a job that cannot run: {self.problem}" if self.problem else ""
         return (
             f"about {span(self.training)} of training, {span(self.audits)} of audits and {span(self.attacks)} of "
-            f"attacks on one core ({self.measured} of {self.kinds} kinds of jobs measured on this machine)"
+            f"attacks on one core ({self.measured} of {self.kinds} kinds of jobs measured on this machine{problem})"
         )
 
 
@@ -120,6 +128,7 @@ def estimate(study: Study, root: Path, seconds: float = 10.0) -> Cost:
         small.total(cells, _attacked),
         sum(kind in small.prices for kind in kinds),
         len(kinds),
+        small.problem,
     )
 
 
@@ -128,22 +137,27 @@ class _Rehearsal:
 
     Attributes:
         prices: by kind of job.
+        problem: the first that kept a job from being measured.
     """
 
     def __init__(self, store: Store, root: Path, until: float) -> None:
         self.store, self.root, self.until = store, root, until
         self.prices: dict[_Kind, Any] = {}
+        self.problem = ""
 
     def measure(self, jobs: Iterable[Any], kind: Callable[[Any], _Kind], price: Callable[[Any], Any]) -> None:
-        """Find the price of each kind of job by its middle one: the first defense is often none."""
+        """Find the price of each kind of job by its middle one, since the first defense is often none; else by that."""
         groups: dict[_Kind, list[Any]] = {}
         for job in jobs:
             groups.setdefault(kind(job), []).append(job)
         # multiples of the golden ratio: whenever the time is over, what was measured is spread over all kinds
         for _, (name, group) in sorted(enumerate(groups.items()), key=lambda pair: pair[0] * _GOLDEN % 1):
-            if time.monotonic() < self.until:
-                with suppress(Exception):  # whatever is wrong with a job, the run itself says it better
-                    self.prices[name] = price(group[len(group) // 2])
+            for job in (group[len(group) // 2], group[0]):
+                if name not in self.prices and time.monotonic() < self.until:
+                    try:
+                        self.prices[name] = price(job)
+                    except Exception as error:  # a job may fail in any way; the others are measured all the same
+                        self.problem = self.problem or str(error).partition("\n")[0] or type(error).__name__
 
     def total(self, jobs: Sequence[Any], kind: Callable[[Any], _Kind]) -> float:
         """The seconds of all jobs; one that was not measured takes as long as those of its name, or as all others."""
