@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from leakgauge.attacks._engine.matching import Evaluation, Function, Misfit, SquaredDistance, evaluator, unpack
+from leakgauge.attacks._engine.prior import GaussianPrior
 from leakgauge.attacks._engine.simulate import Local, update_evaluator
 from leakgauge.harness.core.contract import Likelihood, Observation, Setting, Sighting, Task, links_of
 from leakgauge.harness.federation.round import Round
@@ -69,7 +70,7 @@ class Explains:
     kind: Kind = "l2"
     scale: float = 1.0
     unroll: bool = False
-    prior: ImagePrior | None = None
+    prior: ImagePrior | GaussianPrior | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in ("l2", "likelihood"):
@@ -117,11 +118,15 @@ class Objective(NamedTuple):
     nothing: Tensor
     prior: Function | None
 
-    def at(self, strength: float) -> Function:
-        """The sum. Where the misfit of updates of zero exceeds `strength`, the misfit is scaled down to that."""
-        whole = self.messages
+    def weighed(self, strength: float) -> Function:
+        """The misfit; where that of updates of zero exceeds `strength`, it is scaled down to that."""
         if bool((self.nothing > strength).any()):
-            whole = _Weighted(whole, strength / self.nothing.clamp(min=strength))
+            return _Weighted(self.messages, strength / self.nothing.clamp(min=strength))
+        return self.messages
+
+    def at(self, strength: float) -> Function:
+        """The sum of the weighed misfit and the prior."""
+        whole = self.weighed(strength)
         return whole if self.prior is None else Sum((whole, self.prior))
 
 
@@ -249,7 +254,7 @@ class _Weighted:
 class Believed:
     """A prior of the inputs, as a function of candidates with `images` images."""
 
-    prior: ImagePrior
+    prior: ImagePrior | GaussianPrior
     task: Task
     images: int
 

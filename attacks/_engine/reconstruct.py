@@ -16,6 +16,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, bu
 
 from leakgauge.attacks._engine.matching import Evaluation, Function, unpack
 from leakgauge.attacks._engine.objective import Explains, Objective, objective
+from leakgauge.attacks._engine.prior import GaussianPrior, Whitened
 from leakgauge.attacks._search.direction import Direction
 from leakgauge.attacks._search.lbfgs import Minima, Stop, minimize
 from leakgauge.attacks._solve.closed_form import RIDGE, Unsolvable, closed_form
@@ -36,6 +37,9 @@ _STAGE = 100.0
 _EXPLAINED = 1e-7
 """At this share a target counts as explained: another start would find the same inputs again. It is above the tolerance
 because soft labels often miss the tolerance: they approach a corner of the simplex ever more slowly."""
+
+_SPREAD = 0.1
+"""Distance from a Gaussian prior's mean at which restart 1 begins, in standard deviations; restart 0 begins there."""
 
 _NEAR = 1e-5
 """Below this share, a stalled search has found the inputs up to digits that single precision lacks."""
@@ -202,12 +206,16 @@ class _Group:
             labels = labels[:, order]
             goal = objective(self.seen, self.sightings, labels, self.search.explains)
         x, used = self._begin(key, restart, labels, rows)
+        explains, images = self.search.explains, self.sightings[0].messages[0].images
+        prior = explains.prior if isinstance(explains.prior, GaussianPrior) else None
         for strength in strengths:
             least = tolerance[rows].clamp(max=_TOLERANCE * strength)
             stop = Stop(self.search.evaluations // len(strengths), least, decrease=self.search.decrease)
-            found = minimize(_Subset(goal.at(strength), rows), x, stop)
+            whole = goal.at(strength) if prior is None else Whitened(goal.weighed(strength), prior, images)
+            found = minimize(_Subset(whole, rows), x, stop)
             x, used = found.x, used + found.evaluations
-        explains = self.search.explains
+        if prior is not None:
+            found = found._replace(x=prior.inputs(x.view(len(x), images, -1)).flatten(1))
         # the objective is a distance alone, and zero at the truth
         if explains.kind == "l2" and explains.prior is None and not explains.unroll:
             found = self._refined(found, labels, rows, tolerance)
@@ -216,11 +224,20 @@ class _Group:
 
     def _begin(self, key: Key, restart: int, labels: Tensor | None, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Start points [m, D] of a restart for the victims `rows`, and their evaluations [m] so far."""
-        x, none = self._starts(key, restart)[rows], torch.zeros(len(rows), dtype=torch.int64)
-        if labels is None or not self.search.warm or restart % 2 or self.seen.task.smooth:
-            return x, none
-        found = Direction(self.search.warm).search(self.seen, self.targets[rows], labels[rows], x[:, None])
-        return torch.where(found.value.isfinite()[:, None], found.x, x), found.evaluations
+        x, used = self._starts(key, restart)[rows], torch.zeros(len(rows), dtype=torch.int64)
+        warm = labels is not None and self.search.warm and not restart % 2 and not self.seen.task.smooth
+        if warm:
+            assert labels is not None
+            found = Direction(self.search.warm).search(self.seen, self.targets[rows], labels[rows], x[:, None])
+            x, used = torch.where(found.value.isfinite()[:, None], found.x, x), found.evaluations
+        prior = self.search.explains.prior
+        if not isinstance(prior, GaussianPrior):
+            return x, used
+        assert labels is not None  # the prior knows inputs only
+        v = prior.coordinates(x.view(len(x), labels.shape[1], -1)).flatten(1)
+        if not warm:
+            v *= _SPREAD * restart * math.sqrt(v.shape[1]) / v.norm(dim=1, keepdim=True)
+        return v, used
 
     def _refined(self, found: Minima, labels: Tensor | None, rows: Tensor, tolerance: Tensor) -> Minima:
         """The minima after searches that stalled near zero continue in double; `evaluations` counts only these."""
