@@ -110,5 +110,5 @@ class Whitened:
         value, slope = self.function(x.flatten(1), instances)
         excess = x - x.clamp(0, 1)
         slope = slope.view(x.shape) + 2 * self.prior.box * excess
-        whole = value + self.prior.box * excess.square().sum((1, 2)) + 0.5 * v.square().sum((1, 2))
+        whole = value + self.prior.outside(x) + 0.5 * v.square().sum((1, 2))
         return Evaluation(whole, (self.prior.root(slope) + v).flatten(1))

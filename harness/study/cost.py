@@ -231,7 +231,8 @@ class _Rehearsal:
     def _attackable(self, cell: Cell) -> Cell:
         """The cell on a training that is no longer than its attack needs, or on round 0 if that takes long too."""
         spec, target = cell.training, cell.target
-        price: _Training = self.training(spec)
+        kind = _defended(spec)
+        price = self.prices[kind] = self.prices.get(kind) or self.training(spec)
         federation = replace(
             spec.federation, rounds=max(target.looks_at, default=0) + 1, evaluate_every=spec.federation.rounds
         )
