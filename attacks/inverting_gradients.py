@@ -105,7 +105,7 @@ class InvertingGradients(ByLabels):
 
     def _direction(self) -> Direction:
         """The checked parameters."""
-        return Direction(self.evaluations, self.lr, self.tv)
+        return Direction.smooth(self.evaluations, self.lr, self.tv)
 
     def _start(self, task: Task, message: Message, key: Key, restart: int) -> Tensor:
         """[D]: the first dummy inputs of a victim."""

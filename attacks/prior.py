@@ -21,8 +21,9 @@ class Prior(Attack):
     learned nothing from a message.
 
     Args:
-        guess: `mean`: a flat image with the auxiliary data's mean in each channel (for vectors, the mean vector), which
-            has the least expected error of all flat images; `other`: random auxiliary inputs, which look real.
+        guess: `mean`: the mean auxiliary input, pixel by pixel, which has the least expected error; `flat`: a flat
+            image with the mean of each channel (for vectors, the mean vector); `other`: random auxiliary inputs, which
+            look real.
 
     Raises:
         ValueError: an unknown guess; in `run`: fewer auxiliary inputs than one victim has images.
@@ -31,11 +32,11 @@ class Prior(Attack):
     kind: ClassVar[str] = "reconstruction"
     floor: ClassVar[bool] = True
 
-    guess: Literal["mean", "other"] = "mean"
+    guess: Literal["mean", "flat", "other"] = "mean"
 
     def __post_init__(self) -> None:
-        if self.guess not in ("mean", "other"):
-            raise ValueError(f"expected guess 'mean' or 'other', got {self.guess!r}")
+        if self.guess not in ("mean", "flat", "other"):
+            raise ValueError(f"expected guess 'mean', 'flat' or 'other', got {self.guess!r}")
 
     @property
     def needs(self) -> frozenset[str]:
@@ -61,6 +62,6 @@ class Prior(Attack):
         """`count` guesses, from auxiliary inputs x."""
         if self.guess == "other":
             return x[torch.from_numpy(rng.subset(key, len(x), count))]
-        # also over the pixels of an image, so that the guess shows no layout of auxiliary images
-        mean = x.double().mean(dim=(0, *range(2, x.ndim)), keepdim=True).to(x.dtype)
+        over = (0, *range(2, x.ndim)) if self.guess == "flat" else 0
+        mean = x.double().mean(dim=over, keepdim=True).to(x.dtype)
         return mean.expand(count, *x.shape[1:]).clone()

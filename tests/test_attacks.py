@@ -220,14 +220,15 @@ def test_labels_are_not_inferred_without_a_dense_last_layer():
     assert len(DLG(evaluations=5).run(case.seen, KEY).guesses) == 3
 
 
-def test_the_prior_is_the_mean_color_or_another_picture_and_never_the_message():
+def test_the_prior_is_a_mean_or_another_picture_and_never_the_message():
     case = make(images=2)
     empty = tuple(message._replace(wire=b"") for message in case.seen.messages)
     silent = dataclasses.replace(case.seen, messages=empty)
     x = case.seen.auxiliary.x
-    for guess in Prior().run(silent, KEY).guesses:
-        assert torch.allclose(guess.x, x.mean().expand_as(guess.x), atol=1e-6)
-        assert guess.y.tolist() == [2, 2]
+    for name, mean in (("mean", x.mean(0)), ("flat", x.mean())):
+        for guess in Prior(guess=name).run(silent, KEY).guesses:
+            assert torch.allclose(guess.x, mean.expand_as(guess.x), atol=1e-6)
+            assert guess.y.tolist() == [2, 2]
     others = Prior(guess="other").run(silent, KEY).guesses
     assert all(any(torch.equal(image, aside) for aside in x) for guess in others for image in guess.x)
     assert len({tuple(guess.x.flatten().tolist()) for guess in others}) > 1
@@ -235,13 +236,13 @@ def test_the_prior_is_the_mean_color_or_another_picture_and_never_the_message():
     assert not DLG().floor
 
 
-def test_the_prior_of_color_images_has_a_mean_a_channel_and_of_vectors_one_an_entry():
+def test_a_flat_prior_of_color_images_has_a_mean_a_channel_and_of_vectors_one_an_entry():
     case = make()
     color = rng.uniform(KEY, (20, 3, 4, 5))
     vectors = rng.uniform(KEY, (20, 6))
     for x, mean in ((color, color.mean((0, 2, 3))[:, None, None].expand(3, 4, 5)), (vectors, vectors.mean(0))):
         seen = dataclasses.replace(case.seen, auxiliary=Examples(x, torch.zeros(20, dtype=torch.int64)))
-        assert torch.allclose(Prior().run(seen, KEY).guesses[0].x[0], mean, atol=1e-6)
+        assert torch.allclose(Prior(guess="flat").run(seen, KEY).guesses[0].x[0], mean, atol=1e-6)
 
 
 def test_a_prior_without_auxiliary_data_is_refused():

@@ -268,7 +268,7 @@ def test_the_error_of_cepam_is_inside_its_balls_and_a_longer_one_is_not(name):
 def test_a_defense_aware_attack_is_no_worse_than_a_naive_one(defense):
     case = make(n=4, defense=defense)
     aware, naive = (
-        case.mse(MAP(tv=1.0, evaluations=600, objective=how).run(case.seen, Key(10)).guesses).clamp(max=1.0)
+        case.mse(MAP(prior="tv", tv=1.0, evaluations=600, objective=how).run(case.seen, Key(10)).guesses).clamp(max=1.0)
         for how in ("likelihood", "l2")
     )
     assert aware.mean() < 1.05 * naive.mean()

@@ -1,15 +1,13 @@
 """MAP: the gain from knowing the defense, the image prior, the closed form and the search by direction."""
 
 import dataclasses
-from dataclasses import dataclass
 
 import pytest
 import torch
 from skimage.filters import gaussian as blur
 
 from leakgauge.attacks._engine.matching import gradients
-from leakgauge.attacks._engine.objective import ImagePrior
-from leakgauge.attacks._engine.prior import fitted
+from leakgauge.attacks._engine.prior import ImagePrior, gaussian_prior
 from leakgauge.attacks.idlg import IDLG
 from leakgauge.attacks.map import MAP
 from leakgauge.defenses.dp_fedavg import DPFedAvg
@@ -17,7 +15,7 @@ from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.laplace import Laplace
 from leakgauge.defenses.none import NoDefense
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Link, Message, Observation, Sender, Setting, Snapshot
+from leakgauge.harness.core.contract import Examples, Link, Message, Observation, Sender, Setting, Snapshot
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.learn.models import build
@@ -46,8 +44,9 @@ def observation(defense, x, task=LENET):
         sender, private = Sender(i, 1), Key(3).child(i)
         wire, _ = defense.encode(None, None, row, Link(setting, sender, Key(4)), private)
         messages.append(Message(0, sender, wire, None, 1))
-    view = View.parse("server")
-    return Observation(view, setting, task, defense, 0.1, messages=tuple(messages), model=Snapshot(0, params, None))
+    others = Examples(smooth_images(300, key=Key(8)), torch.arange(300) % 10)
+    view, model = View.parse("server"), Snapshot(0, params, None)
+    return Observation(view, setting, task, defense, 0.1, messages=tuple(messages), model=model, auxiliary=others)
 
 
 def mse(attack, seen, x):
@@ -75,27 +74,18 @@ def test_the_aware_attack_beats_the_naive_one(defense):
     assert aware.median() < 0.02
 
 
-@dataclass(frozen=True)
-class Informed(MAP):
-    """`map` with a Gaussian prior of other images of the kind."""
-
-    def _search(self):
-        search, prior = super()._search(), fitted(smooth_images(300, key=Key(8)), self.box)
-        return dataclasses.replace(search, explains=dataclasses.replace(search.explains, prior=prior))
-
-
 @pytest.mark.parametrize("task", ["lenet-dlg", "cnn2"])
 def test_a_gaussian_prior_finds_more_under_noise_with_fewer_evaluations(task):
     x, task = smooth_images(), ModelTask(build(task, (1, 16, 16), 10), "dlg" if task == "lenet-dlg" else "default")
     seen = observation(Gaussian(clip=100.0, noise_std=0.05), x, task)
-    smooth, informed = MAP(evaluations=400, warm=200), Informed(evaluations=150, warm=200)
+    smooth, informed = MAP(prior="tv", evaluations=400, warm=200), MAP(evaluations=150, warm=200)
     assert mse(informed, seen, x).mean() < 0.75 * mse(smooth, seen, x).mean()
 
 
 def test_a_gaussian_prior_leaves_an_undefended_image_exact_and_repeats_itself():
     x = smooth_images()
     seen = observation(NoDefense(), x)
-    attack = Informed(evaluations=400, solve=False)
+    attack = MAP(evaluations=400, solve=False)
     assert (mse(attack, seen, x) < 1e-4).all()
     first, second = (attack.run(seen, Key(5)).guesses for _ in range(2))
     assert all(torch.equal(one.x, other.x) for one, other in zip(first, second, strict=True))
@@ -112,13 +102,15 @@ def test_the_prior_alone_does_not_explain_the_gain():
     assert not MAP(objective="l2").aware
 
 
-@pytest.mark.parametrize("name", ["cnn2", "lenet5"])
+@pytest.mark.parametrize(("prior", "share"), [("gaussian", 0.8), ("tv", 0.5)])
 @pytest.mark.table(2)
-def test_behind_kinks_a_search_by_direction_comes_first(name):
-    task, x = ModelTask(build(name, (1, 16, 16), 10)), smooth_images()
+def test_behind_kinks_a_search_by_direction_comes_first(prior, share):
+    task, x = ModelTask(build("lenet5", (1, 16, 16), 10)), smooth_images()
     seen = observation(NoDefense(), x, task)
-    cold, warm = (MAP(evaluations=300, warm=evaluations).run(seen, Key(5)).guesses for evaluations in (0, 300))
-    assert errors(warm, x).mean() < errors(cold, x).mean() / 2
+    cold, warm = (
+        MAP(evaluations=300, warm=evaluations, prior=prior).run(seen, Key(5)).guesses for evaluations in (0, 300)
+    )
+    assert errors(warm, x).mean() < share * errors(cold, x).mean()
     assert all(300 < guess.evaluations <= 600 for guess in warm)
 
 
@@ -147,18 +139,54 @@ def test_behind_a_smooth_model_no_search_by_direction_comes_first():
     assert [guess.evaluations for guess in cold.guesses] == [guess.evaluations for guess in warm.guesses]
 
 
+def own_prior(x, box):
+    """A plug-in: the normal law of the blurred auxiliary inputs."""
+    return dataclasses.replace(gaussian_prior(x, box), words="my own law")
+
+
+def test_a_prior_of_somebody_else_is_plugged_in_by_name():
+    x = smooth_images(2)
+    seen = observation(Gaussian(clip=2.0, noise_std=0.01), x)
+    own, ours = (MAP(prior=name, evaluations=30).run(seen, Key(5)) for name in ("tests.test_map:own_prior", "gaussian"))
+    assert (own.prior, ours.prior) == ("my own law", "normal law of 300 auxiliary inputs")
+    assert all(torch.equal(a.x, b.x) for a, b in zip(own.guesses, ours.guesses, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("Gauss", "no prior 'Gauss'; did you mean 'gaussian'"),
+        ("tests.test_map:other", "no prior 'tests.test_map:other': module 'tests.test_map' has no attribute 'other'"),
+        ("nowhere:other", "no prior 'nowhere:other': No module named 'nowhere'"),
+        ("tests.test_map:N", "expected a function of auxiliary inputs"),
+    ],
+)
+def test_an_unknown_prior_is_refused(name, problem):
+    with pytest.raises(ValueError, match=problem):
+        MAP(prior=name)
+
+
+def test_a_fitted_prior_needs_auxiliary_data_and_total_variation_does_not():
+    assert "auxiliary" in MAP(labels="given").needs
+    assert "auxiliary" not in MAP(labels="given", prior="tv").needs
+    seen = dataclasses.replace(observation(NoDefense(), smooth_images(2)), auxiliary=Examples(*torch.zeros(2, 0)))
+    with pytest.raises(ValueError, match="at least two finite auxiliary inputs, got 0"):
+        MAP().run(seen, Key(5))
+
+
 def test_a_prior_prefers_smooth_images_inside_the_box():
     prior = ImagePrior(tv=5.0, box=1000.0)
     flat = torch.full((1, 1, 3, 8, 8), 0.5)
     rough = flat + 0.2 * rng.normal(Key(0), tuple(flat.shape)).sign()
-    assert prior(flat) == 0
-    assert prior(rough) > 100
-    assert prior(flat + 0.6) == pytest.approx(1000 * 0.1**2 * flat.numel(), rel=1e-5)
-    assert prior(torch.full((2, 1, 5), 1.5)).tolist() == pytest.approx([1000 * 0.25 * 5] * 2)
+    assert prior.energy(flat, flat) == 0
+    assert prior.energy(rough, rough) > 100
+    assert prior.energy(flat, flat + 0.6) == pytest.approx(1000 * 0.1**2 * flat.numel(), rel=1e-5)
+    vectors = torch.full((2, 1, 5), 1.5)
+    assert prior.energy(vectors, vectors).tolist() == pytest.approx([1000 * 0.25 * 5] * 2)
 
 
 def test_the_prior_of_large_differences_is_the_total_variation():
     x = torch.zeros(1, 1, 1, 2, 2)
     x[..., 1, 1] = 1.0
     # two differences of one, each reduced by the width of the rounded tip
-    assert float(ImagePrior(1.0, 0.0)(x)) == pytest.approx(2 * ((1 + 1e-4) ** 0.5 - 1e-2), rel=1e-6)
+    assert float(ImagePrior(1.0, 0.0).energy(x, x)) == pytest.approx(2 * ((1 + 1e-4) ** 0.5 - 1e-2), rel=1e-6)

@@ -30,7 +30,7 @@ def stepped():
 @pytest.mark.slow
 def test_further_starts_find_the_order_of_the_labels():
     case, seen = stepped()
-    attack = MAP(tv=0.0, objective="l2", naive_std=1e-3, labels="given", evaluations=400)
+    attack = MAP(prior="tv", tv=0.0, objective="l2", naive_std=1e-3, labels="given", evaluations=400)
     (first,) = attack.run(seen, KEY).guesses
     (best,) = dataclasses.replace(attack, restarts=8).run(seen, KEY).guesses
     assert first.y.tolist() == [2, 7]
@@ -48,5 +48,7 @@ def test_a_search_that_never_eases_is_refused(ease):
 
 def test_a_single_step_keeps_its_order():
     case = make(small_task(), n=1, images=2, labels=ORDER)
-    (guess,) = MAP(tv=0.0, labels="given", restarts=3, evaluations=100, unroll=False).run(case.seen, KEY).guesses
+    (guess,) = (
+        MAP(prior="tv", tv=0.0, labels="given", restarts=3, evaluations=100, unroll=False).run(case.seen, KEY).guesses
+    )
     assert guess.y.tolist() == [2, 7]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -10,48 +10,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from leakgauge.attacks._engine.matching import Evaluation, Function, Misfit, SquaredDistance, evaluator, unpack
-from leakgauge.attacks._engine.prior import GaussianPrior
+from leakgauge.attacks._engine.matching import Evaluation, Function, Misfit, SquaredDistance, evaluator
+from leakgauge.attacks._engine.prior import Believed, Prior
 from leakgauge.attacks._engine.simulate import Local, update_evaluator
-from leakgauge.harness.core.contract import Likelihood, Observation, Setting, Sighting, Task, links_of
+from leakgauge.harness.core.contract import Likelihood, Observation, Setting, Sighting, links_of
 from leakgauge.harness.federation.round import Round
 
 Kind = Literal["l2", "likelihood"]
 
-_SMOOTH = 1e-2
-"""Width of the rounded tip of |difference|, in units of the pixel range: L-BFGS needs a gradient at zero."""
-
 _LIKELIHOODS = 32
 """Likelihoods in the cache. Each decodes the messages of one chunk; chunks change when a victim leaves the batch."""
-
-
-@dataclass(frozen=True)
-class ImagePrior:
-    """-log p(x) up to a constant: neighboring pixels are alike, and all pixels are in [0, 1].
-
-    Attributes:
-        tv: weight of the total variation: a Laplace law of scale 1/tv for differences of neighboring pixels.
-        box: weight of the squared distance to [0, 1].
-    """
-
-    tv: float
-    box: float
-
-    def __post_init__(self) -> None:
-        for name, value in (("tv", self.tv), ("box", self.box)):
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"expected {name} >= 0, got {name}={value}")
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[m] for x [m, b, channels, height, width]; for inputs of another shape, the box term alone."""
-        outside = (x - x.clamp(0, 1)).square().flatten(1).sum(1)
-        if x.ndim != 5:
-            return self.box * outside
-        across = (x[..., :, 1:] - x[..., :, :-1]).flatten(1)
-        down = (x[..., 1:, :] - x[..., :-1, :]).flatten(1)
-        differences = torch.cat([across, down], 1)
-        variation = ((differences.square() + _SMOOTH**2).sqrt() - _SMOOTH).sum(1)
-        return self.tv * variation + self.box * outside
 
 
 @dataclass(frozen=True)
@@ -64,13 +32,13 @@ class Explains:
         scale: factor of the squared distance of gradients, which weighs it against a prior.
         unroll: follow the client's steps and, for `likelihood`, the clipping of its records; otherwise an update counts
             as one step of the total length of all steps.
-        prior: of the inputs; its value is added.
+        prior: of the inputs; its energy is added, and candidates are in its coordinates. None: they are inputs.
     """
 
     kind: Kind = "l2"
     scale: float = 1.0
     unroll: bool = False
-    prior: ImagePrior | GaussianPrior | None = None
+    prior: Prior | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in ("l2", "likelihood"):
@@ -112,22 +80,18 @@ def gradients_of_round(seen: Observation, sighting: Sighting) -> Tensor:
 
 
 class Objective(NamedTuple):
-    """For n victims: the misfit of the messages, its value [n] for updates of zero, and the prior."""
+    """For n victims: the misfit of the messages, its value [n] for updates of zero, and what the prior adds to it."""
 
     messages: Function
     nothing: Tensor
-    prior: Function | None
-
-    def weighed(self, strength: float) -> Function:
-        """The misfit; where that of updates of zero exceeds `strength`, it is scaled down to that."""
-        if bool((self.nothing > strength).any()):
-            return _Weighted(self.messages, strength / self.nothing.clamp(min=strength))
-        return self.messages
+    believed: Callable[[Function], Function]
 
     def at(self, strength: float) -> Function:
-        """The sum of the weighed misfit and the prior."""
-        whole = self.weighed(strength)
-        return whole if self.prior is None else Sum((whole, self.prior))
+        """The sum of misfit and prior; where the misfit of updates of zero exceeds `strength`, it is scaled to that."""
+        weighed = self.messages
+        if bool((self.nothing > strength).any()):
+            weighed = _Weighted(weighed, strength / self.nothing.clamp(min=strength))
+        return self.believed(weighed)
 
 
 def objective(seen: Observation, sightings: Sequence[Sighting], labels: Tensor | None, explains: Explains) -> Objective:
@@ -144,9 +108,13 @@ def objective(seen: Observation, sightings: Sequence[Sighting], labels: Tensor |
         function, misfit_of_zero = _of_round(seen, sighting, fixed, explains)
         functions.append(function)
         nothing = nothing + misfit_of_zero
-    messages = functions[0] if len(functions) == 1 else Sum(tuple(functions))
-    prior = None if explains.prior is None else Believed(explains.prior, task, sightings[0].messages[0].images)
-    return Objective(messages, nothing, prior)
+    messages = functions[0] if len(functions) == 1 else _Sum(tuple(functions))
+    shape, images, prior = task.input_shape, sightings[0].messages[0].images, explains.prior
+
+    def believed(misfit: Function) -> Function:
+        return misfit if prior is None else Believed(misfit, prior, shape, images)
+
+    return Objective(messages, nothing, believed)
 
 
 def _of_round(
@@ -224,7 +192,7 @@ class _Unlikelihood:
 
 
 @dataclass(frozen=True, eq=False)
-class Sum:
+class _Sum:
     """The sum of several functions of the same candidates."""
 
     functions: tuple[Function, ...]
@@ -248,19 +216,3 @@ class _Weighted:
         value, gradient = self.function(candidates, instances)
         weight = self.weight[instances]
         return Evaluation(weight * value, weight[:, None] * gradient)
-
-
-@dataclass(frozen=True, eq=False)
-class Believed:
-    """A prior of the inputs, as a function of candidates with `images` images."""
-
-    prior: ImagePrior | GaussianPrior
-    task: Task
-    images: int
-
-    def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
-        """Implement `Function`."""
-        z = candidates.detach().requires_grad_()
-        value = self.prior(unpack(self.task, z, self.images)[0])
-        (slope,) = torch.autograd.grad(value.sum(), z)
-        return Evaluation(value.detach(), slope)

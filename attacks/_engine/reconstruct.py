@@ -16,7 +16,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, bu
 
 from leakgauge.attacks._engine.matching import Evaluation, Function, unpack
 from leakgauge.attacks._engine.objective import Explains, Objective, objective
-from leakgauge.attacks._engine.prior import GaussianPrior, Whitened
+from leakgauge.attacks._engine.simulate import Local
 from leakgauge.attacks._search.direction import Direction
 from leakgauge.attacks._search.lbfgs import Minima, Stop, minimize
 from leakgauge.attacks._solve.closed_form import RIDGE, Unsolvable, closed_form
@@ -39,7 +39,7 @@ _EXPLAINED = 1e-7
 because soft labels often miss the tolerance: they approach a corner of the simplex ever more slowly."""
 
 _SPREAD = 0.1
-"""Distance from a Gaussian prior's mean at which restart 1 begins, in standard deviations; restart 0 begins there."""
+"""Distance from a fitted prior's center at which restart 1 begins, in standard deviations; restart 0 begins there."""
 
 _NEAR = 1e-5
 """Below this share, a stalled search has found the inputs up to digits that single precision lacks."""
@@ -66,7 +66,7 @@ class Search:
         restarts: at most; a victim whose target is explained is not restarted. If steps are followed or a message has
             several users, each restart takes the labels in another order: the true order is unknown.
         evaluations: of the objective and its gradient, for one victim and restart, at most.
-        start: law of the first dummy inputs: standard normal, or uniform in [0, 1].
+        start: law of the first dummy inputs, standard normal or uniform in [0, 1], without a prior that has a center.
         explains: how well a candidate explains the messages.
         decrease: least share of the objective that the last evaluations must gain, see `Stop`. 3e-2: the slowest of the
             undefended photographs still gains 0.1; against noise it saves two thirds, which would fit the noise.
@@ -193,7 +193,7 @@ class _Group:
             except (Unsolvable, Underdetermined, LinAlgError):
                 continue
             if bool(x.isfinite().all()):
-                value = function(x[None], torch.tensor([row])).value[0]
+                value = function(self._coordinates(x[None]), torch.tensor([row])).value[0]
                 best.evaluations[row] += 1
                 if bool(value.isfinite()):
                     best.x[row], best.value[row] = x, value
@@ -205,17 +205,15 @@ class _Group:
         if labels is not None and order is not None:
             labels = labels[:, order]
             goal = objective(self.seen, self.sightings, labels, self.search.explains)
-        x, used = self._begin(key, restart, labels, rows)
-        explains, images = self.search.explains, self.sightings[0].messages[0].images
-        prior = explains.prior if isinstance(explains.prior, GaussianPrior) else None
+        z, used = self._begin(key, restart, labels, rows)
+        explains = self.search.explains
         for strength in strengths:
             least = tolerance[rows].clamp(max=_TOLERANCE * strength)
             stop = Stop(self.search.evaluations // len(strengths), least, decrease=self.search.decrease)
-            whole = goal.at(strength) if prior is None else Whitened(goal.weighed(strength), prior, images)
-            found = minimize(_Subset(whole, rows), x, stop)
-            x, used = found.x, used + found.evaluations
-        if prior is not None:
-            found = found._replace(x=prior.inputs(x.view(len(x), images, -1)).flatten(1))
+            found = minimize(_Subset(goal.at(strength), rows), z, stop)
+            z, used = found.x, used + found.evaluations
+        if explains.prior is not None:
+            found = found._replace(x=explains.prior.inputs(self._each(z)).flatten(1))
         # the objective is a distance alone, and zero at the truth
         if explains.kind == "l2" and explains.prior is None and not explains.unroll:
             found = self._refined(found, labels, rows, tolerance)
@@ -224,20 +222,27 @@ class _Group:
 
     def _begin(self, key: Key, restart: int, labels: Tensor | None, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Start points [m, D] of a restart for the victims `rows`, and their evaluations [m] so far."""
-        x, used = self._starts(key, restart)[rows], torch.zeros(len(rows), dtype=torch.int64)
-        warm = labels is not None and self.search.warm and not restart % 2 and not self.seen.task.smooth
-        if warm:
-            assert labels is not None
-            found = Direction(self.search.warm).search(self.seen, self.targets[rows], labels[rows], x[:, None])
-            x, used = torch.where(found.value.isfinite()[:, None], found.x, x), found.evaluations
+        prior, message = self.search.explains.prior, self.sightings[0].messages[0]
+        z, used = self._coordinates(self._starts(key, restart)[rows]), torch.zeros(len(rows), dtype=torch.int64)
+        if prior is not None and prior.centered:
+            z *= _SPREAD * restart * math.sqrt(z.shape[1]) / z.norm(dim=1, keepdim=True)
+        if labels is None or prior is None or not self.search.warm or restart % 2 or self.seen.task.smooth:
+            return z, used
+        steps = Local.of(self.seen.setting, self.sightings[0].lr, message.steps)
+        followed = self.search.explains.unroll and message.users == 1 and not steps.one_gradient(message.images)
+        local = steps if followed else None
+        direction = Direction.of(prior, self.search.warm)
+        found = direction.search(self.seen, self.targets[rows], labels[rows], z[:, None], local)
+        return torch.where(found.value.isfinite()[:, None], found.x, z), found.evaluations
+
+    def _coordinates(self, x: Tensor) -> Tensor:
+        """The prior's coordinates of inputs [m, D]."""
         prior = self.search.explains.prior
-        if not isinstance(prior, GaussianPrior):
-            return x, used
-        assert labels is not None  # the prior knows inputs only
-        v = prior.coordinates(x.view(len(x), labels.shape[1], -1)).flatten(1)
-        if not warm:
-            v *= _SPREAD * restart * math.sqrt(v.shape[1]) / v.norm(dim=1, keepdim=True)
-        return v, used
+        return x if prior is None else prior.coordinates(self._each(x)).flatten(1)
+
+    def _each(self, rows: Tensor) -> Tensor:
+        """[m, b, ...] of [m, D], one row for each image."""
+        return rows.view(len(rows), self.sightings[0].messages[0].images, -1)
 
     def _refined(self, found: Minima, labels: Tensor | None, rows: Tensor, tolerance: Tensor) -> Minima:
         """The minima after searches that stalled near zero continue in double; `evaluations` counts only these."""

@@ -1,7 +1,8 @@
-"""Adam on the signs of gradients, for many independent problems in a box at once, each with its own end."""
+"""Adam, also on the signs of gradients, for many independent problems in a box at once, each with its own end."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -11,13 +12,13 @@ from leakgauge.attacks._engine.matching import Function
 from leakgauge.attacks._search.lbfgs import Minima, Status
 
 _DECAY = 0.1
-"""Factor of the step size after 3/8, 5/8 and 7/8 of the evaluations."""
+"""Factor of the size of signed steps after 3/8, 5/8 and 7/8 of the evaluations."""
 
 _MEMORIES = (0.9, 0.999)
 """Decay of the running mean and mean square (Kingma and Ba 2015, Algorithm 1)."""
 
 _TINY = 1e-8
-"""Added to the root mean square, which for signs is zero only if every gradient was."""
+"""Added to the root mean square of signs, which is zero only if every gradient was."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +30,19 @@ class Schedule:
         step: size of the first steps, in units of x.
         tolerance: a problem with this value or below has converged.
         box: lower and upper bound of every variable; None: unbounded.
+        signed: only the signs of gradients count, and the size falls in steps; otherwise it falls with a cosine.
     """
 
     evaluations: int
     step: float
     tolerance: float = -torch.inf
     box: tuple[float, float] | None = None
+    signed: bool = True
 
     def size(self, used: int) -> float:
         """The size of the step after `used` evaluations."""
+        if not self.signed:
+            return self.step * (1 + math.cos(math.pi * (used - 1) / self.evaluations)) / 2
         passed = sum(8 * used > eighths * self.evaluations for eighths in (3, 5, 7))
         return self.step * _DECAY**passed
 
@@ -60,8 +65,8 @@ def descend(function: Function, start: Tensor, schedule: Schedule) -> Minima:
         A zero gradient ends a problem as `STALLED`. A problem that has ended is not evaluated again.
         Same arguments, same numbers.
 
-    Source: Geiping et al. 2020, sec. 4 and its published code: the sign of the gradient goes into Adam, the step size
-        decays, every iterate is projected. Differs: the best iterate instead of the last; own ends.
+    Source: Kingma and Ba 2015; Geiping et al. 2020, sec. 4 and its published code: the sign of the gradient goes into
+        Adam, the step size decays, every iterate is projected. Differs: the best iterate instead of the last; own ends.
     """
     n = len(start)
     x = schedule.project(start)
@@ -84,9 +89,9 @@ def descend(function: Function, start: Tensor, schedule: Schedule) -> Minima:
             live, x, gradient, mean, square = live[on], x[on], gradient[on], mean[on], square[on]
         if not len(live):
             break
-        sign = gradient.sign()
+        sign, tiny = (gradient.sign(), _TINY) if schedule.signed else (gradient, torch.finfo(x.dtype).tiny)
         mean.lerp_(sign, 1 - _MEMORIES[0])
         square.lerp_(sign.square(), 1 - _MEMORIES[1])
         unbiased, spread = mean / (1 - _MEMORIES[0] ** used), square / (1 - _MEMORIES[1] ** used)
-        x = schedule.project(x - schedule.size(used) * unbiased / (spread.sqrt() + _TINY))
+        x = schedule.project(x - schedule.size(used) * unbiased / (spread.sqrt() + tiny))
     return best._replace(status=tuple(status))

@@ -424,9 +424,10 @@ class Guess(NamedTuple):
 
 
 class Reconstruction(NamedTuple):
-    """One guess per victim, in the order of the messages."""
+    """One guess per victim, in the order of the messages; `prior`: what the attack believed about inputs, in words."""
 
     guesses: tuple[Guess, ...]
+    prior: str = ""
 
 
 class Labels(NamedTuple):

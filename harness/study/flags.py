@@ -30,6 +30,8 @@ def cell_flags(
             reasons = "; ".join(sorted(set(failed)))
             flags.append(Flag("failed-victims", f"{len(failed)} of {len(found.guesses)} victims failed: {reasons}"))
         images = target.images if target.kind == "probe" else sum(len(victim.y) for victim in truth.victims)
+        if found.prior:
+            flags.append(Flag("prior", f"what the attack believes about inputs: {found.prior}", "note"))
         if images < _FEW:
             flags.append(Flag("few-images", f"{images} images; a comparison needs {_FEW} or more"))
     if target.kind == "probe" and not attack.floor:
