@@ -1,0 +1,86 @@
+"""MAP on updates of five local steps: one batch of one and of four images behind `lenet5`, trained and fresh.
+
+CIFAR-10 test images that serve no other choice, no defense, labels inferred; mean SSIM with its 95 % interval (too
+narrow for images of one batch) and processor seconds an image. `followed`: the steps are unrolled, as by default; `one
+step`: the update counts as one long step. Needs `cifar10` (see README); a part of it suffices.
+
+    python benchmarks/fedavg.py [FOLDER] [--images 16]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+from _victims import Victims
+from peer import AUXILIARY, TRAINING, fresh
+from torch import Tensor
+
+from leakgauge.attacks._engine.prior import gaussian_prior
+from leakgauge.attacks.map import MAP
+from leakgauge.attacks.prior import Prior
+from leakgauge.defenses.none import NoDefense
+from leakgauge.harness.core.contract import Attack, Examples, Message, Observation, Sender, Setting, Snapshot
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import View
+from leakgauge.harness.data import default_root, load
+from leakgauge.harness.federation.round import Client, Round
+from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
+from leakgauge.harness.study.score import score_reconstruction
+
+FIRST = 300
+STEPS, RATE = 5, 0.02
+
+
+def updates(victims: Victims, batch: int, auxiliary: Examples) -> Observation:
+    """What a server sees of clients with `batch` images each, after five steps on all of them."""
+    task, n = victims.task, len(victims.y) // batch
+    plan = LocalPlan(gradient=False, steps=STEPS, epochs=None, batch=batch, lr=RATE, momentum=0.0)
+    pairs = zip(victims.x.split(batch), victims.y.split(batch), strict=True)
+    work = [Work(Examples(*pair), Key(8).child(number)) for number, pair in enumerate(pairs)]
+    sent = train_clients(task, victims.params, work, plan, "loop").updates
+    setting = Setting(task.layout, n, n, 1, sends="update", steps=STEPS, lr=RATE, batch=batch, samples=batch)
+    defense, messages = NoDefense(), []
+    state = defense.init(setting)
+    for number, update in enumerate(sent):
+        client = Client.of(Sender(number, batch), update, defense.remember(setting), Key(6).child(number))
+        (wire,) = Round(defense, setting, state).exchange([client], Key(6).child(number, "channel")).sent
+        messages.append(Message(0, client.sender, wire, client.shared, batch, STEPS))
+    model, view = Snapshot(0, victims.params, state), View.parse("server")
+    return Observation(view, setting, task, defense, RATE, messages=tuple(messages), model=model, auxiliary=auxiliary)
+
+
+def quality(attack: Attack, seen: Observation, x: Tensor, y: Tensor, batch: int) -> str:
+    """Mean SSIM, its interval, and processor seconds an image."""
+    start = time.process_time()
+    guesses = attack.run(seen, Key(7)).guesses
+    seconds = (time.process_time() - start) / len(y)
+    (ssim, *_), _ = score_reconstruction(x.split(batch), y.split(batch), guesses)
+    return f"{ssim.value:.3f} [{ssim.low:.3f}, {ssim.high:.3f}], {seconds:.2f} s"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=default_root())
+    parser.add_argument("--images", type=int, default=16)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    data = load("cifar10", given.folder)
+    x, y = (part[FIRST : FIRST + given.images] for part in data.test)
+    auxiliary = Examples(*(part[:AUXILIARY] for part in data.train))
+    gaussian_prior(auxiliary.x, MAP().box)  # kept, so that no attack's seconds have it
+    start = fresh("lenet5", x, y)
+    trained = train_clients(start.task, start.params, [Work(data.train, Key(4))], TRAINING, "loop").updates[0]
+    attacks: dict[str, Attack] = {"floor": Prior(), "followed": MAP(), "one step": MAP(unroll=False)}
+    for name, victims in (("trained", start._replace(params=start.params + trained)), ("fresh", start)):
+        for batch in (1, 4):
+            seen = updates(victims, batch, auxiliary)
+            for who, attack in attacks.items():
+                print(f"{name:<8} batch {batch}  {who:<9} {quality(attack, seen, x, y, batch)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
