@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, but not listed in __all__
 from torch.nn.functional import one_hot
 
-from leakgauge.attacks._engine.matching import gradients
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._engine.reconstruct import failed, unusable
 from leakgauge.attacks._labels.infer import restore
@@ -18,6 +17,7 @@ from leakgauge.attacks._solve.layerwise import Underdetermined
 from leakgauge.harness.core.contract import Attack, Guess, Message, Observation, Reconstruction, Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.learn.gradients import gradients
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 
 import torch
 
-from leakgauge.attacks._engine.matching import losses
 from leakgauge.attacks._members.scores import confidence, finite, or_nan
 from leakgauge.attacks._members.shadowing import outputs
 from leakgauge.harness.core.contract import Attack, Membership, Observation
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn.gradients import losses
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import torch
 
-from leakgauge.attacks._engine.matching import losses
 from leakgauge.harness.core.contract import Attack, Membership, Observation
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn.gradients import losses
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, but not listed in __all__
 from torch.nn.functional import linear, one_hot, relu
 
-from leakgauge.attacks._engine.matching import gradients
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._engine.reconstruct import failed, unusable
 from leakgauge.attacks._solve.closed_form import closed_form
@@ -18,6 +17,7 @@ from leakgauge.attacks._solve.spear import FirstLayer, Undecided, find
 from leakgauge.harness.core.contract import Attack, Guess, Message, Observation, Reconstruction, Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.learn.gradients import gradients
 
 _UNEXPLAINED = 0.5
 """Largest share of a tensor of the received gradient that the batch may leave unexplained, up to a factor. Exact

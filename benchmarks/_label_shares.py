@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from leakgauge.attacks._engine.matching import gradients
 from leakgauge.attacks._labels.infer import apportion, restore
 from leakgauge.harness.core import rng, stats
 from leakgauge.harness.core.contract import Examples
@@ -19,6 +18,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.data.embedded import digits
 from leakgauge.harness.learn.batch import LocalPlan, Work, choose_engine, train_clients
+from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
 

@@ -18,7 +18,6 @@ from _victims import Victims
 from peer import AUXILIARY, TRAINING, fresh
 from torch import Tensor
 
-from leakgauge.attacks._engine.prior import gaussian_prior
 from leakgauge.attacks.map import MAP
 from leakgauge.attacks.prior import Prior
 from leakgauge.defenses.none import NoDefense
@@ -28,6 +27,7 @@ from leakgauge.harness.core.threats import View
 from leakgauge.harness.data import default_root, load
 from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
+from leakgauge.harness.learn.prior import gaussian_prior
 from leakgauge.harness.study.score import score_reconstruction
 
 FIRST = 300

@@ -1,6 +1,6 @@
 """One gradient-matching evaluation by four methods, interleaved in one process and one thread.
 
-Prints milliseconds per evaluation and instance: by hand (`attacks._engine.kernels`), by `vmap`, and by the usual loop
+Prints milliseconds per evaluation and instance: by hand (`harness.learn.kernels`), by `vmap`, and by the usual loop
 over the instances with a torch module and a double backward; then the speedup of the first method over the others.
 `published` also fills the gradients of the module's parameters, as `backward` does in the programs of DLG and iDLG;
 `lean` computes only the dummy's gradient. Images are 3x32x32, and the misfit is the squared distance. Arguments choose
@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 from torch.nn.utils import vector_to_parameters
 
-from leakgauge.attacks._engine.matching import SquaredDistance, evaluator, gradients
+from leakgauge.attacks._engine.matching import SquaredDistance, evaluator
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.learn.layers import Chain, Conv, Dense, Flatten, MaxPool, Sigmoid
 from leakgauge.harness.learn.models import Model, build
 from leakgauge.harness.learn.tasks import ModelTask

@@ -22,7 +22,6 @@ import torch
 from _victims import Victims, judge, observed, sent
 from torch import Tensor, nn
 
-from leakgauge.attacks._engine.prior import gaussian_prior
 from leakgauge.attacks.map import MAP
 from leakgauge.attacks.prior import Prior
 from leakgauge.defenses.none import NoDefense
@@ -34,6 +33,7 @@ from leakgauge.harness.data.torchvision_shim import torchvision
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.layers import Chain, Conv, Dense, Flatten, Relu
 from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.prior import gaussian_prior
 from leakgauge.harness.learn.tasks import ModelTask
 
 FIRST = 200

@@ -21,7 +21,6 @@ import torch
 from _victims import Victims, observed
 from torch import Tensor
 
-from leakgauge.attacks._engine.prior import gaussian_prior
 from leakgauge.attacks.map import MAP
 from leakgauge.attacks.prior import Prior
 from leakgauge.defenses.gaussian import Gaussian
@@ -30,6 +29,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.data import DataSet, default_root, load
 from leakgauge.harness.federation.registry import build as build_part
 from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.prior import gaussian_prior
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.score import score_reconstruction
 

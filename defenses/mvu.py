@@ -108,6 +108,10 @@ class MVU(Defense[Design, None]):
 
         return score
 
+    def in_clear(self, updates: Tensor, setting: Setting) -> Tensor:
+        """The scales."""
+        return self._scaling.in_clear(updates, setting.layout)
+
     def law(self, state: Design, memory: None, update: Vector, link: Link) -> Law:
         """A column's probability, linear between two levels; of the public channel, if that keeps epsilon.
 

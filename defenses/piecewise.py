@@ -220,6 +220,15 @@ class Piecewise(Defense[None, None]):
         positions = torch.stack([self.positions(dim, key) for key in links.shared])
         return lambda u: law.misfit(sent, self._scaled(u.double().gather(-1, positions))).sum(-1).to(u.dtype)
 
+    def error_variance(self, state: None, received: Sequence[bytes], links: Links) -> Tensor:
+        """That of PM at zero, where it is least, of the sent coordinates; without the shared key nothing is known."""
+        dim = links.setting.dim
+        least = self.clip**2 * float(self.output_law(dim).variance(torch.zeros(())))
+        rows = torch.full((len(received), dim), math.inf)
+        for row, shared in zip(rows, links.shared or (), strict=False):
+            row[self.positions(dim, shared)] = least
+        return rows
+
     def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
         """PM's outputs at the coordinates of the shared key."""
         dim = link.setting.dim

@@ -86,6 +86,11 @@ class Group:
         images = [seen for result in self.case.results for seen in recognizable(result)]
         return Recognized(sum(images), len(images)) if images else None
 
+    def pooled(self, name: str) -> Estimate | None:
+        """The estimate of another metric, pooled over the seeds; None if no result has it."""
+        found = [one for one in self.case.estimates(name) if one.value is not None]
+        return pool(found) if found else None
+
     @property
     def identified(self) -> Estimate | None:
         """The share of images identified among others, pooled over the seeds; None if no result has it."""

@@ -43,7 +43,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {}
 """(module, what it imports): the reason. At most three."""
 
 OWNERS = {
-    "torch.func": {"harness.learn.batch", "attacks._engine.matching", "attacks._engine.simulate"},
+    "torch.func": {"harness.learn.batch", "harness.learn.gradients", "attacks._engine.simulate"},
     "torchvision": {"harness.data.torchvision_shim"},
     "random": {"harness.core.rng"},
     "numpy.random": {"harness.core.rng"},

@@ -9,7 +9,6 @@ import torch
 from torch.nn.functional import one_hot
 
 from leakgauge.attacks._engine import reconstruct as _matching
-from leakgauge.attacks._engine.matching import gradients
 from leakgauge.attacks._labels.infer import restore
 from leakgauge.attacks.dlg import DLG
 from leakgauge.attacks.idlg import IDLG
@@ -23,6 +22,7 @@ from leakgauge.harness.core.threats import GRANTS, SEES
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.data.embedded import photos
 from leakgauge.harness.federation import registry
+from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.learn.models import Model, build
 from leakgauge.harness.learn.tasks import ModelTask
 from tests.doubles import small_task

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal
 
-from leakgauge.attacks._engine import prior as module
 from leakgauge.attacks._engine.matching import Evaluation
-from leakgauge.attacks._engine.prior import Believed, GaussianPrior, gaussian_prior
+from leakgauge.attacks._engine.prior import Believed
 from leakgauge.attacks._search.lbfgs import Stop, minimize
 from leakgauge.harness.core.rng import Key, normal, uniform
+from leakgauge.harness.learn import prior as module
+from leakgauge.harness.learn.prior import GaussianPrior, gaussian_prior
 
 FLOOR = 2e-4
 

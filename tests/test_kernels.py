@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, one_hot
 
-from leakgauge.attacks._engine.kernels import Kernel
-from leakgauge.attacks._engine.matching import SlopedMisfit, SquaredDistance, _kernel, evaluator, gradients
+from leakgauge.attacks._engine.matching import SlopedMisfit, SquaredDistance, evaluator
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn.gradients import gradients, kernel_of
+from leakgauge.harness.learn.kernels import Kernel
 from leakgauge.harness.learn.layers import Chain, Conv, MaxPool, Relu, Sigmoid, dense_stack
 from leakgauge.harness.learn.models import Model, build
 from leakgauge.harness.learn.tasks import ModelTask
@@ -102,7 +103,7 @@ def test_a_kernel_is_used_where_it_is_faster():
 
 
 def is_by_hand(task, images):
-    return _kernel(task, task.init(KEY), images) is not None
+    return kernel_of(task, task.init(KEY), images) is not None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import torch
 from scipy import stats
 from torch.nn.functional import linear, one_hot
 
-from leakgauge.attacks._engine.matching import gradients
 from leakgauge.attacks._labels.infer import apportion, restore
 from leakgauge.attacks._labels.last_layer import noise_of
 from leakgauge.harness.core import rng
@@ -16,6 +15,7 @@ from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.data.embedded import digits
+from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.learn.models import Model, build
 from leakgauge.harness.learn.tasks import ModelTask
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from skimage.filters import gaussian as blur
 
-from leakgauge.attacks._engine.matching import gradients
-from leakgauge.attacks._engine.prior import ImagePrior, gaussian_prior
+from leakgauge.attacks._engine.prior import ImagePrior
 from leakgauge.attacks.idlg import IDLG
 from leakgauge.attacks.map import MAP
 from leakgauge.defenses.dp_fedavg import DPFedAvg
@@ -18,7 +17,9 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Examples, Link, Message, Observation, Sender, Setting, Snapshot
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
+from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.learn.models import build
+from leakgauge.harness.learn.prior import gaussian_prior
 from leakgauge.harness.learn.tasks import ModelTask
 
 LENET = ModelTask(build("lenet-dlg", (1, 16, 16), 10), "dlg")

@@ -9,9 +9,10 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.func import grad, vmap
 
-from leakgauge.attacks._engine.matching import Evaluator, Function, Misfit, batch_loss, gradients
+from leakgauge.attacks._engine.matching import Evaluator, Function, Misfit
 from leakgauge.harness.core.contract import Setting, Task
 from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.learn.gradients import batch_loss, gradients
 
 
 class Local(NamedTuple):

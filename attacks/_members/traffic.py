@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from leakgauge.attacks._engine.matching import gradients
 from leakgauge.attacks._engine.objective import gradients_of_round
 from leakgauge.attacks._members.scores import finite
 from leakgauge.harness.core.contract import Attack, Membership, Message, Observation, Setting, Sighting, links_of
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn.gradients import gradients
 
 _CHUNK = 64
 """Candidates whose gradients are held at once."""

@@ -112,6 +112,19 @@ class Cepam(Defense[None, None]):
 
         return score
 
+    def in_clear(self, updates: Tensor, setting: Setting) -> Tensor:
+        """The norm, if it is sent."""
+        return updates.norm(dim=1, keepdim=True) if self.sends_norm else super().in_clear(updates, setting)
+
+    def error_variance(self, state: None, received: Sequence[bytes], links: Links) -> Tensor:
+        """radius^2 / (n + 2), that of the uniform law on a ball; without the shared key nothing is known."""
+        rows = torch.full((len(received), links.setting.dim), math.inf)
+        for row, (unit, _), shared in zip(rows, map(self._split, received), links.shared or (), strict=False):
+            if unit > 0:
+                radii = torch.from_numpy(self.radii(shared.child("radii"), self._count(links.setting), unit)).float()
+                row[:] = (radii.square() / (self.lattice_dimension + 2)).repeat(self.lattice_dimension)[: len(row)]
+        return rows
+
     def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
         """How records are drawn, and whether norms and weights are equal; see `_cepam.claim.breaches`."""
         return claim.breaches(updates, links, sends_norm=self.sends_norm)

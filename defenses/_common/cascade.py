@@ -117,6 +117,10 @@ class Perturbs(Defense[None, None]):
         header, numbers = self.split(received, link.setting)
         return self._scaling.undo(header, numbers, link.setting.layout)
 
+    def in_clear(self, updates: Tensor, setting: Setting) -> Tensor:
+        """The scales."""
+        return self._scaling.in_clear(updates, setting.layout)
+
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """The law of the noise, without quantization: see `misfit`."""
         return self.misfit(received, setting=links.setting)
@@ -214,6 +218,10 @@ class Cascade(Defense[None, None]):
         """The first's estimate from the restored numbers."""
         wire = self._first_message(received, link.shared, link.setting)
         return self.first.estimate(None, wire, link._replace(shared=None))
+
+    def in_clear(self, updates: Tensor, setting: Setting) -> Tensor:
+        """The first's."""
+        return self.first.in_clear(updates, setting)
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """The first's, with the quantizer's error as further noise of the same variance.

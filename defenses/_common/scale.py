@@ -141,6 +141,14 @@ class Scaling:
         """Lengths of the pieces; each has its own scale."""
         return list(layout.sizes) if self.mode == "tensor" else [layout.dim]
 
+    def in_clear(self, updates: Tensor, layout: Layout) -> Tensor:
+        """[n, h] means and scales of updates [n, d], differentiable; none if the scale is public."""
+        if self.mode == "public":
+            return updates.new_zeros(len(updates), 0)
+        header, _ = self.normalize(updates[0].float(), layout)
+        means, scales = self.candidates([header], layout).measured(updates)
+        return torch.cat([means, scales], 1) if self.mode == "tensor" else scales
+
     def candidates(self, headers: Sequence[bytes], layout: Layout) -> Candidates:
         """How an attacker turns candidate updates into numbers, by the scales in n received headers."""
         read = torch.tensor([list(self._read(header, layout)) for header in headers], dtype=torch.float32)
@@ -224,22 +232,28 @@ class Candidates:
         """[n]: the distance of the candidates' own scales and means from the sent ones, which carry information too."""
         if self.scaling.mode == "public":
             return updates.new_zeros(len(updates))
+        own, scales = self.measured(updates)
+        lanes, pieces = self.scaling.lanes, self.scales.shape[1]
+        sent = torch.zeros_like(own)
+        group = self.piece * lanes + self.lane
+        sent[:, group] = self.means.expand(len(own), -1).to(own) if self.scaling.mode == "tensor" else 0.0
+        # a constant tensor has scale 0, and its mean determines it
+        floor = (_STIFF * self.scales.amax(1, keepdim=True)).clamp(min=1e-12)
+        unit = _STIFF * torch.maximum(self.scales, floor)
+        drift = ((own - sent).reshape(len(own), pieces, lanes) / unit[..., None]).square().sum((1, 2))
+        return 0.5 * (((scales - self.scales) / unit).square().sum(1) + drift)
+
+    def measured(self, updates: Tensor) -> tuple[Tensor, Tensor]:
+        """The means [n, pieces L] and the scales [n, pieces] of the updates themselves."""
         taken = self._take(updates)
         lanes, pieces = self.scaling.lanes, self.scales.shape[1]
         group = self.piece * lanes + self.lane
         columns = torch.bincount(group, minlength=pieces * lanes).to(taken.dtype)
-        own = taken.new_zeros(len(taken), pieces * lanes).index_add(1, group, taken) / columns
+        means = taken.new_zeros(len(taken), pieces * lanes).index_add(1, group, taken) / columns
         if self.scaling.mode == "vector":
-            own = torch.zeros_like(own)
-        sent = taken.new_zeros(len(taken), pieces * lanes)
-        sent[:, group] = self.means.expand(len(taken), -1).to(taken) if self.scaling.mode == "tensor" else 0.0
-        squares = taken.new_zeros(len(taken), pieces).index_add(1, self.piece, (taken - own[:, group]).square())
-        scales = _SPREAD * (squares / columns[::lanes] + 1e-30).sqrt()
-        # a constant tensor has scale 0, and its mean determines it
-        floor = (_STIFF * self.scales.amax(1, keepdim=True)).clamp(min=1e-12)
-        unit = _STIFF * torch.maximum(self.scales, floor)
-        drift = ((own - sent).reshape(len(taken), pieces, lanes) / unit[..., None]).square().sum((1, 2))
-        return 0.5 * (((scales - self.scales) / unit).square().sum(1) + drift)
+            means = torch.zeros_like(means)
+        squares = taken.new_zeros(len(taken), pieces).index_add(1, self.piece, (taken - means[:, group]).square())
+        return means, _SPREAD * (squares / columns[::lanes] + 1e-30).sqrt()
 
     def _take(self, updates: Tensor) -> Tensor:
         """[n, count]: the updates' entries in the order of the numbers, zeros as padding."""

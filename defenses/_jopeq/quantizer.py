@@ -184,6 +184,25 @@ class Dithered(Defense[None, None]):
 
         return score
 
+    def in_clear(self, updates: Tensor, setting: Setting) -> Tensor:
+        """The scales."""
+        return self.scaling.in_clear(updates, setting.layout)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether `perturb` adds noise."""
+        return True
+
+    def error_variance(self, state: None, received: Sequence[bytes], links: Links) -> Tensor | None:
+        """That of the cell, overload or not, in units of the scales; None if there is noise too."""
+        if self.noisy:
+            return None
+        layout, dithered = links.setting.layout, links.shared is not None
+        one, size = torch.ones(self.scaling.count(layout)), self.scaling.header_size(layout)
+        undone = [[self.scaling.undo(wire[:size], c * one, layout) for c in (0.0, 1.0)] for wire in received]
+        scales = torch.stack([high - low for low, high in undone])
+        return Carrier(self.lattice).error_variance(dithered) * scales.square()
+
     def _read(self, received: bytes, setting: Setting) -> tuple[bytes, Tensor]:
         """The header and the levels of a message."""
         size = self.scaling.header_size(setting.layout)
@@ -203,6 +222,11 @@ class Bare(Dithered, Quantizes):
 
     def __post_init__(self) -> None:
         self._carrier(0.0)
+
+    @property
+    def noisy(self) -> bool:
+        """No."""
+        return False
 
     @property
     def scaling(self) -> Scaling:
@@ -283,6 +307,11 @@ class ScalarJoPEQ(Dithered):
     @abstractmethod
     def noise_scale(self) -> float:
         """b' of the private Laplace noise, in units of the scaled coordinates; 0: no noise."""
+
+    @property
+    def noisy(self) -> bool:
+        """Unless the steps are so large that no noise is left."""
+        return self.noise_scale > 0
 
     def perturb(self, values: Tensor, private: Key) -> Tensor:
         """Add Laplace(b') in place."""

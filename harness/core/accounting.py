@@ -94,6 +94,13 @@ def is_gaussian(event: Event | None) -> bool:
     return isinstance(law, _Gaussian) and math.isfinite(law.mu)
 
 
+def is_sampled(event: Event | None) -> bool:
+    """Whether the law counts on a random choice of records or clients, which an attacked one may not have had."""
+    if event is None or isinstance(event, Pure | Leak):
+        return False
+    return any(hasattr(leaf, "event") for leaf, _ in _leaves(event, 1))
+
+
 def repeat(event: Event, rounds: int) -> Event:
     """The adaptive composition of `rounds` copies of `event`.
 

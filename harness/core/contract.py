@@ -273,6 +273,24 @@ class Defense(ABC, Generic[S, M]):
             links: `links.shared` is None for an outsider without the shared keys.
         """
 
+    def in_clear(self, updates: Tensor, setting: Setting) -> Tensor:
+        """[n, h] what messages of updates [n, d] show without noise beside the numbers, such as a norm; differentiable.
+
+        Few numbers; those of coordinates are part of `likelihood`.
+        """
+        return updates.new_zeros(len(updates), 0)
+
+    def error_variance(self, state: S, received: Sequence[bytes], links: Links) -> Tensor | None:
+        """[n, d] the variance of each coordinate given its message, for messages without Fisher information.
+
+        A law whose ends move with the update has none: a uniform error. `inf`: nothing of the coordinate was sent.
+        None: the messages have Fisher information, the mean square of the slope of `likelihood`.
+
+        Args:
+            links: as for `likelihood`.
+        """
+        return None
+
     def law(self, state: S, memory: M, update: Vector, link: Link) -> Law | None:
         """The law of the message that `encode` sends of this update, as under Guarantees; None: none is stated.
 

@@ -88,6 +88,11 @@ class Truth:
     pool: Tensor | None = None
     lineups: tuple[Indices, ...] = ()
 
+    @property
+    def rivals(self) -> int:
+        """The inputs of a lineup besides the true one."""
+        return min((rows.shape[1] for rows in self.lineups), default=0)
+
     def others(self) -> Iterator[Tensor] | None:
         """The inputs [b, k, ...] of each victim's lineup, one victim at a time; None if there are none."""
         if self.pool is None or not self.lineups:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from leakgauge.harness.audit.limit import Limit
 from leakgauge.harness.core.cell import Target
 from leakgauge.harness.core.contract import Attack, Defense, Labels, Membership, Reconstruction
 from leakgauge.harness.core.result import Estimate, Flag, TrainingRecord
 from leakgauge.harness.federation.observe import Truth
+from leakgauge.harness.study.score import SUCCESS
+
+_WEAK = 0.5
+"""Share of the limit in the MSE below which an attack is called weak."""
+
+_AT_FLOOR = 0.9
+"""Share of the mean image's MSE from which a limit is at the floor."""
 
 _FEW = 8
 """With fewer images, noise hides any change of a mean."""
@@ -21,10 +29,12 @@ def cell_flags(
     found: Reconstruction | Labels | Membership,
     truth: Truth,
     estimates: Sequence[Estimate],
+    limits: Sequence[Limit] | str = "",
 ) -> tuple[Flag, ...]:
     """The flags of one attack cell, most serious first."""
     flags = []
     if isinstance(found, Reconstruction):
+        flags += [] if attack.floor else _by_limit({one.name: one for one in estimates}, limits)
         failed = [guess.failure for guess in found.guesses if guess.failure]
         if failed:
             reasons = "; ".join(sorted(set(failed)))
@@ -42,6 +52,23 @@ def cell_flags(
         flags.append(Flag("candidates", truth.note, "warning" if "test set" in truth.note else "note"))
     flags += [Flag("not-available", f"{e.name}: {e.note}", "note") for e in estimates if e.value is None and e.note]
     return tuple(flags)
+
+
+def _by_limit(estimates: Mapping[str, Estimate], limits: Sequence[Limit] | str) -> list[Flag]:
+    """Whether the attack is far from the limit, or the limit is at the floor."""
+    if isinstance(limits, str) or "efficiency" not in estimates:
+        return []
+    efficiency, mse = estimates["efficiency"].value, estimates["mse"].value
+    limit, blind = (
+        sum(float(part.sum()) for part in parts) for parts in ([x.error for x in limits], [x.blind for x in limits])
+    )
+    if limit >= _AT_FLOOR * blind:
+        text = f"no linear estimate has less than {limit / blind:.0%} of the MSE of the mean image"
+        return [Flag("strong-defense", text, "note")]
+    if efficiency is None or efficiency >= _WEAK or mse is None or mse < SUCCESS or not limits[0].complete:
+        return []
+    text = f"its MSE is {1 / efficiency:.2g} times the limit: a better attack may find more"
+    return [Flag("weak-attack", text)]
 
 
 def training_flags(record: TrainingRecord, classes: int, unaudited: str = "") -> tuple[Flag, ...]:

@@ -13,8 +13,9 @@ import torch
 
 from leakgauge.harness import data
 from leakgauge.harness.audit.claims import record_claim
+from leakgauge.harness.audit.limit import Limit, NoLimit, Proved, limits, proved_identification
 from leakgauge.harness.audit.standalone import audit_for_study
-from leakgauge.harness.core.cell import Cell, TaskSpec, TrainingSpec, canonical, fingerprint
+from leakgauge.harness.core.cell import Cell, Target, TaskSpec, TrainingSpec, canonical, fingerprint
 from leakgauge.harness.core.contract import Defense, Examples, Labels, Membership, Reconstruction, Setting
 from leakgauge.harness.core.result import (
     AuditRecord,
@@ -39,7 +40,7 @@ from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.environment import environment
 from leakgauge.harness.study.flags import cell_flags, training_flags
 from leakgauge.harness.study.replay import from_arrays, holds, to_arrays
-from leakgauge.harness.study.score import score_labels, score_membership, score_reconstruction
+from leakgauge.harness.study.score import score_labels, score_limits, score_membership, score_reconstruction
 from leakgauge.harness.study.store import Arrays, Store, arrays_digest
 
 
@@ -183,8 +184,9 @@ def run_attack(cell: Cell, store: Store, root: Path) -> Result:
     seen, truth = observe(scene, View.parse(cell.threat), cell.target)
     key = Key(cell.training.seed).child("attack", cell.attack.name, canonical(to_data(cell.target)))
     found = attack.run(seen, key)
-    estimates, arrays = _score(found, truth)
-    flags = cell_flags(attack, scene.defense, cell.target, found, truth, estimates)
+    bounds = bounds_of(cell, store, root) if isinstance(found, Reconstruction) else Bounds("", None)
+    estimates, arrays = _score(found, truth, bounds)
+    flags = cell_flags(attack, scene.defense, cell.target, found, truth, estimates, bounds.limits)
     content = {
         "cell": to_data(cell),
         "estimates": [to_data(one) for one in estimates],
@@ -197,7 +199,36 @@ def run_attack(cell: Cell, store: Store, root: Path) -> Result:
     return result
 
 
-def _score(found: Reconstruction | Labels | Membership, truth: Truth) -> tuple[tuple[Estimate, ...], Arrays]:
+class Bounds(NamedTuple):
+    """What an attack on one target could reach: the limit of each victim or why there is none, and by the proofs."""
+
+    limits: list[Limit] | str
+    proved: Proved | None
+
+
+def bounds_of(cell: Cell, store: Store, root: Path) -> Bounds:
+    """The bounds of a cell, which are the same for every attack on its target."""
+    written = (store.training(cell.training.id) / "kept.npz").stat().st_mtime_ns
+    return _bounds(store.folder, cell.training.id, root, written, cell.target, cell.threat)
+
+
+@functools.lru_cache(maxsize=8)
+def _bounds(folder: Path, training_id: str, root: Path, written: int, target: Target, threat: str) -> Bounds:
+    """`bounds_of`, cached for the next attacks on the same messages."""
+    scene, view = _scene(folder, training_id, root, written), View.parse(threat)
+    seen, truth = observe(scene, view, target)
+    states = [sighting.model.state for sighting in seen.sightings] if seen.messages and seen.model else []
+    claim, among = scene.defense.claim(states, scene.training.setting) if states else None, 1 + truth.rivals
+    proved = proved_identification(claim, view.threat, among) if claim and among > 1 else None
+    try:
+        return Bounds(limits(seen, truth.victims, scene.key.child("limit", canonical(to_data(target)))), proved)
+    except NoLimit as error:
+        return Bounds(str(error), proved)
+
+
+def _score(
+    found: Reconstruction | Labels | Membership, truth: Truth, bounds: Bounds
+) -> tuple[tuple[Estimate, ...], Arrays]:
     """The estimates, and the arrays to store beside them."""
     if isinstance(found, Membership):
         assert truth.is_member is not None  # a membership target has candidates
@@ -207,6 +238,7 @@ def _score(found: Reconstruction | Labels | Membership, truth: Truth) -> tuple[t
     if isinstance(found, Labels):
         return score_labels(ys, found.labels), {}
     estimates, pictures = score_reconstruction(xs, ys, found.guesses, truth.others())
+    estimates += score_limits(xs, found.guesses, *bounds)
     return estimates, {} if pictures is None else {"original": pictures.original, "guess": pictures.guess}
 
 

@@ -13,6 +13,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from leakgauge.harness.audit.limit import Limit, Proved
 from leakgauge.harness.core import stats
 from leakgauge.harness.core.contract import Guess
 from leakgauge.harness.core.metrics import RECOGNIZABLE
@@ -22,6 +23,9 @@ Numbers = npt.NDArray[np.float64]
 
 SUCCESS = 1e-3
 """MSE below which a reconstruction counts as a success."""
+
+_LEAST = 1e-6
+"""Smaller MSEs are equal to the eye: they count as this one where one is divided by another."""
 
 PSNR_CAP = 100.0
 """dB, at an MSE of 1e-10: an exact reconstruction has no PSNR. Rounding to 8 bits alone gives 59 dB."""
@@ -46,6 +50,11 @@ class _Scores(NamedTuple):
     images: ImageScores | None
     guess: Tensor
     identified: Numbers | None
+
+    def efficiency(self, limit: Limit, truth: Tensor) -> Numbers:
+        """[b] the limit's error over that of the guess, where images are in [0, 1]."""
+        guess = self.guess.clamp(0, 1) if truth.ndim == 4 else self.guess
+        return np.maximum(limit.error, _LEAST) / np.maximum(limit.errors_of(truth, guess), _LEAST)
 
 
 def image_scores(truth: Tensor, guess: Tensor) -> ImageScores:
@@ -180,6 +189,44 @@ def score_reconstruction(
         of_failed,
     )
     return estimates, _pictures(truth_x, scores)
+
+
+def score_limits(
+    truth_x: Sequence[Tensor], guesses: Sequence[Guess], limits: Sequence[Limit] | str, proved: Proved | None = None
+) -> tuple[Estimate, ...]:
+    """What an attack could reach at best, and how near to it these guesses are.
+
+    Args:
+        truth_x, guesses: as for `score_reconstruction`.
+        limits: one a victim, or the reason why there is none.
+        proved: the most that any attack identifies, by the defense's proofs.
+
+    Returns:
+        `limit`: the expected MSE of the best linear estimate of each image; `average_limit`: the same over all images
+        of the attacker's law; `efficiency`: the first over the MSE of each guess, without failed victims; and
+        `identification_bound`, which is computed and not estimated.
+    """
+    bound = () if proved is None else (Estimate("identification_bound", proved.share, None, None, 0, proved.words),)
+    if isinstance(limits, str):
+        return (Estimate("limit", None, None, None, 0, "mean, Student t", higher_leaks=False, note=limits), *bound)
+    sizes = [len(x) for x in truth_x]
+    scores = [_judge(x, guess.y, guess, None) for x, guess in zip(truth_x, guesses, strict=True)]
+    shares = [
+        None if score is None else score.efficiency(limit, x)
+        for score, limit, x in zip(scores, limits, truth_x, strict=True)
+    ]
+    efficiency = [
+        value
+        for share, size in zip(shares, sizes, strict=True)
+        for value in ([None] * size if share is None else share.tolist())
+    ]
+    note = limits[0].caveat
+    return (
+        stats.mean("limit", np.concatenate([limit.error for limit in limits]).tolist(), note=note),
+        stats.mean("average_limit", np.concatenate([limit.average for limit in limits]).tolist(), note=note),
+        stats.mean("efficiency", efficiency, note=note),
+        *bound,
+    )
 
 
 def score_labels(truth: Sequence[Tensor], guesses: Sequence[Tensor]) -> tuple[Estimate, ...]:

@@ -81,6 +81,12 @@ def _notes(analysis: Analysis, group: Group) -> tuple[str, ...]:
         notes.append(f"{hits}/{seen.n} identified ({percent(seen.low or 0.0, 0)} to {percent(seen.high or 1.0, 0)})")
     if found is not None and found.hits:
         notes.append(f"{found.hits}/{found.of} recognizable")
+    limit, efficiency = group.pooled("limit"), group.pooled("efficiency")
+    proved = group.pooled("identification_bound")
+    if proved is not None and not group.case.info.floor:
+        notes.append(f"proved: at most {percent(proved.value or 0.0, 0)} identified")
+    if limit is not None and efficiency is not None and not group.case.info.floor:
+        notes.append(f"limit: MSE {fixed(limit.value or 0.0)}, efficiency {fixed(efficiency.value or 0.0, 2)}")
     if group.case.failures:
         notes.append(f"{counted(len(group.case.failures), 'seed')} failed")
     if group.case.missing:

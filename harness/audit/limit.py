@@ -1,0 +1,345 @@
+"""How near to the images an attack could come: the yardstick of reconstruction attacks, which knows the images.
+
+A message shows the update g(x) with the Fisher information F of the defense's noise. In the model in which g is linear
+around the images x, with the slope J = dg/dx, and in which images are drawn from the attacker's normal law N(m, S), the
+best estimate is the posterior mean, with the covariance P = (J' F J + S^-1)^-1. Given x, its expected squared error is
+|(I - P J' F J)(x - m)|^2 + tr(P J' F J P); over all images of that law it is tr(P). By van Trees' inequality, no
+estimate of images from that law has a smaller error than tr(P), where g is linear.
+
+It is no bound for single images, for images with another law, or where g bends within the posterior: an attack may do
+better. Labels count as known and a client's memory as empty: the true error may be larger. Several local steps count as
+one step of their total length, and what F has between coordinates as zero: these are approximations.
+
+Sources: Van Trees 1968, "Detection, estimation, and modulation theory", part I, sec. 2.4.3; Kay 1993, "Fundamentals of
+    statistical signal processing: estimation theory", thm 10.3, for the linear model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.linalg.blas import dsyrk
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from leakgauge.harness.core.accounting import delta, is_sampled
+from leakgauge.harness.core.claim import Claim, Proof, Unit
+from leakgauge.harness.core.contract import Examples, Links, Message, Observation, Sender, Sighting, links_of
+from leakgauge.harness.core.rng import Key, integers
+from leakgauge.harness.core.stats import Numbers
+from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.federation.round import Client, Round
+from leakgauge.harness.learn.gradients import gradients, keep_freed_memory, kernel_of
+from leakgauge.harness.learn.prior import gaussian_prior
+
+_DIRECTIONS = 3072
+"""Directions of an instance, at most: all of 3 x 32 x 32 pixels. Time grows with the third power."""
+
+_ENTRIES = 2**26
+"""Entries of the slopes of an instance, at most: 512 MiB."""
+
+_WITHOUT_KERNEL = 100
+"""Directions of a model whose gradients take tens of milliseconds."""
+
+_MESSAGES = 32
+"""Fresh messages from which the Fisher information is taken: each entry has a standard error of a quarter, their sum
+over many coordinates a hundredth."""
+
+_STEP = 1e-5
+"""Of the differences, in units of the inputs and in float64; relative error 1e-6 for five models."""
+
+_EXACT = 1e-3
+"""Messages show numbers without noise if the slopes' mean square is below this share of the curvature."""
+
+_IN_CLEAR = 1e-4
+"""Relative standard deviation of a number that is sent without noise: exact, but for rounding in the inversion."""
+
+_EPSILONS = 47
+"""Epsilons at which a proof is asked, a tenth apart for 100 inputs."""
+
+_SHARPEST = 1e12
+"""The most information about a coordinate: float32 does not tell more."""
+
+
+class NoLimit(ValueError):
+    """There is no limit for these messages; the text says why."""
+
+
+class Limit(NamedTuple):
+    """Of one victim's b images; errors are mean squares over the p entries of an image, of the part along `basis`.
+
+    Attributes:
+        error: [b] the expected error of the best estimate, given these images.
+        average: [b] the expected error over all images of the attacker's law.
+        blind: [b] the error of the mean image, which uses no message.
+        basis: [p, k] orthonormal directions of the attacker's law with the most variance.
+        linear: the messages have no Fisher information; the error is that of the best linear estimate, which knows the
+            variance of their errors.
+    """
+
+    error: Numbers
+    average: Numbers
+    blind: Numbers
+    basis: Tensor
+    linear: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether the basis spans all images; otherwise the rest counts as known, which makes the errors too small."""
+        return self.basis.shape[0] == self.basis.shape[1]
+
+    @property
+    def caveat(self) -> str:
+        """What a reader of the errors must know; empty if there is nothing."""
+        p, k = self.basis.shape
+        part = "" if self.complete else f"of {k:,} of {p:,} directions: the others count as known"
+        uniform = "uniform errors have no Fisher information: of the best linear estimate" if self.linear else ""
+        return "; ".join(filter(None, (part, uniform)))
+
+    def errors_of(self, truth: Tensor, guess: Tensor) -> Numbers:
+        """[b] the same error of a guess [b, ...] in the order of the truth."""
+        off = (guess - truth).detach().cpu().double().flatten(1)
+        return np.asarray((off @ self.basis).square().sum(1).numpy() / off.shape[1], np.float64)
+
+
+def limits(seen: Observation, truth: Sequence[Examples], key: Key) -> list[Limit]:
+    """The limit of each victim, in the order of the messages.
+
+    Args:
+        truth: the images and labels behind each message.
+        key: of the fresh messages, which tell the defense's information.
+
+    Raises:
+        NoLimit: the adversary sees no message or no auxiliary data, a parameter is not finite, or the defense has
+            neither a Fisher information nor a variance.
+    """
+    if seen.messages is None or seen.model is None:
+        raise NoLimit("the adversary sees no message")
+    if seen.auxiliary is None:
+        raise NoLimit("the adversary has no auxiliary data")
+    if not all(bool(sighting.model.params.isfinite().all()) for sighting in seen.sightings):
+        raise NoLimit("a parameter of the model is not finite")
+    try:
+        prior = gaussian_prior(seen.auxiliary.x, 0.0)
+    except ValueError as error:
+        raise NoLimit(str(error)) from error
+    keep_freed_memory()
+    fast = kernel_of(seen.task, seen.model.params, 1) is not None
+    most = min(_DIRECTIONS if fast else _WITHOUT_KERNEL, _ENTRIES // seen.setting.dim)
+    first = seen.sightings[0]
+    links = links_of(seen.setting, first.messages)
+    wires = [message.wire for message in first.messages]
+    linear = seen.defense.error_variance(first.model.state, wires, links) is not None
+    mean, found = prior.mean.double(), []
+    axes, slopes = prior.axes, torch.empty(0, 0, dtype=torch.float64)
+    for number, victim in enumerate(truth):
+        images, k = len(victim.y), max(1, min(most // len(victim.y), len(axes[1])))
+        basis, variances = axes[0][:, :k], axes[1][:k]
+        information = np.zeros((images * k, images * k), order="F")
+        for at, sighting in enumerate(seen.sightings):
+            slopes = _slopes(seen, sighting, number, victim, basis * variances.sqrt(), key.child(number, at), slopes)
+            # the upper triangle; the rows are columns for BLAS
+            information = dsyrk(1.0, slopes.numpy().T, 1.0, information, trans=1, overwrite_c=1)
+        off = (victim.x.double().flatten(1) - mean) @ basis
+        found.append(
+            _limit(torch.from_numpy(information), off, variances, len(mean))._replace(basis=basis, linear=linear)
+        )
+    return found
+
+
+class Proved(NamedTuple):
+    """The most that a proof lets any attack identify: a share of images, and the proof in words."""
+
+    share: float
+    words: str
+
+
+def proved_identification(claim: Claim, threat: Threat, among: int) -> Proved | None:
+    """What the claim's proofs say of any guess of one input among `among` that are equally likely; None: nothing.
+
+    A guess is right with probability at most e^epsilon / among + delta(epsilon), for every epsilon. The input is
+    exchanged or left out, so a proof must cover a record, a client or a message, and this adversary. It must not count
+    on sampling: the attacked records do take part. The claim's assumptions must hold.
+
+    Source: Balle, Cherubin, Hayes 2022, "Reconstructing training data with informed adversaries", thm 2, with the
+        uniform prior; over all epsilons as in Hayes, Mahloujifar, Balle 2023, "Bounding training data reconstruction in
+        DP-SGD", thm 2.
+    """
+    found = [_identified(proof, claim, threat, among) for proof in (claim.proved, *claim.further)]
+    return min((one for one in found if one is not None), default=None)
+
+
+def _identified(proof: Proof, claim: Claim, threat: Threat, among: int) -> Proved | None:
+    """By one proof; None if it says nothing."""
+    part = proof.unit in (Unit.COORDINATE, Unit.SUBVECTOR)
+    if part or threat not in (proof.against or claim.against) or is_sampled(proof.event):
+        return None
+    try:
+        shares = [math.exp(e) / among + delta(proof.event, e) for e in np.linspace(0.0, math.log(among), _EPSILONS)]
+    except ValueError:  # no law is known above delta = 0
+        return None
+    return Proved(min(shares), f"{proof.method}, one {proof.unit.value}") if min(shares) < 1 else None
+
+
+def _limit(information: Tensor, off: Tensor, variances: Tensor, entries: int) -> Limit:
+    """The errors, from J' F J (a triangle) and x - m [b, k], in coordinates in which the law of images is standard.
+
+    Raises:
+        NoLimit: a number is not finite, or the information spans more than float64 resolves.
+    """
+    images, k = off.shape
+    information.diagonal().add_(1.0)
+    root, wrong = torch.linalg.cholesky_ex(information, upper=True)
+    if bool(wrong) or not bool(root.isfinite().all()):
+        raise NoLimit("the information of the messages cannot be inverted")
+    posterior = torch.cholesky_inverse(root, upper=True)
+
+    def mean_square(squares: Tensor) -> Numbers:
+        return np.asarray((squares.view(images, k) * variances).sum(1).numpy() / entries, np.float64)
+
+    # x - estimate is P (x - m) less P J' F times the noise
+    missed = (posterior @ (off / variances.sqrt()).flatten()).square()
+    spread = posterior.diagonal() - posterior.square().sum(1)
+    return Limit(
+        mean_square(missed + spread.clamp(min=0.0)),
+        mean_square(posterior.diagonal()),
+        mean_square(off.square().flatten() / variances.repeat(images)),
+        variances,
+    )
+
+
+def _slopes(
+    seen: Observation, sighting: Sighting, number: int, victim: Examples, directions: Tensor, key: Key, room: Tensor
+) -> Tensor:
+    """[b k, d] the slopes of one message along `directions` [p, k] of each of its images, times sqrt(F).
+
+    Args:
+        room: is overwritten and returned, if it has this shape: a new one takes as long as a third of the work.
+    """
+    message, params = sighting.messages[number], sighting.model.params.double()
+    users, images = message.users, len(victim.y)
+    each = images // users
+    labels = one_hot(victim.y, seen.task.classes).double()
+    factor = _per_record(seen, sighting, message, each)
+    shape, flat, gradients_of = seen.task.input_shape, victim.x.double().flatten(1), _gradients(seen, params)
+
+    def sent(image: int, x: Tensor) -> Tensor:
+        """[m, d] what records x [m, p] with the label of this image add to their client's message."""
+        y = labels[image].expand(len(x), 1, -1)
+        return _clipped(gradients_of(x.view(-1, 1, *shape), y), seen.defense.local.clip).mul_(factor)
+
+    whole = torch.cat([sent(image, flat[image : image + 1]) for image in range(images)])
+    updates = whole.view(users, each, -1).sum(1)
+    weight = _information(seen, sighting, message, updates.float(), key).double().sqrt()
+    clear = [_clear(seen, update) for update in updates]
+    k, d = directions.shape[1], seen.setting.dim
+    shape_of_rows = (images * k, d + len(clear[0]))
+    rows = room if room.shape == shape_of_rows else torch.empty(shape_of_rows, dtype=torch.float64)
+    for image in range(images):
+        user, of_image = image // each, rows[image * k : (image + 1) * k]
+        for row, part in zip(torch.split(of_image, 16), torch.split(directions.T, 16), strict=True):
+            there, back = sent(image, torch.cat([flat[image] + _STEP * part, flat[image] - _STEP * part])).chunk(2)
+            slope = there.sub_(back).div_(2 * _STEP)
+            row[:, d:] = slope @ clear[user].T
+            torch.mul(slope, weight[user], out=row[:, :d])
+    return rows
+
+
+def _clear(seen: Observation, update: Tensor) -> Tensor:
+    """[h, d] the slopes of what one client's message shows without noise, over its standard deviation."""
+    leaf = update[None].clone().requires_grad_()
+    (shown,) = seen.defense.in_clear(leaf, seen.setting)
+    slopes = [torch.autograd.grad(one, leaf, retain_graph=True)[0][0] for one in shown]
+    if not slopes:
+        return update.new_zeros(0, len(update))
+    weight: Tensor = 1 / (_IN_CLEAR * shown.detach().abs() + 1e-12)
+    return torch.stack(slopes) * weight[:, None]
+
+
+def _per_record(seen: Observation, sighting: Sighting, message: Message, images: int) -> float:
+    """What one record's gradient is multiplied with in its client's message, all steps as one."""
+    batch, rule = seen.setting.batch or images, seen.defense.local
+    if seen.setting.sends == "gradient":
+        return 1.0 / images
+    nominal = rule.poisson or seen.defense.step_noise(seen.setting) > 0
+    divisor = batch if nominal else min(batch, images)
+    return -sighting.lr * message.steps * min(batch, images) / (images * divisor)
+
+
+def _gradients(seen: Observation, params: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """From records x [m, 1, *input_shape] with labels y [m, 1, classes] to their gradients [m, d]."""
+    kernel, task = kernel_of(seen.task, params, 1), seen.task
+    if kernel is not None:
+        return lambda x, y: kernel.trace(x, y)[0]
+    # mapping over several would take several times as long
+    return lambda x, y: torch.cat([gradients(task, params, x[i : i + 1], y[i : i + 1]) for i in range(len(x))])
+
+
+def _clipped(each: Tensor, clip: float | None) -> Tensor:
+    """Gradients [m, d] of records, of this l2 norm at most."""
+    if clip is None:
+        return each
+    norms: Tensor = torch.linalg.vector_norm(each, dim=1, keepdim=True)
+    return each * (clip / norms.clamp(min=clip))
+
+
+def _information(seen: Observation, sighting: Sighting, message: Message, updates: Tensor, key: Key) -> Tensor:
+    """[users, d] the Fisher information of a message of these updates, or one over the variance where there is none.
+
+    Messages without noise have the curvature of the likelihood of the message that was sent.
+    """
+    state, links = sighting.model.state, links_of(seen.setting, [message])
+    variance = seen.defense.error_variance(state, [message.wire], links)
+    if variance is not None:
+        return (1 / variance).clamp(max=_SHARPEST)
+    wires, fresh = _fresh(seen, sighting, message, updates, key)
+    slopes = torch.zeros_like(updates)
+    together = max(1, 2**22 // updates.numel())
+    for first in range(0, len(wires), together):
+        part = slice(first, first + together)
+        shared = None if fresh.shared is None else fresh.shared[part]
+        score = seen.defense.likelihood(state, wires[part], Links(seen.setting, fresh.senders[part], shared))
+        slopes += _slope(score, updates, len(wires[part])).square().sum(0)
+    slopes /= len(wires)
+    score = seen.defense.likelihood(state, [message.wire], links)
+    coins = torch.from_numpy(1.0 - 2.0 * integers(key.child("curvature"), updates.numel(), 2)).to(updates)
+    way = coins.view_as(updates) * _EXACT * updates.square().mean().sqrt()
+    curvature = (_slope(score, updates + way, 1) - _slope(score, updates - way, 1))[0] / (2 * way)
+    exact = float(slopes.sum()) <= _EXACT * float(curvature.clamp(min=0.0).sum())
+    found = (curvature.clamp(min=0.0) if exact else slopes).clamp(max=_SHARPEST)
+    if not bool(found.isfinite().all()):
+        raise NoLimit("the slope of the defense's likelihood is not finite")
+    return found
+
+
+def _slope(score: object, updates: Tensor, times: int) -> Tensor:
+    """[times, users, d] the slope of a likelihood of `times` messages at the same updates."""
+    leaf = updates.expand(times, -1, -1).clone().requires_grad_()
+    assert callable(score)
+    (slope,) = torch.autograd.grad(score(leaf[:, 0] if len(updates) == 1 else leaf).sum(), leaf)
+    return torch.as_tensor(slope)
+
+
+def _fresh(
+    seen: Observation, sighting: Sighting, message: Message, updates: Tensor, key: Key
+) -> tuple[list[bytes], Links]:
+    """Messages of these updates with other private noise, and their links as the adversary has them."""
+    here = Round(seen.defense, seen.setting, sighting.model.state, sighting.model.round)
+    senders, wires, shared = (message.sender, *message.others), [], []
+    for number in range(_MESSAGES):
+        own = key.child("fresh", number)
+        clients = [
+            Client.of(sender, update, seen.defense.remember(seen.setting), own.child(sender.number))
+            for sender, update in zip(senders, updates, strict=True)
+        ]
+        if message.shared is not None:
+            clients[0] = clients[0]._replace(shared=message.shared)
+        silent = here.silent(list(senders), own) if seen.defense.superposes else []
+        wires.append(here.exchange([*clients, *silent], own.child("channel")).received[0])
+        shared.append(clients[0].shared)
+    who: list[Sender] = [message.sender] * len(wires)
+    return wires, Links(seen.setting, who, None if message.shared is None else shared)

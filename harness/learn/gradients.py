@@ -1,0 +1,114 @@
+"""Gradients of many batches at shared parameters, differentiable in the inputs.
+
+Gradients of chains of known layers are computed by hand (`learn.kernels`); those of other models are mapped over the
+instances, and one backward pass through them gives every instance its own slope. `kernel_of` decides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.func import grad, vmap
+from torch.nn.functional import softplus
+
+from leakgauge.harness.core.contract import Task
+from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.learn.kernels import Kernel
+from leakgauge.harness.learn.layers import Chain, Conv
+from leakgauge.harness.learn.tasks import ModelTask
+
+_TOGETHER = 32
+"""Instances whose gradients are computed at once: the patches of an image take up to 2 MB."""
+
+
+def gradients(task: Task, params: Vector, x: Tensor, y: Tensor) -> Tensor:
+    """Gradients [m, d] of the loss at the shared parameters, one per batch; differentiable in x and y.
+
+    Args:
+        x: [m, b, *input_shape].
+        y: [m, b, classes] probabilities.
+    """
+    kernel = kernel_of(task, params, x.shape[1])
+    if kernel is not None:
+        parts = zip(torch.split(x, _TOGETHER), torch.split(y, _TOGETHER), strict=True)
+        rows = [_ByHand.apply(kernel, *part) for part in parts]  # type: ignore[no-untyped-call]
+        return torch.cat(rows) if len(rows) > 1 else rows[0]
+    if len(x) == 1:  # mapping over one instance takes half as long again as not mapping
+        leaf = params.detach().requires_grad_()
+        again = x.requires_grad or y.requires_grad
+        return torch.autograd.grad(batch_loss(leaf, x[0], y[0], task), leaf, create_graph=again)[0][None]
+    mapped: Tensor = vmap(grad(batch_loss), in_dims=(None, 0, 0, None))(params, x, y, task)
+    return mapped
+
+
+class _ByHand(torch.autograd.Function):
+    """`gradients` by a kernel, inside autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, kernel: Kernel, x: Tensor, y: Tensor) -> Tensor:
+        gradients, ctx.trace = kernel.trace(x, y)
+        ctx.save_for_backward(x, y)
+        return gradients
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slopes: Tensor) -> tuple[None, Tensor, Tensor]:
+        assert len(ctx.saved_tensors) == 2  # this access raises if x or y was modified in place
+        return None, *ctx.trace.pull(slopes)
+
+
+def kernel_of(task: Task, params: Vector, images: int) -> Kernel | None:
+    """The kernel by hand if there is one and it is faster; None: use `vmap`.
+
+    Time of `vmap` over time by hand, measured on one busy CPU core (`benchmarks/matching.py`), 3x32x32, 8 instances or
+    more: 1.5 to 2.5 for the LeNet of DLG with one image and 1.2 to 1.4 with four, 3 to 6 for `mlp` (in smaller chunks
+    by hand), 1.1 to 1.4 for `cnn2` and `lenet5` with one image, but 0.6 to 1.0 with four: a first convolution of stride
+    1 has a window per pixel, and few channels share the cost of copying it. No GPU was measured.
+    """
+    if type(task) is not ModelTask or not task.softmax or task.model.l2 or params.device.type != "cpu":
+        return None
+    chain = task.model.apply
+    if not isinstance(chain, Chain):
+        return None
+    strides = [layer.stride for layer in chain.layers if isinstance(layer, Conv)]
+    if images > 1 and strides and strides[0] == 1:
+        return None
+    return Kernel(chain, task.layout, params)
+
+
+def batch_loss(params: Vector, x: Tensor, y: Tensor, task: Task) -> Tensor:
+    """The task's loss for probabilities y [b, classes]; softmax cross-entropy keeps more correct digits.
+
+    Its gradient in the scores is p - y. For a confident and correct prediction that difference loses most digits in
+    float32, and matching then stalls long before it finds the image (MSE 0.1 instead of 5e-4). So the entry of the
+    likeliest label is computed as minus the sum of the others.
+    """
+    if not task.softmax:
+        return task.loss(params, x, y)
+    scores = task.outputs(params, x)
+    likeliest = y.argmax(dim=1, keepdim=True)
+    gaps = scores - scores.gather(1, likeliest)
+    itself = torch.arange(task.classes, device=y.device) == likeliest
+    others = gaps.masked_fill(itself, -torch.inf).logsumexp(dim=1)
+    # masked although the likeliest label's gap is zero: its slopes, +1 and -1, would swallow the others
+    return (softplus(others) - (y.masked_fill(itself, 0.0) * gaps).sum(dim=1)).mean()
+
+
+def losses(task: Task, params: Vector, x: Tensor, y: Tensor, *, chunk: int = 256) -> Tensor:
+    """[n] losses of single examples x [n, *input_shape] and y [n], computed `chunk` at a time."""
+    each = vmap(task.loss, in_dims=(None, 0, 0))
+    parts = zip(torch.split(x[:, None], chunk), torch.split(y[:, None], chunk), strict=True)
+    with torch.no_grad():
+        return torch.cat([each(params, *part) for part in parts])
+
+
+def keep_freed_memory() -> None:
+    """Free one large, untouched block: glibc then keeps up to 64 MiB of freed memory instead of 128 KiB.
+
+    Otherwise each evaluation returns megabytes to the system, and the next one faults them in again: 1,100 to 1,600
+    page faults, a third of the time.
+    """
+    torch.empty(2**25 - 2**16, dtype=torch.uint8)  # glibc ignores blocks above 32 MiB
