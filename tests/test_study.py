@@ -81,7 +81,7 @@ def test_all_problems_are_reported_together_with_path_value_and_expectation():
     ("changes", "message"),
     [
         ({"tsks": []}, "tsks: unknown key; did you mean 'tasks'?"),
-        ({"nonsense": 1}, "nonsense: unknown key, got 1. Known: name, title, seeds, threats, audit, tasks"),
+        ({"nonsense": 1}, "nonsense: unknown key, got 1. Known: name, title, seeds, threats, audit, limit, tasks"),
         (
             {"federations": [{"Clients": 4}]},
             "federations[0].Clients: unknown key, got 4; did you mean 'clients'? Known: ",
@@ -171,6 +171,13 @@ def test_an_expansion_has_one_value_for_each_list(data):
     assert len(found) == math.prod(len(value) for value in data.values() if isinstance(value, list))
     assert all(list(one) == list(data) for one in found)
     assert all(not isinstance(value, list) for one in found for value in one.values())
+
+
+def test_a_cell_without_a_limit_has_another_id_and_the_default_keeps_ids():
+    plain, with_limit, without = resolve(table()), resolve(table(limit=True)), resolve(table(limit=False))
+    assert plain.hash == with_limit.hash != without.hash
+    assert {cell.limit for cell in without.cells} == {False}
+    assert {training.id for training in without.trainings} == {training.id for training in plain.trainings}
 
 
 def test_an_audit_is_part_of_the_id_and_no_audit_leaves_ids_unchanged():

@@ -58,8 +58,9 @@ _EXACT = 1e-3
 _IN_CLEAR = 1e-4
 """Relative standard deviation of a number that is sent without noise: exact, but for rounding in the inversion."""
 
-_EPSILONS = 47
-"""Epsilons at which a proof is asked, a tenth apart for 100 inputs."""
+_WIDEST = 10.0
+_EPSILONS = 101
+"""A proof is asked at so many epsilons up to the widest."""
 
 _SHARPEST = 1e12
 """The most information about a coordinate: float32 does not tell more."""
@@ -179,10 +180,13 @@ def _identified(proof: Proof, claim: Claim, threat: Threat, among: int) -> Prove
     if part or threat not in (proof.against or claim.against) or is_sampled(proof.event):
         return None
     try:
-        shares = [math.exp(e) / among + delta(proof.event, e) for e in np.linspace(0.0, math.log(among), _EPSILONS)]
+        deltas = [(e, delta(proof.event, e)) for e in np.linspace(0.0, _WIDEST, _EPSILONS)]
     except ValueError:  # no law is known above delta = 0
         return None
-    return Proved(min(shares), f"{proof.method}, one {proof.unit.value}") if min(shares) < 1 else None
+    blind = 1 / among
+    # of an event, and of its complement with the two inputs exchanged
+    share = min(min(math.exp(e) * blind + d, 1 - math.exp(-e) * (1 - blind - d)) for e, d in deltas)
+    return Proved(share, f"{proof.method}, one {proof.unit.value}") if share < 1 else None
 
 
 def _limit(information: Tensor, off: Tensor, variances: Tensor, entries: int) -> Limit:

@@ -84,7 +84,9 @@ class Leakage:
         table = {"clients": 10, "rounds": 1, "algorithm": "fedsgd", "samples": 500, **(federation or {})}
         training = TrainingSpec(TaskSpec(data, model), registry.construct(FederationSpec, table), part, seed, audit)
         tables = [{"name": one} if isinstance(one, str) else one for one in attacks]
-        cells = tuple(Cell(training, _attack(table), Target("probe", count=images), threat) for table in tables)
+        cells = tuple(
+            Cell(training, _attack(table), Target("probe", count=images), threat, limit=False) for table in tables
+        )
         self._calls += 1
         number = "" if self._calls == 1 else f"-{self._calls}"
         name = re.sub(r"[^\w.-]+", "-", self._options.test).strip("-") + number

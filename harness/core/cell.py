@@ -225,14 +225,22 @@ class TrainingSpec:
 
 @dataclass(frozen=True)
 class Cell:
-    """One question: an attack by an adversary on a training. Semantics only; `Execution` holds how it runs."""
+    """One question: an attack by an adversary on a training. Semantics only; `Execution` holds how it runs.
+
+    Attributes:
+        limit: whether a reconstruction is compared with the best that any attack could do.
+    """
 
     training: TrainingSpec
     attack: PartSpec
     target: Target
     threat: str
+    limit: bool = True
 
     @functools.cached_property
     def id(self) -> str:
-        """Sixteen hex digits of SHA-256 of the canonical JSON."""
-        return fingerprint({**dataclasses.asdict(self), "training": self.training.meaning})
+        """Sixteen hex digits of SHA-256 of the canonical JSON, without `limit` if true, which keeps older ids."""
+        data = {**dataclasses.asdict(self), "training": self.training.meaning}
+        if self.limit:
+            del data["limit"]
+        return fingerprint(data)

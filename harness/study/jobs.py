@@ -184,9 +184,9 @@ def run_attack(cell: Cell, store: Store, root: Path) -> Result:
     seen, truth = observe(scene, View.parse(cell.threat), cell.target)
     key = Key(cell.training.seed).child("attack", cell.attack.name, canonical(to_data(cell.target)))
     found = attack.run(seen, key)
-    bounds = bounds_of(cell, store, root) if isinstance(found, Reconstruction) else Bounds("", None)
+    bounds = bounds_of(cell, store, root) if cell.limit and isinstance(found, Reconstruction) else None
     estimates, arrays = _score(found, truth, bounds)
-    flags = cell_flags(attack, scene.defense, cell.target, found, truth, estimates, bounds.limits)
+    flags = cell_flags(attack, scene.defense, cell.target, found, truth, estimates, bounds.limits if bounds else "")
     content = {
         "cell": to_data(cell),
         "estimates": [to_data(one) for one in estimates],
@@ -227,7 +227,7 @@ def _bounds(folder: Path, training_id: str, root: Path, written: int, target: Ta
 
 
 def _score(
-    found: Reconstruction | Labels | Membership, truth: Truth, bounds: Bounds
+    found: Reconstruction | Labels | Membership, truth: Truth, bounds: Bounds | None
 ) -> tuple[tuple[Estimate, ...], Arrays]:
     """The estimates, and the arrays to store beside them."""
     if isinstance(found, Membership):
@@ -238,7 +238,8 @@ def _score(
     if isinstance(found, Labels):
         return score_labels(ys, found.labels), {}
     estimates, pictures = score_reconstruction(xs, ys, found.guesses, truth.others())
-    estimates += score_limits(xs, found.guesses, *bounds)
+    if bounds is not None:
+        estimates += score_limits(xs, found.guesses, *bounds)
     return estimates, {} if pictures is None else {"original": pictures.original, "guess": pictures.guess}
 
 

@@ -37,6 +37,7 @@ class _File(BaseModel):
     seeds: list[int] = Field(default=[0], min_length=1)
     threats: list[str] = Field(default=["server"], min_length=1)
     audit: int = Field(default=0, ge=0)
+    limit: bool = True
     tasks: list[Table] = Field(min_length=1)
     federations: list[Table] = Field(min_length=1)
     defenses: list[Table] = Field(min_length=1)
@@ -127,7 +128,7 @@ def resolve(table: Table, source: str = "study") -> Study:
     if problems:
         raise StudyError(source, problems)
     cells = [
-        Cell(TrainingSpec(task, federation, defense, seed, file.audit), attack, target, view)
+        Cell(TrainingSpec(task, federation, defense, seed, file.audit), attack, target, view, file.limit)
         for task, federation, defense, seed in itertools.product(tasks, federations, defenses, file.seeds)
         for attack, target, views in attacks
         for view in views
