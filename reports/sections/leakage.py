@@ -61,6 +61,9 @@ class Leakage(NamedTuple):
 
 
 NO_NUMBER = "no number"
+_EXACT = 1e-6
+"""MSE of a limit below which a message shows the image."""
+
 _TONES = {"High": "bad", "Moderate": "warn", "Low": "good", "at floor": "good", "not rated": "none"}
 
 
@@ -85,7 +88,7 @@ def _notes(analysis: Analysis, group: Group) -> tuple[str, ...]:
     proved = group.pooled("identification_bound")
     if proved is not None and not group.case.info.floor:
         notes.append(f"proved: at most {percent(proved.value or 0.0, 0)} identified")
-    if limit is not None and efficiency is not None and not group.case.info.floor:
+    if limit is not None and efficiency is not None and not group.case.info.floor and (limit.value or 0.0) >= _EXACT:
         notes.append(f"limit: MSE {fixed(limit.value or 0.0)}, efficiency {fixed(efficiency.value or 0.0, 2)}")
     if group.case.failures:
         notes.append(f"{counted(len(group.case.failures), 'seed')} failed")
