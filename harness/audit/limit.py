@@ -49,7 +49,7 @@ _MESSAGES = 32
 """Fresh messages from which the Fisher information is taken: each entry has a standard error of a quarter, their sum
 over many coordinates a hundredth."""
 
-_STEP = 1e-5
+_STEP = 1e-6
 """Of the differences, in units of the inputs and in float64; relative error 1e-6 for five models."""
 
 _EXACT = 1e-3
@@ -245,9 +245,8 @@ def _slopes(
     rows = room if room.shape == shape_of_rows else torch.empty(shape_of_rows, dtype=torch.float64)
     for image in range(images):
         user, of_image = image // each, rows[image * k : (image + 1) * k]
-        for row, part in zip(torch.split(of_image, 16), torch.split(directions.T, 16), strict=True):
-            there, back = sent(image, torch.cat([flat[image] + _STEP * part, flat[image] - _STEP * part])).chunk(2)
-            slope = there.sub_(back).div_(2 * _STEP)
+        for row, part in zip(torch.split(of_image, 32), torch.split(directions.T, 32), strict=True):
+            slope = sent(image, flat[image] + _STEP * part).sub_(whole[image]).div_(_STEP)
             row[:, d:] = slope @ clear[user].T
             torch.mul(slope, weight[user], out=row[:, :d])
     return rows
