@@ -31,7 +31,7 @@ from leakgauge.harness.study.score import score_limits
 
 FIRST = 500
 NOISE = (0.003, 0.01, 0.03, 0.1, 0.3)
-DEFENSES = ("none", "laplace", "sdq", "jopeq", "cepam-gaussian", "mvu", "vqsgd", "sqsgd", "piecewise", "random-mask")
+DEFENSES = ("none", "laplace", "sdq", "jopeq", "cepam-gaussian")
 
 
 def main() -> None:

@@ -202,12 +202,13 @@ class _Rehearsal:
         """An attack on a few victims, by a little work and by more."""
         low, high = _AMOUNTS.get(_amount(cell.attack)[0], (0, 0))
         small, few = self._attackable(cell), 1 if cell.target.kind == "members" else min(_CLIENTS, cell.target.count)
+        limit, small = self._limit(small), replace(small, limit=False)
         seconds = self._run(small, few, low)
         if seconds < _LONG:  # the first of a kind compiles
             seconds = self._run(small, few, low)
         more = self._run(small, few, high) if low and seconds < _LONG else seconds
         unit = max(0.0, more - seconds) / few / max(1, high - low)
-        return _Attack(max(0.0, seconds / few - low * unit), unit)
+        return _Attack(limit + max(0.0, seconds / few - low * unit), unit)
 
     def _small(
         self,
@@ -250,6 +251,18 @@ class _Rehearsal:
 
         start, rounds = time.perf_counter(), frozenset(range(spec.federation.rounds))
         run_training(spec, Keep(rounds, rounds), self.store, self.root)
+        return time.perf_counter() - start
+
+    def _limit(self, cell: Cell) -> float:
+        """Seconds of the limit of one victim; none for a floor, whose target an attack shares."""
+        from leakgauge.harness.federation.registry import build_attack
+        from leakgauge.harness.study.jobs import bounds_of
+
+        attack = build_attack(cell.attack)
+        if not cell.limit or attack.kind != "reconstruction" or attack.floor:
+            return 0.0
+        start = time.perf_counter()
+        bounds_of(replace(cell, target=replace(cell.target, count=1)), self.store, self.root)
         return time.perf_counter() - start
 
     def _run(self, cell: Cell, victims: int, amount: int) -> float:
