@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from leakgauge.harness.core.cell import Cell, Scalar
+from leakgauge.harness.core.labels import server_text
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, ProofRecord, Run, TrainingRecord, to_data
 from leakgauge.harness.core.rows import COLUMNS, Row, column, frame, rows
 from leakgauge.reports.sections.checked import verdict_of
@@ -226,6 +227,7 @@ def _object(analysis: Analysis, cell: Cell) -> dict[str, object]:
         "task": to_data(spec.task),
         "federation": to_data(spec.federation),
         "defense": to_data(spec.defense),
+        "server": server_text(spec),
         "attack": to_data(cell.attack),
         "threat": cell.threat,
         "target": to_data(cell.target),

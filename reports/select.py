@@ -252,10 +252,12 @@ class Analysis:
 
     @cached_property
     def trainings(self) -> dict[tuple[str, str], tuple[TrainingRecord, ...]]:
-        """Finished trainings, one per seed, by setting and defense."""
+        """Finished trainings by an honest server, one per seed, by setting and defense."""
         found: dict[tuple[str, str], list[TrainingRecord]] = {}
         for record in self.run.trainings.values():
             spec = record.spec
+            if spec.malice is not None:
+                continue
             found.setdefault((setting_key(spec.task, spec.federation), spec.defense.key), []).append(record)
         return {key: tuple(sorted(records, key=lambda r: r.spec.seed)) for key, records in found.items()}
 

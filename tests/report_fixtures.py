@@ -29,6 +29,7 @@ from leakgauge.harness.core.result import (
     to_data,
 )
 from leakgauge.harness.core.stats import mean, of_items
+from leakgauge.harness.core.threats import Threat
 
 TASK = TaskSpec("invented", "lenet-dlg")
 FEDERATION = FederationSpec(clients=10, rounds=8, batch=1)
@@ -46,7 +47,7 @@ THRESHOLD = PartSpec("threshold", {})
 PRIOR = PartSpec("prior", {"guess": "mean"})
 
 NOTHING = "NOTHING PROMISED"
-EVERYBODY = ("colluding-server", "eavesdropper", "participant", "public", "server")
+EVERYBODY = tuple(sorted(threat.value for threat in Threat))
 
 ATTACKS = {
     "matching": PartInfo("matching", "Gradient matching.", "reconstruction"),

@@ -38,7 +38,7 @@ USED = 15 / 1666
 """Probability that local training here uses a given record: it cuts permutations."""
 
 RECIPIENTS = {Threat.PARTICIPANT, Threat.PUBLIC}
-SERVERS = {Threat.SERVER, Threat.COLLUDING_SERVER}
+SERVERS = {Threat.SERVER, Threat.COLLUDING_SERVER, Threat.MALICIOUS_SERVER}
 
 
 def claim(defense, rounds=1, **changes):

@@ -97,7 +97,7 @@ def test_the_command_prints_json_with_infinity_as_text():
         "unit": "coordinate",
         "adjacency": "any-two-inputs",
         "horizon": "one round",
-        "against": ["colluding-server", "eavesdropper", "participant", "public", "server"],
+        "against": ["colluding-server", "eavesdropper", "malicious-server", "participant", "public", "server"],
         "source": "Dwork et al. 2006",
         "assumes": [],
     }

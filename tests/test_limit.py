@@ -23,7 +23,8 @@ from leakgauge.defenses.sdq_lattice import LatticeSDQ
 from leakgauge.defenses.sqsgd import SqSGD
 from leakgauge.defenses.t_noise import TNoise
 from leakgauge.harness.audit import limit as module
-from leakgauge.harness.audit.limit import NoLimit, limits, proved_identification
+from leakgauge.harness.audit.attacked import proved_identification
+from leakgauge.harness.audit.limit import NoLimit, limits
 from leakgauge.harness.core.cell import Target
 from leakgauge.harness.core.claim import Proof, Unit, claim_over, nothing_promised
 from leakgauge.harness.core.contract import Examples, Guess, Links, Reconstruction, Sender, Setting

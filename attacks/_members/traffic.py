@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -153,19 +153,31 @@ class ByTraffic(Attack):
         Raises:
             ValueError: these rounds have no message of the suspect, or no message at all.
         """
-        sums: dict[int, Tensor] = {}
-        times: dict[int, int] = {}
-        for traffic in rounds:
-            for row, sender in enumerate(traffic.senders):
-                if suspect in (None, sender):
-                    found = self.evidence(traffic, row)
-                    sums[sender] = sums[sender] + found if sender in sums else found
-                    times[sender] = times.get(sender, 0) + 1
-        if not sums:
-            who = "any client" if suspect is None else f"client {suspect}"
-            raise ValueError(f"expected a message of {who} in the observed rounds, got none; observe more rounds")
-        scores = [total / times[sender] if self.averages else total for sender, total in sums.items()]
-        return Membership(finite(torch.stack(scores).amax(dim=0)))
+        found = ((who, self.evidence(traffic, row)) for traffic in rounds for row, who in enumerate(traffic.senders))
+        return over_rounds(found, suspect, averages=self.averages)
+
+
+def over_rounds(found: Iterable[tuple[int, Tensor]], suspect: int | None, *, averages: bool = False) -> Membership:
+    """The scores from what each message showed: sums, or means, over the suspect's messages.
+
+    Args:
+        found: the sender and the evidence [n] of each message.
+        suspect: None: a record's score is the largest among the clients, as it has at most one owner.
+
+    Raises:
+        ValueError: no message is the suspect's.
+    """
+    sums: dict[int, Tensor] = {}
+    times: dict[int, int] = {}
+    for sender, evidence in found:
+        if suspect in (None, sender):
+            sums[sender] = sums[sender] + evidence if sender in sums else evidence
+            times[sender] = times.get(sender, 0) + 1
+    if not sums:
+        who = "any client" if suspect is None else f"client {suspect}"
+        raise ValueError(f"expected a message of {who} in the observed rounds, got none; observe more rounds")
+    scores = [total / times[sender] if averages else total for sender, total in sums.items()]
+    return Membership(finite(torch.stack(scores).amax(dim=0)))
 
 
 def read(seen: Observation, *, sent: bool = False, together: bool = False) -> Iterator[Traffic]:
@@ -195,7 +207,7 @@ def _read_round(seen: Observation, sighting: Sighting, sent: bool, together: boo
     messages, params = sighting.messages, sighting.model.params
     received = _finite_rows(gradients_of_round(seen, sighting).to(params.dtype))
     known = _sent_coordinates(seen, sighting, received) if sent else None
-    weight = torch.tensor([_weight(seen.setting, message) for message in messages], dtype=torch.float64)
+    weight = torch.tensor([weight_of(seen.setting, message) for message in messages], dtype=torch.float64)
     chance = torch.tensor([_chance(message) for message in messages], dtype=torch.float64)
     if together:
         samples = torch.tensor([float(_samples(message)) for message in messages], dtype=torch.float64)
@@ -233,7 +245,7 @@ def _samples(message: Message) -> int:
     return message.sender.samples + sum(other.samples for other in message.others)
 
 
-def _weight(setting: Setting, message: Message) -> float:
+def weight_of(setting: Setting, message: Message) -> float:
     """The weight of one record's gradient in the mean gradient of a message, if one step takes the record."""
     samples = max(1, message.sender.samples)
     size = min(setting.batch, samples) if setting.batch else samples

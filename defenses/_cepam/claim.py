@@ -43,7 +43,7 @@ from leakgauge.harness.core.vec import Vector
 _RECIPIENTS = frozenset({Threat.PARTICIPANT, Threat.PUBLIC})
 """The adversaries of the claim, who see averages only."""
 
-_SERVERS = frozenset({Threat.SERVER, Threat.COLLUDING_SERVER})
+_SERVERS = frozenset({Threat.SERVER, Threat.COLLUDING_SERVER, Threat.MALICIOUS_SERVER})
 
 _SINGLE = "samples are drawn one a step, with replacement"
 _ONE_NORM = "all updates of a round have one norm, and one weight"

@@ -16,7 +16,6 @@ Sources: Van Trees 1968, "Detection, estimation, and modulation theory", part I,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -26,12 +25,9 @@ from scipy.linalg.blas import dsyrk
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from leakgauge.harness.core.accounting import delta, is_sampled
-from leakgauge.harness.core.claim import Claim, Proof, Unit
 from leakgauge.harness.core.contract import Examples, Links, Message, Observation, Sender, Sighting, links_of
 from leakgauge.harness.core.rng import Key, integers
 from leakgauge.harness.core.stats import Numbers
-from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.learn.gradients import gradients, keep_freed_memory, kernel_of
 from leakgauge.harness.learn.prior import gaussian_prior
@@ -57,10 +53,6 @@ _EXACT = 1e-3
 
 _IN_CLEAR = 1e-4
 """Relative standard deviation of a number that is sent without noise: exact, but for rounding in the inversion."""
-
-_WIDEST = 10.0
-_EPSILONS = 101
-"""A proof is asked at so many epsilons up to the widest."""
 
 _SHARPEST = 1e12
 """The most information about a coordinate: float32 does not tell more."""
@@ -150,43 +142,6 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key) -> list[Limit
             _limit(torch.from_numpy(information), off, variances, len(mean))._replace(basis=basis, linear=linear)
         )
     return found
-
-
-class Proved(NamedTuple):
-    """The most that a proof lets any attack identify: a share of images, and the proof in words."""
-
-    share: float
-    words: str
-
-
-def proved_identification(claim: Claim, threat: Threat, among: int) -> Proved | None:
-    """What the claim's proofs say of any guess of one input among `among` that are equally likely; None: nothing.
-
-    A guess is right with probability at most e^epsilon / among + delta(epsilon), for every epsilon. The input is
-    exchanged or left out, so a proof must cover a record, a client or a message, and this adversary. It must not count
-    on sampling: the attacked records do take part. The claim's assumptions must hold.
-
-    Source: Balle, Cherubin, Hayes 2022, "Reconstructing training data with informed adversaries", thm 2, with the
-        uniform prior; over all epsilons as in Hayes, Mahloujifar, Balle 2023, "Bounding training data reconstruction in
-        DP-SGD", thm 2.
-    """
-    found = [_identified(proof, claim, threat, among) for proof in (claim.proved, *claim.further)]
-    return min((one for one in found if one is not None), default=None)
-
-
-def _identified(proof: Proof, claim: Claim, threat: Threat, among: int) -> Proved | None:
-    """By one proof; None if it says nothing."""
-    part = proof.unit in (Unit.COORDINATE, Unit.SUBVECTOR)
-    if part or threat not in (proof.against or claim.against) or is_sampled(proof.event):
-        return None
-    try:
-        deltas = [(e, delta(proof.event, e)) for e in np.linspace(0.0, _WIDEST, _EPSILONS)]
-    except ValueError:  # no law is known above delta = 0
-        return None
-    blind = 1 / among
-    # of an event, and of its complement with the two inputs exchanged
-    share = min(min(math.exp(e) * blind + d, 1 - math.exp(-e) * (1 - blind - d)) for e, d in deltas)
-    return Proved(share, f"{proof.method}, one {proof.unit.value}") if share < 1 else None
 
 
 def _limit(information: Tensor, off: Tensor, variances: Tensor, entries: int) -> Limit:

@@ -87,7 +87,7 @@ def show(study: StudyArgument, data: DataOption = None, as_json: JsonOption = Fa
 
 def _print_study(study: Study, data: Path | None, folder: Path | None = None) -> None:
     """Print the trainings with their cells, which of them are finished in a folder, and the estimated cost."""
-    from leakgauge.harness.core.labels import part_text, where
+    from leakgauge.harness.core.labels import part_text, server_text, where
     from leakgauge.harness.data import default_root
     from leakgauge.harness.study.cost import estimate
     from leakgauge.harness.study.store import Store
@@ -100,7 +100,8 @@ def _print_study(study: Study, data: Path | None, folder: Path | None = None) ->
         typer.echo(
             f"\ntraining {training.id}  {training.task.data} {training.task.model}  {_defense_text(training.defense)}  "
             f"seed {training.seed}  {federation.algorithm}, {federation.rounds} rounds, "
-            f"{federation.participants or federation.clients} of {federation.clients} clients"
+            f"{federation.participants or federation.clients} of {federation.clients} clients, "
+            f"server {server_text(training)}"
         )
         for cell in study.cells_of[training.id]:
             size = f"{cell.target.count} x {cell.target.batch}"

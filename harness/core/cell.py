@@ -192,11 +192,21 @@ class Target:
 
 
 @dataclass(frozen=True)
+class Malice:
+    """A server that chooses the parameters that it broadcasts: the attack that names them, and where."""
+
+    attack: PartSpec
+    target: Target
+
+
+@dataclass(frozen=True)
 class TrainingSpec:
     """One federated training, shared by all attacks on it.
 
     Attributes:
         audit: trials per input of an audit of the defense by itself, with two inputs; 0: no audit.
+        malice: what a malicious server broadcasts in the attacked rounds, whose updates it throws away; None: the
+            server is honest.
     """
 
     task: TaskSpec
@@ -204,6 +214,7 @@ class TrainingSpec:
     defense: PartSpec
     seed: int
     audit: int = 0
+    malice: Malice | None = None
 
     def __post_init__(self) -> None:
         if self.audit < 0:
@@ -211,11 +222,14 @@ class TrainingSpec:
 
     @property
     def meaning(self) -> dict[str, Any]:
-        """The data that the id is made of; `audit` is left out if 0, which keeps the ids of older results."""
+        """The data that the id is made of; `audit` and `malice` are left out if there are none: older ids stay."""
         data = dataclasses.asdict(self)
-        if not self.audit:
-            del data["audit"]
-        return data
+        return {key: value for key, value in data.items() if value or key not in ("audit", "malice")}
+
+    @property
+    def honest(self) -> TrainingSpec:
+        """The same training by an honest server."""
+        return dataclasses.replace(self, malice=None)
 
     @functools.cached_property
     def id(self) -> str:

@@ -481,6 +481,18 @@ class Attack(ABC):
     def needs(self) -> frozenset[str]:
         """Names of what the adversary must see: entries of `SEES`, or grants."""
 
+    def broadcast(self, seen: Observation, key: Key) -> Vector:
+        """The parameters [d] that the server broadcasts in an attacked round, for an attack that needs `broadcast`.
+
+        Args:
+            seen: what the server knows before the round: the honest model, auxiliary data, candidates; no message.
+            key: the key of `run`, in every round.
+
+        Raises:
+            ValueError: there are no such parameters for this task.
+        """
+        raise NotImplementedError(f"{type(self).__name__} broadcasts nothing")
+
     @abstractmethod
     def run(self, seen: Observation, key: Key) -> Reconstruction | Labels | Membership:
         """Attack an observation. A victim on which the attack diverged gives a guess with a `failure`, no exception."""

@@ -11,7 +11,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, Scalar, Target, TaskSpec, canonical
+from leakgauge.harness.core.cell import (
+    Cell,
+    FederationSpec,
+    PartSpec,
+    Scalar,
+    Target,
+    TaskSpec,
+    TrainingSpec,
+    canonical,
+)
 
 _EXPONENT = re.compile(r"e([+-])0*(\d+)$")
 UNDEFENDED = "none"
@@ -51,6 +60,11 @@ def part_text(part: PartSpec) -> str:
     """A defense or an attack with all its parameters: `gaussian clip=1, epsilon=8`."""
     shown = "no defense" if part.name == UNDEFENDED else part.name
     return f"{shown} {written(part.parameters, part.parameters)}".strip()
+
+
+def server_text(spec: TrainingSpec) -> str:
+    """Who chooses the parameters that the server broadcasts: `honest`, or the attack, and where."""
+    return "honest" if spec.malice is None else f"{part_text(spec.malice.attack)}, {where(spec.malice.target)}"
 
 
 def label_parts(parts: Iterable[PartSpec]) -> dict[str, Label]:

@@ -33,7 +33,7 @@ class GateTest(StrEnum):
     """The mean over the seeds must not fall by more than a tolerance."""
 
 
-Item = Literal["image", "label", "victim", "record", "member", "seed"]
+Item = Literal["image", "label", "victim", "record", "member", "client", "seed"]
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,7 @@ _TABLE = (
     Metric("exact", "victims with all labels right", "victim", "labels"),
     Metric("identification", "images identified", "image", "reconstruction", chance=0.01),
     Metric("identification_bound", "proved limit of images identified", "image", "reconstruction"),
+    Metric(*("identification_epsilon", "epsilon shown by identified images", "image", "reconstruction", ""), high=None),
     Metric("recognized", "recognizable", "image", "reconstruction"),
     Metric("success", "success", "image", "reconstruction"),
     Metric("failed", "failed", "victim", "reconstruction", higher_leaks=None),
@@ -117,6 +118,10 @@ _TABLE = (
     ),
     Metric("tpr@0.1%", "TPR at 0.1 % FPR", "member", "membership", gate=GateTest.RATE, false_positives=0.001),
     Metric("tpr@1%", "TPR at 1 % FPR", "member", "membership", gate=GateTest.RATE, false_positives=0.01),
+    Metric("membership_epsilon", "epsilon shown by guessed members", "record", "membership", "", high=None),
+    Metric(
+        *("detectable", "clients that notice the broadcast parameters", "client", "reconstruction"), higher_leaks=None
+    ),
     Metric("balanced_accuracy", "balanced accuracy", "record", "membership", "DKW-Massart band"),
     Metric(
         *("epsilon", "audited epsilon, lower bound", "seed", "training", ""),

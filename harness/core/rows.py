@@ -24,7 +24,7 @@ import numpy as np
 
 from leakgauge.harness.core.cases import Case, cases, headline_estimate
 from leakgauge.harness.core.cell import Cell, TrainingSpec
-from leakgauge.harness.core.labels import counted, label_parts, part_text, where
+from leakgauge.harness.core.labels import counted, label_parts, part_text, server_text, where
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, Estimate, Flag, ProofRecord, Run, TrainingRecord
 from leakgauge.harness.core.stats import clopper_pearson, cut, pool
 
@@ -36,7 +36,7 @@ Row = dict[str, Any]
 COLUMNS: dict[str, str] = {
     **dict.fromkeys(("cell", "training", "data", "model", "algorithm"), "str"),
     **dict.fromkeys(("clients", "rounds"), "Int64"),
-    **dict.fromkeys(("defense", "attack", "adversary", "target"), "str"),
+    **dict.fromkeys(("defense", "server", "attack", "adversary", "target"), "str"),
     "seed": "Int64",
     "quantity": "str",
     **dict.fromkeys(("round", "item"), "Int64"),
@@ -125,6 +125,7 @@ def _question(spec: TrainingSpec) -> Row:
         "clients": spec.federation.clients,
         "rounds": spec.federation.rounds,
         "defense": part_text(spec.defense),
+        "server": server_text(spec),
         "seed": spec.seed,
     }
 

@@ -11,6 +11,7 @@ class Threat(enum.Enum):
 
     SERVER = "server"
     COLLUDING_SERVER = "colluding-server"
+    MALICIOUS_SERVER = "malicious-server"
     EAVESDROPPER = "eavesdropper"
     PARTICIPANT = "participant"
     PUBLIC = "public"
@@ -23,11 +24,12 @@ _PUBLIC = frozenset({"task", "setting", "defense", "auxiliary", "candidates"})
 SEES: dict[Threat, frozenset[str]] = {
     Threat.SERVER: _PUBLIC | {"messages", "shared", "models", "final"},  # honest but curious; must decode
     Threat.COLLUDING_SERVER: _PUBLIC | {"messages", "shared", "models", "final", "others"},  # with all non-victims
+    Threat.MALICIOUS_SERVER: _PUBLIC | {"messages", "shared", "models", "final", "broadcast"},  # chooses the models
     Threat.EAVESDROPPER: _PUBLIC | {"messages", "models", "final"},  # uplink and broadcast, but no shared key
     Threat.PARTICIPANT: _PUBLIC | {"models", "final"},  # the model of every round, never a message
     Threat.PUBLIC: _PUBLIC | {"final"},  # the final model
 }
-"""What each adversary sees, without grants."""
+"""What each adversary sees, without grants; `broadcast`: it chooses the parameters of the attacked rounds."""
 
 GRANTS = frozenset({"labels"})
 """Side knowledge that no adversary has by default; a study grants it by name, as in `server+labels`."""

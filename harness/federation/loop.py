@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,7 +15,16 @@ from torch import Tensor
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.claim import EVERY_ROUND, Breach
-from leakgauge.harness.core.contract import Defense, Examples, Feedback, LocalRule, Message, Sender, Setting
+from leakgauge.harness.core.contract import (
+    Defense,
+    Examples,
+    Feedback,
+    LocalRule,
+    Message,
+    Sender,
+    Setting,
+    Snapshot,
+)
 from leakgauge.harness.core.result import Evaluation
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
@@ -24,6 +33,9 @@ from leakgauge.harness.learn.batch import Engine, Indices, LocalPlan, Work, trai
 from leakgauge.harness.learn.tasks import ModelTask
 
 _NO_RULE = LocalRule()
+
+Broadcast = Callable[[Snapshot, float], Vector]
+"""The parameters that a malicious server sends instead of a round's model and state, at its learning rate."""
 
 
 class Keep(NamedTuple):
@@ -42,7 +54,7 @@ class Training:
         evaluations: in the order of the rounds.
         feedback: what everybody learned after each round; it replays the defense's state.
         learning_rates: one per round.
-        models: parameters before the kept rounds.
+        models: parameters from which the clients train in the kept rounds.
         messages: messages of the kept rounds, in the order of the senders' numbers; one if the channel adds them up.
         truth: for the kept rounds, by sender: the samples (indices into its data) behind its message.
         message_bytes: mean bytes of a client's message, by round.
@@ -118,6 +130,7 @@ def train(
     engine: Engine,
     keep: Keep,
     device: str = "cpu",
+    broadcasts: Mapping[int, Broadcast] | None = None,
 ) -> Training:
     """Run the whole federation.
 
@@ -126,6 +139,8 @@ def train(
         key: of all random draws. With the same key two defenses start from the same model and have the same clients,
             batches and test set.
         device: where the clients train and the model is evaluated; messages are made, sent and decoded on the CPU.
+        broadcasts: what a malicious server sends, by round; it throws the updates of these rounds away, and goes on
+            from its own model.
 
     Raises:
         ValueError: training diverged (an update or the test loss is not finite), or the defense allows no round.
@@ -140,11 +155,14 @@ def train(
     for number in range(spec.rounds):
         if defense.stops(state):
             break
-        if number in keep.models:
-            training.models[number] = params.clone()
         lr = schedule.lr(number, before)
+        chosen = (broadcasts or {}).get(number)
+        sent = params if chosen is None else chosen(Snapshot(number, params, state), lr)
+        if number in keep.models:
+            training.models[number] = sent.clone()
         training.learning_rates.append(lr)
-        params = run.round(params, state, number, lr, with_snr=before is not None)
+        after_round = run.round(sent, state, number, lr, with_snr=before is not None)
+        params = after_round if chosen is None else params
         due = (number + 1) % spec.evaluate_every == 0 or number + 1 == spec.rounds
         after = run.evaluate(params, number + 1) if due else None
         training.feedback.append(Feedback(number, before, after))

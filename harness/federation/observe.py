@@ -77,6 +77,7 @@ class Truth:
         victims: each victim's images and labels; empty for membership.
         is_member: [n] bool, one per candidate; None for reconstruction.
         note: what a reader must know about the choice of candidates.
+        alike: whether members and non-members are drawn from the same records, uniformly.
         pool: [n, ...] all training inputs; None for membership.
         lineups: for each victim [b, k]: rows of the pool that no victim sent, k for each of its inputs; empty if there
             are none. A reconstruction identifies its input if it is nearer to it than to these.
@@ -85,6 +86,7 @@ class Truth:
     victims: tuple[Examples, ...] = ()
     is_member: Tensor | None = None
     note: str = ""
+    alike: bool = False
     pool: Tensor | None = None
     lineups: tuple[Indices, ...] = ()
 
@@ -109,17 +111,7 @@ def observe(scene: Scene, view: View, target: Target) -> tuple[Observation, Trut
     Raises:
         ValueError: the scene does not hold what the target needs; the error names it.
     """
-    sees = view.sees
-    training = scene.training
-    seen = Observation(
-        view=view,
-        setting=training.setting,
-        task=scene.task,
-        defense=scene.defense,
-        lr=scene.spec.lr,
-        models=tuple(_snapshot(scene, t) for t in sorted(training.models)) if "models" in sees else None,
-        final=training.final if "final" in sees else None,
-    )
+    sees, training, seen = view.sees, scene.training, _base(scene, view)
     if target.kind == "members":
         chosen = _candidates(scene, target)
         free = np.setdiff1d(np.arange(len(scene.test.y)), chosen.test_rows)
@@ -131,7 +123,8 @@ def observe(scene: Scene, view: View, target: Target) -> tuple[Observation, Trut
             auxiliary=Examples(scene.test.x[free], scene.test.y[free]) if "auxiliary" in sees else None,
             others=_others(scene, chosen.rows, {target.client}) if "others" in sees else None,
         )
-        return seen, Truth(is_member=chosen.is_member, note=chosen.note)
+        uniform = target.client is None or scene.spec.partition in ("iid", "unbalanced")
+        return seen, Truth(is_member=chosen.is_member, note=chosen.note, alike=uniform and not len(chosen.test_rows))
     sent = _probes(scene, target) if target.kind == "probe" else _real_messages(scene, target)
     seen = dataclasses.replace(
         _with_sightings(seen, sent.sightings),
@@ -140,6 +133,33 @@ def observe(scene: Scene, view: View, target: Target) -> tuple[Observation, Trut
         labels=tuple(victim.y.sort().values for victim in sent.victims) if "labels" in sees else None,
     )
     return seen, Truth(sent.victims, pool=scene.train.x, lineups=_lineups(scene, sent))
+
+
+def _base(scene: Scene, view: View) -> Observation:
+    """What the adversary knows without the attacked rounds."""
+    training, sees = scene.training, view.sees
+    return Observation(
+        view=view,
+        setting=training.setting,
+        task=scene.task,
+        defense=scene.defense,
+        lr=scene.spec.lr,
+        models=tuple(_snapshot(scene, t) for t in sorted(training.models)) if "models" in sees else None,
+        final=training.final if "final" in sees else None,
+    )
+
+
+def before_rounds(scene: Scene, view: View, target: Target) -> Observation:
+    """What a malicious server knows before the attacked rounds: no message and no model; the loop adds the model.
+
+    Args:
+        scene: its training need not have begun.
+    """
+    if target.kind == "members":
+        seen, _ = observe(scene, view, dataclasses.replace(target, round=None, rounds=1))
+    else:
+        seen = dataclasses.replace(_base(scene, view), auxiliary=scene.test)
+    return dataclasses.replace(seen, models=None, final=None)
 
 
 def _lineups(scene: Scene, sent: _Sent) -> tuple[Indices, ...]:

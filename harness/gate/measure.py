@@ -255,8 +255,10 @@ def _attacked(case: Case, metric: Metric, estimate: Estimate, problem: str) -> M
 
 
 def _of_trainings(run: Run) -> Iterable[Measure]:
-    """Accuracy, bits and audit of each defense in each setting, over the seeds."""
+    """Accuracy, bits and audit of each defense in each setting under an honest server, over the seeds."""
     for name, specs in trainings(run).items():
+        if specs[0].malice is not None:
+            continue
         records = [run.trainings.get(spec.id) for spec in specs]
         lost = sum(record is None for record in records)
         problem = f"{lost} of {len(records)} trainings not finished" if lost else ""

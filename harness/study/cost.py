@@ -227,7 +227,7 @@ class _Rehearsal:
             one = replace(one, participants=clients)
         if one.algorithm == "fedavg":
             one = replace(one, local_steps=min(steps, place.setting.steps), local_epochs=None)
-        return replace(spec, federation=one, audit=0)
+        return replace(spec.honest, federation=one, audit=0)
 
     def _attackable(self, cell: Cell) -> Cell:
         """The cell on a training that is no longer than its attack needs, or on round 0 if that takes long too."""

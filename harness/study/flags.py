@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from leakgauge.harness.audit.attacked import Promised
 from leakgauge.harness.audit.limit import Limit
 from leakgauge.harness.core.cell import Target
 from leakgauge.harness.core.contract import Attack, Defense, Labels, Membership, Reconstruction
@@ -69,6 +70,27 @@ def _by_limit(estimates: Mapping[str, Estimate], limits: Sequence[Limit] | str) 
         return []
     text = f"its MSE is {1 / efficiency:.2g} times the limit: a better attack may find more"
     return [Flag("weak-attack", text)]
+
+
+def promise_flags(shown: Sequence[Estimate], made: Promised) -> tuple[Flag, ...]:
+    """Whether an attack refutes the claim, or the proof, which means that the code is not what was proved."""
+    flags = []
+    for one in shown:
+        value, who = one.value or 0.0, f"the attack shows an epsilon of at least {one.value:.3g} ({one.method})"
+        if value > made.proved:
+            flags.append(
+                Flag("proof-contradicted", f"{who}, the proof says {made.proved:.3g}: the code or it is wrong")
+            )
+        if value > made.claimed:
+            flags.append(Flag("claim-contradicted", f"{who}, the claim is {made.claimed:.3g} per {made.unit.value}"))
+    return tuple(flags)
+
+
+def notice_flag(found: Estimate) -> Flag:
+    """How many clients notice what a malicious server broadcasts, and by which tests."""
+    share = f"{round(found.n * (found.value or 0.0))} of {found.n} clients notice"
+    by = f", by the tests {found.note}" if found.note else ": that none does is no proof"
+    return Flag("detectable", f"{share} that the parameters are not honest{by}", "note")
 
 
 def training_flags(record: TrainingRecord, classes: int, unaudited: str = "") -> tuple[Flag, ...]:

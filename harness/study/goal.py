@@ -123,8 +123,9 @@ def solve(cells: tuple[Cell, ...], root: Path, trained: Trained) -> tuple[tuple[
     """
     asked: dict[str, list[TrainingSpec]] = {}
     for cell in cells:
-        if KEY in cell.training.defense.parameters and cell.training not in asked.setdefault(_place(cell), []):
-            asked[_place(cell)].append(cell.training)
+        spec = cell.training.honest
+        if KEY in spec.defense.parameters and spec not in asked.setdefault(_place(cell), []):
+            asked[_place(cell)].append(spec)
     searches = {place: _search(specs, root) for place, specs in asked.items()}
     answers: dict[str, Answer] = {}
     wanted: dict[str, list[TrainingSpec]] = {}
@@ -149,8 +150,8 @@ def solve(cells: tuple[Cell, ...], root: Path, trained: Trained) -> tuple[tuple[
 
 
 def _place(cell: Cell) -> str:
-    """A key of a cell's training without its seed."""
-    return canonical(cell.training.meaning | {"seed": None})
+    """A key of a cell's training by an honest server, without its seed."""
+    return canonical(cell.training.honest.meaning | {"seed": None})
 
 
 def _with(spec: TrainingSpec, defense: PartSpec) -> TrainingSpec:

@@ -5,18 +5,29 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from leakgauge.harness import data
+from leakgauge.harness.audit.attacked import Promised, Proved, promised, proved_identification
 from leakgauge.harness.audit.claims import record_claim
-from leakgauge.harness.audit.limit import Limit, NoLimit, Proved, limits, proved_identification
+from leakgauge.harness.audit.limit import Limit, NoLimit, limits
 from leakgauge.harness.audit.standalone import audit_for_study
-from leakgauge.harness.core.cell import Cell, Target, TaskSpec, TrainingSpec, canonical, fingerprint
-from leakgauge.harness.core.contract import Defense, Examples, Labels, Membership, Reconstruction, Setting
+from leakgauge.harness.audit.weights import suspicious
+from leakgauge.harness.core.cell import Cell, PartSpec, Target, TaskSpec, TrainingSpec, canonical, fingerprint
+from leakgauge.harness.core.claim import Claim
+from leakgauge.harness.core.contract import (
+    Defense,
+    Examples,
+    Labels,
+    Membership,
+    Observation,
+    Reconstruction,
+    Setting,
+)
 from leakgauge.harness.core.result import (
     AuditRecord,
     BreachRecord,
@@ -28,20 +39,30 @@ from leakgauge.harness.core.result import (
     to_data,
 )
 from leakgauge.harness.core.rng import Key, subset
-from leakgauge.harness.core.threats import View
+from leakgauge.harness.core.stats import of_items
+from leakgauge.harness.core.threats import Threat, View
 from leakgauge.harness.data import DataSet
 from leakgauge.harness.federation import registry
-from leakgauge.harness.federation.loop import Keep, Training, make_setting, train
-from leakgauge.harness.federation.observe import Scene, Truth, observe
+from leakgauge.harness.federation.loop import Broadcast, Keep, Training, make_setting, train
+from leakgauge.harness.federation.observe import Scene, Truth, before_rounds, observe
 from leakgauge.harness.learn import models
-from leakgauge.harness.learn.batch import choose_engine
+from leakgauge.harness.learn.batch import Engine, choose_engine
 from leakgauge.harness.learn.partition import partition
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.environment import environment
-from leakgauge.harness.study.flags import cell_flags, training_flags
+from leakgauge.harness.study.flags import cell_flags, notice_flag, promise_flags, training_flags
 from leakgauge.harness.study.replay import from_arrays, holds, to_arrays
-from leakgauge.harness.study.score import score_labels, score_limits, score_membership, score_reconstruction
+from leakgauge.harness.study.score import (
+    score_labels,
+    score_limits,
+    score_membership,
+    score_promise,
+    score_reconstruction,
+)
 from leakgauge.harness.study.store import Arrays, Store, arrays_digest
+
+_ASKED = 8
+"""Clients that are asked whether they notice what a malicious server broadcasts; each takes about a second."""
 
 
 class Prepared(NamedTuple):
@@ -96,7 +117,11 @@ def run_training(spec: TrainingSpec, keep: Keep, store: Store, root: Path, devic
     ready = prepare(spec, root)
     engine, federation, key = choose_engine(ready.task, device), spec.federation, ready.key.child("training")
     training = train(
-        ready.task, federation, ready.defense, ready.holdings, ready.test, key, engine=engine, keep=keep, device=device
+        *(ready.task, federation, ready.defense, ready.holdings, ready.test, key),
+        engine=engine,
+        keep=keep,
+        device=device,
+        broadcasts=_broadcasts(spec, ready, engine),
     )
     one_round, whole_run = _claims(ready, training)
     audited, unaudited = _audit(ready, spec)
@@ -120,6 +145,19 @@ def run_training(spec: TrainingSpec, keep: Keep, store: Store, root: Path, devic
     record = dataclasses.replace(record, flags=training_flags(record, len(ready.data.classes), unaudited))
     store.write_training(record, to_arrays(training, keep), time.perf_counter() - start)
     return record
+
+
+def _broadcasts(spec: TrainingSpec, ready: Prepared, engine: Engine) -> dict[int, Broadcast]:
+    """What a malicious server sends in each attacked round; nothing if the server is honest."""
+    if spec.malice is None:
+        return {}
+    attack, target = registry.build_attack(spec.malice.attack), spec.malice.target
+    nothing = Training(ready.setting, ready.task.init(ready.key.child("training", "init")))
+    before = before_rounds(_scene_of(spec, ready, nothing, engine), View(Threat.MALICIOUS_SERVER), target)
+    key = _attack_key(spec.seed, spec.malice.attack, target)
+    return dict.fromkeys(
+        target.looks_at, lambda model, lr: attack.broadcast(dataclasses.replace(before, model=model, lr=lr), key)
+    )
 
 
 def training_suffices(spec: TrainingSpec, keep: Keep, store: Store) -> bool:
@@ -146,17 +184,28 @@ def _scene(folder: Path, training_id: str, root: Path, written: int) -> Scene:
     if record is None or arrays is None:
         raise ValueError(f"the stored training {training_id} cannot be read; run the study again")
     ready = prepare(record.spec, root)
+    training = from_arrays(arrays, ready.setting, record, ready.key.child("training"))
+    return _scene_of(record.spec, ready, training, choose_engine(ready.task))
+
+
+def _scene_of(spec: TrainingSpec, ready: Prepared, training: Training, engine: Engine) -> Scene:
+    """The scene of a training."""
     return Scene(
         task=ready.task,
-        spec=record.spec.federation,
+        spec=spec.federation,
         defense=ready.defense,
-        training=from_arrays(arrays, ready.setting, record, ready.key.child("training")),
+        training=training,
         train=ready.data.train,
         test=ready.test,
         clients=ready.clients,
-        engine=choose_engine(ready.task),
+        engine=engine,
         key=ready.key,
     )
+
+
+def _attack_key(seed: int, attack: PartSpec, target: Target) -> Key:
+    """The key of an attack on a target: the same for every defense."""
+    return Key(seed).child("attack", attack.name, canonical(to_data(target)))
 
 
 def stored_scene(spec: TrainingSpec, store: Store, root: Path) -> Scene:
@@ -182,11 +231,17 @@ def run_attack(cell: Cell, store: Store, root: Path) -> Result:
     scene = stored_scene(cell.training, store, root)
     attack = registry.build_attack(cell.attack)
     seen, truth = observe(scene, View.parse(cell.threat), cell.target)
-    key = Key(cell.training.seed).child("attack", cell.attack.name, canonical(to_data(cell.target)))
-    found = attack.run(seen, key)
+    found = attack.run(seen, _attack_key(cell.training.seed, cell.attack, cell.target))
     bounds = bounds_of(cell, store, root) if cell.limit and isinstance(found, Reconstruction) else None
     estimates, arrays = _score(found, truth, bounds)
     flags = cell_flags(attack, scene.defense, cell.target, found, truth, estimates, bounds.limits if bounds else "")
+    made = None if attack.floor else _promise_of(cell, seen, store, root)
+    if made is not None and not isinstance(found, Labels):
+        shown = score_promise(found, truth, estimates, made)
+        estimates, flags = estimates + shown, promise_flags(shown, made) + flags
+    if cell.training.malice is not None:
+        noticed = _noticed(scene, cell.target)
+        estimates, flags = (*estimates, noticed), (*flags, notice_flag(noticed))
     content = {
         "cell": to_data(cell),
         "estimates": [to_data(one) for one in estimates],
@@ -217,9 +272,9 @@ def _bounds(folder: Path, training_id: str, root: Path, written: int, target: Ta
     """`bounds_of`, cached for the next attacks on the same messages."""
     scene, view = _scene(folder, training_id, root, written), View.parse(threat)
     seen, truth = observe(scene, view, target)
-    states = [sighting.model.state for sighting in seen.sightings] if seen.messages and seen.model else []
-    claim, among = scene.defense.claim(states, scene.training.setting) if states else None, 1 + truth.rivals
-    proved = proved_identification(claim, view.threat, among) if claim and among > 1 else None
+    among = 1 + truth.rivals
+    claim = _claim(scene, target.looks_at) if seen.messages and among > 1 else None
+    proved = proved_identification(claim, view.threat, among) if claim else None
     try:
         return Bounds(limits(seen, truth.victims, scene.key.child("limit", canonical(to_data(target)))), proved)
     except NoLimit as error:
@@ -245,11 +300,47 @@ def _score(
 
 def _claims(ready: Prepared, training: Training) -> tuple[ClaimRecord, ClaimRecord]:
     """The defense's claims for the first round and for all rounds."""
-    states = [ready.defense.init(ready.setting)]
-    for feedback in training.feedback[:-1]:
-        states.append(ready.defense.advance(states[-1], feedback))
+    states = _states(ready.defense, training)
     one_round, whole_run = (ready.defense.claim(history, ready.setting) for history in (states[:1], states))
     return record_claim(one_round), record_claim(whole_run)
+
+
+def _states(defense: Defense[Any, Any], training: Training) -> list[Any]:
+    """The defense's public state in each round."""
+    states = [defense.init(training.setting)]
+    for feedback in training.feedback[:-1]:
+        states.append(defense.advance(states[-1], feedback))
+    return states
+
+
+def _claim(scene: Scene, rounds: Sequence[int]) -> Claim:
+    """The defense's claim for these rounds; for the whole run if there are none."""
+    states = _states(scene.defense, scene.training)
+    return scene.defense.claim([states[number] for number in rounds] or states, scene.training.setting)
+
+
+def _promise_of(cell: Cell, seen: Observation, store: Store, root: Path) -> Promised | None:
+    """What the defense promises against the attack of a cell, over the rounds whose messages it sees."""
+    written = (store.training(cell.training.id) / "kept.npz").stat().st_mtime_ns
+    rounds, alone = tuple(cell.target.looks_at if seen.messages else ()), cell.target.kind == "probe"
+    return _promised(store.folder, cell.training.id, root, written, rounds, seen.view.threat, alone)
+
+
+@functools.lru_cache(maxsize=64)
+def _promised(
+    folder: Path, training_id: str, root: Path, written: int, rounds: tuple[int, ...], threat: Threat, alone: bool
+) -> Promised | None:
+    """`_promise_of`, cached for the next attacks: accounting may take seconds."""
+    return promised(_claim(_scene(folder, training_id, root, written), rounds), threat, alone=alone)
+
+
+def _noticed(scene: Scene, target: Target) -> Estimate:
+    """How many clients notice the parameters of the first attacked round: the first eight clients, with their data."""
+    params, key = scene.training.models[target.looks_at[0]], scene.key.child("notice")
+    numbers = sorted(scene.clients)[:_ASKED]
+    found = [suspicious(scene.task, params, scene.rows(scene.clients[k]), key.child(k)) for k in numbers]
+    tests = ", ".join(sorted({name for names in found for name in names}))
+    return dataclasses.replace(of_items("detectable", [float(bool(names)) for names in found]), note=tests)
 
 
 def _breaches(training: Training, *claims: ClaimRecord) -> tuple[BreachRecord, ...]:

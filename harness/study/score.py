@@ -13,11 +13,19 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from leakgauge.harness.audit.limit import Limit, Proved
+from leakgauge.harness.audit.attacked import (
+    LEVEL,
+    Promised,
+    Proved,
+    shown_by_identification,
+    shown_by_membership,
+)
+from leakgauge.harness.audit.limit import Limit
 from leakgauge.harness.core import stats
-from leakgauge.harness.core.contract import Guess
+from leakgauge.harness.core.contract import Guess, Membership, Reconstruction
 from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.harness.core.result import Estimate, Pictures
+from leakgauge.harness.federation.observe import Truth
 
 Numbers = npt.NDArray[np.float64]
 
@@ -227,6 +235,35 @@ def score_limits(
         stats.mean("efficiency", efficiency, note=note),
         *bound,
     )
+
+
+def score_promise(
+    found: Reconstruction | Membership, truth: Truth, estimates: Sequence[Estimate], made: Promised
+) -> tuple[Estimate, ...]:
+    """The epsilon that an attack's success refutes, beside what is claimed and proved; nothing if it cannot tell.
+
+    Args:
+        estimates: of the same attack.
+    """
+    words = f"claimed {made.claimed:.3g}, proved {made.proved:.3g} per {made.unit.value}, delta {made.delta:g}"
+    if isinstance(found, Membership):
+        if truth.is_member is None or not truth.alike:
+            return ()
+        n, shown = int(truth.is_member.sum()), shown_by_membership(found.scores, truth.is_member, made)
+        return (_bound("membership_epsilon", shown, n, "guesses of pairs in one run", words),)
+    seen = {one.name: one for one in estimates}.get("identification")
+    if seen is None or not seen.n:
+        return ()
+    # images of one message are not independent: the first of each stands for it
+    first = itertools.accumulate((len(victim.y) for victim in truth.victims[:-1]), initial=0)
+    hits = [seen.values[at] == 1 for at in first]
+    shown = shown_by_identification(sum(hits), len(hits), 1 + truth.rivals, made.delta)
+    return (_bound("identification_epsilon", shown, len(hits), "Clopper-Pearson", words),)
+
+
+def _bound(name: str, value: float, n: int, method: str, note: str) -> Estimate:
+    """A lower bound as an estimate without an interval."""
+    return Estimate(name, value, None, None, n, f"{LEVEL:.0%} lower bound, {method}", note=note)
 
 
 def score_labels(truth: Sequence[Tensor], guesses: Sequence[Tensor]) -> tuple[Estimate, ...]:

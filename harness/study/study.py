@@ -17,7 +17,16 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec, fingerprint
+from leakgauge.harness.core.cell import (
+    Cell,
+    FederationSpec,
+    Malice,
+    PartSpec,
+    Target,
+    TaskSpec,
+    TrainingSpec,
+    fingerprint,
+)
 from leakgauge.harness.core.errors import StudyError, unknown
 from leakgauge.harness.core.threats import ThreatMismatch, View, require
 from leakgauge.harness.federation import registry
@@ -119,7 +128,7 @@ def resolve(table: Table, source: str = "study") -> Study:
     attacks = list(_all("attacks", file.attacks, lambda one: _attack(one, file.threats), problems))
     if len(set(file.seeds)) < len(file.seeds):
         problems.append(f"seeds: got {file.seeds}, expected each seed once")
-    for federation, (_, target, _) in itertools.product(federations, attacks):
+    for federation, (_, target, *_) in itertools.product(federations, attacks):
         last = max(target.looks_at, default=0)
         if last >= federation.rounds:
             problems.append(f"attacks.target.round: looks at round {last}, expected less than {federation.rounds}")
@@ -127,10 +136,14 @@ def resolve(table: Table, source: str = "study") -> Study:
             problems.append(f"attacks.target.client: got {target.client}, expected less than {federation.clients}")
     if problems:
         raise StudyError(source, problems)
-    cells = [
-        Cell(TrainingSpec(task, federation, defense, seed, file.audit), attack, target, view, file.limit)
+    trainings = [
+        TrainingSpec(task, federation, defense, seed, file.audit)
         for task, federation, defense, seed in itertools.product(tasks, federations, defenses, file.seeds)
-        for attack, target, views in attacks
+    ]
+    cells = [
+        Cell(_against(training, malice), attack, target, view, file.limit)
+        for training in trainings
+        for attack, target, views, malice in attacks
         for view in views
     ]
     unique = {cell.id: cell for cell in cells}
@@ -191,8 +204,13 @@ def _defense(table: Table) -> PartSpec:
     return goal.with_goal(name, parameters, _inner(goal.Goal, table[goal.KEY], goal.KEY))
 
 
-def _attack(table: Table, threats: list[str]) -> tuple[PartSpec, Target, tuple[str, ...]]:
-    """An attack with its defaults filled in, its target, and its adversaries."""
+def _against(training: TrainingSpec, malice: Malice | None) -> TrainingSpec:
+    """The training by a malicious server, without the audit, which the honest training has; itself without malice."""
+    return training if malice is None else replace(training, malice=malice, audit=0)
+
+
+def _attack(table: Table, threats: list[str]) -> tuple[PartSpec, Target, tuple[str, ...], Malice | None]:
+    """An attack with its defaults filled in, its target, its adversaries, and what the server broadcasts for it."""
     name = _name(table)
     built = registry.build("attack", name, _without(table, "name", "target", "threat"))
     default = {"kind": "members"} if built.kind == "membership" else {}
@@ -206,7 +224,11 @@ def _attack(table: Table, threats: list[str]) -> tuple[PartSpec, Target, tuple[s
     views = [View.parse(text) for text in ([table["threat"]] if "threat" in table else threats)]
     for view in views:
         require(built.needs, name, view)
-    return PartSpec(name, built.parameters()), target, tuple(view.name for view in views)
+    if "broadcast" in built.needs and target.round is None:
+        raise ValueError(f"target.round: missing; attack {name!r} chooses the parameters of some round")
+    spec = PartSpec(name, built.parameters())
+    malice = Malice(spec, target) if "broadcast" in built.needs else None
+    return spec, target, tuple(view.name for view in views), malice
 
 
 def _inner(kind: type[T], table: Table, key: str) -> T:

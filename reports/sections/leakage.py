@@ -64,6 +64,8 @@ NO_NUMBER = "no number"
 _EXACT = 1e-6
 """MSE of a limit below which a message shows the image."""
 
+_SHOWN = ("identification_epsilon", "membership_epsilon")
+
 _TONES = {"High": "bad", "Moderate": "warn", "Low": "good", "at floor": "good", "not rated": "none"}
 
 
@@ -76,6 +78,26 @@ def _columns(groups: list[Group]) -> list[Group]:
     return sorted(found.values(), key=lambda group: group.case.kind != "reconstruction")
 
 
+def _bounds(group: Group) -> list[str]:
+    """What the proofs, the limit and the clients say of an attack; nothing of a floor."""
+    if group.case.info.floor:
+        return []
+    notes, proved = [], group.pooled("identification_bound")
+    if proved is not None:
+        notes.append(f"proved: at most {percent(proved.value or 0.0, 0)} identified")
+    least = min((one.value or 0.0 for name in _SHOWN for one in group.case.estimates(name)), default=0.0)
+    if least > 0:
+        codes = {flag.code for result in group.case.results for flag in result.flags}
+        against = " and ".join(what for what in ("claim", "proof") if f"{what}-contradicted" in codes)
+        notes.append(f"shows ε ≥ {fixed(least, 2)}" + (f": contradicts the {against}" if against else ""))
+    limit, efficiency, noticed = (group.pooled(name) for name in ("limit", "efficiency", "detectable"))
+    if limit is not None and efficiency is not None and (limit.value or 0.0) >= _EXACT:
+        notes.append(f"limit: MSE {fixed(limit.value or 0.0)}, efficiency {fixed(efficiency.value or 0.0, 2)}")
+    if noticed is not None:
+        notes.append(f"noticed by {round(noticed.n * (noticed.value or 0.0))}/{noticed.n} clients")
+    return notes
+
+
 def _notes(analysis: Analysis, group: Group) -> tuple[str, ...]:
     """The lines below a value: identified and recognizable images, cells without a result, other seeds."""
     notes, found, seen = [], group.recognized, group.identified
@@ -84,12 +106,7 @@ def _notes(analysis: Analysis, group: Group) -> tuple[str, ...]:
         notes.append(f"{hits}/{seen.n} identified ({percent(seen.low or 0.0, 0)} to {percent(seen.high or 1.0, 0)})")
     if found is not None and found.hits:
         notes.append(f"{found.hits}/{found.of} recognizable")
-    limit, efficiency = group.pooled("limit"), group.pooled("efficiency")
-    proved = group.pooled("identification_bound")
-    if proved is not None and not group.case.info.floor:
-        notes.append(f"proved: at most {percent(proved.value or 0.0, 0)} identified")
-    if limit is not None and efficiency is not None and not group.case.info.floor and (limit.value or 0.0) >= _EXACT:
-        notes.append(f"limit: MSE {fixed(limit.value or 0.0)}, efficiency {fixed(efficiency.value or 0.0, 2)}")
+    notes += _bounds(group)
     if group.case.failures:
         notes.append(f"{counted(len(group.case.failures), 'seed')} failed")
     if group.case.missing:

@@ -1,0 +1,186 @@
+"""Parameters with which a malicious server makes a client's gradient show its inputs.
+
+The convolutions pass the image on; the first dense layer's inputs h carry it, hardly with a baseline. The layers behind
+are such that the scores hardly move, so the residual p - y depends on the label alone. The gradient of the first dense
+layer is the residual, as it comes back through the layers behind, times h: it holds nearly all of the update's energy.
+What a defense clips, scales or rounds by the size of the update then falls on the image.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d, unfold
+
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Task
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.learn.gradients import gradients
+from leakgauge.harness.learn.layers import Chain, Conv, Dense, Dropout, Layer, Relu
+from leakgauge.harness.learn.tasks import ModelTask
+
+_IMAGES = 1500
+"""Auxiliary images that the parameters are fitted to, at most."""
+
+_PATCHES = 500
+"""Of these, the images whose patches are analyzed."""
+
+_LINEAR = 0.3
+"""Standard deviation of a sigmoid's inputs around 0 where it passes an image on."""
+
+_RIDGE = 1e-3
+"""Least eigenvalue of a covariance, as a share of the largest."""
+
+_LEVEL, _SPREAD = -2.5, 1.2
+"""Mean and standard deviation of the last sigmoid's inputs: its outputs have hardly a baseline."""
+
+_TINY = 1e-3
+"""How little the first dense layer's outputs move."""
+
+_ON = 1e-2
+"""Output of every hidden unit but those before the scores: it is on, and far below the slopes of 1 behind it."""
+
+_SHOWN = 0.25
+"""Share of the gradient's energy in the last layer behind hidden ones: enough to tell the label in noise."""
+
+
+def trap(task: Task, x: Tensor, key: Key) -> Vector:
+    """Parameters [d] under which a gradient shows its input.
+
+    Args:
+        x: [n, ...] auxiliary inputs, two or more.
+        key: draws the signs of the dense layers' weights.
+
+    Raises:
+        ValueError: the model is no chain of convolutions and dense layers, its loss is not softmax cross-entropy, or
+            there are fewer than two auxiliary inputs.
+
+    Source: the trap weights of "LDP is not enough" (arXiv 2502.08151), which pass averages of 2 x 2 blocks. Ours pass
+        principal components of patches, with power in proportion to their standard deviation.
+    """
+    chain = task.model.apply if isinstance(task, ModelTask) else None
+    if not isinstance(chain, Chain) or not task.softmax:
+        raise ValueError("there are no trap weights for this model: it is no chain of convolutions and dense layers")
+    if len(x) < 2:
+        raise ValueError(f"trap weights are fitted to auxiliary inputs: expected 2 or more, got {len(x)}")
+    body = list(itertools.takewhile(lambda layer: not isinstance(layer, Dense), chain.layers))
+    h, made = x[:_IMAGES], list[Tensor]()
+    for at, layer in enumerate(body):
+        if isinstance(layer, Conv):
+            last = not any(isinstance(later, Conv) for later in body[at + 1 :])
+            tensors = _carry(layer, h, first=not made, last=last, rectified=isinstance(_after(body, at), Relu))
+            h, made = layer.apply(h, *tensors), made + tensors
+        elif not isinstance(layer, (Dense, Dropout)):
+            h = layer.apply(h)
+    dense = [layer for layer in chain.layers if isinstance(layer, Dense)]
+    tensors = made + _head(dense, float(h.flatten(1).norm(dim=1).max()), key)
+    if len(dense) > 1:  # its gradient is the residual times these units, its scores hardly depend on them
+        tensors[-3] *= _louder(task, tensors, x, 2 * len(dense))
+    return task.layout.join(tensors)
+
+
+def _louder(task: Task, tensors: Sequence[Tensor], x: Tensor, dense: int) -> float:
+    """The factor of the last hidden units that gives the last layer its share of the gradient's energy over all labels.
+
+    Args:
+        x: [n, ...] inputs, one for each label, in turn; dense: number of tensors of the dense layers.
+    """
+    images = x[torch.arange(task.classes) % len(x), None]
+    found = gradients(task, task.layout.join(tensors), images, torch.eye(task.classes)[:, None])
+    energy = [float(part.square().sum()) for part in task.layout.split(found.square().sum(0).sqrt())]
+    return math.sqrt(_SHOWN / (1 - _SHOWN) * energy[-dense] / max(energy[-2], 1e-30))
+
+
+def _after(body: Sequence[Layer], at: int) -> Layer | None:
+    """The layer behind another one."""
+    return body[at + 1] if at + 1 < len(body) else None
+
+
+def _carry(layer: Conv, h: Tensor, *, first: bool, last: bool, rectified: bool) -> list[Tensor]:
+    """Weight and bias of a convolution that passes its inputs h [n, inputs, rows, columns] on.
+
+    Before ReLU, each component has two channels, one for each sign.
+    """
+    if rectified:
+        weight = _components(h, layer, (layer.outputs + 1) // 2)
+        weight = torch.stack([weight, -weight], 1).flatten(0, 1)[: layer.outputs]
+        raw = _spread(h, weight, layer)
+        return _placed(layer, weight, h, 0.0, (raw / raw.max()).sqrt())
+    if last and layer.inputs == layer.outputs and layer.stride == 1 and layer.kernel <= min(h.shape[2:]):
+        return _placed(layer, _balanced(h, layer), h, _LEVEL, torch.tensor(_SPREAD))
+    if first and layer.outputs >= layer.inputs * layer.stride**2:
+        weight = _phases(layer)
+    else:
+        weight = _components(h, layer, layer.outputs)
+    return _placed(layer, weight, h, *((_LEVEL, torch.tensor(_SPREAD)) if last else (0.0, torch.tensor(_LINEAR))))
+
+
+def _placed(layer: Conv, weight: Tensor, h: Tensor, mean: float, std: Tensor) -> list[Tensor]:
+    """Weight and bias so that each output channel has this mean and standard deviation over h."""
+    out = conv2d(h, weight, stride=layer.stride, padding=layer.padding)
+    factor = std / out.std((0, 2, 3)).clamp(min=1e-12)
+    return [weight * factor[:, None, None, None], mean - out.mean((0, 2, 3)) * factor]
+
+
+def _spread(h: Tensor, weight: Tensor, layer: Conv) -> Tensor:
+    """[outputs] standard deviation of each output channel over h."""
+    return conv2d(h, weight, stride=layer.stride, padding=layer.padding).std((0, 2, 3))
+
+
+def _phases(layer: Conv) -> Tensor:
+    """[outputs, inputs, k, k]: each output is one pixel of a stride x stride block, in one channel."""
+    weight = torch.zeros(layer.outputs, layer.inputs, layer.kernel, layer.kernel)
+    for output in range(layer.outputs):
+        place, channel = divmod(output, layer.inputs)
+        row, column = divmod(place % layer.stride**2, layer.stride)
+        weight[output, channel, (layer.padding + row) % layer.kernel, (layer.padding + column) % layer.kernel] = 1.0
+    return weight
+
+
+def _components(h: Tensor, layer: Conv, count: int) -> Tensor:
+    """[count, inputs, k, k]: the leading principal components of the patches that a convolution sees, then again.
+
+    Patches that reach beyond the border count only if all do.
+    """
+    padding = 0 if layer.kernel <= min(h.shape[2:]) else layer.padding
+    flat = unfold(h[:_PATCHES], layer.kernel, padding=padding, stride=layer.stride).transpose(1, 2).flatten(0, 1)
+    off = (flat - flat.mean(0)).double()
+    vectors: Tensor = torch.linalg.eigh(off.T @ off).eigenvectors.flip(1)
+    chosen = torch.arange(count) % vectors.shape[1]
+    return vectors[:, chosen].T.reshape(count, layer.inputs, layer.kernel, layer.kernel).to(h.dtype)
+
+
+def _balanced(h: Tensor, layer: Conv) -> Tensor:
+    """[c, c, k, k]: the middle of C^(-1/4), C the covariance of h [n, c, rows, columns].
+
+    Each component then has power in proportion to its standard deviation. With noise of one size, that is the best
+    share of a fixed power (reverse water-filling).
+    """
+    n, c, rows, columns = h.shape
+    off = (h - h.mean(0)).flatten(1).double()
+    values, vectors = torch.linalg.eigh(off.T @ off / n)
+    root = (vectors * (values.clamp(min=0) + _RIDGE * values.max()) ** -0.25) @ vectors.T
+    middle = root.reshape(c, rows, columns, c, rows, columns)[:, rows // 2, columns // 2]
+    below, right = rows // 2 - layer.kernel // 2, columns // 2 - layer.kernel // 2
+    kernel: Tensor = middle[:, :, below : below + layer.kernel, right : right + layer.kernel].to(h.dtype)
+    return kernel
+
+
+def _head(layers: Sequence[Dense], length: float, key: Key) -> list[Tensor]:
+    """Weights and biases of the dense layers, for inputs of at most this length.
+
+    Every row of a weight has as many pluses as minuses, so that equal units behind it give zero scores.
+    """
+    made: list[Tensor] = []
+    for number, layer in enumerate(layers):
+        order = torch.from_numpy(rng.permutations(key.child(number), layer.outputs, layer.inputs))
+        signs = (order < layer.inputs // 2).float() - (order >= layer.inputs - layer.inputs // 2).float()
+        hidden = number + 1 < len(layers)
+        scale = (_TINY * (_ON if hidden else 1.0) / max(length, 1.0)) if number == 0 else 1.0
+        made += [scale * signs, torch.full((layer.outputs,), _ON if hidden else 0.0)]
+    return made

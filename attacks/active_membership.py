@@ -1,0 +1,179 @@
+"""A malicious server's neurons that fire for candidates alone, and membership from the gradients of these neurons."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from leakgauge.attacks._engine.objective import gradients_of_round
+from leakgauge.attacks._members.traffic import over_rounds, weight_of
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Attack, Membership, Observation, Sighting, Task
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.learn.layers import Chain, Dense, Dropout, Relu
+from leakgauge.harness.learn.tasks import ModelTask
+
+_RIDGE = 0.3
+"""Added to the variance of each input of the neurons, in units of the mean variance."""
+
+_FIRES = 0.7
+"""A neuron's threshold: a record like the mean scores 0, its candidates score 1."""
+
+_QUIET, _LOUD = 1e-9, 1e3
+"""Output of a neuron that fires, and slope of the scores over a later unit: the scores hardly move, the slopes do."""
+
+_LENGTH = 100.0
+"""Length of a candidate's gradient over that of all other layers together, about."""
+
+
+@dataclass(frozen=True)
+class ActiveMembership(Attack):
+    """Broadcasts a dense layer whose neurons fire for candidates alone, and finds whose gradients are in a message.
+
+    A neuron is on for its candidates and off for nearly all other records: its weights are the linear map of least
+    variance over the auxiliary data that gives its candidates 1 and their mean 0. All other neurons are dead. A client
+    without a candidate sends hardly anything but the last layer's bias. With one, the candidate's gradient is nearly
+    all of its update, and a clip or noise in proportion to the update's size protects it no more than any other update.
+    The score is the log likelihood ratio that the record is in the message, with the other candidates and the noise as
+    normal; the noise is that of the layer's median row. The server throws the updates of the attacked rounds away.
+
+    Must know: every client's messages, the candidates with their labels, and auxiliary data of the same kind; and it
+    chooses the parameters. A malicious server does. They do not depend on the defense or the clients, and are the same
+    in every attacked round.
+
+    Cannot: attack models without a dense ReLU layer before a dense one (`lenet-dlg`, `resnet20`, `linear`); the
+    training then fails with the reason. With more candidates than neurons, several share one, and only the direction of
+    their gradients tells them apart. The records of one client share its clip.
+
+    Raises:
+        ValueError: in `broadcast`: the model has no such layers, its loss is not softmax cross-entropy, or there are
+            fewer than two auxiliary inputs; in `run`: the first two, or no message of the suspect.
+
+    Source: Nguyen et al. 2023, "Active membership inference attack under local differential privacy in federated
+        learning": one neuron for one record. Differs: a neuron for each candidate or group of candidates, in closed
+        form instead of by training, and the gradient along each candidate instead of whether it is zero.
+    """
+
+    kind: ClassVar[str] = "membership"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What messages show of candidates, auxiliary data, and to choose the parameters."""
+        return frozenset({"messages", "models", "candidates", "auxiliary", "broadcast"})
+
+    def broadcast(self, seen: Observation, key: Key) -> Vector:
+        """Neurons for the candidates, behind the convolutions of a fresh model."""
+        assert seen.auxiliary is not None
+        assert seen.candidates is not None
+        if len(seen.auxiliary.x) < 2:
+            raise ValueError(f"neurons are fitted to auxiliary inputs: expected 2 or more, got {len(seen.auxiliary.x)}")
+        task, params = seen.task, seen.task.init(key.child("init"))
+        front, head = _front(task, params)
+        made = [torch.zeros_like(tensor) for tensor in head]
+        like, candidates = front(seen.auxiliary.x), front(seen.candidates.x)
+        made[0], made[1], gain = _neurons(like, candidates, len(head[0]), key.child("groups"))
+        for middle in made[2:-2:2]:
+            middle[0] = 1.0  # one unit adds up all before it; the others are off
+        side = torch.tensor([_LOUD, -_LOUD]).repeat(task.classes)[: task.classes]
+        made[-2] += side[:, None]
+        made[2] *= gain
+        tensors = task.layout.split(params)
+        return task.layout.join(tensors[: len(tensors) - len(made)] + made)
+
+    def run(self, seen: Observation, key: Key) -> Membership:
+        """One score per candidate; nothing is drawn."""
+        rounds = ((sighting.messages, _ratios(seen, sighting)) for sighting in seen.sightings if sighting.messages)
+        found = (
+            (message.sender.number, row)
+            for messages, ratios in rounds
+            for message, row in zip(messages, ratios, strict=True)
+        )
+        return over_rounds(found, None if seen.defense.superposes else seen.suspect)
+
+
+def _front(task: Task, params: Vector) -> tuple[Callable[[Tensor], Tensor], list[Tensor]]:
+    """The map from inputs [n, ...] to those of the first dense layer, [n, p]; and the tensors of the dense layers.
+
+    Raises:
+        ValueError: the model takes no neurons for candidates.
+    """
+    name = task.model.name if isinstance(task, ModelTask) else "the model"
+    layers = task.model.apply.layers if isinstance(task, ModelTask) and isinstance(task.model.apply, Chain) else ()
+    body = tuple(itertools.takewhile(lambda layer: not isinstance(layer, Dense), layers))
+    between = [layer for layer in layers[len(body) : -1] if not isinstance(layer, (Dense, Dropout))]
+    if not between or not all(isinstance(layer, Relu) for layer in between):
+        raise ValueError(f"active-membership needs a dense layer with ReLU before a dense one; {name} has none")
+    if not task.softmax:
+        raise ValueError("active-membership needs a softmax cross-entropy loss")
+    tensors = task.layout.split(params)
+
+    def front(x: Tensor) -> Tensor:
+        rest = iter(tensors)
+        for layer in body:
+            if not isinstance(layer, Dropout):
+                x = layer.apply(x, *itertools.islice(rest, layer.owns))
+        return x.flatten(1)
+
+    return front, tensors[sum(layer.owns for layer in body) :]
+
+
+def _neurons(like: Tensor, candidates: Tensor, hidden: int, key: Key) -> tuple[Tensor, Tensor, Tensor]:
+    """Weight [hidden, p] and bias [hidden]: each candidate fires one neuron, inputs `like` them hardly fire any.
+
+    Third, the gains [hidden] behind them that make the candidates' gradients about equally long.
+
+    Args:
+        like: [m, p]; candidates: [n, p], spread over the neurons at random.
+    """
+    n, mean = len(candidates), like.mean(0).double()
+    off, to = like.double() - mean, candidates.double() - mean
+    covariance = off.T @ off / len(off)
+    covariance += _RIDGE * covariance.diagonal().mean().clamp(min=1e-12) * torch.eye(len(covariance)).double()
+    toward = torch.linalg.solve(covariance, to.T).T
+    weight, bias, gain = torch.zeros(hidden, like.shape[1]), torch.full((hidden,), -_QUIET), torch.ones(hidden)
+    order, scale = torch.from_numpy(rng.permutation(key, n)), _QUIET / (1 - _FIRES)
+    for neuron, group in enumerate(torch.tensor_split(order, min(n, hidden))):
+        gram = to[group] @ toward[group].T
+        gram += 1e-6 * gram.diagonal().mean() * torch.eye(len(group)).double()  # copies
+        w = toward[group].T @ torch.linalg.solve(gram, torch.ones(len(group)).double())
+        weight[neuron], bias[neuron] = scale * w, -scale * (_FIRES + float(w @ mean))
+        gain[neuron] = _LENGTH * (1 + candidates[group].square().sum(1).mean()).rsqrt()
+    return weight, bias, gain
+
+
+def _ratios(seen: Observation, sighting: Sighting) -> Tensor:
+    """[k, n]: log likelihood ratio that candidate n is in message k of a round.
+
+    A message shows z = G (w m) + N(0, variance G): the products with the candidates' gradients in the layer of neurons,
+    whose Gram matrix is G; m says who is in it. The other candidates count as normal with the variance of w m.
+    """
+    assert seen.candidates is not None
+    x, y = seen.candidates
+    front, head = _front(seen.task, sighting.model.params)
+    inputs = front(x)
+    slopes = functools.reduce(torch.matmul, head[-2:0:-2]).double()  # [classes, hidden], of the scores
+    back = (slopes.mean(0) - slopes[y]) * (inputs @ head[0].T + head[1] > 0)  # [n, hidden], at scores of 0
+    rows = torch.cat([inputs, torch.ones(len(inputs), 1)], 1).double()
+    gram = (back @ back.T) * (rows @ rows.T)
+    values, vectors = torch.linalg.eigh(gram)
+    values, lengths = values.clamp(min=0), gram.diagonal().clamp(min=1e-30)
+    found = []
+    for message, gradient in zip(sighting.messages, gradients_of_round(seen, sighting), strict=True):
+        tensors = seen.task.layout.split(gradient.double().nan_to_num(0, 0, 0))
+        layer = torch.cat([tensors[-len(head)], tensors[1 - len(head)][:, None]], 1)
+        products = ((back @ layer) * rows).sum(1)
+        most = weight_of(seen.setting, message)
+        weight = min(most, max(1e-3 * most, float((products / lengths).max())))  # less behind a clip
+        noise = float(layer.square().mean(1).median()) + 1e-6 * weight**2 * float(lengths.mean())
+        others = min(0.5, message.images / len(x)) * weight**2
+        by = 1 / (noise + others * values)
+        along, alone = vectors @ (by * (vectors.T @ products)), vectors.square() @ (by * values)
+        found.append((weight * along - weight**2 / 2 * alone) / (1 - others * alone))  # the candidate is no other
+    return torch.stack(found)

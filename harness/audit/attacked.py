@@ -1,0 +1,142 @@
+"""What the proofs of a defense say of any attack's success, and what an attack's success says of the claim.
+
+A claim or proof speaks of an attack on whole inputs if it covers a record, a client or a message and the attack's
+adversary. Of victims that are encoded alone it speaks only if it does not count on sampling: they do take part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from leakgauge.harness.audit.one_run import steinke_epsilon
+from leakgauge.harness.core.accounting import delta, is_sampled
+from leakgauge.harness.core.claim import Claim, Proof, Relation, Unit
+from leakgauge.harness.core.stats import clopper_pearson
+from leakgauge.harness.core.threats import Threat
+
+_WIDEST = 10.0
+_EPSILONS = 101
+"""A proof is asked at so many epsilons up to the widest."""
+
+LEVEL = 0.95
+"""Confidence of what an attack shows."""
+
+
+class Proved(NamedTuple):
+    """The most that a proof lets any attack identify: a share of images, and the proof in words."""
+
+    share: float
+    words: str
+
+
+class Promised(NamedTuple):
+    """Epsilons, at the claim's delta, that cover an attack; infinite if there is none.
+
+    Attributes:
+        relation: of the neighbors; the proofs have the claim's.
+        unit: of the claim, or of the proof if only that covers the attack.
+    """
+
+    claimed: float
+    proved: float
+    delta: float
+    relation: Relation
+    unit: Unit
+
+
+def proved_identification(claim: Claim, threat: Threat, among: int) -> Proved | None:
+    """What the claim's proofs say of any guess of one input among `among` that are equally likely; None: nothing.
+
+    A guess is right with probability at most e^epsilon / among + delta(epsilon), for every epsilon. The input is
+    exchanged or left out. The claim's assumptions must hold.
+
+    Source: Balle, Cherubin, Hayes 2022, "Reconstructing training data with informed adversaries", thm 2, with the
+        uniform prior; over all epsilons as in Hayes, Mahloujifar, Balle 2023, "Bounding training data reconstruction in
+        DP-SGD", thm 2.
+    """
+    found = [_identified(proof, among) for proof in _proofs(claim, threat, alone=True)]
+    return min((one for one in found if one is not None), default=None)
+
+
+def promised(claim: Claim, threat: Threat, *, alone: bool) -> Promised | None:
+    """What the claim and its proofs promise against an attack on whole inputs; None: nothing.
+
+    Args:
+        alone: whether the victims are encoded alone, so that none of them is left out by sampling.
+    """
+    proofs = _proofs(claim, threat, alone=alone)
+    covers = threat in claim.against and _whole(claim.unit) and not (alone and is_sampled(claim.proved.event))
+    claimed = claim.epsilon if covers else math.inf
+    proved, unit = min(((proof.epsilon(claim.delta), proof.unit) for proof in proofs), default=(math.inf, claim.unit))
+    if math.isinf(claimed) and math.isinf(proved):
+        return None
+    return Promised(claimed, proved, claim.delta, claim.relation, claim.unit if covers else unit)
+
+
+def shown_by_identification(right: int, n: int, among: int, at: float) -> float:
+    """The epsilon at delta `at` below which so many right guesses of one input among `among` refute.
+
+    The share s of right guesses is at most e^epsilon / among + delta, and 1 - s is at least
+    e^-epsilon (1 - 1 / among - delta). The lower end of the interval of Clopper and Pearson stands for s.
+    """
+    low = clopper_pearson(right, n, 2 * LEVEL - 1).low or 0.0
+    upward, downward = among * (low - at), (1 - 1 / among - at) / (1 - low)
+    return max(0.0, *(math.log(ratio) for ratio in (upward, downward) if ratio > 0))
+
+
+def shown_by_membership(scores: Tensor, is_member: Tensor, found: Promised) -> float:
+    """The epsilon that scores of candidates refute, at the promised delta.
+
+    Members and non-members, drawn alike, are paired in their random order. Which of a pair is the member is a fair
+    coin, guessed by the higher score: all pairs, and the fourth with the greatest differences, each at half the level.
+    Neighbors differ in one pair: one record is replaced. Where the claim adds or removes records, that is two of its
+    steps, with (2 epsilon, (1 + e^epsilon) delta).
+
+    Args:
+        scores: [n]; is_member: [n] bool.
+
+    Source: Steinke, Nasr, Jagielski 2023, "Privacy auditing with one (1) training run", on pairs.
+    """
+    inside, outside = scores[is_member].double(), scores[~is_member].double()
+    pairs = min(len(inside), len(outside))
+    ahead = inside[:pairs] - outside[:pairs]
+    surest = ahead[ahead.abs().argsort(descending=True, stable=True)]
+    twice = found.relation is Relation.ADD_REMOVE
+    at = min(found.delta * (1 + math.exp(min(found.claimed, found.proved))), 0.5) if twice else found.delta
+    level = (1 + LEVEL) / 2
+    shown = max(
+        steinke_epsilon(pairs, guesses, int((surest[:guesses] > 0).sum()), at, level)
+        for guesses in (pairs, max(1, pairs // 4))
+    )
+    return shown / 2 if twice else shown
+
+
+def _whole(unit: Unit) -> bool:
+    """Whether one epsilon covers an input of a client."""
+    return unit not in (Unit.COORDINATE, Unit.SUBVECTOR)
+
+
+def _proofs(claim: Claim, threat: Threat, *, alone: bool) -> Sequence[Proof]:
+    """The proofs that speak of an attack on whole inputs."""
+    return [
+        proof
+        for proof in (claim.proved, *claim.further)
+        if _whole(proof.unit) and threat in (proof.against or claim.against) and not (alone and is_sampled(proof.event))
+    ]
+
+
+def _identified(proof: Proof, among: int) -> Proved | None:
+    """By one proof; None if it says nothing."""
+    try:
+        deltas = [(e, delta(proof.event, e)) for e in np.linspace(0.0, _WIDEST, _EPSILONS)]
+    except ValueError:  # no law is known above delta = 0
+        return None
+    blind = 1 / among
+    # of an event, and of its complement with the two inputs exchanged
+    share = min(min(math.exp(e) * blind + d, 1 - math.exp(-e) * (1 - blind - d)) for e, d in deltas)
+    return Proved(share, f"{proof.method}, one {proof.unit.value}") if share < 1 else None
