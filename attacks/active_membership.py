@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,6 +28,9 @@ _FIRES = 0.7
 
 _QUIET, _LOUD = 1e-9, 1e3
 """Output of a neuron that fires, and slope of the scores over a later unit: the scores hardly move, the slopes do."""
+
+_LEAST = 0.2
+"""Least weight of a message's records, in units of the largest that a message of the round seems to show."""
 
 _LENGTH = 100.0
 """Length of a candidate's gradient over that of all other layers together, about."""
@@ -164,16 +167,27 @@ def _ratios(seen: Observation, sighting: Sighting) -> Tensor:
     gram = (back @ back.T) * (rows @ rows.T)
     values, vectors = torch.linalg.eigh(gram)
     values, lengths = values.clamp(min=0), gram.diagonal().clamp(min=1e-30)
+    layers = [_layer(seen.task.layout.split(gradient), len(head)) for gradient in gradients_of_round(seen, sighting)]
+    products = torch.stack([((back @ layer) * rows).sum(1) for layer in layers])  # [k, n]
+    # a clip, or the end of a quantizer, makes the weight of a message's records smaller; not all have a candidate
+    seems = (products / lengths).amax(1)
+    least = _LEAST * float(seems.max().clamp(min=0))
     found = []
-    for message, gradient in zip(sighting.messages, gradients_of_round(seen, sighting), strict=True):
-        tensors = seen.task.layout.split(gradient.double().nan_to_num(0, 0, 0))
-        layer = torch.cat([tensors[-len(head)], tensors[1 - len(head)][:, None]], 1)
-        products = ((back @ layer) * rows).sum(1)
-        most = weight_of(seen.setting, message)
-        weight = min(most, max(1e-3 * most, float((products / lengths).max())))  # less behind a clip
-        noise = float(layer.square().mean(1).median()) + 1e-6 * weight**2 * float(lengths.mean())
+    for message, layer, product, seem in zip(sighting.messages, layers, products, seems, strict=True):
+        weight = min(weight_of(seen.setting, message), max(least, float(seem)))
+        noise = float(layer.square().mean(1).median()) + 1e-6 * weight**2 * float(lengths.mean()) + 1e-30
         others = min(0.5, message.images / len(x)) * weight**2
         by = 1 / (noise + others * values)
-        along, alone = vectors @ (by * (vectors.T @ products)), vectors.square() @ (by * values)
+        along, alone = vectors @ (by * (vectors.T @ product)), vectors.square() @ (by * values)
         found.append((weight * along - weight**2 / 2 * alone) / (1 - others * alone))  # the candidate is no other
     return torch.stack(found)
+
+
+def _layer(tensors: Sequence[Tensor], dense: int) -> Tensor:
+    """[hidden, p + 1] gradient of the layer of neurons, its bias last; zeros where it is not finite.
+
+    Args:
+        dense: number of tensors of the dense layers, which are the last ones.
+    """
+    weight, bias = tensors[-dense], tensors[1 - dense]
+    return torch.cat([weight, bias[:, None]], 1).double().nan_to_num(0.0, 0.0, 0.0)

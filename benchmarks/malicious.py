@@ -1,0 +1,88 @@
+"""A malicious server, from the broadcast to the score: each table is a study of this project, on images of no choice.
+
+`trap-weights` in one round and over twenty (CIFAR-10, the LeNet of DLG), `imprint` in batches of 32 (CIFAR-10, `mlp`),
+and `active-membership` in one round with clients of 8 records (MNIST, `mlp-small`), beside the floor or an honest
+server. Value with its 95 % interval, n, seconds of the cell, and how many clients notice. Needs `cifar10` and `mnist`
+(see README); a part of them suffices.
+
+    python benchmarks/malicious.py [FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from leakgauge.harness.core.metrics import RECOGNIZABLE
+from leakgauge.harness.data import default_root
+from leakgauge.harness.study.run import run_study
+from leakgauge.harness.study.study import resolve
+
+SEED = 11
+FEDERATION = {"clients": 20, "algorithm": "fedsgd", "batch": 0, "lr": 0.1, "evaluate_every": 20, "test_samples": 2000}
+
+
+def probe(count: int, **target: Any) -> dict[str, Any]:
+    """A target of fresh victims."""
+    return {"kind": "probe", "round": 0, "count": count, **target}
+
+
+ONE, TWENTY, BATCH = probe(16), probe(16, rounds=20), probe(8, batch=32)
+MEMBERS = {"kind": "members", "round": 0, "count": 32}
+TABLES: dict[str, dict[str, Any]] = {
+    "trap-weights": {
+        "tasks": [{"data": "cifar10", "model": "lenet-dlg", "init": "dlg"}],
+        "federations": [{**FEDERATION, "rounds": 20, "samples": 400}],
+        "defenses": [{"name": ["none", "jopeq", "cepam-gaussian"]}],
+        "attacks": [
+            {"name": "prior", "target": ONE},
+            {"name": "map", "threat": "server", "target": ONE},
+            {"name": "trap-weights", "target": ONE},
+            {"name": "trap-weights", "evaluations": 800, "target": TWENTY},
+        ],
+    },
+    "imprint": {
+        "tasks": [{"data": "cifar10", "model": "mlp"}],
+        "federations": [{**FEDERATION, "rounds": 1, "samples": 640}],
+        "defenses": [{"name": "none"}],
+        "attacks": [{"name": "prior", "target": BATCH}, {"name": "imprint", "target": BATCH}],
+    },
+    "active-membership": {
+        "tasks": [{"data": "mnist", "model": "mlp-small"}],
+        "federations": [{**FEDERATION, "rounds": 1, "samples": 160}],
+        "defenses": [{"name": ["none", "jopeq", "cepam-gaussian", "sqsgd"]}, {"name": "gaussian", "epsilon": 8.0}],
+        "attacks": [
+            {"name": "membership-cosine", "statistic": "likelihood", "threat": "server", "target": MEMBERS},
+            {"name": "active-membership", "target": MEMBERS},
+        ],
+    },
+}
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=default_root())
+    parser.add_argument("--only", default="", help="one table")
+    given = parser.parse_args()
+    for name, table in TABLES.items():
+        if given.only in ("", name):
+            study = resolve({"name": name, "seeds": [SEED], "threats": ["malicious-server"], "limit": False, **table})
+            with tempfile.TemporaryDirectory() as folder:
+                run = run_study(study, folder, data=given.folder)
+            for cell in study.cells:
+                result = run.results[cell.id]
+                found = {one.name: one for one in result.estimates}
+                main = found["ssim" if "ssim" in found else "auc"]
+                above = sum((value or 0.0) >= RECOGNIZABLE for value in main.values)
+                line = [f"{main.value:.3f} [{main.low:.3f}, {main.high:.3f}]", f"n = {main.n}"]
+                line += [f"{above}/{main.n} above {RECOGNIZABLE}"] if main.name == "ssim" else []
+                line += [f"noticed by {found['detectable'].value:.0%}"] if "detectable" in found else []
+                where = f"{cell.attack.name}, {cell.target.rounds or 1} rounds"
+                print(f"{cell.training.defense.name:<15} {where:<28} {', '.join(line)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
