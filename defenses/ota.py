@@ -25,7 +25,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector
 
-_RECEIVER = frozenset({Threat.SERVER, Threat.MALICIOUS_SERVER, Threat.PARTICIPANT, Threat.PUBLIC})
+_RECEIVER = frozenset(Threat) - {Threat.COLLUDING_SERVER, Threat.EAVESDROPPER}
 """The adversaries that observe a round only through the server's receiver."""
 
 

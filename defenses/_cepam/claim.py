@@ -40,7 +40,7 @@ from leakgauge.harness.core.gaussian import gaussian_delta
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector
 
-_RECIPIENTS = frozenset({Threat.PARTICIPANT, Threat.PUBLIC})
+_RECIPIENTS = frozenset({Threat.AGGREGATOR, Threat.PARTICIPANT, Threat.PUBLIC})
 """The adversaries of the claim, who see averages only."""
 
 _SERVERS = frozenset({Threat.SERVER, Threat.COLLUDING_SERVER, Threat.MALICIOUS_SERVER})

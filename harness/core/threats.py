@@ -12,6 +12,7 @@ class Threat(enum.Enum):
     SERVER = "server"
     COLLUDING_SERVER = "colluding-server"
     MALICIOUS_SERVER = "malicious-server"
+    AGGREGATOR = "aggregator"
     EAVESDROPPER = "eavesdropper"
     PARTICIPANT = "participant"
     PUBLIC = "public"
@@ -25,14 +26,18 @@ SEES: dict[Threat, frozenset[str]] = {
     Threat.SERVER: _PUBLIC | {"messages", "shared", "models", "final"},  # honest but curious; must decode
     Threat.COLLUDING_SERVER: _PUBLIC | {"messages", "shared", "models", "final", "others"},  # with all non-victims
     Threat.MALICIOUS_SERVER: _PUBLIC | {"messages", "shared", "models", "final", "broadcast"},  # chooses the models
+    Threat.AGGREGATOR: _PUBLIC | {"sums", "models", "final"},  # behind secure aggregation: never a single message
     Threat.EAVESDROPPER: _PUBLIC | {"messages", "models", "final"},  # uplink and broadcast, but no shared key
     Threat.PARTICIPANT: _PUBLIC | {"models", "final"},  # the model of every round, never a message
     Threat.PUBLIC: _PUBLIC | {"final"},  # the final model
 }
-"""What each adversary sees, without grants; `broadcast`: it chooses the parameters of the attacked rounds."""
+"""What each adversary sees, without grants. `sums`: of each round, the sum of what its messages decode to.
 
-GRANTS = frozenset({"labels"})
-"""Side knowledge that no adversary has by default; a study grants it by name, as in `server+labels`."""
+`broadcast`: it chooses the parameters of the attacked rounds.
+"""
+
+GRANTS = frozenset({"labels", "broadcast"})
+"""Side knowledge, or a power, that no adversary has by default; a study grants it by name, as in `server+labels`."""
 
 
 class ThreatMismatch(ValueError):
@@ -68,6 +73,11 @@ class View:
         return SEES[self.threat] | self.grants
 
     @property
+    def messages(self) -> bool:
+        """Whether it sees messages of the attacked rounds, if only their sum."""
+        return bool(self.sees & {"messages", "sums"})
+
+    @property
     def name(self) -> str:
         """The text that `parse` reads."""
         return "+".join([self.threat.value, *sorted(self.grants)])
@@ -79,7 +89,8 @@ def require(needs: frozenset[str], attack: str, view: View) -> None:
     Raises:
         ThreatMismatch: something is missing; the error lists what is missing and what the adversary sees.
     """
-    missing = sorted(needs - view.sees)
+    sees = view.sees | ({"messages"} if view.messages else set())
+    missing = sorted(needs - sees)
     if missing:
         hint = f"; grant it with threat {view.name}+{missing[0]!s}" if missing[0] in GRANTS else ""
         raise ThreatMismatch(

@@ -16,6 +16,7 @@ from leakgauge.harness.core.cell import FederationSpec, Target
 from leakgauge.harness.core.contract import Defense, Examples, Message, Observation, Sender, Sighting, Snapshot
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
+from leakgauge.harness.federation.aggregate import aggregated, summed
 from leakgauge.harness.federation.loop import Training, make_plan, replay_state
 from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.learn.batch import Engine, Indices, Work, train_clients
@@ -116,6 +117,8 @@ def observe(scene: Scene, view: View, target: Target) -> tuple[Observation, Trut
         chosen = _candidates(scene, target)
         free = np.setdiff1d(np.arange(len(scene.test.y)), chosen.test_rows)
         traffic = tuple(_sighting(scene, number, training.messages.get(number, ())) for number in target.looks_at)
+        if "sums" in sees:
+            traffic = tuple(_summed(scene, sighting) for sighting in traffic)
         seen = dataclasses.replace(
             _with_sightings(seen, traffic),
             candidates=chosen.examples if "candidates" in sees else None,
@@ -125,7 +128,7 @@ def observe(scene: Scene, view: View, target: Target) -> tuple[Observation, Trut
         )
         uniform = target.client is None or scene.spec.partition in ("iid", "unbalanced")
         return seen, Truth(is_member=chosen.is_member, note=chosen.note, alike=uniform and not len(chosen.test_rows))
-    sent = _probes(scene, target) if target.kind == "probe" else _real_messages(scene, target)
+    sent = _probes(scene, view, target) if target.kind == "probe" else _real_messages(scene, view, target)
     seen = dataclasses.replace(
         _with_sightings(seen, sent.sightings),
         auxiliary=scene.test if "auxiliary" in sees else None,
@@ -142,11 +145,16 @@ def _base(scene: Scene, view: View) -> Observation:
         view=view,
         setting=training.setting,
         task=scene.task,
-        defense=scene.defense,
+        defense=_defense(scene, view),
         lr=scene.spec.lr,
         models=tuple(_snapshot(scene, t) for t in sorted(training.models)) if "models" in sees else None,
         final=training.final if "final" in sees else None,
     )
+
+
+def _defense(scene: Scene, view: View) -> Defense[Any, Any]:
+    """The defense as the adversary meets it."""
+    return aggregated(scene.defense) if "sums" in view.sees else scene.defense
 
 
 def before_rounds(scene: Scene, view: View, target: Target) -> Observation:
@@ -185,9 +193,9 @@ def _with_sightings(seen: Observation, sightings: tuple[Sighting, ...]) -> Obser
     return dataclasses.replace(
         seen,
         lr=first.lr,
-        messages=first.messages if "messages" in sees else None,
+        messages=first.messages if seen.view.messages else None,
         model=first.model if "models" in sees else None,
-        later=tuple(later) if {"messages", "models"} <= sees else (),
+        later=tuple(later) if seen.view.messages and "models" in sees else (),
     )
 
 
@@ -208,7 +216,13 @@ def _snapshot(scene: Scene, number: int) -> Snapshot:
     return Snapshot(number, training.models[number], state)
 
 
-def _probes(scene: Scene, target: Target) -> _Sent:
+def _summed(scene: Scene, sighting: Sighting) -> Sighting:
+    """What an aggregator sees of a round."""
+    here = Round(scene.defense, scene.training.setting, sighting.model.state, sighting.model.round)
+    return sighting._replace(messages=summed(here, sighting.messages))
+
+
+def _probes(scene: Scene, view: View, target: Target) -> _Sent:
     """Victims with images of the clients, on the real encode path; the study's seed alone draws the images."""
     used = np.sort(np.concatenate(list(scene.clients.values())))
     if target.images > len(used):
@@ -216,10 +230,11 @@ def _probes(scene: Scene, target: Target) -> _Sent:
             f"expected at most {len(used)} images, got {target.count} x {target.users} victims x {target.batch}"
         )
     rows = used[rng.permutation(scene.key.child("victims"), len(used))[: target.images]]
-    together = target.users if scene.defense.superposes else 1
+    defense = _defense(scene, view)
+    together = target.users if defense.superposes else 1
     if together > scene.training.setting.participants:
         raise ValueError(f"expected users <= {scene.training.setting.participants} participants, got {together}")
-    probe = _Probe(scene, rows.reshape(-1, target.batch), together)
+    probe = _Probe(scene, defense, rows.reshape(-1, target.batch), together)
     sightings = tuple(probe.sighting(number) for number in target.looks_at)
     groups = rows.reshape(-1, together * target.batch)
     return _Sent(sightings, tuple(scene.rows(part) for part in groups), rows)
@@ -228,11 +243,11 @@ def _probes(scene: Scene, target: Target) -> _Sent:
 class _Probe:
     """Clients that send the same images in every round, with the memory of a client.
 
-    rows: [clients, batch]; if the channel superposes, `together` of the clients send at once.
+    rows: [clients, batch]; if only sums of messages arrive, `together` of the clients send at once.
     """
 
-    def __init__(self, scene: Scene, rows: Indices, together: int) -> None:
-        self.scene, self.together = scene, together
+    def __init__(self, scene: Scene, defense: Defense[Any, Any], rows: Indices, together: int) -> None:
+        self.scene, self.defense, self.together = scene, defense, together
         self.data = [scene.rows(part) for part in rows]
         self.senders = [Sender(number, rows.shape[1]) for number in range(len(rows))]
         self.memories = [scene.defense.remember(scene.training.setting) for _ in rows]
@@ -244,7 +259,7 @@ class _Probe:
         plan = make_plan(scene.spec, lr, scene.defense.local, scene.defense.step_noise(setting))
         if plan.gradient:
             plan = dataclasses.replace(plan, batch=0, poisson=False)
-        here = Round(scene.defense, setting, model.state, number)
+        here = Round(self.defense, setting, model.state, number)
         messages = []
         for first in range(0, len(self.data), self.together):
             group, clients, steps = range(first, first + self.together), [], []
@@ -269,13 +284,13 @@ class _Probe:
         return received, exchange.memories[: len(clients)]
 
 
-def _real_messages(scene: Scene, target: Target) -> _Sent:
+def _real_messages(scene: Scene, view: View, target: Target) -> _Sent:
     """The first `count` senders of the first attacked round: their messages in all attacked rounds, and their data."""
     training, sightings = scene.training, []
     chosen: dict[int, Indices] = {}
     for number in target.looks_at:
         sighting = _sighting(scene, number, training.messages.get(number, ()))
-        if number not in training.messages or scene.defense.superposes:
+        if number not in training.messages or _defense(scene, view).superposes:
             raise ValueError(f"no single client's message of round {number} reached the receiver, or it was not kept")
         truth = training.truth[number]
         if not chosen:
