@@ -37,7 +37,7 @@ SETTING = Setting(Layout(("w",), ((25_818,),)), 30, 30, 100, sends="update", ste
 USED = 15 / 1666
 """Probability that local training here uses a given record: it cuts permutations."""
 
-RECIPIENTS = {Threat.PARTICIPANT, Threat.PUBLIC}
+RECIPIENTS = {Threat.AGGREGATOR, Threat.PARTICIPANT, Threat.PUBLIC}
 SERVERS = {Threat.SERVER, Threat.COLLUDING_SERVER, Threat.MALICIOUS_SERVER}
 
 
@@ -51,7 +51,7 @@ def test_the_default_claim_is_the_one_that_is_printed():
     assert claimed["epsilon"] == pytest.approx(1.450187, abs=5e-7)
     assert claimed["delta"] == pytest.approx(9.688740e-03, abs=5e-10)
     assert [claimed[key] for key in ("unit", "adjacency", "horizon")] == ["record", "replace", "one round"]
-    assert claimed["against"] == ["participant", "public"]
+    assert claimed["against"] == ["aggregator", "participant", "public"]
     assert found["verdict"] == "LOOSE"
     assert found["proved"]["epsilon"] == 0
 

@@ -97,7 +97,15 @@ def test_the_command_prints_json_with_infinity_as_text():
         "unit": "coordinate",
         "adjacency": "any-two-inputs",
         "horizon": "one round",
-        "against": ["colluding-server", "eavesdropper", "malicious-server", "participant", "public", "server"],
+        "against": [
+            "aggregator",
+            "colluding-server",
+            "eavesdropper",
+            "malicious-server",
+            "participant",
+            "public",
+            "server",
+        ],
         "source": "Dwork et al. 2006",
         "assumes": [],
     }

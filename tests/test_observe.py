@@ -50,10 +50,14 @@ def distances(images, others):
     ],
 )
 def test_an_observation_holds_what_its_threat_model_lists_and_no_more(threat, target):
+    if threat is Threat.AGGREGATOR and target.kind == "messages":
+        with pytest.raises(ValueError, match="no single client's message of round 1"):
+            observe(scene(), View(threat), target)
+        return
     seen, _ = observe(scene(), View(threat), target)
     sees = SEES[threat]
     at_messages = target.round is not None
-    assert (seen.messages is not None) == ("messages" in sees and at_messages)
+    assert (seen.messages is not None) == (bool(sees & {"messages", "sums"}) and at_messages)
     assert (seen.model is not None) == ("models" in sees and at_messages)
     assert (seen.models is not None) == ("models" in sees)
     assert (seen.final is not None) == ("final" in sees)
@@ -64,7 +68,8 @@ def test_an_observation_holds_what_its_threat_model_lists_and_no_more(threat, ta
     for message in seen.messages or ():
         assert (message.shared is not None) == ("shared" in sees)
     if seen.messages is not None and target.kind == "members":
-        assert [message.sender.number for message in seen.messages] == [0, 1, 2, 3]
+        senders = [[who.number for who in (message.sender, *message.others)] for message in seen.messages]
+        assert senders == ([[0, 1, 2, 3]] if threat is Threat.AGGREGATOR else [[0], [1], [2], [3]])
         assert seen.model.round == 1
 
 

@@ -19,7 +19,7 @@ def claim(defense, clients=4, rounds=1):
     return defense.claim([defense.init(setting)] * rounds, setting)
 
 
-RECEIVER = {Threat.SERVER, Threat.MALICIOUS_SERVER, Threat.PARTICIPANT, Threat.PUBLIC}
+RECEIVER = set(Threat) - {Threat.COLLUDING_SERVER, Threat.EAVESDROPPER}
 
 
 @both

@@ -173,7 +173,8 @@ def test_all_unused_and_invalid_options_are_reported_together():
     assert lines == [
         "audit: trials: got 10, which an audit by messages does not use",
         "audit: confidence: got 2.0, expected 0 < confidence < 1",
-        "audit: threat: got 'me', known: server, colluding-server, malicious-server, eavesdropper, participant, public",
+        "audit: threat: got 'me', known: server, colluding-server, malicious-server, aggregator, eavesdropper, "
+        "participant, public",
         "audit: setting.participants: got 3, expected all of 10 clients",
         "audit: setting.dim: got 36, the model that is trained has 650",
     ]

@@ -45,11 +45,15 @@ _ROUNDING = 1e-6
 
 
 class _Errors(NamedTuple):
-    """What a defense does to an update u: shrink * u, of a length of at most `clip`, plus errors of this variance."""
+    """What a defense does to an update u: shrink * u, of a length of at most `clip`, plus errors of this variance.
+
+    omits: 1 if it leaves coordinates out, which then decode to zero; else 0.
+    """
 
     shrink: float
     clip: float
     variance: float
+    omits: float
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,6 @@ class Aggregated(Defense[Any, Any]):
         """|sum - sum of the shrunk and clipped updates|^2 / (2 * variance of all errors), where anything is sent."""
         setting = links.setting
         sums = torch.stack([unpack_float64(wire, setting.dim) for wire in received])
-        sent = (sums != 0).double()
 
         @functools.cache
         def errors(users: int) -> list[_Errors]:
@@ -129,11 +132,12 @@ class Aggregated(Defense[Any, Any]):
         def score(update: Tensor) -> Tensor:
             each: Tensor = update.double().reshape(len(update), -1, setting.dim)
             law = errors(each.shape[1])
-            shrink, clip, variance = (each.new_tensor([one[part] for one in law]) for part in range(3))
+            shrink, clip, variance, omits = each.new_tensor(law).T
             center = each * shrink[:, None, None]
             length = center.norm(dim=2, keepdim=True).clamp(min=1e-12)
             center = (center * (clip[:, None, None] / length).clamp(max=1.0)).sum(1)
-            misfit: Tensor = ((center - sums).square() * sent).sum(1) / (2 * variance)
+            kept = torch.where(sums == 0, 1 - omits[:, None], 1.0)
+            misfit: Tensor = ((center - sums).square() * kept).sum(1) / (2 * variance)
             return misfit.to(update.dtype)
 
         return score
@@ -163,9 +167,10 @@ class Aggregated(Defense[Any, Any]):
         rest = energy - d * (users * max(near - rise * short**2, 0.0) + silent * idle)
         length = math.sqrt(max(rest, 1e-4 * energy) / users / max(shrink**2 + d * rise, 1e-12))
         shrink, error = at(length)
-        reach = float((self._imitated(state, direction * length * _LONGER, setting) @ direction).mean())
+        longer = self._imitated(state, direction * length * _LONGER, setting)
+        reach, omits = float((longer @ direction).mean()), float((longer[:, direction != 0] == 0).any())
         clip = reach if reach < 0.5 * shrink * length * _LONGER else _NEVER
-        return _Errors(shrink, clip, users * (error + _ROUNDING**2) + silent * idle)
+        return _Errors(shrink, clip, users * (error + _ROUNDING**2) + silent * idle, omits)
 
     def _direction(self, total: Tensor, setting: Setting) -> Tensor:
         """[d] of length 1: normal numbers, with as much in each tensor as the sum has. The sum itself shows too much.
@@ -196,7 +201,13 @@ class Aggregated(Defense[Any, Any]):
 
 
 def aggregated(defense: Defense[Any, Any]) -> Defense[Any, Any]:
-    """The defense as an aggregator sees it; a channel that superposes shows no more than the sum anyway."""
+    """The defense as an aggregator sees it; a channel that superposes shows no more than the sum anyway.
+
+    Raises:
+        ValueError: each client sends a waveform of its own, which no protocol adds up.
+    """
+    if defense.analog and not defense.superposes:
+        raise ValueError("secure aggregation needs digital messages, and here each client sends a waveform")
     return defense if defense.superposes else Aggregated(defense)
 
 
