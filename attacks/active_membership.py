@@ -23,7 +23,7 @@ from leakgauge.harness.learn.tasks import ModelTask
 _RIDGE = 0.3
 """Added to the variance of each input of the neurons, in units of the mean variance."""
 
-_FIRES = 0.7
+_FIRES = 0.85
 """A neuron's threshold: a record like the mean scores 0, its candidates score 1."""
 
 _QUIET, _LOUD = 1e-9, 1e3

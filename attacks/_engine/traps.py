@@ -45,6 +45,9 @@ _TINY = 1e-3
 _ON = 1e-2
 """Output of every hidden unit but those before the scores: it is on, and far below the slopes of 1 behind it."""
 
+_CALIBRATED = 50
+"""Auxiliary images over which energies are averaged."""
+
 _SHOWN = 0.25
 """Share of the gradient's energy in the last layer behind hidden ones: enough to tell the label in noise."""
 
@@ -88,10 +91,11 @@ def _louder(task: Task, tensors: Sequence[Tensor], x: Tensor, dense: int) -> flo
     """The factor of the last hidden units that gives the last layer its share of the gradient's energy over all labels.
 
     Args:
-        x: [n, ...] inputs, one for each label, in turn; dense: number of tensors of the dense layers.
+        x: [n, ...] inputs, to which the labels are given in turn; dense: number of tensors of the dense layers.
     """
-    images = x[torch.arange(task.classes) % len(x), None]
-    found = gradients(task, task.layout.join(tensors), images, torch.eye(task.classes)[:, None])
+    count = torch.arange(max(_CALIBRATED, task.classes))
+    images, labels = x[count * len(x) // len(count), None], torch.eye(task.classes)[count % task.classes, None]
+    found = gradients(task, task.layout.join(tensors), images, labels)
     energy = [float(part.square().sum()) for part in task.layout.split(found.square().sum(0).sqrt())]
     return math.sqrt(_SHOWN / (1 - _SHOWN) * energy[-dense] / max(energy[-2], 1e-30))
 
@@ -110,7 +114,7 @@ def _carry(layer: Conv, h: Tensor, *, first: bool, last: bool, rectified: bool) 
         weight = _components(h, layer, (layer.outputs + 1) // 2)
         weight = torch.stack([weight, -weight], 1).flatten(0, 1)[: layer.outputs]
         raw = _spread(h, weight, layer)
-        return _placed(layer, weight, h, 0.0, (raw / raw.max()).sqrt())
+        return _placed(layer, weight, h, 0.0, (raw / raw.max().clamp(min=1e-12)).sqrt())
     if last and layer.inputs == layer.outputs and layer.stride == 1 and layer.kernel <= min(h.shape[2:]):
         return _placed(layer, _balanced(h, layer), h, _LEVEL, torch.tensor(_SPREAD))
     if first and layer.outputs >= layer.inputs * layer.stride**2:
@@ -164,7 +168,7 @@ def _balanced(h: Tensor, layer: Conv) -> Tensor:
     n, c, rows, columns = h.shape
     off = (h - h.mean(0)).flatten(1).double()
     values, vectors = torch.linalg.eigh(off.T @ off / n)
-    root = (vectors * (values.clamp(min=0) + _RIDGE * values.max()) ** -0.25) @ vectors.T
+    root = (vectors * (values.clamp(min=0) + _RIDGE * values.max().clamp(min=1e-12)) ** -0.25) @ vectors.T
     middle = root.reshape(c, rows, columns, c, rows, columns)[:, rows // 2, columns // 2]
     below, right = rows // 2 - layer.kernel // 2, columns // 2 - layer.kernel // 2
     kernel: Tensor = middle[:, :, below : below + layer.kernel, right : right + layer.kernel].to(h.dtype)
