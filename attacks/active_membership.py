@@ -144,7 +144,7 @@ def _neurons(like: Tensor, candidates: Tensor, hidden: int, key: Key) -> tuple[T
     order, scale = torch.from_numpy(rng.permutation(key, n)), _QUIET / (1 - _FIRES)
     for neuron, group in enumerate(torch.tensor_split(order, min(n, hidden))):
         gram = to[group] @ toward[group].T
-        gram += 1e-6 * gram.diagonal().mean() * torch.eye(len(group)).double()  # copies
+        gram += (1e-6 * gram.diagonal().mean() + 1e-12) * torch.eye(len(group)).double()  # copies, or the mean itself
         w = toward[group].T @ torch.linalg.solve(gram, torch.ones(len(group)).double())
         weight[neuron], bias[neuron] = scale * w, -scale * (_FIRES + float(w @ mean))
         gain[neuron] = _LENGTH * (1 + candidates[group].square().sum(1).mean()).rsqrt()

@@ -139,3 +139,12 @@ def test_one_auxiliary_input_is_too_few(digits):
     alone = Examples(digits.x[:1], digits.y[:1])
     with pytest.raises(ValueError, match="expected 2 or more, got 1"):
         ActiveMembership().broadcast(dataclasses.replace(seen, auxiliary=alone), KEY)
+
+
+@pytest.mark.parametrize("gray", [False, True])
+def test_a_candidate_that_is_the_auxiliary_mean_gives_finite_parameters(digits, gray):
+    seen, _ = watched(digits, NoDefense())
+    x = torch.full_like(digits.x[:20], 0.5) if gray else digits.x[:20]
+    candidates = Examples(x.mean(0)[None], digits.y[:1])
+    seen = dataclasses.replace(seen, auxiliary=Examples(x, digits.y[:20]), candidates=candidates)
+    assert ActiveMembership().broadcast(seen, KEY).isfinite().all()

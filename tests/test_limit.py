@@ -27,7 +27,7 @@ from leakgauge.harness.audit.attacked import proved_identification
 from leakgauge.harness.audit.limit import NoLimit, limits
 from leakgauge.harness.core.cell import Target
 from leakgauge.harness.core.claim import Proof, Unit, claim_over, nothing_promised
-from leakgauge.harness.core.contract import Examples, Guess, Links, Reconstruction, Sender, Setting
+from leakgauge.harness.core.contract import Examples, Guess, Links, Reconstruction, Sender, Setting, links_of
 from leakgauge.harness.core.rng import Key, integers, normal, uniform
 from leakgauge.harness.core.threats import Threat, View
 from leakgauge.harness.federation.observe import Truth
@@ -126,6 +126,18 @@ def test_the_information_of_a_coordinate_is_that_of_its_noise(defense, each):
     found = module._information(seen, seen.sightings[0], seen.messages[0], update, Key(1))
     # the likelihood of Laplace noise has a rounded tip
     assert float(found.mean()) == pytest.approx(each, rel=0.2)
+
+
+@pytest.mark.parametrize(("clip", "kept"), [(0.3, 0.09), (100.0, 1.0)])
+def test_a_clip_shrinks_what_uniform_errors_show(clip, kept):
+    seen, truth = scene(1, CepamClip(clip=clip, noise_std=0.01))
+    update = gradients(LINEAR, seen.model.params, truth[0].x[None], torch.eye(4)[truth[0].y][None])
+    update = update / update.norm()
+    sighting, (message,) = seen.sightings[0], seen.messages
+    found = module._information(seen, sighting, message, update, Key(1))
+    links = links_of(seen.setting, [message])
+    variance = seen.defense.error_variance(None, [message.wire], links)
+    assert float((found * variance).mean()) == pytest.approx(kept, rel=0.3)
 
 
 def test_information_of_t_noise():

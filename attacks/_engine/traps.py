@@ -125,9 +125,10 @@ def _carry(layer: Conv, h: Tensor, *, first: bool, last: bool, rectified: bool) 
 
 
 def _placed(layer: Conv, weight: Tensor, h: Tensor, mean: float, std: Tensor) -> list[Tensor]:
-    """Weight and bias so that each output channel has this mean and standard deviation over h."""
+    """Weight and bias so that each output channel has this mean and standard deviation over h, if it varies at all."""
     out = conv2d(h, weight, stride=layer.stride, padding=layer.padding)
-    factor = std / out.std((0, 2, 3)).clamp(min=1e-12)
+    varies = out.std((0, 2, 3))
+    factor = std / varies.clamp(min=max(_RIDGE * float(varies.max()), 1e-6))
     return [weight * factor[:, None, None, None], mean - out.mean((0, 2, 3)) * factor]
 
 

@@ -54,6 +54,9 @@ _EXACT = 1e-3
 _IN_CLEAR = 1e-4
 """Relative standard deviation of a number that is sent without noise: exact, but for rounding in the inversion."""
 
+_CLIPPED = 0.9
+"""Share of an update's length below which a clip counts; without one the mean over messages is this near to 1."""
+
 _SHARPEST = 1e12
 """The most information about a coordinate: float32 does not tell more."""
 
@@ -252,9 +255,11 @@ def _information(seen: Observation, sighting: Sighting, message: Message, update
     """
     state, links = sighting.model.state, links_of(seen.setting, [message])
     variance = seen.defense.error_variance(state, [message.wire], links)
-    if variance is not None:
-        return (1 / variance).clamp(max=_SHARPEST)
     wires, fresh = _fresh(seen, sighting, message, updates, key)
+    if variance is not None:
+        return (_kept(Round(seen.defense, seen.setting, state), wires, fresh, updates) ** 2 / variance).clamp(
+            max=_SHARPEST
+        )
     slopes = torch.zeros_like(updates)
     together = max(1, 2**22 // updates.numel())
     for first in range(0, len(wires), together):
@@ -272,6 +277,15 @@ def _information(seen: Observation, sighting: Sighting, message: Message, update
     if not bool(found.isfinite().all()):
         raise NoLimit("the slope of the defense's likelihood is not finite")
     return found
+
+
+def _kept(here: Round, wires: Sequence[bytes], links: Links, updates: Tensor) -> float:
+    """The share of an update's length that its messages keep: below 1 behind a clip; 1 if it may be noise."""
+    whole = updates.sum(0).double()
+    pairs = zip(wires, links.each(), strict=True)
+    each = [float(here.estimate(wire, link.sender, link.shared).double() @ whole) for wire, link in pairs]
+    share = sum(each) / len(each) / max(float(whole.square().sum()), 1e-30)
+    return max(share, 0.0) if share < _CLIPPED else 1.0
 
 
 def _slope(score: object, updates: Tensor, times: int) -> Tensor:
