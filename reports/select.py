@@ -11,7 +11,15 @@ import numpy as np
 
 from leakgauge.harness.core.cases import Case, cases, headline_estimate
 from leakgauge.harness.core.cell import Cell, Target
-from leakgauge.harness.core.labels import UNDEFENDED, Label, label_parts, label_settings, setting_key, where
+from leakgauge.harness.core.labels import (
+    UNDEFENDED,
+    Label,
+    label_parts,
+    label_settings,
+    server_text,
+    setting_key,
+    where,
+)
 from leakgauge.harness.core.metrics import Metric, headline, metric
 from leakgauge.harness.core.result import Environment, Estimate, Flag, Result, Run, TrainingRecord
 from leakgauge.harness.core.stats import clopper_pearson, cut, mean_interval, pool
@@ -252,13 +260,17 @@ class Analysis:
 
     @cached_property
     def trainings(self) -> dict[tuple[str, str], tuple[TrainingRecord, ...]]:
-        """Finished trainings by an honest server, one per seed, by setting and defense."""
+        """Finished trainings, one per seed, by setting and defense: by an honest server if there are any.
+
+        Else those in which the server broadcasts for one of the attacks, whose accuracy counts as the defense's.
+        """
         found: dict[tuple[str, str], list[TrainingRecord]] = {}
-        for record in self.run.trainings.values():
-            spec = record.spec
-            if spec.malice is not None:
-                continue
-            found.setdefault((setting_key(spec.task, spec.federation), spec.defense.key), []).append(record)
+        for record in sorted(
+            self.run.trainings.values(), key=lambda r: (r.spec.malice is not None, server_text(r.spec))
+        ):
+            key = (setting_key(record.spec.task, record.spec.federation), record.spec.defense.key)
+            if record.spec.malice == found.setdefault(key, [record])[0].spec.malice and record not in found[key]:
+                found[key].append(record)
         return {key: tuple(sorted(records, key=lambda r: r.spec.seed)) for key, records in found.items()}
 
     def trainings_of(self, setting: str, defense: str) -> tuple[TrainingRecord, ...]:

@@ -199,3 +199,12 @@ def test_a_model_without_such_parameters_fails_with_the_reason(tmp_path):
 def test_a_diverged_broadcast_is_refused_with_the_round():
     with pytest.raises(ValueError, match="round 1"):
         go({1: lambda _, lr: torch.full_like(CHOSEN, math.nan)})
+
+
+def test_a_report_has_the_honest_training_and_without_one_that_of_the_attack(run):
+    from leakgauge.reports.select import Analysis
+
+    assert {record.spec.malice for (record,) in Analysis(run).trainings.values()} == {None}
+    left = {key: record for key, record in run.trainings.items() if record.spec.malice is not None}
+    only = Analysis(dataclasses.replace(run, trainings=left)).trainings
+    assert [record.spec.malice.attack.name for (record,) in only.values()] == ["active-membership"] * 2
