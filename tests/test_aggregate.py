@@ -7,6 +7,7 @@ import torch
 
 from leakgauge.attacks.map import MAP
 from leakgauge.defenses.cepam_gaussian import CepamGaussian
+from leakgauge.defenses.dp_fedavg import DPFedAvg
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.jopeq import JoPEQ
 from leakgauge.defenses.none import NoDefense
@@ -137,6 +138,19 @@ def test_an_aggregator_sees_the_sum_of_all_messages_of_a_round_beside_candidates
     assert torch.equal(unpack_float64(message.wire, seen.setting.dim), total)
     assert message.images == sum(one.images for one in server.messages)
     assert torch.equal(seen.candidates.x, server.candidates.x)
+
+
+def test_an_aggregator_sees_the_mean_without_the_server_s_own_noise():
+    here = dataclasses.replace(setting(3), sends="update", samples=1)
+    defense = DPFedAvg(clip=1e6, epsilon=1.0)
+    round_ = Round(defense, here, defense.init(here))
+    clients = [Client.of(Sender(k, 1), UPDATE.roll(k), None, Key(1).child(k)) for k in range(3)]
+    exchange = round_.exchange(clients, Key(2))
+    plain = torch.stack([client.update for client in clients]).mean(0)
+    assert torch.allclose(round_.revealed(exchange, Threat.AGGREGATOR, Key(3)), plain, rtol=1e-5, atol=1e-6)
+    others = round_.revealed(exchange, Threat.PARTICIPANT, Key(3))
+    assert (others - plain).square().mean() > 1.0
+    assert torch.equal(others, round_.decode(exchange, Key(3)))
 
 
 def test_a_channel_that_superposes_stays_as_it_is():

@@ -124,7 +124,7 @@ def audit_one_run(
     Args:
         deployment: all clients take part in every round.
         claim: of all these rounds, for a client or all its messages.
-        threat: named in the result; every adversary sees what a round decodes to.
+        threat: sees what a round decodes to; an aggregator sees it without the server's own noise.
         guesses: r, fixed before the run.
 
     Guarantees:
@@ -151,7 +151,8 @@ def audit_one_run(
     coins = rng.uniform(key.child("coins"), (m,)) < 0.5
     rounds = len(deployment.history)
     signs = torch.where(2 * torch.arange(rounds) < rounds, 1.0, -1.0).double()
-    decoded = _decoded(deployment, _FAR * along * torch.where(coins, 1.0, out[pair])[:, None], key, signs)
+    sent = _FAR * along * torch.where(coins, 1.0, out[pair])[:, None]
+    decoded = _decoded(deployment, sent, key, signs, threat)
     scores = (along.double() @ decoded.T) * signs
     ranked = coins.numpy()[np.argsort((scores @ _weights(scores)).numpy(), kind="stable")]
     lowest = guesses // 2
@@ -197,7 +198,8 @@ def estimate_by_cosine(deployment: Deployment, claim: Claim, key: Key) -> Cosine
     """
     _check_run(deployment, claim)
     along = _on_sphere(deployment.setting.clients, deployment.setting.dim, key.child("directions"))
-    total = _decoded(deployment, _FAR * along, key, torch.ones(len(deployment.history))).sum(0)
+    ones = torch.ones(len(deployment.history))
+    total = _decoded(deployment, _FAR * along, key, ones, Threat.PARTICIPANT).sum(0)
     cosines = (along.double() @ (total / total.norm())).clamp(-1.0, 1.0)
     return cosine_epsilon(np.asarray(cosines.numpy(), np.float64), deployment.setting.dim, claim.delta)
 
@@ -218,13 +220,17 @@ def _weights(scores: Tensor) -> Tensor:
     return found
 
 
-def _decoded(deployment: Deployment, updates: Tensor, key: Key, signs: Tensor) -> Tensor:
-    """[T, d] float64: what each round decodes to, if the clients send `updates` [clients, d] times the round's sign."""
+def _decoded(deployment: Deployment, updates: Tensor, key: Key, signs: Tensor, threat: Threat) -> Tensor:
+    """[T, d] float64: what an adversary without messages sees of each round.
+
+    Clients send `updates` [clients, d] times the round's sign.
+    """
     memories, found = first_memories(deployment), []
     for number, sign in enumerate(signs.tolist()):
         sent = send(deployment, number, memories, sign * updates, key)
         memories = sent.memories
-        found.append(round_of(deployment, number).decode(sent, key.child("round", number, "server")).double())
+        server = key.child("round", number, "server")
+        found.append(round_of(deployment, number).revealed(sent, threat, server).double())
     return torch.stack(found)
 
 

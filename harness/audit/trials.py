@@ -237,7 +237,7 @@ class Mechanism:
         """[n, d] what the adversary learns of the update in one round, or of the mean update."""
         if not self.sees_messages:
             return torch.stack(
-                [current.decode(one, mine.child("server")) for one, mine in zip(sent, keys, strict=True)]
+                [current.revealed(one, self.threat, mine.child("server")) for one, mine in zip(sent, keys, strict=True)]
             )
         read = zip(wires, clients, strict=True)
         return torch.stack([current.estimate(wire, one.sender, self._visible(one.shared)) for wire, one in read])

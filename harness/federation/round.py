@@ -16,6 +16,7 @@ import torch
 from leakgauge.harness.core.contract import Defense, Link, Links, Message, Sender, Setting
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector
 
 _HEADER = struct.Struct("<II")
@@ -106,6 +107,16 @@ class Round:
     def decode(self, exchange: Exchange, private: Key) -> Vector:
         """Server: the mean update [d]. Only the server knows `private`."""
         return self.defense.decode(self.state, exchange.received, exchange.links, private)
+
+    def revealed(self, exchange: Exchange, threat: Threat, private: Key) -> Vector:
+        """[d] what an adversary who sees no single message learns: the decoded mean.
+
+        An aggregator learns the mean of what the messages decode to, without the noise that the server adds itself.
+        """
+        if threat is not Threat.AGGREGATOR or self.defense.superposes:
+            return self.decode(exchange, private)
+        pairs = zip(exchange.received, exchange.links.each(), strict=True)
+        return torch.stack([self.estimate(wire, link.sender, link.shared) for wire, link in pairs]).mean(0)
 
     def estimate(self, received: bytes, sender: Sender, shared: Key | None) -> Vector:
         """The update [d] that one received message reveals; `shared` is None for an outsider."""
