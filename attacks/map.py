@@ -20,13 +20,12 @@ class MAP(ByPosterior):
     labels are never corrected. The order in which a client took its images is unknown; all passes are assumed to use
     one order. Each step of an update costs at least as much as a gradient.
 
-    Behind dense ReLU layers and a quantizer it ends far from the image more often than with `tv`: eight digits behind
-    `mlp-small` and `sdq-lattice` have an SSIM of 0.89 instead of 0.98.
+    Behind dense ReLU layers and a quantizer it may end far from the image where `tv` does not: digits behind
+    `mlp-small` and `sdq` have an SSIM of 0.88 instead of 0.96.
 
-    On models of a federation, fresh and after 100 rounds (study `trained-models`: 8 photographs, undefended, mean
-    SSIM with `tv`, floor 0.25): sigmoid and stride 1.00, dense ReLU 1.00 (both by the closed form; by search 0.93 to
-    0.99 and 0.90 to 1.00), one ReLU convolution 1.00 and 0.93, ReLU with max-pooling 0.12 to 0.32 fresh and 0.44 to
-    0.49 trained, where it begins with a search by direction.
+    Of a table it restores records column by column: the value of each column that is likeliest by itself, under a
+    mixture of laws with independent columns that is fitted to the same auxiliary records (`attacks._engine.tables`).
+    Vero et al. 2023 (TabLeak) search a relaxation and take the middle of several restarts instead.
 
     Args:
         prior: `gaussian`: the normal law with the mean and the covariance of 3,000 auxiliary inputs at most, searched
@@ -51,9 +50,11 @@ class MAP(ByPosterior):
             too steep for the prior to matter on the way: for six CIFAR-10 images behind a random 3 % of the
             coordinates, the SSIM was 0.04 without stages and 0.54, 0.53 and 0.52 with 3e4, 3e5 and 3e6; under noise of
             0.003 and 0.03, stages changed nothing.
-        warm: evaluations of a first search by direction for the gradient that the defense's estimate shows, if the
-            model has kinks: the angle between the gradients and the prior, by Adam in the prior's coordinates (with
-            `tv`: as `inverting-gradients`); 0: none.
+        warm: evaluations of each first search, if the model has kinks; 0: none. Where the gradient of the first dense
+            layer shows its inputs (one image; `gaussian`), the layers before it are searched alone, from three starts;
+            otherwise, and besides where noise hides much of them, the direction of the gradient that the defense's
+            estimate shows: the angle between the gradients and the prior, by Adam in the prior's coordinates (with
+            `tv`: as `inverting-gradients`).
         solve: add the image of the closed form (`analytic`) as a candidate, if it covers the model and a message has
             one image. It is returned if nothing explains the messages better, and without a search if it explains all.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -11,6 +12,9 @@ from torch import Tensor
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Attack, Guess, Observation, Reconstruction
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.table import Column, commonest
+
+Guessing = Literal["mean", "flat", "other", "majority"]
 
 
 @dataclass(frozen=True)
@@ -23,20 +27,21 @@ class Prior(Attack):
     Args:
         guess: `mean`: the mean auxiliary input, pixel by pixel, which has the least expected error; `flat`: a flat
             image with the mean of each channel (for vectors, the mean vector); `other`: random auxiliary inputs, which
-            look real.
+            look real; `majority`: of a table, what is right most often in each column.
 
     Raises:
-        ValueError: an unknown guess; in `run`: fewer auxiliary inputs than one victim has images.
+        ValueError: an unknown guess; in `run`: fewer auxiliary inputs than one victim has images, or `majority` of
+            inputs that are no table.
     """
 
     kind: ClassVar[str] = "reconstruction"
     floor: ClassVar[bool] = True
 
-    guess: Literal["mean", "flat", "other"] = "mean"
+    guess: Guessing = "mean"
 
     def __post_init__(self) -> None:
-        if self.guess not in ("mean", "flat", "other"):
-            raise ValueError(f"expected guess 'mean', 'flat' or 'other', got {self.guess!r}")
+        if self.guess not in get_args(Guessing):
+            raise ValueError(f"expected guess 'mean', 'flat', 'other' or 'majority', got {self.guess!r}")
 
     @property
     def needs(self) -> frozenset[str]:
@@ -54,12 +59,16 @@ class Prior(Attack):
         label = y.mode().values.to(torch.int64)
         guesses = []
         for message in seen.messages:
-            inputs = self._inputs(x, message.images, key.child(message.sender.number))
+            inputs = self._inputs(x, message.images, key.child(message.sender.number), seen.task.columns)
             guesses.append(Guess(inputs, label.repeat(message.images), 0.0, 0))
         return Reconstruction(tuple(guesses))
 
-    def _inputs(self, x: Tensor, count: int, key: Key) -> Tensor:
+    def _inputs(self, x: Tensor, count: int, key: Key, columns: Sequence[Column]) -> Tensor:
         """`count` guesses, from auxiliary inputs x."""
+        if self.guess == "majority":
+            if not columns:
+                raise ValueError("guess 'majority' needs a table, whose columns are known, such as adult")
+            return commonest(x, columns).expand(count, -1).clone()
         if self.guess == "other":
             return x[torch.from_numpy(rng.subset(key, len(x), count))]
         over = (0, *range(2, x.ndim)) if self.guess == "flat" else 0

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from _victims import Victims
@@ -21,7 +22,7 @@ from torch import Tensor
 from leakgauge.attacks.map import MAP
 from leakgauge.attacks.prior import Prior
 from leakgauge.defenses.none import NoDefense
-from leakgauge.harness.core.contract import Attack, Examples, Message, Observation, Sender, Setting, Snapshot
+from leakgauge.harness.core.contract import Attack, Defense, Examples, Message, Observation, Sender, Setting, Snapshot
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.data import default_root, load
@@ -34,22 +35,26 @@ FIRST = 300
 STEPS, RATE = 5, 0.02
 
 
-def updates(victims: Victims, batch: int, auxiliary: Examples) -> Observation:
-    """What a server sees of clients with `batch` images each, after five steps on all of them."""
-    task, n = victims.task, len(victims.y) // batch
-    plan = LocalPlan(gradient=False, steps=STEPS, epochs=None, batch=batch, lr=RATE, momentum=0.0)
+PLAN = LocalPlan(gradient=False, steps=STEPS, epochs=None, batch=0, lr=RATE, momentum=0.0)
+
+
+def messages(
+    victims: Victims, batch: int, auxiliary: Examples, plan: LocalPlan, defense: Defense[Any, Any]
+) -> Observation:
+    """What a server sees of clients with `batch` images each, after steps on all of them, or one gradient."""
+    task, n, steps = victims.task, len(victims.y) // batch, plan.steps or 1
     pairs = zip(victims.x.split(batch), victims.y.split(batch), strict=True)
     work = [Work(Examples(*pair), Key(8).child(number)) for number, pair in enumerate(pairs)]
     sent = train_clients(task, victims.params, work, plan, "loop").updates
-    setting = Setting(task.layout, n, n, 1, sends="update", steps=STEPS, lr=RATE, batch=batch, samples=batch)
-    defense, messages = NoDefense(), []
-    state = defense.init(setting)
+    sends = "gradient" if plan.gradient else "update"
+    setting = Setting(task.layout, n, n, 1, sends=sends, steps=steps, lr=plan.lr, batch=batch, samples=batch)
+    state, found = defense.init(setting), []
     for number, update in enumerate(sent):
         client = Client.of(Sender(number, batch), update, defense.remember(setting), Key(6).child(number))
         (wire,) = Round(defense, setting, state).exchange([client], Key(6).child(number, "channel")).sent
-        messages.append(Message(0, client.sender, wire, client.shared, batch, STEPS))
+        found.append(Message(0, client.sender, wire, client.shared, batch, steps))
     model, view = Snapshot(0, victims.params, state), View.parse("server")
-    return Observation(view, setting, task, defense, RATE, messages=tuple(messages), model=model, auxiliary=auxiliary)
+    return Observation(view, setting, task, defense, plan.lr, messages=tuple(found), model=model, auxiliary=auxiliary)
 
 
 def quality(attack: Attack, seen: Observation, x: Tensor, y: Tensor, batch: int) -> str:
@@ -77,7 +82,7 @@ def main() -> None:
     attacks: dict[str, Attack] = {"floor": Prior(), "followed": MAP(), "one step": MAP(unroll=False)}
     for name, victims in (("trained", start._replace(params=start.params + trained)), ("fresh", start)):
         for batch in (1, 4):
-            seen = updates(victims, batch, auxiliary)
+            seen = messages(victims, batch, auxiliary, PLAN, NoDefense())
             for who, attack in attacks.items():
                 print(f"{name:<8} batch {batch}  {who:<9} {quality(attack, seen, x, y, batch)}", flush=True)
 

@@ -5,7 +5,8 @@ training images and fresh, and a fresh `cnn2`. The peer runs its attack `modern`
 and works on standardized pixels, as in its own examples; MAP infers the label. Mean SSIM with its 95 % interval and
 processor seconds an image; then the ratios of both. Needs `cifar10` (see README) and the peer:
 
-    pip install --target PEER --no-deps breaching==0.1.2 hydra-core omegaconf antlr4-python3-runtime==4.9.3 lpips tqdm
+    pip install --target PEER --no-deps breaching==0.1.2 hydra-core omegaconf antlr4-python3-runtime==4.9.3 \
+        lpips tqdm pyyaml
     PYTHONPATH=PEER python benchmarks/peer.py [FOLDER] [--images 16] [--iterations 400]
 """
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
-import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -81,18 +79,16 @@ class DPSGD(Clipped, Plain):
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """|y - u|^2 / (2 sigma^2), where sigma^2 sums the variances of the steps, each weighted by momentum.
 
-        Exact for one step. For several steps it ignores that the noise of a step moves the start of the later ones. The
-        learning rate is that of round 0, the number of steps that of the largest client: with a schedule, or with
-        epochs on clients of different sizes, sigma is too large for messages of fewer steps or a lower rate.
+        Exact for one step; for several, see `training_noise`: with a schedule, or with epochs on clients of different
+        sizes, sigma is too large for messages of fewer steps or a lower rate.
         A candidate is clipped to the largest norm that clipped steps can reach, for nominal B and all n records drawn.
         Clipping the single records is left to the caller that computes the candidate.
         """
         sent = self.sent(received, links)
-        weights = _weights(links.setting)
+        weights = links.setting.step_weights
         scale = self.clip * (1.0 if links.setting.sends == "gradient" else links.setting.lr)
         sizes = [min(links.setting.batch or who.samples, who.samples) for who in links.senders]
-        each = scale * self.step_noise(links.setting) * math.hypot(*weights)
-        std = torch.tensor([[each / size] for size in sizes])
+        std = torch.tensor([[self.training_noise(links.setting, who.samples)] for who in links.senders])
         pairs = zip(links.senders, sizes, strict=True)
         reach = torch.tensor([[scale * sum(weights) * who.samples / size] for who, size in pairs])
         return lambda update: gaussian_misfit((reach * clip_l2(update / reach, 1.0) - sent) / std, 1.0)
@@ -116,13 +112,6 @@ class DPSGD(Clipped, Plain):
             assumes=("which records a step takes is secret",),
             further=(Proof.gaussian(noise, steps, Unit.RECORD, known),),
         )
-
-
-def _weights(setting: Setting) -> list[float]:
-    """How often each step's gradient enters the message: once, plus its part of later steps by momentum."""
-    if setting.sends == "gradient":
-        return [1.0]
-    return list(itertools.accumulate(setting.momentum**k for k in range(setting.steps)))
 
 
 def _share(setting: Setting) -> float:

@@ -8,6 +8,7 @@ import torch
 from leakgauge.attacks.map import MAP
 from leakgauge.defenses.cepam_gaussian import CepamGaussian
 from leakgauge.defenses.dp_fedavg import DPFedAvg
+from leakgauge.defenses.dp_sgd import DPSGD
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.jopeq import JoPEQ
 from leakgauge.defenses.none import NoDefense
@@ -15,6 +16,7 @@ from leakgauge.defenses.ota import OTA
 from leakgauge.defenses.ota_orthogonal import OTAOrthogonal
 from leakgauge.defenses.random_mask import RandomMask
 from leakgauge.defenses.top_k import TopK
+from leakgauge.defenses.udp import UDP
 from leakgauge.harness.core.cell import Target
 from leakgauge.harness.core.codec import unpack_float32, unpack_float64
 from leakgauge.harness.core.contract import Links, Sender, Setting
@@ -32,6 +34,9 @@ from tests.test_observe import gradient_of, scene
 AGGREGATOR = View(Threat.AGGREGATOR)
 LAYOUT = Layout(("w", "b"), ((60, 20), (40,)))
 UPDATE = normal(Key(3), (1240,)) * torch.cat([torch.full((1200,), 0.1), torch.ones(40)])
+
+
+WHO = Sender(0, 8)
 
 
 def setting(participants=1):
@@ -75,7 +80,7 @@ def test_the_variance_of_normal_noise_is_inferred_for_all_clients(users, silent,
     defense = Gaussian(clip=1e6, noise_std=noise) if noise else NoDefense()
     received, links = sent(defense, [UPDATE] * users, users + silent)
     truth = (users + silent) * noise**2 + users * 1e-12
-    found = Aggregated(defense)._errors(None, unpack_float64(received[0], 1240), users, links.setting)
+    found = Aggregated(defense)._errors(None, unpack_float64(received[0], 1240), users, WHO, links.setting)
     assert found.variance == pytest.approx(truth, rel=0.1)
     assert found.shrink == pytest.approx(1.0, abs=0.02)
     score = Aggregated(defense).likelihood(None, received, links)
@@ -88,15 +93,45 @@ def test_the_variance_of_normal_noise_is_inferred_for_all_clients(users, silent,
 def test_the_error_of_noise_in_proportion_to_the_update_is_inferred(defense):
     received, links = sent(defense, [UPDATE, UPDATE.roll(1)])
     total = unpack_float64(received[0], 1240)
-    found = Aggregated(defense)._errors(None, total, 2, links.setting)
+    found = Aggregated(defense)._errors(None, total, 2, WHO, links.setting)
     truth = float((total - UPDATE - UPDATE.roll(1)).square().mean())
     assert found.variance == pytest.approx(truth, rel=0.4)
+
+
+THREE_STEPS = dataclasses.replace(setting(), sends="update", steps=3, batch=2, momentum=0.5)
+
+
+@pytest.mark.parametrize(
+    ("here", "steps"),
+    [
+        (setting(), 1.0),
+        (dataclasses.replace(setting(), sends="update", steps=3, batch=2, momentum=0.5), 0.1 * 6.3125**0.5),
+    ],
+    ids=["gradient", "update"],
+)
+def test_noise_of_the_training_counts(here, steps):
+    # 6.3125 = 1^2 + 1.5^2 + 1.75^2: how often the three steps' noise enters
+    defense = DPSGD(epsilon=2.0, clip=0.5)
+    std = steps * 0.5 * defense.step_noise(here) / (here.batch or 8)
+    total = UPDATE.double() + std * normal(Key(4), (1240,), torch.float64)
+    found = Aggregated(defense)._errors(None, total, 1, WHO, here)
+    assert found.variance == pytest.approx(std**2, rel=0.1)
+    assert found.shrink == 1.0
+
+
+def test_the_noise_is_that_of_the_sender():
+    here = dataclasses.replace(setting(), samples=100)
+    few, many = (
+        Aggregated(UDP(epsilon=8.0))._errors(UDP().init(here), 10 * UPDATE.double(), 1, Sender(0, n), here).variance
+        for n in (1, 100)
+    )
+    assert few == pytest.approx(1e4 * many, rel=0.1)
 
 
 def test_a_clip_is_inferred_and_candidates_of_any_length_fit_alike():
     received, links = sent(Gaussian(clip=1.0, noise_std=1e-4), [UPDATE])
     defense = Aggregated(Gaussian(clip=1.0, noise_std=1e-4))
-    found = defense._errors(None, unpack_float64(received[0], 1240), 1, links.setting)
+    found = defense._errors(None, unpack_float64(received[0], 1240), 1, WHO, links.setting)
     assert found.clip == pytest.approx(1.0, rel=0.02)
     score = defense.likelihood(None, received, links)
     near, far = score(UPDATE[None]), score(5 * UPDATE[None])

@@ -119,7 +119,7 @@ START = "expected start 'normal' or 'uniform', got 'zero'"
         ("idlg", {"evaluations": 0}, "expected evaluations >= 1, got evaluations=0"),
         ("idlg", {"start": "zero"}, START),
         ("idlg", {"labels": "guessed"}, LABELS),
-        ("prior", {"guess": "median"}, "expected guess 'mean', 'flat' or 'other', got 'median'"),
+        ("prior", {"guess": "median"}, "expected guess 'mean', 'flat', 'other' or 'majority', got 'median'"),
         ("inverting-gradients", {"restarts": 0}, "expected restarts >= 1, got restarts=0"),
         ("inverting-gradients", {"evaluations": 0}, "expected evaluations >= 1, got evaluations=0"),
         ("inverting-gradients", {"lr": 0.0}, "expected lr > 0, got lr=0.0"),

@@ -1,5 +1,6 @@
 """The architectures: counts as printed in the papers, and the same function as a torch module with the same weights."""
 
+import copy
 import pickle
 
 import pytest
@@ -10,7 +11,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.models import Model, build, names
-from tests.torch_models import TWINS, Drop, cnn3
+from tests.torch_models import TWINS, Drop, cnn3, fill, owned
 
 ALL = [name for name, _ in names()]
 
@@ -27,6 +28,7 @@ COUNTS = [
     ("lenet5", MNIST, 10, 61_706),
     ("cnn-udp", CIFAR, 10, 75 * 16 + 16 + 36 * 36 * 16 * 10 + 10),  # UDP: padding 4 makes 36 x 36
     ("resnet20", CIFAR, 10, 269_722),  # He et al. 2016, table 6: 0.27M
+    ("resnet20-bn", CIFAR, 10, 269_722 + 2 * 688),  # a mean and a variance for each of the 688 channels
     ("resnet110", CIFAR, 10, 1_727_962),  # He et al. 2016, table 6: 1.7M
     ("resnet110", MNIST, 10, 1_727_674),  # sqSGD, section 5: 1,722,224, a third of a percent fewer
     ("svm", (58,), 2, 58),  # UDP (32): one w for the 58 census features
@@ -34,7 +36,15 @@ COUNTS = [
     ("linear-regression", (30,), 1, 30),  # OTA: d = 30
 ]
 
-SMALLEST = [("cnn2", 16), ("cnn3", 22), ("lenet-dlg", 1), ("lenet5", 12), ("cnn-udp", 1), ("resnet20", 1)]
+SMALLEST = [
+    ("cnn2", 16),
+    ("cnn3", 22),
+    ("lenet-dlg", 1),
+    ("lenet5", 12),
+    ("cnn-udp", 1),
+    ("resnet20", 1),
+    ("resnet20-bn", 1),
+]
 
 
 def _draw(model: Model) -> tuple[Tensor, Tensor]:
@@ -56,17 +66,24 @@ def test_every_architecture_has_a_count_and_a_twin():
 def test_it_computes_what_the_torch_module_computes(name):
     model = build(name, CIFAR, 10)
     params, x = _draw(model)
-    twin = nn.Sequential(*TWINS[name]).double()
-    vector_to_parameters(params, twin.parameters())
-    assert [tuple(tensor.shape) for tensor in twin.parameters()] == list(model.layout.shapes)
+    twin = copy.deepcopy(nn.Sequential(*TWINS[name])).double().eval()
+    params = torch.cat(
+        [
+            part.abs().flatten() if "running_var" in own else part.flatten()
+            for own, part in zip(model.layout.names, model.layout.split(params), strict=True)
+        ]
+    )
+    fill(twin, params)
+    assert [tuple(tensor.shape) for tensor in owned(twin)] == list(model.layout.shapes)
     scores, expected = model.apply(model.layout.split(params.requires_grad_()), x, None), twin(x)
     torch.testing.assert_close(scores, expected)
     assert scores.shape == (3, model.classes)
     assert scores.std() > 1e-3  # the comparison is not one of zeros
     (gradient,) = torch.autograd.grad(scores.square().sum(), params)
     expected.square().sum().backward()
-    torch.testing.assert_close(gradient, parameters_to_vector(tensor.grad for tensor in twin.parameters()))
-    twin.zero_grad()
+    parts = zip(model.layout.names, model.layout.split(gradient), strict=True)
+    mine = parameters_to_vector(part for own, part in parts if "running" not in own)
+    torch.testing.assert_close(mine, parameters_to_vector(tensor.grad for tensor in twin.parameters()))
 
 
 def test_dropout_comes_after_each_pooling():
@@ -83,8 +100,8 @@ def test_dropout_comes_after_each_pooling():
 def test_fan_in_is_that_of_the_layer(name):
     wanted = []
     for layer in nn.Sequential(*TWINS[name]).modules():
-        if isinstance(layer, nn.GroupNorm):
-            wanted += [0, -1]
+        if isinstance(layer, nn.GroupNorm | nn.BatchNorm2d):
+            wanted += [0, -1] if isinstance(layer, nn.GroupNorm) else [0, -1, -1, 0]
         elif isinstance(layer, nn.Conv2d | nn.Linear):
             wanted += [layer.weight[0].numel()] * (1 if layer.bias is None else 2)
     assert list(build(name, CIFAR, 10).fan_in) == wanted

@@ -20,7 +20,7 @@ from leakgauge.harness.core.rng import Key, uniform
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store, load_run
 from leakgauge.harness.study.study import resolve
-from leakgauge.harness.study.supervisor import Job, Progress, cores
+from leakgauge.harness.study.supervisor import Job, Place, Progress, Supervisor, cores
 
 ECHO, COIN = "tests.doubles:Echo", "tests.doubles:Coin"
 
@@ -209,6 +209,17 @@ def test_missing_data_and_unfit_models_are_reported_before_anything_runs(tmp_pat
     assert not (tmp_path / "out").exists()
 
 
+def test_a_model_with_batch_norm_and_a_defense_of_single_records_are_refused_before_anything_runs(tmp_path):
+    with pytest.raises(StudyError) as caught:
+        run_study(
+            study(tasks=[{"data": "photos", "model": "resnet20-bn"}], defenses=[{"name": ["none", "dp-sgd", "udp"]}]),
+            tmp_path / "out",
+            workers=0,
+        )
+    assert [line.split()[0] for line in caught.value.problems] == ["dp-sgd", "udp"]
+    assert all("model 'resnet20-bn' mixes the records of a batch" in line for line in caught.value.problems)
+
+
 def test_changed_data_under_old_results_is_refused(tmp_path):
     path = tmp_path / "mine.npz"
     x, y = uniform(Key(0), (40, 8, 8)).numpy(), np.arange(40) % 4
@@ -256,3 +267,13 @@ def test_the_time_left_is_the_mean_of_each_kind_of_job():
     progress.took["map"] = [1.0, 3.0]
     # another training of 10 s, four attacks of 2 s, and one of unknown length: the mean of all that ended
     assert progress.seconds_left == pytest.approx((10 + 4 * 2 + (10 + 1 + 3) / 3) / 2)
+
+
+def test_attacks_on_one_target_go_to_one_worker_and_nobody_waits(tmp_path):
+    attacks = [{"name": ECHO, "target": {"round": number, "count": 2}} for number in (0, 1)]
+    jobs = [Job("attack", cell.training, (cell,)) for cell in study(attacks=attacks).cells[:2]] * 3
+    supervisor = Supervisor(Place(tmp_path, tmp_path, "cpu"), Progress(6), lambda *_: None, (), jobs)
+    one, two = object(), object()
+    rounds = [supervisor._next(worker).cells[0].target.round for worker in (one, two, one, one, two, one)]
+    assert rounds == [0, 1, 0, 0, 1, 1]  # the last is the other's, who is busy
+    assert supervisor._next(one) is None

@@ -86,7 +86,7 @@ def test_constant_inputs_give_finite_parameters():
         assert trap(task_of(name), torch.full((4, 3, 32, 32), 0.5), KEY).isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["resnet20", "svm", "linear-regression"])
+@pytest.mark.parametrize("name", ["resnet20", "resnet20-bn", "svm", "linear-regression"])
 def test_models_without_such_parameters_are_refused(pictures, name):
     with pytest.raises(ValueError, match="there are no trap weights for this model"):
         trap(task_of(name), pictures.x[:50], KEY)

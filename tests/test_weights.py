@@ -113,8 +113,9 @@ def test_rows_of_two_classes_may_be_opposite():
     assert notices(task, changed(0, lambda w: torch.stack([w[0], -w[0] * 1.1]), task), data) == set()
 
 
-def test_a_model_of_unknown_layers():
-    task = ModelTask(build("resnet20", SHAPE, 10))
+@pytest.mark.parametrize("name", ["resnet20", "resnet20-bn"])
+def test_a_model_of_unknown_layers(name):
+    task = ModelTask(build(name, SHAPE, 10))
     few = Examples(OWN.x[:2], OWN.y[:2])
     assert notices(task, task.init(Key(2)), few) == set()
     assert "large" in notices(task, changed(0, lambda w: 1e6 * w, task), few)

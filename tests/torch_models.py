@@ -1,21 +1,27 @@
 """The architectures as torch modules, for images of 3 x 32 x 32 pixels in ten classes."""
 
+from collections.abc import Callable, Iterator
+
 import torch
 from torch import Tensor, nn
+
+
+def _groups(channels: int) -> nn.Module:
+    return nn.GroupNorm(2, channels)
 
 
 class Block(nn.Module):
     """A residual block with He's option A."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self, inputs: int, outputs: int, norm: Callable[[int], nn.Module] = _groups) -> None:
         super().__init__()
         self.stride = 1 if inputs == outputs else 2
         self.inner = nn.Sequential(
             nn.Conv2d(inputs, outputs, 3, self.stride, 1, bias=False),
-            nn.GroupNorm(2, outputs),
+            norm(outputs),
             nn.ReLU(),
             nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
-            nn.GroupNorm(2, outputs),
+            norm(outputs),
         )
         self.new = outputs - inputs
 
@@ -36,10 +42,10 @@ class Drop(nn.Module):
         return x * self.mask
 
 
-def _resnet(depth: int) -> list[nn.Module]:
+def _resnet(depth: int, norm: Callable[[int], nn.Module] = _groups) -> list[nn.Module]:
     widths = [16] * (depth // 6) + [32] * (depth // 6) + [64] * (depth // 6)
-    blocks = [Block(*pair) for pair in zip([16, *widths], widths, strict=False)]
-    stem = [nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.GroupNorm(2, 16), nn.ReLU()]
+    blocks = [Block(*pair, norm) for pair in zip([16, *widths], widths, strict=False)]
+    stem = [nn.Conv2d(3, 16, 3, padding=1, bias=False), norm(16), nn.ReLU()]
     return [*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
 
 
@@ -70,7 +76,24 @@ TWINS = {
     ],
     "cnn-udp": [nn.Conv2d(3, 16, 5, padding=4), nn.ReLU(), nn.Flatten(), nn.Linear(36 * 36 * 16, 10)],
     "resnet20": _resnet(20),
+    "resnet20-bn": _resnet(20, nn.BatchNorm2d),
     "resnet110": _resnet(110),
     "svm": [nn.Flatten(), nn.Linear(3072, 10, bias=False)],
     "linear-regression": [nn.Flatten(), nn.Linear(3072, 1, bias=False)],
 }
+
+
+def owned(net: nn.Module) -> Iterator[Tensor]:
+    """Parameters and running statistics in the order of our layout."""
+    for module in net.modules():
+        yield from module.parameters(recurse=False)
+        yield from (buffer for name, buffer in module.named_buffers(recurse=False) if name.startswith("running_"))
+
+
+def fill(net: nn.Module, params: Tensor) -> None:
+    """Copy a flat vector into `owned`."""
+    with torch.no_grad():
+        for tensor in owned(net):
+            part, params = params[: tensor.numel()], params[tensor.numel() :]
+            tensor.copy_(part.view(tensor.shape))
+    assert not len(params)

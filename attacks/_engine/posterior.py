@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from leakgauge.attacks._engine.objective import Explains, Kind, received_gradients
 from leakgauge.attacks._engine.prior import ImagePrior, Prior, fitting
 from leakgauge.attacks._engine.reconstruct import Search, Start, match
+from leakgauge.attacks._engine.tables import Mixture
 from leakgauge.attacks._labels.infer import ByLabels, LabelSource, check_source, labels_over_rounds
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.contract import Observation, Reconstruction
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn.prior import MOST
+
+_MIXTURE = Key(0, ("mixture",))
+"""Of the first classes of a mixture."""
 
 _DECREASE = 1e-5
 """Share of the objective that 200 evaluations must gain: most of it is noise, and single nats still count."""
@@ -67,4 +72,8 @@ class ByPosterior(ByLabels):
         targets = received_gradients(seen)
         labels = labels_over_rounds(seen, self.labels, key.child("dummies"))
         prior = self._prior(seen)
-        return Reconstruction(match(seen, targets, labels, self._search(prior), key, rounds=None), prior.words)
+        search, words = self._search(prior), prior.words
+        if self.prior != "tv" and seen.task.columns and seen.auxiliary is not None:
+            mixture = Mixture.fit(seen.auxiliary.x[:MOST], seen.task.columns, _MIXTURE)
+            search, words = replace(search, table=mixture), f"{words}; {mixture.words}"
+        return Reconstruction(match(seen, targets, labels, search, key, rounds=None), words)

@@ -16,8 +16,11 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, bu
 
 from leakgauge.attacks._engine.matching import Evaluation, Function, unpack
 from leakgauge.attacks._engine.objective import Explains, Objective, objective
+from leakgauge.attacks._engine.prior import Prior
 from leakgauge.attacks._engine.simulate import Local
+from leakgauge.attacks._engine.tables import FirstLayer, Mixture, restore
 from leakgauge.attacks._search.direction import Direction
+from leakgauge.attacks._search.features import CLEAN, Features
 from leakgauge.attacks._search.lbfgs import Minima, Stop, minimize
 from leakgauge.attacks._solve.closed_form import RIDGE, Unsolvable, closed_form
 from leakgauge.attacks._solve.layerwise import Underdetermined
@@ -72,9 +75,12 @@ class Search:
             undefended photographs still gains 0.1; against noise it saves two thirds, which would fit the noise.
         ease: the messages' misfit for an update of zero, as weighed in the first stage; the weight grows in stages up
             to 1. A likelihood without noise is so steep that a random-start search ignores the prior.
-        warm: evaluations of a preceding search by direction, in every second restart, if the model has kinks and labels
-            are known. Its steps of one size cross points that stop a search whose steps must lower the value.
+        warm: evaluations of each preceding search, in every second restart, if the model has kinks and labels are
+            known. Its steps of one size cross points that stop a search whose steps must lower the value. They are
+            searches by features, where these are known (`Features`), and one by direction, where they are not or noise
+            hides much of them; then the start that explains the messages better counts.
         solve: also try the closed form's image, if it covers the model and the message is of one image.
+        table: law of the records of a table, in which what was found is restored column by column; None: no table.
     """
 
     restarts: int
@@ -85,6 +91,7 @@ class Search:
     ease: float = math.inf
     warm: int = 0
     solve: bool = False
+    table: Mixture | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("restarts", 1), ("evaluations", 1), ("warm", 0)):
@@ -165,7 +172,17 @@ class _Group:
             pending = pending[best.value[pending] > explained[pending]]
             if not len(pending):
                 break
+        if self.search.table is not None:
+            self._restore(best, labels, self.search.table, key.child("table"))
         return self._guesses(best, labels)
+
+    def _restore(self, best: Minima, labels: Tensor | None, mixture: Mixture, key: Key) -> None:
+        """The records of a table in place of `best`."""
+        goal, first = objective(self.seen, self.sightings, labels, self.search.explains), self.sightings[0].messages[0]
+        told = FirstLayer.of(self.seen.task, self.targets) if (first.images, first.users) == (1, 1) else None
+        found = restore(goal.messages, mixture, self._each(best.x).nan_to_num(0.0), told, key)
+        best.x[:], best.value[:] = found.x.flatten(1), found.value
+        best.evaluations[:] += found.evaluations
 
     def _guesses(self, best: Minima, labels: Tensor | None) -> list[Guess]:
         """One guess per victim; without labels, each image's likeliest."""
@@ -205,7 +222,7 @@ class _Group:
         if labels is not None and order is not None:
             labels = labels[:, order]
             goal = objective(self.seen, self.sightings, labels, self.search.explains)
-        z, used = self._begin(key, restart, labels, rows)
+        z, used = self._begin(key, restart, labels, goal, rows)
         explains = self.search.explains
         for strength in strengths:
             least = tolerance[rows].clamp(max=_TOLERANCE * strength)
@@ -220,20 +237,45 @@ class _Group:
             used = used + found.evaluations
         return found._replace(evaluations=used), labels
 
-    def _begin(self, key: Key, restart: int, labels: Tensor | None, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _begin(
+        self, key: Key, restart: int, labels: Tensor | None, goal: Objective, rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Start points [m, D] of a restart for the victims `rows`, and their evaluations [m] so far."""
-        prior, message = self.search.explains.prior, self.sightings[0].messages[0]
+        prior = self.search.explains.prior
         z, used = self._coordinates(self._starts(key, restart)[rows]), torch.zeros(len(rows), dtype=torch.int64)
         if prior is not None and prior.centered:
             z *= _SPREAD * restart * math.sqrt(z.shape[1]) / z.norm(dim=1, keepdim=True)
         if labels is None or prior is None or not self.search.warm or restart % 2 or self.seen.task.smooth:
             return z, used
+        told = self._told(prior, rows)
+        if told is None:
+            return self._by_direction(prior, z, labels, rows)
+        starts = told.search(prior, z, self.search.warm, key.child("features", restart))
+        z, used, noisy = _finite(starts, z), starts.evaluations, (told.error > CLEAN).nonzero()[:, 0]
+        if len(noisy):
+            other, more = self._by_direction(prior, torch.zeros_like(z[noisy]), labels, rows[noisy])
+            function, used[noisy] = _Subset(goal.at(math.inf), rows[noisy]), used[noisy] + more + 2
+            each = torch.arange(len(noisy))
+            lower = function(other, each).value < function(z[noisy], each).value
+            z[noisy[lower]] = other[lower]
+        return z, used
+
+    def _told(self, prior: Prior, rows: Tensor) -> Features | None:
+        """What the messages tell of the inputs of the first dense layer; None: nothing that a search could use."""
+        message = self.sightings[0].messages[0]
+        if not prior.centered or (message.images, message.users) != (1, 1):
+            return None
+        return Features.of(self.seen.task, self.sightings[0].model.params, self.targets[rows])
+
+    def _by_direction(self, prior: Prior, z: Tensor, labels: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """From start points [m, D] those that explain the direction of the gradients, and the evaluations [m]."""
+        message = self.sightings[0].messages[0]
         steps = Local.of(self.seen.setting, self.sightings[0].lr, message.steps)
         followed = self.search.explains.unroll and message.users == 1 and not steps.one_gradient(message.images)
-        local = steps if followed else None
         direction = Direction.of(prior, self.search.warm)
-        found = direction.search(self.seen, self.targets[rows], labels[rows], z[:, None], local)
-        return torch.where(found.value.isfinite()[:, None], found.x, z), found.evaluations
+        targets, local = self.targets[rows], steps if followed else None
+        found = direction.search(self.seen, targets, labels[rows], z[:, None], local)
+        return _finite(found, z), found.evaluations
 
     def _coordinates(self, x: Tensor) -> Tensor:
         """The prior's coordinates of inputs [m, D]."""
@@ -291,6 +333,11 @@ class _Group:
 def _share(share: float, goal: Objective) -> Tensor:
     """[n]: this share of the misfit for updates of zero; -inf where a likelihood makes that negative."""
     return torch.where(goal.nothing > 0, share * goal.nothing, -torch.inf)
+
+
+def _finite(found: Minima, start: Tensor) -> Tensor:
+    """[m, D]: the minima, or the start where there is none."""
+    return torch.where(found.value.isfinite()[:, None], found.x, start)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,8 @@ observation and a key; it never sees the truth.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +21,19 @@ from torch import Tensor
 from leakgauge.harness.core.claim import Breach, Claim, Horizon
 from leakgauge.harness.core.law import Law, StepLaw
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.table import Column
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.core.vec import Layout, Parts, Vector, weighted_mean
 
 S = TypeVar("S")
 M = TypeVar("M")
+
+
+class InTraining(NamedTuple):
+    """scores: [b, classes]; term: what their loss has besides, a scalar; None: nothing."""
+
+    scores: Tensor
+    term: Tensor | None = None
 
 
 class Task(Protocol):
@@ -49,14 +59,28 @@ class Task(Protocol):
     def smooth(self) -> bool:
         """Whether the scores are known to be a smooth function of the inputs (False with ReLU or max-pooling)."""
 
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """What the entries of a table's records are, in their order; empty: the inputs are no table."""
+
+    @property
+    def mixes(self) -> bool:
+        """Whether the records of a batch change each other's scores while a client trains, as by a batch norm."""
+
     def init(self, key: Key) -> Vector:
         """Fresh parameters."""
 
     def outputs(self, params: Vector, x: Tensor) -> Tensor:
         """[b, classes] scores of the inputs x [b, *input_shape], with dropout off."""
 
+    def in_training(self, params: Vector, x: Tensor) -> InTraining:
+        """The same as while a client trains: a batch norm takes the statistics of x."""
+
     def loss(self, params: Vector, x: Tensor, y: Tensor) -> Tensor:
-        """Mean loss (a scalar) over x [b, *input_shape] and labels y: [b] int64, or [b, classes] probabilities."""
+        """What a client minimizes over x [b, *input_shape] and labels y: [b] int64, or [b, classes] probabilities.
+
+        A scalar: the mean loss, and a penalty if there is one.
+        """
 
 
 class Examples(NamedTuple):
@@ -96,6 +120,13 @@ class Setting:
     def dim(self) -> int:
         """d, the length of an update."""
         return self.layout.dim
+
+    @property
+    def step_weights(self) -> list[float]:
+        """How often each step's gradient enters a message: once, plus its part of later steps by momentum."""
+        if self.sends == "gradient":
+            return [1.0]
+        return list(itertools.accumulate(self.momentum**k for k in range(self.steps)))
 
 
 class Sender(NamedTuple):
@@ -201,6 +232,16 @@ class Defense(ABC, Generic[S, M]):
     def step_noise(self, setting: Setting) -> float:
         """Standard deviation of the noise in each local step's sum of gradients, in units of `local.clip`."""
         return 0.0
+
+    def training_noise(self, setting: Setting, samples: int) -> float:
+        """Standard deviation of that noise in each coordinate of a message, for a client with so many samples.
+
+        All steps together, each weighted by momentum. That a step's noise moves the start of later ones is ignored; the
+        learning rate is that of round 0, the number of steps that of the largest client.
+        """
+        scale = (self.local.clip or 0.0) * (1.0 if setting.sends == "gradient" else setting.lr)
+        each = scale * self.step_noise(setting) * math.hypot(*setting.step_weights)
+        return each / max(1, min(setting.batch or samples, samples))
 
     def parts(self, setting: Setting) -> Parts:
         """The sub-vectors of an update; by default each coordinate is one."""

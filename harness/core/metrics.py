@@ -96,6 +96,7 @@ _TABLE = (
         headline=True,
         recognizable=RECOGNIZABLE,
     ),
+    Metric("columns", "columns right", "record", "reconstruction", "Student t"),
     Metric("mse", "MSE", "image", "reconstruction", "order statistics", high=None, higher_leaks=False),
     Metric("psnr", "PSNR", "image", "reconstruction", "Student t", low=None, high=None, unit="dB"),
     Metric("limit", "limit of the MSE", "image", "reconstruction", "Student t", high=None, higher_leaks=False),
@@ -166,10 +167,13 @@ METRICS = {metric.name: metric for metric in _TABLE}
 def metric(name: str) -> Metric:
     """The metric called `name`; one that the table does not know has no range, no direction and no test.
 
-    A true-positive rate at another false-positive rate, `tpr@20%`, is like those in the table, without a test.
+    A true-positive rate at another false-positive rate, `tpr@20%`, is like those in the table, without a test;
+    `column/age` is the share of records in which the column `age` is right.
     """
     if name in METRICS:
         return METRICS[name]
+    if name.startswith("column/"):
+        return replace(METRICS["success"], name=name, words=f"{name[7:]} right", item="record")
     if name.startswith("tpr@"):
         return replace(METRICS["tpr@1%"], name=name, words=f"TPR at {name[4:-1]} % FPR", gate=None)
     return Metric(name, name, "image", "", "", None, None, higher_leaks=None)

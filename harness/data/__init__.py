@@ -20,6 +20,7 @@ import torch
 
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.errors import unknown
+from leakgauge.harness.core.table import Column
 
 _BROKEN = (
     *(OSError, EOFError, ValueError, zlib.error, zipfile.BadZipFile, pickle.UnpicklingError),
@@ -48,9 +49,10 @@ class DataSet:
         classes: names, in the order of the labels.
         public: whether a report may show its images by default.
         note: what a reader must know about this copy, e.g. that a part is missing; usually empty.
+        columns: what the entries of a table's records are, in their order; empty: not a table.
 
     Raises:
-        ValueError: shapes, dtypes, counts, ranges or labels are not as above, or a split is empty.
+        ValueError: shapes, dtypes, counts, ranges, labels or columns are not as above, or a split is empty.
     """
 
     name: str
@@ -59,6 +61,7 @@ class DataSet:
     classes: tuple[str, ...]
     public: bool
     note: str = ""
+    columns: tuple[Column, ...] = ()
 
     def __post_init__(self) -> None:
         for split, (x, y) in (("train", self.train), ("test", self.test)):
@@ -76,6 +79,11 @@ class DataSet:
         if self.train.x.shape[1:] != self.test.x.shape[1:]:
             raise ValueError(
                 f"expected train and test of one shape, got {self.input_shape} and {tuple(self.test.x.shape[1:])}"
+            )
+
+        if self.columns and self.input_shape != (sum(column.width for column in self.columns),):
+            raise ValueError(
+                f"expected columns for inputs {self.input_shape}, got {len(self.columns)} of another width"
             )
 
     @property

@@ -127,7 +127,8 @@ class Aggregated(Defense[Any, Any]):
 
         @functools.cache
         def errors(users: int) -> list[_Errors]:
-            return [self._errors(state, total, users, setting) for total in sums]
+            pairs = zip(sums, links.senders, strict=True)
+            return [self._errors(state, total, users, who, setting) for total, who in pairs]
 
         def score(update: Tensor) -> Tensor:
             each: Tensor = update.double().reshape(len(update), -1, setting.dim)
@@ -142,23 +143,27 @@ class Aggregated(Defense[Any, Any]):
 
         return score
 
-    def _errors(self, state: Any, total: Tensor, users: int, setting: Setting) -> _Errors:
-        """What `inner` does to updates of which `users` are behind a sum, and the variance of the sum's errors.
+    def _errors(self, state: Any, total: Tensor, users: int, who: Sender, setting: Setting) -> _Errors:
+        """What `inner` does to updates of which `users` like `who` are behind a sum, and the variance of its errors.
 
         The length of the updates follows from that of the sum: the variance of their errors is taken as a + b length^2.
         """
         silent, d = max(0, setting.participants - users), setting.dim
         nothing = torch.zeros_like(total)
-        idle = float(self._imitated(state, nothing, setting).square().mean()) if silent else 0.0
+        other = Sender(0, setting.samples)
+        idle = float(self._imitated(state, nothing, other, setting).square().mean()) if silent else 0.0
         direction, masked = self._direction(total, setting), users == 1 and idle == 0
         energy = float(total.square().sum())
 
         def at(length: float) -> tuple[float, float]:
             update = (direction * length).float().double()  # as it is sent
-            made = self._imitated(state, update, setting)
+            made = self._imitated(state, update, who, setting)
             known = (made != 0).double() if masked else torch.ones_like(made)
-            shrink = float((made @ update).sum() / (known @ update.square()).sum().clamp(min=1e-60))
-            return shrink, float(((made - shrink * update) * known).square().sum() / known.sum().clamp(min=1))
+            sent = float((known @ update.square()).sum().clamp(min=1e-60))
+            shrink = float((made @ update).sum()) / sent
+            error = float(((made - shrink * update) * known).square().sum() / known.sum().clamp(min=1))
+            # what the noise of a few messages hides is no shrinking
+            return 1.0 if (shrink - 1) ** 2 < 9 * error / sent else shrink, error
 
         long = math.sqrt(energy / users)
         short = long / 100
@@ -167,7 +172,7 @@ class Aggregated(Defense[Any, Any]):
         rest = energy - d * (users * max(near - rise * short**2, 0.0) + silent * idle)
         length = math.sqrt(max(rest, 1e-4 * energy) / users / max(shrink**2 + d * rise, 1e-12))
         shrink, error = at(length)
-        longer = self._imitated(state, direction * length * _LONGER, setting)
+        longer = self._imitated(state, direction * length * _LONGER, who, setting)
         reach, omits = float((longer @ direction).mean()), float((longer[:, direction != 0] == 0).any())
         clip = reach if reach < 0.5 * shrink * length * _LONGER else _NEVER
         return _Errors(shrink, clip, users * (error + _ROUNDING**2) + silent * idle, omits)
@@ -185,13 +190,14 @@ class Aggregated(Defense[Any, Any]):
         joined = setting.layout.join(parts)
         return torch.as_tensor(joined / joined.norm().clamp(min=1e-30))
 
-    def _imitated(self, state: Any, update: Tensor, setting: Setting) -> Tensor:
-        """[times, d] what messages of an update decode to."""
-        made = []
+    def _imitated(self, state: Any, update: Tensor, who: Sender, setting: Setting) -> Tensor:
+        """[times, d] what messages of a sender with this update before the noise of its training decode to."""
+        made, std = [], self.training_noise(setting, who.samples)
         for number in range(_TIMES):
             key = _KEY.child(number)
-            link = Link(setting, Sender(0, setting.samples), key.child("shared"))
-            wire, _ = self.encode(state, self.remember(setting), update.float(), link, key.child("private"))
+            link = Link(setting, Sender(0, who.samples), key.child("shared"))
+            noisy = update + std * normal(key.child("training"), (setting.dim,), torch.float64) if std else update
+            wire, _ = self.encode(state, self.remember(setting), noisy.float(), link, key.child("private"))
             made.append(unpack_float64(wire, setting.dim))
         return torch.stack(made)
 

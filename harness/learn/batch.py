@@ -140,10 +140,25 @@ class _Step(NamedTuple):
 
 
 def choose_engine(task: ModelTask, device: torch.device | str = "cpu") -> Engine:
-    """The fastest engine for this model on this device, by measurement."""
+    """The fastest engine for this model on this device, by measurement; for one that mixes records, the only one."""
+    if task.mixes:
+        return "loop"
     if torch.device(device).type != "cpu":
         return "vmap"
     return "dense" if task.model.widths is not None and task.softmax else "loop"
+
+
+def check_records(task: ModelTask, rule: LocalRule | LocalPlan) -> None:
+    """Refuse to train a model that mixes records by a rule for single records.
+
+    Raises:
+        ValueError: it does.
+    """
+    if task.mixes and (rule.clip is not None or rule.poisson):
+        raise ValueError(
+            f"model {task.model.name!r} mixes the records of a batch, so that no record has a gradient of its own, "
+            "but the defense clips or samples single records; take a model without batch norm"
+        )
 
 
 def plan_batches(n: int, plan: LocalPlan, key: Key) -> tuple[Indices, ...]:
@@ -177,14 +192,17 @@ def train_clients(task: ModelTask, params: Tensor, work: Sequence[Work], plan: L
         params: float32; [d], the initial model of all clients, or [clients, d], one per client. Not modified.
 
     Raises:
-        ValueError: no clients, a client without data, params of another shape, or an engine that does not support this
-            model.
+        ValueError: no clients, a client without data, params of another shape, an engine that does not support this
+            model, or a plan that does not: one record has no gradient of its own in a model that mixes records.
     """
     if not work:
         raise ValueError("expected at least one client, got none")
     d = task.layout.dim
     if params.shape not in ((d,), (len(work), d)):
         raise ValueError(f"expected params [{d}] or [{len(work)}, {d}], got {list(params.shape)}")
+    check_records(task, plan)
+    if task.mixes and engine != "loop":
+        raise ValueError(f"expected engine 'loop' for model {task.model.name!r}, got {engine!r}: it mixes records")
     starts = params.expand(len(work), d)
     batches = tuple(plan_batches(len(client.data.y), plan, client.key) for client in work)
     if engine == "loop":

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.func import grad, vmap
-from torch.nn.functional import softplus
+from torch.nn.functional import cross_entropy, softplus
 
 from leakgauge.harness.core.contract import Task
 from leakgauge.harness.core.vec import Vector
@@ -88,18 +88,24 @@ def batch_loss(params: Vector, x: Tensor, y: Tensor, task: Task) -> Tensor:
     """
     if not task.softmax:
         return task.loss(params, x, y)
-    scores = task.outputs(params, x)
+    scores, term = task.in_training(params, x)
     likeliest = y.argmax(dim=1, keepdim=True)
     gaps = scores - scores.gather(1, likeliest)
     itself = torch.arange(task.classes, device=y.device) == likeliest
     others = gaps.masked_fill(itself, -torch.inf).logsumexp(dim=1)
     # masked although the likeliest label's gap is zero: its slopes, +1 and -1, would swallow the others
-    return (softplus(others) - (y.masked_fill(itself, 0.0) * gaps).sum(dim=1)).mean()
+    loss = (softplus(others) - (y.masked_fill(itself, 0.0) * gaps).sum(dim=1)).mean()
+    return loss if term is None else loss + term
 
 
 def losses(task: Task, params: Vector, x: Tensor, y: Tensor, *, chunk: int = 256) -> Tensor:
     """[n] losses of single examples x [n, *input_shape] and y [n], computed `chunk` at a time."""
-    each = vmap(task.loss, in_dims=(None, 0, 0))
+
+    def by_scores(params: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(task.outputs(params, x), y)
+
+    # of a model that has been trained: no batch lends it its statistics
+    each = vmap(by_scores if task.mixes and task.softmax else task.loss, in_dims=(None, 0, 0))
     parts = zip(torch.split(x[:, None], chunk), torch.split(y[:, None], chunk), strict=True)
     with torch.no_grad():
         return torch.cat([each(params, *part) for part in parts])

@@ -35,10 +35,11 @@ class Kernel:
     Args:
         chain: its output is one row of scores for each input.
         params: [d]. Not modified; later changes of it have no effect.
+        linear: the loss is the inner product of the outputs and y instead, summed over the inputs of an instance.
     """
 
-    def __init__(self, chain: Chain, layout: Layout, params: Vector) -> None:
-        self._layout = layout
+    def __init__(self, chain: Chain, layout: Layout, params: Vector, *, linear: bool = False) -> None:
+        self._layout, self._head = layout, _Linear if linear else _Softmax
         tensors = iter(layout.split(params.detach().clone()))
         layers = [layer for layer in chain.layers if not isinstance(layer, Dropout)]
         self._makers = [_maker(layer, *(next(tensors) for _ in range(layer.owns))) for layer in layers]
@@ -52,13 +53,13 @@ class Kernel:
 
         Args:
             x: [m, b, *input_shape]; do not modify it while the trace is in use.
-            y: [m, b, classes] probabilities.
+            y: [m, b, classes] probabilities; if linear, the loss's slopes in the outputs.
         """
         steps: list[_Step] = [make() for make in self._makers]
         h = x.transpose(1, 2)
         for step in steps:
             h = step.forward(h)
-        head = _Head(h, y)
+        head = self._head(h, y)
         gradients = h.new_empty(len(x), self._layout.dim)
         into, d = self.split(gradients), head.slope
         for position in reversed(range(self.first, len(steps))):
@@ -74,18 +75,24 @@ class Kernel:
 class Trace:
     """The intermediate results of one `Kernel.trace`; `pull` may be called any number of times."""
 
-    def __init__(self, kernel: Kernel, steps: Sequence[_Step], head: _Head) -> None:
+    def __init__(self, kernel: Kernel, steps: Sequence[_Step], head: _Softmax | _Linear) -> None:
         self._kernel, self._steps, self._head = kernel, steps, head
 
+    @property
+    def outputs(self) -> Tensor:
+        """[m, b, classes] of the chain."""
+        return self._head.outputs
+
     @torch.no_grad()
-    def pull(self, slopes: Tensor) -> Pulled:
-        """The slopes of sum_i <slopes_i, gradients_i>, with `slopes` [m, d] held fixed."""
+    def pull(self, slopes: Tensor, of_outputs: Tensor | None = None) -> Pulled:
+        """The slopes of sum_i <slopes_i, gradients_i> + <of_outputs_i, outputs_i>, with both [m, ...] held fixed."""
         first, along = self._kernel.first, self._kernel.split(slopes)
         t: Tensor | None = None
         for step, directions in zip(self._steps[first:], along[first:], strict=True):
             t = step.tangent(t, directions)
         assert t is not None  # the first of these layers has parameters
         a, y = self._head.pull(t)
+        a = a if of_outputs is None else a + of_outputs
         for step in reversed(self._steps):
             a = step.reverse(a)
         return Pulled(a.transpose(1, 2), y)
@@ -131,7 +138,7 @@ def _maker(layer: Conv | Dense | Sigmoid | Relu | MaxPool | Flatten, *tensors: T
             return _FlattenStep
 
 
-class _Head:
+class _Softmax:
     """Softmax cross-entropy, the mean over the b rows of an instance.
 
     Its slope in the scores is p - y. For a confident and correct prediction that difference loses most digits, so the
@@ -139,6 +146,7 @@ class _Head:
     """
 
     def __init__(self, scores: Tensor, y: Tensor) -> None:
+        self.outputs = scores
         self.likeliest = y.argmax(dim=2, keepdim=True)
         self.p = scores.softmax(dim=2)
         self.b = scores.shape[1]
@@ -149,6 +157,17 @@ class _Head:
         """Slopes in the scores and in y of the loss's derivative along score tangents t."""
         gaps = (t - t.gather(2, self.likeliest)).div_(self.b)
         return self.p * (gaps - (self.p * gaps).sum(dim=2, keepdim=True)), -gaps
+
+
+class _Linear:
+    """The loss <y, outputs>: its slope in the outputs is y, whatever they are."""
+
+    def __init__(self, outputs: Tensor, y: Tensor) -> None:
+        self.outputs, self.slope = outputs, y
+
+    def pull(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Slopes in the outputs and in y of the loss's derivative along output tangents t."""
+        return torch.zeros_like(t), t
 
 
 class _DenseStep:

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,9 +44,42 @@ def weights(name: str, *shape: int, bias: bool = True) -> list[Slot]:
     return [weight, Slot(f"{name}.bias", shape[:1], fan_in)] if bias else [weight]
 
 
-def norm(name: str, channels: int) -> list[Slot]:
-    """The scale [channels] of a normalization, initially ones, and its bias [channels], initially zeros."""
-    return [Slot(f"{name}.scale", (channels,), 0), Slot(f"{name}.bias", (channels,), -1)]
+def norm(name: str, channels: int, *, running: bool = False) -> list[Slot]:
+    """The scale [channels] of a normalization, initially ones, and its bias [channels], initially zeros.
+
+    Args:
+        running: also the running mean and variance [channels] of a batch norm, initially zeros and ones.
+    """
+    slots = [Slot(f"{name}.scale", (channels,), 0), Slot(f"{name}.bias", (channels,), -1)]
+    if running:
+        slots += [Slot(f"{name}.running_mean", (channels,), -1), Slot(f"{name}.running_var", (channels,), 0)]
+    return slots
+
+
+class BatchStatistics(torch.autograd.Function):
+    """A term of the loss with the value 0; running statistics have a gradient in it, themselves less those of a batch.
+
+    It takes (running mean, running variance, mean, variance), each [channels]. The gradient is differentiable in all
+    four; the statistics of the batch get none themselves, so that no other parameter notices the term.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(mean: Tensor, variance: Tensor, now_mean: Tensor, now_variance: Tensor) -> Tensor:
+        """Return 0."""
+        return mean.new_zeros(())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Keep the statistics."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """The differences."""
+        mean, variance, now_mean, now_variance = ctx.saved_tensors
+        return slope * (mean - now_mean), slope * (variance - now_variance), None, None
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, group_norm, linear, pad, relu
 
+from leakgauge.harness.core.contract import InTraining
 from leakgauge.harness.core.errors import unknown
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.learn.layers import (
+    BatchStatistics,
     Chain,
     Conv,
     Dropout,
@@ -32,6 +34,9 @@ Apply = Callable[[Sequence[Tensor], Tensor, Sequence[Tensor] | None], Tensor]
 
 _STAGES = (16, 32, 64)
 """Channels of the three stages of a ResNet."""
+
+_TINY = 1e-5
+"""Added to a variance, as in torch."""
 
 _GROUPS = 2
 """Groups of a norm: best for ResNet-20 on label-skewed clients (Hsieh et al. 2020; issue 1 of their repository)."""
@@ -53,6 +58,7 @@ class Model:
             (W [out, in]), else None; batched products are derived from it.
         dropout: (shape without the batch axis, rate) of each dropout.
         l2: the loss includes the penalty l2/2 ||parameters||^2.
+        training: scores while a client trains, if they differ: records of a batch then change each other's scores.
     """
 
     name: str
@@ -65,6 +71,7 @@ class Model:
     widths: tuple[int, ...] | None = None
     dropout: tuple[tuple[tuple[int, ...], float], ...] = ()
     l2: float = 0.0
+    training: Callable[[Sequence[Tensor], Tensor], InTraining] | None = None
 
 
 class _Architecture(NamedTuple):
@@ -176,45 +183,93 @@ def _cnn_udp(input_shape: tuple[int, ...], classes: int) -> Model:
     return _chain("cnn-udp", input_shape, classes, first, Relu(), *dense_stack((flat, classes)))
 
 
-def _resnet(blocks: int, input_shape: tuple[int, ...], classes: int) -> Model:
+def _resnet(blocks: int, input_shape: tuple[int, ...], classes: int, *, running: bool = False) -> Model:
     """A ResNet of 6 `blocks` + 2 layers: a stem, three stages of residual blocks and a dense head.
 
     ResNet-110 has 1,727,674 parameters on FMNIST; sqSGD reports 1,722,224 for its own (0.3 % fewer).
 
-    Source: He et al. 2016, section 4.2; shortcuts of their option A, without parameters. Differs: group norm, because
-    batch norm mixes the examples of a batch, and its statistics leak.
+    Args:
+        running: batch norm, whose running means and variances are tensors of the layout. A client's gradient in them
+            is what they are less those of its batch, so that a step moves them toward these by the learning rate, and
+            a message has them like every other tensor. Otherwise group norm.
+
+    Source: He et al. 2016, section 4.2; shortcuts of their option A, without parameters. Differs: group norm, unless
+        `running`, because batch norm mixes the examples of a batch, and its statistics leak. Batch norm is that of
+        Ioffe and Szegedy 2015; torch moves its statistics by a tenth and takes the unbiased variance.
     """
-    name = f"resnet{6 * blocks + 2}"
+    name = f"resnet{6 * blocks + 2}{'-bn' if running else ''}"
     inputs, _, _ = _image(name, input_shape, 1)
-    layers = [weights("stem", _STAGES[0], inputs, 3, 3, bias=False), norm("stem_norm", _STAGES[0])]
+    layers = [weights("stem", _STAGES[0], inputs, 3, 3, bias=False), norm("stem_norm", _STAGES[0], running=running)]
     inputs = _STAGES[0]
     for stage, outputs in enumerate(_STAGES, start=1):
         for number in range(1, blocks + 1):
             for half in (1, 2):
                 block = f"stage{stage}.block{number}"
                 layers += [weights(f"{block}.conv{half}", outputs, inputs, 3, 3, bias=False)]
-                layers += [norm(f"{block}.norm{half}", outputs)]
+                layers += [norm(f"{block}.norm{half}", outputs, running=running)]
                 inputs = outputs
     tensors = stack(*layers, weights("fc", classes, inputs))
+    if running:
+        return Model(name, *tensors, input_shape, classes, _apply_running_resnet, training=_train_running_resnet)
     return Model(name, *tensors, input_shape, classes, _apply_resnet)
 
 
 def _apply_resnet(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
     """[b, classes] scores of x [b, channels, height, width]; the number of tensors determines the depth."""
-    stem, scale, bias, *blocks, weight, offset = tensors
-    h = relu(group_norm(conv2d(x, stem, padding=1), _GROUPS, scale, bias))
-    for start in range(0, len(blocks), 6):
-        h = _apply_block(blocks[start : start + 6], h)
-    return linear(h.mean((2, 3)), weight, offset)
+
+    def by_groups(h: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+        return group_norm(h, _GROUPS, scale, bias)
+
+    return _blocks(tensors, x, by_groups, 3)
 
 
-def _apply_block(tensors: Sequence[Tensor], h: Tensor) -> Tensor:
+def _apply_running_resnet(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
+    """The same with batch norm by the running statistics; a defense's noise may have made a variance negative."""
+
+    def by_running(h: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        return _normal(h, mean, variance.clamp(min=0.0), scale, bias)
+
+    return _blocks(tensors, x, by_running, 5)
+
+
+def _train_running_resnet(tensors: Sequence[Tensor], x: Tensor) -> InTraining:
+    """The same with batch norm by the statistics of x, which also move the running statistics."""
+    terms: list[Tensor] = []
+
+    def by_batch(h: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        now = h.mean((0, 2, 3)), h.var((0, 2, 3), correction=0)
+        terms.append(BatchStatistics.apply(mean, variance, *now))  # type: ignore[no-untyped-call]
+        return _normal(h, *now, scale, bias)
+
+    return InTraining(_blocks(tensors, x, by_batch, 5), torch.stack(terms).sum())
+
+
+def _normal(h: Tensor, mean: Tensor, variance: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    """Each channel of h with this mean and variance, normalized."""
+    factor = scale * (variance + _TINY).rsqrt()
+    return (h - mean[:, None, None]) * factor[:, None, None] + bias[:, None, None]
+
+
+def _blocks(tensors: Sequence[Tensor], x: Tensor, normed: Callable[..., Tensor], unit: int) -> Tensor:
+    """[b, classes] scores of a ResNet.
+
+    Args:
+        normed: from (h, the tensors of a norm) to h normalized.
+        unit: tensors of a convolution and its norm together.
+    """
+    units = [tensors[start : start + unit] for start in range(0, len(tensors) - 2, unit)]
+    h = relu(normed(conv2d(x, units[0][0], padding=1), *units[0][1:]))
+    for first, second in zip(units[1::2], units[2::2], strict=True):
+        h = _block(first, second, h, normed)
+    return linear(h.mean((2, 3)), *tensors[-2:])
+
+
+def _block(first: Sequence[Tensor], second: Sequence[Tensor], h: Tensor, normed: Callable[..., Tensor]) -> Tensor:
     """One residual block; if it widens, it halves height and width, and the shortcut's new channels are zero."""
-    conv1, scale1, bias1, conv2, scale2, bias2 = tensors
-    new = conv1.shape[0] - conv1.shape[1]
+    new = first[0].shape[0] - first[0].shape[1]
     stride = 2 if new else 1
-    inner = relu(group_norm(conv2d(h, conv1, stride=stride, padding=1), _GROUPS, scale1, bias1))
-    inner = group_norm(conv2d(inner, conv2, padding=1), _GROUPS, scale2, bias2)
+    inner = relu(normed(conv2d(h, first[0], stride=stride, padding=1), *first[1:]))
+    inner = normed(conv2d(inner, second[0], padding=1), *second[1:])
     shortcut = pad(h[:, :, ::2, ::2], (0, 0, 0, 0, 0, new)) if new else h
     return relu(inner + shortcut)
 
@@ -257,6 +312,7 @@ _ARCHITECTURES = {
     "lenet5": _Architecture(_lenet5, "LeNet-5 with ReLU and max-pooling, padded input (61,706 parameters on MNIST)"),
     "cnn-udp": _Architecture(_cnn_udp, "one padded 5x5 convolution, the CNN of UDP; 16 channels are our choice"),
     "resnet20": _Architecture(partial(_resnet, 3), "ResNet-20 with group norm and shortcuts without parameters"),
+    "resnet20-bn": _Architecture(partial(_resnet, 3, running=True), "ResNet-20 with batch norm, statistics sent too"),
     "resnet110": _Architecture(partial(_resnet, 18), "ResNet-110 with group norm and shortcuts without parameters"),
     "svm": _Architecture(_svm, "linear support vector machine: hinge loss, kappa = 0.01, no bias"),
     "linear-regression": _Architecture(_linear_regression, "squared loss with lambda = 0.001, no bias"),

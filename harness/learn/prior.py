@@ -14,7 +14,7 @@ from torch import Tensor
 _FLOOR = 2e-4
 """Smallest variance in any direction, in squared pixel ranges: auxiliary data are few, and victims have more detail."""
 
-_MOST = 3000
+MOST = 3000
 """Auxiliary inputs that are used: more take time with the third power."""
 
 _COMPONENTS = 1000
@@ -94,7 +94,7 @@ def gaussian_prior(x: Tensor, box: float) -> GaussianPrior:
     """
     if len(x) < 2 or not bool(x.isfinite().all()):
         raise ValueError(f"a Gaussian prior needs at least two finite auxiliary inputs, got {len(x)}")
-    used = x[:_MOST].flatten(1).contiguous()
+    used = x[:MOST].flatten(1).contiguous()
     return _fit(_Data(hashlib.blake2b(used.numpy().tobytes()).digest(), used), box)
 
 

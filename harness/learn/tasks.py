@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, relu
 
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Task
+from leakgauge.harness.core.contract import InTraining, Task
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.table import Column
 from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.learn.layers import Chain
 from leakgauge.harness.learn.models import Model
@@ -30,6 +31,7 @@ class ModelTask(Task):
     Attributes:
         initialization: `default`: weights and biases uniform in +-1/sqrt(fan_in), a norm's scale 1 and bias 0, as in
             torch; `dlg`: all uniform in +-0.5, except a norm's scale 1.
+        columns: of a table's records, see `DataSet`; empty: the inputs are no table.
 
     Raises:
         ValueError: an unknown initialization.
@@ -37,6 +39,7 @@ class ModelTask(Task):
 
     model: Model
     initialization: Initialization = "default"
+    columns: tuple[Column, ...] = ()
 
     def __post_init__(self) -> None:
         known = get_args(Initialization)
@@ -68,6 +71,11 @@ class ModelTask(Task):
         """Whether the scores are known to be a smooth function of the inputs."""
         return isinstance(self.model.apply, Chain) and self.model.apply.smooth
 
+    @property
+    def mixes(self) -> bool:
+        """Whether the records of a batch change each other's scores while a client trains, as by a batch norm."""
+        return self.model.training is not None
+
     def init(self, key: Key) -> Vector:
         """Fresh parameters [d] from one draw.
 
@@ -90,13 +98,25 @@ class ModelTask(Task):
         """[b, classes] scores of the inputs x [b, *input_shape], with dropout off."""
         return self.model.apply(self.layout.split(params), x, None)
 
+    def in_training(self, params: Vector, x: Tensor) -> InTraining:
+        """The same as while a client trains: a batch norm takes the statistics of x."""
+        return self._in_training(self.layout.split(params), x, None)
+
+    def _in_training(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> InTraining:
+        """`in_training` of separate tensors, with these dropout masks."""
+        if self.model.training is not None:
+            return self.model.training(tensors, x)
+        return InTraining(self.model.apply(tensors, x, keep))
+
     def loss(self, params: Vector, x: Tensor, y: Tensor, keep: Sequence[Tensor] | None = None) -> Tensor:
-        """Mean of `losses` plus `penalty`, a scalar."""
+        """What a client minimizes, a scalar: the mean of `losses`, but by a batch's own statistics, plus `penalty`."""
         return self.loss_at(self.layout.split(params), x, y, keep)
 
     def loss_at(self, tensors: Sequence[Tensor], x: Tensor, y: Tensor, keep: Sequence[Tensor] | None = None) -> Tensor:
         """`loss` of separate tensors in the layout's shapes, so that a hot loop needs no flat gradient."""
-        loss = self._losses(tensors, x, y, keep).mean()
+        scores, term = self._in_training(tensors, x, keep)
+        loss = self._losses(scores, y).mean()
+        loss = loss if term is None else loss + term
         return loss + self.penalty(tensors) if self.model.l2 else loss
 
     def losses(self, params: Vector, x: Tensor, y: Tensor, keep: Sequence[Tensor] | None = None) -> Tensor:
@@ -112,12 +132,11 @@ class ModelTask(Task):
 
         Source: for hinge loss, Crammer and Singer 2001: max(0, 1 + best other score - true score).
         """
-        return self._losses(self.layout.split(params), x, y, keep)
+        return self._losses(self.model.apply(self.layout.split(params), x, keep), y)
 
-    def _losses(self, tensors: Sequence[Tensor], x: Tensor, y: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
-        """`losses` of separate tensors."""
-        scores = self.model.apply(tensors, x, keep)
-        hard, soft = (len(x),), (len(x), self.classes)
+    def _losses(self, scores: Tensor, y: Tensor) -> Tensor:
+        """`losses` by the scores."""
+        hard, soft = (len(scores),), (len(scores), self.classes)
         if y.shape != hard and (y.shape != soft or self.model.loss == "squared"):
             wanted = hard if self.model.loss == "squared" else f"{hard} or {soft}"
             raise ValueError(f"expected labels of shape {wanted}, got {tuple(y.shape)}")

@@ -40,6 +40,7 @@ from leakgauge.harness.core.result import (
 )
 from leakgauge.harness.core.rng import Key, subset
 from leakgauge.harness.core.stats import of_items
+from leakgauge.harness.core.table import Column
 from leakgauge.harness.core.threats import Threat, View
 from leakgauge.harness.data import DataSet
 from leakgauge.harness.federation import registry
@@ -91,7 +92,7 @@ def make_task(spec: TaskSpec, loaded: DataSet) -> ModelTask:
         LookupError: there is no such model.
         ValueError: the model does not fit the shape of the data.
     """
-    return ModelTask(models.build(spec.model, loaded.input_shape, len(loaded.classes)), spec.init)
+    return ModelTask(models.build(spec.model, loaded.input_shape, len(loaded.classes)), spec.init, loaded.columns)
 
 
 def prepare(spec: TrainingSpec, root: Path) -> Prepared:
@@ -233,7 +234,7 @@ def run_attack(cell: Cell, store: Store, root: Path) -> Result:
     seen, truth = observe(scene, View.parse(cell.threat), cell.target)
     found = attack.run(seen, _attack_key(cell.training.seed, cell.attack, cell.target))
     bounds = bounds_of(cell, store, root) if cell.limit and isinstance(found, Reconstruction) else None
-    estimates, arrays = _score(found, truth, bounds)
+    estimates, arrays = _score(found, truth, bounds, scene.task.columns)
     flags = cell_flags(attack, scene.defense, cell.target, found, truth, estimates, bounds.limits if bounds else "")
     made = None if attack.floor else _promise_of(cell, seen, store, root)
     if made is not None and not isinstance(found, Labels):
@@ -282,7 +283,7 @@ def _bounds(folder: Path, training_id: str, root: Path, written: int, target: Ta
 
 
 def _score(
-    found: Reconstruction | Labels | Membership, truth: Truth, bounds: Bounds | None
+    found: Reconstruction | Labels | Membership, truth: Truth, bounds: Bounds | None, columns: Sequence[Column]
 ) -> tuple[tuple[Estimate, ...], Arrays]:
     """The estimates, and the arrays to store beside them."""
     if isinstance(found, Membership):
@@ -292,7 +293,7 @@ def _score(
     xs, ys = [victim.x for victim in truth.victims], [victim.y for victim in truth.victims]
     if isinstance(found, Labels):
         return score_labels(ys, found.labels), {}
-    estimates, pictures = score_reconstruction(xs, ys, found.guesses, truth.others())
+    estimates, pictures = score_reconstruction(xs, ys, found.guesses, truth.others(), columns)
     if bounds is not None:
         estimates += score_limits(xs, found.guesses, *bounds)
     return estimates, {} if pictures is None else {"original": pictures.original, "guess": pictures.guess}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from leakgauge.harness.core.cell import TrainingSpec
 from leakgauge.harness.core.errors import StudyError
+from leakgauge.harness.core.labels import part_text
 from leakgauge.harness.core.result import Run, TrainingRecord, to_data
 from leakgauge.harness.federation import registry
 from leakgauge.harness.study.goal import goal_of, solve
@@ -121,8 +122,10 @@ def check_data(study: Study, root: Path) -> dict[str, tuple[str, bool]]:
     """The digest of each data set, and whether the data set is public; builds every model once on its data.
 
     Raises:
-        StudyError: a data set is missing or unreadable, or a model does not fit it; one line for each problem.
+        StudyError: a data set is missing or unreadable, or a model does not fit it or a defense; one line for each
+            problem.
     """
+    from leakgauge.harness.learn.batch import check_records
     from leakgauge.harness.study.jobs import load_data, make_task
 
     load_data.cache_clear()  # a file may have changed since this process last read it
@@ -130,10 +133,21 @@ def check_data(study: Study, root: Path) -> dict[str, tuple[str, bool]]:
     for task in dict.fromkeys(training.task for training in study.trainings):
         try:
             loaded = load_data(task.data, root)
-            make_task(task, loaded)
+            made = make_task(task, loaded)
             found[task.data] = (loaded.digest, loaded.public)
         except (LookupError, ValueError, OSError) as error:
             problems.append(str(error))
+            continue
+        defenses = {
+            part_text(one.defense): one.defense
+            for one in study.trainings
+            if one.task == task and not goal_of(one.defense)
+        }
+        for name, defense in defenses.items():
+            try:
+                check_records(made, registry.build_defense(defense).local)
+            except ValueError as error:
+                problems.append(f"{name}: {error}")
     if problems:
         raise StudyError(study.name, problems)
     return found

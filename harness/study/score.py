@@ -25,6 +25,7 @@ from leakgauge.harness.core import stats
 from leakgauge.harness.core.contract import Guess, Membership, Reconstruction
 from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.harness.core.result import Estimate, Pictures
+from leakgauge.harness.core.table import Column, columns_right
 from leakgauge.harness.federation.observe import Truth
 
 Numbers = npt.NDArray[np.float64]
@@ -139,6 +140,7 @@ def score_reconstruction(
     truth_y: Sequence[Tensor],
     guesses: Sequence[Guess],
     lineups: Iterable[Tensor] | None = None,
+    columns: Sequence[Column] = (),
 ) -> tuple[tuple[Estimate, ...], Pictures | None]:
     """Score one guess a victim.
 
@@ -150,13 +152,15 @@ def score_reconstruction(
         truth_y: [b] int64 of each.
         guesses: in the order of the victims.
         lineups: [b, k, ...] of each victim: k other inputs for each of its own. None: no `identification`.
+        columns: what the inputs of a table are; empty: they are no table.
 
     Returns:
         For images `ssim`, `mse` (the median, since one diverged image would dominate the mean), `psnr`,
         `label_accuracy` (labels in common, in any order), `identification` (the original is the nearest of its lineup),
         `recognized` (identified, with SSIM >= 0.5), `success` (MSE < 1e-3) and `failed`; for other inputs those without
-        SSIM and PSNR. `values` follow the order of the victims, then of the images in a batch. Also the pictures, if
-        all batches have one size; a failed victim's are gray.
+        SSIM and PSNR, and for a table first `columns` (the share of a record's columns that are right) and, for each
+        column, the share of records, `column/NAME`. `values` follow the order of the victims, then of the images in a
+        batch. Also the pictures, if all batches have one size; a failed victim's are gray.
 
     Raises:
         ValueError: not one guess a victim, no victim, or a guess of another shape than the truth.
@@ -183,7 +187,7 @@ def score_reconstruction(
     seen = [] if lineups is None else _spread(scores, sizes, lambda score: cast(Numbers, score.identified))
     of_lineup = [_share("identification", [value == 1 for value in seen], notes)] if seen else []
     if truth_x[0].ndim == 2:
-        return (of_mse, of_labels, *of_lineup, of_failed), None
+        return (*_of_columns(truth_x, scores, columns, note), of_mse, of_labels, *of_lineup, of_failed), None
     ssim = _spread(scores, sizes, lambda score: _of_images(score).ssim)
     psnr = _spread(scores, sizes, lambda score: _of_images(score).psnr)
     estimates = (
@@ -197,6 +201,24 @@ def score_reconstruction(
         of_failed,
     )
     return estimates, _pictures(truth_x, scores)
+
+
+def _of_columns(
+    truth_x: Sequence[Tensor], scores: Sequence[_Scores | None], columns: Sequence[Column], note: str
+) -> list[Estimate]:
+    """The share of right columns, and of records for each column; a failed victim's columns are wrong."""
+    if not columns:
+        return []
+    hits = [
+        torch.zeros(len(x), len(columns)) if score is None else columns_right(x.cpu(), score.guess, columns).double()
+        for x, score in zip(truth_x, scores, strict=True)
+    ]
+    right = torch.cat(hits)
+    each = [
+        stats.proportion(f"column/{column.name}", int(one.sum()), len(one), values=one.tolist(), note=note)
+        for column, one in zip(columns, right.T, strict=True)
+    ]
+    return [stats.mean("columns", right.mean(1).tolist(), note=note), *each]
 
 
 def score_limits(

@@ -5,6 +5,7 @@ If a worker dies, only its job is lost; a standard process pool would lose all o
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -28,6 +29,9 @@ from leakgauge.harness.study.store import Store, StoreError
 
 _POLL = 0.2
 """Seconds between two checks for Ctrl-C."""
+
+_AHEAD = 64
+"""Waiting attacks among which a worker finds its next one."""
 
 
 class Job(NamedTuple):
@@ -177,6 +181,12 @@ def _failed(job: Job, seconds: float, store: Store, kind: str, message: str, tra
     return Outcome(job, seconds, "", message, trace)
 
 
+def _target(attack: Job) -> object:
+    """Which attacks look at the same messages as this one."""
+    cell = attack.cells[0]
+    return attack.training.id, cell.threat, cell.target
+
+
 @contextmanager
 def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
     """Ctrl-C sets a flag instead of raising anywhere in the supervisor, for example in the middle of a write."""
@@ -215,6 +225,7 @@ class Supervisor:
         progress.waiting.update(job.sort for job in (*self.trainings, *self.attacks))
         progress.waiting.update(attack.sort for job in self.trainings for attack in self._waiting(job))
         self.workers: list[_Worker] = []
+        self.looks_at: dict[object, _Worker] = {}  # who has what attacks on a target have in common
 
     def run(self, workers: int) -> None:
         """Do all jobs, in this process if `workers` is 0.
@@ -254,7 +265,7 @@ class Supervisor:
         """Keep every worker busy until all jobs are done."""
         while not interrupted():
             for worker in self.workers:
-                if worker.job is None and (job := self._next()):
+                if worker.job is None and (job := self._next(worker)):
                     worker.job = job
                     self._start(job)
                     worker.pipe.send(job)
@@ -276,10 +287,20 @@ class Supervisor:
             self.workers[self.workers.index(worker)] = self._hire()
         self._finish(outcome)
 
-    def _next(self) -> Job | None:
-        """The next job: trainings first, since every attack needs one."""
-        queue = self.trainings or self.attacks
-        return queue.popleft() if queue else None
+    def _next(self, worker: _Worker | None = None) -> Job | None:
+        """The next job: trainings first, since every attack needs one.
+
+        Attacks on one target go to one worker, which computes their limit once; a worker without one takes any.
+        """
+        if self.trainings or not self.attacks:
+            return self.trainings.popleft() if self.trainings else None
+        owners = (self.looks_at.get(_target(job), worker) for job in itertools.islice(self.attacks, _AHEAD))
+        at = next((number for number, owner in enumerate(owners) if owner is worker), 0)
+        job = self.attacks[at]
+        del self.attacks[at]
+        if worker is not None:
+            self.looks_at.setdefault(_target(job), worker)
+        return job
 
     def _hire(self) -> _Worker:
         """Start a worker."""

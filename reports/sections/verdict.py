@@ -176,7 +176,7 @@ def _recognized_figure(analysis: Analysis) -> Figure:
         if group.case.kind == "membership" and estimate.value is not None
     ]
     if not rates:
-        detail = "No reconstruction attack on a defense returned a value."
+        detail = "No attack on a defense returned an image."
         return Figure("Recognizable images", NO_VALUE, "", detail)
     rate, group = max(rates, key=lambda pair: pair[0])
     detail = f"{analysis.defenses[group.defense].text}, seed with the highest rate; random guessing: 1 %"

@@ -1,0 +1,66 @@
+"""Columns of a table that was encoded as vectors: which entries are one column, and when a guess of it is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Column(NamedTuple):
+    """One column.
+
+    Attributes:
+        width: entries: 1 for a number in [0, 1], otherwise one for each category, of which one is 1.
+        tolerance: a guess of a number is right up to this difference.
+    """
+
+    name: str
+    width: int
+    tolerance: float = 0.0
+
+
+def parts(x: Tensor, columns: Sequence[Column]) -> Iterator[tuple[Column, Tensor]]:
+    """Each column with its entries [..., width] of records x [..., p]."""
+    return zip(columns, torch.split(x, [column.width for column in columns], dim=-1), strict=True)
+
+
+def records(x: Tensor, columns: Sequence[Column]) -> Tensor:
+    """The nearest possible records to any vectors x [..., p]: the largest entry of a category, numbers in [0, 1]."""
+    found = []
+    for column, part in parts(x, columns):
+        number, largest = column.width == 1, torch.nn.functional.one_hot(part.argmax(-1), column.width)
+        found.append(part.clamp(0, 1) if number else largest.to(part.dtype))
+    return torch.cat(found, -1)
+
+
+def commonest(x: Tensor, columns: Sequence[Column]) -> Tensor:
+    """[p]: the guess that is right most often for records x [n, p], column by column."""
+    each = [
+        likeliest_number(part[:, 0], torch.ones_like(part[:, 0]), column.tolerance)[None]
+        if column.width == 1
+        else part.sum(0)
+        for column, part in parts(x, columns)
+    ]
+    return records(torch.cat(each), columns)
+
+
+def likeliest_number(x: Tensor, weights: Tensor, tolerance: float) -> Tensor:
+    """[...]: of numbers x [..., n] the one with the most weight within its tolerance; the middle one of several."""
+    ordered, order = x.double().sort(-1)
+    total = torch.nn.functional.pad(weights.double().gather(-1, order).cumsum(-1), (1, 0))
+    ends = [torch.searchsorted(ordered, ordered + tolerance * sign, right=sign > 0) for sign in (1, -1)]
+    near = total.gather(-1, ends[0]) - total.gather(-1, ends[1])
+    most = near >= near.amax(-1, keepdim=True) - 1e-9
+    middle = (most.sum(-1, keepdim=True) + 1) // 2
+    at = (most.cumsum(-1) < middle).sum(-1, keepdim=True)
+    return ordered.gather(-1, at)[..., 0].to(x.dtype)
+
+
+def columns_right(truth: Tensor, guess: Tensor, columns: Sequence[Column]) -> Tensor:
+    """[..., number of columns] bool: whether each column of `records(guess)` is that of the truth [..., p]."""
+    pairs = zip(parts(truth, columns), parts(records(guess, columns), columns), strict=True)
+    # float32 of a number may be a step away from the bound
+    return torch.stack([((a - b).abs() <= column.tolerance + 1e-6).all(-1) for (column, a), (_, b) in pairs], -1)
