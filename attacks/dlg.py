@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from leakgauge.attacks._engine.objective import Explains, Kind, received_gradients
+from leakgauge.attacks._engine.posterior import believing
+from leakgauge.attacks._engine.prior import check_prior, needs_of
 from leakgauge.attacks._engine.reconstruct import Search, Start, match
 from leakgauge.harness.core.contract import Attack, Observation, Reconstruction
 from leakgauge.harness.core.rng import Key
@@ -28,6 +30,7 @@ class DLG(Attack):
         evaluations: most evaluations of the objective and its gradient, per victim and restart.
         objective: `l2`: squared distance of the gradients; `likelihood`: the defense's own likelihood.
         start: law of the first dummy inputs: `normal` (standard) or `uniform` (in [0, 1]).
+        prior: `none`, as published; `gaussian`, `tv` or `module:function`: that of `map`, whose `l2` this then is.
 
     Raises:
         ValueError: a parameter is out of range; in `run`: a loss that is not softmax cross-entropy.
@@ -42,9 +45,11 @@ class DLG(Attack):
     evaluations: int = 10_000
     objective: Kind = "l2"
     start: Start = "normal"
+    prior: str = "none"
 
     def __post_init__(self) -> None:
         self._search()
+        check_prior(self.prior, without=True)
 
     def _search(self) -> Search:
         """The checked parameters."""
@@ -57,9 +62,11 @@ class DLG(Attack):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Messages and the round's model."""
-        return frozenset({"messages", "models"})
+        """Messages, the round's model, and auxiliary data for a prior that is fitted to them."""
+        return frozenset({"messages", "models"}) | needs_of(self.prior)
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
         """Raw inputs, not clipped, each with its most likely label."""
-        return Reconstruction(match(seen, received_gradients(seen), None, self._search(), key))
+        search = believing(self._search(), self.prior, seen)
+        words = "" if search.explains.prior is None else search.explains.prior.words
+        return Reconstruction(match(seen, received_gradients(seen), None, search, key), words)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from leakgauge.attacks._engine.objective import Explains, Kind, received_gradients
+from leakgauge.attacks._engine.posterior import believing
+from leakgauge.attacks._engine.prior import check_prior, needs_of
 from leakgauge.attacks._engine.reconstruct import Search, Start, match
 from leakgauge.attacks._labels.infer import ByLabels, LabelSource, check_source, labels_of
 from leakgauge.harness.core.contract import Observation, Reconstruction
@@ -32,6 +34,7 @@ class IDLG(ByLabels):
         objective: `l2`: squared distance of the gradients; `likelihood`: the defense's own likelihood.
         labels: `inferred`, or `given`: the true labels, which a study must grant.
         start: law of the first dummy inputs: `normal` (standard) or `uniform` (in [0, 1]).
+        prior: `none`, as published; `gaussian`, `tv` or `module:function`: that of `map`, whose `l2` this then is.
 
     Raises:
         ValueError: a parameter is out of range; in `run`: a loss that is not softmax cross-entropy, or, to infer
@@ -46,10 +49,17 @@ class IDLG(ByLabels):
     objective: Kind = "l2"
     labels: LabelSource = "inferred"
     start: Start = "normal"
+    prior: str = "none"
 
     def __post_init__(self) -> None:
         self._search()
+        check_prior(self.prior, without=True)
         check_source(self.labels)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Those of `ByLabels`, and auxiliary data for a prior that is fitted to them."""
+        return super().needs | needs_of(self.prior)
 
     def _search(self) -> Search:
         """The checked parameters."""
@@ -59,4 +69,6 @@ class IDLG(ByLabels):
         """Raw inputs, not clipped, and the labels."""
         targets = received_gradients(seen)
         labels = labels_of(seen, targets, self.labels, key.child("dummies"))
-        return Reconstruction(match(seen, targets, labels, self._search(), key))
+        search = believing(self._search(), self.prior, seen)
+        words = "" if search.explains.prior is None else search.explains.prior.words
+        return Reconstruction(match(seen, targets, labels, search, key), words)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from leakgauge.attacks._engine.matching import unpack
 from leakgauge.attacks._engine.objective import received_gradients
+from leakgauge.attacks._engine.prior import check_prior, mapped, near_center, needs_of, prior_of
 from leakgauge.attacks._engine.reconstruct import Start, failed, unusable
 from leakgauge.attacks._labels.infer import ByLabels, LabelSource, check_source, labels_of
 from leakgauge.attacks._search.direction import SMOOTHNESS, STEP, Direction
@@ -44,6 +45,8 @@ class InvertingGradients(ByLabels):
             with 1e-2, 0.68 with 3e-2; on 8 others 0.81 with 3e-3, 0.38 with 1e-4 and 0.34 with 1e-6.
         labels: `inferred`, or `given`: the true labels, which a study must grant.
         start: law of the first dummy inputs: `uniform` (in [0, 1]) or `normal` (standard, cut to [0, 1]).
+        prior: `tv`: total variation, as published; `gaussian` or `module:function`: that of `map`, with the angle
+            instead of the cosine and Adam's own steps in the prior's coordinates. `lr` and `tv` then have no effect.
 
     Raises:
         ValueError: a parameter is out of range; in `run`: a loss that is not softmax cross-entropy, or, to infer
@@ -61,38 +64,57 @@ class InvertingGradients(ByLabels):
     tv: float = SMOOTHNESS
     labels: LabelSource = "inferred"
     start: Start = "uniform"
+    prior: str = "tv"
 
     def __post_init__(self) -> None:
         if self.restarts < 1:
             raise ValueError(f"expected restarts >= 1, got restarts={self.restarts}")
-        self._direction()
+        Direction.smooth(self.evaluations, self.lr, self.tv)
+        check_prior(self.prior)
         check_source(self.labels)
         if self.start not in ("normal", "uniform"):
             raise ValueError(f"expected start 'normal' or 'uniform', got {self.start!r}")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Those of `ByLabels`, and auxiliary data for a prior that is fitted to them."""
+        return super().needs | needs_of(self.prior)
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
         """Images in [0, 1], other inputs unchanged, and the labels."""
         messages, targets = seen.sightings[0].messages, received_gradients(seen)
         labels = labels_of(seen, targets, self.labels, key.child("dummies"))
         guesses = [failed(seen.task, *pair) for pair in zip(messages, map(unusable, targets), strict=True)]
+        direction = self._direction(seen)
         usable = [i for i, guess in enumerate(guesses) if guess.failure == ""]
         for images in sorted({messages[i].images for i in usable}):
             victims = [i for i in usable if messages[i].images == images]
-            found = self._invert(seen, victims, targets[victims], torch.stack([labels[i] for i in victims]), key)
+            known = torch.stack([labels[i] for i in victims])
+            found = self._invert(seen, direction, victims, targets[victims], known, key)
             for i, guess in zip(victims, found, strict=True):
                 guesses[i] = guess
-        return Reconstruction(tuple(guesses))
+        return Reconstruction(tuple(guesses), "" if self.prior == "tv" else direction.prior.words)
 
     def _invert(
-        self, seen: Observation, victims: Sequence[int], targets: Tensor, labels: Tensor, key: Key
+        self,
+        seen: Observation,
+        direction: Direction,
+        victims: Sequence[int],
+        targets: Tensor,
+        labels: Tensor,
+        key: Key,
     ) -> list[Guess]:
         """Guesses for victims with labels [n, b], all restarts at once."""
         messages = [seen.sightings[0].messages[i] for i in victims]
         n, images = labels.shape
-        starts = torch.stack(
-            [torch.stack([self._start(seen.task, m, key, i) for i in range(self.restarts)]) for m in messages]
-        )
-        found = self._direction().search(seen, targets, labels, starts)
+        prior = direction.prior
+        starts = [
+            torch.stack([self._start(seen.task, message, key, i) for message in messages]) for i in range(self.restarts)
+        ]
+        if prior.centered:
+            starts = [near_center(mapped(one, images, 0, prior.coordinates), i) for i, one in enumerate(starts)]
+        found = direction.search(seen, targets, labels, torch.stack(starts, 1))
+        found = found._replace(x=mapped(found.x, images, 0, prior.inputs))
         value, restart = found.value.view(n, self.restarts).min(dim=1)
         x, _ = unpack(seen.task, found.x[self.restarts * torch.arange(n) + restart], images)
         used = found.evaluations.view(n, self.restarts).sum(dim=1).tolist()
@@ -103,9 +125,11 @@ class InvertingGradients(ByLabels):
             for i, message in enumerate(messages)
         ]
 
-    def _direction(self) -> Direction:
-        """The checked parameters."""
-        return Direction.smooth(self.evaluations, self.lr, self.tv)
+    def _direction(self, seen: Observation) -> Direction:
+        """The objective, with a fitted prior if one is asked for."""
+        if self.prior == "tv":
+            return Direction.smooth(self.evaluations, self.lr, self.tv)
+        return Direction.of(prior_of(self.prior, seen), self.evaluations)
 
     def _start(self, task: Task, message: Message, key: Key, restart: int) -> Tensor:
         """[D]: the first dummy inputs of a victim."""

@@ -11,7 +11,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.gradients import gradients, kernel_of
 from leakgauge.harness.learn.kernels import Kernel
-from leakgauge.harness.learn.layers import Chain, Conv, MaxPool, Relu, Sigmoid, dense_stack
+from leakgauge.harness.learn.layers import Chain, Conv, MaxPool, Relu, Sigmoid, SoftRelu, dense_stack
 from leakgauge.harness.learn.models import Model, build
 from leakgauge.harness.learn.tasks import ModelTask
 
@@ -116,10 +116,10 @@ def test_convolutions_of_any_kernel_stride_and_padding(kernel, stride, padding):
     first = Conv("first", 2, 3, kernel, stride, padding)
     second = Conv("second", 3, 2, kernel, stride, padding)
     head = dense_stack((2 * after[0] * after[1], CLASSES))
-    assert_both_agree(chained(first, Sigmoid(), second, Sigmoid(), *head, shape=(2, 11, 13)))
+    assert_both_agree(chained(first, Sigmoid(), second, SoftRelu(0.3), *head, shape=(2, 11, 13)))
 
 
-@pytest.mark.parametrize("before", [(Sigmoid(),), (Relu(), Sigmoid()), (MaxPool(),)])
+@pytest.mark.parametrize("before", [(Sigmoid(),), (Relu(), SoftRelu(0.1)), (MaxPool(),)])
 def test_slopes_pass_the_layers_before_the_first_weights(before):
     sides = (11, 12) if before == (MaxPool(),) else SHAPE[1:]
     head = dense_stack((3 * (sides[0] - 2) * (sides[1] - 2), CLASSES))

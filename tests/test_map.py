@@ -6,13 +6,19 @@ import pytest
 import torch
 from skimage.filters import gaussian as blur
 
+from leakgauge.attacks._engine import reconstruct
+from leakgauge.attacks._engine.objective import Explains, objective
 from leakgauge.attacks._engine.prior import ImagePrior
+from leakgauge.attacks._engine.softened import explained_at
+from leakgauge.attacks.dlg import DLG
 from leakgauge.attacks.idlg import IDLG
+from leakgauge.attacks.inverting_gradients import InvertingGradients
 from leakgauge.attacks.map import MAP
 from leakgauge.defenses.dp_fedavg import DPFedAvg
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.laplace import Laplace
 from leakgauge.defenses.none import NoDefense
+from leakgauge.defenses.sdq import SDQ
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Examples, Link, Message, Observation, Sender, Setting, Snapshot
 from leakgauge.harness.core.rng import Key
@@ -45,7 +51,7 @@ def observation(defense, x, task=LENET):
         sender, private = Sender(i, 1), Key(3).child(i)
         wire, _ = defense.encode(None, None, row, Link(setting, sender, Key(4)), private)
         messages.append(Message(0, sender, wire, None, 1))
-    others = Examples(smooth_images(300, key=Key(8)), torch.arange(300) % 10)
+    others = Examples(smooth_images(300, x.shape[-1], Key(8)), torch.arange(300) % 10)
     view, model = View.parse("server"), Snapshot(0, params, None)
     return Observation(view, setting, task, defense, 0.1, messages=tuple(messages), model=model, auxiliary=others)
 
@@ -191,3 +197,55 @@ def test_the_prior_of_large_differences_is_the_total_variation():
     x[..., 1, 1] = 1.0
     # two differences of one, each reduced by the width of the rounded tip
     assert float(ImagePrior(1.0, 0.0).energy(x, x)) == pytest.approx(2 * ((1 + 1e-4) ** 0.5 - 1e-2), rel=1e-6)
+
+
+def test_softened_layers_lead_to_the_active_units_behind_a_quantizer_and_dense_relu(monkeypatch):
+    x, task = smooth_images(8, side=8), ModelTask(build("mlp-small", (1, 8, 8), 10))
+    seen = observation(SDQ(), x, task)
+    after = MAP(evaluations=100).run(seen, Key(5)).guesses
+    monkeypatch.setattr(reconstruct, "WIDTHS", ())
+    before = MAP(evaluations=100).run(seen, Key(5)).guesses
+    better = torch.tensor([a.objective < b.objective for a, b in zip(after, before, strict=True)])
+    assert bool(better.any())
+    assert bool((errors(after, x)[better] < errors(before, x)[better]).all())
+    assert [a.objective for a, kept in zip(after, ~better, strict=True) if kept] == [
+        b.objective for b, kept in zip(before, ~better, strict=True) if kept
+    ]
+
+
+@pytest.mark.parametrize("defense", [SDQ(), Laplace(clip=1.0, noise_std=0.003), Gaussian(clip=4.0, noise_std=0.003)])
+def test_the_truth_explains_its_message_and_another_image_does_not(defense):
+    x, task = smooth_images(8, side=8), ModelTask(build("mlp-small", (1, 8, 8), 10))
+    seen, labels = observation(defense, x, task), torch.arange(8)[:, None] % 10
+    explains = Explains("likelihood", unroll=True)
+    goal = objective(seen, seen.sightings, labels, explains)
+    bound = explained_at(seen, seen.sightings, x[:, None], labels, explains, Key(6))
+    assert bool((goal.messages(x.flatten(1), torch.arange(8)).value <= bound).all())
+    other = x.roll(1, 0)
+    bound = explained_at(seen, seen.sightings, other[:, None], labels, explains, Key(6))
+    assert not bool((goal.messages(other.flatten(1), torch.arange(8)).value <= bound).any())
+
+
+@pytest.mark.parametrize(
+    ("attack", "prior"),
+    [(IDLG, "gaussian"), (IDLG, "tv"), (DLG, "gaussian"), (DLG, "tv"), (InvertingGradients, "gaussian")],
+)
+def test_every_search_attack_takes_a_prior_which_helps_under_noise(attack, prior):
+    x = smooth_images()
+    # a search by direction is for models with kinks
+    task = LENET if attack is not InvertingGradients else ModelTask(build("cnn2", (1, 16, 16), 10))
+    seen = observation(Gaussian(clip=4.0, noise_std=0.01), x, task)
+    bare, informed = attack(evaluations=200, restarts=1), attack(evaluations=200, restarts=1, prior=prior)
+    found = informed.run(seen, Key(5))
+    assert errors(found.guesses, x).mean() < 0.7 * mse(bare, seen, x).mean()
+    assert found.guesses[0].x.shape == x[:1].shape
+    assert ("normal law of 300" in found.prior) == (prior == "gaussian")
+    assert ("auxiliary" in informed.needs) == ("auxiliary" in bare.needs or prior == "gaussian")
+
+
+@pytest.mark.parametrize("attack", [IDLG, DLG, InvertingGradients])
+def test_every_search_attack_refuses_an_unknown_prior_and_takes_anothers(attack):
+    with pytest.raises(ValueError, match="no prior 'gausian'; did you mean 'gaussian'"):
+        attack(prior="gausian")
+    seen = observation(NoDefense(), smooth_images())
+    assert attack(evaluations=3, prior="tests.test_map:own_prior").run(seen, Key(5)).prior == "my own law"

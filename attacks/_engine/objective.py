@@ -111,8 +111,10 @@ def objective(seen: Observation, sightings: Sequence[Sighting], labels: Tensor |
     messages = functions[0] if len(functions) == 1 else _Sum(tuple(functions))
     shape, images, prior = task.input_shape, sightings[0].messages[0].images, explains.prior
 
+    others = 0 if labels is not None else images * task.classes
+
     def believed(misfit: Function) -> Function:
-        return misfit if prior is None else Believed(misfit, prior, shape, images)
+        return misfit if prior is None else Believed(misfit, prior, shape, images, others=others)
 
     return Objective(messages, nothing, believed)
 

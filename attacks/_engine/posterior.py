@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from leakgauge.attacks._engine.objective import Explains, Kind, received_gradients
-from leakgauge.attacks._engine.prior import ImagePrior, Prior, fitting
+from leakgauge.attacks._engine.prior import BOX, TV, ImagePrior, Prior, check_prior, needs_of, prior_of
 from leakgauge.attacks._engine.reconstruct import Search, Start, match
 from leakgauge.attacks._engine.tables import Mixture
 from leakgauge.attacks._labels.infer import ByLabels, LabelSource, check_source, labels_over_rounds
@@ -20,44 +20,54 @@ _MIXTURE = Key(0, ("mixture",))
 _DECREASE = 1e-5
 """Share of the objective that 200 evaluations must gain: most of it is noise, and single nats still count."""
 
+NAIVE_STD = 0.01
+"""Assumed standard deviation of the estimate's entries, where a distance of gradients meets a prior."""
+
+EASE = 3e5
+"""Default of `Search.ease`; `attacks.map` has the choice."""
+
+
+def believing(search: Search, name: str, seen: Observation) -> Search:
+    """The search with the prior called `name`; `none`: unchanged.
+
+    A squared distance counts as normal errors of `NAIVE_STD`. The search is in the prior's coordinates, from its center
+    if it has one, as that of `map`.
+    """
+    if name == "none":
+        return search
+    scale = 0.5 / NAIVE_STD**2 if search.explains.kind == "l2" else 1.0
+    explains = replace(search.explains, scale=scale, prior=prior_of(name, seen))
+    return replace(search, explains=explains, decrease=_DECREASE, ease=EASE)
+
 
 @dataclass(frozen=True)
 class ByPosterior(ByLabels):
     """Combines the defense's own likelihood of the messages with a prior of inputs; parameters as in `attacks.map`."""
 
     prior: str = "gaussian"
-    tv: float = 5.0
-    box: float = 100.0
+    tv: float = TV
+    box: float = BOX
     restarts: int = 1
     evaluations: int = 400
     objective: Kind = "likelihood"
-    naive_std: float = 0.01
+    naive_std: float = NAIVE_STD
     unroll: bool = True
     labels: LabelSource = "inferred"
     start: Start = "uniform"
-    ease: float = 3e5
+    ease: float = EASE
     warm: int = 400
     solve: bool = True
 
     def __post_init__(self) -> None:
-        smooth = ImagePrior(self.tv, self.box)
-        if self.prior != "tv":
-            fitting(self.prior)
-        self._search(smooth)
+        check_prior(self.prior)
+        self._search(ImagePrior(self.tv, self.box))
         check_source(self.labels)
         positive(naive_std=self.naive_std)
 
     @property
     def needs(self) -> frozenset[str]:
         """Messages, the round's model, the labels if given, and auxiliary data to infer them or to fit the prior."""
-        return super().needs | ({"auxiliary"} if self.prior != "tv" else set())
-
-    def _prior(self, seen: Observation) -> Prior:
-        """The prior, fitted to the auxiliary inputs."""
-        if self.prior == "tv":
-            return ImagePrior(self.tv, self.box)
-        assert seen.auxiliary is not None
-        return fitting(self.prior)(seen.auxiliary.x, self.box)
+        return super().needs | needs_of(self.prior)
 
     def _search(self, prior: Prior) -> Search:
         """The checked parameters."""
@@ -71,7 +81,7 @@ class ByPosterior(ByLabels):
         """Raw inputs, not clipped, and the labels."""
         targets = received_gradients(seen)
         labels = labels_over_rounds(seen, self.labels, key.child("dummies"))
-        prior = self._prior(seen)
+        prior = prior_of(self.prior, seen, self.tv, self.box)
         search, words = self._search(prior), prior.words
         if self.prior != "tv" and seen.task.columns and seen.auxiliary is not None:
             mixture = Mixture.fit(seen.auxiliary.x[:MOST], seen.task.columns, _MIXTURE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -11,11 +12,19 @@ import torch
 from torch import Tensor
 
 from leakgauge.attacks._engine.matching import Evaluation, Function
+from leakgauge.harness.core.contract import Observation
 from leakgauge.harness.core.errors import suggestion
 from leakgauge.harness.learn.prior import gaussian_prior, outside
 
+TV, BOX = 5.0, 100.0
+"""Default weights; `benchmarks/prior_weight.py` has the choice of the first."""
+
 _SMOOTH = 1e-2
 """Width of the rounded tip of |difference|, in units of the pixel range: L-BFGS needs a gradient at zero."""
+
+
+_SPREAD = 0.1
+"""Distance from a fitted prior's center at which restart 1 begins, in standard deviations; restart 0 begins there."""
 
 
 class Prior(Protocol):
@@ -84,6 +93,36 @@ PRIORS: dict[str, Callable[[Tensor, float], Prior]] = {"gaussian": gaussian_prio
 of somebody's own."""
 
 
+def check_prior(name: str, *, without: bool = False) -> None:
+    """Refuse an unknown prior.
+
+    Args:
+        without: `none` is one too.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    if name != "tv" and not (without and name == "none"):
+        fitting(name)
+
+
+def needs_of(name: str) -> frozenset[str]:
+    """What an adversary must see for this prior: auxiliary data, if it is fitted to them."""
+    return frozenset() if name in ("none", "tv") else frozenset({"auxiliary"})
+
+
+def prior_of(name: str, seen: Observation, tv: float = TV, box: float = BOX) -> Prior:
+    """The prior called `name`, fitted to the auxiliary inputs unless it is total variation.
+
+    Args:
+        tv: weight of the total variation. box: weight of the squared distance to [0, 1].
+    """
+    if name == "tv":
+        return ImagePrior(tv, box)
+    assert seen.auxiliary is not None
+    return fitting(name)(seen.auxiliary.x, box)
+
+
 def fitting(name: str) -> Callable[[Tensor, float], Prior]:
     """The function that fits the prior called `name`, which may be `module:function`.
 
@@ -106,19 +145,38 @@ def fitting(name: str) -> Callable[[Tensor, float], Prior]:
 
 @dataclass(frozen=True, eq=False)
 class Believed:
-    """A function of inputs plus `weight` times the energy, as a function of the prior's coordinates [m, images k]."""
+    """A function of inputs plus `weight` times the energy, as a function of the prior's coordinates [m, images k].
+
+    others: the last entries of each candidate, which are no inputs and stay as they are.
+    """
 
     function: Function
     prior: Prior
     shape: tuple[int, ...]
     images: int
     weight: float = 1.0
+    others: int = 0
 
     def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
         """Implement `Function`."""
-        z = candidates.detach().view(len(candidates), self.images, -1).requires_grad_()
+        kept = candidates.shape[1] - self.others
+        z = candidates[:, :kept].detach().view(len(candidates), self.images, -1).requires_grad_()
         x = self.prior.inputs(z)
         energy = self.weight * self.prior.energy(z, x.view(len(x), self.images, *self.shape))
-        value, slope = self.function(x.detach().flatten(1), instances)
-        (pulled,) = torch.autograd.grad([energy, x], z, [torch.ones_like(energy), slope.view(x.shape)])
-        return Evaluation(value + energy.detach(), pulled.flatten(1))
+        value, slope = self.function(torch.cat([x.detach().flatten(1), candidates[:, kept:]], 1), instances)
+        inputs = slope.shape[1] - self.others
+        (pulled,) = torch.autograd.grad([energy, x], z, [torch.ones_like(energy), slope[:, :inputs].view(x.shape)])
+        return Evaluation(value + energy.detach(), torch.cat([pulled.flatten(1), slope[:, inputs:]], 1))
+
+
+def mapped(rows: Tensor, images: int, others: int, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """[m, ...]: `change` of the inputs, or coordinates, of each image in rows [m, D], whose last `others` stay."""
+    kept = rows.shape[1] - others
+    changed = change(rows[:, :kept].view(len(rows), images, -1)).flatten(1)
+    return torch.cat([changed, rows[:, kept:]], 1)
+
+
+def near_center(z: Tensor, restart: int) -> Tensor:
+    """Coordinates [m, k] from which restart `restart` begins: the center first, then in the direction of z."""
+    length: Tensor = z.norm(dim=1, keepdim=True)
+    return z * (_SPREAD * restart * math.sqrt(z.shape[1]) / length)

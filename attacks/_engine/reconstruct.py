@@ -6,8 +6,8 @@ The shared engine of attacks that differ only in how they obtain the labels.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -16,8 +16,9 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, bu
 
 from leakgauge.attacks._engine.matching import Evaluation, Function, unpack
 from leakgauge.attacks._engine.objective import Explains, Objective, objective
-from leakgauge.attacks._engine.prior import Prior
+from leakgauge.attacks._engine.prior import Prior, mapped, near_center
 from leakgauge.attacks._engine.simulate import Local
+from leakgauge.attacks._engine.softened import WIDTHS, explained_at, softened
 from leakgauge.attacks._engine.tables import FirstLayer, Mixture, restore
 from leakgauge.attacks._search.direction import Direction
 from leakgauge.attacks._search.features import CLEAN, Features
@@ -40,9 +41,6 @@ _STAGE = 100.0
 _EXPLAINED = 1e-7
 """At this share a target counts as explained: another start would find the same inputs again. It is above the tolerance
 because soft labels often miss the tolerance: they approach a corner of the simplex ever more slowly."""
-
-_SPREAD = 0.1
-"""Distance from a fitted prior's center at which restart 1 begins, in standard deviations; restart 0 begins there."""
 
 _NEAR = 1e-5
 """Below this share, a stalled search has found the inputs up to digits that single precision lacks."""
@@ -172,6 +170,7 @@ class _Group:
             pending = pending[best.value[pending] > explained[pending]]
             if not len(pending):
                 break
+        self._try_softened(best, goal, key.child("softened"))
         if self.search.table is not None:
             self._restore(best, labels, self.search.table, key.child("table"))
         return self._guesses(best, labels)
@@ -215,6 +214,35 @@ class _Group:
                 if bool(value.isfinite()):
                     best.x[row], best.value[row] = x, value
 
+    def _try_softened(self, best: Minima, goal: Objective, key: Key) -> None:
+        """Search behind softened ReLU layers where nothing explains the messages yet; keep what then explains them."""
+        seen, explains, labels, prior = self.seen, self.search.explains, self.labels, self.search.explains.prior
+        soft = [task for width in WIDTHS if (task := softened(seen.task, width)) is not None]
+        if not (soft and self.search.warm and self._single) or labels is None or prior is None or not prior.centered:
+            return
+        each, images = torch.arange(len(best.x)), self._each(best.x).view(*labels.shape, *seen.task.input_shape)
+        bound = explained_at(seen, self.sightings, images.nan_to_num(0.0), labels, explains, key)
+        rows = each[~(goal.messages(best.x, each).value <= bound)]
+        if not len(rows):
+            return
+        goals = [objective(replace(seen, task=task), self.sightings, labels, explains) for task in soft]
+        z, least = self._coordinates(best.x[rows]), _share(_TOLERANCE, goal)[rows]
+        for number, here in enumerate([*goals, goal]):
+            most = self.search.warm // len(soft) if number < len(soft) else self.search.evaluations
+            found = minimize(_Subset(here.at(math.inf), rows), z, Stop(most, least, decrease=self.search.decrease))
+            z = found.x
+            best.evaluations[rows] += found.evaluations
+        x = self._mapped(z, prior.inputs)
+        better = (goal.messages(x, rows).value <= bound[rows]) & (found.value < best.value[rows])
+        best.x[rows[better]], best.value[rows[better]] = x[better], found.value[better]
+
+    @property
+    def _single(self) -> bool:
+        """Whether each message is one client's, of one gradient."""
+        message = self.sightings[0].messages[0]
+        steps = Local.of(self.seen.setting, self.sightings[0].lr, message.steps)
+        return message.users == 1 and steps.one_gradient(message.images)
+
     def _restart(self, key: Key, restart: int, goal: Objective, rows: Tensor) -> tuple[Minima, Tensor | None]:
         """The minima of the victims `rows` with all evaluations of this restart, and its labels [n, b]."""
         labels, order, tolerance = self.labels, self._order(key, restart), _share(_TOLERANCE, goal)
@@ -230,7 +258,7 @@ class _Group:
             found = minimize(_Subset(goal.at(strength), rows), z, stop)
             z, used = found.x, used + found.evaluations
         if explains.prior is not None:
-            found = found._replace(x=explains.prior.inputs(self._each(z)).flatten(1))
+            found = found._replace(x=self._mapped(z, explains.prior.inputs))
         # the objective is a distance alone, and zero at the truth
         if explains.kind == "l2" and explains.prior is None and not explains.unroll:
             found = self._refined(found, labels, rows, tolerance)
@@ -244,7 +272,7 @@ class _Group:
         prior = self.search.explains.prior
         z, used = self._coordinates(self._starts(key, restart)[rows]), torch.zeros(len(rows), dtype=torch.int64)
         if prior is not None and prior.centered:
-            z *= _SPREAD * restart * math.sqrt(z.shape[1]) / z.norm(dim=1, keepdim=True)
+            z = near_center(z, restart)
         if labels is None or prior is None or not self.search.warm or restart % 2 or self.seen.task.smooth:
             return z, used
         told = self._told(prior, rows)
@@ -280,7 +308,12 @@ class _Group:
     def _coordinates(self, x: Tensor) -> Tensor:
         """The prior's coordinates of inputs [m, D]."""
         prior = self.search.explains.prior
-        return x if prior is None else prior.coordinates(self._each(x)).flatten(1)
+        return x if prior is None else self._mapped(x, prior.coordinates)
+
+    def _mapped(self, rows: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        """Rows with `change` of each image's inputs or coordinates; labels that are searched too stay."""
+        images = self.sightings[0].messages[0].images
+        return mapped(rows, images, 0 if self.labels is not None else images * self.seen.task.classes, change)
 
     def _each(self, rows: Tensor) -> Tensor:
         """[m, b, ...] of [m, D], one row for each image."""

@@ -14,10 +14,10 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, max_pool2d, pad
+from torch.nn.functional import linear, max_pool2d, pad, softplus
 
 from leakgauge.harness.core.vec import Layout, Vector
-from leakgauge.harness.learn.layers import Chain, Conv, Dense, Dropout, Flatten, MaxPool, Relu, Sigmoid
+from leakgauge.harness.learn.layers import Chain, Conv, Dense, Dropout, Flatten, MaxPool, Relu, Sigmoid, SoftRelu
 
 
 class Pulled(NamedTuple):
@@ -121,7 +121,9 @@ class _Step(Protocol):
         """From the slope of <v, g> in the output to its slope in the input."""
 
 
-def _maker(layer: Conv | Dense | Sigmoid | Relu | MaxPool | Flatten, *tensors: Tensor) -> Callable[[], _Step]:
+def _maker(
+    layer: Conv | Dense | Sigmoid | Relu | SoftRelu | MaxPool | Flatten, *tensors: Tensor
+) -> Callable[[], _Step]:
     """A factory of the layer's steps; work that is the same in every evaluation is done here, once."""
     match layer:
         case Conv():
@@ -132,6 +134,8 @@ def _maker(layer: Conv | Dense | Sigmoid | Relu | MaxPool | Flatten, *tensors: T
             return _SigmoidStep
         case Relu():
             return _ReluStep
+        case SoftRelu():
+            return partial(_SoftReluStep, layer.width)
         case MaxPool():
             return _MaxPoolStep
         case Flatten():
@@ -218,6 +222,22 @@ class _SigmoidStep:
 
     def reverse(self, a: Tensor) -> Tensor:
         return a * self.slope if self.bend is None else torch.addcmul(self.bend, a, self.slope)
+
+
+class _SoftReluStep(_SigmoidStep):
+    """softplus(z / width) width, whose slope is the sigmoid of z / width."""
+
+    def __init__(self, width: float) -> None:
+        self.width = width
+
+    def forward(self, h: Tensor) -> Tensor:
+        self.slope = (h / self.width).sigmoid_()
+        return softplus(h / self.width, threshold=50).mul_(self.width)
+
+    def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
+        assert t is not None
+        self.bend = self.slope.neg().add_(1).mul_(t).mul_(self.d).div_(self.width)  # d has one factor slope
+        return t * self.slope
 
 
 class _ReluStep:

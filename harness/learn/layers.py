@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv2d, linear, max_pool2d, relu
+from torch.nn.functional import conv2d, linear, max_pool2d, relu, softplus
 
 from leakgauge.harness.core.vec import Layout
 
@@ -157,6 +157,17 @@ class Relu(_WithoutTensors):
         return relu(h)
 
 
+@dataclass(frozen=True)
+class SoftRelu(_WithoutTensors):
+    """log(1 + exp(h / width)) width, entry by entry: ReLU with a bend of this width instead of a kink."""
+
+    width: float
+
+    def apply(self, h: Tensor) -> Tensor:
+        """[...] to the same shape."""
+        return softplus(h / self.width, threshold=50) * self.width
+
+
 class MaxPool(_WithoutTensors):
     """The maximum of each 2 x 2 window, without an odd last row or column."""
 
@@ -181,7 +192,7 @@ class Dropout(_WithoutTensors):
     rate: float
 
 
-Layer = Conv | Dense | Sigmoid | Relu | MaxPool | Flatten | Dropout
+Layer = Conv | Dense | Sigmoid | Relu | SoftRelu | MaxPool | Flatten | Dropout
 
 
 @dataclass(frozen=True)
@@ -204,6 +215,10 @@ class Chain:
     def smooth(self) -> bool:
         """Whether the scores are a smooth function of the inputs: ReLU and max-pooling have kinks."""
         return not any(isinstance(layer, (Relu, MaxPool)) for layer in self.layers)
+
+    def softened(self, width: float) -> Chain:
+        """The same layers with `SoftRelu` for ReLU."""
+        return Chain(tuple(SoftRelu(width) if isinstance(layer, Relu) else layer for layer in self.layers))
 
     def __call__(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
         """Scores [b, classes] of x [b, *input_shape]; `keep` as in `Model`."""

@@ -1,0 +1,74 @@
+"""Softened ReLU layers, behind which a search does not stop at a wrong pattern of active units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from leakgauge.attacks._engine.objective import Explains, objective, update_per_gradient
+from leakgauge.harness.core.contract import Observation, Sighting, Task
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.federation.round import Client, Round
+from leakgauge.harness.learn.gradients import gradients
+from leakgauge.harness.learn.layers import Chain
+from leakgauge.harness.learn.tasks import ModelTask
+
+WIDTHS = (0.1, 0.03, 0.01, 0.003)
+"""Of the bends, one search after the other, before the search with kinks. For 16 digits behind `mlp-small` and `sdq`,
+starts at 0.3 and ends at 0.001 changed nothing (SSIM 0.995; without softened searches 0.903)."""
+
+_TIMES = 8
+"""Imitated messages of a candidate."""
+
+_SURE = 4.0
+"""Standard deviations above the mean misfit of imitated messages, up to which a candidate explains the real one."""
+
+
+def softened(task: Task, width: float) -> Task | None:
+    """The task with bends of this width instead of kinks; None: it has other kinks than ReLU's, or none."""
+    if not isinstance(task, ModelTask) or not isinstance(task.model.apply, Chain):
+        return None
+    soft = task.model.apply.softened(width)
+    if task.smooth or not soft.smooth:
+        return None
+    return replace(task, model=replace(task.model, apply=soft))
+
+
+def explained_at(
+    seen: Observation, sightings: Sequence[Sighting], x: Tensor, labels: Tensor, explains: Explains, key: Key
+) -> Tensor:
+    """[n]: the misfit up to which a candidate explains its messages as well as the truth would.
+
+    The true input's misfit has the law of that of messages which the adversary makes of the input itself. That law
+    hardly depends on the input, so it is taken at a candidate: mean and standard deviation over imitated messages, and
+    one unit for each entry, which the prior may cost.
+
+    Args:
+        sightings: rounds in which each message is one client's, of one gradient.
+        x: [n, b, *input_shape], the candidates; labels: [n, b].
+    """
+    each, misfits = torch.arange(len(x)), []
+    for number in range(_TIMES):
+        made = [_imitated(seen, sighting, x, labels, key.child(number)) for sighting in sightings]
+        misfits.append(objective(seen, made, labels, explains).messages(x.flatten(1), each).value)
+    values = torch.stack(misfits)
+    return values.mean(0) + _SURE * values.std(0) + x[0].numel()
+
+
+def _imitated(seen: Observation, sighting: Sighting, x: Tensor, labels: Tensor, key: Key) -> Sighting:
+    """The sighting with messages of the candidates instead of the victims."""
+    params, here = sighting.model.params, Round(seen.defense, seen.setting, sighting.model.state, sighting.model.round)
+    with torch.no_grad():
+        each = gradients(seen.task, params, x, one_hot(labels, seen.task.classes).to(params.dtype))
+    updates, messages = update_per_gradient(seen.setting, sighting)[:, None] * each, []
+    for number, (message, update) in enumerate(zip(sighting.messages, updates, strict=True)):
+        own = key.child(number)
+        client = Client.of(message.sender, update, seen.defense.remember(seen.setting), own)
+        silent = here.silent([message.sender], own) if seen.defense.superposes else []
+        (wire,) = here.exchange([client, *silent], own.child("channel")).received
+        messages.append(message._replace(wire=wire, shared=message.shared and client.shared))
+    return sighting._replace(messages=tuple(messages))
