@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -131,6 +133,25 @@ def test_if_the_channel_adds_the_other_clients_of_a_probe_are_silent_and_a_round
 def test_labels_are_seen_only_where_granted():
     seen, truth = observe(scene(), View.parse("server+labels"), PROBE)
     assert [sorted(victim.y.tolist()) for victim in truth.victims] == [labels.tolist() for labels in seen.labels]
+
+
+@pytest.mark.parametrize("target", [PROBE, Target(kind="members", count=5)])
+def test_auxiliary_data_of_another_kind_replace_those_of_the_victims_kind(target):
+    others = random_examples(7, seed=3)
+    here, view = dataclasses.replace(scene(), auxiliary=others), View.parse("server+labels+auxiliary=fashion_mnist")
+    assert (view.name, view.other) == ("server+labels+auxiliary=fashion_mnist", "fashion_mnist")
+    assert observe(here, view, target)[0].auxiliary is others
+    assert observe(here, View.parse("server"), target)[0].auxiliary is not others
+    with pytest.raises(ValueError, match="no auxiliary data from 'fashion_mnist'"):
+        observe(scene(), view, target)
+
+
+@pytest.mark.parametrize(
+    "text", ["server+auxiliary=", "server+auxiliary=mnist+auxiliary=adult", "server+auxilary=mnist"]
+)
+def test_a_wrong_grant_of_auxiliary_data_is_refused(text):
+    with pytest.raises(ValueError, match=r"auxiliary="):
+        View.parse(text)
 
 
 @pytest.mark.parametrize(

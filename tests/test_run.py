@@ -220,6 +220,25 @@ def test_a_model_with_batch_norm_and_a_defense_of_single_records_are_refused_bef
     assert all("model 'resnet20-bn' mixes the records of a batch" in line for line in caught.value.problems)
 
 
+def test_auxiliary_data_of_another_kind_have_the_victims_shape_and_random_labels(tmp_path):
+    x = uniform(Key(0), (40, 8, 8)).numpy()
+    np.savez(tmp_path / "alike.npz", x=x, y=np.zeros(40, np.int64))
+    np.savez(tmp_path / "small.npz", x=x[:, :4], y=np.arange(40) % 4)
+    threats = {name: f"server+auxiliary=npz:{tmp_path}/{name}.npz" for name in ("alike", "small", "nowhere")}
+    of = {"name": "prior", "guess": "other", "target": {"round": 0, "count": 3}}
+    mine = study(threats=["server", threats["alike"]], attacks=[of])
+    run = run_study(mine, tmp_path / "out", workers=0)
+    other = [
+        np.load(tmp_path / f"out/cells/{cell.id}/arrays.npz")["guess"] for cell in mine.cells if cell.threat != "server"
+    ]
+    assert len(run.results) == len(mine.cells)
+    assert all(any(np.allclose(one[0, 0, :, :, 0], image) for image in x) for one in other)
+    with pytest.raises(StudyError) as caught:
+        run_study(study(threats=[threats["small"], threats["nowhere"]], attacks=[of]), tmp_path / "no", workers=0)
+    assert len(caught.value.problems) == 2
+    assert any("expected inputs (1, 8, 8) as in 'digits', got (1, 4, 8)" in line for line in caught.value.problems)
+
+
 def test_changed_data_under_old_results_is_refused(tmp_path):
     path = tmp_path / "mine.npz"
     x, y = uniform(Key(0), (40, 8, 8)).numpy(), np.arange(40) % 4

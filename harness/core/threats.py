@@ -39,6 +39,9 @@ SEES: dict[Threat, frozenset[str]] = {
 GRANTS = frozenset({"labels", "broadcast"})
 """Side knowledge, or a power, that no adversary has by default; a study grants it by name, as in `server+labels`."""
 
+_OTHER = "auxiliary="
+"""A grant that names a data set, as in `server+auxiliary=fashion_mnist`: the auxiliary data are these, unlabeled."""
+
 
 class ThreatMismatch(ValueError):
     """An attack needs something that its adversary does not see."""
@@ -46,10 +49,14 @@ class ThreatMismatch(ValueError):
 
 @dataclass(frozen=True)
 class View:
-    """An adversary: a threat model and the side knowledge that the study grants; written `server+labels`."""
+    """An adversary: a threat model and the side knowledge that the study grants; written `server+labels`.
+
+    other: the data set that its auxiliary data are from, if they are not of the victims' kind; then empty.
+    """
 
     threat: Threat
     grants: frozenset[str] = frozenset()
+    other: str = ""
 
     @classmethod
     def parse(cls, text: str) -> View:
@@ -59,13 +66,17 @@ class View:
             ValueError: an unknown threat or grant; the message lists the known ones.
         """
         name, *grants = text.split("+")
+        others = [grant.removeprefix(_OTHER) for grant in grants if grant.startswith(_OTHER)]
+        grants = [grant for grant in grants if not grant.startswith(_OTHER)]
         known = [threat.value for threat in Threat]
         if name not in known:
             raise ValueError(f"no threat {name!r}; known: {', '.join(known)}")
         for grant in grants:
             if grant not in GRANTS:
-                raise ValueError(f"no grant {grant!r} in {text!r}; known: {', '.join(sorted(GRANTS))}")
-        return cls(Threat(name), frozenset(grants))
+                raise ValueError(f"no grant {grant!r} in {text!r}; known: {', '.join(sorted(GRANTS))}, {_OTHER}DATA")
+        if len(others) > 1 or "" in others:
+            raise ValueError(f"expected one data set after {_OTHER!r} in {text!r}, got {others}")
+        return cls(Threat(name), frozenset(grants), *others)
 
     @property
     def sees(self) -> frozenset[str]:
@@ -80,7 +91,8 @@ class View:
     @property
     def name(self) -> str:
         """The text that `parse` reads."""
-        return "+".join([self.threat.value, *sorted(self.grants)])
+        other = [_OTHER + self.other] if self.other else []
+        return "+".join([self.threat.value, *sorted(self.grants), *other])
 
 
 def require(needs: frozenset[str], attack: str, view: View) -> None:

@@ -52,6 +52,7 @@ class Scene:
     Attributes:
         clients: indices into `train` by client number.
         key: key of the study's seed, not of the training: its draws are the same for every defense.
+        auxiliary: the adversary's auxiliary data; None: test samples that are no candidates.
     """
 
     task: ModelTask
@@ -63,6 +64,7 @@ class Scene:
     clients: Mapping[int, Indices]
     engine: Engine
     key: Key
+    auxiliary: Examples | None = None
 
     def rows(self, index: Any) -> Examples:
         """Training samples by index."""
@@ -123,7 +125,7 @@ def observe(scene: Scene, view: View, target: Target) -> tuple[Observation, Trut
             _with_sightings(seen, traffic),
             candidates=chosen.examples if "candidates" in sees else None,
             suspect=target.client,
-            auxiliary=Examples(scene.test.x[free], scene.test.y[free]) if "auxiliary" in sees else None,
+            auxiliary=_auxiliary(scene, view, Examples(scene.test.x[free], scene.test.y[free])),
             others=_others(scene, chosen.rows, {target.client}) if "others" in sees else None,
         )
         uniform = target.client is None or scene.spec.partition in ("iid", "unbalanced")
@@ -131,11 +133,20 @@ def observe(scene: Scene, view: View, target: Target) -> tuple[Observation, Trut
     sent = _probes(scene, view, target) if target.kind == "probe" else _real_messages(scene, view, target)
     seen = dataclasses.replace(
         _with_sightings(seen, sent.sightings),
-        auxiliary=scene.test if "auxiliary" in sees else None,
+        auxiliary=_auxiliary(scene, view, scene.test),
         others=_others(scene, sent.rows, sent.senders) if "others" in sees else None,
         labels=tuple(victim.y.sort().values for victim in sent.victims) if "labels" in sees else None,
     )
     return seen, Truth(sent.victims, pool=scene.train.x, lineups=_lineups(scene, sent))
+
+
+def _auxiliary(scene: Scene, view: View, alike: Examples) -> Examples | None:
+    """The adversary's auxiliary data: `alike`, which are of the victims' kind, unless it has others."""
+    if "auxiliary" not in view.sees:
+        return None
+    if view.other and scene.auxiliary is None:
+        raise ValueError(f"the scene has no auxiliary data from {view.other!r}")
+    return scene.auxiliary if view.other else alike
 
 
 def _base(scene: Scene, view: View) -> Observation:

@@ -38,7 +38,7 @@ from leakgauge.harness.core.result import (
     TrainingRecord,
     to_data,
 )
-from leakgauge.harness.core.rng import Key, subset
+from leakgauge.harness.core.rng import Key, integers, subset
 from leakgauge.harness.core.stats import of_items
 from leakgauge.harness.core.table import Column
 from leakgauge.harness.core.threats import Threat, View
@@ -209,6 +209,18 @@ def _attack_key(seed: int, attack: PartSpec, target: Target) -> Key:
     return Key(seed).child("attack", attack.name, canonical(to_data(target)))
 
 
+def _seen_by(scene: Scene, view: View, root: Path) -> Scene:
+    """The scene with the auxiliary data of this adversary, if they are of another kind than the victims'.
+
+    Their labels, which mean nothing for the victims, are drawn at random.
+    """
+    if not view.other:
+        return scene
+    x, classes = load_data(view.other, root).test.x, scene.task.classes
+    drawn = torch.from_numpy(integers(scene.key.child("auxiliary", view.other), len(x), classes))
+    return dataclasses.replace(scene, auxiliary=Examples(x, drawn))
+
+
 def stored_scene(spec: TrainingSpec, store: Store, root: Path) -> Scene:
     """The scene of a stored training.
 
@@ -231,7 +243,8 @@ def run_attack(cell: Cell, store: Store, root: Path) -> Result:
     start = time.perf_counter()
     scene = stored_scene(cell.training, store, root)
     attack = registry.build_attack(cell.attack)
-    seen, truth = observe(scene, View.parse(cell.threat), cell.target)
+    view = View.parse(cell.threat)
+    seen, truth = observe(_seen_by(scene, view, root), view, cell.target)
     found = attack.run(seen, _attack_key(cell.training.seed, cell.attack, cell.target))
     bounds = bounds_of(cell, store, root) if cell.limit and isinstance(found, Reconstruction) else None
     estimates, arrays = _score(found, truth, bounds, scene.task.columns)
@@ -272,7 +285,7 @@ def bounds_of(cell: Cell, store: Store, root: Path) -> Bounds:
 def _bounds(folder: Path, training_id: str, root: Path, written: int, target: Target, threat: str) -> Bounds:
     """`bounds_of`, cached for the next attacks on the same messages."""
     scene, view = _scene(folder, training_id, root, written), View.parse(threat)
-    seen, truth = observe(scene, view, target)
+    seen, truth = observe(_seen_by(scene, view, root), view, target)
     among = 1 + truth.rivals
     claim = _claim(scene, target.looks_at) if seen.messages and among > 1 else None
     proved = proved_identification(claim, view.threat, among) if claim else None

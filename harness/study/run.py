@@ -9,6 +9,7 @@ from leakgauge.harness.core.cell import TrainingSpec
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.labels import part_text
 from leakgauge.harness.core.result import Run, TrainingRecord, to_data
+from leakgauge.harness.core.threats import View
 from leakgauge.harness.federation import registry
 from leakgauge.harness.study.goal import goal_of, solve
 from leakgauge.harness.study.store import Store, load_run
@@ -148,6 +149,16 @@ def check_data(study: Study, root: Path) -> dict[str, tuple[str, bool]]:
                 check_records(made, registry.build_defense(defense).local)
             except ValueError as error:
                 problems.append(f"{name}: {error}")
+    for task, name in dict.fromkeys((cell.training.task, View.parse(cell.threat).other) for cell in study.cells):
+        if name and task.data in found:
+            try:
+                other, own = load_data(name, root), load_data(task.data, root)
+                if other.input_shape != own.input_shape:
+                    text = f"expected inputs {own.input_shape} as in {task.data!r}, got {other.input_shape}"
+                    raise ValueError(f"auxiliary={name}: {text}")
+                found[name] = (other.digest, other.public)
+            except (LookupError, ValueError, OSError) as error:
+                problems.append(str(error))
     if problems:
         raise StudyError(study.name, problems)
     return found

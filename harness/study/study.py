@@ -224,6 +224,10 @@ def _attack(table: Table, threats: list[str]) -> tuple[PartSpec, Target, tuple[s
     views = [View.parse(text) for text in ([table["threat"]] if "threat" in table else threats)]
     for view in views:
         require(built.needs, name, view)
+        if view.other and "broadcast" in built.needs:
+            raise ValueError(
+                f"threat: got {view.name!r}, but the parameters of {name!r} are fitted to data of one kind"
+            )
     if "broadcast" in built.needs and target.round is None:
         raise ValueError(f"target.round: missing; attack {name!r} chooses the parameters of some round")
     spec = PartSpec(name, built.parameters())
