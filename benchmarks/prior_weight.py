@@ -3,10 +3,11 @@
 The weight of total variation was chosen once on sixteen training images behind the LeNet of DLG with its
 initialization, one image per victim, normal noise; the table of weights repeats that choice. The second table compares
 it with a Gaussian prior of 3,000 training images, on test images, which served no choice: normal noise, and defenses at
-their defaults. Mean SSIM, median MSE, and processor seconds an image. Needs `cifar10` (see README); a part of it
-suffices.
+their defaults. `attacks`: every search attack with and without the prior. `softened`: digits behind dense ReLU layers,
+with and without the searches behind softened layers. Mean SSIM, median MSE, and processor seconds an image. Needs
+`cifar10` (see README), but for `softened`; a part of it suffices.
 
-    python benchmarks/prior_weight.py weights|priors [FOLDER]
+    python benchmarks/prior_weight.py weights|priors|attacks|softened [FOLDER]
 """
 
 from __future__ import annotations
@@ -21,9 +22,14 @@ import torch
 from _victims import Victims, observed
 from torch import Tensor
 
+from leakgauge.attacks._engine import reconstruct
+from leakgauge.attacks.dlg import DLG
+from leakgauge.attacks.idlg import IDLG
+from leakgauge.attacks.inverting_gradients import InvertingGradients
 from leakgauge.attacks.map import MAP
 from leakgauge.attacks.prior import Prior
 from leakgauge.defenses.gaussian import Gaussian
+from leakgauge.defenses.none import NoDefense
 from leakgauge.harness.core.contract import Attack, Defense, Examples, Observation
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.data import DataSet, default_root, load
@@ -37,6 +43,8 @@ IMAGES = range(1000, 1016)
 NOISE = (0.003, 0.01, 0.05)
 WEIGHTS = (1.0, 2.0, 5.0, 10.0, 20.0)
 TESTED = range(100, 116)
+ATTACKED = range(900, 908)
+DIGITS = range(200, 216)
 AUXILIARY = 3000
 
 
@@ -84,16 +92,56 @@ def priors(data: DataSet, auxiliary: Examples) -> None:
         print(f"{name:<15} " + " ".join(f"{cell:>22}" for cell in cells), flush=True)
 
 
+def attacks(data: DataSet, auxiliary: Examples) -> None:
+    """Print the table of search attacks."""
+    x, y = (part[ATTACKED.start : ATTACKED.stop] for part in data.test)
+    every: dict[str, Attack] = {"floor": Prior(), "map": MAP()}
+    for prior in ("none", "gaussian"):
+        every[f"dlg {prior}"] = DLG(restarts=1, evaluations=400, prior=prior)
+        every[f"idlg {prior}"] = IDLG(restarts=1, evaluations=400, prior=prior)
+        published = "tv" if prior == "none" else prior
+        every[f"inverting {published}"] = InvertingGradients(evaluations=400, prior=published)
+    for model, init in (("cnn2", "default"), ("lenet5", "default"), ("lenet-dlg", "dlg")):
+        task = ModelTask(build(model, (3, 32, 32), 10), init)
+        for defense in (NoDefense(), Gaussian(clip=1000.0, noise_std=0.01)):
+            victims = Victims(task, task.init(Key(5)), x, y)
+            here = replace(observed(victims, defense, Key(6)), auxiliary=auxiliary)
+            for name, attack in every.items():
+                print(f"{model:<10} {defense.name:<9} {name:<20} {quality(attack, x, y, here)}", flush=True)
+
+
+def softened() -> None:
+    """Print the table of softened layers."""
+    digits = load("digits", Path())
+    x, y = (part[DIGITS.start : DIGITS.stop] for part in digits.train)
+    task = ModelTask(build("mlp-small", digits.input_shape, 10))
+    widths = reconstruct.WIDTHS
+    for name in ("sdq", "sdq-lattice", "jopeq", "t-noise", "top-k", "random-mask"):
+        victims = Victims(task, task.init(Key(5)), x, y)
+        here = replace(observed(victims, build_part("defense", name, {}), Key(6)), auxiliary=digits.test)
+        tv = MAP(prior="tv", box=1000.0, warm=800, evaluations=1500)
+        cells = [quality(tv, x, y, here)]
+        for tried in ((), widths):
+            reconstruct.WIDTHS = tried
+            cells.append(quality(MAP(), x, y, here))
+        print(f"{name:<12} tv {cells[0]}   without {cells[1]}   with {cells[2]}", flush=True)
+
+
+PARTS = {"weights": weights, "priors": priors, "attacks": attacks}
+
+
 def main() -> None:
     """Print the chosen table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("part", choices=("weights", "priors"))
+    parser.add_argument("part", choices=(*PARTS, "softened"))
     parser.add_argument("folder", nargs="?", type=Path, default=default_root())
     given = parser.parse_args()
     torch.set_num_threads(1)
+    if given.part == "softened":
+        softened()
+        return
     data = load("cifar10", given.folder)
-    auxiliary = Examples(*(part[:AUXILIARY] for part in data.train))
-    (weights if given.part == "weights" else priors)(data, auxiliary)
+    PARTS[given.part](data, Examples(*(part[:AUXILIARY] for part in data.train)))
 
 
 if __name__ == "__main__":
