@@ -103,11 +103,11 @@ def attacks(data: DataSet, auxiliary: Examples) -> None:
         every[f"inverting {published}"] = InvertingGradients(evaluations=400, prior=published)
     for model, init in (("cnn2", "default"), ("lenet5", "default"), ("lenet-dlg", "dlg")):
         task = ModelTask(build(model, (3, 32, 32), 10), init)
-        for defense in (NoDefense(), Gaussian(clip=1000.0, noise_std=0.01)):
+        for noise, defense in (("none", NoDefense()), ("0.01", Gaussian(clip=1000.0, noise_std=0.01))):
             victims = Victims(task, task.init(Key(5)), x, y)
             here = replace(observed(victims, defense, Key(6)), auxiliary=auxiliary)
             for name, attack in every.items():
-                print(f"{model:<10} {defense.name:<9} {name:<20} {quality(attack, x, y, here)}", flush=True)
+                print(f"{model:<10} noise {noise:<5} {name:<20} {quality(attack, x, y, here)}", flush=True)
 
 
 def softened() -> None:
