@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from leakgauge.defenses._common.budget import normal_reach
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._common.misfit import gaussian_misfit
 from leakgauge.defenses._ota.channel import OverTheAir, exact, user_of
 from leakgauge.defenses._ota.formulas import Allocation, allocate, colluding_mu
 from leakgauge.defenses._ota.law import Waveform
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.claim import Claim, Proof
+from leakgauge.harness.core.claim import Breach, Claim, Proof
 from leakgauge.harness.core.codec import pack_float64, unpack_float64
 from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
 from leakgauge.harness.core.law import Law, projected
@@ -27,6 +28,8 @@ from leakgauge.harness.core.vec import Vector
 
 _RECEIVER = frozenset(Threat) - {Threat.COLLUDING_SERVER, Threat.EAVESDROPPER}
 """The adversaries that observe a round only through the server's receiver."""
+
+_NOISY = "every client adds its noise and keeps it secret"
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,11 @@ class OTA(OverTheAir[Allocation]):
         """y / c: unbiased for the SUM of all clipped updates; for the sender's update if the others are zero."""
         return (unpack_float64(received, link.setting.dim) / state.gain).float()
 
+    def longest(self, state: Allocation, link: Link) -> float:
+        """The sum of all participants' clipped updates, and the noise."""
+        noise = normal_reach(math.sqrt(state.noise_variance), link.setting.dim) / state.gain
+        return self.clip * link.setting.participants + noise
+
     def decode(self, state: Allocation, received: Sequence[bytes], links: Links, private: Key) -> Vector:
         """y / (K c): unbiased for the mean of the clipped updates, with equal weights."""
         (heard,) = received
@@ -126,6 +134,11 @@ class OTA(OverTheAir[Allocation]):
         variance = math.fsum(state.noise) + state.channel.noise_variance
         return Waveform(total * (math.sqrt(state.aligned_power) / self.clip), math.sqrt(variance))
 
+    def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
+        """The participants whose noise is missing, in a round in which some is."""
+        missing = links.setting.participants - len(links.senders)
+        return {_NOISY: Breach(missing, links.setting.participants, "client")} if missing else {}
+
     def claim(self, history: Sequence[Allocation], setting: Setting) -> Claim:
         """Thm 1 for a round, (16) for several, against adversaries that see the sum; exact Gaussian composition.
 
@@ -138,7 +151,7 @@ class OTA(OverTheAir[Allocation]):
             state.epsilon,
             rounds,
             assumes=(
-                "every client adds its noise and keeps it secret",
+                _NOISY,
                 "the sum is heard through the server's receiver alone, whose noise and gains are as stated",
             ),
             proofs=[exact(state.mu, rounds, _RECEIVER, f"{why}; rounds compose exactly."), *_further(state, rounds)],

@@ -124,12 +124,13 @@ def clipped(one: Promise, source: str, reach: float, n: int, rounds: int, settin
 def breaches(updates: Sequence[Vector], links: Links, *, sends_norm: bool) -> dict[str, Breach]:
     """The messages of several records, drawn without replacement; and the rounds of unequal norms or weights.
 
-    The bound for a record covers both if norms are sent; if updates are clipped, it needs equal weights.
+    The bound for a record covers both if norms are sent; if updates are clipped, it needs equal weights, and the noise
+    of all participants: one that is dropped has no weight.
     """
     setting, senders = links.setting, links.senders
     one = setting.steps == 1 and setting.batch == 1
     drawn = Breach(sum(who.samples > 1 for who in senders) * (not one), len(senders), "message", covered=True)
-    unequal = len({who.samples for who in senders}) > 1
+    unequal = len({who.samples for who in senders}) > 1 or len(senders) < setting.participants
     if sends_norm:
         norms = [float(torch.linalg.vector_norm(update, dtype=torch.float64)) for update in updates]
         unequal |= max(norms) > (1 + _ROUNDING) * min(norms)

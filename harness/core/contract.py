@@ -288,6 +288,14 @@ class Defense(ABC, Generic[S, M]):
             MessageError: the bytes are not a message of this defense.
         """
 
+    def longest(self, state: S, link: Link) -> float:
+        """The largest l2 norm of `estimate` for an honest message, whatever the update; the server refuses more.
+
+        With unbounded noise, an honest message exceeds it with a probability below 1e-12. inf: there is no public
+        bound, or no bytes decode to more. Must not use `link.shared`.
+        """
+        return math.inf
+
     def decode(self, state: S, received: Sequence[bytes], links: Links, private: Key) -> Vector:
         """Server: the mean update [d], weighted by the senders' numbers of samples.
 
