@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from leakgauge.defenses._cepam import law
-from leakgauge.defenses._cepam.claim import clipped, theorem_12
+from leakgauge.defenses._cepam.claim import ONE_WEIGHT, clipped, theorem_12
 from leakgauge.defenses._cepam.mechanism import NormalCepam
 from leakgauge.defenses._common.budget import normal_reach
 from leakgauge.harness.core.checks import positive
@@ -45,6 +45,7 @@ class CepamClip(NormalCepam):
     """
 
     sends_norm: ClassVar[bool] = False
+    relies: ClassVar[str] = ONE_WEIGHT
 
     noise_std: float = 0.1
     clip: float = 1.0

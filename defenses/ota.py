@@ -18,7 +18,7 @@ from leakgauge.defenses._ota.channel import OverTheAir, exact, user_of
 from leakgauge.defenses._ota.formulas import Allocation, allocate, colluding_mu
 from leakgauge.defenses._ota.law import Waveform
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.claim import Breach, Claim, Proof
+from leakgauge.harness.core.claim import Claim, Proof
 from leakgauge.harness.core.codec import pack_float64, unpack_float64
 from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
 from leakgauge.harness.core.law import Law, projected
@@ -28,8 +28,6 @@ from leakgauge.harness.core.vec import Vector
 
 _RECEIVER = frozenset(Threat) - {Threat.COLLUDING_SERVER, Threat.EAVESDROPPER}
 """The adversaries that observe a round only through the server's receiver."""
-
-_NOISY = "every client adds its noise and keeps it secret"
 
 
 @dataclass(frozen=True)
@@ -69,6 +67,7 @@ class OTA(OverTheAir[Allocation]):
     """
 
     superposes: ClassVar[bool] = True
+    relies: ClassVar[str] = "every client adds its noise and keeps it secret"
     source: ClassVar[str] = "Seif et al. 2020, Thm 1"
 
     infeasible: Literal["lower", "refuse"] = "lower"
@@ -134,11 +133,6 @@ class OTA(OverTheAir[Allocation]):
         variance = math.fsum(state.noise) + state.channel.noise_variance
         return Waveform(total * (math.sqrt(state.aligned_power) / self.clip), math.sqrt(variance))
 
-    def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
-        """The participants whose noise is missing, in a round in which some is."""
-        missing = links.setting.participants - len(links.senders)
-        return {_NOISY: Breach(missing, links.setting.participants, "client")} if missing else {}
-
     def claim(self, history: Sequence[Allocation], setting: Setting) -> Claim:
         """Thm 1 for a round, (16) for several, against adversaries that see the sum; exact Gaussian composition.
 
@@ -151,7 +145,7 @@ class OTA(OverTheAir[Allocation]):
             state.epsilon,
             rounds,
             assumes=(
-                _NOISY,
+                self.relies,
                 "the sum is heard through the server's receiver alone, whose noise and gains are as stated",
             ),
             proofs=[exact(state.mu, rounds, _RECEIVER, f"{why}; rounds compose exactly."), *_further(state, rounds)],

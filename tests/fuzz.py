@@ -1,16 +1,18 @@
 """Messages that no client sent: mutations of honest ones, for every shipped defense and two cascades."""
 
+import math
 import struct
 from typing import NamedTuple
 
 import torch
 
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Sender, Setting
+from leakgauge.harness.core.contract import Link, Links, Sender, Setting
+from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.federation import registry
-from leakgauge.harness.federation.round import Client, Round
+from leakgauge.harness.federation.round import Client, Exchange, Round
 
 SETTING = Setting(
     Layout(("w", "v"), ((11, 13), (7,))),
@@ -45,22 +47,22 @@ _DOUBLES = [struct.pack("<d", x) for x in (*_EXTREME, 1e300, -1e300, 1e155)]
 
 
 class Honest(NamedTuple):
-    """A round, and the message that arrives of an honest client."""
+    """A round, the link of an honest client, and the message that arrives of it."""
 
     here: Round
-    client: Client
+    link: Link
     wire: bytes
 
 
-def honest(name, parameters, update=None, key=Key(7)):
-    """One honest message of a defense; if the channel adds messages, the others are silent."""
-    defense = registry.build("defense", name, parameters)
-    update = 0.1 * rng.normal(key.child("update"), (SETTING.dim,)) if update is None else update
-    here = Round(defense, SETTING, defense.init(SETTING), number=1)
-    client = Client.of(Sender(2, 8), update, defense.remember(SETTING), key.child("client"))
+def honest(name, parameters, update=None, seed=7, setting=SETTING):
+    """One honest message; if the channel adds messages, the others are silent."""
+    defense, key = registry.build("defense", name, parameters), Key(seed)
+    update = 0.1 * rng.normal(key.child("update"), (setting.dim,)) if update is None else update
+    here = Round(defense, setting, defense.init(setting), number=1)
+    client = Client.of(Sender(2, 8), update, defense.remember(setting), key.child("client"))
     silent = here.silent([client.sender], key) if defense.superposes else []
     exchange = here.exchange([client, *silent], key.child("channel"))
-    return Honest(here, client, exchange.received[0])
+    return Honest(here, exchange.links.each()[0], exchange.received[0])
 
 
 def mutated(wire, kind, at, value):
@@ -89,3 +91,28 @@ def mutated(wire, kind, at, value):
     start = at % len(fresh) // len(field) * len(field)
     fresh[start : start + len(field)] = field
     return bytes(fresh[: len(wire)])
+
+
+def taken(one, wire):
+    """Whether the server and an outsider take these bytes; each answers with a MessageError or finite numbers.
+
+    The server's are within the public bound; on a channel that superposes it also decodes the mean.
+    """
+    here, link, _ = one
+    alone = Exchange([wire], [wire], [], Links(here.setting, [link.sender], [link.shared]))
+    readers = [
+        (lambda: here.accept(wire, link), (1 + 1e-3) * here.defense.longest(here.state, link)),
+        (lambda: here.estimate(wire, link.sender, None), math.inf),
+        (lambda: here.decode(alone, Key(1)), math.inf),
+    ]
+    outcomes = []
+    for read, most in readers[: 3 if here.defense.superposes else 2]:
+        try:
+            norm = float(torch.linalg.vector_norm(read(), dtype=torch.float64))
+        except MessageError:
+            outcomes.append(False)
+        else:
+            assert norm <= most
+            assert norm < math.inf
+            outcomes.append(True)
+    return outcomes[0]

@@ -47,7 +47,7 @@ _SERVERS = frozenset({Threat.SERVER, Threat.COLLUDING_SERVER, Threat.MALICIOUS_S
 
 _SINGLE = "samples are drawn one a step, with replacement"
 _ONE_NORM = "all updates of a round have one norm, and one weight"
-_ONE_WEIGHT = "all updates of a round have one weight"
+ONE_WEIGHT = "all updates of a round have one weight"
 
 _ROUNDING = 1e-6
 """Relative difference of two norms that rounding may explain."""
@@ -118,23 +118,22 @@ def clipped(one: Promise, source: str, reach: float, n: int, rounds: int, settin
         _sub_vector(1 - 2 * float(special.ndtr(-reach)), n, rounds),
     )
     proved = _clipped_record(promise, mu, rounds, setting)
-    return _claim(promise, source, _ONE_WEIGHT, proved, further, rounds)
+    return _claim(promise, source, ONE_WEIGHT, proved, further, rounds)
 
 
 def breaches(updates: Sequence[Vector], links: Links, *, sends_norm: bool) -> dict[str, Breach]:
     """The messages of several records, drawn without replacement; and the rounds of unequal norms or weights.
 
-    The bound for a record covers both if norms are sent; if updates are clipped, it needs equal weights, and the noise
-    of all participants: one that is dropped has no weight.
+    The bound for a record covers both if norms are sent; if updates are clipped, it needs equal weights.
     """
     setting, senders = links.setting, links.senders
     one = setting.steps == 1 and setting.batch == 1
     drawn = Breach(sum(who.samples > 1 for who in senders) * (not one), len(senders), "message", covered=True)
-    unequal = len({who.samples for who in senders}) > 1 or len(senders) < setting.participants
+    unequal = len({who.samples for who in senders}) > 1
     if sends_norm:
         norms = [float(torch.linalg.vector_norm(update, dtype=torch.float64)) for update in updates]
         unequal |= max(norms) > (1 + _ROUNDING) * min(norms)
-    assumed = _ONE_NORM if sends_norm else _ONE_WEIGHT
+    assumed = _ONE_NORM if sends_norm else ONE_WEIGHT
     return {_SINGLE: drawn, assumed: Breach(int(unequal), 1, "round", covered=sends_norm)}
 
 

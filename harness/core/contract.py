@@ -221,6 +221,9 @@ class Defense(ABC, Generic[S, M]):
     superposes: ClassVar[bool] = False
     """Whether the channel adds up all messages of a round, so that only the sum arrives."""
 
+    relies: ClassVar[str] = ""
+    """The assumption of the claim that fails in a round in which a participant sends nothing; empty: none."""
+
     promises: ClassVar[Horizon] = Horizon.ONE_ROUND
     """The horizon for which the source states its epsilon."""
 

@@ -291,6 +291,8 @@ class _Run:
         """Add the breaches of the defense's assumptions by the clients that sent in a round."""
         total, updates = self.training.breaches, [client.update for client in here.clients]
         found = self.defense.breaches(updates, here.exchange.links._replace(shared=None), lr)
+        if self.defense.relies and len(updates) < self.setting.participants:
+            found |= {self.defense.relies: Breach(1, 1, "round")}
         total |= {text: breach.plus(total[text]) if text in total else breach for text, breach in found.items()}
 
     def _keep(self, number: int, found: Collected, batches: Sequence[Sequence[Indices]]) -> None:

@@ -73,6 +73,7 @@ def from_arrays(arrays: Arrays, setting: Setting, record: TrainingRecord, key: K
             training.truth.setdefault(number, {})[sender] = array
         elif kind == "senders":
             wires, others = arrays[f"wires {rest}"].tobytes(), arrays[f"others {rest}"]
+            training.truth.setdefault(int(rest), {})
             training.messages[int(rest)] = _messages(int(rest), array, others, wires, key)
     return training
 
