@@ -288,7 +288,7 @@ class _Run:
             self.training.dropped.append(Dropped(number, client, reason))
 
     def _count(self, here: Collected, lr: float) -> None:
-        """Add the breaches of the defense's assumptions by the clients that sent in a round."""
+        """Add a round's breaches of the defense's assumptions."""
         total, updates = self.training.breaches, [client.update for client in here.clients]
         found = self.defense.breaches(updates, here.exchange.links._replace(shared=None), lr)
         if self.defense.relies and len(updates) < self.setting.participants:

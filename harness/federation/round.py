@@ -67,7 +67,7 @@ class Collected(NamedTuple):
     """A round as the server collects it.
 
     Attributes:
-        clients: all that sent, with what they encoded; on a channel that superposes, some send their noise alone.
+        clients: those that count, and on a channel that superposes those that send their noise alone.
         exchange: their messages.
         links: of the clients that count.
         updates: what each received message decodes to; the sum if the channel superposes.
