@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from leakgauge.defenses._cepam import law
-from leakgauge.defenses._cepam.claim import clipped, theorem_12
+from leakgauge.defenses._cepam.claim import ONE_WEIGHT, clipped, theorem_12
 from leakgauge.defenses._cepam.mechanism import NormalCepam
+from leakgauge.defenses._common.budget import normal_reach
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.contract import Link, Setting
@@ -44,6 +45,7 @@ class CepamClip(NormalCepam):
     """
 
     sends_norm: ClassVar[bool] = False
+    relies: ClassVar[str] = ONE_WEIGHT
 
     noise_std: float = 0.1
     clip: float = 1.0
@@ -58,6 +60,10 @@ class CepamClip(NormalCepam):
     def bound(self) -> float:
         """C, the bound on the l2 norm."""
         return self.clip
+
+    def longest(self, state: None, link: Link) -> float:
+        """C and the noise."""
+        return self.clip + normal_reach(self.noise_std, link.setting.dim)
 
     def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
         """The error is normal."""

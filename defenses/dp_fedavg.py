@@ -19,7 +19,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import gaussian_mu, repeat
 from leakgauge.harness.core.claim import Breach, Claim, Horizon, Proof, Relation, Unit
 from leakgauge.harness.core.codec import unpack_float32
-from leakgauge.harness.core.contract import Links, Setting
+from leakgauge.harness.core.contract import Link, Links, Setting
 from leakgauge.harness.core.law import Additive, Law, Normal, projected
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
@@ -83,6 +83,10 @@ class DPFedAvg(Clipped, Plain):
     def bounded(self, update: Tensor) -> Tensor:
         """The update, clipped."""
         return clip_l2(update, self.clip)
+
+    def longest(self, state: None, link: Link) -> float:
+        """C."""
+        return self.clip
 
     def decode(self, state: None, received: Sequence[bytes], links: Links, private: Key) -> Vector:
         """The sum of the clipped updates, plus noise from the server's key, divided by U."""

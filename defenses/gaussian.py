@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from leakgauge.defenses._common.budget import Clipped
+from leakgauge.defenses._common.budget import Clipped, normal_reach
 from leakgauge.defenses._common.cascade import Perturbs, Rounded
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._common.misfit import gaussian_misfit
@@ -78,6 +78,10 @@ class Gaussian(Clipped, Perturbs):
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """The noisy clipped update: unbiased for the clipped one."""
         return self.split(received, link.setting)[1]
+
+    def longest(self, state: None, link: Link) -> float:
+        """C and the noise."""
+        return self.clip + normal_reach(self.sigma, link.setting.dim)
 
     def misfit(self, received: Sequence[bytes], *, setting: Setting, rounded: Rounded | None = None) -> Likelihood:
         """|y - clip(u)|^2 / (2 sigma^2); a rounding error adds its variance."""

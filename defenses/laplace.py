@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -98,6 +99,13 @@ class Laplace(Perturbs):
         if self.scale == "public":
             return self.split(received, link.setting)[1]
         return super().estimate(state, received, link)
+
+    def longest(self, state: None, link: Link) -> float:
+        """For `public`, C and the noise in each coordinate: one of d exceeds b (ln d + 30) with probability e^-30."""
+        if self.scale != "public":
+            return math.inf
+        dim = link.setting.dim
+        return math.sqrt(dim) * (self.clip + self.noise_scale * (math.log(dim) + 30))
 
     def misfit(self, received: Sequence[bytes], *, setting: Setting, rounded: Rounded | None = None) -> Likelihood:
         """sum |y - clamp(u)| / b with a rounded tip, and how well the sent norms fit.

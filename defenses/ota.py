@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from leakgauge.defenses._common.budget import normal_reach
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._common.misfit import gaussian_misfit
 from leakgauge.defenses._ota.channel import OverTheAir, exact, user_of
@@ -66,6 +67,7 @@ class OTA(OverTheAir[Allocation]):
     """
 
     superposes: ClassVar[bool] = True
+    relies: ClassVar[str] = "every client adds its noise and keeps it secret"
     source: ClassVar[str] = "Seif et al. 2020, Thm 1"
 
     infeasible: Literal["lower", "refuse"] = "lower"
@@ -96,6 +98,11 @@ class OTA(OverTheAir[Allocation]):
     def estimate(self, state: Allocation, received: bytes, link: Link) -> Vector:
         """y / c: unbiased for the SUM of all clipped updates; for the sender's update if the others are zero."""
         return (unpack_float64(received, link.setting.dim) / state.gain).float()
+
+    def longest(self, state: Allocation, link: Link) -> float:
+        """The sum of all participants' clipped updates, and the noise."""
+        noise = normal_reach(math.sqrt(state.noise_variance), link.setting.dim) / state.gain
+        return self.clip * link.setting.participants + noise
 
     def decode(self, state: Allocation, received: Sequence[bytes], links: Links, private: Key) -> Vector:
         """y / (K c): unbiased for the mean of the clipped updates, with equal weights."""
@@ -138,7 +145,7 @@ class OTA(OverTheAir[Allocation]):
             state.epsilon,
             rounds,
             assumes=(
-                "every client adds its noise and keeps it secret",
+                self.relies,
                 "the sum is heard through the server's receiver alone, whose noise and gains are as stated",
             ),
             proofs=[exact(state.mu, rounds, _RECEIVER, f"{why}; rounds compose exactly."), *_further(state, rounds)],

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from leakgauge.defenses._common.budget import normal_reach
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._common.misfit import gaussian_misfit
 from leakgauge.defenses._ota.channel import OverTheAir, exact, user_of
@@ -70,6 +71,12 @@ class OTAOrthogonal(OverTheAir[Orthogonal]):
         """y_k / c_k, the factor of the update in the signal: unbiased for the clipped update."""
         gain = self._gains(state)[user_of(link.sender, link.setting)]
         return (unpack_float64(received, link.setting.dim) / gain).float()
+
+    def longest(self, state: Orthogonal, link: Link) -> float:
+        """L, and the noise of the client and of the receiver."""
+        user = user_of(link.sender, link.setting)
+        noise = math.sqrt(state.noise_variances[user]) / float(self._gains(state)[user])
+        return self.clip + normal_reach(noise, link.setting.dim)
 
     def decode(self, state: Orthogonal, received: Sequence[bytes], links: Links, private: Key) -> Vector:
         """The mean of the estimates, with equal weights."""

@@ -89,6 +89,14 @@ class TNoise(Perturbs):
         # raising the smaller of two chances keeps their ratio a lower bound
         return float(np.log(above / np.maximum(below, 1e-300)).max())
 
+    def longest(self, state: None, link: Link) -> float:
+        """For `public`, C and the noise in each pair: P(|r| > x) = (1 + x^2 / (nu s2))^(-nu/2), here e^-30 for all."""
+        if self.scale != "public":
+            return math.inf
+        (s2, nu), pairs = self.noise, self.count(link.setting) // 2
+        far = math.sqrt(nu * s2 * math.expm1(2 / nu * (math.log(pairs) + 30)))
+        return math.sqrt(pairs) * self.clip * (1 + far)
+
     def misfit(self, received: Sequence[bytes], *, setting: Setting, rounded: Rounded | None = None) -> Likelihood:
         """(nu + 2)/2 sum ln(1 + |r|^2 / (nu s2)) over pairs, and how well the sent scales fit.
 

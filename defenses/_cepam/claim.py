@@ -47,7 +47,7 @@ _SERVERS = frozenset({Threat.SERVER, Threat.COLLUDING_SERVER, Threat.MALICIOUS_S
 
 _SINGLE = "samples are drawn one a step, with replacement"
 _ONE_NORM = "all updates of a round have one norm, and one weight"
-_ONE_WEIGHT = "all updates of a round have one weight"
+ONE_WEIGHT = "all updates of a round have one weight"
 
 _ROUNDING = 1e-6
 """Relative difference of two norms that rounding may explain."""
@@ -118,7 +118,7 @@ def clipped(one: Promise, source: str, reach: float, n: int, rounds: int, settin
         _sub_vector(1 - 2 * float(special.ndtr(-reach)), n, rounds),
     )
     proved = _clipped_record(promise, mu, rounds, setting)
-    return _claim(promise, source, _ONE_WEIGHT, proved, further, rounds)
+    return _claim(promise, source, ONE_WEIGHT, proved, further, rounds)
 
 
 def breaches(updates: Sequence[Vector], links: Links, *, sends_norm: bool) -> dict[str, Breach]:
@@ -133,7 +133,7 @@ def breaches(updates: Sequence[Vector], links: Links, *, sends_norm: bool) -> di
     if sends_norm:
         norms = [float(torch.linalg.vector_norm(update, dtype=torch.float64)) for update in updates]
         unequal |= max(norms) > (1 + _ROUNDING) * min(norms)
-    assumed = _ONE_NORM if sends_norm else _ONE_WEIGHT
+    assumed = _ONE_NORM if sends_norm else ONE_WEIGHT
     return {_SINGLE: drawn, assumed: Breach(int(unequal), 1, "round", covered=sends_norm)}
 
 

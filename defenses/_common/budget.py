@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from leakgauge.harness.core.checks import positive
@@ -45,3 +46,8 @@ def check_delta(delta: float) -> None:
     """Raise ValueError unless delta is strictly between 0 and 1."""
     if not 0 < delta < 1:
         raise ValueError(f"expected 0 < delta < 1, got delta={delta}")
+
+
+def normal_reach(std: float, dim: int) -> float:
+    """A norm that normal noise in `dim` coordinates exceeds with a probability below e^-32 (Gaussian concentration)."""
+    return std * (math.sqrt(dim) + 8)

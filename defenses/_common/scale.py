@@ -188,7 +188,7 @@ class Scaling:
             raise MessageError(f"expected a header of {expected} bytes, got {len(header)} bytes")
         if self.mode == "public":
             return iter([self.bound])
-        numbers = np.frombuffer(header, "<f4").astype(np.float64)
+        numbers = np.frombuffer(header, "<f4")
         scales = numbers if self.mode == "vector" else numbers[self.lanes :: self.lanes + 1]
         if not np.isfinite(numbers).all() or (scales < 0).any():
             raise MessageError(f"expected finite means and scales >= 0, got {numbers.tolist()}")

@@ -15,6 +15,7 @@ from typing import ClassVar, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from leakgauge.defenses._common.budget import normal_reach
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._common.misfit import gaussian_misfit
 from leakgauge.defenses._udp.formulas import (
@@ -124,6 +125,11 @@ class UDPRounds(Defense[S, None]):
     def estimate(self, state: S, received: bytes, link: Link) -> Vector:
         """The noisy message, unbiased for the clipped update or mean of clipped gradients."""
         return unpack_float32(received, link.setting.dim)
+
+    def longest(self, state: S, link: Link) -> float:
+        """C and the noise if updates are clipped; else none is known, since a penalty of the model is not clipped."""
+        noise = normal_reach(self.sigma(state, link.sender, link.setting), link.setting.dim)
+        return self.clip + noise if self.clips == "update" else math.inf
 
     def likelihood(self, state: S, received: Sequence[bytes], links: Links) -> Likelihood:
         """|y - clip(u)|^2 / (2 sigma_i^2), with sigma_i of each message's sender.

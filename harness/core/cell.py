@@ -207,6 +207,7 @@ class TrainingSpec:
         audit: trials per input of an audit of the defense by itself, with two inputs; 0: no audit.
         malice: what a malicious server broadcasts in the attacked rounds, whose updates it throws away; None: the
             server is honest.
+        strict: the training fails where it would drop a client for a round.
     """
 
     task: TaskSpec
@@ -215,6 +216,7 @@ class TrainingSpec:
     seed: int
     audit: int = 0
     malice: Malice | None = None
+    strict: bool = False
 
     def __post_init__(self) -> None:
         if self.audit < 0:
@@ -222,9 +224,9 @@ class TrainingSpec:
 
     @property
     def meaning(self) -> dict[str, Any]:
-        """The data that the id is made of; `audit` and `malice` are left out if there are none: older ids stay."""
+        """The data that the id is made of; without `audit`, `malice` and `strict` if there are none: older ids stay."""
         data = dataclasses.asdict(self)
-        return {key: value for key, value in data.items() if value or key not in ("audit", "malice")}
+        return {key: value for key, value in data.items() if value or key not in ("audit", "malice", "strict")}
 
     @property
     def honest(self) -> TrainingSpec:

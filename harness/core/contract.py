@@ -221,6 +221,9 @@ class Defense(ABC, Generic[S, M]):
     superposes: ClassVar[bool] = False
     """Whether the channel adds up all messages of a round, so that only the sum arrives."""
 
+    relies: ClassVar[str] = ""
+    """The assumption of the claim that fails in a round in which a participant sends nothing; empty: none."""
+
     promises: ClassVar[Horizon] = Horizon.ONE_ROUND
     """The horizon for which the source states its epsilon."""
 
@@ -287,6 +290,14 @@ class Defense(ABC, Generic[S, M]):
         Raises:
             MessageError: the bytes are not a message of this defense.
         """
+
+    def longest(self, state: S, link: Link) -> float:
+        """The largest l2 norm of `estimate` for an honest message, whatever the update; the server refuses more.
+
+        With unbounded noise, an honest message exceeds it with a probability below 1e-12. inf: there is no public
+        bound, or no bytes decode to more. Must not use `link.shared`.
+        """
+        return math.inf
 
     def decode(self, state: S, received: Sequence[bytes], links: Links, private: Key) -> Vector:
         """Server: the mean update [d], weighted by the senders' numbers of samples.

@@ -251,6 +251,15 @@ class BreachRecord:
 
 
 @dataclass(frozen=True)
+class Dropped:
+    """A client that did not count in a round, since its update was not finite or its message was refused."""
+
+    round: int
+    client: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class TrainingRecord:
     """The record of one training, without any attack.
 
@@ -258,12 +267,13 @@ class TrainingRecord:
         dim: d, parameters of the model.
         evaluations: test accuracy and loss, in the order of the rounds.
         test_samples: n behind each accuracy.
-        message_bytes: mean bytes of one client's message, by round, counted from the bytes.
+        message_bytes: mean bytes of one client's message, by round, counted from the bytes; 0 if none counted.
         snr_db: mean over the messages of a round of 10 log10(|u|^2 / |decoded - u|^2); None if the decoded update is
             exact or the update is zero.
         one_round, whole_run: the claim for one round and for all rounds.
         audited: audit of the defense alone; None if the study asks for none, or a flag states why there is none.
         breaches: of those assumptions of the claims that messages can break; none in results from before these counts.
+        dropped: the clients that did not count in a round, in the order of the rounds.
     """
 
     spec: TrainingSpec
@@ -281,6 +291,7 @@ class TrainingRecord:
     digest: str
     audited: AuditRecord | None = None
     breaches: tuple[BreachRecord, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
 
     @property
     def accuracy(self) -> float | None:
@@ -428,4 +439,13 @@ class PartInfo:
 
 def to_data(value: Any) -> Any:
     """A dataclass of this module as plain data for JSON."""
-    return dataclasses.asdict(value)
+    return dataclasses.asdict(value, dict_factory=_plain)
+
+
+_ABSENT: dict[str, Any] = {"strict": False, "dropped": ()}
+"""Fields that are not stored at this value: the bytes of results without them stay as they were."""
+
+
+def _plain(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The fields of a dataclass."""
+    return {name: value for name, value in fields if name not in _ABSENT or value != _ABSENT[name]}

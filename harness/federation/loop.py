@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec
@@ -25,10 +24,10 @@ from leakgauge.harness.core.contract import (
     Setting,
     Snapshot,
 )
-from leakgauge.harness.core.result import Evaluation
+from leakgauge.harness.core.result import Dropped, Evaluation
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
-from leakgauge.harness.federation.round import Client, Exchange, Round, client_key
+from leakgauge.harness.federation.round import Client, Collected, Round, client_key
 from leakgauge.harness.learn.batch import Engine, Indices, LocalPlan, Work, train_clients
 from leakgauge.harness.learn.tasks import ModelTask
 
@@ -61,6 +60,7 @@ class Training:
         snr_db: mean over a round's messages, by evaluated round; None if decoding was exact.
         breaches: by assumption, how often the rounds broke it (`Defense.breaches`); by `EVERY_ROUND`, the clients that
             missed a round.
+        dropped: the clients that did not count in a round, in the order of the rounds.
     """
 
     setting: Setting
@@ -74,6 +74,7 @@ class Training:
     message_bytes: list[float] = field(default_factory=list)
     snr_db: list[float | None] = field(default_factory=list)
     breaches: dict[str, Breach] = field(default_factory=dict)
+    dropped: list[Dropped] = field(default_factory=list)
 
 
 def make_setting(task: ModelTask, spec: FederationSpec, clients: Mapping[int, Examples], rule: LocalRule) -> Setting:
@@ -131,8 +132,13 @@ def train(
     keep: Keep,
     device: str = "cpu",
     broadcasts: Mapping[int, Broadcast] | None = None,
+    strict: bool = False,
 ) -> Training:
     """Run the whole federation.
+
+    A client whose update is not finite, or whose message is refused, is dropped for the round (`Round.collect`): the
+    others are averaged by their weights, its memory stays as it was, and `Training.dropped` names it. A round without
+    a message that counts leaves the model as it is, unless it diverged.
 
     Args:
         clients: data by client number; the listed order does not matter.
@@ -141,14 +147,16 @@ def train(
         device: where the clients train and the model is evaluated; messages are made, sent and decoded on the CPU.
         broadcasts: what a malicious server sends, by round; it throws the updates of these rounds away, and goes on
             from its own model.
+        strict: refuse a training instead of dropping a client.
 
     Raises:
-        ValueError: training diverged (an update or the test loss is not finite), or the defense allows no round.
+        ValueError: training diverged (the test loss or all updates of a round are not finite), no message counted, the
+            defense allows no round, or `strict` and a client would be dropped; the error names round, client, reason.
     """
     placed = {number: _on(clients[number], device) for number in sorted(clients)}
     params = task.init(key.child("init"))
     training = Training(make_setting(task, spec, clients, defense.local), params)
-    run = _Run(task, spec, defense, placed, _on(test, device), key, engine, keep, device, training)
+    run = _Run(task, spec, defense, placed, _on(test, device), key, engine, keep, device, strict, training)
     state = defense.init(training.setting)
     schedule = _Schedule(spec)
     before: float | None = run.evaluate(params, 0)
@@ -169,6 +177,9 @@ def train(
         state, before = defense.advance(state, training.feedback[-1]), after
     if not training.feedback:
         raise ValueError("the defense stops before the first round: nothing was trained")
+    if not run.turns:
+        first = training.dropped[0]
+        raise ValueError(f"no message counted in any round: round {first.round}, client {first.client}: {first.reason}")
     if before is None:
         run.evaluate(params, len(training.feedback))
     training.final = params
@@ -213,6 +224,7 @@ class _Run:
     engine: Engine
     keep: Keep
     device: str
+    strict: bool
     training: Training
 
     def __post_init__(self) -> None:
@@ -249,48 +261,64 @@ class _Run:
             Client.of(Sender(k, len(self.clients[k].y)), update, self.memories[k], own)
             for k, update, own in zip(numbers, updates, keys, strict=True)
         ]
-        exchange = here.exchange(clients, key.child("channel"))
-        self.memories.update(zip(numbers, exchange.memories, strict=True))
-        mean = here.decode(exchange, key.child("server"))
-        self.turns.update(numbers)
-        self._count(updates, exchange, lr)
-        self.training.message_bytes.append(sum(map(len, exchange.sent)) / len(numbers))
+        found = here.collect(clients, key.child("channel"), key.child("server"))
+        self._drop(number, found.dropped, diverged=not bool(updates.isfinite().all(1).any()))
+        counted = [sender.number for sender in found.links.senders]
+        after = zip(found.clients, found.exchange.memories, strict=True)
+        self.memories |= {one.sender.number: memory for one, memory in after if one.sender.number in counted}
+        self.turns.update(counted)
+        if found.clients:
+            self._count(found, lr)
+        sent = found.exchange.sent
+        self.training.message_bytes.append(sum(map(len, sent)) / max(1, len(sent)))
         if with_snr:
-            self.training.snr_db.append(self._snr_db(here, updates, exchange))
+            self.training.snr_db.append(self._snr_db(found))
         if number in self.keep.messages:
-            self._keep(number, exchange, batches)
-        return params - lr * mean if self.setting.sends == "gradient" else params + mean
+            self._keep(number, found, [used for k, used in zip(numbers, batches, strict=True) if k in counted])
+        if found.mean is None:
+            return params
+        return params - lr * found.mean if self.setting.sends == "gradient" else params + found.mean
 
-    def _count(self, updates: Tensor, exchange: Exchange, lr: float) -> None:
+    def _drop(self, number: int, dropped: Mapping[int, str], *, diverged: bool) -> None:
+        """Record the clients that do not count in a round; refuse a training that is strict or diverged."""
+        for client, reason in dropped.items():
+            if self.strict or diverged:
+                why = "training diverged, no update of this round is finite" if diverged else "the study is strict"
+                raise ValueError(f"round {number}, client {client}: {reason}; {why}")
+            self.training.dropped.append(Dropped(number, client, reason))
+
+    def _count(self, here: Collected, lr: float) -> None:
         """Add a round's breaches of the defense's assumptions."""
-        total = self.training.breaches
-        found = self.defense.breaches(list(updates), exchange.links._replace(shared=None), lr)
+        total, updates = self.training.breaches, [client.update for client in here.clients]
+        found = self.defense.breaches(updates, here.exchange.links._replace(shared=None), lr)
+        if self.defense.relies and len(updates) < self.setting.participants:
+            found |= {self.defense.relies: Breach(1, 1, "round")}
         total |= {text: breach.plus(total[text]) if text in total else breach for text, breach in found.items()}
 
-    def _keep(self, number: int, exchange: Exchange, batches: Sequence[Sequence[Indices]]) -> None:
-        """Record a round's messages, and the samples behind each."""
+    def _keep(self, number: int, found: Collected, batches: Sequence[Sequence[Indices]]) -> None:
+        """Record a round's messages that count, and the samples behind each."""
         # the distinct samples behind a message, in the order of their first use
         samples = [np.array(list(dict.fromkeys(np.concatenate(used).tolist())), np.int64) for used in batches]
-        senders, keys = exchange.links.senders, exchange.links.keys
+        senders, keys, received = found.links.senders, found.links.keys, found.exchange.received
         self.training.truth[number] = {sender.number: used for sender, used in zip(senders, samples, strict=True)}
         images, steps = [len(used) for used in samples], [len(used) for used in batches]
-        if self.defense.superposes:
-            (received,), first, others = exchange.received, senders[0], tuple(senders[1:])
-            messages = [Message(number, first, received, keys[0], sum(images), max(steps), others)]
+        if self.defense.superposes and senders:
+            first, others = senders[0], tuple(senders[1:])
+            messages = [Message(number, first, received[0], keys[0], sum(images), max(steps), others)]
         else:
-            columns = zip(senders, exchange.received, keys, images, steps, strict=True)
+            columns = zip(senders, received, keys, images, steps, strict=True)
             messages = [Message(number, *row) for row in columns]
         self.training.messages[number] = tuple(messages)
 
-    def _snr_db(self, here: Round, updates: Tensor, exchange: Exchange) -> float | None:
+    def _snr_db(self, found: Collected) -> float | None:
         """Mean over messages of 10 log10(|u|^2 / |decoded - u|^2); None if decoding is exact or u is zero."""
         if self.defense.superposes:
             return None
         ratios = []
-        for update, wire, link in zip(updates, exchange.received, exchange.links.each(), strict=True):
-            decoded = here.estimate(wire, link.sender, link.shared)
-            signal = float(update.double().square().sum())
-            noise = float((decoded.double() - update.double()).square().sum())
+        for client, decoded in zip(found.clients, found.updates, strict=True):
+            update = client.update.double()
+            signal = float(update.square().sum())
+            noise = float((decoded.double() - update).square().sum())
             if signal > 0 and noise > 0:
                 ratios.append(10 * float(torch.log10(torch.tensor(signal / noise, dtype=torch.float64))))
         return sum(ratios) / len(ratios) if ratios else None

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from leakgauge.harness.core.checks import check_update
 from leakgauge.harness.core.contract import Defense, Link, Links, Message, Sender, Setting
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
@@ -21,6 +22,9 @@ from leakgauge.harness.core.vec import Vector
 
 _HEADER = struct.Struct("<II")
 """The envelope of a digital message: its round and its sender, 4 bytes each."""
+
+_ROUNDING = 1e-3
+"""How far rounding to float32 may carry an honest message beyond its bound, relatively, with room to spare."""
 
 
 def client_key(key: Key, number: int, client: int) -> Key:
@@ -59,6 +63,26 @@ class Exchange(NamedTuple):
     links: Links
 
 
+class Collected(NamedTuple):
+    """A round as the server collects it.
+
+    Attributes:
+        clients: those that count, and on a channel that superposes those that send their noise alone.
+        exchange: their messages.
+        links: of the clients that count.
+        updates: what each received message decodes to; the sum if the channel superposes.
+        mean: the mean update [d] of the clients that count; None: there is none.
+        dropped: by client number, why it does not count.
+    """
+
+    clients: Sequence[Client]
+    exchange: Exchange
+    links: Links
+    updates: list[Vector]
+    mean: Vector | None
+    dropped: dict[int, str]
+
+
 @dataclass(frozen=True)
 class Round:
     """Round `number` of a federation, with the defense's public state of that round."""
@@ -76,11 +100,13 @@ class Round:
 
         Raises:
             ValueError: an update is not finite; the error names round and client.
+            MessageError: the channel cannot carry a waveform.
         """
         setting, number, defense = self.setting, self.number, self.defense
         sent, memories, senders, keys = [], [], [], []
         for sender, update, memory, private, shared in clients:
             try:
+                check_update(update)
                 wire, after = defense.encode(self.state, memory, update, Link(setting, sender, shared), private)
             except ValueError as error:
                 raise ValueError(f"round {number}, client {sender.number}: {error}") from error
@@ -90,6 +116,49 @@ class Round:
             keys.append(shared)
         received = defense.transmit(self.state, sent, Links(setting, senders, None), channel)
         return Exchange(sent, received, memories, Links(setting, senders, keys))
+
+    def collect(self, clients: Sequence[Client], channel: Key, server: Key) -> Collected:
+        """`exchange` and `decode` without the clients whose update is not finite or whose message is refused.
+
+        The others count as if these had not been drawn. If the channel superposes, a client whose update is at fault
+        sends its noise alone, on which the others rely; all are dropped if only the sum is at fault.
+
+        Args:
+            channel, server: keys of the channel noise and of the server.
+        """
+        try:
+            return self._collect(clients, {}, channel, server)
+        except ValueError:
+            dropped = {one.sender.number: why for one in clients if (why := self._fault(one, channel))}
+        faulty = [one._replace(update=torch.zeros_like(one.update)) for one in clients if one.sender.number in dropped]
+        quiet = [one for one in faulty if self.defense.superposes and not self._fault(one, channel)]
+        sending = [one for one in clients if one.sender.number not in dropped]
+        try:
+            return self._collect([*sending, *quiet] if sending else [], dropped, channel, server)
+        except ValueError as error:
+            return self._collect([], {one.sender.number: str(error) for one in clients} | dropped, channel, server)
+
+    def _collect(self, clients: Sequence[Client], dropped: dict[int, str], channel: Key, server: Key) -> Collected:
+        """The round of clients that all send, of which some do not count."""
+        if not clients:
+            nothing = Links(self.setting, [], [])
+            return Collected([], Exchange([], [], [], nothing), nothing, [], None, dropped)
+        exchange = self.exchange(clients, channel)
+        counted = [one for one in clients if one.sender.number not in dropped]
+        links = Links(self.setting, [one.sender for one in counted], [one.shared for one in counted])
+        updates = [self.accept(wire, link) for wire, link in zip(exchange.received, links.each(), strict=False)]
+        return Collected(
+            clients, exchange, links, updates, self.decode(exchange._replace(links=links), server), dropped
+        )
+
+    def _fault(self, client: Client, channel: Key) -> str:
+        """Why the server cannot accept what this client sends alone; empty: it can."""
+        try:
+            exchange = self.exchange([client], channel)
+            self.accept(exchange.received[0], exchange.links.each()[0])
+        except ValueError as error:
+            return str(error).removeprefix(f"round {self.number}, client {client.sender.number}: ")
+        return ""
 
     def silent(self, clients: Sequence[Sender], key: Key) -> list[Client]:
         """The remaining participants, with zero updates and new memories: the lowest client numbers that are free.
@@ -105,8 +174,12 @@ class Round:
         ]
 
     def decode(self, exchange: Exchange, private: Key) -> Vector:
-        """Server: the mean update [d]. Only the server knows `private`."""
-        return self.defense.decode(self.state, exchange.received, exchange.links, private)
+        """Server: the mean update [d]. Only the server knows `private`.
+
+        Raises:
+            MessageError: a message is not one of the defense, or the mean is not finite.
+        """
+        return _finite(self.defense.decode(self.state, exchange.received, exchange.links, private))
 
     def revealed(self, exchange: Exchange, threat: Threat, private: Key) -> Vector:
         """[d] what an adversary who sees no single message learns: the decoded mean.
@@ -119,12 +192,36 @@ class Round:
         return torch.stack([self.estimate(wire, link.sender, link.shared) for wire, link in pairs]).mean(0)
 
     def estimate(self, received: bytes, sender: Sender, shared: Key | None) -> Vector:
-        """The update [d] that one received message reveals; `shared` is None for an outsider."""
-        return self.defense.estimate(self.state, received, Link(self.setting, sender, shared))
+        """The update [d] that one received message reveals; `shared` is None for an outsider.
+
+        Raises:
+            MessageError: the bytes are not a message of the defense, or what they reveal is not finite.
+        """
+        return _finite(self.defense.estimate(self.state, received, Link(self.setting, sender, shared)))
+
+    def accept(self, received: bytes, link: Link) -> Vector:
+        """Server: `estimate`, within the defense's public bound.
+
+        Raises:
+            MessageError: as `estimate`, or the update is longer than that of any honest message.
+        """
+        found, longest = self.estimate(received, link.sender, link.shared), self.defense.longest(self.state, link)
+        norm = float(torch.linalg.vector_norm(found, dtype=torch.float64))
+        if norm > (1 + _ROUNDING) * longest:
+            raise MessageError(f"expected an update of norm {longest:.6g} or less, which is public, got {norm:.6g}")
+        return found
 
     def read(self, message: Message) -> Vector:
         """The update [d] that a message reveals to an adversary."""
         return self.estimate(message.wire, message.sender, message.shared)
+
+
+def _finite(update: Vector) -> Vector:
+    """The update itself; a MessageError unless it is finite."""
+    finite = torch.isfinite(update)
+    if not bool(finite.all()):
+        raise MessageError(f"expected a finite update, got {int((~finite).sum())} non-finite of {update.numel()}")
+    return update
 
 
 def seal(wire: bytes, number: int, sender: int) -> bytes:

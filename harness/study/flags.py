@@ -99,6 +99,10 @@ def training_flags(record: TrainingRecord, classes: int, unaudited: str = "") ->
     last = record.evaluations[-1]
     if last.accuracy is not None and last.accuracy <= 1.5 / classes:
         flags.append(Flag("no-learning", f"final accuracy {last.accuracy:.3f} is near chance (1 of {classes})"))
+    if record.dropped:
+        first, who = record.dropped[0], len({one.client for one in record.dropped})
+        text = f"{len(record.dropped)} updates of {who} clients were dropped, the first of client {first.client}"
+        flags.append(Flag("dropped-clients", f"{text} in round {first.round}: {first.reason}"))
     if unaudited:
         flags.append(Flag("not-audited", f"the audit could not be made: {unaudited}", "note"))
     return tuple(flags)

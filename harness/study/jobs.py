@@ -123,6 +123,7 @@ def run_training(spec: TrainingSpec, keep: Keep, store: Store, root: Path, devic
         keep=keep,
         device=device,
         broadcasts=_broadcasts(spec, ready, engine),
+        strict=spec.strict,
     )
     one_round, whole_run = _claims(ready, training)
     audited, unaudited = _audit(ready, spec)
@@ -142,6 +143,7 @@ def run_training(spec: TrainingSpec, keep: Keep, store: Store, root: Path, devic
         digest=arrays_digest({"final": training.final.numpy()}),
         audited=audited,
         breaches=_breaches(training, one_round, whole_run),
+        dropped=tuple(training.dropped),
     )
     record = dataclasses.replace(record, flags=training_flags(record, len(ready.data.classes), unaudited))
     store.write_training(record, to_arrays(training, keep), time.perf_counter() - start)

@@ -34,7 +34,8 @@ def to_arrays(training: Training, keep: Keep) -> Arrays:
         arrays[f"model {number}"] = params.numpy()
     for number, messages in training.messages.items():
         arrays[f"wires {number}"] = np.frombuffer(b"".join(message.wire for message in messages), np.uint8)
-        arrays[f"senders {number}"] = np.array([(*m.sender, len(m.wire), m.images, m.steps) for m in messages])
+        senders = [(*m.sender, len(m.wire), m.images, m.steps) for m in messages]
+        arrays[f"senders {number}"] = np.array(senders, np.int64).reshape(-1, 5)
         others = [(i, *other) for i, message in enumerate(messages) for other in message.others]
         arrays[f"others {number}"] = np.array(others, np.int64).reshape(-1, 3)
         for sender, samples in training.truth[number].items():
@@ -61,6 +62,7 @@ def from_arrays(arrays: Arrays, setting: Setting, record: TrainingRecord, key: K
         message_bytes=list(record.message_bytes),
         snr_db=list(record.snr_db),
         breaches={one.assumption: Breach(one.broken, one.of, one.what, one.covered) for one in record.breaches},
+        dropped=list(record.dropped),
     )
     for name, array in arrays.items():
         kind, _, rest = name.partition(" ")
@@ -71,6 +73,7 @@ def from_arrays(arrays: Arrays, setting: Setting, record: TrainingRecord, key: K
             training.truth.setdefault(number, {})[sender] = array
         elif kind == "senders":
             wires, others = arrays[f"wires {rest}"].tobytes(), arrays[f"others {rest}"]
+            training.truth.setdefault(int(rest), {})
             training.messages[int(rest)] = _messages(int(rest), array, others, wires, key)
     return training
 

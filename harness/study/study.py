@@ -51,6 +51,7 @@ class _File(BaseModel):
     federations: list[Table] = Field(min_length=1)
     defenses: list[Table] = Field(min_length=1)
     attacks: list[Table] = Field(min_length=1)
+    strict: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def resolve(table: Table, source: str = "study") -> Study:
     if problems:
         raise StudyError(source, problems)
     trainings = [
-        TrainingSpec(task, federation, defense, seed, file.audit)
+        TrainingSpec(task, federation, defense, seed, file.audit, strict=file.strict)
         for task, federation, defense, seed in itertools.product(tasks, federations, defenses, file.seeds)
     ]
     cells = [

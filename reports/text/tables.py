@@ -60,11 +60,14 @@ def _identified(group: Group) -> str:
 
 
 def _trained(trainings: Sequence[TrainingRecord], accuracy: Estimate | None) -> Text:
-    """Final accuracy, whether a training did not learn, and the mean bits sent for each parameter."""
+    """Final accuracy, whether a training did not learn or dropped updates, and the mean bits for each parameter."""
     text = Text(percent(accuracy.value if accuracy is not None else None))
     lost = sum(flag.code == "no-learning" for training in trainings for flag in training.flags)
     if lost:
         text.append(f"\nno learning{f'{chr(10)}in {lost}' if lost < len(trainings) else ''}", style=_STYLES["bad"])
+    dropped = sum(len(training.dropped) for training in trainings)
+    if dropped:
+        text.append(f"\n{dropped} dropped", style=_STYLES["warn"])
     sizes = [training.bits for training in trainings if training.bits is not None]
     if sizes:
         text.append(f"\n{sum(sizes) / len(sizes):.3g} bits")

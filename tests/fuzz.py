@@ -1,0 +1,118 @@
+"""Messages that no client sent: mutations of honest ones, for every shipped defense and two cascades."""
+
+import math
+import struct
+from typing import NamedTuple
+
+import torch
+
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Link, Links, Sender, Setting
+from leakgauge.harness.core.errors import MessageError
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Layout
+from leakgauge.harness.federation import registry
+from leakgauge.harness.federation.round import Client, Exchange, Round
+
+SETTING = Setting(
+    Layout(("w", "v"), ((11, 13), (7,))),
+    clients=4,
+    participants=4,
+    rounds=3,
+    sends="update",
+    steps=1,
+    lr=0.1,
+    batch=8,
+    samples=8,
+)
+DEFENSES = [
+    *((name, {}) for name in (*registry.classes("defense"), "laplace+sdq", "t-noise+sdq-lattice")),
+    ("cepam-gaussian", {"dimension": 3}),
+    ("dp-fedavg", {"noise_std": 1e-3}),
+    ("gaussian", {"noise_std": 1e-3}),
+    ("laplace", {"scale": "tensor"}),
+    ("mvu", {"scale": "vector", "bits": 2}),
+    ("random-mask", {"rescale": True}),
+    ("sqsgd", {"ratio": 0.5}),
+    ("t-noise", {"scale": "public"}),
+    ("top-k", {"fraction": 0.5, "feedback": True}),
+    ("udp", {"clips": "update"}),
+]
+"""Every defense as shipped, the cascades, and parameters under which a message looks otherwise."""
+
+KINDS = ("flip", "cut", "extend", "float32", "float64", "floats", "bytes", "noise")
+_EXTREME = (*(sign * x for sign in (1.0, -1.0) for x in (float("inf"), 3.4e38, 1e30, 2.0**41, 1e-45)), float("nan"))
+_SINGLES = [struct.pack("<f", x) for x in _EXTREME]
+_DOUBLES = [struct.pack("<d", x) for x in (*_EXTREME, 1e300, -1e300, 1e155)]
+
+
+class Honest(NamedTuple):
+    """A round, the link of an honest client, and the message that arrives of it."""
+
+    here: Round
+    link: Link
+    wire: bytes
+
+
+def honest(name, parameters, update=None, seed=7, setting=SETTING):
+    """One honest message; if the channel adds messages, the others are silent."""
+    defense, key = registry.build("defense", name, parameters), Key(seed)
+    update = 0.1 * rng.normal(key.child("update"), (setting.dim,)) if update is None else update
+    here = Round(defense, setting, defense.init(setting), number=1)
+    client = Client.of(Sender(2, 8), update, defense.remember(setting), key.child("client"))
+    silent = here.silent([client.sender], key) if defense.superposes else []
+    exchange = here.exchange([client, *silent], key.child("channel"))
+    return Honest(here, exchange.links.each()[0], exchange.received[0])
+
+
+def mutated(wire, kind, at, value):
+    """The message after one mutation; `at` and `value` are any integers >= 0."""
+    if kind == "extend":
+        return wire + bytes([value % 256]) * (1 + at % 9)
+    if kind == "cut":
+        return wire[: at % (len(wire) + 1)]
+    if kind == "noise":
+        return rng.integers(Key(value), len(wire), 256).astype("u1").tobytes()
+    fresh = bytearray(wire)
+    if not fresh:
+        return bytes(fresh)
+    if kind == "flip":
+        fresh[at % len(fresh)] ^= 1 << value % 8
+        return bytes(fresh)
+    if kind == "bytes":
+        start = at % len(fresh)
+        part = rng.integers(Key(value), min(8, len(fresh) - start), 256).astype("u1").tobytes()
+        fresh[start : start + len(part)] = part
+        return bytes(fresh)
+    fields = _DOUBLES if kind == "float64" else _SINGLES
+    field = fields[value % len(fields)]
+    if kind == "floats":
+        return (field * (len(fresh) // 4 + 1))[: len(fresh)]
+    start = at % len(fresh) // len(field) * len(field)
+    fresh[start : start + len(field)] = field
+    return bytes(fresh[: len(wire)])
+
+
+def taken(one, wire):
+    """Whether the server and an outsider take these bytes; each answers with a MessageError or finite numbers.
+
+    The server's are within the public bound; on a channel that superposes it also decodes the mean.
+    """
+    here, link, _ = one
+    alone = Exchange([wire], [wire], [], Links(here.setting, [link.sender], [link.shared]))
+    readers = [
+        (lambda: here.accept(wire, link), (1 + 1e-3) * here.defense.longest(here.state, link)),
+        (lambda: here.estimate(wire, link.sender, None), math.inf),
+        (lambda: here.decode(alone, Key(1)), math.inf),
+    ]
+    outcomes = []
+    for read, most in readers[: 3 if here.defense.superposes else 2]:
+        try:
+            norm = float(torch.linalg.vector_norm(read(), dtype=torch.float64))
+        except MessageError:
+            outcomes.append(False)
+        else:
+            assert norm <= most
+            assert norm < math.inf
+            outcomes.append(True)
+    return outcomes[0]
