@@ -6,12 +6,13 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from leakgauge.attacks._engine.objective import gradients_of_round
+from leakgauge.attacks._members import clear
 from leakgauge.attacks._members.traffic import over_rounds, weight_of
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Attack, Membership, Observation, Sighting, Task
@@ -20,11 +21,13 @@ from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.layers import Chain, Dense, Dropout, Relu
 from leakgauge.harness.learn.tasks import ModelTask
 
+Statistic = Literal["gradient", "norm"]
+
 _RIDGE = 0.3
 """Added to the variance of each input of the neurons, in units of the mean variance."""
 
-_FIRES = 0.85
-"""A neuron's threshold: a record like the mean scores 0, its candidates score 1."""
+_FIRES = {"gradient": 0.85, "norm": 0.99}
+"""A neuron's threshold: a record like the mean scores 0, its candidates score 1. Nothing else may add to a norm."""
 
 _QUIET, _LOUD = 1e-9, 1e3
 """Output of a neuron that fires, and slope of the scores over a later unit: the scores hardly move, the slopes do."""
@@ -47,24 +50,36 @@ class ActiveMembership(Attack):
     The score is the log likelihood ratio that the record is in the message, with the other candidates and the noise as
     normal; the noise is that of the layer's median row. The server throws the updates of the attacked rounds away.
 
+    Args:
+        statistic: `gradient`: as above. `norm`: only the numbers that the defense sends in clear, such as a norm. Then
+            the candidates' gradients have random lengths, so that the length of a sum shows which of them are in it.
+
     Must know: every client's messages, the candidates with their labels, and auxiliary data of the same kind; and it
     chooses the parameters. A malicious server does. They do not depend on the defense or the clients, and are the same
     in every attacked round.
 
     Cannot: attack models without a dense ReLU layer before a dense one (`lenet-dlg`, `resnet20`, `linear`); the
     training then fails with the reason. With more candidates than neurons, several share one, and only the direction of
-    their gradients tells them apart. The records of one client share its clip.
+    their gradients tells them apart. The records of one client share its clip. `norm` finds up to four members behind
+    one message among 64 candidates, three among 100, and needs messages of one local step.
 
     Raises:
         ValueError: in `broadcast`: the model has no such layers, its loss is not softmax cross-entropy, or there are
-            fewer than two auxiliary inputs; in `run`: the first two, or no message of the suspect.
+            fewer than two auxiliary inputs; in `run`: the first two, or no message of the suspect; with `norm`: nothing
+            is sent in clear, or messages of several steps.
 
     Source: Nguyen et al. 2023, "Active membership inference attack under local differential privacy in federated
         learning": one neuron for one record. Differs: a neuron for each candidate or group of candidates, in closed
-        form instead of by training, and the gradient along each candidate instead of whether it is zero.
+        form instead of by training, and the gradient along each candidate instead of whether it is zero. `norm` is
+        ours.
     """
 
     kind: ClassVar[str] = "membership"
+    statistic: Statistic = "gradient"
+
+    def __post_init__(self) -> None:
+        if self.statistic not in get_args(Statistic):
+            raise ValueError(f"expected statistic gradient or norm, got {self.statistic!r}")
 
     @property
     def needs(self) -> frozenset[str]:
@@ -81,7 +96,9 @@ class ActiveMembership(Attack):
         front, head = _front(task, params)
         made = [torch.zeros_like(tensor) for tensor in head]
         like, candidates = front(seen.auxiliary.x), front(seen.candidates.x)
-        made[0], made[1], gain = _neurons(like, candidates, len(head[0]), key.child("groups"))
+        made[0], made[1], gain = _neurons(like, candidates, len(head[0]), _FIRES[self.statistic], key.child("groups"))
+        if self.statistic == "norm":
+            gain *= (1 + rng.uniform(key.child("lengths"), (len(gain),))).sqrt()
         for middle in made[2:-2:2]:
             middle[0] = 1.0  # one unit adds up all before it; the others are off
         side = torch.tensor([_LOUD, -_LOUD]).repeat(task.classes)[: task.classes]
@@ -92,6 +109,8 @@ class ActiveMembership(Attack):
 
     def run(self, seen: Observation, key: Key) -> Membership:
         """One score per candidate; nothing is drawn."""
+        if self.statistic == "norm":
+            return clear.judge(seen, key, clear.by_sets)
         rounds = ((sighting.messages, _ratios(seen, sighting)) for sighting in seen.sightings if sighting.messages)
         found = (
             (message.sender.number, row)
@@ -127,13 +146,14 @@ def _front(task: Task, params: Vector) -> tuple[Callable[[Tensor], Tensor], list
     return front, tensors[sum(layer.owns for layer in body) :]
 
 
-def _neurons(like: Tensor, candidates: Tensor, hidden: int, key: Key) -> tuple[Tensor, Tensor, Tensor]:
+def _neurons(like: Tensor, candidates: Tensor, hidden: int, fires: float, key: Key) -> tuple[Tensor, Tensor, Tensor]:
     """Weight [hidden, p] and bias [hidden]: each candidate fires one neuron, inputs `like` them hardly fire any.
 
     Third, the gains [hidden] behind them that make the candidates' gradients about equally long.
 
     Args:
         like: [m, p]; candidates: [n, p], spread over the neurons at random.
+        fires: the threshold.
     """
     n, mean = len(candidates), like.mean(0).double()
     off, to = like.double() - mean, candidates.double() - mean
@@ -141,12 +161,12 @@ def _neurons(like: Tensor, candidates: Tensor, hidden: int, key: Key) -> tuple[T
     covariance += _RIDGE * covariance.diagonal().mean().clamp(min=1e-12) * torch.eye(len(covariance)).double()
     toward = torch.linalg.solve(covariance, to.T).T
     weight, bias, gain = torch.zeros(hidden, like.shape[1]), torch.full((hidden,), -_QUIET), torch.ones(hidden)
-    order, scale = torch.from_numpy(rng.permutation(key, n)), _QUIET / (1 - _FIRES)
+    order, scale = torch.from_numpy(rng.permutation(key, n)), _QUIET / (1 - fires)
     for neuron, group in enumerate(torch.tensor_split(order, min(n, hidden))):
         gram = to[group] @ toward[group].T
         gram += (1e-6 * gram.diagonal().mean() + 1e-12) * torch.eye(len(group)).double()  # copies, or the mean itself
         w = toward[group].T @ torch.linalg.solve(gram, torch.ones(len(group)).double())
-        weight[neuron], bias[neuron] = scale * w, -scale * (_FIRES + float(w @ mean))
+        weight[neuron], bias[neuron] = scale * w, -scale * (fires + float(w @ mean))
         gain[neuron] = _LENGTH * (1 + candidates[group].square().sum(1).mean()).rsqrt()
     return weight, bias, gain
 

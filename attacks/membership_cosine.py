@@ -7,9 +7,12 @@ from typing import ClassVar, Literal, get_args
 
 from torch import Tensor
 
+from leakgauge.attacks._members import clear
 from leakgauge.attacks._members.traffic import ByTraffic, Traffic
+from leakgauge.harness.core.contract import Membership, Observation
+from leakgauge.harness.core.rng import Key
 
-Statistic = Literal["cosine", "difference", "likelihood"]
+Statistic = Literal["cosine", "difference", "likelihood", "norm"]
 
 
 @dataclass(frozen=True)
@@ -20,11 +23,13 @@ class MembershipCosine(ByTraffic):
         statistic: `cosine` of the message and minus the candidate's gradient at the round's model, averaged over the
             rounds; `difference`: |U|^2 - |U - g|^2 with the message U as a mean gradient; `likelihood`: log likelihood
             ratio that U holds a member's share of g, over the sent coordinates, with g clipped as the defense clips
-            records.
+            records; `norm`: log likelihood ratio of the numbers that the defense sends in clear beside those of the
+            update, such as a norm, and of nothing else.
 
     Must know: every client's messages, the models of their rounds, and the candidates with their labels; a server or an
     eavesdropper does. Without the shared key, the estimate is an outsider's. `likelihood` also uses which coordinates
-    a message reveals. It estimates the noise, most of which comes from the other records, not from the defense.
+    a message reveals. It estimates the noise, most of which comes from the other records, not from the defense. `norm`
+    needs auxiliary data of the same kind, from which it simulates clients; what a client remembers counts as nothing.
 
     Of a channel that adds the messages up, it reads the sum, as `membership-sum` does.
 
@@ -47,17 +52,26 @@ class MembershipCosine(ByTraffic):
 
     def __post_init__(self) -> None:
         if self.statistic not in get_args(Statistic):
-            raise ValueError(f"expected statistic cosine, difference or likelihood, got {self.statistic!r}")
+            raise ValueError(f"expected statistic cosine, difference, likelihood or norm, got {self.statistic!r}")
 
     @property
     def aware(self) -> bool:
-        """True with `likelihood`."""
-        return self.statistic == "likelihood"
+        """True with `likelihood` and `norm`."""
+        return self.statistic in ("likelihood", "norm")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """As for the other attacks on messages; `norm` also needs auxiliary data."""
+        return super().needs | ({"auxiliary"} if self.statistic == "norm" else set())
 
     @property
     def averages(self) -> bool:
         """True with `cosine`."""
         return self.statistic == "cosine"
+
+    def run(self, seen: Observation, key: Key) -> Membership:
+        """One score per candidate; the batches of `norm` are drawn."""
+        return clear.judge(seen, key, clear.by_batches) if self.statistic == "norm" else super().run(seen, key)
 
     def evidence(self, traffic: Traffic, row: int) -> Tensor:
         """[n], from one message."""
@@ -68,3 +82,5 @@ class MembershipCosine(ByTraffic):
                 return traffic.differences[row]
             case "likelihood":
                 return traffic.ratios[row]
+            case "norm":
+                raise ValueError("expected a statistic of the messages' directions, got norm: it reads no `Traffic`")

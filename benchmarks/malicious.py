@@ -2,10 +2,10 @@
 
 `trap-weights` in one round and over twenty (CIFAR-10, the LeNet of DLG), `imprint` in batches of 32 (CIFAR-10, `mlp`),
 and `active-membership` in one round with clients of 8 records (MNIST, `mlp-small`), beside the floor or an honest
-server. Value with its 95 % interval, n, seconds of the cell, and how many clients notice. Needs `cifar10` and `mnist`
-(see README); a part of them suffices.
+server; `norm`: the same from nothing but the numbers sent in clear. Value with its 95 % interval, n, and how many
+clients notice. Needs `cifar10` and `mnist` (see README); a part of them suffices.
 
-    python benchmarks/malicious.py [FOLDER]
+    python benchmarks/malicious.py [FOLDER] [--only TABLE] [--seeds 11,12]
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from leakgauge.harness.data import default_root
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
 
-SEED = 11
 FEDERATION = {"clients": 20, "algorithm": "fedsgd", "batch": 0, "lr": 0.1, "evaluate_every": 20, "test_samples": 2000}
 
 
@@ -31,6 +30,10 @@ def probe(count: int, **target: Any) -> dict[str, Any]:
 
 ONE, TWENTY, BATCH = probe(16), probe(16, rounds=20), probe(8, batch=32)
 MEMBERS = {"kind": "members", "round": 0, "count": 32}
+CLIENTS_OF_EIGHT = {
+    "tasks": [{"data": "mnist", "model": "mlp-small"}],
+    "federations": [{**FEDERATION, "rounds": 1, "samples": 160}],
+}
 TABLES: dict[str, dict[str, Any]] = {
     "trap-weights": {
         "tasks": [{"data": "cifar10", "model": "lenet-dlg", "init": "dlg"}],
@@ -50,12 +53,19 @@ TABLES: dict[str, dict[str, Any]] = {
         "attacks": [{"name": "prior", "target": BATCH}, {"name": "imprint", "target": BATCH}],
     },
     "active-membership": {
-        "tasks": [{"data": "mnist", "model": "mlp-small"}],
-        "federations": [{**FEDERATION, "rounds": 1, "samples": 160}],
+        **CLIENTS_OF_EIGHT,
         "defenses": [{"name": ["none", "jopeq", "cepam-gaussian", "sqsgd"]}, {"name": "gaussian", "epsilon": 8.0}],
         "attacks": [
             {"name": "membership-cosine", "statistic": "likelihood", "threat": "server", "target": MEMBERS},
             {"name": "active-membership", "target": MEMBERS},
+        ],
+    },
+    "norm": {
+        **CLIENTS_OF_EIGHT,
+        "defenses": [{"name": ["jopeq", "cepam-gaussian"]}],
+        "attacks": [
+            {"name": "membership-cosine", "statistic": "norm", "threat": "server", "target": MEMBERS},
+            {"name": "active-membership", "statistic": "norm", "target": MEMBERS},
         ],
     },
 }
@@ -66,10 +76,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, default=default_root())
     parser.add_argument("--only", default="", help="one table")
+    parser.add_argument("--seeds", default="11", help="with commas between them")
     given = parser.parse_args()
+    shared = {"seeds": [*map(int, given.seeds.split(","))], "threats": ["malicious-server"], "limit": False}
     for name, table in TABLES.items():
         if given.only in ("", name):
-            study = resolve({"name": name, "seeds": [SEED], "threats": ["malicious-server"], "limit": False, **table})
+            study = resolve({"name": name, **shared, **table})
             with tempfile.TemporaryDirectory() as folder:
                 run = run_study(study, folder, data=given.folder)
             for cell in study.cells:
@@ -80,8 +92,8 @@ def main() -> None:
                 line = [f"{main.value:.3f} [{main.low:.3f}, {main.high:.3f}]", f"n = {main.n}"]
                 line += [f"{above}/{main.n} above {RECOGNIZABLE}"] if main.name == "ssim" else []
                 line += [f"noticed by {found['detectable'].value:.0%}"] if "detectable" in found else []
-                where = f"{cell.attack.name}, {cell.target.rounds or 1} rounds"
-                print(f"{cell.training.defense.name:<15} {where:<28} {', '.join(line)}", flush=True)
+                where = f"{cell.attack.name}, {cell.target.rounds or 1} rounds, seed {cell.training.seed}"
+                print(f"{cell.training.defense.name:<15} {where:<37} {', '.join(line)}", flush=True)
 
 
 if __name__ == "__main__":

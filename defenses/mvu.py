@@ -112,6 +112,10 @@ class MVU(Defense[Design, None]):
         """The scales."""
         return self._scaling.in_clear(updates, setting.layout)
 
+    def sent_in_clear(self, received: Sequence[bytes], setting: Setting) -> Tensor:
+        """The scales before the numbers."""
+        return self._scaling.sent_in_clear(received, setting.layout)
+
     def law(self, state: Design, memory: None, update: Vector, link: Link) -> Law:
         """A column's probability, linear between two levels; of the public channel, if that keeps epsilon.
 

@@ -25,7 +25,7 @@ from tests.doubles import small_task
 from tests.victims import Says, encoded
 
 KEY, CLIENTS, EACH = Key(7), 10, 8
-TASK = small_task()
+TASK, NORM = small_task(), ActiveMembership("norm")
 PLAN = LocalPlan(gradient=True, steps=None, epochs=None, batch=0, lr=0.1, momentum=0.0)
 
 
@@ -34,20 +34,21 @@ def digits():
     return load("digits", Path()).train
 
 
-def watched(digits, defense, inside=16, task=TASK, rounds=1, honest=False):
+def watched(digits, defense, inside=16, task=TASK, rounds=1, honest=False, attack=None, sends="gradient"):
     """What the server sees of clients with eight records each, `inside` of which are candidates, and who is one."""
     order = torch.from_numpy(np.random.default_rng(5).permutation(len(digits.y)))
     held, others, rest = order[: CLIENTS * EACH], order[80 : 80 + inside], order[400:1000]
     rows = torch.cat([held[:: CLIENTS * EACH // inside][:inside], others])
     order = torch.from_numpy(np.random.default_rng(6).permutation(2 * inside))
     candidates = Examples(digits.x[rows][order], digits.y[rows][order])
-    setting = Setting(task.layout, CLIENTS, CLIENTS, rounds, "gradient", 1, 0.1, 0, EACH)
+    setting = Setting(task.layout, CLIENTS, CLIENTS, rounds, sends, 1, 0.1, 0, EACH)
     auxiliary = Examples(digits.x[rest], digits.y[rest])
     blank = Observation(View.parse("malicious-server"), setting, task, defense, 0.1)
     blank = dataclasses.replace(blank, candidates=candidates, auxiliary=auxiliary)
-    params = task.init(KEY) if honest else ActiveMembership().broadcast(blank, KEY)
+    params = task.init(KEY) if honest else (attack or ActiveMembership()).broadcast(blank, KEY)
     work = [Work(Examples(digits.x[part], digits.y[part]), KEY) for part in held.split(EACH)]
-    updates = train_clients(task, params, work, PLAN, "loop").updates
+    plan = dataclasses.replace(PLAN, gradient=sends == "gradient", steps=1)
+    updates = train_clients(task, params, work, plan, "loop").updates
     sightings = [
         Sighting(encoded(setting, defense, updates, [EACH] * CLIENTS, KEY.child(t)), Snapshot(t, params, None), 0.1)
         for t in range(rounds)
@@ -67,6 +68,19 @@ def found(seen, is_member, attack=None):
 def test_members_are_found_in_one_round_where_a_passive_attack_finds_few(digits, defense):
     assert found(*watched(digits, defense)) >= 0.99
     assert found(*watched(digits, defense, honest=True), MembershipCosine(statistic="likelihood")) < 0.95
+
+
+@pytest.mark.parametrize("defense", [JoPEQ(), JoPEQ(scale="vector"), CepamGaussian()], ids=repr)
+@pytest.mark.parametrize("sends", ["gradient", "update"])
+def test_the_numbers_in_clear_are_enough(digits, defense, sends):
+    seen, is_member = watched(digits, defense, attack=NORM, sends=sends)
+    assert found(seen, is_member, NORM) >= 0.99
+    # more candidates than neurons, of which two share a message
+    assert found(*watched(digits, defense, inside=20, attack=NORM, sends=sends), NORM) >= 0.95
+
+
+def test_behind_an_honest_model_the_numbers_in_clear_do_not_add_up(digits):
+    assert found(*watched(digits, CepamGaussian(), honest=True), NORM) < 0.9
 
 
 def test_more_candidates_than_neurons_are_told_apart_by_their_directions(digits):

@@ -109,6 +109,25 @@ def test_same_arguments_same_bytes_and_the_update_is_not_modified(name):
     assert isinstance(encode(defense, update), bytes)
 
 
+IN_CLEAR = ("jopeq", "jopeq-t", "sdq", "sdq-lattice", "t-noise", "cepam-gaussian", "cepam-laplace")
+"""Defenses that send a norm or scales in clear at their defaults."""
+
+SCALED = [(name, {"scale": scale}) for name in ("jopeq", "jopeq-t", "mvu", "laplace", "t-noise", "laplace+sdq")
+          for scale in ("tensor", "vector", "public")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "parameters"), [*((name, {}) for name in registry.classes("defense")), *SCALED])
+@pytest.mark.parametrize("dim", [D, 1001])
+def test_the_numbers_in_clear_are_read_back_as_they_were_sent(name, parameters, dim):
+    defense, setting = registry.build("defense", name, parameters), setting_of(dim)
+    updates = torch.stack([0.5 + 0.01 * rng.normal(Key(1), (dim,)), torch.zeros(dim)])
+    wires = [receive(defense, update, setting=setting) for update in updates]
+    sent = defense.in_clear(updates.double(), setting)
+    torch.testing.assert_close(defense.sent_in_clear(wires, setting), sent, rtol=1e-6, atol=1e-12)
+    shows = parameters["scale"] != "public" if parameters else name in IN_CLEAR
+    assert (sent.shape[1] > 0) == shows
+
+
 @every_defense
 def test_a_randomized_defense_draws_from_its_private_key(name):
     defense = build(name)

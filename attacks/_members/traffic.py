@@ -100,9 +100,13 @@ class Traffic:
         return [other for other in range(len(self.senders)) if other != row]
 
     def _mixed(self, ratios: Tensor, rows: int | slice) -> Tensor:
-        """log(1 - chance + chance * exp(ratio))."""
-        chance = self.chance[rows, None]
-        return torch.logaddexp(torch.log1p(-chance).expand_as(ratios), chance.log() + ratios)
+        """`mixture` with the chances of these messages."""
+        return mixture(ratios, self.chance[rows, None])
+
+
+def mixture(ratios: Tensor, chance: Tensor) -> Tensor:
+    """log(1 - chance + chance * exp(ratio)): the ratios [..., n] if a member's record is used with this chance."""
+    return torch.logaddexp(torch.log1p(-chance).expand_as(ratios), chance.log() + ratios)
 
 
 def _quotient(value: Tensor, by: Tensor) -> Tensor:
@@ -208,7 +212,7 @@ def _read_round(seen: Observation, sighting: Sighting, sent: bool, together: boo
     received = _finite_rows(gradients_of_round(seen, sighting).to(params.dtype))
     known = _sent_coordinates(seen, sighting, received) if sent else None
     weight = torch.tensor([weight_of(seen.setting, message) for message in messages], dtype=torch.float64)
-    chance = torch.tensor([_chance(message) for message in messages], dtype=torch.float64)
+    chance = torch.tensor([chance_of(message) for message in messages], dtype=torch.float64)
     if together:
         samples = torch.tensor([float(_samples(message)) for message in messages], dtype=torch.float64)
         share = samples / samples.sum()
@@ -253,7 +257,7 @@ def weight_of(setting: Setting, message: Message) -> float:
     return 1 / (size * steps * message.users)
 
 
-def _chance(message: Message) -> float:
+def chance_of(message: Message) -> float:
     """The share of the senders' records that a message was computed from."""
     return min(1.0, max(1, message.images) / max(1, _samples(message)))
 

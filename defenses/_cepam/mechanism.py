@@ -116,6 +116,12 @@ class Cepam(Defense[None, None]):
         """The norm, if it is sent."""
         return updates.norm(dim=1, keepdim=True) if self.sends_norm else super().in_clear(updates, setting)
 
+    def sent_in_clear(self, received: Sequence[bytes], setting: Setting) -> Tensor:
+        """The norm, if it is sent."""
+        if not self.sends_norm:
+            return super().sent_in_clear(received, setting)
+        return torch.tensor([[self.bound * self._split(wire)[0]] for wire in received], dtype=torch.float64)
+
     def error_variance(self, state: None, received: Sequence[bytes], links: Links) -> Tensor:
         """radius^2 / (n + 2), that of the uniform law on a ball; without the shared key nothing is known."""
         rows = torch.full((len(received), links.setting.dim), math.inf)

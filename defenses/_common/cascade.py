@@ -121,6 +121,10 @@ class Perturbs(Defense[None, None]):
         """The scales."""
         return self._scaling.in_clear(updates, setting.layout)
 
+    def sent_in_clear(self, received: Sequence[bytes], setting: Setting) -> Tensor:
+        """The scales before the numbers."""
+        return self._scaling.sent_in_clear(received, setting.layout)
+
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """The law of the noise, without quantization: see `misfit`."""
         return self.misfit(received, setting=links.setting)
@@ -222,6 +226,10 @@ class Cascade(Defense[None, None]):
     def in_clear(self, updates: Tensor, setting: Setting) -> Tensor:
         """The first's."""
         return self.first.in_clear(updates, setting)
+
+    def sent_in_clear(self, received: Sequence[bytes], setting: Setting) -> Tensor:
+        """The first's, whose header is sent as it is."""
+        return self.first.sent_in_clear(received, setting)
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """The first's, with the quantizer's error as further noise of the same variance.

@@ -149,6 +149,15 @@ class Scaling:
         means, scales = self.candidates([header], layout).measured(updates)
         return torch.cat([means, scales], 1) if self.mode == "tensor" else scales
 
+    def sent_in_clear(self, received: Sequence[bytes], layout: Layout) -> Tensor:
+        """[n, h] float64: the numbers of `in_clear`, from the headers of n messages."""
+        if self.mode == "public":
+            return torch.empty(len(received), 0, dtype=torch.float64)
+        size, columns = self.header_size(layout), self.lanes + 1 if self.mode == "tensor" else 1
+        read = torch.tensor([list(self._read(wire[:size], layout)) for wire in received], dtype=torch.float64)
+        pieces = read.reshape(len(received), -1, columns)
+        return torch.cat([pieces[..., :-1].flatten(1), pieces[..., -1]], 1)
+
     def candidates(self, headers: Sequence[bytes], layout: Layout) -> Candidates:
         """How an attacker turns candidate updates into numbers, by the scales in n received headers."""
         read = torch.tensor([list(self._read(header, layout)) for header in headers], dtype=torch.float32)

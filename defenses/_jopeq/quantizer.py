@@ -188,6 +188,10 @@ class Dithered(Defense[None, None]):
         """The scales."""
         return self.scaling.in_clear(updates, setting.layout)
 
+    def sent_in_clear(self, received: Sequence[bytes], setting: Setting) -> Tensor:
+        """The scales before the numbers."""
+        return self.scaling.sent_in_clear(received, setting.layout)
+
     @property
     def noisy(self) -> bool:
         """Whether `perturb` adds noise."""

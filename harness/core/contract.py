@@ -332,6 +332,14 @@ class Defense(ABC, Generic[S, M]):
         """
         return updates.new_zeros(len(updates), 0)
 
+    def sent_in_clear(self, received: Sequence[bytes], setting: Setting) -> Tensor:
+        """[n, h] float64: the numbers of `in_clear` as n messages hold them, which anybody reads without a key.
+
+        Raises:
+            MessageError: the bytes are not a message of this defense.
+        """
+        return torch.empty(len(received), 0, dtype=torch.float64)
+
     def error_variance(self, state: S, received: Sequence[bytes], links: Links) -> Tensor | None:
         """[n, d] the variance of each coordinate given its message, for messages without Fisher information.
 

@@ -39,7 +39,8 @@ def gradients(task: Task, params: Vector, x: Tensor, y: Tensor) -> Tensor:
     if len(x) == 1:  # mapping over one instance takes half as long again as not mapping
         leaf = params.detach().requires_grad_()
         again = x.requires_grad or y.requires_grad
-        return torch.autograd.grad(batch_loss(leaf, x[0], y[0], task), leaf, create_graph=again)[0][None]
+        with torch.enable_grad():
+            return torch.autograd.grad(batch_loss(leaf, x[0], y[0], task), leaf, create_graph=again)[0][None]
     mapped: Tensor = vmap(grad(batch_loss), in_dims=(None, 0, 0, None))(params, x, y, task)
     return mapped
 

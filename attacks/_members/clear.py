@@ -1,0 +1,235 @@
+"""What the numbers that a defense sends in clear show of membership: a norm, scales, means. Nothing else is read.
+
+Two laws of these numbers: batches of random records with and without a candidate, for any model; and the sums of the
+candidates' gradients, for a model in which no other record has one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from leakgauge.attacks._engine.objective import update_per_gradient
+from leakgauge.attacks._engine.simulate import Local, client_updates
+from leakgauge.attacks._members.traffic import chance_of, mixture, over_rounds, weight_of
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.contract import Examples, Membership, Message, Observation, Sighting
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.learn.gradients import gradients
+
+_BATCHES = 256
+"""Simulated batches: with 8 numbers in clear, 128 lose 0.02 of AUC, 1024 gain 0.01."""
+
+_ENTRIES = 2**23
+"""Entries of simulated updates that are held at once."""
+
+_CHUNK = 64
+"""Records whose gradients are computed at once."""
+
+_ROUNDING = 1e-6
+"""Deviation that rounding explains, relative to the largest number in clear: also of numbers that are always zero."""
+
+_SETS = 10**6
+"""Sets of candidates that are weighed, at most; smaller sets first."""
+
+_EXACT = 3e-7
+"""Relative deviation of a sum of float32 gradients from a message's number: 1e-7 was seen, 4e-7 at most."""
+
+Ratios = Callable[[Observation, Sighting, Tensor, Key], Tensor]
+"""[k, n] log likelihood ratios that a candidate is in each message of a round, from its numbers in clear [k, h]."""
+
+
+def judge(seen: Observation, key: Key, ratios: Ratios) -> Membership:
+    """One score per candidate from the numbers in clear alone, summed over the rounds as `over_rounds` says.
+
+    Raises:
+        ValueError: the defense sends no such numbers, or no message is the suspect's.
+    """
+    found: list[tuple[int, Tensor]] = []
+    for sighting in seen.sightings:
+        messages = tuple(one for one in sighting.messages if seen.suspect in (None, one.sender.number))
+        if messages:
+            numbers = _numbers(seen, messages)
+            rows = ratios(seen, sighting._replace(messages=messages), numbers, key.child(sighting.model.round))
+            chances = torch.tensor([[chance_of(message)] for message in messages], dtype=torch.float64)
+            found += zip((message.sender.number for message in messages), mixture(rows, chances), strict=True)
+    return over_rounds(found, seen.suspect)
+
+
+def _numbers(seen: Observation, messages: tuple[Message, ...]) -> Tensor:
+    """[k, h]: the numbers in clear of these messages."""
+    read = seen.defense.sent_in_clear([message.wire for message in messages], seen.setting)
+    named = seen.defense.in_clear(torch.zeros(1, seen.setting.dim), seen.setting).shape[1]
+    if not 0 < read.shape[1] == named:
+        raise ValueError(
+            f"expected numbers in clear, such as a norm; the defense's in_clear gives {named}, its sent_in_clear "
+            f"{read.shape[1]}: use another statistic"
+        )
+    return read.double()
+
+
+def by_batches(seen: Observation, sighting: Sighting, numbers: Tensor, key: Key) -> Tensor:
+    """`Ratios` for any model: random batches of auxiliary records against the same batches with the candidate.
+
+    The numbers are taken as normal, with one covariance for both sides. A client is simulated as it trains; the
+    candidate takes the place of a record in the first step, and its later passes are not counted (see `traffic`).
+
+    Raises:
+        ValueError: there are fewer than two auxiliary records.
+    """
+    assert seen.candidates is not None
+    assert seen.auxiliary is not None
+    if len(seen.auxiliary.x) < 2:
+        raise ValueError(f"batches are of auxiliary records: expected 2 or more, got {len(seen.auxiliary.x)}")
+    each = _gradients(seen, sighting.model.params, seen.candidates)
+    kinds = [(message.images, message.steps, message.sender.samples) for message in sighting.messages]
+    ratios = torch.empty(len(kinds), len(each), dtype=torch.float64)
+    for kind in dict.fromkeys(kinds):
+        rows = [row for row, other in enumerate(kinds) if other == kind]
+        one = sighting._replace(messages=(sighting.messages[rows[0]],))
+        ratios[rows] = _simulated(seen, one, each, key.child(*kind)).ratios(numbers[rows])
+    return ratios
+
+
+class _Law(NamedTuple):
+    """The numbers in clear of simulated batches without a candidate [m, h], and their mean with each one [n, h]."""
+
+    without: Tensor
+    mean_with: Tensor
+
+    def ratios(self, numbers: Tensor) -> Tensor:
+        """[k, n] log likelihood ratios of numbers [k, h]."""
+        count, h = self.without.shape
+        mean = self.without.mean(0)
+        rounding = _ROUNDING * self.without.square().mean(0).max().sqrt() + 1e-30
+        std = (self.without.var(0, correction=0) + rounding**2).sqrt()
+        away, shift = (self.without - mean) / std, (self.mean_with - mean) / std
+        spread = (away.T @ away + h * torch.eye(h).double()) / (count + h)  # as if h further draws had no correlation
+        toward: Tensor = torch.linalg.solve(spread, shift.T)
+        return (numbers - mean) / std @ toward - (shift.T * toward).sum(0) / 2
+
+
+def _simulated(seen: Observation, sighting: Sighting, each: Tensor, key: Key) -> _Law:
+    """The law of the numbers of the sighting's one message, for candidates with gradients `each` [n, d].
+
+    A number is a linear function of the update if it can be negative (a mean), else a length: the root of a quadratic
+    form (a norm). So its value with the candidate follows from its slope, without an update for each pair of batch and
+    candidate.
+    """
+    assert seen.auxiliary is not None
+    (message,), params, setting = sighting.messages, sighting.model.params, seen.setting
+    factor = float(update_per_gradient(setting, sighting)) * weight_of(setting, message)
+    own = (factor * seen.defense.in_clear(each, setting).double()).square()[:, None]
+    without, linear, lengths = [], [], []
+    (x, y), images = seen.auxiliary, max(1, message.images)
+    drawn = torch.from_numpy(rng.integers(key.child("records"), _BATCHES * images, len(y))).view(_BATCHES, images)
+    for number, rows in enumerate(torch.split(drawn, max(1, _ENTRIES // setting.dim))):
+        updates = _updates(seen, sighting, Examples(x[rows], y[rows]), key.child("noise", number))
+        without.append(seen.defense.in_clear(updates, setting).double())
+        leaf = updates - factor * _gradients(seen, params, Examples(x[rows[:, 0]], y[rows[:, 0]]))
+        rest = seen.defense.in_clear(leaf.requires_grad_(), setting)
+        slopes = [torch.autograd.grad(one.sum(), leaf, retain_graph=True)[0] for one in rest.unbind(1)]
+        along = factor * torch.stack([each @ slope.T for slope in slopes], 2).double()  # [n, batches, h]
+        base = rest.detach().double()
+        linear.append((base + along).sum(1))
+        lengths.append((base.square() + 2 * base * along + own).clamp(min=0).sqrt().sum(1))
+    plain = torch.cat(without)
+    signed = plain.amin(0) < 0
+    return _Law(plain, torch.where(signed, sum(linear), sum(lengths)) / len(plain))
+
+
+def _updates(seen: Observation, sighting: Sighting, batches: Examples, key: Key) -> Tensor:
+    """[m, d]: what clients with these records [m, b, ...] would send as the sighting's one message, undefended."""
+    (message,), rule, setting = sighting.messages, seen.defense.local, seen.setting
+    nominal = rule.poisson or seen.defense.step_noise(setting) > 0
+    local = Local.of(setting, sighting.lr, message.steps, rule.clip, nominal=nominal)
+    labels = one_hot(batches.y, seen.task.classes).to(batches.x.dtype)
+    updates = (
+        client_updates(seen.task, sighting.model.params, batches.x, labels, local).detach().nan_to_num(0.0, 0.0, 0.0)
+    )
+    noise = seen.defense.training_noise(setting, message.sender.samples)
+    return updates + noise * rng.normal(key, tuple(updates.shape)) if noise else updates
+
+
+def by_sets(seen: Observation, sighting: Sighting, numbers: Tensor, key: Key) -> Tensor:
+    """`Ratios` for a model in which only candidates have a gradient worth mentioning: which of them add up to this.
+
+    The sum of the squared numbers is a quadratic form in the update, as for norms and means, and so in who is a member.
+    Every set of candidates is weighed by how near its sum is to the sent one, up to as many sets as `_SETS` allows;
+    rounding and the other records blur it (Student's t, 3 degrees). Nothing is drawn.
+
+    Raises:
+        ValueError: a message of several local steps: the first one moves the model.
+    """
+    assert seen.candidates is not None
+    assert seen.auxiliary is not None
+    if max(message.steps for message in sighting.messages) > 1:
+        raise ValueError("expected messages of one local step for the norm, got more: use statistic gradient instead")
+    params, setting = sighting.model.params, seen.setting
+    each = _gradients(seen, params, seen.candidates).double().requires_grad_()
+    (slope,) = torch.autograd.grad(seen.defense.in_clear(each, setting).square().sum(), each)
+    gram = each.detach() @ slope.T / 2
+    few = Examples(*(part[:_CHUNK] for part in seen.auxiliary))
+    other = float(seen.defense.in_clear(_gradients(seen, params, few), setting).double().square().sum(1).median())
+    sets = _sets(gram, max(message.images for message in sighting.messages))
+    chance = 0.5 / setting.participants  # that a client holds a candidate
+    found, lengths = [], numbers.norm(dim=1) / update_per_gradient(setting, sighting)
+    for message, length in zip(sighting.messages, lengths.tolist(), strict=True):
+        total = (length / weight_of(setting, message)) ** 2
+        blur = _EXACT * total + message.images**2 * other + 1e-30
+        found.append(_posterior(sets, total, blur, chance, len(gram)))
+    return torch.stack(found)
+
+
+class _Sets(NamedTuple):
+    """All sets of one size [m, size], and the value of the quadratic form of each [m]."""
+
+    members: Tensor
+    values: Tensor
+
+
+def _sets(gram: Tensor, largest: int) -> list[_Sets]:
+    """The sets of 0, 1, ... of n candidates with Gram matrix [n, n]; sizes whose sets are too many are left out."""
+    n = len(gram)
+    found = [_Sets(torch.empty(1, 0, dtype=torch.int64), gram.new_zeros(1))]
+    while (size := len(found)) <= min(n, largest) and (
+        size == 1 or sum(math.comb(n, k) for k in range(size + 1)) <= _SETS
+    ):
+        members, values = found[-1]
+        last = members[:, -1] if size > 1 else torch.full((1,), -1)
+        more = n - 1 - last
+        rows = torch.repeat_interleave(more)
+        first = (more.cumsum(0) - more)[rows]
+        new = torch.arange(len(rows)) - first + last[rows] + 1
+        values = values[rows] + gram[new, new] + 2 * gram[members[rows], new[:, None]].sum(1)
+        found.append(_Sets(torch.cat([members[rows], new[:, None]], 1), values))
+    return found
+
+
+def _posterior(sets: list[_Sets], total: float, blur: float, chance: float, n: int) -> Tensor:
+    """[n] log likelihood ratios that a candidate is in the set whose form has this value."""
+    odds = math.log(chance / (1 - chance))
+    logs = [size * odds - 2 * ((one.values - total) / blur).square().log1p() for size, one in enumerate(sets)]
+    top = max(float(each.max()) for each in logs)
+    inside, everything = torch.zeros(n, dtype=torch.float64), 0.0
+    for size, (one, each) in enumerate(zip(sets, logs, strict=True)):
+        weights = (each - top).exp()
+        everything += float(weights.sum())
+        inside.index_add_(0, one.members.flatten(), weights.repeat_interleave(size))
+    outside = (everything - inside).clamp(min=1e-12 * everything)
+    return inside.clamp(min=1e-12 * everything).log() - outside.log() - odds
+
+
+def _gradients(seen: Observation, params: Vector, examples: Examples) -> Tensor:
+    """[n, d] gradients of single records, clipped as the defense clips them; zeros where they are not finite."""
+    labels = one_hot(examples.y, seen.task.classes).to(params.dtype)
+    parts = zip(torch.split(examples.x[:, None], _CHUNK), torch.split(labels[:, None], _CHUNK), strict=True)
+    each = torch.cat([gradients(seen.task, params, *part) for part in parts]).nan_to_num(0.0, 0.0, 0.0)
+    clip = seen.defense.local.clip
+    return each if clip is None else each * (clip / each.norm(dim=1, keepdim=True).clamp(min=clip))
