@@ -17,7 +17,7 @@ from leakgauge.harness.core.cell import Cell, Scalar
 from leakgauge.harness.core.labels import server_text
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, ProofRecord, Run, TrainingRecord, to_data
 from leakgauge.harness.core.rows import COLUMNS, Row, column, frame, rows
-from leakgauge.harness.core.sinks import harmless, latex, markdown, table_head, table_row
+from leakgauge.harness.core.sinks import harmless, latex, markdown, spelled, table_head, table_row
 from leakgauge.reports.sections.checked import verdict_of
 from leakgauge.reports.select import Analysis
 
@@ -217,7 +217,8 @@ def to_jsonl(analysis: Analysis) -> str:
 
     An infinite epsilon is `"inf"`; null means unknown. The text is ASCII, so that a line ends only where its cell does.
     """
-    return "".join(json.dumps(_object(analysis, cell), allow_nan=False) + "\n" for cell in analysis.run.cells)
+    lines = (json.dumps(_object(analysis, cell), allow_nan=False) for cell in analysis.run.cells)
+    return "".join(f"{spelled(one)}\n" for one in lines)
 
 
 def data_uri(name: str, text: str) -> str:

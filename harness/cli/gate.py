@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from leakgauge.harness.cli import options as cli
-from leakgauge.harness.core.sinks import clipped, put, say, visible
+from leakgauge.harness.core.sinks import clipped, emit, say, spelled
 
 if TYPE_CHECKING:
     from leakgauge.harness.gate.baseline import Baseline, Move
@@ -89,7 +89,7 @@ def check(
         if page:
             _write(Path(page), output.summary(outcome, now, base), append=summary == "auto")
         if annotations == "auto" and os.environ.get("GITHUB_ACTIONS") == "true":
-            put("".join(f"{line}\n" for line in output.annotations(outcome)))
+            emit("".join(f"{line}\n" for line in output.annotations(outcome)))
         say(f"leakgauge: {output.headline(outcome)}, against {baseline}{_first(outcome)}")
     raise typer.Exit(outcome.exit_code(inconclusive_fails=fails))
 
@@ -139,7 +139,7 @@ def show(file: BaselineArgument, as_json: cli.JsonOption = False) -> None:
     with _gate_errors():
         found = read(file)
     if as_json:
-        put(visible(to_text(found)))
+        emit(spelled(to_text(found)))
     else:
         say(*_shown(found))
 

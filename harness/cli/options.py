@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from leakgauge.harness.core.sinks import put, say
+from leakgauge.harness.core.sinks import emit, say, spelled
 
 INCREASED, USAGE, NOT_COMPARABLE, INCOMPLETE, INTERRUPTED = 1, 2, 4, 5, 130
 """Exit codes: leakage increased; invalid study or arguments; no usable baseline; incomplete results; stopped."""
@@ -66,7 +66,7 @@ def user_errors(no_baseline: int = USAGE) -> Iterator[None]:
 
 def print_json(data: Any) -> None:
     """Print plain data as JSON."""
-    put(f"{json.dumps(data, indent=1)}\n")
+    emit(f"{spelled(json.dumps(data, indent=1))}\n")
 
 
 def print_table(make: Callable[[int], Any]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from leakgauge.harness.cli.options import INCOMPLETE, USAGE, FolderArgument, print_table, refusal, user_errors
-from leakgauge.harness.core.sinks import put, say
+from leakgauge.harness.core.sinks import emit, say
 
 if TYPE_CHECKING:
     from leakgauge.harness.core.result import Run
@@ -91,7 +91,7 @@ def export(
         if out is not None:
             write_atomically(out, content)
         else:
-            put(content)
+            emit(content)
 
 
 def publish(

@@ -7,8 +7,9 @@ Names, reasons and messages come from studies, baselines, plug-ins and errors. T
 | terminal | `say`; `styled` for a table | begin a line, a workflow command or markup |
 | GitHub | `command` | end its command or begin another |
 | Markdown | `markdown`, `table_row` | end its cell, or be markup, a link or an element |
-| JUnit | `clean` or `clipped`; the writer of the XML escapes | hold a character that XML forbids |
+| JUnit | `line`, `clipped`; the writer of the XML escapes | hold a character that XML forbids |
 | HTML | `visible`, by the templates; `element` | be an element, or turn the text after it |
+| JSON | `spelled` | hold a workflow command |
 | CSV | `harmless` | be a formula |
 | LaTeX | `latex` | be a command |
 
@@ -62,6 +63,11 @@ def visible(text: _Text) -> _Text:
     return type(text)(_HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)) if _HIDDEN.search(text) else text
 
 
+def spelled(document: str) -> str:
+    """JSON of the same meaning without hidden characters, and without workflow commands inside a line."""
+    return _BRACKET.sub(r"#\\u0023", visible(document))
+
+
 def clean(text: str) -> str:
     """The text without hidden characters; tabs and line ends stay."""
     return _BRACKET.sub("# #", _HIDDEN.sub("", text))
@@ -89,7 +95,7 @@ def say(*texts: str, err: bool = False) -> None:
     stream.flush()
 
 
-def put(document: str | bytes) -> None:
+def emit(document: str | bytes) -> None:
     """Print a finished document, which was escaped where it was written."""
     import typer
 

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 from leakgauge.harness.core.labels import counted, part_text
 from leakgauge.harness.core.metrics import gated, metric
-from leakgauge.harness.core.sinks import clean, clipped, command, markdown, table_head, table_row
+from leakgauge.harness.core.sinks import clipped, command, line, markdown, spelled, table_head, table_row
 from leakgauge.harness.gate.baseline import Baseline
 from leakgauge.harness.gate.judge import Check, Outcome, Verdict
 from leakgauge.harness.gate.measure import Measure, Measured, image_names, titles
@@ -92,7 +92,7 @@ def junit(outcome: Outcome, measured: Measured) -> str:
         The same arguments give the same text: no date, no host.
     """
     root = ElementTree.Element("testsuites", name="leakgauge")
-    suite = ElementTree.SubElement(root, "testsuite", name=clean(f"leakgauge check: {measured.study}"))
+    suite = ElementTree.SubElement(root, "testsuite", name=line(f"leakgauge check: {measured.study}"))
     counts = Counter({"error": len(outcome.problems)})
     known, names = measured.by_key(), titles(measured.measures)
     for at, problem in enumerate(outcome.problems, 1):
@@ -101,7 +101,7 @@ def junit(outcome: Outcome, measured: Measured) -> str:
     for check in outcome.checks:
         # a check that the run lacks has only its key, which starts with the defense
         defense = part_text(known[check.key].defense) if check.key in known else check.key.split("/")[0]
-        case = ElementTree.SubElement(suite, "testcase", classname=clipped(defense), name=clean(check.key))
+        case = ElementTree.SubElement(suite, "testcase", classname=clipped(defense), name=line(check.key))
         text = f"{clipped(names.get(check.key, check.name))}\n{numbers(check)}"
         tag = _TAGS.get(check.verdict)
         if tag is None:
@@ -245,7 +245,7 @@ def escaped(text: str) -> str:
 
 def json_text(content: dict[str, Any]) -> str:
     """JSON on several lines, with null for numbers that are not finite."""
-    return json.dumps(finite(content), indent=1, allow_nan=False) + "\n"
+    return spelled(json.dumps(finite(content), indent=1, allow_nan=False)) + "\n"
 
 
 def finite(data: Any) -> Any:
