@@ -9,7 +9,6 @@ import base64
 import csv
 import io
 import json
-import re
 import zipfile
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -18,23 +17,9 @@ from leakgauge.harness.core.cell import Cell, Scalar
 from leakgauge.harness.core.labels import server_text
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, ProofRecord, Run, TrainingRecord, to_data
 from leakgauge.harness.core.rows import COLUMNS, Row, column, frame, rows
+from leakgauge.harness.core.sinks import harmless, latex, markdown, spelled, table_head, table_row
 from leakgauge.reports.sections.checked import verdict_of
 from leakgauge.reports.select import Analysis
-
-_SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20"
-_FORMULA = re.compile(rf"\A(?=[{_SIGNS}\t\r\n])|(?<=[;\t\r\n])(?=[{_SIGNS}])")
-"""Where a formula could begin: at a sign, also a wide one of an East Asian keyboard. `;`, tabs and line ends begin a
-cell in the spreadsheets of countries where the comma is the decimal mark."""
-
-
-def harmless(value: Scalar) -> str:
-    """A value as a field that no spreadsheet runs as a formula: a quote goes before each start of one in a text.
-
-    Numbers are unchanged: -0.5 is a number of the results, "-0.5" is a text from outside.
-    """
-    if value is None:
-        return ""
-    return _FORMULA.sub("'", value) if isinstance(value, str) else str(value)
 
 
 def status_of(run: Run, cell: Cell) -> str:
@@ -172,34 +157,20 @@ def _text(value: Scalar, digits: int) -> str:
 
 def to_markdown(found: Listing) -> str:
     """A listing as a Markdown table."""
-    lines = [f"{name.replace('_', ' ')}: {_cell(value)}\n" for name, value in found.common.items()]
-    lines_of = [found.columns, ["---"] * len(found.columns), *found.rows]
-    return "\n".join([*lines, *(f"| {' | '.join(map(_cell, row))} |" for row in lines_of)]) + "\n"
-
-
-def _cell(text: str) -> str:
-    """A text in a Markdown table: on one line, with bars escaped."""
-    return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").splitlines())
+    lines = [f"{name.replace('_', ' ')}: {markdown(value, bare=True)}\n" for name, value in found.common.items()]
+    rows = [table_row(markdown(text, bare=True) for text in row) for row in found.rows]
+    return "\n".join([*lines, *table_head(found.columns), *rows]) + "\n"
 
 
 def to_tex(found: Listing) -> str:
     """A listing as a LaTeX `longtable` for the packages longtable and booktabs; what all rows share is its caption."""
     caption = "; ".join(f"{name.replace('_', ' ')}: {value}" for name, value in found.common.items())
-    head = " & ".join(map(_tex, found.columns))
+    head = " & ".join(map(latex, found.columns))
     lines = [f"\\begin{{longtable}}{{{'l' * len(found.columns)}}}"]
-    lines += [f"\\caption{{{_tex(caption)}}} \\\\"] if caption else []
+    lines += [f"\\caption{{{latex(caption)}}} \\\\"] if caption else []
     lines += ["\\toprule", f"{head} \\\\", "\\midrule", "\\endhead"]
-    lines += [f"{' & '.join(map(_tex, row))} \\\\" for row in found.rows]
+    lines += [f"{' & '.join(map(latex, row))} \\\\" for row in found.rows]
     return "\n".join([*lines, "\\bottomrule", "\\end{longtable}"]) + "\n"
-
-
-_TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-_TEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"<": r"\textless{}", ">": r"\textgreater{}", "\n": " "}
-
-
-def _tex(text: str) -> str:
-    """A text in LaTeX, on one line."""
-    return "".join(_TEX.get(sign, sign) for sign in text)
 
 
 def _training_data(training: TrainingRecord | None) -> dict[str, object]:
@@ -246,7 +217,8 @@ def to_jsonl(analysis: Analysis) -> str:
 
     An infinite epsilon is `"inf"`; null means unknown. The text is ASCII, so that a line ends only where its cell does.
     """
-    return "".join(json.dumps(_object(analysis, cell), allow_nan=False) + "\n" for cell in analysis.run.cells)
+    lines = (json.dumps(_object(analysis, cell), allow_nan=False) for cell in analysis.run.cells)
+    return "".join(f"{spelled(one)}\n" for one in lines)
 
 
 def data_uri(name: str, text: str) -> str:

@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from leakgauge.harness.core.result import Run
+from leakgauge.harness.core.sinks import visible
 from leakgauge.reports.sections.changes import Against, changes
 from leakgauge.reports.sections.claims import claims
 from leakgauge.reports.sections.frontier import frontier
@@ -28,7 +29,6 @@ from leakgauge.reports.sections.results import everything
 from leakgauge.reports.sections.tradeoffs import trade_offs
 from leakgauge.reports.sections.verdict import verdict
 from leakgauge.reports.select import Analysis
-from leakgauge.reports.text.notation import visible
 
 Layout = Literal["file", "dir"]
 

@@ -29,6 +29,7 @@ LAW = {
             "core.threats",
             "core.cases",
             "core.rows",
+            "core.sinks",
             "gate.measure",
             "gate.judge",
             "gate.output",

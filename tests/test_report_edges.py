@@ -9,8 +9,8 @@ import pytest
 
 from leakgauge.harness.core.cell import PartSpec, TaskSpec
 from leakgauge.harness.core.result import Failure, Flag, Run
+from leakgauge.harness.core.sinks import visible
 from leakgauge.reports.html import PAGE, folder_files, render
-from leakgauge.reports.text.notation import visible
 from leakgauge.reports.text.tables import plain
 from tests import report_fixtures as double
 from tests.report_page import SECTIONS, Page, complete, sections, small

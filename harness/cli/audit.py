@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from leakgauge.harness.cli import options as cli
+from leakgauge.harness.core.sinks import say
 
 
 def _seconds(text: str) -> float:
@@ -89,7 +90,7 @@ def _print_claim(found: dict[str, Any], as_json: bool) -> None:
         return
     claimed, proved = found["claimed"], found["proved"]
     parameters = ", ".join(f"{key}={value}" for key, value in found["parameters"].items() if value is not None)
-    typer.echo(f"{found['defense']}({parameters})")
+    say(f"{found['defense']}({parameters})")
     source = f"{claimed['source']}, {claimed['adjacency']}" if claimed["source"] else ""
     rows = [("claimed", claimed, source, ""), ("proved", proved, proved["method"], "")]
     rows += [("", proof, proof["method"], f": {proof['reason']}") for proof in found["further"]]
@@ -97,12 +98,12 @@ def _print_claim(found: dict[str, Any], as_json: bool) -> None:
         epsilon = row["epsilon"] if row["epsilon"] == "inf" else f"{row['epsilon']:.6g} ({odds(row['chance'])})"
         names = "everybody" if len(row["against"]) == len(Threat) else ", ".join(row["against"])
         against = f", against {names}" if names else ""
-        typer.echo(
+        say(
             f"  {label:<8} epsilon {epsilon} per {row['unit']}, delta {row['delta']:g}, {claimed['horizon']}{against}"
             f"{f' ({how})' if how else ''}{note}"
         )
     if "audited" in found:
-        typer.echo("\n".join(lines(found["audited"])))
+        say(*lines(found["audited"]))
     for assumption in claimed["assumes"]:
-        typer.echo(f"  assumes  {assumption}")
-    typer.echo(f"  {found['verdict']}: {found['reason']}")
+        say(f"  assumes  {assumption}")
+    say(f"  {found['verdict']}: {found['reason']}")

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from leakgauge.harness.cli.options import FolderArgument, print_table, user_errors
+from leakgauge.harness.core.sinks import emit
 
 
 def compare(
@@ -24,4 +25,4 @@ def compare(
     if format_ == "table":
         print_table(lambda width: comparing.table(found))
     else:
-        typer.echo((comparing.to_markdown if format_ == "md" else comparing.to_json)(found), nl=False)
+        emit((comparing.to_markdown if format_ == "md" else comparing.to_json)(found))

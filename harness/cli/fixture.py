@@ -15,6 +15,7 @@ import pytest
 from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec
 from leakgauge.harness.core.contract import Defense
 from leakgauge.harness.core.result import Run
+from leakgauge.harness.core.sinks import line
 from leakgauge.harness.federation import registry
 from leakgauge.harness.gate.baseline import NOISE_SD, Baseline, BaselineError, read, write
 from leakgauge.harness.gate.judge import Rules, Verdict, judge
@@ -158,7 +159,7 @@ class Leak:
             _fail(f"{outcome.verdict.value.lower()}: {'; '.join(bad)}")
         for one in outcome.checks:
             if one.verdict is Verdict.INCONCLUSIVE:
-                warnings.warn(f"inconclusive: {one.name}: {one.reason}", LeakageWarning, stacklevel=2)
+                warnings.warn(line(f"inconclusive: {one.name}: {one.reason}"), LeakageWarning, stacklevel=2)
 
     def _reconstructions(self) -> list[Measure]:
         """The mean SSIM of each attack; the test fails if one has no number."""
@@ -171,7 +172,7 @@ class Leak:
 
 def _fail(message: str) -> NoReturn:
     """Fail the test in one line."""
-    pytest.fail(message, pytrace=False)
+    pytest.fail(line(message), pytrace=False)
 
 
 def _part(defense: Defense[Any, Any] | str) -> PartSpec:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from leakgauge.harness.cli import options as cli
+from leakgauge.harness.core.sinks import clipped, emit, say, spelled
 
 if TYPE_CHECKING:
     from leakgauge.harness.gate.baseline import Baseline, Move
@@ -79,8 +80,7 @@ def check(
     with _gate_errors():
         now, base = measured(load_run(folder)), read(baseline)
         base, outcome = _judged(now, base, baseline, Bench(folder, data, workers), rerun_base, not no_rerun)
-        for line in _table(outcome, titles(now.measures)):
-            typer.echo(line)
+        say(*_table(outcome, titles(now.measures)))
         if junit is not None:
             _write(junit, output.junit(outcome, now))
         if to_json is not None:
@@ -89,8 +89,8 @@ def check(
         if page:
             _write(Path(page), output.summary(outcome, now, base), append=summary == "auto")
         if annotations == "auto" and os.environ.get("GITHUB_ACTIONS") == "true":
-            typer.echo("".join(f"{line}\n" for line in output.annotations(outcome)), nl=False)
-        typer.echo(f"leakgauge: {output.headline(outcome)}, against {baseline}{_first(outcome)}")
+            emit("".join(f"{line}\n" for line in output.annotations(outcome)))
+        say(f"leakgauge: {output.headline(outcome)}, against {baseline}{_first(outcome)}")
     raise typer.Exit(outcome.exit_code(inconclusive_fails=fails))
 
 
@@ -128,7 +128,7 @@ def update(
         write(Baseline(now, NOISE_SD if noise_sd is None else noise_sd, reason.strip()), path)
     previous = "the first" if before is None else f"before: {before.reason}"
     dirty = ", made with uncommitted changes" if now.dirty else ""
-    typer.echo(f"leakgauge: wrote {path}: {len(now.measures)} measures of {now.study}{dirty} ({previous})")
+    say(f"leakgauge: wrote {path}: {len(now.measures)} measures of {now.study}{dirty} ({previous})")
 
 
 @baselines.command()
@@ -138,7 +138,10 @@ def show(file: BaselineArgument, as_json: cli.JsonOption = False) -> None:
 
     with _gate_errors():
         found = read(file)
-    typer.echo(to_text(found) if as_json else "\n".join([*_shown(found), ""]), nl=False)
+    if as_json:
+        emit(spelled(to_text(found)))
+    else:
+        say(*_shown(found))
 
 
 @baselines.command()
@@ -156,9 +159,8 @@ def diff(
     if as_json:
         cli.print_json([asdict(move) for move in found])
         return
-    typer.echo(f"{old} ({before.reason}) -> {new} ({after.reason})")
-    for line in [*provenance(before.measured, after.measured), *_moved(found)]:
-        typer.echo(line)
+    say(f"{old} ({before.reason}) -> {new} ({after.reason})")
+    say(*provenance(before.measured, after.measured), *_moved(found))
 
 
 def _judged(
@@ -222,11 +224,10 @@ def _print_compared(before: Measured, now: Measured, outcome: Outcome) -> None:
     """Print the old and new numbers, and why nothing could be compared if that is so."""
     from leakgauge.harness.gate.baseline import moves
 
-    for line in _moved(moves(before, now)):
-        typer.echo(line)
+    say(*_moved(moves(before, now)))
     notes = [f"nothing could be compared: {problem}" for problem in outcome.problems]
-    for note in [*notes, *(f"warning: {warning}" for warning in outcome.warnings)]:
-        typer.echo(f"leakgauge: {note}", err=True)
+    notes += [f"warning: {warning}" for warning in outcome.warnings]
+    say(*(f"leakgauge: {note}" for note in notes), err=True)
 
 
 def _write(path: Path, text: str, *, append: bool = False) -> None:
@@ -248,7 +249,7 @@ def _write(path: Path, text: str, *, append: bool = False) -> None:
 def _table(outcome: Outcome, named: dict[str, str]) -> Iterable[str]:
     """Problems and warnings, then the checks, worst first; under each that did not pass, its name and reason."""
     from leakgauge.harness.gate.judge import Verdict
-    from leakgauge.harness.gate.output import change, clean, clipped, number, signed
+    from leakgauge.harness.gate.output import change, number, signed
 
     for problem in outcome.problems:
         yield f"not comparable: {clipped(problem)}"
@@ -260,7 +261,7 @@ def _table(outcome: Outcome, named: dict[str, str]) -> Iterable[str]:
     rows += [
         (
             one.verdict.value,
-            clean(one.key),
+            clipped(one.key),
             f"{number(one.before)} -> {number(one.now)}",
             change(one.rise, one.low, one.high),
             "" if one.smallest is None else signed(one.smallest),
@@ -278,13 +279,12 @@ def _table(outcome: Outcome, named: dict[str, str]) -> Iterable[str]:
 def _first(outcome: Outcome) -> str:
     """The problem or check to look at first; empty if there is none."""
     from leakgauge.harness.gate.judge import Verdict
-    from leakgauge.harness.gate.output import clean, clipped
 
     if outcome.problems:
         return f": {clipped(outcome.problems[0])}"
     if not outcome.checks or outcome.verdict is Verdict.PASS:
         return ""
-    return f"; first: {clean(outcome.checks[0].key)}: {clipped(outcome.checks[0].reason)}"
+    return f"; first: {clipped(outcome.checks[0].key)}: {clipped(outcome.checks[0].reason)}"
 
 
 def _moved(found: Iterable[Move]) -> list[str]:
@@ -309,8 +309,9 @@ def _shown(found: Baseline) -> Iterable[str]:
     yield f"made on {run.machine} at {run.commit}{dirty}"
     yield f"packages: {', '.join(f'{name} {version}' for name, version in run.packages.items())}"
     yield f"data: {', '.join(f'{name} {digest}' for name, digest in run.data.items())}"
-    width = max(len(measure.key) for measure in run.measures)
-    for one in run.measures:
+    keys = [clipped(measure.key) for measure in run.measures]
+    width = max(map(len, keys))
+    for key, one in zip(keys, run.measures, strict=True):
         interval = "" if one.low is None or one.high is None else f"[{number(one.low)}, {number(one.high)}]"
         mark = one.control or ("aware" if one.aware else "")
-        yield f"{one.key:<{width}}  {number(one.value):>8}  {interval:<16}  n = {one.n:<5}  {mark}".rstrip()
+        yield f"{key:<{width}}  {number(one.value):>8}  {interval:<16}  n = {one.n:<5}  {mark}".rstrip()

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from leakgauge.harness.cli.options import JsonOption, print_json, user_errors
+from leakgauge.harness.core.sinks import say
 
 _LISTS = ("defenses", "attacks", "tasks", "studies")
 
@@ -28,10 +29,10 @@ def list_(
     width = max(len(row["name"]) for row in rows)
     for row in rows:
         kind = f"[{row['kind']}] " if "kind" in row else ""
-        typer.echo(f"{row['name']:<{width}}  {kind}{row['summary']}")
+        say(f"{row['name']:<{width}}  {kind}{row['summary']}")
         if row.get("parameters"):
             parameters = ", ".join(f"{key}={value!r}" for key, value in row["parameters"].items())
-            typer.echo(f"{'':<{width}}  {parameters}")
+            say(f"{'':<{width}}  {parameters}")
 
 
 def _rows(what: str) -> list[dict[str, Any]]:

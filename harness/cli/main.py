@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Callable
 from typing import Annotated
 
@@ -14,6 +16,7 @@ from leakgauge.harness.cli.gate import baselines, check
 from leakgauge.harness.cli.list import list_
 from leakgauge.harness.cli.report import export, report
 from leakgauge.harness.cli.run import run, show
+from leakgauge.harness.core.sinks import say
 
 app = typer.Typer(name="leakgauge", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -21,7 +24,7 @@ app = typer.Typer(name="leakgauge", no_args_is_help=True, pretty_exceptions_enab
 def _print_version(wanted: bool) -> None:
     """Print the version and exit."""
     if wanted:
-        typer.echo(f"leakgauge {__version__}")
+        say(f"leakgauge {__version__}")
         raise typer.Exit
 
 
@@ -43,4 +46,8 @@ app.add_typer(baselines)
 
 def main() -> None:
     """Entry point of the console script."""
-    app()
+    try:
+        app()
+    except Exception:  # the interpreter would print the message of the error as it is
+        say(*traceback.format_exc().splitlines(), err=True)
+        sys.exit(1)

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from leakgauge.harness.core.sinks import emit, say, spelled
+
 INCREASED, USAGE, NOT_COMPARABLE, INCOMPLETE, INTERRUPTED = 1, 2, 4, 5, 130
 """Exit codes: leakage increased; invalid study or arguments; no usable baseline; incomplete results; stopped."""
 
@@ -36,8 +38,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def refusal(code: int, *lines: str) -> typer.Exit:
     """The exit with this code; the lines are printed on standard error."""
-    for line in lines:
-        typer.echo(f"leakgauge: {line}", err=True)
+    say(*(f"leakgauge: {line}" for line in lines), err=True)
     return typer.Exit(code)
 
 
@@ -65,7 +66,7 @@ def user_errors(no_baseline: int = USAGE) -> Iterator[None]:
 
 def print_json(data: Any) -> None:
     """Print plain data as JSON."""
-    typer.echo(json.dumps(data, indent=1))
+    emit(f"{spelled(json.dumps(data, indent=1))}\n")
 
 
 def print_table(make: Callable[[int], Any]) -> None:

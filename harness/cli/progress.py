@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import html
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,8 +11,8 @@ from pathlib import Path
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
+from leakgauge.harness.core.sinks import element, line, say, styled
 from leakgauge.harness.study.cost import span
 from leakgauge.harness.study.store import StoreError
 from leakgauge.harness.study.supervisor import Listener, Outcome, Progress
@@ -39,7 +37,7 @@ def listener(name: str, console: Console | None = None) -> Iterator[Listener]:
     elif not console.is_terminal:
         yield _print_line
     else:
-        with Live(Text(f"{name}: starting"), console=console, refresh_per_second=4, transient=True) as live:
+        with Live(styled(f"{name}: starting"), console=console, refresh_per_second=4, transient=True) as live:
             yield lambda progress, outcome: live.update(_view(status(progress, outcome), progress, recent))
 
 
@@ -51,22 +49,22 @@ def logged(listen: Listener, folder: Path, *, verbose: bool = False) -> Listener
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / "run.log").open("a", encoding="utf-8") as file:
-                file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {text}\n")
+                file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {line(text)}\n")
         except OSError as error:
             raise StoreError(f"{folder} cannot be written: {error}") from error
 
     def heard(progress: Progress, outcome: Outcome | None) -> None:
         started = [f"start  {label}" for label in progress.running if label not in known]
         known[:] = progress.running
-        for line in started:
-            write(line)
+        for text in started:
+            write(text)
             if verbose:
-                sys.stdout.write(f"{line}\n")
+                say(text)
         if outcome is not None:
             write(f"{_line(outcome)}{_left(progress)}")
         listen(progress, outcome)
         if verbose and outcome is not None:
-            sys.stdout.write(outcome.trace)
+            say(*outcome.trace.splitlines())
 
     return heard
 
@@ -79,7 +77,7 @@ def _in_notebook(status: Callable[[Progress, Outcome | None], str], recent: Iter
 
     def listen(progress: Progress, outcome: Outcome | None) -> None:
         lines = [status(progress, outcome), *map(_line, recent)]
-        shown.update(HTML(f"<pre>{html.escape(chr(10).join(lines))}</pre>"))
+        shown.update(HTML(f"<pre>{element(chr(10).join(lines))}</pre>"))
 
     return listen
 
@@ -93,8 +91,7 @@ def _line(outcome: Outcome) -> str:
 def _print_line(progress: Progress, outcome: Outcome | None) -> None:
     """Print the line of a finished job."""
     if outcome is not None:
-        sys.stdout.write(f"[{progress.finished}/{progress.total}{_left(progress)}] {_line(outcome)}\n")
-        sys.stdout.flush()
+        say(f"[{progress.finished}/{progress.total}{_left(progress)}] {_line(outcome)}")
 
 
 def _view(status: str, progress: Progress, recent: Iterable[Outcome]) -> Group:
@@ -103,8 +100,8 @@ def _view(status: str, progress: Progress, recent: Iterable[Outcome]) -> Group:
     rows = [(_line(outcome), "red" if outcome.error else "") for outcome in recent]
     rows += [(f"running           {label}", "bold") for label in progress.running]
     for text, style in rows:
-        table.add_row(Text(text, style=style, overflow="ellipsis", no_wrap=True))
-    return Group(table, Text(status))
+        table.add_row(styled(text, style, cropped=True))
+    return Group(table, styled(status))
 
 
 def _status(progress: Progress) -> str:

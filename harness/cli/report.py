@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from leakgauge.harness.cli.options import INCOMPLETE, USAGE, FolderArgument, print_table, refusal, user_errors
+from leakgauge.harness.core.sinks import emit, say
 
 if TYPE_CHECKING:
     from leakgauge.harness.core.result import Run
@@ -90,7 +91,7 @@ def export(
         if out is not None:
             write_atomically(out, content)
         else:
-            typer.echo(content, nl=False)
+            emit(content)
 
 
 def publish(
@@ -116,8 +117,8 @@ def publish(
     for old in stale_pictures(place, files):
         old.unlink()
     for goal in finished.study.get("goals", ()):
-        typer.echo(f"goal: {goal}")
-    typer.echo(f"report: {list(files)[-1]}")
+        say(f"goal: {goal}")
+    say(f"report: {list(files)[-1]}")
     lines = [f"failed: {cell_text(failure.cell)}: {failure.message}" for failure in finished.failures.values()]
     if finished.missing:
         lines.append(f"cells without a result: {len(finished.missing)}")

@@ -11,6 +11,7 @@ import typer
 
 from leakgauge.harness.cli.options import DataOption, JsonOption, StudyArgument, WorkersOption, print_json, user_errors
 from leakgauge.harness.cli.report import ImagesOption, publish
+from leakgauge.harness.core.sinks import say
 
 if TYPE_CHECKING:
     from leakgauge.harness.core.cell import PartSpec
@@ -94,17 +95,18 @@ def _print_study(study: Study, data: Path | None, folder: Path | None = None) ->
 
     store = None if folder is None else Store(folder)
 
-    typer.echo(f"{study.name}: {len(study.cells)} cells on {len(study.trainings)} trainings, hash {study.hash}")
+    say(f"{study.name}: {len(study.cells)} cells on {len(study.trainings)} trainings, hash {study.hash}")
     for training in study.trainings:
         federation = training.federation
-        typer.echo(
-            f"\ntraining {training.id}  {training.task.data} {training.task.model}  {_defense_text(training.defense)}  "
+        say(
+            "",
+            f"training {training.id}  {training.task.data} {training.task.model}  {_defense_text(training.defense)}  "
             f"seed {training.seed}  {federation.algorithm}, {federation.rounds} rounds, "
             f"{federation.participants or federation.clients} of {federation.clients} clients, "
-            f"server {server_text(training)}"
+            f"server {server_text(training)}",
         )
         for cell in study.cells_of[training.id]:
             size = f"{cell.target.count} x {cell.target.batch}"
             done = "  finished" if store is not None and store.read_result(cell.id) is not None else ""
-            typer.echo(f"  {cell.id}  {part_text(cell.attack)}  {where(cell.target)}, {size}, by {cell.threat}{done}")
-    typer.echo(f"\n{estimate(study, data or default_root())}")
+            say(f"  {cell.id}  {part_text(cell.attack)}  {where(cell.target)}, {size}, by {cell.threat}{done}")
+    say("", *str(estimate(study, data or default_root())).splitlines())

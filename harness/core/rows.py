@@ -15,7 +15,6 @@ A row of a training has no cell, attack, adversary and target. An infinite epsil
 from __future__ import annotations
 
 import functools
-import html
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from leakgauge.harness.core.cases import Case, cases, headline_estimate
 from leakgauge.harness.core.cell import Cell, TrainingSpec
 from leakgauge.harness.core.labels import counted, label_parts, part_text, server_text, where
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, Estimate, Flag, ProofRecord, Run, TrainingRecord
+from leakgauge.harness.core.sinks import element
 from leakgauge.harness.core.stats import clopper_pearson, cut, pool
 
 if TYPE_CHECKING:
@@ -95,9 +95,9 @@ def summary_html(run: Run) -> str:
     labels = label_parts(cell.training.defense for cell in run.cells)
     for case in cases(run):
         texts = [labels[case.training.defense.key].text, part_text(case.attack), case.threat, where(case.target)]
-        each = "".join(f"<td>{html.escape(text)}</td>" for text in texts + _numbers(case, run))
+        each = "".join(f"<td>{element(text)}</td>" for text in texts + _numbers(case, run))
         lines.append(f"<tr>{each}</tr>")
-    return f"<table><caption>{html.escape(repr(run))}</caption>{''.join(lines)}</table>"
+    return f"<table><caption>{element(repr(run))}</caption>{''.join(lines)}</table>"
 
 
 _SUMMARY = ("defense", "attack", "adversary", "target", "metric", "value", "95 %", "n", "final accuracy")

@@ -21,16 +21,16 @@ from typing import Literal, NamedTuple
 import numpy as np
 from rich import box
 from rich.table import Table
-from rich.text import Text
 from scipy import special
 
 from leakgauge.harness.core import stats
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.metrics import GateTest, metric
 from leakgauge.harness.core.result import Run
+from leakgauge.harness.core.sinks import styled, table_head, table_row
 from leakgauge.harness.gate.comparable import numbers
 from leakgauge.harness.gate.measure import Measure, Measured, by_seed, measured, titles
-from leakgauge.harness.gate.output import change, clean, escaped, json_text, number, table_head, table_row
+from leakgauge.harness.gate.output import change, escaped, json_text, number
 from leakgauge.harness.gate.rules import delong, over_seeds
 
 SCHEMA = 1
@@ -142,8 +142,8 @@ def compare(a: Run, b: Run) -> Comparison:
 def table(comparison: Comparison) -> Table:
     """A table for a terminal; differences whose interval excludes zero are bold."""
     made = Table(
-        title=Text(_title(comparison)),
-        caption=Text("\n".join([*comparison.remarks, _CAPTION])),
+        title=styled(_title(comparison)),
+        caption=styled("\n".join([*comparison.remarks, _CAPTION])),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1),
@@ -151,7 +151,7 @@ def table(comparison: Comparison) -> Table:
     for name in _HEADER:
         made.add_column(name, overflow="fold", justify="left" if name in ("Measure", "How") else "right")
     for fields, differs in _rows(comparison):
-        made.add_row(*(Text(clean(field), style="bold" if differs else "") for field in fields))
+        made.add_row(*(styled(field, "bold" if differs else "") for field in fields))
     return made
 
 

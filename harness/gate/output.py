@@ -1,20 +1,19 @@
 """The gate's outcome for machines and job pages: JUnit XML, a Markdown summary, JSON and workflow annotations.
 
-Names and reasons come from studies and error messages and are not trusted: control characters are removed, each format
-escapes its special characters, and long texts are cut with a mark.
+`core.sinks` escapes names and reasons, which come from studies and error messages; long texts are cut with a mark.
 """
 
 import dataclasses
 import json
 import math
-import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from xml.etree import ElementTree
 
 from leakgauge.harness.core.labels import counted, part_text
 from leakgauge.harness.core.metrics import gated, metric
+from leakgauge.harness.core.sinks import clipped, command, line, markdown, spelled, table_head, table_row
 from leakgauge.harness.gate.baseline import Baseline
 from leakgauge.harness.gate.judge import Check, Outcome, Verdict
 from leakgauge.harness.gate.measure import Measure, Measured, image_names, titles
@@ -42,19 +41,10 @@ _TAGS = {
     Verdict.INCONCLUSIVE: "skipped",
     Verdict.NOT_COMPARABLE: "skipped",
 }
-_LONGEST = 400
-"""Characters of a name or a sentence, since an error message may hold a whole traceback."""
-
 _MOST_NOTES = 20
 _RESERVED = 200
 """Bytes for the lines between the parts of a summary."""
 
-_CONTROLS = re.compile(
-    "[^\t\n\r\u0020-\u007e\u0085\u00a0-\u2029\u202f-\u2065\u206a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
-)
-"""What XML 1.0 forbids or discourages, lone surrogates among it; and what turns the text that follows it around."""
-
-_MARKDOWN = re.compile(r"([\\`*_\[\]{}#|~!])")
 _HEADER = ("Verdict", "Check", "Baseline", "Now", "Change (90 %)", "n", "Smallest detectable", "Why")
 _INTERVAL = "Each end of a 90 % interval is a one-sided 95 % bound. p is one-sided and adjusted by Holm over the run."
 
@@ -102,7 +92,7 @@ def junit(outcome: Outcome, measured: Measured) -> str:
         The same arguments give the same text: no date, no host.
     """
     root = ElementTree.Element("testsuites", name="leakgauge")
-    suite = ElementTree.SubElement(root, "testsuite", name=clean(f"leakgauge check: {measured.study}"))
+    suite = ElementTree.SubElement(root, "testsuite", name=line(f"leakgauge check: {measured.study}"))
     counts = Counter({"error": len(outcome.problems)})
     known, names = measured.by_key(), titles(measured.measures)
     for at, problem in enumerate(outcome.problems, 1):
@@ -111,7 +101,7 @@ def junit(outcome: Outcome, measured: Measured) -> str:
     for check in outcome.checks:
         # a check that the run lacks has only its key, which starts with the defense
         defense = part_text(known[check.key].defense) if check.key in known else check.key.split("/")[0]
-        case = ElementTree.SubElement(suite, "testcase", classname=clipped(defense), name=clean(check.key))
+        case = ElementTree.SubElement(suite, "testcase", classname=clipped(defense), name=line(check.key))
         text = f"{clipped(names.get(check.key, check.name))}\n{numbers(check)}"
         tag = _TAGS.get(check.verdict)
         if tag is None:
@@ -202,11 +192,7 @@ def annotations(outcome: Outcome) -> list[str]:
         left = found[MOST_ANNOTATIONS - 1 :]
         level = "error" if any(level == "error" for level, _, _ in left) else "warning"
         found = [*found[: MOST_ANNOTATIONS - 1], (level, "leakgauge", f"{len(left)} more: see the summary")]
-    lines = []
-    for level, title, text in found:
-        name = _data(title).replace(":", "%3A").replace(",", "%2C")
-        lines.append(f"::{level} title={name}::{_data(text)}")
-    return lines
+    return [command(*one) for one in found]
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -252,35 +238,14 @@ def pictured(images: Sequence[int], measure: Measure | None) -> str:
     return f"image{'s' if len(images) > 1 else ''} {', '.join(names)}{more}"
 
 
-def clean(text: str) -> str:
-    """The text without characters that XML forbids or that a terminal interprets."""
-    return _CONTROLS.sub("", text)
-
-
-def clipped(text: str) -> str:
-    """The text cleaned, on one line and cut to a maximal length."""
-    return _cut(" ".join(clean(text).split()))
-
-
 def escaped(text: str) -> str:
-    """A text as literal Markdown, also inside a table."""
-    plain = _MARKDOWN.sub(r"\\\1", clipped(text))
-    return plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def table_head(names: Sequence[str]) -> list[str]:
-    """The first two lines of a Markdown table."""
-    return [table_row(names), table_row(["---"] * len(names))]
-
-
-def table_row(fields: Iterable[str]) -> str:
-    """One line of a Markdown table, from escaped fields."""
-    return f"| {' | '.join(fields)} |"
+    """A text as literal Markdown, cut to a maximal length."""
+    return markdown(clipped(text))
 
 
 def json_text(content: dict[str, Any]) -> str:
     """JSON on several lines, with null for numbers that are not finite."""
-    return json.dumps(finite(content), indent=1, allow_nan=False) + "\n"
+    return spelled(json.dumps(finite(content), indent=1, allow_nan=False)) + "\n"
 
 
 def finite(data: Any) -> Any:
@@ -290,11 +255,6 @@ def finite(data: Any) -> Any:
     if isinstance(data, list | tuple):
         return [finite(value) for value in data]
     return None if isinstance(data, float) and not math.isfinite(data) else data
-
-
-def _cut(text: str) -> str:
-    """The text cut to the maximal length."""
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def _fields(check: Check, name: str, measure: Measure | None) -> list[str]:
@@ -324,8 +284,3 @@ def _origin(measured: Measured, base: Baseline) -> list[str]:
 def _size(lines: Sequence[str]) -> int:
     """Bytes of these lines with their line ends."""
     return sum(len(line.encode()) + 1 for line in lines)
-
-
-def _data(text: str) -> str:
-    """The message of a workflow command, which may have several lines."""
-    return _cut(clean(text)).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

@@ -18,8 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from leakgauge.harness.core.labels import UNDEFENDED
+from leakgauge.harness.core.sinks import visible
 from leakgauge.reports.charts.svg import embed
-from leakgauge.reports.text.notation import short, visible
+from leakgauge.reports.text.notation import short
 
 
 class Look(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from leakgauge.harness.core.sinks import markdown, table_head, table_row
 from leakgauge.reports.sections.leakage import NO_NUMBER, Entry, leakage
 from leakgauge.reports.select import Analysis, Group, beats, best, surely_less
 from leakgauge.reports.text.notation import fixed
@@ -16,25 +17,25 @@ def to_matrix(analysis: Analysis) -> str:
     found, parts = leakage(analysis), []
     for matrix in found.matrices if found is not None else ():
         heads = [f"{head.attack.text}, {head.place} ({head.metric})" for head in matrix.heads]
-        lines = [f"### {matrix.setting}", "", _line(["defense", *heads, "strongest"])]
-        lines.append(_line(["---"] * (len(heads) + 2)))
+        lines = [f"### {_plain(matrix.setting)}", "", *table_head(["defense", *map(_plain, heads), "strongest"])]
         for row in matrix.rows:
             entries = [_cell(entry) for entry in row.entries]
-            lines.append(_line([row.defense.text, *entries, _strongest(analysis, matrix.key, row.key)]))
+            strongest = _strongest(analysis, matrix.key, row.key)
+            lines.append(table_row([_plain(row.defense.text), *entries, _plain(strongest)]))
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
 
-def _line(cells: list[str]) -> str:
-    """One row; a bar inside a cell is escaped."""
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def _plain(text: str) -> str:
+    """A text as literal Markdown."""
+    return markdown(text, bare=True)
 
 
 def _cell(entry: Entry) -> str:
     """A number with its interval, or the reason of a failure."""
     value = f"**{entry.value}**" if entry.strongest else entry.value
     note = entry.interval or (entry.notes[0] if entry.notes and entry.word == NO_NUMBER else "")
-    return f"{value} ({note})" if note else value
+    return f"{value} ({_plain(note)})" if note else value
 
 
 def _strongest(analysis: Analysis, setting: str, defense: str) -> str:

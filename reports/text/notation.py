@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
 
 from leakgauge.harness.core.metrics import metric
 from leakgauge.harness.core.result import ClaimRecord, Estimate, ProofRecord
@@ -18,18 +17,6 @@ _GROUP = "\u00a0"
 
 _ADVERSARIES = [threat.value for threat in Threat]
 _EXPONENT = re.compile(r"e([+-])0*(\d+)$")
-_UNSEEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that no page can show, or that change the direction of the text after them."""
-
-_Text = TypeVar("_Text", bound=str)
-
-
-def visible(text: _Text) -> _Text:
-    """The text with control characters and changes of direction spelled out; `Markup` stays `Markup`.
-
-    A name such as `a\\u202eb` then cannot reverse the words around it, or end the page.
-    """
-    return type(text)(_UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)) if _UNSEEN.search(text) else text
 
 
 def grouped(count: int) -> str:

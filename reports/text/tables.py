@@ -12,6 +12,7 @@ from rich.text import Text
 
 from leakgauge.harness.core.labels import counted, where
 from leakgauge.harness.core.result import Estimate, Run, TrainingRecord
+from leakgauge.harness.core.sinks import styled
 from leakgauge.reports.sections.checked import BADGES, UNKEPT, brief, checked, codes, is_unkept
 from leakgauge.reports.sections.leakage import entry_of
 from leakgauge.reports.select import Analysis, Group, final_accuracy
@@ -50,7 +51,7 @@ def _claim(trainings: Sequence[TrainingRecord]) -> Text:
     text += f"\n{UNKEPT.words}" if marked else ""
     seen = not marked and all(state.badge.tone == "good" for state in code)
     tone = BADGES[worst].tone if worst else "none"
-    return Text(text, style=_STYLES["info" if tone == "good" and not seen else tone] if worst else "")
+    return styled(text, _STYLES["info" if tone == "good" and not seen else tone] if worst else "")
 
 
 def _identified(group: Group) -> str:
@@ -61,7 +62,7 @@ def _identified(group: Group) -> str:
 
 def _trained(trainings: Sequence[TrainingRecord], accuracy: Estimate | None) -> Text:
     """Final accuracy, whether a training did not learn or dropped updates, and the mean bits for each parameter."""
-    text = Text(percent(accuracy.value if accuracy is not None else None))
+    text = styled(percent(accuracy.value if accuracy is not None else None))
     lost = sum(flag.code == "no-learning" for training in trainings for flag in training.flags)
     if lost:
         text.append(f"\nno learning{f'{chr(10)}in {lost}' if lost < len(trainings) else ''}", style=_STYLES["bad"])
@@ -82,22 +83,22 @@ def _row(analysis: Analysis, group: Group, *, first: bool) -> list[Text]:
     setting = [analysis.settings[group.setting]] if len(analysis.settings) > 1 else []
     floor, top = fixed(analysis.floor_value(group)), fixed(ceiling.value if ceiling is not None else None)
     return [
-        Text("\n".join(filter(None, [label.name, label.varying, *setting]))),
-        Text(analysis.attack_text(group)),
-        Text(f"{group.case.threat}\n{where(group.case.target)}"),
-        Text("\n".join(filter(None, [f"{metric} {entry.value}".strip(), entry.interval, _identified(group)]))),
-        Text(entry.word or "ceiling", style=_STYLES[entry.tone]),
-        Text(f"{floor}\n{top}"),
+        styled("\n".join(filter(None, [label.name, label.varying, *setting]))),
+        styled(analysis.attack_text(group)),
+        styled(f"{group.case.threat}\n{where(group.case.target)}"),
+        styled("\n".join(filter(None, [f"{metric} {entry.value}".strip(), entry.interval, _identified(group)]))),
+        styled(entry.word or "ceiling", _STYLES[entry.tone]),
+        styled(f"{floor}\n{top}"),
         _trained(trainings, accuracy),
-        _claim(trainings) if first else Text(""),
+        _claim(trainings) if first else styled(""),
     ]
 
 
 def _stacked(row: Sequence[Text]) -> Text:
     """The columns of a row below each other, each after its name but for the first three."""
     names = ("", "", "", "", "leakage ", "floor, ceiling ", "accuracy, bits ", "ε ")
-    parts = [(name, Text(" · ").join(text.split("\n"))) for name, text in zip(names, row, strict=True) if text]
-    return Text("\n").join(Text(name) + text for name, text in parts)
+    parts = [(name, styled(" · ").join(text.split("\n"))) for name, text in zip(names, row, strict=True) if text]
+    return styled("\n").join(styled(name) + text for name, text in parts)
 
 
 def _title(run: Run) -> str:
@@ -113,7 +114,7 @@ def summary(run: Run, width: int = NARROW) -> Table:
     Below `NARROW` characters the columns of a row stand below each other.
     """
     analysis, narrow = Analysis(run), width < NARROW
-    table = Table(title=Text(_title(run)), caption=Text(_CAPTION), box=_BOX, padding=0, show_header=not narrow)
+    table = Table(title=styled(_title(run)), caption=styled(_CAPTION), box=_BOX, padding=0, show_header=not narrow)
     if narrow:
         table.add_column(overflow="fold")
     for name in _COLUMNS if not narrow else ():

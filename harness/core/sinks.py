@@ -1,0 +1,167 @@
+"""Where text leaves the program: for each sink the one function that escapes what a stranger wrote.
+
+Names, reasons and messages come from studies, baselines, plug-ins and errors. They are not trusted.
+
+| sink | function | what a stranger's text cannot do |
+|---|---|---|
+| terminal | `say`; `styled` for a table | begin a line, a workflow command or markup |
+| GitHub | `command` | end its command or begin another |
+| Markdown | `markdown`, `table_row` | end its cell, or be markup, a link or an element |
+| JUnit | `line`, `clipped`; the writer of the XML escapes | hold a character that XML forbids |
+| HTML | `visible`, by the templates; `element` | be an element, or turn the text after it |
+| JSON | `spelled` | hold a workflow command |
+| CSV | `harmless` | be a formula |
+| LaTeX | `latex` | be a command |
+
+No sink shows control characters, lone surrogates or changes of direction. HTML spells them out, and so does JSON, which
+keeps every text; the other sinks drop them. Parquet and data frames hold the texts as they are.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from leakgauge.harness.core.cell import Scalar
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+LONGEST = 400
+"""Characters of a name or a sentence, since an error message may hold a whole traceback."""
+
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\ufffe\uffff]"
+)
+"""What no page can show, what a terminal interprets, and what turns the text that follows it around."""
+
+_BRACKET = re.compile(r"##(?=\w*\[)")
+"""Begins the older workflow commands `##[error]` and `##vso[...]`, anywhere in a line."""
+
+_COLONS = re.compile(r":(?=:)")
+_COMMAND = re.compile(r"\A(\s*):(?=:)")
+"""The start of a workflow command; a runner drops the space before it."""
+
+_MARKDOWN = re.compile(r"([\\`*_\[\]{}#|~!$])")
+_INSIDE_WORD = re.compile(r"(?<=[^\W_])\\_(?=[^\W_])")
+_SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20"
+_FORMULA = re.compile(rf"\A(?=[{_SIGNS}\t\r\n]|[^\S\r\n]*::)|(?<=[;\t\r\n])(?=[{_SIGNS}]|[^\S\r\n]*::)")
+"""Where a formula could begin: at a sign, also a wide one of an East Asian keyboard. `;`, tabs and line ends begin a
+cell in the spreadsheets of countries where the comma is the decimal mark. And where a workflow command could."""
+
+_TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_TEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"<": r"\textless{}", ">": r"\textgreater{}"}
+
+_Text = TypeVar("_Text", bound=str)
+
+
+def visible(text: _Text) -> _Text:
+    """The text with hidden characters spelled out as in JSON: `a\\u202eb`; `Markup` stays `Markup`."""
+    return type(text)(_HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)) if _HIDDEN.search(text) else text
+
+
+def spelled(document: str) -> str:
+    """JSON of the same meaning without hidden characters, and without workflow commands inside a line."""
+    return _BRACKET.sub(r"#\\u0023", visible(document))
+
+
+def clean(text: str) -> str:
+    """The text without hidden characters; tabs and line ends stay."""
+    return _BRACKET.sub("# #", _HIDDEN.sub("", text))
+
+
+def line(text: str) -> str:
+    """The text cleaned, on one line that is no workflow command."""
+    return _COMMAND.sub(r"\1: ", clean(" ".join(text.splitlines())).replace("\t", " "))
+
+
+def clipped(text: str) -> str:
+    """`line` with single spaces, cut to `LONGEST` with a mark."""
+    return cut(" ".join(line(text).split()))
+
+
+def cut(text: str) -> str:
+    """The text cut to `LONGEST` with a mark."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def say(*texts: str, err: bool = False) -> None:
+    """Print each text on one line. `err`: on standard error."""
+    stream = sys.stderr if err else sys.stdout
+    stream.write("".join(f"{line(text)}\n" for text in texts))
+    stream.flush()
+
+
+def emit(document: str | bytes) -> None:
+    """Print a finished document, which was escaped where it was written."""
+    import typer
+
+    typer.echo(document, nl=False)
+
+
+def styled(text: str, style: str = "", *, cropped: bool = False) -> Text:
+    """A text for rich, without markup. rich decides where lines begin, so no part of it is a workflow command.
+
+    Args:
+        cropped: on one line, which ends in dots if it is too long.
+    """
+    from rich.text import Text
+
+    whole = _COLONS.sub(": ", clean(line(text) if cropped else text))
+    return Text(whole, style=style, overflow="ellipsis" if cropped else None, no_wrap=cropped or None)
+
+
+def command(level: str, title: str, text: str) -> str:
+    """A GitHub workflow command, such as an annotation of the level `error`; the text may have several lines."""
+    name = _data(title).replace(":", "%3A").replace(",", "%2C")
+    return f"::{level} title={name}::{_data(text)}"
+
+
+def _data(text: str) -> str:
+    """The message of a workflow command."""
+    return cut(clean(text)).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def markdown(text: str, *, bare: bool = False) -> str:
+    """A text on one line as literal Markdown, also inside a table.
+
+    Args:
+        bare: for people who read the source: `_` inside a word, which means nothing there, stays as it is.
+    """
+    plain = _MARKDOWN.sub(r"\\\1", line(text))
+    plain = plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _INSIDE_WORD.sub("_", plain) if bare else plain
+
+
+def table_head(names: Sequence[str]) -> list[str]:
+    """The first two lines of a Markdown table."""
+    return [table_row(names), table_row(["---"] * len(names))]
+
+
+def table_row(fields: Iterable[str]) -> str:
+    """One line of a Markdown table, from escaped fields."""
+    return f"| {' | '.join(fields)} |"
+
+
+def element(text: str) -> str:
+    """A text in HTML that no template makes."""
+    return html.escape(visible(text))
+
+
+def harmless(value: Scalar) -> str:
+    """A value as a field of a CSV that no spreadsheet runs as a formula: a quote goes before each start of one.
+
+    Numbers are unchanged: -0.5 is a number of the results, "-0.5" is a text from outside.
+    """
+    if value is None:
+        return ""
+    return _FORMULA.sub("'", clean(value)) if isinstance(value, str) else str(value)
+
+
+def latex(text: str) -> str:
+    """A text in LaTeX, on one line. After the end of a row, `[` and `*` would be an argument of that end."""
+    plain = "".join(_TEX.get(sign, sign) for sign in line(text))
+    return f"{{}}{plain}" if plain.lstrip().startswith(("[", "*")) else plain

@@ -1,0 +1,311 @@
+"""What leaves the program: no text of a hostile run or baseline is more than a text, in any sink."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import dataclasses
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from rich.console import Console
+from typer.testing import CliRunner
+
+from leakgauge.harness.cli.main import app
+from leakgauge.harness.cli.progress import _view, logged
+from leakgauge.harness.core.result import Run
+from leakgauge.harness.core.rows import COLUMNS, rows
+from leakgauge.harness.core.sinks import (
+    clean,
+    command,
+    harmless,
+    latex,
+    line,
+    markdown,
+    spelled,
+    styled,
+    table_row,
+    visible,
+)
+from leakgauge.harness.gate import compare as comparing
+from leakgauge.harness.gate.baseline import Baseline, to_text, write
+from leakgauge.harness.gate.judge import Outcome, Rules, Verdict, judge
+from leakgauge.harness.gate.measure import Measured, measured
+from leakgauge.harness.gate.output import annotations, as_json, junit, summary
+from leakgauge.harness.study.supervisor import Outcome as Ended
+from leakgauge.harness.study.supervisor import Progress
+from leakgauge.reports.export import rows_as, to_jsonl
+from leakgauge.reports.html import render
+from leakgauge.reports.sections.changes import Against
+from leakgauge.reports.select import Analysis
+from leakgauge.reports.text.markdown import to_matrix
+from leakgauge.reports.text.tables import plain
+from tests import gate_case
+from tests.hostile import PAYLOADS, hostile_baseline, hostile_run, on_disk, poisoned, tame_run
+from tests.report_page import Page
+
+ROOT = Path(__file__).parents[1]
+ALL = "".join(PAYLOADS)
+RAW = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+OURS = re.compile(r"::(error|warning) title=leakgauge[^:]*::\S")
+TEXTS = st.lists(st.sampled_from(PAYLOADS[:-1]) | st.text(max_size=6), min_size=1, max_size=4).map("".join)
+PARTS = TEXTS.map(lambda text: text.encode(errors="ignore").decode())
+"""Texts of cells: without lone surrogates, which no reader of results accepts."""
+
+
+def said_well(text: str, *, ours: int = 0) -> None:
+    """No hidden character; no line is a workflow command, but for the last so many, which are ours."""
+    assert not RAW.search(text)
+    assert not re.search(r"##\w*\[", text)
+    commands = [one.strip() for one in re.split(r"[\r\n]", text) if one.strip().startswith("::")]
+    assert len(commands) == ours
+    assert all(OURS.match(one) for one in commands)
+
+
+def outcome_of(run: Run, base: Baseline) -> tuple[Measured, Outcome]:
+    """A comparison with every verdict, each check, problem and warning with the hostile texts."""
+    now = measured(run)
+    text = base.reason
+    found = judge(now, base.measured, Rules(), noise_sd=base.noise_sd)
+    checks = tuple(poisoned(gate_case.check(verdict, at), text) for at, verdict in enumerate(Verdict))
+    return now, Outcome((*checks, *found.checks), (*found.problems, text), (*found.warnings, text))
+
+
+TABLE = MarkdownIt("commonmark").enable("table").enable("strikethrough")
+
+
+def markdown_well(text: str, *, ours: tuple[str, ...] = ()) -> None:
+    """No element, link, picture or code; every row of a table has as many cells as its head."""
+    said_well(text)
+    tokens = TABLE.parse(text)
+    width = column = 0
+    for token in tokens:
+        assert token.type not in ("fence", "code_block", "hr", "blockquote_open"), token
+        if token.type == "html_block":
+            assert token.content.strip() in ours
+        for child in token.children or ():
+            assert child.type in ("text", "strong_open", "strong_close", "softbreak", "text_special"), child
+        column = column + 1 if token.type in ("th_open", "td_open") else 0 if token.type == "tr_open" else column
+        width = column if token.type == "thead_close" else width
+        assert token.type != "tr_close" or column == width or not width
+    for one in text.splitlines():
+        if one.startswith("| "):
+            assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", one)) in {
+                len(re.findall(r"(?<!\\)(?:\\\\)*\|", head)) for head in text.splitlines() if head.startswith("| ---")
+            }
+
+
+def latex_well(text: str, columns: int) -> None:
+    """Every row has its cells, and no character is active but ours."""
+    said_well(text)
+    body = text.split("\\endhead\n")[1].split("\\bottomrule")[0]
+    caption = re.search(r"\\caption\{(.*)\} \\\\\n", text)
+    for one in [*body.splitlines(), *([caption[1]] if caption else [])]:
+        row = one.removesuffix(" \\\\")
+        assert not row.lstrip().startswith(("[", "*"))
+        for name in ("textbackslash", "textasciitilde", "textasciicircum", "textless", "textgreater"):
+            row = row.replace(f"\\{name}{{}}", "")
+        row = re.sub(r"\\[&%$#_{}]", "", row).removeprefix("{}")
+        assert one not in body.splitlines() or row.count(" & ") == columns - 1
+        assert not re.search(r"[\\{}%$#^~<>_]", row.replace(" & ", ""))
+
+
+def element_well(text: str, like: str) -> None:
+    """The page has the elements that a page of harmless texts may have, no handler and no address of a stranger."""
+    assert not RAW.search(text)
+    page, tame = Page(text), Page(like)
+    assert page.open == []
+    assert {tag for tag, _ in page.tags} <= {tag for tag, _ in tame.tags}
+    assert {name for _, found in page.tags for name in found} <= {name for _, found in tame.tags for name in found}
+    for _, found in page.tags:
+        address = found.get("href", found.get("src", "#"))
+        assert address.startswith(("#", "data:image/", "data:application/zip"))
+    assert page.inline == tame.inline
+
+
+def table_of(run: Run, found: comparing.Comparison) -> str:
+    """What the terminal shows of a run, narrow and wide, and of a comparison."""
+    buffer = io.StringIO()
+    for width in (30, 140):
+        Console(file=buffer, width=width).print(comparing.table(found))
+    return buffer.getvalue() + plain(run, width=40) + plain(run, width=200)
+
+
+@settings(max_examples=6)
+@given(PARTS, TEXTS)
+@example(ALL, ALL + "\ud800")
+@example("::error::x", "::error::x")
+def test_no_text_of_a_hostile_run_or_baseline_is_more_than_a_text(cells: str, reason: str) -> None:
+    run = dataclasses.replace(hostile_run(cells), name=reason)
+    base = dataclasses.replace(hostile_baseline(cells), reason=reason)
+    now, outcome = outcome_of(run, base)
+    compared = comparing.compare(run, tame_run())
+    for text in (table_of(run, compared), rows_as("csv", run).decode(), to_jsonl(Analysis(run))):
+        said_well(text)
+    said_well(as_json(outcome, now, base) + comparing.to_json(compared) + spelled(to_text(base)))
+    shown = annotations(outcome)
+    said_well("\n".join(shown), ours=len(shown))
+    folds = ("<details><summary>Details</summary>", "</details>")
+    markdown_well(summary(outcome, now, base), ours=folds)
+    for text in (to_matrix(Analysis(run)), rows_as("md", run).decode(), comparing.to_markdown(compared)):
+        markdown_well(text)
+    suite = ElementTree.fromstring(junit(outcome, now).encode())
+    assert len(list(suite.iter("testcase"))) == len(outcome.checks) + len(outcome.problems)
+    texts = [text for one in suite.iter() for text in (one.text or "", *one.attrib.values())]
+    said_well("\n".join(texts) + junit(outcome, now))
+    names = ["defense", "note", "quantity"]
+    latex_well(rows_as("tex", run, (), names).decode(), 3)
+    latex_well(
+        rows_as("tex", run).decode(), len(rows_as("md", run).decode().split("| ---")[0].splitlines()[-1].split(" | "))
+    )
+
+
+@settings(max_examples=5)
+@given(PARTS)
+@example(ALL)
+def test_a_csv_reads_back_as_the_cleaned_texts_with_no_formula(text: str) -> None:
+    run = hostile_run(text)
+    lines = list(csv.DictReader(io.StringIO(rows_as("csv", run).decode(), newline="")))
+    found = list(rows(run))
+    assert len(lines) == len(found)
+    for one, row in zip(lines, found, strict=True):
+        for name, field in one.items():
+            if COLUMNS[name] == "str":
+                assert not field.startswith(
+                    ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+                )
+                assert field.replace("'", "") == clean(row.get(name) or "").replace("'", "")
+
+
+@pytest.mark.parametrize("text", [ALL, '</script><b>" onload="x'])
+def test_a_page_of_hostile_texts_has_no_element_of_theirs(text: str) -> None:
+    run, base = hostile_run(text), hostile_baseline(text)
+    tame = tame_run()
+    like = outcome_of(tame, Baseline(measured(tame), 0.012, "why"))
+    now, outcome = outcome_of(run, base)
+    against = Against(outcome, now, base)
+    tame_page = render(tame, images="none", against=Against(like[1], like[0], Baseline(like[0], 0.012, "why")))
+    page = render(run, images="none", against=against)
+    assert "could not be built" not in page
+    element_well(page, tame_page)
+    element_well(f"<body>{run._repr_html_()}</body>", f"<body>{tame._repr_html_()}</body>")
+
+
+def calls(folder: Path, other: Path, base: Path) -> Iterator[tuple[str, ...]]:
+    """Every command that shows results, a baseline or a study."""
+    yield from (("report", str(folder)), ("report", str(folder), "--against", str(base)))
+    yield from (("export", str(folder), "--to", to) for to in ("csv", "tex", "md", "jsonl", "matrix"))
+    yield ("export", str(folder), "--to", "csv", "--columns", "defense,note")
+    yield from (("compare", str(folder), str(other), "--format", to) for to in ("table", "md", "json"))
+    yield from (("check", str(folder), "--baseline", str(base)), ("check", str(other), "--baseline", str(base)))
+    yield from (("baseline", "show", str(base)), ("baseline", "show", str(base), "--json"))
+    yield ("baseline", "diff", str(base), str(base.with_name("other.json")))
+    yield ("baseline", "update", str(folder), "--reason", "x", "--baseline", str(base))
+
+
+def test_no_command_prints_a_stranger_s_control_characters_or_workflow_commands(tmp_path: Path) -> None:
+    folder, other = on_disk(hostile_run(ALL[:-3000]), tmp_path / "a"), on_disk(tame_run(), tmp_path / "b")
+    base = tmp_path / "base.json"
+    write(hostile_baseline(ALL[:-3000]), base)
+    write(hostile_baseline("::stop-commands::t "), tmp_path / "other.json")
+    for words in calls(folder, other, base):
+        found = CliRunner().invoke(app, words, env={"GITHUB_ACTIONS": "true", "CI": "", "COLUMNS": "60"})
+        assert found.exception is None or isinstance(found.exception, SystemExit), words
+        assert found.output
+        commands = sum(one.startswith("::error title=leakgauge%3A not comparable") for one in found.output.splitlines())
+        assert words[0] == "check" or not commands
+        said_well(found.output.replace("::warning title=leakgauge", "-"), ours=commands)
+    shown = CliRunner().invoke(app, ["baseline", "show", str(base), "--json"]).output
+    assert json.loads(shown) == json.loads(base.read_text())
+
+
+def test_progress_of_hostile_jobs_is_lines_of_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Job:
+        label, sort = ALL, "x"
+
+    ended = Ended(Job(), 1.0, ALL, ALL, f"Trace\n{ALL}\n{'::error::x'}")  # type: ignore[arg-type]
+    progress = Progress(2, running=[ALL])
+    logged(lambda *_: None, tmp_path, verbose=True)(progress, ended)
+    said_well(capsys.readouterr().out + (tmp_path / "run.log").read_text())
+    assert len((tmp_path / "run.log").read_text().splitlines()) == 2
+    buffer = io.StringIO()
+    Console(file=buffer, width=40).print(_view(f"{'x' * 40}::error::y {ALL}", progress, [ended]))
+    said_well(buffer.getvalue())
+
+
+@given(TEXTS)
+@example(ALL)
+def test_each_sink_s_function_leaves_only_text(text: str) -> None:
+    for made in (line(text), markdown(text), markdown(text, bare=True), latex(text), styled(text).plain):
+        said_well(made)
+    for made in (line(text), markdown(text), latex(text)):
+        assert len(f"x{made}".splitlines()) == 1
+    (only,) = command("error", text, text).splitlines()
+    head, title, *_ = only.split("::", 2)[1].partition(" title=")
+    assert head == "error"
+    assert title
+    assert not re.search(r"[:,]", _[0])
+    assert TABLE.parse(table_row([markdown(text)] * 3))
+    said_well(harmless(text))
+
+
+def test_the_texts_of_today_stay_as_they_are() -> None:
+    for text in (
+        "gaussian clip=1, epsilon=1e-5",
+        "mean SSIM rose by 0.161 (90 %: 0.098 to 0.224)",
+        "  a   b",
+        "é 数据 عربي",
+    ):
+        assert clean(text) == line(text) == visible(text) == harmless(text) == text
+        assert styled(text).plain == latex(text.replace("%", "")).replace("\\", "") + "%" * 0 or "%" in text
+    assert markdown("noise_std=0.04, a::b", bare=True) == "noise_std=0.04, a::b"
+    assert markdown("_x_ a_b", bare=True) == r"\_x\_ a_b"
+
+
+OWNERS = {
+    "print": frozenset({"harness.cli.options", "reports.text.tables"}),
+    "echo": frozenset({"harness.core.sinks"}),
+    "secho": frozenset[str](),
+    "stdout": frozenset({"harness.core.sinks", "harness.cli.options", "harness.gate.rerun"}),
+    "stderr": frozenset({"harness.core.sinks", "harness.gate.rerun"}),
+    "Text": frozenset({"harness.core.sinks"}),
+    "Console": frozenset({"harness.cli.options", "harness.cli.progress", "reports.text.tables"}),
+    "Markup": frozenset({"reports.html", "reports.sections.tradeoffs"}),
+    "write_text": frozenset[str](),
+    "emit": frozenset(
+        {"harness.core.sinks", *(f"harness.cli.{name}" for name in ("options", "gate", "report", "compare"))}
+    ),
+    "HTML": frozenset({"harness.cli.progress"}),
+    "warn": frozenset({"harness.cli.fixture"}),
+    "escape": frozenset({"harness.core.sinks", "harness.cli.python", "reports.html"}),
+}
+"""Who may call what a text leaves by. The sinks clean; the others get their texts from the sinks, or own none."""
+
+
+def uses(source: str) -> set[str]:
+    """The names of `OWNERS` that a module calls, or whose methods it calls."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            parts = [one for one in ast.walk(node.func) if isinstance(one, ast.Name | ast.Attribute)]
+            found |= {one.id if isinstance(one, ast.Name) else one.attr for one in parts}
+    return found & OWNERS.keys()
+
+
+def test_no_other_path_prints_a_text() -> None:
+    loose = []
+    for path in sorted(
+        one for top in ("harness", "reports", "attacks", "defenses") for one in (ROOT / top).rglob("*.py")
+    ):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        loose += [(name, use) for use in uses(path.read_text("utf-8")) if name not in OWNERS[use]]
+    assert loose == []
+    assert uses("sys.stdout.write(x)\nprint(1)\ntyper.echo(2)\nText(3)") == {"stdout", "print", "echo", "Text"}
