@@ -1,7 +1,6 @@
 """What the commands of the gate print, and their exit codes, from files as a run leaves them."""
 
 import dataclasses
-import functools
 import json
 import shutil
 import subprocess
@@ -9,136 +8,42 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from leakgauge.harness.cli.main import app
-from leakgauge.harness.core.cell import Target, fingerprint
-from leakgauge.harness.core.result import Failure, to_data
-from leakgauge.harness.core.stats import mean
 from leakgauge.harness.gate.baseline import read, write
 from leakgauge.harness.gate.measure import measured
-from leakgauge.harness.study.store import Store, load_run
-from tests import report_fixtures as made
-from tests.report_fixtures import GAUSSIAN, MAP, MATCHING, NONE, PRIOR, THRESHOLD, result_of, ssim_values
+from leakgauge.harness.study.store import load_run
+from tests import check_case
+from tests.check_case import (
+    better,
+    cut,
+    cut_result,
+    cut_training,
+    failed_cell,
+    failed_image,
+    inconclusive,
+    missing_cell,
+    nan_in_a_file,
+    no_results,
+    one_image_worse,
+    other_images,
+    other_study,
+    worse,
+    write_run,
+)
 
-PROBE, MEMBERS = Target("probe", 0, 16), Target("members", count=200)
-ASKED = [*((attack, PROBE, "server") for attack in (MATCHING, MAP, PRIOR)), (THRESHOLD, MEMBERS, "public")]
-CELLS = made.grid([NONE, GAUSSIAN[1]], ASKED, seeds=[0])
-OUTSIDE = {"CI": "", "GITHUB_ACTIONS": "", "GITHUB_STEP_SUMMARY": ""}
+ACCEPTED = ("--accept-baseline", "these files are in no repository")
 
 
 def call(*words, **environment):
-    return CliRunner().invoke(app, [str(word) for word in words], env=OUTSIDE | environment)
+    """A command in a folder of no repository."""
+    return check_case.call(*words, *(ACCEPTED if words[0] == "check" else ()), **environment)
 
 
-def arrays_of(cell):
-    """Scores or pictures, as a worker stores them."""
-    if cell.attack == THRESHOLD:
-        scores = made.scores_of(cell)
-        is_member = np.repeat([True, False], [len(scores.members), len(scores.outside)])
-        return {"scores": np.concatenate([scores.members, scores.outside]), "is_member": is_member}
-    pictures = made.pictures_of(cell)
-    return {"original": pictures.original, "guess": pictures.guess}
-
-
-def write_run(folder, cells=CELLS):
-    """A folder of results of a run that nobody ran."""
-    store = Store(folder)
-    store.write_study(
-        {
-            "name": "smoke",
-            "title": "Invented",
-            "text": "",
-            "hash": fingerprint([cell.id for cell in cells]),
-            "cells": [to_data(cell) for cell in cells],
-            "data": {"invented": "00ff"},
-            "public": ["invented"],
-            "attacks": {cell.attack.key: to_data(made.ATTACKS[cell.attack.name]) for cell in cells},
-        }
-    )
-    for spec in {cell.training.id: cell.training for cell in cells}.values():
-        store.write_training(made.training_of(spec), {}, 1.0)
-    for cell in cells:
-        store.write_result(result_of(cell), arrays_of(cell), 1.0)
-
-
-def one(attack, defense=GAUSSIAN[1]):
-    """The cell of an attack on a defense."""
-    return next(cell for cell in CELLS if cell.attack == attack and cell.training.defense == defense)
-
-
-def with_values(folder, cell, values):
-    """The same run with other SSIMs of a cell."""
-    changed = made.with_estimates(result_of(cell), mean("ssim", values))
-    Store(folder).write_result(changed, {}, 1.0)
-
-
-def shifted(folder, *, attack, steps):
-    """The same run with each SSIM of an attack moved, by these steps in turn."""
-    values = ssim_values(one(attack))
-    with_values(folder, one(attack), [value + steps[at % len(steps)] for at, value in enumerate(values)])
-
-
-worse = functools.partial(shifted, attack=MAP, steps=[0.07])
-better = functools.partial(shifted, attack=MAP, steps=[-0.1])
-inconclusive = functools.partial(shifted, attack=MATCHING, steps=[0.15, -0.12])
-
-
-def one_image_worse(folder):
-    values = list(ssim_values(one(MATCHING)))
-    assert values[3] < 0.4
-    values[3] = 0.75
-    with_values(folder, one(MATCHING), values)
-
-
-def missing_cell(folder):
-    for path in Store(folder).cell(one(MAP).id).iterdir():
-        path.unlink()
-
-
-def failed_cell(folder):
-    missing_cell(folder)
-    Store(folder).write_failure(Failure(one(MAP), "RuntimeError", "out of memory", "trace"))
-
-
-def failed_image(folder):
-    with_values(folder, one(MAP), [None, *ssim_values(one(MAP))[1:]])
-
-
-def nan_in_a_file(folder):
-    path = Store(folder).cell(one(MAP).id) / "result.json"
-    data = json.loads(path.read_text())
-    data["estimates"][0]["values"][5] = float("nan")
-    path.write_text(json.dumps(data))
-
-
-def cut(path, end=500):
-    path.write_bytes(path.read_bytes()[:-end])
-
-
-def cut_result(folder):
-    cut(Store(folder).cell(one(MAP).id) / "result.json", 40)
-
-
-def cut_training(folder):
-    cut(Store(folder).training(one(MAP).training.id) / "record.json", 40)
-
-
-def other_images(folder):
-    for attack in (MATCHING, MAP, PRIOR):
-        for cell in (one(attack), one(attack, NONE)):
-            arrays = arrays_of(cell)
-            Store(folder).write_result(result_of(cell), arrays | {"original": arrays["original"] / 2}, 1.0)
-
-
-def other_study(folder):
-    write_run(folder, made.grid([NONE, GAUSSIAN[2]], ASKED, seeds=[0]))
-
-
-def no_results(folder):
-    (folder / "study.json").unlink()
+@pytest.fixture(autouse=True)
+def outside(tmp_path, monkeypatch):
+    """Nothing here is in a repository; `test_gate_target.py` has those that are."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -378,7 +283,7 @@ def test_a_check_needs_no_torch_and_its_code_is_that_of_the_process(folder, base
         "import sys\nfrom leakgauge.harness.cli.main import main\n"
         "try:\n    main()\nfinally:\n    print('torch' in sys.modules, file=sys.stderr)"
     )
-    words = [sys.executable, "-c", code, "check", str(folder), "--baseline", str(base)]
+    words = [sys.executable, "-c", code, "check", str(folder), "--baseline", str(base), *ACCEPTED]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "False"

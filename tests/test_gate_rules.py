@@ -177,8 +177,17 @@ def test_a_measure_that_one_side_lacks():
     assert (lost.verdict, lost.before) == (Verdict.INCOMPLETE, pytest.approx(0.2))
     control = judge(measured(), measured(measure(control="ceiling")), Rules())
     assert control.exit_code() == 5
-    added = judge(measured(measure()), measured(), Rules()).checks[0]
-    assert (added.verdict, added.now) == (Verdict.NOT_COMPARABLE, pytest.approx(0.2))
+    assert "removed: the run no longer has" in lost.reason
+    added = judge(measured(measure(), measure(name="new"), study_hash="f" * 16), measured(measure()), Rules())
+    assert ([check.key for check in added.checks], added.exit_code()) == ([measure().key], 0)
+    changed, new = added.warnings
+    assert changed.startswith("the study changed: smoke 1111")
+    assert new.startswith("new ")
+    assert "this measure is not compared: new: the baseline does not have" in new
+    alone = judge(measured(measure()), measured(), Rules())
+    assert (alone.checks, alone.exit_code()) == ((), 4)
+    failed = judge(measured(measure(), measure(name="new", problem="a cell failed")), measured(measure()), Rules())
+    assert failed.exit_code() == 5
 
 
 def scores(name: str, shift: float, n: tuple[int, int] = (60, 90)) -> tuple[np.ndarray, np.ndarray]:
@@ -323,9 +332,9 @@ def test_a_control_warns_and_never_fails(control, changes, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"study_hash": "f" * 16}, "of another study"),
+        ({"study_hash": "f" * 16, "measures": (measure(name="new"),)}, "of another study"),
         ({"data": {"digits": "f" * 16}}, "data of 'digits'"),
-        ({"data": {"digits": "2" * 16, "photos": "f" * 16}}, "data of 'photos'"),
+        ({"data": {"photos": "f" * 16}}, "data of 'digits'"),
         ({"packages": {"torch": "2.13.1+cpu", "numpy": "2.4.6"}}, "stale: torch 2.13.0+cpu to 2.13.1+cpu"),
         ({"packages": {"torch": "2.13.0+cpu"}}, "stale: numpy 2.4.6 to none"),
         ({"measures": (measure(), measure())}, "1 measures of the run have the key of another one"),
@@ -372,4 +381,6 @@ def test_the_worst_comes_first_and_decides_the_exit_code():
     worst = [judge(measured(*now[:n]), measured(*base[:n]), Rules()) for n in range(1, 7)]
     assert [one.exit_code() for one in worst] == [0, 0, 4, 5, 1, 1]
     assert [one.exit_code(inconclusive_fails=True) for one in worst] == [0, 3, 4, 5, 1, 1]
+    changed = [dataclasses.replace(one, unaccepted=("noise_sd",)) for one in worst]
+    assert [one.exit_code(inconclusive_fails=True) for one in changed] == [6, 6, 4, 5, 1, 1]
     assert [str(one.verdict) for one in worst[:4]] == ["PASS", "INCONCLUSIVE", "NOT COMPARABLE", "INCOMPLETE"]

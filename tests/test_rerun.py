@@ -2,6 +2,7 @@
 
 import dataclasses
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -76,20 +77,35 @@ def test_the_second_time_has_other_seeds_and_twice_the_images(folder):
 
 @pytest.mark.matrix
 def test_the_baseline_at_its_commit_gives_the_measures_of_the_run(folder):
-    found = rerun.at_commit("HEAD", rerun.Bench(folder, workers=0))
     own = measured(rerun.load_run(folder))
+    # the run no longer asks the first, and asks the second of fewer images
+    lost, fewer = (
+        dataclasses.replace(own.measures[0], key=key, values=(0.5,)) for key in ("a/b/c/ssim/0", own.measures[0].key)
+    )
+    held = dataclasses.replace(own, measures=(lost, fewer, *own.measures[1:]))
+    found = rerun.at_commit("HEAD", rerun.Bench(folder, workers=0), held)
+    assert found.measures[:2] == (lost, fewer)
+    assert found.measures[2].value == pytest.approx(own.measures[1].value)
     assert (found.study, found.study_hash, found.data) == (own.study, own.study_hash, own.data)
-    assert found.by_key().keys() == own.by_key().keys()
+    assert found.by_key().keys() == {lost.key, *own.by_key()}
     head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     assert (found.commit, found.dirty) == (head, False)
     assert not any("leakgauge-base-" in line for line in _worktrees())
 
 
 def test_a_commit_that_is_not_there_is_said_in_a_line(folder):
-    assert not rerun.knows("no such commit", rerun.Bench(folder).source)
-    assert rerun.knows("HEAD", rerun.Bench(folder).source)
     with pytest.raises(StudyError, match="git rev-parse no such commit"):
-        rerun.at_commit("no such commit", rerun.Bench(folder))
+        rerun.at_commit("no such commit", rerun.Bench(folder), measured(rerun.load_run(folder)))
+
+
+def test_a_rerun_of_a_run_without_the_cells_of_the_baseline_is_refused(folder):
+    held = dataclasses.replace(measured(rerun.load_run(folder)), measures=())
+    with pytest.raises(StudyError, match="the run has no cell of the baseline"):
+        rerun.at_commit("HEAD", rerun.Bench(folder), held)
+
+
+def test_the_rules_of_a_commit_are_read_from_its_code():
+    assert rerun.rules_at("HEAD", rerun.Bench(Path()).source) == Rules()
 
 
 def test_a_check_that_cannot_tell_runs_again_where_the_commit_is_known(folder, monkeypatch):
@@ -97,31 +113,13 @@ def test_a_check_that_cannot_tell_runs_again_where_the_commit_is_known(folder, m
     monkeypatch.setattr(rerun, "settle", lambda found, ref, *rest, **named: asked.append(ref) or found)
     unsure = outcome_of(folder, Verdict.INCONCLUSIVE)
     found = rerun.again(unsure, None, bench, Rules(), noise_sd=0.0)
-    assert "no cell ran again: this checkout has neither the baseline's commit" in found.warnings[-1]
+    assert "no cell ran again: no commit of the target branch" in found.warnings[-1]
     assert rerun.again(unsure, "HEAD", bench, Rules(), noise_sd=0.0) is unsure
-    for verdict in (Verdict.PASS, Verdict.FAIL):
-        decided = outcome_of(folder, verdict)
+    cannot = dataclasses.replace(unsure.checks[-1], verdict=Verdict.NOT_COMPARABLE)
+    other = dataclasses.replace(unsure, checks=(cannot, *unsure.checks))
+    for decided in (other, *(outcome_of(folder, verdict) for verdict in (Verdict.PASS, Verdict.FAIL))):
         assert rerun.again(decided, "HEAD", bench, Rules(), noise_sd=0.0) is decided
     assert asked == ["HEAD"]
-
-
-def test_the_commit_of_a_baseline_is_its_own_or_the_last_of_its_file(tmp_path):
-    def git(*words):
-        named = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-        done = subprocess.run(["git", *named, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    file, bench = tmp_path / "base.json", rerun.Bench(tmp_path, source=tmp_path)
-    assert rerun.base_commit("release 0.1.0", file, bench) is None
-    git("init", "--quiet")
-    assert rerun.base_commit("release 0.1.0", file, bench) is None
-    for name in ("base.json", "other"):
-        (tmp_path / name).write_text(name)
-        git("add", name)
-        git("commit", "--quiet", "-m", name)
-    assert rerun.base_commit(git("rev-parse", "HEAD"), file, bench) == git("rev-parse", "HEAD")
-    assert rerun.base_commit("release 0.1.0", file, bench) == git("rev-parse", "HEAD~1")
-    assert rerun.base_commit("", file, bench) == git("rev-parse", "HEAD~1")
 
 
 def test_results_of_other_code_are_said_to_be_so(folder):
@@ -133,7 +131,7 @@ def test_results_of_other_code_are_said_to_be_so(folder):
 
 
 @pytest.mark.parametrize(
-    ("here", "now", "said"), [(True, False, 1), (True, True, 0), (False, True, 0), (False, False, 0)]
+    ("here", "now", "said"), [(True, False, 1), (True, True, 0), (False, True, 1), (False, False, 0)]
 )
 def test_changes_that_the_results_do_not_have_are_said(folder, monkeypatch, here, now, said):
     found = measured(rerun.load_run(folder))

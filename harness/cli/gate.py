@@ -2,7 +2,7 @@
 
 Exit codes: 0 no increase detected, 1 leakage increased, 2 invalid arguments, no results, or a bug in leakgauge,
 3 inconclusive with `--inconclusive fail`, 4 not comparable or no baseline, 5 a gated cell failed or is missing,
-130 interrupted.
+6 a change of the baseline or of the rules that nobody accepted, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from leakgauge.harness.gate.judge import Check, Outcome
     from leakgauge.harness.gate.measure import Measured
     from leakgauge.harness.gate.rerun import Bench
+    from leakgauge.harness.gate.target import Trusted
 
 baselines = typer.Typer(name="baseline", help="The numbers that 'check' compares with.", no_args_is_help=True)
 
@@ -55,9 +56,16 @@ def _gate_errors() -> Iterator[None]:
 def check(
     folder: cli.FolderArgument,
     baseline: Annotated[Path, typer.Option(help="The file that 'leakgauge baseline update' wrote.")],
-    rerun_base: Annotated[
-        str | None, typer.Option(metavar="REF", help="Rerun the baseline at this commit instead of using its numbers.")
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="REF", help="The branch whose baseline counts; default: that of CI, else origin/main."),
     ] = None,
+    accept_baseline: Annotated[
+        str | None, typer.Option(metavar="REASON", help="Judge by the baseline and the rules of this checkout.")
+    ] = None,
+    rerun_base: Annotated[
+        bool, typer.Option("--rerun-base", help="Rerun the baseline by the target's code instead of using its numbers.")
+    ] = False,
     inconclusive: InconclusiveOption = "warn",
     junit: Annotated[Path | None, typer.Option(help="Write JUnit XML to this file.")] = None,
     summary: SummaryOption = None,
@@ -71,15 +79,18 @@ def check(
 ) -> None:
     """Compare a run with a baseline. Exit code 0: no increase detected; 1: leakage increased."""
     from leakgauge.harness.gate import output
-    from leakgauge.harness.gate.baseline import read
     from leakgauge.harness.gate.measure import measured, titles
     from leakgauge.harness.gate.rerun import Bench
+    from leakgauge.harness.gate.target import trusted
     from leakgauge.harness.study.store import load_run
 
+    if accept_baseline is not None:
+        _check_reason("--accept-baseline", accept_baseline)
     fails = inconclusive == "fail"
     with _gate_errors():
-        now, base = measured(load_run(folder)), read(baseline)
-        base, outcome = _judged(now, base, baseline, Bench(folder, data, workers), rerun_base, not no_rerun)
+        now, held = measured(load_run(folder)), trusted(baseline, target, accept_baseline)
+        bench = Bench(folder, data, workers, held.root)
+        base, outcome = _judged(now, held, bench, rerun_base=rerun_base, rerun=not no_rerun)
         say(*_table(outcome, titles(now.measures)))
         if junit is not None:
             _write(junit, output.junit(outcome, now))
@@ -163,28 +174,35 @@ def diff(
     say(*provenance(before.measured, after.measured), *_moved(found))
 
 
-def _judged(
-    now: Measured, base: Baseline, file: Path, bench: Bench, rerun_base: str | None, rerun: bool
-) -> tuple[Baseline, Outcome]:
-    """The baseline, rerun at the commit `rerun_base` if there is one, and the outcome of the comparison with it."""
-    from leakgauge.harness.gate.judge import Rules, judge
-    from leakgauge.harness.gate.rerun import about_checkout, again, at_commit, base_commit
+def _judged(now: Measured, held: Trusted, bench: Bench, *, rerun_base: bool, rerun: bool) -> tuple[Baseline, Outcome]:
+    """The baseline, rerun if that is asked for, and the outcome of the comparison with it."""
+    from leakgauge.harness.gate.judge import Outcome, judge
+    from leakgauge.harness.gate.rerun import about_checkout, again, at_commit
 
-    if rerun_base is not None:
-        base = replace(base, measured=at_commit(rerun_base, bench))
-    outcome = judge(now, base.measured, Rules(), noise_sd=base.noise_sd)
+    base = held.baseline
+    if rerun_base and held.base is None:
+        raise cli.refusal(cli.USAGE, "--rerun-base: no commit of the target branch is known to rerun")
+    if elsewhere := about_checkout(now):
+        return base, Outcome((), elsewhere, held.warnings, held.unaccepted)
+    if rerun_base and held.base is not None:
+        base = replace(base, measured=at_commit(held.base, bench, base.measured))
+    outcome = judge(now, base.measured, held.rules, noise_sd=base.noise_sd)
     if rerun:
-        ref = rerun_base or base_commit(base.measured.commit, file, bench)
-        outcome = again(outcome, ref, bench, Rules(), noise_sd=base.noise_sd)
-    return base, replace(outcome, warnings=(*about_checkout(now), *outcome.warnings))
+        outcome = again(outcome, held.base, bench, held.rules, noise_sd=base.noise_sd)
+    return base, replace(outcome, unaccepted=held.unaccepted, warnings=(*held.warnings, *outcome.warnings))
+
+
+def _check_reason(option: str, reason: str) -> None:
+    """Refuse a reason that is not one printable line."""
+    if not reason.strip() or not reason.isprintable():
+        raise cli.refusal(cli.USAGE, f"expected {option} with one line of text, got {reason!r}")
 
 
 def _check_update(reason: str, noise_sd: float | None) -> None:
     """Refuse an update in CI, without a printable reason, or with an infinite noise level."""
     if os.environ.get("CI", "").strip().lower() not in ("", "0", "false"):
         raise cli.refusal(cli.USAGE, "CI is set: a person updates a baseline, in a commit that others review")
-    if not reason.strip() or not reason.isprintable():
-        raise cli.refusal(cli.USAGE, f"expected --reason with one line of text, got {reason!r}")
+    _check_reason("--reason", reason)
     if noise_sd is not None and not math.isfinite(noise_sd):
         raise cli.refusal(cli.USAGE, f"expected a finite --noise-sd, got {noise_sd}")
 
@@ -253,6 +271,8 @@ def _table(outcome: Outcome, named: dict[str, str]) -> Iterable[str]:
 
     for problem in outcome.problems:
         yield f"not comparable: {clipped(problem)}"
+    for change_of_rules in outcome.unaccepted:
+        yield f"not accepted: {clipped(change_of_rules)}"
     for warning in outcome.warnings:
         yield f"warning: {clipped(warning)}"
     if not outcome.checks:
@@ -282,6 +302,8 @@ def _first(outcome: Outcome) -> str:
 
     if outcome.problems:
         return f": {clipped(outcome.problems[0])}"
+    if outcome.verdict is Verdict.NOT_ACCEPTED:
+        return f"; first: {clipped(outcome.unaccepted[0])}"
     if not outcome.checks or outcome.verdict is Verdict.PASS:
         return ""
     return f"; first: {clipped(outcome.checks[0].key)}: {clipped(outcome.checks[0].reason)}"

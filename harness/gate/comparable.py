@@ -31,10 +31,11 @@ class Refusal(NamedTuple):
 
 def problems(now: Measured, base: Measured) -> Iterable[str]:
     """Why two runs cannot be compared at all."""
-    if now.study_hash != base.study_hash:
+    shared = now.by_key().keys() & base.by_key().keys()
+    if now.study_hash != base.study_hash and all(base.by_key()[key].control for key in shared):
         found = f"{now.study} {now.study_hash} against {base.study} {base.study_hash}"
         yield f"the run is of another study than the baseline: {found}; {_HELP}"
-    for name in sorted(now.data.keys() | base.data.keys()):
+    for name in sorted(base.data):
         if now.data.get(name) != base.data.get(name):
             found = f"{now.data.get(name, 'none')} against {base.data.get(name, 'none')}"
             yield f"the data of {name!r} are not those of the baseline: {found}"
@@ -50,6 +51,8 @@ def problems(now: Measured, base: Measured) -> Iterable[str]:
 
 def about_runs(now: Measured, base: Measured) -> Iterable[str]:
     """Warnings about two runs that can be compared."""
+    if now.study_hash != base.study_hash:
+        yield f"the study changed: {base.study} {base.study_hash} -> {now.study} {now.study_hash}"
     if now.machine != base.machine:
         yield f"another machine than the baseline's: {now.machine} against {base.machine}"
     packages = [(name, base.packages.get(name), now.packages.get(name)) for name in NUMERIC]
@@ -68,11 +71,11 @@ def about_runs(now: Measured, base: Measured) -> Iterable[str]:
 def refusal(new: Measure | None, old: Measure | None, rules: Rules) -> Refusal | None:
     """Why a measure cannot be judged; None if it can. At least one of the two exists."""
     if new is None:
-        return Refusal(Verdict.INCOMPLETE, "the run does not have this measure")
+        return Refusal(Verdict.INCOMPLETE, "removed: the run no longer has this measure")
     if lack := new.problem or _lack(new):
         return Refusal(Verdict.INCOMPLETE, f"the run has no number: {lack}")
     if old is None:
-        return Refusal(Verdict.NOT_COMPARABLE, "the baseline does not have this measure")
+        return Refusal(Verdict.NOT_COMPARABLE, "new: the baseline does not have this measure")
     if lack := old.problem or _lack(old):
         return Refusal(Verdict.NOT_COMPARABLE, f"the baseline has no number: {lack}")
     if new.control != old.control:

@@ -46,6 +46,7 @@ _CODES = {
     Verdict.FAIL: 1,
     Verdict.INCOMPLETE: 5,
     Verdict.NOT_COMPARABLE: 4,
+    Verdict.NOT_ACCEPTED: 6,
     Verdict.INCONCLUSIVE: 0,
     Verdict.PASS: 0,
 }
@@ -94,25 +95,28 @@ class Outcome:
         checks: worst first: FAIL, INCOMPLETE, NOT COMPARABLE, INCONCLUSIVE, PASS; in each, images newly recognizable
             first, then by metric the largest rise.
         problems: why the two runs cannot be compared at all; then there are no checks.
-        warnings: for example another machine, uncommitted code, or a ceiling that fell.
+        warnings: for example another machine, uncommitted code, a new measure, or a ceiling that fell.
+        unaccepted: changes of the baseline or of the rules that nobody accepted.
     """
 
     checks: tuple[Check, ...]
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
+    unaccepted: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
-        """The worst: FAIL, INCOMPLETE, NOT COMPARABLE, INCONCLUSIVE, PASS in this order.
+        """The worst: FAIL, INCOMPLETE, NOT COMPARABLE, NOT ACCEPTED, INCONCLUSIVE, PASS in this order.
 
-        NOT COMPARABLE if nothing was checked.
+        NOT COMPARABLE if nothing was checked; NOT ACCEPTED if there is a change that nobody accepted.
         """
         if self.problems or not self.checks:
             return Verdict.NOT_COMPARABLE
-        return min((check.verdict for check in self.checks), key=_ORDER.index)
+        found = [check.verdict for check in self.checks]
+        return min([*found, Verdict.NOT_ACCEPTED] if self.unaccepted else found, key=_ORDER.index)
 
     def exit_code(self, *, inconclusive_fails: bool = False) -> int:
-        """0 no increase detected, 1 leakage increased, 3 inconclusive, 4 not comparable, 5 incomplete."""
+        """0 no increase, 1 leakage increased, 3 inconclusive, 4 not comparable, 5 incomplete, 6 not accepted."""
         return 3 if inconclusive_fails and self.verdict is Verdict.INCONCLUSIVE else _CODES[self.verdict]
 
 
@@ -167,8 +171,9 @@ def judge(now: Measured, base: Measured, rules: Rules, *, noise_sd: float = 0.0)
             shown = new or old
             assert shown is not None
             controls = all(one is None or one.control for one in (new, old))
-            if controls and refusal.verdict is Verdict.NOT_COMPARABLE:
-                warnings.append(f"{shown.name}: this control is not compared: {refusal.reason}")
+            if (controls or old is None) and refusal.verdict is Verdict.NOT_COMPARABLE:
+                what = "this control" if controls else "this measure"
+                warnings.append(f"{shown.name}: {what} is not compared: {refusal.reason}")
             else:
                 was, now_is = (None if one is None else comparable.finite(one.value) for one in (old, new))
                 checks.append(_check(shown, refusal.verdict, was, now_is, refusal.reason))

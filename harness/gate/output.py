@@ -31,6 +31,7 @@ ICONS = {
     Verdict.FAIL: "✕",
     Verdict.INCOMPLETE: "!",
     Verdict.NOT_COMPARABLE: "≠",
+    Verdict.NOT_ACCEPTED: "≠",
     Verdict.INCONCLUSIVE: "?",
     Verdict.PASS: "✓",
 }
@@ -65,6 +66,8 @@ def headline(outcome: Outcome) -> str:
     if not outcome.checks:
         return "Nothing was checked"
     verdict, total = outcome.verdict, counted(len(outcome.checks), "check")
+    if verdict is Verdict.NOT_ACCEPTED:
+        return f"Not accepted: {counted(len(outcome.unaccepted), 'change')} of the baseline or the rules, with {total}"
     hits = [check for check in outcome.checks if check.verdict is verdict]
     if verdict is Verdict.PASS:
         return f"No increase detected in {total}"
@@ -93,11 +96,13 @@ def junit(outcome: Outcome, measured: Measured) -> str:
     """
     root = ElementTree.Element("testsuites", name="leakgauge")
     suite = ElementTree.SubElement(root, "testsuite", name=line(f"leakgauge check: {measured.study}"))
-    counts = Counter({"error": len(outcome.problems)})
+    refused = (*outcome.problems, *outcome.unaccepted)
+    counts = Counter({"error": len(refused)})
     known, names = measured.by_key(), titles(measured.measures)
-    for at, problem in enumerate(outcome.problems, 1):
+    for at, problem in enumerate(refused, 1):
         case = ElementTree.SubElement(suite, "testcase", classname="comparison", name=f"problem {at}")
-        ElementTree.SubElement(case, "error", message=clipped(problem), type=Verdict.NOT_COMPARABLE.value)
+        what = Verdict.NOT_COMPARABLE if at <= len(outcome.problems) else Verdict.NOT_ACCEPTED
+        ElementTree.SubElement(case, "error", message=clipped(problem), type=what.value)
     for check in outcome.checks:
         # a check that the run lacks has only its key, which starts with the defense
         defense = part_text(known[check.key].defense) if check.key in known else check.key.split("/")[0]
@@ -113,7 +118,7 @@ def junit(outcome: Outcome, measured: Measured) -> str:
     if outcome.warnings:
         ElementTree.SubElement(suite, "system-err").text = "\n".join(map(clipped, outcome.warnings))
     for element in (root, suite):
-        element.set("tests", str(len(outcome.problems) + len(outcome.checks)))
+        element.set("tests", str(len(refused) + len(outcome.checks)))
         for tag, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
             element.set(name, str(counts[tag]))
     ElementTree.indent(root)
@@ -127,8 +132,9 @@ def summary(outcome: Outcome, measured: Measured, base: Baseline, *, most: int =
         most: bytes. Rows that do not fit are left out, the best verdicts first, and a sentence counts them.
     """
     head = [f"## {ICONS[outcome.verdict]} leakgauge: {headline(outcome)}"]
-    head += [""] if outcome.problems or outcome.warnings else []
-    for name, notes in (("Not comparable", outcome.problems), ("Warning", outcome.warnings)):
+    each = (("Not comparable", outcome.problems), ("Not accepted", outcome.unaccepted), ("Warning", outcome.warnings))
+    head += [""] if any(notes for _, notes in each) else []
+    for name, notes in each:
         head += [f"- **{name}:** {escaped(note)}" for note in notes[:_MOST_NOTES]]
         if len(notes) > _MOST_NOTES:
             head.append(f"- {len(notes) - _MOST_NOTES} more")
@@ -174,6 +180,7 @@ def as_json(outcome: Outcome, measured: Measured, base: Baseline, *, inconclusiv
         "now": measured.source(),
         "baseline": {**base.measured.source(), "noise_sd": base.noise_sd, "reason": base.reason},
         "problems": outcome.problems,
+        "unaccepted": outcome.unaccepted,
         "warnings": outcome.warnings,
         "checks": checks,
     }
@@ -183,6 +190,7 @@ def as_json(outcome: Outcome, measured: Measured, base: Baseline, *, inconclusiv
 def annotations(outcome: Outcome) -> list[str]:
     """GitHub workflow commands, worst first, at most ten; the last counts the others."""
     found = [("error", "leakgauge: not comparable", problem) for problem in outcome.problems]
+    found += [("error", "leakgauge: not accepted", change) for change in outcome.unaccepted]
     for check in outcome.checks:
         if check.verdict is not Verdict.PASS:
             level = "error" if check.verdict in (Verdict.FAIL, Verdict.INCOMPLETE) else "warning"

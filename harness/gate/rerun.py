@@ -1,4 +1,4 @@
-"""Reruns for the gate: the baseline at its commit, and inconclusive cells on twice as many images.
+"""Reruns for the gate: the baseline by older code, and inconclusive cells on twice as many images.
 
 The code of another commit runs in a process and a checkout of its own. It gets the resolved cells as JSON.
 """
@@ -23,7 +23,7 @@ from leakgauge.harness.core.metrics import metric
 from leakgauge.harness.core.result import Run, to_data
 from leakgauge.harness.gate.comparable import TESTED
 from leakgauge.harness.gate.judge import Check, Outcome, Rules, Verdict, judge
-from leakgauge.harness.gate.measure import Measured, key_end, measured
+from leakgauge.harness.gate.measure import Measure, Measured, key_end, measured
 from leakgauge.harness.study.environment import environment
 from leakgauge.harness.study.store import Store, load_run
 
@@ -34,7 +34,7 @@ _SCRIPT = """
 import json, sys
 from pathlib import Path
 from pydantic import TypeAdapter
-if Path("leakgauge").is_dir():
+if not Path("harness/cell.py").is_file():
     from leakgauge.harness.core.cell import Cell
     from leakgauge.harness.study.run import run_study
     from leakgauge.harness.study.study import Study
@@ -48,6 +48,12 @@ data = None if asked["data"] is None else Path(asked["data"])
 run_study(Study("again", "", cells), asked["out"], data=data, workers=asked["workers"])
 """
 
+_RULES = """
+import dataclasses, json
+from leakgauge.harness.gate.rules import Rules
+print(json.dumps(dataclasses.asdict(Rules())))
+"""
+
 
 @dataclass(frozen=True)
 class Bench:
@@ -57,7 +63,7 @@ class Bench:
         folder: the checked run; reruns lie in its folder `again`, which is emptied each time.
         data: folder of the data sets; None: the default one.
         workers: processes; None: one a core.
-        source: a folder inside the checkout whose history contains the baseline's commit.
+        source: a folder inside the checkout whose history contains the base's commit.
     """
 
     folder: Path
@@ -66,60 +72,67 @@ class Bench:
     source: Path = Path()
 
 
-def knows(ref: str, source: Path) -> bool:
-    """Whether the checkout around `source` has this commit."""
+def holds(source: Path, *words: str) -> bool:
+    """Whether a git command succeeds."""
     try:
-        _git(source, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+        git(source, *words)
     except StudyError:
         return False
     return True
 
 
-def base_commit(made: str, file: Path, bench: Bench) -> str | None:
-    """The commit whose code made a baseline: the one that it names, or the last that changed its file.
-
-    The first is a commit of leakgauge. If leakgauge is installed as a package, the second is a commit of the user's
-    checkout. None: the checkout has neither.
-    """
-    if knows(made, bench.source):
-        return made
-    try:
-        return _git(bench.source, "log", "-1", "--format=%H", "--", str(file.resolve())) or None
-    except StudyError:
-        return None
-
-
 def again(outcome: Outcome, ref: str | None, bench: Bench, rules: Rules, *, noise_sd: float) -> Outcome:
-    """The outcome after `settle` at `ref`, if a check is inconclusive and none fails; without `ref`, with a warning."""
-    if outcome.verdict is Verdict.FAIL or not any(one.verdict is Verdict.INCONCLUSIVE for one in outcome.checks):
+    """The outcome after `settle` at `ref`, if inconclusive is its worst verdict; without `ref`, with a warning."""
+    if not any(one.verdict is Verdict.INCONCLUSIVE for one in outcome.checks):
+        return outcome
+    if any(one.verdict not in (Verdict.INCONCLUSIVE, Verdict.PASS) for one in outcome.checks):
         return outcome
     if ref is None:
-        why = "no cell ran again: this checkout has neither the baseline's commit nor the history of its file"
-        return dataclasses.replace(outcome, warnings=(*outcome.warnings, f"{why}; fetch it, or say --rerun-base"))
+        why = "no cell ran again: no commit of the target branch is known whose code made the baseline"
+        return dataclasses.replace(outcome, warnings=(*outcome.warnings, why))
     return settle(outcome, ref, bench, rules, noise_sd=noise_sd)
 
 
 def about_checkout(now: Measured) -> tuple[str, ...]:
-    """A warning if other code made the results: a resumed run keeps finished cells."""
+    """Why the results are not those of this checkout's code: a resumed run keeps finished cells. Empty: they may be."""
     here = environment()
     if now.commit != here.commit:
         made = f"the results were made at {now.commit[:12] or 'an unknown commit'} and this code is at "
         return (f"{made}{here.commit[:12]}: run the study again, in a new folder, to check this code",)
-    if here.dirty and not now.dirty:
-        return ("this code has changes that the results do not have: run the study again, in a new folder",)
+    if here.dirty != now.dirty:
+        who = "this code has changes that the results" if here.dirty else "the results have changes that this code"
+        return (f"{who} lack{'' if here.dirty else 's'}: run the study again, in a new folder",)
     return ()
 
 
-def at_commit(ref: str, bench: Bench) -> Measured:
-    """The measures of the whole study, run now by the code of `ref`.
+def at_commit(ref: str, bench: Bench, held: Measured) -> Measured:
+    """The measures of `held`, run now by the code of `ref`.
+
+    What the run no longer asks, or asks of fewer items, keeps the numbers of `held`: the check then misses it.
 
     Raises:
-        StudyError: git does not know `ref`, or its code cannot run the study.
+        StudyError: git does not know `ref`, or its code cannot run the cells.
     """
-    store = Store(bench.folder)
-    study = store.read_study()
-    found = measured(_run_at(ref, store.cells(), "base", bench))
-    return dataclasses.replace(found, study=study["name"], study_hash=study["hash"])
+    keys = held.by_key()
+    cells = [cell for cell in Store(bench.folder).cells() if any(key.endswith(key_end(cell)) for key in keys)]
+    if not cells:
+        raise StudyError("run again", ["the run has no cell of the baseline"])
+    found = measured(_run_at(ref, cells, "base", bench))
+    ran = found.by_key()
+    measures = tuple(ran[key] if key in ran and _alike(was, ran[key]) else was for key, was in keys.items())
+    data = held.data | found.data
+    return dataclasses.replace(found, study=held.study, study_hash=held.study_hash, data=data, measures=measures)
+
+
+def rules_at(ref: str, source: Path) -> Rules:
+    """The thresholds in the code of `ref`.
+
+    Raises:
+        StudyError: git does not know `ref`, or its code has none.
+    """
+    with _checkout(ref, source) as (tree, _):
+        known = json.loads(_python(_RULES, "", tree, f"state the rules of {ref[:12]}"))
+    return Rules(**{field.name: known[field.name] for field in dataclasses.fields(Rules) if field.name in known})
 
 
 def settle(outcome: Outcome, ref: str, bench: Bench, rules: Rules, *, noise_sd: float) -> Outcome:
@@ -153,6 +166,11 @@ def settle(outcome: Outcome, ref: str, bench: Bench, rules: Rules, *, noise_sd: 
         reran = check.key in unsure
         checks.append(_settled(check, found.get(f"{stem}/{renamed[end]}"), problems) if reran else check)
     return dataclasses.replace(outcome, checks=tuple(sorted(checks, key=lambda check: order.index(check.verdict))))
+
+
+def _alike(was: Measure, now: Measure) -> bool:
+    """Whether two measures of one question are of the same items."""
+    return (len(was.values), was.sides, was.items) == (len(now.values), now.sides, now.items)
 
 
 def _settled(check: Check, again: Check | None, problems: str) -> Check:
@@ -191,10 +209,16 @@ def _run(cells: Sequence[Cell], tree: Path, out: Path, bench: Bench) -> Run:
     }
     # earlier results may come from other code or other packages
     shutil.rmtree(out, ignore_errors=True)
+    _python(_SCRIPT, json.dumps(asked), tree, f"run {len(cells)} cells for {out.name}")
+    return load_run(out)
+
+
+def _python(script: str, text: str, tree: Path, what: str) -> str:
+    """The output of a script that runs with the code in `tree`; `text` is its input."""
     path = os.pathsep.join(filter(None, [str(tree), os.environ.get("PYTHONPATH", "")]))
     done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT],
-        input=json.dumps(asked),
+        [sys.executable, "-c", script],
+        input=text,
         cwd=tree,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
@@ -205,24 +229,24 @@ def _run(cells: Sequence[Cell], tree: Path, out: Path, bench: Bench) -> Run:
         raise KeyboardInterrupt
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise StudyError("run again", [f"the code in {out.name} could not run {len(cells)} cells: {last}"])
-    return load_run(out)
+        raise StudyError("run again", [f"that code could not {what}: {last}"])
+    return done.stdout
 
 
 @contextmanager
 def _checkout(ref: str, source: Path) -> Iterator[tuple[Path, str]]:
     """A temporary worktree of a commit, and the commit's full name."""
-    commit = _git(source, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+    commit = git(source, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
     with tempfile.TemporaryDirectory(prefix="leakgauge-base-") as parent:
         tree = Path(parent) / "tree"
-        _git(source, "worktree", "add", "--quiet", "--detach", str(tree), commit)
+        git(source, "worktree", "add", "--quiet", "--detach", str(tree), commit)
         try:
             yield tree, commit
         finally:
-            _git(source, "worktree", "remove", "--force", str(tree))
+            git(source, "worktree", "remove", "--force", str(tree))
 
 
-def _git(where: Path, *words: str) -> str:
+def git(where: Path, *words: str) -> str:
     """The output of a git command.
 
     Raises:

@@ -23,6 +23,7 @@ _TONES = {
     Verdict.FAIL: "bad",
     Verdict.INCOMPLETE: "bad",
     Verdict.NOT_COMPARABLE: "warn",
+    Verdict.NOT_ACCEPTED: "warn",
     Verdict.INCONCLUSIVE: "warn",
     Verdict.PASS: "info",
 }
