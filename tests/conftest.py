@@ -1,5 +1,6 @@
 """Shared by all tests: one thread, and the folder of the real data."""
 
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
+os.environ["LEAKGAUGE_ALLOW_CODE"] = "1"  # studies of tests name doubles; without it: tests/test_strangers.py
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("repeatable")
 

@@ -104,7 +104,7 @@ def test_all_problems_are_reported_together_with_path_value_and_expectation():
         ({"audit": 0.5}, "audit: got 0.5, expected: input should be a valid integer"),
         ({"threats": ["sever"]}, "no threat 'sever'; known: server"),
         ({"threats": ["server+names"]}, "no grant 'names' in 'server+names'; known: broadcast, labels"),
-        ({"defenses": [{"name": "gaussian", "epsilon": math.inf}]}, "expected epsilon > 0, got epsilon=inf"),
+        ({"defenses": [{"name": "gaussian", "epsilon": math.inf}]}, "epsilon: got inf, expected a finite number"),
     ],
 )
 def test_each_problem_has_its_line(changes, message):

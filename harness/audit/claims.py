@@ -29,6 +29,9 @@ from leakgauge.harness.federation.registry import ParameterError
 MOST = 200
 """Rounds of a claim for a whole run, unless the defense has fewer: UDP's T."""
 
+_LARGEST = 1e9
+"""What a number of the setting must stay below."""
+
 DEFAULTS = {
     "dim": 25_818,
     "clients": 30,
@@ -270,7 +273,7 @@ def _value(text: str) -> Scalar:
     """A number, true or false, or the text itself."""
     try:
         value = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no JSON, thousands of digits, or thousands of brackets
         return text
     return value if isinstance(value, bool | int | float) else text
 
@@ -295,8 +298,8 @@ def _setting(given: dict[str, Scalar], rounds: int, problems: list[str], default
             problems.append(f"setting.{key}: unknown key, known: {', '.join(table)}")
         elif key == "sends" and value not in ("update", "gradient"):
             problems.append(f"setting.sends: got {value!r}, expected 'update' or 'gradient'")
-        elif key != "sends" and (isinstance(value, bool | str) or value is None or not value > above):
-            problems.append(f"setting.{key}: got {value!r}, expected a number above zero")
+        elif key != "sends" and (isinstance(value, bool | str) or value is None or not above < value < _LARGEST):
+            problems.append(f"setting.{key}: got {value!r}, expected a number above zero and below {_LARGEST:g}")
         else:
             table[key] = value if key in ("lr", "momentum", "sends") else int(value)  # type: ignore[arg-type]  # checked above
     if "participants" not in given or table["participants"] is None:

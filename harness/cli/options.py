@@ -33,6 +33,14 @@ DataOption = Annotated[
 WorkersOption = Annotated[
     int | None, typer.Option(min=0, help="Worker processes; default: one per core; 0: work in this process.")
 ]
+AllowCodeOption = Annotated[
+    bool,
+    typer.Option("--allow-code", help="Import what the study names as module:Class. Also by LEAKGAUGE_ALLOW_CODE=1."),
+]
+MaxCellsOption = Annotated[int, typer.Option("--max-cells", min=1, help="The most cells that a grid may have.")]
+MaxNumberOption = Annotated[
+    int, typer.Option("--max-number", min=1, help="The most clients, rounds, victims, ... that a study may ask for.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

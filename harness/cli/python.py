@@ -18,6 +18,7 @@ def run(
     workers: int | None = None,
     device: str = "cpu",
     progress: bool = True,
+    allow_code: bool = False,
 ) -> Run:
     """Run the unfinished cells of a study, write `folder/report.html`, and return all results.
 
@@ -29,6 +30,7 @@ def run(
         data: folder of the data sets; default `LEAKGAUGE_DATA`, or `~/.cache/leakgauge`.
         workers: worker processes; default one per core; 0: work in this process.
         device: where clients train, `cpu` or `cuda`.
+        allow_code: whether a TOML file may name code to import, as in `module:Class`; a study that was loaded may.
         progress: show it: live in a terminal and in a notebook, else one line for each finished job.
 
     Raises:
@@ -41,7 +43,7 @@ def run(
     from leakgauge.harness.study.run import run_study
     from leakgauge.harness.study.store import write_atomically
 
-    loaded = study if isinstance(study, Study) else load_study(study)
+    loaded = study if isinstance(study, Study) else load_study(study, allow_code=allow_code)
     if progress:
         with listener(loaded.name) as listen:
             heard = logged(listen, Path(folder))

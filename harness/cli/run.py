@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leakgauge.harness.cli.options import DataOption, JsonOption, StudyArgument, WorkersOption, print_json, user_errors
+from leakgauge.harness.cli import options as cli
 from leakgauge.harness.cli.report import ImagesOption, publish
 from leakgauge.harness.core.sinks import say
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def run(
-    study: StudyArgument,
+    study: cli.StudyArgument,
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder of the results; the same command resumes.")],
-    data: DataOption = None,
-    workers: WorkersOption = None,
+    data: cli.DataOption = None,
+    workers: cli.WorkersOption = None,
     device: Annotated[str, typer.Option(help="Where clients train: cpu or cuda.")] = "cpu",
     images: ImagesOption = "public",
     only: Annotated[
@@ -30,14 +30,18 @@ def run(
     ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the cells, and which are finished.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Also print starts, and the traces of failures.")] = False,
+    allow_code: cli.AllowCodeOption = False,
+    max_cells: cli.MaxCellsOption = 20_000,
+    max_number: cli.MaxNumberOption = 1_000_000,
 ) -> None:
     """Run a study, print its table, and write the report; DIR/run.log has every job. The same command again resumes."""
     from leakgauge.harness.cli.progress import listener, logged
     from leakgauge.harness.study.run import run_study
     from leakgauge.harness.study.study import load_study
 
-    with user_errors():
-        loaded = _chosen(load_study(study), only)
+    with cli.user_errors():
+        found = load_study(study, allow_code=allow_code, max_cells=max_cells, max_number=max_number)
+        loaded = _chosen(found, only)
         if dry_run:
             _print_study(loaded, data, out)
             return
@@ -72,16 +76,23 @@ def _defense_text(defense: PartSpec) -> str:
     return part_text(defense) if goal is None else f"{defense.name} for {goal.text}"
 
 
-def show(study: StudyArgument, data: DataOption = None, as_json: JsonOption = False) -> None:
+def show(
+    study: cli.StudyArgument,
+    data: cli.DataOption = None,
+    as_json: cli.JsonOption = False,
+    allow_code: cli.AllowCodeOption = False,
+    max_cells: cli.MaxCellsOption = 20_000,
+    max_number: cli.MaxNumberOption = 1_000_000,
+) -> None:
     """Show the cells that a study resolves to, and about how long they take: measured, for about ten seconds."""
     from leakgauge.harness.core.result import to_data
     from leakgauge.harness.study.study import load_study
 
-    with user_errors():
-        loaded = load_study(study)
+    with cli.user_errors():
+        loaded = load_study(study, allow_code=allow_code, max_cells=max_cells, max_number=max_number)
     if as_json:
         cells = [{"id": cell.id, **to_data(cell)} for cell in loaded.cells]
-        print_json({"name": loaded.name, "title": loaded.title, "hash": loaded.hash, "cells": cells})
+        cli.print_json({"name": loaded.name, "title": loaded.title, "hash": loaded.hash, "cells": cells})
     else:
         _print_study(loaded, data)
 

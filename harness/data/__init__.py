@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gzip
 import hashlib
 import importlib
 import os
@@ -27,8 +28,15 @@ _BROKEN = (
     *(TypeError, AttributeError, LookupError, MemoryError),  # pickle, see the docs of UnpicklingError
     NotImplementedError,  # zipfile: a damaged version or method
     SyntaxError,  # Pillow: a damaged PNG chunk
+    RecursionError,  # json and pickle: nested without end
 )
 """Errors that readers raise for damaged or inaccessible files, as observed."""
+
+MAX_UNPACKED = 128 * 2**20
+"""Bytes to which a packed file may grow; the environment variable LEAKGAUGE_MAX_UNPACKED replaces it."""
+
+_RATIO = 50
+"""A file may also grow this often: photographs grow 10 to 20 times, Fashion-MNIST 1.8, MNIST 5; a bomb 200 to 1,000."""
 
 
 class DataMissing(LookupError):
@@ -174,6 +182,29 @@ def find(what: str, folders: list[Path], names: list[str], hint: str) -> Path:
                 return path
     places = " and ".join(str(folder) for folder in folders)
     raise DataMissing(f"no {what}: looked for {' or '.join(names)} in {places}; {hint}")
+
+
+def most_unpacked(packed: int) -> int:
+    """The bytes to which `packed` bytes on disk may grow."""
+    return int(os.environ.get("LEAKGAUGE_MAX_UNPACKED") or max(MAX_UNPACKED, _RATIO * packed))
+
+
+def check_unpacked(size: int, packed: int) -> None:
+    """Raise ValueError if files of `packed` bytes grow to `size` bytes, and this is too much."""
+    if size > (most := most_unpacked(packed)):
+        text = f"{packed:,} bytes unpack to {size:,} or more, expected at most {most:,}"
+        raise ValueError(f"{text}; the environment variable LEAKGAUGE_MAX_UNPACKED=BYTES raises this limit")
+
+
+def unpacked(path: Path) -> bytes:
+    """The bytes of a file, unpacked if it is a `.gz`; ValueError if they are too many."""
+    if path.suffix != ".gz":
+        return path.read_bytes()
+    packed = path.stat().st_size
+    with gzip.open(path) as file:
+        content = file.read(most_unpacked(packed) + 1)
+    check_unpacked(len(content), packed)
+    return content
 
 
 @contextlib.contextmanager

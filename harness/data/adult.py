@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.table import Column
-from leakgauge.harness.data import DataSet, Source, find, reading
+from leakgauge.harness.data import DataSet, Source, find, reading, unpacked
 
 COLUMNS = (
     *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation", "relationship"),
@@ -65,8 +64,9 @@ def _rows(root: Path, name: str) -> tuple[Columns, torch.Tensor]:
     """[14, n] texts and [n] labels of one file, without comments and empty lines."""
     hint = f"get it: https://archive.ics.uci.edu/ml/machine-learning-databases/adult/{name}"
     path = find("Adult file", [root / "adult", root], [name, f"{name}.gz"], hint)
-    with reading(path), (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="ascii") as file:
-        rows = [row for row in csv.reader(file, skipinitialspace=True) if row and not row[0].startswith("|")]
+    with reading(path):
+        lines = unpacked(path).decode("ascii").splitlines()
+        rows = [row for row in csv.reader(lines, skipinitialspace=True) if row and not row[0].startswith("|")]
         for number, row in enumerate(rows, start=1):
             if len(row) != len(COLUMNS) + 1:
                 raise ValueError(f"expected {len(COLUMNS) + 1} columns, got {len(row)} in row {number}")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import warnings
+import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,35 +15,39 @@ import torch
 from torch import Tensor
 
 from leakgauge.harness.core.contract import Examples
-from leakgauge.harness.data import DataSet, DataUnreadable, Source, find, reading, split_by_class
-from leakgauge.harness.data.torchvision_shim import torchvision
+from leakgauge.harness.data import DataSet, DataUnreadable, Source, check_unpacked, find, reading, split_by_class
 
 _CHANNELS = (1, 3)
 _MAX_LABEL = 99_999  # larger labels are identifiers, not classes
+_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # as torchvision's ImageFolder
 
 
 def folder(path: Path) -> DataSet:
     """Images in one folder per class: PATH/train/<class>/* with PATH/test/<class>/*, or PATH/<class>/*.
 
     Without `train` or `test`, every fifth image of a class, sorted by name, is a test image. Gray images (modes 1 and L
-    of Pillow) have one channel; palette images and images with transparency become RGB.
+    of Pillow) have one channel; palette images and images with transparency become RGB. Links to folders, out of PATH,
+    or to an image that is there anyway are left out, with a note.
 
     Raises:
         DataMissing: no such folder.
         DataUnreadable: an image cannot be read, or differs from the first one in size or channels; a class has no
-            image; `train` and `test` have different classes.
+            image; `train` and `test` have different classes; the images are too large.
     """
     hint = "expected PATH/train/<class>/* with PATH/test/<class>/*, or PATH/<class>/*"
     find("image folder", [path.parent], [path.name], hint)
     with reading(path):
-        if (path / "train").is_dir() and (path / "test").is_dir():
-            (train, classes), (test, others) = _image_tree(path / "train"), _image_tree(path / "test")
-            if classes != others:
-                raise ValueError(f"expected the same classes in train and test, got {classes} and {others}")
-        else:
-            examples, classes = _image_tree(path)
-            train, test = split_by_class(*examples)
-        return DataSet(f"folder:{path}", train, test, classes, public=False)
+        split = (path / "train").is_dir() and (path / "test").is_dir()
+        trees, lost = _trees(path, ("train", "test") if split else ("",))
+        if not trees[0]:
+            raise ValueError("expected a folder of images for each class, got none")
+        classes, others = (tuple(tree) for tree in (trees[0], trees[-1]))
+        if classes != others:
+            raise ValueError(f"expected the same classes in train and test, got {classes} and {others}")
+        examples = [_images(tree) for tree in trees]
+        train, test = examples if split else split_by_class(*examples[0])
+        note = f"{lost} links left out: to folders, out of the folder, or to images that are there" if lost else ""
+        return DataSet(f"folder:{path}", train, test, classes, public=False, note=note)
 
 
 def npz(path: Path) -> DataSet:
@@ -53,6 +61,8 @@ def npz(path: Path) -> DataSet:
         DataUnreadable: the file is not as above, or holds pickled objects.
     """
     find("npz file", [path.parent], [path.name], "make it: numpy.savez(PATH, x=..., y=...)")
+    with reading(path), zipfile.ZipFile(path) as members:  # what a member declares, its reader does not exceed
+        check_unpacked(sum(member.file_size for member in members.infolist()), path.stat().st_size)
     with reading(path), np.load(path, allow_pickle=False) as arrays:
         if set(arrays) not in ({"x", "y"}, {"x", "y", "x_test", "y_test"}):
             raise ValueError(f"expected x and y, with both or none of x_test and y_test, got {', '.join(arrays)}")
@@ -67,28 +77,63 @@ def npz(path: Path) -> DataSet:
         return DataSet(f"npz:{path}", train, test, classes, public=False)
 
 
-def _image_tree(path: Path) -> tuple[Examples, tuple[str, ...]]:
-    """All images in the class folders of `path`, sorted, and the names of the classes."""
-    tree = torchvision().datasets.ImageFolder(str(path))
-    images = [_image(Path(name)) for name, _ in tree.samples]
-    for (name, _), image in zip(tree.samples, images, strict=True):
-        if image.shape != images[0].shape:
+def _trees(path: Path, parts: Sequence[str]) -> tuple[list[dict[str, list[Path]]], int]:
+    """The images in each part of a folder by class, sorted, and the number of links that are left out.
+
+    A folder behind a link is not entered. A linked image counts if it lies in `path` and is not there by its own name.
+    """
+    trees = [
+        {
+            entry.name: [Path(at, name) for at, _, names in sorted(os.walk(entry)) for name in sorted(names)]
+            for entry in sorted((path / part).iterdir())
+            if entry.is_dir() and not entry.is_symlink()
+        }
+        for part in parts
+    ]
+    named = [file for tree in trees for files in tree.values() for file in files if file.suffix.lower() in _ENDINGS]
+    root, kept = path.resolve(), dict[Path, Path]()
+    for file in sorted(named, key=Path.is_symlink):
+        if (real := file.resolve()).is_relative_to(root):
+            kept.setdefault(real, file)
+    chosen = set(kept.values())
+    links = {Path(at, name) for at, folders, names in os.walk(path) for name in folders + names}
+    lost = sum(link.is_symlink() for link in links - chosen)
+    trees = [{name: [file for file in files if file in chosen] for name, files in tree.items()} for tree in trees]
+    if empty := [name for tree in trees for name, files in tree.items() if not files]:
+        raise ValueError(f"expected images of each class, got no valid file for the classes {', '.join(empty)}")
+    return trees, lost
+
+
+def _images(tree: dict[str, list[Path]]) -> Examples:
+    """All images, labeled by class."""
+    images: list[npt.NDArray[np.uint8]] = []
+    packed = 0
+    for file in (file for files in tree.values() for file in files):
+        packed += file.stat().st_size
+        images.append(_image(file, images[0].nbytes * len(images) if images else 0, packed))
+        if images[-1].shape != images[0].shape:
             raise DataUnreadable(
-                f"cannot read {name}: expected the first image's {images[0].shape} (height, width, channels), "
-                f"got {image.shape}"
+                f"cannot read {file}: expected the first image's {images[0].shape} (height, width, channels), "
+                f"got {images[-1].shape}"
             )
-    x = _inputs("images", np.stack(images))
-    return Examples(x, torch.tensor([label for _, label in tree.samples])), tuple(tree.classes)
+    labels = [label for label, files in enumerate(tree.values()) for _ in files]
+    return Examples(_inputs("images", np.stack(images)), torch.tensor(labels))
 
 
-def _image(path: Path) -> npt.NDArray[np.uint8]:
-    """[height, width, 1 or 3] bytes."""
+def _image(path: Path, before: int, packed: int) -> npt.NDArray[np.uint8]:
+    """[height, width, 1 or 3] bytes; `before` of them, of all `packed` bytes on disk, are unpacked already."""
     from PIL import Image
 
-    with reading(path), Image.open(path) as image:
-        if image.mode.startswith(("I", "F")):
-            raise ValueError(f"expected 8 bits per channel, got an image of mode {image.mode}")
-        pixels = np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB"))
+    try:
+        with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning), reading(path):
+            image = Image.open(path)
+        with reading(path), image:
+            if image.mode.startswith(("I", "F")):
+                raise ValueError(f"expected 8 bits per channel, got an image of mode {image.mode}")
+            check_unpacked(before + image.width * image.height, packed)
+            pixels = np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB"))
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise DataUnreadable(f"cannot read {path}: {error}; make the image smaller") from error
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import codecs
 import functools
-import gzip
 import json
 import pickle
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from leakgauge.harness.core.contract import Examples
-from leakgauge.harness.data import DataMissing, DataSet, DataUnreadable, Source, find, reading
+from leakgauge.harness.data import DataMissing, DataSet, DataUnreadable, Source, find, reading, unpacked
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -90,8 +89,8 @@ def read_idx_set(kind: Idx, root: Path) -> DataSet:
 
 def _read_idx(path: Path, axes: int) -> Bytes:
     """The bytes of an idx file with this number of axes, in the shape that its header states."""
-    with reading(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        data = file.read()
+    with reading(path):
+        data = unpacked(path)
     magic = int.from_bytes(data[:4], "big")
     # idx: two zero bytes, 8 for unsigned bytes, the number of axes; then one big-endian int32 per axis
     if len(data) < 4 * (1 + axes) or magic != 0x0800 + axes:

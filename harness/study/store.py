@@ -117,7 +117,7 @@ class Store:
         except FileNotFoundError as error:
             text = f"no results in {self.folder}: there is no study.json; make some with 'leakgauge run'"
             raise StoreError(text) from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise StoreError(f"cannot read {path}: {error}") from error
 
     def cells(self) -> tuple[Cell, ...]:

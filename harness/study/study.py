@@ -7,8 +7,10 @@ and what was expected.
 from __future__ import annotations
 
 import itertools
+import math
+import os
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import resources
@@ -35,6 +37,20 @@ from leakgauge.harness.study import goal
 
 T = TypeVar("T")
 Table = dict[str, Any]
+
+MAX_CELLS = 20_000
+"""Cells of a study, before duplicates are dropped: a study of a hundred thousand is a slip of the pen."""
+
+MAX_NUMBER = 1_000_000
+"""The largest number of clients, rounds, victims, trials, ..."""
+
+_MAX_DEPTH = 8
+"""Tables and lists inside each other; a study needs five."""
+
+_DEEP = f"tables or lists inside each other are more than {_MAX_DEPTH} deep, which is the limit"
+
+_MAX_INTEGER = 2**63 - 1
+"""What TOML promises to keep, for a seed and for a parameter of a defense."""
 
 
 class _File(BaseModel):
@@ -93,11 +109,19 @@ def shipped() -> dict[str, str]:
     return {name: str(tomllib.loads(text).get("title", "")) for name, text in texts.items()}
 
 
-def load_study(source: str | Path) -> Study:
+def load_study(
+    source: str | Path, *, allow_code: bool = False, max_cells: int = MAX_CELLS, max_number: int = MAX_NUMBER
+) -> Study:
     """The study in a TOML file, or the shipped study of that name.
 
+    Args:
+        allow_code: whether the file may name code to import, as in `module:Class`; also allowed if the environment
+            has LEAKGAUGE_ALLOW_CODE=1. Code that this Python builds studies from needs no permission.
+        max_cells, max_number: the most cells, and the largest integer other than a seed or a defense's parameter.
+
     Raises:
-        StudyError: the file cannot be read, is not TOML, or is invalid; all problems are reported together.
+        StudyError: the file cannot be read, is not TOML, asks for too much, or is invalid; all problems are reported
+            together.
         UnknownNameError: neither a file nor a shipped study.
     """
     try:
@@ -112,21 +136,39 @@ def load_study(source: str | Path) -> Study:
         raise StudyError(str(source), [f"is not TOML: {error}"]) from error
     except (OSError, UnicodeDecodeError) as error:
         raise StudyError(str(source), [f"cannot be read: {error}"]) from error
-    return replace(resolve(table, str(source)), text=text)
+    except ValueError as error:  # of int, for an integer of thousands of digits
+        raise StudyError(str(source), [f"cannot be read: {str(error).partition(';')[0]}"]) from error
+    except RecursionError as error:
+        raise StudyError(str(source), [_DEEP]) from error
+    limits = {"max_cells": max_cells, "max_number": max_number}
+    return replace(resolve(table, str(source), allow_code=allow_code, **limits), text=text)
 
 
-def resolve(table: Table, source: str = "study") -> Study:
+def resolve(
+    table: Table,
+    source: str = "study",
+    *,
+    allow_code: bool = False,
+    max_cells: int = MAX_CELLS,
+    max_number: int = MAX_NUMBER,
+) -> Study:
     """The study that a parsed TOML table describes.
 
+    Args: as in `load_study`.
+
     Raises:
-        StudyError: the study is invalid; all problems are reported together.
+        StudyError: the study is invalid; all problems are reported together, but sizes alone, before anything expands.
     """
-    problems: list[str] = []
+    problems = _too_large(table, max_number)
+    if problems:
+        raise StudyError(source, problems)
     file = _file(table, problems)
+    _check_grid(file, source, max_cells)
+    trusted = code_allowed(allow_code)
     tasks = list(_all("tasks", file.tasks, partial(registry.construct, TaskSpec), problems))
     federations = list(_all("federations", file.federations, partial(registry.construct, FederationSpec), problems))
-    defenses = list(_all("defenses", file.defenses, _defense, problems))
-    attacks = list(_all("attacks", file.attacks, lambda one: _attack(one, file.threats), problems))
+    defenses = list(_all("defenses", file.defenses, lambda one: _defense(one, trusted), problems))
+    attacks = list(_all("attacks", file.attacks, lambda one: _attack(one, file.threats, trusted), problems))
     if len(set(file.seeds)) < len(file.seeds):
         problems.append(f"seeds: got {file.seeds}, expected each seed once")
     for federation, (_, target, *_) in itertools.product(federations, attacks):
@@ -149,6 +191,61 @@ def resolve(table: Table, source: str = "study") -> Study:
     ]
     unique = {cell.id: cell for cell in cells}
     return Study(file.name, file.title, tuple(unique.values()))
+
+
+def code_allowed(asked: bool) -> bool:
+    """Whether a text may name code to import: by an option, or by LEAKGAUGE_ALLOW_CODE=1."""
+    return asked or os.environ.get("LEAKGAUGE_ALLOW_CODE") == "1"
+
+
+def named_code(values: Iterable[object]) -> list[str]:
+    """Those values of a defense's or an attack's table that name code, as in `module:Class`."""
+    return [value for value in values if isinstance(value, str) and ":" in value]
+
+
+def _too_large(table: Table, max_number: int) -> list[str]:
+    """Problems of nesting and numbers: what is too large to be expanded, printed or counted."""
+    problems = []
+    todo: list[tuple[str, object, int]] = [("", table, 0)]
+    for path, value, depth in todo:  # grows meanwhile: no recursion
+        if depth > _MAX_DEPTH:
+            return [_DEEP]
+        if isinstance(value, dict):
+            todo += [(f"{path}.{key}".removeprefix("."), inner, depth + 1) for key, inner in value.items()]
+        elif isinstance(value, list):
+            todo += [(f"{path}[{number}]", inner, depth + 1) for number, inner in enumerate(value)]
+        elif isinstance(value, int):
+            free = path.startswith(("seeds", "defenses"))
+            most = _MAX_INTEGER if free else max_number
+            if abs(value) > most:
+                raised = "" if free else "; --max-number raises this limit"
+                problems.append(f"{path}: got {_short(value)}, expected at most {most:,}{raised}")
+        elif isinstance(value, float) and not math.isfinite(value):
+            problems.append(f"{path}: got {value}, expected a finite number")
+    return problems
+
+
+def _short(value: int) -> str:
+    """An integer in words that fit a line; Python refuses to print thousands of digits."""
+    digits = int(value.bit_length() * math.log10(2)) + 1
+    return f"{value:,}" if digits < 30 else f"an integer of about {digits:,} digits"
+
+
+def _check_grid(file: _File, source: str, max_cells: int) -> None:
+    """Refuse a grid with too many cells, counted without expanding it."""
+    attacks = sum(_count(one) * (1 if "threat" in one else len(file.threats)) for one in file.attacks)
+    counts = [sum(map(_count, tables)) for tables in (file.tasks, file.federations, file.defenses)]
+    counts += [attacks, len(file.seeds)]
+    most = max(math.prod(counts), *counts)  # one of them may be 0, and another 10^9
+    if most > max_cells:
+        text = f"the grid has {_short(most)} cells, expected at most {max_cells:,}; --max-cells raises this limit"
+        raise StudyError(source, [text])
+
+
+def _count(table: Table) -> int:
+    """How many tables `expand` makes of one."""
+    inner = (_count(one) for one in table.values() if isinstance(one, dict))
+    return math.prod(inner) * math.prod(len(one) for one in table.values() if isinstance(one, list))
 
 
 def _file(table: Table, problems: list[str]) -> _File:
@@ -188,17 +285,19 @@ def _all(key: str, tables: list[Table], build: Callable[[Table], T], problems: l
                 problems.append(f"{at}: {error}")
 
 
-def _name(table: Table) -> str:
-    """The `name` of a defense's or an attack's table."""
-    name = table.get("name")
+def _name(table: Table, trusted: bool) -> str:
+    """The `name` of a defense's or an attack's table; neither it nor a parameter names code, unless trusted."""
+    name, code = table.get("name"), named_code(table[key] for key in table if key not in ("target", "threat"))
+    if code and not trusted:
+        raise ValueError(f"{code[0]!r} is code that would be imported; if you trust it, say --allow-code")
     if not isinstance(name, str):
         raise ValueError(f"name: got {name!r}, expected a string" if "name" in table else "name: missing")
     return name
 
 
-def _defense(table: Table) -> PartSpec:
+def _defense(table: Table, trusted: bool) -> PartSpec:
     """A defense with its defaults filled in."""
-    name = _name(table)
+    name = _name(table, trusted)
     parameters = registry.build("defense", name, _without(table, "name", goal.KEY)).parameters()
     if goal.KEY not in table:
         return PartSpec(name, parameters)
@@ -210,9 +309,9 @@ def _against(training: TrainingSpec, malice: Malice | None) -> TrainingSpec:
     return training if malice is None else replace(training, malice=malice, audit=0)
 
 
-def _attack(table: Table, threats: list[str]) -> tuple[PartSpec, Target, tuple[str, ...], Malice | None]:
+def _attack(table: Table, threats: list[str], trusted: bool) -> tuple[PartSpec, Target, tuple[str, ...], Malice | None]:
     """An attack with its defaults filled in, its target, its adversaries, and what the server broadcasts for it."""
-    name = _name(table)
+    name = _name(table, trusted)
     built = registry.build("attack", name, _without(table, "name", "target", "threat"))
     default = {"kind": "members"} if built.kind == "membership" else {}
     target = _inner(Target, table.get("target", default), "target")
