@@ -47,6 +47,7 @@ def test_fresh_parameters_trip_nothing(name, initialization):
 
 @pytest.mark.parametrize("defense", [NoDefense(), Gaussian(epsilon=1.0), Gaussian(), JoPEQ()], ids=str)
 @pytest.mark.parametrize("task", [SMALL, LENET], ids=["mlp-small", "lenet-dlg"])
+@pytest.mark.table(2)
 def test_trained_parameters_trip_nothing_behind_any_noise(task, defense):
     spec = FederationSpec(clients=2, rounds=12, local_steps=3, batch=4, evaluate_every=12)
     clients = {k: Examples(DIGITS.train.x[8 * k : 8 * k + 8], DIGITS.train.y[8 * k : 8 * k + 8]) for k in range(2)}
