@@ -28,7 +28,7 @@ from leakgauge.harness.learn.tasks import ModelTask
 from tests.doubles import small_task
 from tests.victims import KEY, LENET, SHAPE, Case, Says, make, only
 
-CHEAP = {name: {"evaluations": 60} for name in ("dlg", "idlg", "map", "inverting-gradients")}
+CHEAP = {name: {"evaluations": 30} for name in ("dlg", "idlg", "map", "inverting-gradients")}
 CHEAP["learned"] = {"samples": 60, "epochs": 2}
 """Parameters that make the contract suite fast."""
 
@@ -132,10 +132,10 @@ def test_a_search_that_stalls_at_single_precision_continues_in_double(monkeypatc
     case, found = make(n=2), []
     for near in (0.0, 1e-5):
         monkeypatch.setattr(_matching, "_NEAR", near)
-        found.append(DLG(restarts=1, evaluations=1000).run(case.seen, KEY).guesses)
+        found.append(DLG(restarts=1, evaluations=500).run(case.seen, KEY).guesses)
     for single, double in zip(*found, strict=True):
         assert double.objective <= 1.1 * single.objective  # the target itself is single precision
-        assert single.evaluations < double.evaluations <= 1000
+        assert single.evaluations < double.evaluations <= 500
         assert double.x.dtype == torch.float32
 
 

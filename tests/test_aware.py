@@ -71,7 +71,7 @@ def floor():
 
 def naive_and_aware(name):
     """[n] SSIM of `map` against a defense, without and with its likelihood."""
-    return [ssim(name, "map", objective=how, evaluations=100) for how in ("l2", "likelihood")]
+    return [ssim(name, "map", objective=how, evaluations=60) for how in ("l2", "likelihood")]
 
 
 @pytest.mark.parametrize(

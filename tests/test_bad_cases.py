@@ -11,7 +11,8 @@ from leakgauge.harness.federation import registry
 from tests.doubles import small_task
 from tests.victims import KEY, LENET, Says, make
 
-CHEAP = {name: {"evaluations": 40} for name in ("dlg", "idlg", "map", "inverting-gradients")}
+CHEAP = {name: {"evaluations": 40} for name in ("dlg", "idlg", "inverting-gradients")}
+CHEAP |= {name: {"evaluations": 40, "warm": 10} for name in ("map", "trap-weights")}
 CHEAP |= {"learned": {"samples": 60, "epochs": 2}, "spear": {"samples": 2000}}
 NAMES = [
     name

@@ -156,6 +156,7 @@ def test_the_entropy_of_cells_is_the_printed_one_up_to_the_noise_of_its_400_radi
 
 
 @pytest.mark.parametrize(("n", "sigma"), list(FIXED))
+@pytest.mark.table(2)
 def test_a_message_is_shorter_than_in_fixed_lengths_and_than_attempts_and_cells_given_radii(n, sigma):
     # 4 messages of a real model, with all that a short message pays for its contexts; a standard error of 1 %
     bits = rate(CepamGaussian(noise_std=sigma, dimension=n), M, 4, 1.0)
@@ -167,7 +168,9 @@ def test_fine_cells_take_at_most_two_percent_more_than_their_entropy():
     assert rate(CepamGaussian(noise_std=0.001), M, 4, 1.0) < 1.02 * cells_entropy(1, 0.001, DEVIATION)
 
 
-@pytest.mark.parametrize(("sigma", "excess"), [(0.1, 1.06), (0.01, 1.04), (0.001, 1.02)])
+@pytest.mark.parametrize(
+    ("sigma", "excess"), [(0.1, 1.06), (0.01, 1.04), pytest.param(0.001, 1.02, marks=pytest.mark.matrix)]
+)
 def test_a_long_message_takes_little_more_than_the_entropy_given_radii_and_dithers(sigma, excess):
     # a million coordinates: standard errors of 0.5 %, 0.15 % and 0.04 %
     d, bound = 1_000_000, cells_entropy_given_dithers(sigma, DEVIATION)

@@ -71,18 +71,26 @@ PLANS = {
 }
 
 
+QUICK = [
+    ("mlp-small", "dense", "permuted"),
+    ("mlp-small", "dense", "sparse"),
+    ("mlp-small", "loop", "poisson"),
+    ("mlp-small", "loop", "unclipped"),
+    ("mlp-small", "vmap", "whole"),
+    ("cnn-udp", "vmap", "permuted"),
+    ("cnn3", "loop", "noised"),
+    ("svm", "vmap", "noised"),
+]
+"""Every engine and every plan; a model with dropout, and one with a penalty."""
+TRAININGS = [(model, engine, "permuted") for model, engine in ENGINES]
+TRAININGS += itertools.product(["mlp-small"], ("dense", "loop", "vmap"), list(PLANS)[1:])
+TRAININGS += itertools.product(("cnn3", "svm"), ("loop", "vmap"), ("noised", "sparse"))
+
+
 @pytest.mark.parametrize(
     ("model", "engine", "plan"),
-    [(model, engine, "permuted") for model, engine in ENGINES]
-    + [("mlp-small", engine, plan) for engine in ("dense", "loop", "vmap") for plan in PLANS]
-    + [
-        (model, engine, plan)
-        for model in ("cnn3", "svm")
-        for engine in ("loop", "vmap")
-        for plan in ("noised", "sparse")
-    ],
+    [*QUICK, *(pytest.param(*row, marks=pytest.mark.matrix) for row in TRAININGS if row not in QUICK)],
 )
-@pytest.mark.table(6)
 def test_every_engine_trains_as_a_loop_over_records_does(model, engine, plan):
     # in float64, so that rounding does not change the side of a ReLU
     task, work = small_task(model, shape_of(model)), clients(shape_of(model), SIZES)

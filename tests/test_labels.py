@@ -1,5 +1,6 @@
 """Labels read off the last layer: exact cases, rates of correct labels, and bad inputs."""
 
+import functools
 import math
 from pathlib import Path
 
@@ -64,6 +65,7 @@ def usual(images):
     return apportion(AUXILIARY.y.bincount(minlength=CLASSES).double() * images / len(AUXILIARY.y), images)
 
 
+@functools.cache
 def trained(task, steps=100):
     """Parameters after `steps` steps on the digits."""
     params = task.init(KEY.child("model"))

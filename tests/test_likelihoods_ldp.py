@@ -119,7 +119,7 @@ def test_the_chances_of_all_pairs_of_vqsgds_points_sum_to_one():
 
 
 def test_the_chances_of_all_pairs_of_mvus_columns_sum_to_one():
-    setting, defense = setting_of(2), MVU(clip=0.5, epsilon=3.0, bits=2)
+    setting, defense = setting_of(2), MVU(clip=0.5, epsilon=4.0, bits=2)
     wires = [pack_levels(np.array(pair), 2) for pair in itertools.product(range(4), repeat=2)]
     for value in (0.0, 0.11, -3.0):
         update = torch.tensor([value, 0.3], dtype=torch.float64)

@@ -51,7 +51,7 @@ def test_one_bit_is_randomized_response_on_the_bytes():
 @pytest.mark.table(4)
 def test_decoding_is_unbiased_for_the_clamped_coordinate(bits, value):
     # alpha 1e-6; an offset of 6 % of the range is more than 20 standard errors
-    defense, d = MVU(epsilon=3.0, bits=bits, clip=2.0), 100_000
+    defense, d = MVU(epsilon=4.0, bits=bits, clip=2.0), 100_000
     _, found = through(defense, torch.full((d,), value), setting(d), Key(2))
     clamped = min(value, 2.0)
     assert stats.ttest_1samp(found.double().numpy(), clamped).pvalue > ALPHA
@@ -67,8 +67,7 @@ def test_values_outside_after_a_private_scale_are_clamped():
     assert found.max() < 0.1 + 3 * 100 / 1000**0.5 * 1.1
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 4.0, 10.0])
-@pytest.mark.parametrize("bits", [1, 2])
+@pytest.mark.parametrize(("epsilon", "bits"), [(0.5, 1), (4.0, 1), (4.0, 2), (10.0, 2)])
 def test_a_coordinate_has_its_epsilon_and_a_message_d_times_as_much(epsilon, bits):
     defense, here = MVU(epsilon=epsilon, bits=bits), setting(100)
     claim = defense.claim([defense.init(here)] * 3, here)
@@ -78,16 +77,6 @@ def test_a_coordinate_has_its_epsilon_and_a_message_d_times_as_much(epsilon, bit
     assert claim.further[0].epsilon(0.0) == pytest.approx(300 * epsilon, rel=1e-6)
     leaky = MVU(epsilon=epsilon, bits=bits, scale="tensor")
     assert leaky.claim([leaky.init(here)], here).further[0].epsilon(0.0) == math.inf
-
-
-def test_the_likelihood_is_the_probability_of_the_columns():
-    # of one coordinate: summed over all columns it is 1
-    defense, here = MVU(epsilon=2.0, bits=2), setting(1)
-    state = defense.init(here)
-    wires = [bytes([column]) for column in range(4)]
-    score = defense.likelihood(state, wires, Links(here, [WHO] * 4, None))
-    for value in (-1.0, -0.3, 0.5, 0.99):
-        assert float((-score(torch.full((4, 1), value))).exp().sum()) == pytest.approx(1.0, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +95,7 @@ def test_parameters_out_of_range_are_named(parameters, message):
 
 @pytest.mark.parametrize("scale", ["public", "tensor", "vector"])
 def test_the_stated_law_is_that_of_the_likelihood(scale):
-    defense, here = MVU(epsilon=2.0, bits=2, clip=0.7, scale=scale), setting(30, 10)
+    defense, here = MVU(bits=2, clip=0.7, scale=scale), setting(30, 10)
     update, state = rng.normal(Key(3), (40,)), defense.init(here)
     wire, _ = through(defense, update, here, Key(1))
     law = defense.law(state, None, update, Link(here, WHO, None))

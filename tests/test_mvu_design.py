@@ -13,11 +13,11 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
 from tests.oracles import ALPHA
 
+QUICK = [(0.01, 1, 1), (1.0, 2, 2), (2.0, 3, 2), (4.0, 3, 3), (20.0, 2, 4)]
 SMALL = [
-    *((epsilon, 1, 1) for epsilon in (0.01, 1.0, 24.0)),
-    *((epsilon, 2, 2) for epsilon in (0.01, 0.5, 1.0, 4.0, 10.0, 12.0, 20.0)),
-    *((epsilon, 3, 3) for epsilon in (1.0, 4.0)),
-    *((1.0, 3, 1), (2.0, 1, 2), (1.0, 2, 3), (2.0, 3, 2), (20.0, 3, 2), (20.0, 2, 4), (24.0, 4, 4), (10.0, 4, 4)),
+    *((epsilon, 1, 1) for epsilon in (1.0, 24.0)),
+    *((epsilon, 2, 2) for epsilon in (0.01, 0.5, 4.0, 10.0, 12.0, 20.0)),
+    *((1.0, 3, 3), (1.0, 3, 1), (2.0, 1, 2), (1.0, 2, 3), (20.0, 3, 2), (24.0, 4, 4), (10.0, 4, 4)),
 ]
 LARGE = [
     *((epsilon, 3, 3) for epsilon in (0.5, 10.0)),
@@ -26,7 +26,13 @@ LARGE = [
     (15.0, 4, 3),
 ]
 every_design = pytest.mark.parametrize(
-    "case", [*SMALL, *(pytest.param(case, marks=pytest.mark.slow) for case in LARGE)], ids=str
+    "case",
+    [
+        *QUICK,
+        *(pytest.param(case, marks=pytest.mark.matrix) for case in SMALL),
+        *(pytest.param(case, marks=pytest.mark.slow) for case in LARGE),
+    ],
+    ids=str,
 )
 
 
@@ -57,7 +63,6 @@ def test_the_objective_is_not_above_the_printed_one(case, printed):
 
 
 @every_design
-@pytest.mark.table(4)
 def test_every_constraint_holds_to_rounding_and_the_whole_of_epsilon_is_used(case):
     epsilon, bits_in, bits_out = case
     P, alpha = design(*case)
@@ -98,7 +103,8 @@ def least_objective(epsilon, levels_in, alpha):
     return solved.fun if solved.status == 0 else math.inf
 
 
-@pytest.mark.parametrize("case", [(0.5, 2, 2), (1.0, 2, 2), (4.0, 2, 2), (1.0, 3, 3), (4.0, 3, 3), (2.0, 3, 2)])
+@pytest.mark.parametrize("case", [(1.0, 2, 2), (0.5, 2, 2), (4.0, 3, 3), (1.0, 3, 3), (2.0, 3, 2), (4.0, 2, 2)])
+@pytest.mark.table(2)
 def test_no_channel_with_these_values_errs_less(case):
     found = design(*case)
     assert found.objective == pytest.approx(least_objective(case[0], 2 ** case[1], found.alpha), rel=1e-6)
@@ -117,8 +123,9 @@ def test_no_values_on_a_grid_err_less(epsilon, points):
 
 @pytest.mark.parametrize(
     ("case", "gain"),
-    [((1.0, 2, 2), 0.28), ((4.0, 2, 2), 0.0), ((1.0, 3, 3), 0.7), ((4.0, 3, 3), 0.19), ((2.0, 3, 2), 0.1)],
+    [((1.0, 2, 2), 0.28), ((4.0, 2, 2), 0.0), ((4.0, 3, 3), 0.19), ((1.0, 3, 3), 0.7), ((2.0, 3, 2), 0.1)],
 )
+@pytest.mark.table(2)
 def test_it_errs_no_more_than_rounding_and_randomized_response(case, gain):
     epsilon, bits_in, bits_out = case
     simple = _mvu._rounded_response(epsilon, 2**bits_in, 2**bits_out)
@@ -128,9 +135,10 @@ def test_it_errs_no_more_than_rounding_and_randomized_response(case, gain):
 
 
 def test_the_objective_is_the_added_variance_and_more_privacy_or_fewer_columns_cost_more():
-    by_epsilon = [design(epsilon, 2, 2).objective for epsilon in (0.01, 0.5, 1.0, 4.0, 10.0, 12.0, 20.0)]
+    by_epsilon = [design(epsilon, 2, 2).objective for epsilon in (1.0, 4.0, 12.0, 20.0)]
     assert by_epsilon == sorted(by_epsilon, reverse=True)
-    assert design(1.0, 2, 1).objective > design(1.0, 2, 2).objective > design(1.0, 2, 3).objective
+    assert design(2.0, 2, 1).objective > design(2.0, 3, 2).objective
+    assert design(1.0, 2, 1).objective > design(1.0, 2, 2).objective
     channel = Design(np.array([[0.75, 0.25], [0.25, 0.75]]), np.array([-0.5, 1.5]))
     assert channel.objective == pytest.approx(0.75)
 
@@ -154,9 +162,9 @@ def test_the_repair_meets_the_constraints_after_an_inexact_solution():
 
 
 def test_equal_arguments_give_the_same_arrays_which_cannot_be_written():
-    found = design(1.0, 2, 2)
-    assert design(1.0, 2, 2) is found
-    again = design.__wrapped__(1.0, 2, 2)
+    found = design(12.0, 2, 2)
+    assert design(12.0, 2, 2) is found
+    again = design.__wrapped__(12.0, 2, 2)
     assert np.array_equal(again.P, found.P)
     assert np.array_equal(again.alpha, found.alpha)
     with pytest.raises(ValueError, match="read-only"):
@@ -174,7 +182,7 @@ def test_the_exact_epsilon_is_the_largest_log_ratio_of_two_rows():
 
 
 def test_a_column_is_the_inverse_distribution_function_of_its_rows_uniform_number():
-    P = design(1.0, 3, 3).P
+    P = design(4.0, 3, 3).P
     rows = rng.integers(Key(1), 5000, 8)
     columns = sample(P, rows, Key(2))
     u = rng.uniform(Key(2), (5000,), dtype=torch.float64).numpy()

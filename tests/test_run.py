@@ -95,7 +95,8 @@ def test_the_claim_of_a_whole_run_covers_every_round(reference):
 
 
 def test_the_folder_states_which_attacks_are_defense_aware(tmp_path):
-    both = [{"name": ["map", "idlg"], "evaluations": 2, "restarts": 1, "target": {"count": 1}}]
+    quick = {"evaluations": 2, "restarts": 1, "target": {"count": 1}}
+    both = [{"name": "map", "warm": 0, **quick}, {"name": "idlg", **quick}]
     run = run_study(study(attacks=both), tmp_path, workers=0)
     assert {cell.attack.key for cell in run.cells} == set(run.attacks)
     assert all(run.attacks[cell.attack.key].aware == (cell.attack.name == "map") for cell in run.cells)

@@ -41,10 +41,16 @@ def energies(task, params, x):
     return torch.stack([torch.stack([part.square().sum() for part in task.layout.split(row)]) for row in found])
 
 
-@pytest.mark.parametrize("name", CHAINS)
-def test_the_first_dense_layer_holds_most_of_the_gradient_and_the_last_one_enough_to_tell_the_label(pictures, name):
-    task = task_of(name)
-    found = energies(task, trap(task, pictures.x[::9], KEY), pictures.x[7::97])
+@pytest.fixture(scope="module", params=CHAINS)
+def trapped(request, pictures):
+    """A task, and its trap weights."""
+    task = task_of(request.param)
+    return task, trap(task, pictures.x[::40], KEY)
+
+
+def test_the_first_dense_layer_holds_most_of_the_gradient_and_the_last_one_enough_to_tell_the_label(pictures, trapped):
+    task, params = trapped
+    found = energies(task, params, pictures.x[7::97])
     dense = sum(isinstance(layer, Dense) for layer in task.model.apply.layers)
     share = found / found.sum(1, keepdim=True)
     first = share[:, -2 * dense] + share[:, 1 - 2 * dense]
@@ -56,11 +62,9 @@ def test_the_first_dense_layer_holds_most_of_the_gradient_and_the_last_one_enoug
         assert (first + share[:, -2]).min() > 0.95
 
 
-@pytest.mark.parametrize("name", CHAINS)
-def test_the_scores_hardly_move_with_the_image(pictures, name):
-    task = task_of(name)
-    tensors = task.layout.split(trap(task, pictures.x[::9], KEY))
-    scores = task.model.apply(tensors, pictures.x[400:420], None)
+def test_the_scores_hardly_move_with_the_image(pictures, trapped):
+    task, params = trapped
+    scores = task.model.apply(task.layout.split(params), pictures.x[400:420], None)
     assert (scores - scores.mean()).abs().max() < 0.02
 
 
@@ -97,7 +101,7 @@ def test_one_auxiliary_input_is_too_few(pictures):
         trap(task_of("mlp-small"), pictures.x[:1], KEY)
 
 
-def watched(pictures, task, params, n=6):
+def watched(pictures, task, params, n=4):
     """What the server sees of n clients with one image, with a hundredth of the update's length as noise."""
     x, y = pictures.x[500 : 500 + n], pictures.y[500 : 500 + n]
     updates = gradients(task, params, x[:, None], torch.nn.functional.one_hot(y, 10).float()[:, None])
@@ -118,8 +122,8 @@ def test_noise_in_proportion_to_the_update_hides_less_of_the_image(pictures):
     honest, truth = watched(pictures, task, task.init(KEY))
     chosen = TrapWeights().broadcast(honest, KEY)
     trapped, _ = watched(pictures, task, chosen)
-    value = []
-    for attack, seen in ((MAP(evaluations=80), honest), (TrapWeights(evaluations=80), trapped)):
+    value, effort = [], {"evaluations": 60, "warm": 60}
+    for attack, seen in ((MAP(**effort), honest), (TrapWeights(**effort), trapped)):
         guesses = attack.run(seen, KEY).guesses
         estimates, _ = score_reconstruction(list(truth.x[:, None]), list(truth.y[:, None]), guesses)
         value.append({one.name: one.value for one in estimates})

@@ -22,7 +22,7 @@ _ENTRIES = 2**20
 
 
 class Evaluation(NamedTuple):
-    """Of m candidates: value [m] and gradient [m, D]."""
+    """Of m candidates: value [m] and gradient [m, D]; under `torch.no_grad`, a function may give zeros instead."""
 
     value: Tensor
     gradient: Tensor
@@ -128,6 +128,8 @@ class Evaluator:
         """One chunk, without a graph, except the misfit's."""
         x, y = self._batch(candidates.detach(), instances)
         gradients, trace = kernel.trace(x, y)
+        if not torch.is_grad_enabled():
+            return Evaluation(self.misfit(gradients, instances), torch.zeros_like(candidates))
         value, slopes = _sloped(self.misfit, gradients, instances)
         pulled = trace.pull(slopes)
         if self.labels is not None:
@@ -137,6 +139,9 @@ class Evaluator:
 
     def _by_autograd(self, candidates: Tensor, instances: Tensor) -> Evaluation:
         """One chunk."""
+        if not torch.is_grad_enabled():
+            value = self.misfit(self.send(*self._batch(candidates, instances)), instances)
+            return Evaluation(value, torch.zeros_like(candidates))
         z = candidates.detach().requires_grad_()
         value = self.misfit(self.send(*self._batch(z, instances)), instances)
         (slope,) = torch.autograd.grad(value.sum(), z)

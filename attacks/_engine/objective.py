@@ -18,8 +18,9 @@ from leakgauge.harness.federation.round import Round
 
 Kind = Literal["l2", "likelihood"]
 
-_LIKELIHOODS = 32
-"""Likelihoods in the cache. Each decodes the messages of one chunk; chunks change when a victim leaves the batch."""
+_DECODED = 2**25
+"""Numbers in the cache of likelihoods. Each decodes the messages of one chunk; chunks change when a victim leaves the
+batch, and a search of a table has a chunk for every few values of each victim."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ class _Unlikelihood:
         """Implement `Misfit`, for messages [m, d] or [m, users, d]."""
         members = tuple(instances.tolist())
         if members not in self.cache:
-            if len(self.cache) >= _LIKELIHOODS:
+            if (len(self.cache) + 1) * len(members) * self.seen.setting.dim > _DECODED:
                 self.cache.clear()
             messages = [self.sighting.messages[i] for i in members]
             wires, links = [message.wire for message in messages], links_of(self.seen.setting, messages)

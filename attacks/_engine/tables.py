@@ -273,6 +273,7 @@ def _alternatives(
     return tried, sums.view(m, -1).nan_to_num(nan=torch.inf)
 
 
+@torch.no_grad()
 def restore(misfit: Function, mixture: Mixture, x: Tensor, told: FirstLayer | None, key: Key) -> Settled:
     """Typical records near those that explain the messages best, from x [m, b, p] and from other starts.
 
