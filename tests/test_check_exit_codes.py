@@ -72,7 +72,7 @@ def one(attack, defense=GAUSSIAN[1]):
 def with_values(folder, cell, values):
     """The same run with other SSIMs of a cell."""
     changed = made.with_estimates(result_of(cell), mean("ssim", values))
-    Store(folder).write_result(changed, {}, 1.0)
+    Store(folder).write_result(changed, arrays_of(cell), 1.0)
 
 
 def shifted(folder, *, attack, steps):
@@ -355,8 +355,8 @@ def test_a_baseline_lies_by_default_in_baselines_under_the_name_of_the_study(fol
     monkeypatch.chdir(tmp_path)
     assert call("baseline", "update", folder, "--reason", "x").exit_code == 0
     assert read(Path("baselines/smoke.json")).noise_sd == 0.012
-    path = folder / "study.json"
-    path.write_text(path.read_text().replace('"name": "smoke"', '"name": "../smoke"'))
+    store = Store(folder)
+    store.write_study({**store.read_study(), "name": "../smoke"})
     done = call("baseline", "update", folder, "--reason", "x")
     assert (done.exit_code, "give --baseline FILE" in done.stderr) == (2, True)
 

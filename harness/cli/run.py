@@ -29,11 +29,20 @@ def run(
     ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the cells, and which are finished.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Also print starts, and the traces of failures.")] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="Keep the cells of other studies in the folder.")] = False,
+    reuse: Annotated[bool, typer.Option("--reuse", help="Keep the results that other code made.")] = False,
+    cell_timeout: Annotated[
+        float | None, typer.Option(min=0, metavar="SECONDS", help="A training or an attack fails after this time.")
+    ] = None,
+    cell_memory: Annotated[
+        int | None, typer.Option(min=0, metavar="MB", help="It fails if its worker process uses more memory than this.")
+    ] = None,
 ) -> None:
     """Run a study, print its table, and write the report; DIR/run.log has every job. The same command again resumes."""
     from leakgauge.harness.cli.progress import listener, logged
     from leakgauge.harness.study.run import run_study
     from leakgauge.harness.study.study import load_study
+    from leakgauge.harness.study.supervisor import Limits
 
     with user_errors():
         loaded = _chosen(load_study(study), only)
@@ -42,7 +51,18 @@ def run(
             return
         with listener(loaded.name) as listen:
             heard = logged(listen, out, verbose=verbose)
-            finished = run_study(loaded, out, data=data, workers=workers, device=device, listen=heard)
+            finished = run_study(
+                loaded,
+                out,
+                data=data,
+                workers=workers,
+                device=device,
+                listen=heard,
+                merge=merge,
+                part=bool(only),
+                reuse=reuse,
+                limits=Limits(cell_timeout, cell_memory),
+            )
         publish(finished, out, images)
 
 
@@ -90,6 +110,7 @@ def _print_study(study: Study, data: Path | None, folder: Path | None = None) ->
     from leakgauge.harness.core.labels import part_text, server_text, where
     from leakgauge.harness.data import default_root
     from leakgauge.harness.study.cost import estimate
+    from leakgauge.harness.study.environment import code_of
     from leakgauge.harness.study.store import Store
 
     store = None if folder is None else Store(folder)
@@ -105,6 +126,8 @@ def _print_study(study: Study, data: Path | None, folder: Path | None = None) ->
         )
         for cell in study.cells_of[training.id]:
             size = f"{cell.target.count} x {cell.target.batch}"
-            done = "  finished" if store is not None and store.read_result(cell.id) is not None else ""
+            found = None if store is None else store.examine(store.cell(cell.id))
+            other = found and found.code != code_of(training, cell.attack)
+            done = f"  finished{' by other code' if other else ''}" if found and found.value is not None else ""
             typer.echo(f"  {cell.id}  {part_text(cell.attack)}  {where(cell.target)}, {size}, by {cell.threat}{done}")
     typer.echo(f"\n{estimate(study, data or default_root())}")

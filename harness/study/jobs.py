@@ -50,7 +50,7 @@ from leakgauge.harness.learn import models
 from leakgauge.harness.learn.batch import Engine, choose_engine
 from leakgauge.harness.learn.partition import partition
 from leakgauge.harness.learn.tasks import ModelTask
-from leakgauge.harness.study.environment import environment
+from leakgauge.harness.study.environment import code_of, environment
 from leakgauge.harness.study.flags import cell_flags, notice_flag, promise_flags, training_flags
 from leakgauge.harness.study.replay import from_arrays, holds, to_arrays
 from leakgauge.harness.study.score import (
@@ -144,7 +144,7 @@ def run_training(spec: TrainingSpec, keep: Keep, store: Store, root: Path, devic
         breaches=_breaches(training, one_round, whole_run),
     )
     record = dataclasses.replace(record, flags=training_flags(record, len(ready.data.classes), unaudited))
-    store.write_training(record, to_arrays(training, keep), time.perf_counter() - start)
+    store.write_training(record, to_arrays(training, keep), time.perf_counter() - start, code_of(spec))
     return record
 
 
@@ -251,8 +251,16 @@ def run_attack(cell: Cell, store: Store, root: Path) -> Result:
     }
     execution = Execution("cpu", torch.get_num_threads(), scene.engine)
     result = Result(cell, execution, environment(), estimates, flags, fingerprint(content, 64))
-    store.write_result(result, arrays, time.perf_counter() - start)
+    store.write_result(
+        result, arrays, time.perf_counter() - start, code_on(store.training_code(cell.training.id), cell)
+    )
     return result
+
+
+def code_on(training: str | None, cell: Cell) -> str:
+    """The code behind a cell: its own, on a training that this code may have made."""
+    own = code_of(cell.training, cell.attack)
+    return own if training == code_of(cell.training) else f"{own} on {training}"
 
 
 class Bounds(NamedTuple):
