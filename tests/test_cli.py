@@ -148,7 +148,7 @@ def test_a_folder_with_the_results_of_another_study_is_refused(study, tmp_path):
     before = (tmp_path / "out" / "study.json").read_bytes()
     other = tmp_path / "other.toml"
     other.write_text(STUDY.replace('name = "tiny"', 'name = "other"'))
-    text = f"other: {tmp_path / 'out'} holds the results of the study 'tiny': use another folder, or --merge to keep both"
+    text = "holds the results of the study 'tiny': use another folder, or --merge to keep both"
     assert refused("run", other, "-o", tmp_path / "out").endswith(text)
     assert (tmp_path / "out" / "study.json").read_bytes() == before
 

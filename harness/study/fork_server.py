@@ -1,5 +1,9 @@
 """The first module that the fork server imports, before torch, which takes seconds; nothing else imports it."""
 
-from leakgauge.harness.study.orphans import end_fork_server_with_parent
+import os
 
-end_fork_server_with_parent()
+from leakgauge.harness.study.orphans import PARENT, end_with_parent
+
+end_with_parent()
+if os.environ.get(PARENT) != str(os.getppid()):  # it died before the kernel was asked
+    os._exit(1)

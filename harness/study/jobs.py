@@ -251,16 +251,14 @@ def run_attack(cell: Cell, store: Store, root: Path) -> Result:
     }
     execution = Execution("cpu", torch.get_num_threads(), scene.engine)
     result = Result(cell, execution, environment(), estimates, flags, fingerprint(content, 64))
-    store.write_result(
-        result, arrays, time.perf_counter() - start, code_on(store.training_code(cell.training.id), cell)
-    )
+    store.write_result(result, arrays, time.perf_counter() - start, _code_behind(cell, store))
     return result
 
 
-def code_on(training: str | None, cell: Cell) -> str:
-    """The code behind a cell: its own, on a training that this code may have made."""
-    own = code_of(cell.training, cell.attack)
-    return own if training == code_of(cell.training) else f"{own} on {training}"
+def _code_behind(cell: Cell, store: Store) -> str:
+    """The code behind a cell: its own, and that of its training if that is another."""
+    own, made = code_of(cell.training, cell.attack), store.examine(store.training(cell.training.id), arrays=False).code
+    return own if made == code_of(cell.training) else f"{own} on {made}"
 
 
 class Bounds(NamedTuple):

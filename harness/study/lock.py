@@ -57,19 +57,17 @@ def _locked(path: Path) -> TextIO:
     host = socket.gethostname()
     while True:
         file = path.open("a+", encoding="utf-8")
-        taken = known = False
+        free: str | None = host  # whose locks the kernel knows to be free
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            known = True
         except BlockingIOError:
-            taken = True
+            free = None
         except OSError:  # a file system without locks
-            pass
+            free = ""
         file.seek(0)
         owner = file.read()
-        known = known and owner.rpartition(" on ")[2] == host
         fresh = time.time() - os.fstat(file.fileno()).st_mtime < _STALE
-        if taken or (owner and fresh and not known):
+        if free is None or (owner and fresh and owner.rpartition(" on ")[2] != free):
             file.close()
             who = owner or "another process"
             raise StoreError(f"{path.parent} is being written by {who}: wait until it ends, or use another folder")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import signal
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -20,10 +19,3 @@ def end_with_parent() -> None:
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def end_fork_server_with_parent() -> None:
-    """The same for the fork server, whose parent may be dead already."""
-    end_with_parent()
-    if os.environ.get(PARENT) != str(os.getppid()):
-        os._exit(1)

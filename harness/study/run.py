@@ -15,7 +15,7 @@ from leakgauge.harness.core.result import Run, TrainingRecord, to_data
 from leakgauge.harness.federation import registry
 from leakgauge.harness.study.goal import goal_of, solve
 from leakgauge.harness.study.lock import writing
-from leakgauge.harness.study.store import QUARANTINE, Store, StoreError, load_run
+from leakgauge.harness.study.store import MANIFEST, QUARANTINE, Store, StoreError, load_run
 from leakgauge.harness.study.study import Study
 from leakgauge.harness.study.supervisor import (
     NO_LIMITS,
@@ -62,7 +62,7 @@ class _Session:
             if value is None:
                 reason = "; ".join(f"{folder.parent.name}/{folder.name}/{name} {why}" for name, why in faults.items())
                 self.store.set_aside(folder, reason)
-                self.notes.append(f"damaged, set aside in {QUARANTINE} and run again: {reason}")
+                self.notes.append(f"damaged, set aside in {QUARANTINE}: {reason}")
                 continue
             if made != code:
                 with_changes = " with changes" if value.environment.dirty else ""
@@ -71,7 +71,8 @@ class _Session:
                 if not reuse:
                     self.store.set_aside(folder, f"made by {who}; this code is {code}")
                     continue
-            self.store.adopt(folder)
+            if not (folder / MANIFEST).exists():
+                self.store.adopt(folder)
             found.add(folder.name)
         if others:
             fate = "are kept" if reuse else f"are set aside in {QUARANTINE} and run again; --reuse would keep them"
@@ -101,14 +102,14 @@ def run_study(
         workers: worker processes; default one per core; 0: work in this process.
         device: where clients train, `cpu` or `cuda`; recorded with each result, not part of its id.
         listen: called after every change.
-        merge: keep the cells of other studies in the folder.
-        part: the cells are some of those of their study: keep its others in the folder.
+        merge: keep the cells of other studies, and of other versions of this one, in the folder.
+        part: keep those of this one; for some cells of a study.
         reuse: keep the results that other code made.
         limits: of one training or attack, which fails beyond them.
 
     Raises:
-        StudyError: there is no such device, the folder holds another study, or a data set is missing, has changed or
-            does not fit a model; one line for each problem, before anything runs.
+        StudyError: there is no such device, the folder has cells that would be lost, or a data set is missing, has
+            changed or does not fit a model; one line for each problem, before anything runs.
         StoreError: the folder cannot be written, or another process writes to it.
         Interrupted: Ctrl-C, SIGTERM or SIGHUP; finished results are kept.
     """
@@ -126,7 +127,11 @@ def run_study(
         listen = listen or (lambda progress, outcome: None)
         stored = _stored_study(study, session, {name: digest for name, (digest, _) in found.items()}, merge=merge)
         study = _solved(study, session, listen)
-        others = _others(study, session, stored, merge=merge, part=part)
+        own = {cell.id for cell in study.cells}
+        others = tuple(cell for cell in (store.cells() if stored else ()) if cell.id not in own)
+        if others and not (merge or part):
+            text = f"{folder} holds {len(others)} cells of another version of this study: {_ELSE}"
+            raise StudyError(study.name, [text])
         usable = session.usable(_folders(store, study.cells), reuse=reuse)
         session.usable(_folders(store, others), reuse=True)
         store.write_study(_described(study, found, stored, others))
@@ -250,25 +255,6 @@ def _stored_study(study: Study, session: _Session, hashes: dict[str, str], *, me
         text = f"is not the one of the results in {folder}: use another folder"
         raise StudyError(study.name, [f"data set {name!r} {text}" for name in changed])
     return stored
-
-
-def _others(study: Study, session: _Session, stored: dict[str, Any], *, merge: bool, part: bool) -> tuple[Cell, ...]:
-    """The cells of the folder that this study lacks, and that stay there.
-
-    Raises:
-        StudyError: there are some, of another version of this study, without `merge`.
-    """
-    own = {cell.id for cell in study.cells}
-    others = tuple(cell for cell in (session.store.cells() if stored else ()) if cell.id not in own)
-    texts = {one["name"]: one["text"] for one in stored.get("studies", [stored] if stored else [])}
-    same = study.text != "" and texts.get(study.name) == study.text
-    if not others or merge or (same and part):
-        return others
-    if not same:
-        text = f"{session.store.folder} holds {len(others)} cells of another version of this study: {_ELSE}"
-        raise StudyError(study.name, [text])
-    session.notes.append(f"{len(others)} cells that this study no longer has are left out of the report")
-    return ()
 
 
 def _described(

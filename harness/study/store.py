@@ -25,7 +25,7 @@ import tempfile
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,7 @@ from leakgauge.harness.core.cell import Cell
 from leakgauge.harness.core.result import Failure, PartInfo, Pictures, Result, Run, Scores, TrainingRecord, to_data
 from leakgauge.harness.study.files import MISSING, Damaged, load, sealed, to_json, unsealed
 
+T = TypeVar("T")
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 MANIFEST, TIMING, FAILURE, QUARANTINE = "manifest.json", "timing.json", "failure.json", "quarantine"
@@ -198,14 +199,13 @@ class Store:
         write_atomically(folder / TIMING, sealed({"id": folder.name, "seconds": round(seconds, 3)}))
         _remove(folder / FAILURE)
         digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-        write_atomically(folder / MANIFEST, sealed({"code": code, "files": digests}))
+        write_atomically(folder / MANIFEST, sealed({"id": folder.name, "code": code, "files": digests}))
 
     def adopt(self, folder: Path) -> None:
         """Finish a folder from before there were manifests, with unknown code."""
-        names = (_MAIN[folder.parent.name][0], "arrays.npz", "kept.npz")
-        files = {name: content for name in names if (content := load(folder / name, bytes, {})) is not None}
-        if not (folder / MANIFEST).exists():
-            self._finish(folder, files, self.seconds(folder) or 0.0, "")
+        paths = [folder / _MAIN[folder.parent.name][0], *folder.glob("*.npz")]
+        files = {path.name: content for path in paths if (content := load(path, bytes, {})) is not None}
+        self._finish(folder, files, self.seconds(folder) or 0.0, "")
 
     def set_aside(self, path: Path, reason: str) -> None:
         """Move a file or a folder to the quarantine, with its reason."""
@@ -235,21 +235,18 @@ class Store:
                 load(folder / name, functools.partial(manifest.check, name), faults)
         if manifest.files is not None:
             load(folder / TIMING, functools.partial(_seconds, folder.name), faults)
-        value = None if main in faults else load(folder / main, _adapter(kind).validate_json, faults)
-        if value is not None and _id(value) != folder.name:
-            faults[main] = f"is of {_id(value)}"
+        elif arrays:
+            for path in folder.glob("*.npz"):
+                load(path, _arrays, faults)
+        value = None if main in faults else load(folder / main, functools.partial(_value, kind, folder.name), faults)
         return Stored(None if faults else value, manifest.code, faults)
 
     def _manifest(self, folder: Path, faults: dict[str, str]) -> _Manifest | None:
         """The manifest of a folder."""
-        if not (folder / MANIFEST).exists() and (folder / _MAIN[folder.parent.name][0]).exists() and self.before_manifests:
+        main = folder / _MAIN[folder.parent.name][0]
+        if not (folder / MANIFEST).exists() and main.exists() and self.before_manifests:
             return _Manifest("", None)
-        return load(folder / MANIFEST, _manifest_of, faults)
-
-    def training_code(self, training_id: str) -> str | None:
-        """The code that made a training; None if it is not finished."""
-        manifest = self._manifest(self.training(training_id), {})
-        return manifest and manifest.code
+        return load(folder / MANIFEST, functools.partial(_manifest_of, folder.name), faults)
 
     def read_result(self, cell_id: str) -> Result | None:
         """The result of a cell; None if it is not finished or damaged."""
@@ -306,6 +303,8 @@ def verify(folder: Path) -> tuple[int, dict[str, str]]:
         store.read_study()
     for one in folders:
         wrong = store.examine(one).faults
+        if wrong == {MANIFEST: MISSING} and one not in wanted:
+            continue
         if wrong == {MANIFEST: MISSING} and (failure := store.read_failure(one.name)) is not None:
             wrong = {_MAIN["cells"][0]: f"is missing: {failure.message}"}
         elif store.before_manifests and not wrong:
@@ -375,27 +374,23 @@ def _tomls(study: dict[str, Any]) -> dict[str, str]:
     return {f"study-{n}.toml" if n > 1 else "study.toml": one["text"] for n, one in numbered if one.get("text")}
 
 
-def _manifest_of(content: bytes) -> _Manifest:
-    """A manifest from its JSON."""
+def _manifest_of(name: str, content: bytes) -> _Manifest:
+    """The manifest of the folder `name`."""
     data = unsealed(content)
-    return _Manifest(data["code"], data["files"])
+    return _Manifest(data["code"], _of(name, data["id"], data["files"]))
 
 
 def _seconds(name: str, content: bytes) -> float:
     """The seconds in the timing.json of the folder `name`."""
     data = unsealed(content, {"seconds"})
-    if data.get("id", name) != name:
-        raise Damaged(f"is of {data['id']}")
-    return float(data["seconds"])
+    return _of(name, data.get("id", name), float(data["seconds"]))
 
 
 def _failure(name: str, content: bytes) -> Failure:
     """The failure in the folder `name`."""
     data = unsealed(content, {"cell", "kind", "message", "trace"})
     failure: Failure = _adapter(Failure).validate_python(data)
-    if failure.cell.id != name:
-        raise Damaged(f"is of {failure.cell.id}")
-    return failure
+    return _of(name, failure.cell.id, failure)
 
 
 def _arrays(content: bytes) -> dict[str, npt.NDArray[Any]]:
@@ -411,9 +406,17 @@ def _same(text: str, content: bytes) -> None:
         raise Damaged("differs from study.json")
 
 
-def _id(value: Result | TrainingRecord) -> str:
-    """The id of a finished cell or training."""
-    return value.cell.id if isinstance(value, Result) else value.spec.id
+def _of(name: str, found: str, value: T) -> T:
+    """The value, if its id is the name of its folder."""
+    if found != name:
+        raise Damaged(f"is of {found}")
+    return value
+
+
+def _value(kind: type, name: str, content: bytes) -> Result | TrainingRecord:
+    """The result or the record in the folder `name`."""
+    value: Result | TrainingRecord = _adapter(kind).validate_json(content)
+    return _of(name, value.cell.id if isinstance(value, Result) else value.spec.id, value)
 
 
 @functools.cache
