@@ -70,7 +70,7 @@ def one(attack, defense=GAUSSIAN[1]):
 def with_values(folder, cell, values):
     """The same run with other SSIMs of a cell."""
     changed = made.with_estimates(here(result_of(cell)), mean("ssim", values))
-    Store(folder).write_result(changed, {}, 1.0)
+    Store(folder).write_result(changed, arrays_of(cell), 1.0)
 
 
 def shifted(folder, *, attack, steps):

@@ -1,5 +1,6 @@
 """Hand-written defenses and attacks with the real interfaces, and small tasks and data."""
 
+import ctypes
 import math
 import os
 import signal
@@ -133,6 +134,20 @@ class Coin(Attack):
 
     def run(self, seen, key):
         return Membership(normal(key, (len(seen.candidates.y),)))
+
+
+@dataclass(frozen=True)
+class Stuck(Coin):
+    """Random membership scores after `seconds` in one call that holds the interpreter, with `megabytes` in use."""
+
+    seconds: int = 0
+    megabytes: int = 0
+
+    def run(self, seen, key):
+        used = torch.ones(self.megabytes * 250_000)
+        ctypes.PyDLL(None).sleep(self.seconds)
+        assert len(used) == self.megabytes * 250_000
+        return super().run(seen, key)
 
 
 def small_task(name="mlp-small", shape=(1, 8, 8), classes=10):

@@ -20,6 +20,7 @@ from leakgauge.harness.study.store import Store
 from leakgauge.harness.study.study import resolve
 from tests.doubles import Counting, random_examples, small_task
 from tests.jopeq_case import build, setting_of
+from tests.stored import as_before_manifests
 from tests.test_run import ECHO
 
 COORDINATES = "no coordinate lies outside [-1, 1]; nothing clips it"
@@ -247,6 +248,7 @@ def test_a_study_stores_the_counts_of_its_claims_and_reads_results_without_them(
     assert clients in [BreachRecord(EVERY_ROUND, missed, 4, "client", covered=True) for missed in (1, 2, 3)]
     assert not clients.voids
     assert [one.assumption for one in found["gaussian"].breaches] == [EVERY_ROUND]
+    as_before_manifests(tmp_path)
     store, record = Store(tmp_path), found["jopeq"]
     path = store.training(record.spec.id) / "record.json"
     old = json.loads(path.read_text("utf-8"))

@@ -12,7 +12,7 @@ import pytest
 
 from leakgauge.harness.gate.baseline import read, write
 from leakgauge.harness.gate.measure import measured
-from leakgauge.harness.study.store import load_run
+from leakgauge.harness.study.store import Store, load_run
 from tests import check_case
 from tests.check_case import (
     better,
@@ -260,8 +260,8 @@ def test_a_baseline_lies_by_default_in_baselines_under_the_name_of_the_study(fol
     monkeypatch.chdir(tmp_path)
     assert call("baseline", "update", folder, "--reason", "x").exit_code == 0
     assert read(Path("baselines/smoke.json")).noise_sd == 0.012
-    path = folder / "study.json"
-    path.write_text(path.read_text().replace('"name": "smoke"', '"name": "../smoke"'))
+    store = Store(folder)
+    store.write_study({**store.read_study(), "name": "../smoke"})
     done = call("baseline", "update", folder, "--reason", "x")
     assert (done.exit_code, "give --baseline FILE" in done.stderr) == (2, True)
 

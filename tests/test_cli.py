@@ -153,7 +153,7 @@ def test_a_folder_with_the_results_of_another_study_is_refused(finished, tmp_pat
     out, other = finished[1], tmp_path / "other.toml"
     before = (out / "study.json").read_bytes()
     other.write_text(STUDY.replace('name = "tiny"', 'name = "other"'))
-    text = f"other: {out} holds the results of the study 'tiny': use another folder"
+    text = "holds the results of the study 'tiny': use another folder, or --merge to keep both"
     assert refused("run", other, "-o", out).endswith(text)
     assert (out / "study.json").read_bytes() == before
 

@@ -16,6 +16,7 @@ from leakgauge.harness.cli.gate import baselines, check
 from leakgauge.harness.cli.list import list_
 from leakgauge.harness.cli.report import export, report
 from leakgauge.harness.cli.run import run, show
+from leakgauge.harness.cli.verify import verify
 from leakgauge.harness.core.sinks import say
 
 app = typer.Typer(name="leakgauge", no_args_is_help=True, pretty_exceptions_enable=False)
@@ -37,7 +38,7 @@ def _options(
     """Measure how much a federated-learning defense really leaks."""
 
 
-_COMMANDS: tuple[Callable[..., None], ...] = (run, report, export, show, claim, audit, compare, check)
+_COMMANDS: tuple[Callable[..., None], ...] = (run, report, export, verify, show, claim, audit, compare, check)
 for _command in _COMMANDS:
     app.command()(_command)
 app.command("list")(list_)

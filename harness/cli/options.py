@@ -52,7 +52,7 @@ def refusal(code: int, *lines: str) -> typer.Exit:
 
 @contextmanager
 def user_errors(no_baseline: int = USAGE) -> Iterator[None]:
-    """Turn a user's mistake, or Ctrl-C, into lines on standard error and an exit code.
+    """Turn a user's mistake, or Ctrl-C, SIGTERM or SIGHUP, into lines on standard error and an exit code.
 
     Args:
         no_baseline: the exit code if a baseline is missing or cannot be read.
@@ -60,10 +60,11 @@ def user_errors(no_baseline: int = USAGE) -> Iterator[None]:
     from leakgauge.harness.core.errors import StudyError, UnknownNameError
     from leakgauge.harness.gate.baseline import BaselineError
     from leakgauge.harness.study.store import StoreError
-    from leakgauge.harness.study.supervisor import Interrupted
+    from leakgauge.harness.study.supervisor import Interrupted, handling, interrupt
 
     try:
-        yield
+        with handling(interrupt):
+            yield
     except (StudyError, UnknownNameError, StoreError) as error:
         raise refusal(USAGE, *str(error).splitlines()) from error
     except BaselineError as error:

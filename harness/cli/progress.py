@@ -42,7 +42,11 @@ def listener(name: str, console: Console | None = None) -> Iterator[Listener]:
 
 
 def logged(listen: Listener, folder: Path, *, verbose: bool = False) -> Listener:
-    """A listener that also appends every start and end to `folder/run.log`, with the time; `verbose` prints starts."""
+    """A listener that also prints notes, and appends them, starts and ends to `folder/run.log`, with the time.
+
+    Args:
+        verbose: also prints starts, and traces.
+    """
     known: list[str] = []
 
     def write(text: str) -> None:
@@ -54,6 +58,10 @@ def logged(listen: Listener, folder: Path, *, verbose: bool = False) -> Listener
             raise StoreError(f"{folder} cannot be written: {error}") from error
 
     def heard(progress: Progress, outcome: Outcome | None) -> None:
+        while progress.notes:
+            note = progress.notes.pop(0)
+            write(note)
+            say(note)
         started = [f"start  {label}" for label in progress.running if label not in known]
         known[:] = progress.running
         for text in started:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,10 @@ def run(
     device: str = "cpu",
     progress: bool = True,
     allow_code: bool = False,
+    merge: bool = False,
+    reuse: bool = False,
+    cell_timeout: float | None = None,
+    cell_memory: int | None = None,
 ) -> Run:
     """Run the unfinished cells of a study, write `folder/report.html`, and return all results.
 
@@ -32,24 +37,34 @@ def run(
         device: where clients train, `cpu` or `cuda`.
         allow_code: whether a TOML file may name code to import, as in `module:Class`; a study that was loaded may.
         progress: show it: live in a terminal and in a notebook, else one line for each finished job.
+        merge: keep the cells of other studies in the folder; without it they are refused.
+        reuse: keep the results that other code made; without it they are set aside and run again.
+        cell_timeout, cell_memory: seconds and megabytes of one training or attack, which fails beyond them.
 
     Raises:
         StudyError: the study is invalid, or a data set is missing or does not fit a model; one line for each problem.
         UnknownNameError: neither a file nor a shipped study.
-        StoreError: the folder cannot be written, or holds results of another study.
-        Interrupted: Ctrl-C; finished results are kept.
+        StoreError: the folder cannot be written, or another process writes to it.
+        Interrupted: Ctrl-C, SIGTERM or SIGHUP; finished results are kept.
     """
     from leakgauge.harness.cli.progress import listener, logged
     from leakgauge.harness.study.run import run_study
     from leakgauge.harness.study.store import write_atomically
+    from leakgauge.harness.study.supervisor import Limits
 
     loaded = study if isinstance(study, Study) else load_study(study, allow_code=allow_code)
-    if progress:
-        with listener(loaded.name) as listen:
-            heard = logged(listen, Path(folder))
-            found = run_study(loaded, folder, data=data, workers=workers, device=device, listen=heard)
-    else:
-        found = run_study(loaded, folder, data=data, workers=workers, device=device)
+    with listener(loaded.name) if progress else nullcontext() as listen:
+        found = run_study(
+            loaded,
+            folder,
+            data=data,
+            workers=workers,
+            device=device,
+            listen=listen and logged(listen, Path(folder)),
+            merge=merge,
+            reuse=reuse,
+            limits=Limits(cell_timeout, cell_memory),
+        )
     write_atomically(Path(folder) / "report.html", report(found).html.encode())
     return found
 

@@ -120,6 +120,7 @@ def publish(
         say(f"goal: {goal}")
     say(f"report: {list(files)[-1]}")
     lines = [f"failed: {cell_text(failure.cell)}: {failure.message}" for failure in finished.failures.values()]
+    lines += [f"damaged: {fault}; run the study again" for fault in finished.faults]
     if finished.missing:
         lines.append(f"cells without a result: {len(finished.missing)}")
     if lines:

@@ -33,11 +33,20 @@ def run(
     allow_code: cli.AllowCodeOption = False,
     max_cells: cli.MaxCellsOption = 20_000,
     max_number: cli.MaxNumberOption = 1_000_000,
+    merge: Annotated[bool, typer.Option("--merge", help="Keep the cells of other studies in the folder.")] = False,
+    reuse: Annotated[bool, typer.Option("--reuse", help="Keep the results that other code made.")] = False,
+    cell_timeout: Annotated[
+        float | None, typer.Option(min=0, metavar="SECONDS", help="A training or an attack fails after this time.")
+    ] = None,
+    cell_memory: Annotated[
+        int | None, typer.Option(min=0, metavar="MB", help="It fails if its worker process uses more memory than this.")
+    ] = None,
 ) -> None:
     """Run a study, print its table, and write the report; DIR/run.log has every job. The same command again resumes."""
     from leakgauge.harness.cli.progress import listener, logged
     from leakgauge.harness.study.run import run_study
     from leakgauge.harness.study.study import load_study
+    from leakgauge.harness.study.supervisor import Limits
 
     with cli.user_errors():
         found = load_study(study, allow_code=allow_code, max_cells=max_cells, max_number=max_number)
@@ -47,7 +56,18 @@ def run(
             return
         with listener(loaded.name) as listen:
             heard = logged(listen, out, verbose=verbose)
-            finished = run_study(loaded, out, data=data, workers=workers, device=device, listen=heard)
+            finished = run_study(
+                loaded,
+                out,
+                data=data,
+                workers=workers,
+                device=device,
+                listen=heard,
+                merge=merge,
+                part=bool(only),
+                reuse=reuse,
+                limits=Limits(cell_timeout, cell_memory),
+            )
         publish(finished, out, images)
 
 
@@ -102,6 +122,7 @@ def _print_study(study: Study, data: Path | None, folder: Path | None = None) ->
     from leakgauge.harness.core.labels import part_text, server_text, where
     from leakgauge.harness.data import default_root
     from leakgauge.harness.study.cost import estimate
+    from leakgauge.harness.study.environment import code_of
     from leakgauge.harness.study.store import Store
 
     store = None if folder is None else Store(folder)
@@ -118,6 +139,8 @@ def _print_study(study: Study, data: Path | None, folder: Path | None = None) ->
         )
         for cell in study.cells_of[training.id]:
             size = f"{cell.target.count} x {cell.target.batch}"
-            done = "  finished" if store is not None and store.read_result(cell.id) is not None else ""
+            found = None if store is None else store.examine(store.cell(cell.id))
+            other = found and found.code != code_of(training, cell.attack)
+            done = f"  finished{' by other code' if other else ''}" if found and found.value is not None else ""
             say(f"  {cell.id}  {part_text(cell.attack)}  {where(cell.target)}, {size}, by {cell.threat}{done}")
     say("", *str(estimate(study, data or default_root())).splitlines())

@@ -381,6 +381,7 @@ class Run:
         public_data: names of the data sets whose images are shown by default.
         data_hashes: by data set name.
         attacks: the attacks of the cells, by `PartSpec.key`.
+        faults: the damaged files, each with its reason; what they belong to counts as missing.
     """
 
     name: str
@@ -397,6 +398,7 @@ class Run:
     public_data: frozenset[str]
     data_hashes: dict[str, str]
     attacks: dict[str, PartInfo]
+    faults: tuple[str, ...] = ()
 
     def frame(self, *, items: bool = False) -> pd.DataFrame:
         """All values as a tidy pandas data frame: one row a value, with its question, interval, n and unit.

@@ -1,16 +1,58 @@
-"""The environment of a result: commit, versions, machine."""
+"""The code and the environment of a result: digest of the sources, commit, versions, machine."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.metadata
 import platform
 import subprocess
+import sys
 from pathlib import Path
+from typing import Literal
 
+from leakgauge.harness.core.cell import PartSpec, TrainingSpec, fingerprint
 from leakgauge.harness.core.result import Environment
 
 _PACKAGES = ("torch", "torchvision", "numpy", "scipy", "scikit-image", "scikit-learn", "dp-accounting", "opacus")
+
+_SOURCES = (
+    *(f"harness/{room}" for room in ("core", "data", "learn", "federation", "audit", "study")),
+    "attacks",
+    "defenses",
+)
+"""What a result may depend on. Commands, gate and reports only read results; studies are data, which ids cover."""
+
+
+def code_of(training: TrainingSpec, attack: PartSpec | None = None) -> str:
+    """The code behind a training, or behind an attack on it: two results of the same cell with equal codes are equal.
+
+    Covers this package, and the files of a defense and of attacks that come from elsewhere, but not what those import.
+    """
+    attacks = [attack, training.malice.attack if training.malice is not None else None]
+    names = {("defense", name) for name in training.defense.name.split("+")}
+    return _code(frozenset(names | {("attack", one.name) for one in attacks if one is not None}))
+
+
+@functools.cache
+def _code(parts: frozenset[tuple[Literal["defense", "attack"], str]]) -> str:
+    """The digest of the sources of the package, and of the modules of these parts."""
+    from leakgauge.harness.federation import registry
+
+    modules = {registry.lookup(kind, name).__module__ for kind, name in parts}
+    outside = [getattr(sys.modules[one], "__file__", None) for one in modules if not one.startswith("leakgauge.")]
+    files = sorted(Path(file) for file in outside if file is not None)
+    return fingerprint([_package(), *(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)])
+
+
+@functools.cache
+def _package() -> str:
+    """The digest of the sources of this package as they are when this process first asks."""
+    digest, root = hashlib.sha256(), Path(__file__).parents[2]
+    for path in sorted(file for folder in _SOURCES for file in (root / folder).rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
 
 
 @functools.cache

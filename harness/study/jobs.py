@@ -50,7 +50,7 @@ from leakgauge.harness.learn import models
 from leakgauge.harness.learn.batch import Engine, choose_engine
 from leakgauge.harness.learn.partition import partition
 from leakgauge.harness.learn.tasks import ModelTask
-from leakgauge.harness.study.environment import environment
+from leakgauge.harness.study.environment import code_of, environment
 from leakgauge.harness.study.flags import cell_flags, notice_flag, promise_flags, training_flags
 from leakgauge.harness.study.replay import from_arrays, holds, to_arrays
 from leakgauge.harness.study.score import (
@@ -146,7 +146,7 @@ def run_training(spec: TrainingSpec, keep: Keep, store: Store, root: Path, devic
         dropped=tuple(training.dropped),
     )
     record = dataclasses.replace(record, flags=training_flags(record, len(ready.data.classes), unaudited))
-    store.write_training(record, to_arrays(training, keep), time.perf_counter() - start)
+    store.write_training(record, to_arrays(training, keep), time.perf_counter() - start, code_of(spec))
     return record
 
 
@@ -266,8 +266,14 @@ def run_attack(cell: Cell, store: Store, root: Path) -> Result:
     }
     execution = Execution("cpu", torch.get_num_threads(), scene.engine)
     result = Result(cell, execution, environment(), estimates, flags, fingerprint(content, 64))
-    store.write_result(result, arrays, time.perf_counter() - start)
+    store.write_result(result, arrays, time.perf_counter() - start, _code_behind(cell, store))
     return result
+
+
+def _code_behind(cell: Cell, store: Store) -> str:
+    """The code behind a cell: its own, and that of its training if that is another."""
+    own, made = code_of(cell.training, cell.attack), store.examine(store.training(cell.training.id), arrays=False).code
+    return own if made == code_of(cell.training) else f"{own} on {made}"
 
 
 class Bounds(NamedTuple):

@@ -2,19 +2,84 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from leakgauge.harness.core.cell import TrainingSpec
+from leakgauge.harness.core.cell import Cell, TrainingSpec, fingerprint
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.labels import part_text
 from leakgauge.harness.core.result import Run, TrainingRecord, to_data
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.federation import registry
 from leakgauge.harness.study.goal import goal_of, solve
-from leakgauge.harness.study.store import Store, load_run
+from leakgauge.harness.study.lock import writing
+from leakgauge.harness.study.store import MANIFEST, QUARANTINE, Store, StoreError, load_run
 from leakgauge.harness.study.study import Study
-from leakgauge.harness.study.supervisor import Job, Listener, Outcome, Place, Progress, Supervisor, cores
+from leakgauge.harness.study.supervisor import (
+    NO_LIMITS,
+    Job,
+    Limits,
+    Listener,
+    Outcome,
+    Place,
+    Progress,
+    Supervisor,
+    cores,
+)
+
+_ELSE = "use another folder, or --merge to keep both"
+
+
+@dataclass(frozen=True)
+class _Session:
+    """A run of a study in a folder that nobody else writes to; `notes` tell what becomes of stored results."""
+
+    store: Store
+    place: Place
+    workers: int | None
+    reuse: bool
+    limits: Limits
+    notes: list[str]
+
+    def work(self, total: int, skipped: int, listen: Listener, trainings: list[Job], attacks: list[Job]) -> None:
+        """Do all jobs."""
+        count = min(cores() if self.workers is None else self.workers, max(1, len(trainings) + len(attacks)))
+        progress = Progress(total=total, skipped=skipped, notes=self.notes)
+        Supervisor(self.place, progress, listen, trainings, attacks, self.limits).run(count)
+
+    def usable(self, wanted: dict[Path, str], *, reuse: bool) -> set[str]:
+        """The ids of the finished cells and trainings among these folders, each with the code that it should be of.
+
+        What is damaged is set aside, and what other code made, unless it is to be reused.
+        """
+        found, others = set(), Counter[str]()
+        for folder, code in wanted.items():
+            value, made, faults = self.store.examine(folder)
+            if made is None:
+                continue
+            if value is None:
+                reason = "; ".join(f"{folder.parent.name}/{folder.name}/{name} {why}" for name, why in faults.items())
+                self.store.set_aside(folder, reason)
+                self.notes.append(f"damaged, set aside in {QUARANTINE}: {reason}")
+                continue
+            if made != code:
+                with_changes = " with changes" if value.environment.dirty else ""
+                who = f"{made or 'unknown code'} of commit {value.environment.commit[:12] or 'unknown'}{with_changes}"
+                others[who] += 1
+                if not reuse:
+                    self.store.set_aside(folder, f"made by {who}; this code is {code}")
+                    continue
+            if not (folder / MANIFEST).exists():
+                self.store.adopt(folder)
+            found.add(folder.name)
+        if others:
+            fate = "are kept" if reuse else f"are set aside in {QUARANTINE} and run again; --reuse would keep them"
+            made_by = ", ".join(f"{number} by {who}" for who, number in others.items())
+            self.notes.append(f"{others.total()} results of other code {fate}: {made_by}")
+        return found
 
 
 def run_study(
@@ -25,6 +90,10 @@ def run_study(
     workers: int | None = None,
     device: str = "cpu",
     listen: Listener | None = None,
+    merge: bool = False,
+    part: bool = False,
+    reuse: bool = False,
+    limits: Limits = NO_LIMITS,
 ) -> Run:
     """Run the unfinished cells of a study, and return all results.
 
@@ -34,77 +103,84 @@ def run_study(
         workers: worker processes; default one per core; 0: work in this process.
         device: where clients train, `cpu` or `cuda`; recorded with each result, not part of its id.
         listen: called after every change.
+        merge: keep the cells of other studies, and of other versions of this one, in the folder.
+        part: keep those of this one; for some cells of a study.
+        reuse: keep the results that other code made.
+        limits: of one training or attack, which fails beyond them.
 
     Raises:
-        StudyError: there is no such device, the folder holds another study, or a data set is missing, has changed or
-            does not fit a model; one line for each problem, before anything runs.
-        StoreError: the folder cannot be written, or contains an unreadable study.json.
-        Interrupted: Ctrl-C; finished results are kept.
+        StudyError: there is no such device, the folder has cells that would be lost, or a data set is missing, has
+            changed or does not fit a model; one line for each problem, before anything runs.
+        StoreError: the folder cannot be written, or another process writes to it.
+        Interrupted: Ctrl-C, SIGTERM or SIGHUP; finished results are kept.
     """
     from leakgauge.harness.data import default_root
 
     if device != "cpu" and not _has(device):
         raise StudyError(study.name, [f"device: got {device!r}, expected cpu, or cuda if there is one"])
+    if limits != NO_LIMITS and workers == 0:
+        raise StudyError(study.name, ["limits of a cell need worker processes: expected workers >= 1, got workers=0"])
     root = data if data is not None else default_root()
     store = Store(Path(folder))
     found = check_data(study, root)
-    hashes = {name: digest for name, (digest, _) in found.items()}
-    _refuse_other_results(study, store, hashes)
-    place, listen = Place(store.folder, root, device), listen or (lambda progress, outcome: None)
-    study = _solved(study, store, place, listen, workers)
-    attacks = {cell.attack.key: cell.attack for cell in study.cells}
-    store.write_study(
-        {
-            "name": study.name,
-            "title": study.title,
-            "text": study.text,
-            "goals": study.goals,
-            "hash": study.hash,
-            "cells": [to_data(cell) for cell in study.cells],
-            "data": hashes,
-            "public": sorted(name for name, (_, is_public) in found.items() if is_public),
-            "attacks": {label: to_data(registry.describe(spec)) for label, spec in sorted(attacks.items())},
-        }
-    )
-    trainings, ready, skipped = plan(study, store)
-    count = min(cores() if workers is None else workers, max(1, len(trainings) + len(ready)))
-    progress = Progress(total=len(study.cells), skipped=skipped)
-    Supervisor(place, progress, listen, trainings, ready).run(count)
-    return load_run(store.folder)
+    with writing(store.folder):
+        session = _Session(store, Place(store.folder, root, device), workers, reuse, limits, [])
+        listen = listen or (lambda progress, outcome: None)
+        stored = _stored_study(study, session, {name: digest for name, (digest, _) in found.items()}, merge=merge)
+        study = _solved(study, session, listen)
+        own = {cell.id for cell in study.cells}
+        others = tuple(cell for cell in (store.cells() if stored else ()) if cell.id not in own)
+        if others and not (merge or part):
+            text = f"{folder} holds {len(others)} cells of another version of this study: {_ELSE}"
+            raise StudyError(study.name, [text])
+        usable = session.usable(_folders(store, study.cells), reuse=reuse)
+        session.usable(_folders(store, others), reuse=True)
+        store.write_study(_described(study, found, stored, others))
+        trainings, attacks, skipped = plan(study, store, usable)
+        session.work(len(study.cells), skipped, listen, trainings, attacks)
+        return load_run(store.folder)
 
 
-def _solved(study: Study, store: Store, place: Place, listen: Listener, workers: int | None) -> Study:
+def _folders(store: Store, cells: Collection[Cell]) -> dict[Path, str]:
+    """The folders of cells and of their trainings, each with the code that it should be of."""
+    from leakgauge.harness.study.environment import code_of
+
+    trainings = {store.training(cell.training.id): code_of(cell.training) for cell in cells}
+    return trainings | {store.cell(cell.id): code_of(cell.training, cell.attack) for cell in cells}
+
+
+def _solved(study: Study, session: _Session, listen: Listener) -> Study:
     """The study with its defenses' goals solved; each training of the search is stored, and serves its cells too.
 
     Raises:
         StudyError: no goal can be reached and nothing else is asked, or a training of the search failed.
     """
+    from leakgauge.harness.study.environment import code_of
     from leakgauge.harness.study.jobs import keep_for, training_suffices
 
     if not any(goal_of(spec.defense) for spec in study.trainings):
         return study
+    store = session.store
 
     def trained(specs: list[TrainingSpec]) -> dict[str, TrainingRecord]:
         keep, errors = keep_for(study.cells), list[str]()
-        missing = [
-            spec for spec in {spec.id: spec for spec in specs}.values() if not training_suffices(spec, keep, store)
-        ]
+        distinct = {spec.id: spec for spec in specs}.values()
+        session.usable({store.training(spec.id): code_of(spec) for spec in distinct}, reuse=session.reuse)
+        missing = [spec for spec in distinct if not training_suffices(spec, keep, store)]
 
         def watch(progress: Progress, outcome: Outcome | None) -> None:
             errors.extend([outcome.error] if outcome is not None and outcome.error else [])
             listen(progress, outcome)
 
-        count = min(cores() if workers is None else workers, len(missing))
-        jobs = [Job("trial", spec, study.cells) for spec in missing]
-        if jobs:
-            Supervisor(place, Progress(total=len(study.cells)), watch, jobs, []).run(count)
+        if missing:
+            session.work(len(study.cells), 0, watch, [Job("trial", spec, study.cells) for spec in missing], [])
         found = {spec.id: store.read_training(spec.id) for spec in specs}
         if None in found.values():
             raise ValueError(f"target: {'; '.join(errors)}")
         return {name: record for name, record in found.items() if record is not None}
 
     try:
-        cells, goals = solve(study.cells, place.root, trained)
+        cells, goals = solve(study.cells, session.place.root, trained)
     except ValueError as error:
         raise StudyError(study.name, [str(error)]) from error
     if not cells:
@@ -164,31 +240,71 @@ def check_data(study: Study, root: Path) -> dict[str, tuple[str, bool]]:
     return found
 
 
-def _refuse_other_results(study: Study, store: Store, hashes: dict[str, str]) -> None:
-    """Refuse to mix the results of two studies, or of two versions of one data set, whose ids are the same."""
-    if not (store.folder / "study.json").exists():
-        return
-    stored = store.read_study()
-    if stored["name"] != study.name:
-        text = f"{store.folder} holds the results of the study {stored['name']!r}: use another folder"
-        raise StudyError(study.name, [text])
+def _stored_study(study: Study, session: _Session, hashes: dict[str, str], *, merge: bool) -> dict[str, Any]:
+    """The study or studies of the folder; empty if there are none. A damaged study.json is set aside.
+
+    Raises:
+        StudyError: these are others, without `merge`, or a data set has changed, so that the same ids mean others.
+    """
+    folder, path = session.store.folder, session.store.folder / "study.json"
+    if not path.exists():
+        return {}
+    try:
+        stored = session.store.read_study()
+    except StoreError as error:
+        session.store.set_aside(path, str(error))
+        text = "run other studies of this folder again with --merge: their results are still there"
+        session.notes.append(f"damaged, set aside in {QUARANTINE} and written anew: study.json; {text}")
+        return {}
+    others = [one["name"] for one in stored.get("studies", [stored]) if one["name"] != study.name]
+    if others and not merge:
+        named = " and ".join(map(repr, others))
+        raise StudyError(study.name, [f"{folder} holds the results of the study {named}: {_ELSE}"])
     before = stored.get("data", {})
     changed = [name for name, digest in hashes.items() if before.get(name, digest) != digest]
     if changed:
-        text = f"is not the one of the results in {store.folder}: use another folder"
+        text = f"is not the one of the results in {folder}: use another folder"
         raise StudyError(study.name, [f"data set {name!r} {text}" for name in changed])
+    return stored
 
 
-def plan(study: Study, store: Store) -> tuple[list[Job], list[Job], int]:
-    """(trainings to run, attacks whose training is stored, number of finished cells)."""
+def _described(
+    study: Study, found: dict[str, tuple[str, bool]], stored: dict[str, Any], others: tuple[Cell, ...]
+) -> dict[str, Any]:
+    """The content of study.json: this study, and the others of the folder before it."""
+    this = {"name": study.name, "title": study.title, "text": study.text, "goals": list(study.goals)}
+    before = [one for one in stored.get("studies", [stored] if stored else []) if one["name"] != study.name]
+    studies = [*({key: one.get(key, []) for key in this} for one in before), this]
+    cells = (*others, *study.cells)
+    attacks = {cell.attack.key: cell.attack for cell in study.cells}
+    described = stored.get("attacks", {}) | {key: to_data(registry.describe(one)) for key, one in attacks.items()}
+    used = {cell.training.task.data for cell in cells}
+    data = stored.get("data", {}) | {name: digest for name, (digest, _) in found.items()}
+    public = {*stored.get("public", ()), *(name for name, (_, is_public) in found.items() if is_public)}
+    return {
+        "name": " + ".join(one["name"] for one in studies),
+        "title": "; ".join(one["title"] for one in studies if one["title"]),
+        "text": "\n".join(one["text"] for one in studies if one["text"]),
+        "goals": [goal for one in studies for goal in one["goals"]],
+        "hash": fingerprint([cell.id for cell in cells]),
+        "cells": [to_data(cell) for cell in cells],
+        "data": {name: data[name] for name in sorted(used)},
+        "public": sorted(public & used),
+        "attacks": {key: described[key] for key in sorted({cell.attack.key for cell in cells})},
+        **({"studies": studies} if len(studies) > 1 else {}),
+    }
+
+
+def plan(study: Study, store: Store, usable: Collection[str]) -> tuple[list[Job], list[Job], int]:
+    """(trainings to run, attacks whose training is stored, number of finished cells), without the usable ids."""
     from leakgauge.harness.study.jobs import keep_for, training_suffices
 
     trainings, attacks, skipped = [], [], 0
     for training in study.trainings:
         cells = study.cells_of[training.id]
-        unfinished = [cell for cell in cells if store.read_result(cell.id) is None]
+        unfinished = [cell for cell in cells if cell.id not in usable]
         skipped += len(cells) - len(unfinished)
-        if not unfinished and store.read_training(training.id) is not None:
+        if not unfinished and training.id in usable:
             continue
         if training_suffices(training, keep_for(unfinished), store):
             attacks += [Job("attack", training, (cell,)) for cell in unfinished]

@@ -1,13 +1,16 @@
-"""Results on disk: one folder per cell, `result.json` written last and atomically.
+"""Results on disk: one folder per cell, every file written atomically, the manifest last.
 
-    DIR/study.json                      the resolved study; beside it the original study.toml
+    DIR/study.json                      the resolved study, or several; beside it the original study.toml
     DIR/trainings/<id>/record.json      accuracy, bytes, claim; beside it kept.npz: models and messages for the attacks
     DIR/cells/<id>/result.json          estimates with per-image values; beside it arrays.npz: pictures or scores
     DIR/cells/<id>/failure.json         why a cell has no result
     .../timing.json                     seconds; separate, so that the same cell gives the same bytes
+    .../manifest.json                   the digest of each file, and the code that made them
+    DIR/quarantine/                     what was damaged or of other code, each with its reason
 
-A cell is finished if its `result.json` can be read, a training if its `record.json` can be read. An unreadable file
-counts as missing; its cell runs again.
+A cell or a training is finished if it has a manifest, and whole if every file is what the manifest says and is of the
+id that names the folder. The JSON files that no manifest lists hold their own digest. A folder whose `study.json` holds
+none is from before there were manifests: its results are read as they are.
 """
 
 from __future__ import annotations
@@ -19,24 +22,60 @@ import io
 import json
 import os
 import tempfile
-import zipfile
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from leakgauge.harness.core.cell import Cell
 from leakgauge.harness.core.result import Failure, PartInfo, Pictures, Result, Run, Scores, TrainingRecord, to_data
+from leakgauge.harness.study.files import MISSING, Damaged, load, sealed, to_json, unsealed
 
 T = TypeVar("T")
 Arrays = Mapping[str, npt.NDArray[Any]]
 
+MANIFEST, TIMING, FAILURE, QUARANTINE = "manifest.json", "timing.json", "failure.json", "quarantine"
+TEMPORARY = ".part"
+"""The end of the name of a file that is being written."""
+
+_MAIN: dict[str, tuple[str, type]] = {"cells": ("result.json", Result), "trainings": ("record.json", TrainingRecord)}
+_STUDY = {"name", "title", "text", "goals", "hash", "cells", "data", "public", "attacks"}
+"""The keys of a study.json from before there were manifests."""
+
 
 class StoreError(OSError):
     """A folder of results cannot be written or read; one line."""
+
+
+class Stored(NamedTuple):
+    """What a folder of a cell or a training holds.
+
+    Attributes:
+        value: None if it is not finished, or damaged.
+        code: that made it; None: not finished, "": unknown.
+        faults: why it cannot be used, by file name.
+    """
+
+    value: Result | TrainingRecord | None
+    code: str | None
+    faults: dict[str, str]
+
+
+class _Manifest(NamedTuple):
+    """The code that made a folder, and the SHA-256 of its files; None: from before there were manifests."""
+
+    code: str
+    files: dict[str, str] | None
+
+    def check(self, name: str, content: bytes) -> bytes:
+        """The content of a file, if it is what was written."""
+        if self.files is not None and self.files.get(name) != hashlib.sha256(content).hexdigest():
+            raise Damaged("differs from its manifest" if name in self.files else "is not in its manifest")
+        return content
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -48,23 +87,20 @@ def write_atomically(path: Path, content: bytes) -> None:
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)  # only its owner may read a temporary file
         os.replace(temporary, path)
-    except OSError as error:
+    except BaseException as error:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+        if not isinstance(error, OSError):
+            raise
         raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def _json(data: Any) -> bytes:
-    """Indented JSON with sorted keys: one text for one value. NaN is refused."""
-    return (json.dumps(data, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def arrays_digest(arrays: Arrays) -> str:
@@ -99,73 +135,137 @@ class Store:
         return self.folder / "trainings" / training_id
 
     def write_study(self, data: dict[str, Any]) -> None:
-        """Write the resolved study, and beside it its TOML."""
-        if data["text"]:
-            write_atomically(self.folder / "study.toml", data["text"].encode())
-        write_atomically(self.folder / "study.json", _json(data))
+        """Write the resolved study, and beside it the TOML of each study in it."""
+        for name, text in _tomls(data).items():
+            write_atomically(self.folder / name, text.encode())
+        write_atomically(self.folder / "study.json", sealed(data))
 
     def read_study(self) -> dict[str, Any]:
         """The resolved study.
 
         Raises:
-            StoreError: it is missing or cannot be read.
+            StoreError: it is missing or damaged.
         """
-        path = self.folder / "study.json"
-        try:
-            data: dict[str, Any] = json.loads(path.read_text("utf-8"))
-            return data
-        except FileNotFoundError as error:
-            text = f"no results in {self.folder}: there is no study.json; make some with 'leakgauge run'"
-            raise StoreError(text) from error
-        except (OSError, ValueError, RecursionError) as error:
-            raise StoreError(f"cannot read {path}: {error}") from error
+        return self._planned()[0]
 
     def cells(self) -> tuple[Cell, ...]:
-        """The planned cells, in the study's order."""
-        try:
-            cells: tuple[Cell, ...] = _adapter(tuple[Cell, ...]).validate_python(self.read_study()["cells"])
-            return cells
-        except (KeyError, ValidationError) as error:
-            raise StoreError(f"cannot read {self.folder / 'study.json'}: {str(error).splitlines()[0]}") from error
+        """The planned cells, in the study's order.
 
-    def write_result(self, result: Result, arrays: Arrays, seconds: float) -> None:
-        """Write a finished cell, and remove its earlier failure."""
-        folder = self.cell(result.cell.id)
-        if arrays:
-            write_atomically(folder / "arrays.npz", _npz(arrays))
-        _write_last(folder / "result.json", result, seconds)
-        (folder / "failure.json").unlink(missing_ok=True)
+        Raises:
+            StoreError: as `read_study`.
+        """
+        return self._planned()[1]
+
+    def _planned(self) -> tuple[dict[str, Any], tuple[Cell, ...]]:
+        """The study and its cells."""
+        faults: dict[str, str] = {}
+        found = load(self.folder / "study.json", _plan, faults)
+        if found is None:
+            reason = faults["study.json"]
+            if reason == MISSING:
+                raise StoreError(f"no results in {self.folder}: there is no study.json; make some with 'leakgauge run'")
+            anew = f"run the study again with '-o {self.folder}', which keeps all finished results"
+            raise StoreError(f"cannot read {self.folder / 'study.json'}: it {reason}; {anew}")
+        return found
+
+    @functools.cached_property
+    def before_manifests(self) -> bool:
+        """Whether the results are from before there were manifests."""
+        return load(self.folder / "study.json", lambda content: json.loads(content).keys() <= _STUDY, {}) is True
+
+    def write_result(self, result: Result, arrays: Arrays, seconds: float, code: str = "") -> None:
+        """Write a finished cell and the code that made it, and remove its earlier failure."""
+        files = {"arrays.npz": _npz(arrays)} if arrays else {}
+        self._write(self.cell(result.cell.id), files | {"result.json": to_json(to_data(result))}, seconds, code)
+
+    def write_training(self, record: TrainingRecord, kept: Arrays, seconds: float, code: str = "") -> None:
+        """Write a finished training with the models and messages for its attacks, and the code that made it."""
+        files = {"kept.npz": _npz(kept), "record.json": to_json(to_data(record))}
+        self._write(self.training(record.spec.id), files, seconds, code)
 
     def write_failure(self, failure: Failure) -> None:
         """Write why a cell has no result."""
-        write_atomically(self.cell(failure.cell.id) / "failure.json", _json(to_data(failure)))
+        write_atomically(self.cell(failure.cell.id) / FAILURE, sealed(to_data(failure)))
+
+    def _write(self, folder: Path, files: dict[str, bytes], seconds: float, code: str) -> None:
+        """Write the files of a folder, and finish it."""
+        _remove(folder / MANIFEST)  # or a stop in between would look like damage
+        for name, content in files.items():
+            write_atomically(folder / name, content)
+        self._finish(folder, files, seconds, code)
+
+    def _finish(self, folder: Path, files: dict[str, bytes], seconds: float, code: str) -> None:
+        """Write the time, and at last the manifest that marks a folder as finished."""
+        write_atomically(folder / TIMING, sealed({"id": folder.name, "seconds": round(seconds, 3)}))
+        _remove(folder / FAILURE)
+        digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+        write_atomically(folder / MANIFEST, sealed({"id": folder.name, "code": code, "files": digests}))
+
+    def adopt(self, folder: Path) -> None:
+        """Finish a folder from before there were manifests, with unknown code."""
+        paths = [folder / _MAIN[folder.parent.name][0], *folder.glob("*.npz")]
+        files = {path.name: content for path in paths if (content := load(path, bytes, {})) is not None}
+        self._finish(folder, files, self.seconds(folder) or 0.0, "")
+
+    def set_aside(self, path: Path, reason: str) -> None:
+        """Move a file or a folder to the quarantine, with its reason."""
+        place = self.folder / QUARANTINE
+        name = path.name if path.parent == self.folder else f"{path.parent.name}-{path.name}"
+        free = next(place / f"{name}-{number}" for number in count(1) if not (place / f"{name}-{number}").exists())
+        try:
+            free.mkdir(parents=True)
+            os.replace(path, free / path.name)
+        except OSError as error:
+            raise StoreError(f"cannot move {path} to {free}: {error.strerror or error}") from error
+        write_atomically(free / "reason.txt", f"{reason}\n".encode())
+
+    def examine(self, folder: Path, *, arrays: bool = True) -> Stored:
+        """What the folder of a cell or a training holds, if it is whole.
+
+        Args:
+            arrays: False: does not look into the npz, which may be large.
+        """
+        main, kind = _MAIN[folder.parent.name]
+        faults: dict[str, str] = {}
+        manifest = self._manifest(folder, faults)
+        if manifest is None:
+            return Stored(None, None if faults[MANIFEST] == MISSING else "", faults)
+        for name in manifest.files or {}:
+            if arrays or not name.endswith(".npz"):
+                load(folder / name, functools.partial(manifest.check, name), faults)
+        if manifest.files is not None:
+            load(folder / TIMING, functools.partial(_seconds, folder.name), faults)
+        elif arrays:
+            for path in folder.glob("*.npz"):
+                load(path, _arrays, faults)
+        value = None if main in faults else load(folder / main, functools.partial(_value, kind, folder.name), faults)
+        return Stored(None if faults else value, manifest.code, faults)
+
+    def _manifest(self, folder: Path, faults: dict[str, str]) -> _Manifest | None:
+        """The manifest of a folder."""
+        main = folder / _MAIN[folder.parent.name][0]
+        if not (folder / MANIFEST).exists() and main.exists() and self.before_manifests:
+            return _Manifest("", None)
+        return load(folder / MANIFEST, functools.partial(_manifest_of, folder.name), faults)
 
     def read_result(self, cell_id: str) -> Result | None:
-        """The result of a cell; None if it is missing or unreadable."""
-        return _read(self.cell(cell_id) / "result.json", Result)
-
-    def read_failure(self, cell_id: str) -> Failure | None:
-        """The failure of a cell; None if it is missing or unreadable."""
-        return _read(self.cell(cell_id) / "failure.json", Failure)
-
-    def write_training(self, record: TrainingRecord, kept: Arrays, seconds: float) -> None:
-        """Write a finished training with the models and messages for its attacks."""
-        folder = self.training(record.spec.id)
-        write_atomically(folder / "kept.npz", _npz(kept))
-        _write_last(folder / "record.json", record, seconds)
+        """The result of a cell; None if it is not finished or damaged."""
+        value = self.examine(self.cell(cell_id)).value
+        return value if isinstance(value, Result) else None
 
     def read_training(self, training_id: str) -> TrainingRecord | None:
-        """The record of a training; None if it is missing or unreadable."""
-        return _read(self.training(training_id) / "record.json", TrainingRecord)
+        """The record of a training; None if it is not finished or damaged, where its npz is not looked into."""
+        value = self.examine(self.training(training_id), arrays=False).value
+        return value if isinstance(value, TrainingRecord) else None
+
+    def read_failure(self, cell_id: str) -> Failure | None:
+        """The failure of a cell; None if it is missing or damaged."""
+        return load(self.cell(cell_id) / FAILURE, functools.partial(_failure, cell_id), {})
 
     def read_arrays(self, path: Path) -> dict[str, npt.NDArray[Any]] | None:
-        """The arrays of an npz; None if it is missing or unreadable."""
-        try:
-            # through memory: numpy does not close a truncated file
-            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
-                return {name: file[name] for name in file.files}
-        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
-            return None
+        """The arrays of an npz; None if it is missing, or not what its manifest says."""
+        manifest = self._manifest(path.parent, {})
+        return manifest and load(path, lambda content: _arrays(manifest.check(path.name, content)), {})
 
     def pictures(self, cell_id: str) -> Pictures | None:
         """The pictures of a cell; None if it has none."""
@@ -183,33 +283,58 @@ class Store:
 
     def seconds(self, folder: Path) -> float | None:
         """The seconds of the cell or training in `folder`; None if they are unknown."""
-        try:
-            return float(json.loads((folder / "timing.json").read_text())["seconds"])
-        except (OSError, ValueError, KeyError):
-            return None
+        return load(folder / TIMING, functools.partial(_seconds, folder.name), {})
 
 
-def _write_last(path: Path, value: Result | TrainingRecord, seconds: float) -> None:
-    """Write the time and then the file that marks its folder as finished."""
-    write_atomically(path.parent / "timing.json", _json({"seconds": round(seconds, 3)}))
-    write_atomically(path, _json(to_data(value)))
+def verify(folder: Path) -> tuple[int, dict[str, str]]:
+    """How many cells and trainings a folder of results has or should have, and what is wrong, by file.
+
+    Raises:
+        StoreError: there are no results.
+    """
+    store, faults = Store(folder), dict[str, str]()
+    found = load(folder / "study.json", _plan, faults)
+    study, cells = found or ({}, ())
+    for name, text in _tomls(study).items():
+        load(folder / name, functools.partial(_same, text), faults)
+    wanted = [store.cell(cell.id) for cell in cells] + [store.training(cell.training.id) for cell in cells]
+    folders = dict.fromkeys([*wanted, *sorted(folder.glob("cells/*/")), *sorted(folder.glob("trainings/*/"))])
+    if not folders and faults.get("study.json") == MISSING:
+        store.read_study()
+    for one in folders:
+        wrong = store.examine(one).faults
+        if wrong == {MANIFEST: MISSING} and one not in wanted:
+            continue
+        if wrong == {MANIFEST: MISSING} and (failure := store.read_failure(one.name)) is not None:
+            wrong = {_MAIN["cells"][0]: f"is missing: {failure.message}"}
+        elif store.before_manifests and not wrong:
+            wrong = {MANIFEST: "is missing: made before there were manifests"}
+        faults |= {f"{one.parent.name}/{one.name}/{name}": reason for name, reason in wrong.items()}
+    return len(folders), faults
 
 
 def load_run(folder: str | Path) -> Run:
-    """All results in a folder.
+    """All results in a folder; those that are damaged count as missing.
 
     Raises:
-        StoreError: there is no study in it, or it cannot be read.
+        StoreError: there is no study in it, or it is damaged.
     """
     store = Store(Path(folder))
     study, cells = store.read_study(), store.cells()
     ids = [cell.id for cell in cells]
-    results = {one: result for one in ids if (result := store.read_result(one)) is not None}
+    training_ids = dict.fromkeys(cell.training.id for cell in cells)
+    results, trainings, faults = dict[str, Result](), dict[str, TrainingRecord](), list[str]()
+    for one in [*map(store.cell, ids), *map(store.training, training_ids)]:
+        found = store.examine(one, arrays=one.parent.name == "cells")
+        if isinstance(found.value, Result):
+            results[one.name] = found.value
+        elif isinstance(found.value, TrainingRecord):
+            trainings[one.name] = found.value
+        elif found.code is not None:
+            faults += [f"{one.parent.name}/{one.name}/{name} {reason}" for name, reason in found.faults.items()]
     unfinished = [one for one in ids if one not in results]
     failures = {one: failure for one in unfinished if (failure := store.read_failure(one)) is not None}
-    training_ids = dict.fromkeys(cell.training.id for cell in cells)
-    trainings = {one: record for one in training_ids if (record := store.read_training(one)) is not None}
-    folders = [*map(store.training, training_ids), *map(store.cell, ids)]
+    finished = [*map(store.training, trainings), *map(store.cell, results)]
     return Run(
         name=study["name"],
         study=study,
@@ -221,21 +346,77 @@ def load_run(folder: str | Path) -> Run:
         missing=tuple(one for one in unfinished if one not in failures),
         pictures=store.pictures,
         scores=store.scores,
-        seconds={path.name: took for path in folders if (took := store.seconds(path)) is not None},
+        seconds={path.name: took for path in finished if (took := store.seconds(path)) is not None},
         public_data=frozenset(study["public"]),
         data_hashes=study["data"],
         attacks={label: PartInfo(**part) for label, part in study["attacks"].items()},
+        faults=tuple(faults),
     )
 
 
-def _read(path: Path, kind: type[T]) -> T | None:
-    """A dataclass from its JSON; None if the file is missing, truncated or of another version."""
-    adapter: Any = _adapter(kind)  # type: ignore[arg-type]  # mypy: a type variable is not known to be hashable
+def _remove(path: Path) -> None:
+    """Remove a file, if it is there."""
     try:
-        found: T = adapter.validate_json(path.read_bytes())
-    except (OSError, ValidationError):
-        return None
-    return found
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot remove {path}: {error.strerror or error}") from error
+
+
+def _plan(content: bytes) -> tuple[dict[str, Any], tuple[Cell, ...]]:
+    """A study and its cells from a study.json."""
+    study = unsealed(content, _STUDY)
+    return study, _adapter(tuple[Cell, ...]).validate_python(study["cells"])
+
+
+def _tomls(study: dict[str, Any]) -> dict[str, str]:
+    """The TOML of each study of a folder, by file name."""
+    numbered = enumerate(study.get("studies", [study]), 1)
+    return {f"study-{n}.toml" if n > 1 else "study.toml": one["text"] for n, one in numbered if one.get("text")}
+
+
+def _manifest_of(name: str, content: bytes) -> _Manifest:
+    """The manifest of the folder `name`."""
+    data = unsealed(content)
+    return _Manifest(data["code"], _of(name, data["id"], data["files"]))
+
+
+def _seconds(name: str, content: bytes) -> float:
+    """The seconds in the timing.json of the folder `name`."""
+    data = unsealed(content, {"seconds"})
+    return _of(name, data.get("id", name), float(data["seconds"]))
+
+
+def _failure(name: str, content: bytes) -> Failure:
+    """The failure in the folder `name`."""
+    data = unsealed(content, {"cell", "kind", "message", "trace"})
+    failure: Failure = _adapter(Failure).validate_python(data)
+    return _of(name, failure.cell.id, failure)
+
+
+def _arrays(content: bytes) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of an npz."""
+    # through memory: numpy does not close a truncated file
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
+
+
+def _same(text: str, content: bytes) -> None:
+    """Refuse another text."""
+    if content != text.encode():
+        raise Damaged("differs from study.json")
+
+
+def _of(name: str, found: str, value: T) -> T:
+    """The value, if its id is the name of its folder."""
+    if found != name:
+        raise Damaged(f"is of {found}")
+    return value
+
+
+def _value(kind: type, name: str, content: bytes) -> Result | TrainingRecord:
+    """The result or the record in the folder `name`."""
+    value: Result | TrainingRecord = _adapter(kind).validate_json(content)
+    return _of(name, value.cell.id if isinstance(value, Result) else value.spec.id, value)
 
 
 @functools.cache

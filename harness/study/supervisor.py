@@ -25,10 +25,11 @@ from leakgauge.harness.core.cell import Cell, TrainingSpec
 from leakgauge.harness.core.labels import cell_text, part_text
 from leakgauge.harness.core.result import Failure
 from leakgauge.harness.core.threads import one_thread
+from leakgauge.harness.study.orphans import PARENT, STOPS, end_with_parent
 from leakgauge.harness.study.store import Store, StoreError
 
 _POLL = 0.2
-"""Seconds between two checks for Ctrl-C."""
+"""Seconds between two checks for a stop, and for limits."""
 
 _AHEAD = 64
 """Waiting attacks among which a worker finds its next one."""
@@ -65,6 +66,36 @@ class Place(NamedTuple):
     device: str
 
 
+class Limits(NamedTuple):
+    """What one training or one attack may take; None: any amount.
+
+    Attributes:
+        seconds: of wall-clock time.
+        megabytes: of resident memory of its worker process. (The system's own limit counts addresses, of which torch
+            reserves gigabytes.)
+    """
+
+    seconds: float | None = None
+    megabytes: int | None = None
+
+    def broken(self, pid: int, seconds: float) -> str:
+        """Which of them a worker process breaks, as a sentence; empty if none."""
+        if self.seconds is not None and seconds > self.seconds:
+            return f"took longer than {self.seconds:g} s, the limit of --cell-timeout"
+        if self.megabytes is None:
+            return ""
+        try:
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        except (OSError, IndexError):
+            return ""  # it ended
+        used = pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+        over = used > self.megabytes
+        return f"used {used:.0f} MB, more than the {self.megabytes} MB of --cell-memory" if over else ""
+
+
+NO_LIMITS = Limits()
+
+
 class Outcome(NamedTuple):
     """How a job ended: `error` is one line, empty for success; `trace` is the whole trace of an exception."""
 
@@ -83,6 +114,7 @@ class Progress:
         waiting: the number of jobs to do, by kind (`Job.sort`).
         took: the seconds of those that ended.
         workers: how many of them run at a time.
+        notes: what became of stored results, one line each, for a listener to take away.
     """
 
     total: int
@@ -93,6 +125,7 @@ class Progress:
     waiting: Counter[str] = field(default_factory=Counter)
     took: dict[str, list[float]] = field(default_factory=dict)
     workers: int = 1
+    notes: list[str] = field(default_factory=list)
     start: float = field(default_factory=time.monotonic)
 
     @property
@@ -148,13 +181,15 @@ def _perform(job: Job, place: Place) -> str:
 
 @one_thread()
 def _work(pipe: Any, place: Place) -> None:
-    """A worker process: work until the pipe closes. The supervisor alone handles Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    while True:
+    """A worker process: work until the pipe closes; tell when each job starts, and how it ended."""
+    end_with_parent()
+    main = multiprocessing.parent_process()
+    while main is not None and main.is_alive():
         try:
             job: Job = pipe.recv()
         except EOFError:
             return
+        pipe.send(time.monotonic())
         pipe.send(_guarded(job, place))
 
 
@@ -188,39 +223,65 @@ def _target(attack: Job) -> object:
 
 
 @contextmanager
-def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C sets a flag instead of raising anywhere in the supervisor, for example in the middle of a write."""
+def _deferred_stop() -> Iterator[Callable[[], bool]]:
+    """A stop sets a flag instead of raising anywhere in the supervisor, for example in the middle of a write."""
     flag = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield flag.is_set  # only the main thread may have a signal handler
-        return
-    before = signal.signal(signal.SIGINT, lambda number, frame: flag.set())
-    try:
+    with handling(lambda number, frame: flag.set()):
         yield flag.is_set
+
+
+def interrupt(number: int, frame: object) -> None:
+    """Let any stop behave as Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def handling(stop: Callable[[int, Any], object]) -> Iterator[None]:
+    """Call `stop` on Ctrl-C, SIGTERM and SIGHUP, except on those that are ignored, as by nohup."""
+    before = {number: signal.getsignal(number) for number in STOPS}
+    handled = [number for number, handler in before.items() if handler not in (signal.SIG_IGN, None)]
+    if threading.current_thread() is not threading.main_thread():
+        handled = []  # only the main thread may have a signal handler
+    for number in handled:
+        signal.signal(number, stop)
+    try:
+        yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number in handled:
+            signal.signal(number, before[number])
 
 
 @dataclass
 class _Worker:
-    """A worker process, the supervisor's end of its pipe, and its job."""
+    """A worker process, the supervisor's end of its pipe, its job, and when it started that."""
 
     process: Any
     pipe: Any
     job: Job | None = None
+    since: float | None = None
 
 
 class Supervisor:
     """Hands out jobs and collects their outcomes."""
 
     def __init__(
-        self, place: Place, progress: Progress, listen: Listener, trainings: Iterable[Job], attacks: Iterable[Job]
+        self,
+        place: Place,
+        progress: Progress,
+        listen: Listener,
+        trainings: Iterable[Job],
+        attacks: Iterable[Job],
+        limits: Limits = NO_LIMITS,
     ) -> None:
-        self.place, self.progress, self.listen = place, progress, listen
+        self.place, self.progress, self.listen, self.limits = place, progress, listen, limits
         self.store = Store(place.folder)
         self.context = multiprocessing.get_context("forkserver")
         # imported once, by the fork server: a worker then starts in milliseconds
-        self.context.set_forkserver_preload(["torch", "leakgauge.harness.study.jobs"])
+        preload = ["leakgauge.harness.study.fork_server", "torch", "leakgauge.harness.study.jobs"]
+        # the kernel would end the fork server with the thread that started it
+        main_thread = threading.current_thread() is threading.main_thread()
+        self.context.set_forkserver_preload(preload if main_thread else preload[1:])
+        os.environ[PARENT] = str(os.getpid())
         self.trainings, self.attacks = deque(trainings), deque(attacks)
         progress.waiting.update(job.sort for job in (*self.trainings, *self.attacks))
         progress.waiting.update(attack.sort for job in self.trainings for attack in self._waiting(job))
@@ -231,7 +292,7 @@ class Supervisor:
         """Do all jobs, in this process if `workers` is 0.
 
         Raises:
-            Interrupted: Ctrl-C.
+            Interrupted: Ctrl-C, SIGTERM or SIGHUP.
         """
         self.progress.workers = max(1, workers)
         self.listen(self.progress, None)
@@ -239,7 +300,7 @@ class Supervisor:
             self._work_here()
             return
         try:
-            with _deferred_interrupt() as interrupted:
+            with _deferred_stop() as interrupted:
                 for _ in range(workers):
                     self.workers.append(self._hire())
                 self._supervise(interrupted)
@@ -254,7 +315,7 @@ class Supervisor:
     def _work_here(self) -> None:
         """Do all jobs in this process, on one thread as in a worker."""
         try:
-            with one_thread():
+            with handling(interrupt), one_thread():
                 while job := self._next():
                     self._start(job)
                     self._finish(_guarded(job, self.place))
@@ -266,26 +327,45 @@ class Supervisor:
         while not interrupted():
             for worker in self.workers:
                 if worker.job is None and (job := self._next(worker)):
-                    worker.job = job
+                    worker.job, worker.since = job, None
                     self._start(job)
                     worker.pipe.send(job)
             busy = {worker.pipe: worker for worker in self.workers if worker.job is not None}
             if not busy:
                 return
             for pipe in multiprocessing.connection.wait(busy, timeout=_POLL):
-                self._receive(busy[pipe])
+                self._receive(busy.pop(pipe))
+            for worker in busy.values():
+                seconds = time.monotonic() - worker.since if worker.since is not None else 0.0
+                if reason := self.limits.broken(worker.process.pid, seconds):
+                    self._replace(worker, seconds, "LimitExceeded", reason)
         raise Interrupted
 
     def _receive(self, worker: _Worker) -> None:
-        """Take the outcome of a worker's job; replace a dead worker."""
-        job, worker.job = worker.job, None
-        assert job is not None
+        """Take the start or the outcome of a worker's job; replace a dead worker."""
         try:
-            outcome = worker.pipe.recv()
+            found = worker.pipe.recv()
         except (EOFError, ConnectionError):
-            outcome = self._died(worker, job)
-            self.workers[self.workers.index(worker)] = self._hire()
-        self._finish(outcome)
+            worker.process.join()
+            code = worker.process.exitcode
+            how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+            self._replace(worker, 0.0, "WorkerDied", f"the worker process died ({how}); out of memory, or killed")
+            return
+        if isinstance(found, Outcome):
+            worker.job = None
+            self._finish(found)
+        else:
+            worker.since = found
+
+    def _replace(self, worker: _Worker, seconds: float, kind: str, reason: str) -> None:
+        """Replace a worker, and fail its job."""
+        job = worker.job
+        assert job is not None
+        worker.process.kill()
+        worker.process.join()
+        worker.pipe.close()
+        self.workers[self.workers.index(worker)] = self._hire()
+        self._finish(_failed(job, seconds, self.store, kind, reason))
 
     def _next(self, worker: _Worker | None = None) -> Job | None:
         """The next job: trainings first, since every attack needs one.
@@ -309,14 +389,6 @@ class Supervisor:
         process.start()
         theirs.close()
         return _Worker(process, ours)
-
-    def _died(self, worker: _Worker, job: Job) -> Outcome:
-        """The outcome of a job whose worker died."""
-        worker.process.join()
-        code = worker.process.exitcode
-        how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        message = f"the worker process died ({how}); out of memory, or killed"
-        return _failed(job, 0.0, self.store, "WorkerDied", message)
 
     def _start(self, job: Job) -> None:
         """Report the start of a job."""

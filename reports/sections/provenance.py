@@ -58,10 +58,16 @@ def _study(study: dict[str, object]) -> str:
 
 def _commands(run: Run, found: Sequence[Environment]) -> tuple[str, ...]:
     """Three lines that reproduce the report; study.toml is in the folder of the results and on this page."""
-    name = "study.toml" if run.study.get("text") else run.name
+    studies = run.study.get("studies", [run.study])
     commit = found[0].commit if found else "COMMIT"
     first = f"pip install leakgauge  # {commit}" if commit.startswith("release") else f"git checkout {commit}"
-    return first, f"leakgauge run {shlex.quote(name)} -o results", "leakgauge report results"
+    runs = []
+    for number, one in enumerate(studies, 1):
+        name = (
+            (f"study-{number}.toml" if number > 1 else "study.toml") if one.get("text") else one.get("name", run.name)
+        )
+        runs.append(f"leakgauge run {shlex.quote(name)} -o results{' --merge' if number > 1 else ''}")
+    return first, *runs, "leakgauge report results"
 
 
 def _packages(found: Sequence[Environment]) -> tuple[tuple[str, str], ...]:
