@@ -30,7 +30,7 @@ def test_a_result_that_changed_shows(tmp_path, monkeypatch):
         return compare.digests(tmp_path)
 
     last = compare.ROUNDED
-    stored = {"processor": compare.processor(), "digests": digests(1.5)}
+    stored = {"processor": compare.processor(), "arithmetic": compare.arithmetic(), "digests": digests(1.5)}
     monkeypatch.setattr(compare, "stored", lambda name: stored)
     digests(1.5, "other words")
     assert compare.compare("x", tmp_path) == []
@@ -43,3 +43,22 @@ def test_a_result_that_changed_shows(tmp_path, monkeypatch):
     assert compare.compare("x", tmp_path) == ["x: cell c0 differs"]
     (tmp_path / "cells" / "c0" / "result.json").unlink()
     assert compare.compare("x", tmp_path) == ["x: cell c0 is missing"]
+
+
+def test_where_linear_algebra_rounds_differently_four_digits_are_compared(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    import compare
+
+    def digests(value):
+        path = tmp_path / "cells" / "c" / "result.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"estimates": [{"value": value}]}))
+        return compare.digests(tmp_path)
+
+    assert compare.arithmetic() == compare.arithmetic()
+    stored = {"processor": compare.processor(), "arithmetic": "another", "digests": digests(1.5)}
+    monkeypatch.setattr(compare, "stored", lambda name: stored)
+    digests(1.50001)
+    assert compare.compare("x", tmp_path) == []
+    digests(1.501)
+    assert compare.compare("x", tmp_path) == ["x: cell c differs"]

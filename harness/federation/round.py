@@ -212,8 +212,8 @@ class Round:
         return found
 
     def read(self, message: Message) -> Vector:
-        """The update [d] that a message reveals to an adversary."""
-        return self.estimate(message.wire, message.sender, message.shared)
+        """The update [d] that a message reveals to an adversary, who judges by itself what is not finite."""
+        return self.defense.estimate(self.state, message.wire, Link(self.setting, message.sender, message.shared))
 
 
 def _finite(update: Vector) -> Vector:
