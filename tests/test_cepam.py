@@ -87,9 +87,9 @@ def test_a_zero_update_is_four_bytes_and_exact_unless_noise_does_not_depend_on_i
 
 
 @every_variant
-@pytest.mark.parametrize("d", [1, 2, 17, 1001])
-def test_any_length_is_padded_and_cut(defense, d):
-    assert np.abs(errors(defense, rng.normal(Key(4), (d,)))).max() < 12
+def test_any_length_is_padded_and_cut(defense):
+    for d in (1, 2, 17, 1001):
+        assert np.abs(errors(defense, rng.normal(Key(4), (d,)))).max() < 12
 
 
 @pytest.mark.parametrize("defense", [*GAUSSIANS, CepamLaplace()], ids=repr)

@@ -1,6 +1,7 @@
 """One contract suite for every defense in the registry, then the laws of the Gaussian and the Laplace mechanism."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -152,22 +153,21 @@ def test_no_key_is_drawn_from_twice_and_no_private_key_reaches_the_receiver(name
 
 
 @every_defense
-@pytest.mark.parametrize("clients", [1, 3])
-@pytest.mark.parametrize("d", [D, 1001, 17])
-def test_the_decoded_mean_has_the_shape_of_an_update(name, clients, d):
-    mean = decode_mean(build(name), [0.01 * rng.normal(Key(2), (d,))] * clients, setting_of(d))
-    assert mean.shape == (d,)
-    assert mean.dtype == torch.float32
-    assert torch.isfinite(mean).all()
+def test_the_decoded_mean_has_the_shape_of_an_update(name):
+    for clients, d in itertools.product((1, 3), (D, 1001, 17)):
+        mean = decode_mean(build(name), [0.01 * rng.normal(Key(2), (d,))] * clients, setting_of(d))
+        assert mean.shape == (d,)
+        assert mean.dtype == torch.float32
+        assert torch.isfinite(mean).all()
 
 
 @every_defense
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_an_update_that_is_not_finite_is_refused(name, bad):
-    update = UPDATE.clone()
-    update[7] = bad
-    with pytest.raises(ValueError, match=rf"finite update, got {bad} at coordinate 7 and 1 non-finite of {D}"):
-        encode(build(name), update)
+def test_an_update_that_is_not_finite_is_refused(name):
+    for bad in (math.nan, math.inf):
+        update = UPDATE.clone()
+        update[7] = bad
+        with pytest.raises(ValueError, match=rf"finite update, got {bad} at coordinate 7 and 1 non-finite of {D}"):
+            encode(build(name), update)
 
 
 @every_defense
@@ -183,11 +183,12 @@ def test_a_zero_update_passes(name):
 
 
 @every_defense
-@pytest.mark.parametrize("change", [lambda wire: wire[:-1], lambda wire: wire + b"\0", lambda wire: b""])
-def test_a_message_of_another_length_is_refused(name, change):
+def test_a_message_of_another_length_is_refused(name):
     defense = build(name)
-    with pytest.raises(MessageError, match="expected"):
-        decode(defense, change(receive(defense, UPDATE)))
+    received = receive(defense, UPDATE)
+    for changed in (received[:-1], received + b"\0", b""):
+        with pytest.raises(MessageError, match="expected"):
+            decode(defense, changed)
 
 
 @every_defense

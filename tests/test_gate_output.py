@@ -253,8 +253,8 @@ def test_images_of_several_seeds_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))
-@pytest.mark.parametrize("metric", ["ssim", "auc", "epsilon", "bits", "accuracy"])
-def test_nothing_is_called_safe_or_private(verdict: Verdict, metric: str) -> None:
-    outcome = Outcome((check(verdict, metric=metric),), (), ())
-    said = summary(outcome, RUN, BASE) + junit(outcome, RUN) + as_json(outcome, RUN, BASE) + headline(outcome)
-    assert not re.search(r"\b(safe|private|secure)", said, re.IGNORECASE)
+def test_nothing_is_called_safe_or_private(verdict: Verdict) -> None:
+    for metric in ("ssim", "auc", "epsilon", "bits", "accuracy"):
+        outcome = Outcome((check(verdict, metric=metric),), (), ())
+        said = summary(outcome, RUN, BASE) + junit(outcome, RUN) + as_json(outcome, RUN, BASE) + headline(outcome)
+        assert not re.search(r"\b(safe|private|secure)", said, re.IGNORECASE)

@@ -186,14 +186,14 @@ EDGES += [[2**53 - 1] * 40, [2**k for k in range(53)], [1 - 2**k for k in range(
 
 
 @pytest.mark.parametrize("values", EDGES, ids=lambda values: f"{len(values)} from {min(values, default=None)}")
-@pytest.mark.parametrize("contexts", [1, 3, 300, 70_000])
-def test_edge_cases_come_back(values, contexts):
+def test_edge_cases_come_back(values):
     values = np.array(values, np.int64)
-    kept, context = values.copy(), np.arange(values.size) * 7919 % contexts
-    back = golomb.decode_integers(golomb.encode_integers(values, context), context)
-    assert back.dtype == np.int64
-    assert np.array_equal(back, kept)
-    assert np.array_equal(values, kept)
+    for contexts in (1, 3, 300, 70_000):
+        kept, context = values.copy(), np.arange(values.size) * 7919 % contexts
+        back = golomb.decode_integers(golomb.encode_integers(values, context), context)
+        assert back.dtype == np.int64
+        assert np.array_equal(back, kept)
+        assert np.array_equal(values, kept)
 
 
 @given(st.lists(st.tuples(st.sampled_from([-1, 0, 1, 1, 40, -5000]), st.integers(0, 3)), max_size=60))

@@ -24,10 +24,10 @@ def test_the_rotation_of_sqsgd_has_the_golden_value():  # worked by hand
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", [2**bits for bits in range(12)])
-def test_it_is_the_product_with_sylvesters_matrix(n, dtype):
-    x = whole(3, n, dtype=dtype)
-    assert torch.equal(fast_walsh_hadamard(x), x @ torch.from_numpy(hadamard(n)).to(dtype))
+def test_it_is_the_product_with_sylvesters_matrix(dtype):
+    for n in (2**bits for bits in range(12)):
+        x = whole(3, n, dtype=dtype)
+        assert torch.equal(fast_walsh_hadamard(x), x @ torch.from_numpy(hadamard(n)).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -154,11 +154,11 @@ def test_shuffled_candidates_have_shuffled_scores_in_any_chunks(attack, monkeypa
 
 
 @every
-@pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
-def test_messages_without_information_leave_scores_finite(attack, value):
-    found = scores(attack, dataclasses.replace(make(TASK).seen, defense=Says(value)))
-    assert found.shape == (3,)
-    assert found.isfinite().all()
+def test_messages_without_information_leave_scores_finite(attack):
+    for value in (0.0, math.nan, math.inf):
+        found = scores(attack, dataclasses.replace(make(TASK).seen, defense=Says(value)))
+        assert found.shape == (3,)
+        assert found.isfinite().all()
 
 
 @pytest.mark.parametrize(
