@@ -10,6 +10,7 @@ from leakgauge.harness import data
 from leakgauge.harness.cli import options
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.federation import registry
+from leakgauge.harness.gate import judge
 from leakgauge.harness.learn import models
 from leakgauge.harness.study.study import resolve, shipped
 
@@ -42,6 +43,10 @@ def test_every_threat_and_exit_code_is_named():
     codes = README.partition("Exit codes")[2].partition("\n\n")[0]
     for code in (0, options.USAGE, options.INCOMPLETE, options.INTERRUPTED):
         assert re.search(rf"\b{code}\b", codes)
+    page = (ROOT / "docs" / "ci.md").read_text("utf-8")
+    assert not [
+        code for code in {*judge._CODES.values(), options.USAGE, 3, options.INTERRUPTED} if f"\n| {code} |" not in page
+    ]
     assert not [threat for threat in Threat if f"`{threat.value}`" not in README]
 
 

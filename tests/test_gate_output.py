@@ -108,6 +108,22 @@ def test_problems_are_errors() -> None:
     assert found == [("error", "other study"), ("error", "other data")]
 
 
+def test_changes_that_nobody_accepted_are_errors_beside_the_checks() -> None:
+    found = Outcome((check(),), (), (), ("noise_sd", "a key"))
+    assert headline(found) == "Not accepted: 2 changes of the baseline or the rules, with 1 check"
+    assert headline(Outcome((check(Verdict.FAIL),), (), (), ("noise_sd",))) == "Leakage increased in 1 of 1 check"
+    shown = [(case[0].tag, case[0].get("type"), case[0].get("message")) for case in cases(junit(found, RUN))[:2]]
+    assert shown == [("error", "NOT ACCEPTED", "noise_sd"), ("error", "NOT ACCEPTED", "a key")]
+    assert "- **Not accepted:** a key" in summary(found, RUN, BASE)
+    assert annotations(found)[0] == "::error title=leakgauge%3A not accepted::noise_sd"
+    content = json.loads(as_json(found, RUN, BASE))
+    assert (content["verdict"], content["exit_code"], content["unaccepted"]) == (
+        "NOT ACCEPTED",
+        6,
+        ["noise_sd", "a key"],
+    )
+
+
 def test_hostile_names_leave_the_xml_whole() -> None:
     odd = check(Verdict.FAIL, key=HOSTILE, name=HOSTILE, reason=HOSTILE + "\nsecond line")
     text = junit(
