@@ -13,7 +13,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.console import Console
@@ -56,7 +56,10 @@ from tests.report_page import Page
 ROOT = Path(__file__).parents[1]
 ALL = "".join(PAYLOADS)
 RAW = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-OURS = re.compile(r"::(error|warning) title=leakgauge[^:]*::\S")
+OURS = re.compile(r"::(error|warning) title=leakgauge[^:]*::")
+FAST = (Phase.explicit, Phase.generate)
+"""Shrinking a run takes minutes."""
+
 TEXTS = st.lists(st.sampled_from(PAYLOADS[:-1]) | st.text(max_size=6), min_size=1, max_size=4).map("".join)
 PARTS = TEXTS.map(lambda text: text.encode(errors="ignore").decode())
 """Texts of cells: without lone surrogates, which no reader of results accepts."""
@@ -114,9 +117,10 @@ def latex_well(text: str, columns: int) -> None:
         assert not row.lstrip().startswith(("[", "*"))
         for name in ("textbackslash", "textasciitilde", "textasciicircum", "textless", "textgreater"):
             row = row.replace(f"\\{name}{{}}", "")
-        row = re.sub(r"\\[&%$#_{}]", "", row).removeprefix("{}")
+        row = re.sub(r"\\[&%$#_{}]", "", row)
+        row = re.sub(r"(\A|: |; | & ) *\{\}(?= *[\[*])", r"\1", row)
         assert one not in body.splitlines() or row.count(" & ") == columns - 1
-        assert not re.search(r"[\\{}%$#^~<>_]", row.replace(" & ", ""))
+        assert not re.search(r"[\\{}%$#^~<>_&]", row.replace(" & ", ""))
 
 
 def element_well(text: str, like: str) -> None:
@@ -140,7 +144,7 @@ def table_of(run: Run, found: comparing.Comparison) -> str:
     return buffer.getvalue() + plain(run, width=40) + plain(run, width=200)
 
 
-@settings(max_examples=6)
+@settings(max_examples=6, phases=FAST)
 @given(PARTS, TEXTS)
 @example(ALL, ALL + "\ud800")
 @example("::error::x", "::error::x")
@@ -168,7 +172,7 @@ def test_no_text_of_a_hostile_run_or_baseline_is_more_than_a_text(cells: str, re
         latex_well(rows_as("tex", run, few, columns).decode(), 3)
 
 
-@settings(max_examples=5)
+@settings(max_examples=5, phases=FAST)
 @given(PARTS)
 @example(ALL)
 def test_a_csv_reads_back_as_the_cleaned_texts_with_no_formula(text: str) -> None:
