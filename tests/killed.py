@@ -60,7 +60,7 @@ def ends_within(seconds, number):
     return not left
 
 
-def until(true, seconds=60):
+def until(true, seconds=300):
     """Wait until something is true, at most so many seconds."""
     deadline = time.monotonic() + seconds
     while not true() and time.monotonic() < deadline:

@@ -123,7 +123,7 @@ def check_repair(reference, folder, name, how, key):
         assert bad in [kept.read_bytes() for kept in reason.parent.rglob(name)]
 
 
-HOWS = ("cut", "digit", "bit", "another")
+HOWS = ("digit", "cut", "another", "bit")
 NAMES = [
     "arrays.npz",
     "kept.npz",
@@ -136,10 +136,10 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_damaged_file_is_found_set_aside_and_made_again(reference, tmp_path, name):
+@pytest.mark.parametrize(("at", "name"), list(enumerate(NAMES)))
+def test_a_damaged_file_is_found_set_aside_and_made_again(reference, tmp_path, at, name):
     assert set(NAMES) == set(files(reference))
-    for how in HOWS:
+    for how in HOWS[at % 2 :: 2]:
         check_repair(reference, tmp_path / "copy", name, how, Key(0).child(name, how))
 
 

@@ -183,14 +183,22 @@ def _perform(job: Job, place: Place) -> str:
 def _work(pipe: Any, place: Place) -> None:
     """A worker process: work until the pipe closes; tell when each job starts, and how it ended."""
     end_with_parent()
-    main = multiprocessing.parent_process()
-    while main is not None and main.is_alive():
+    threading.Thread(target=_end_with_main, daemon=True).start()
+    while True:
         try:
             job: Job = pipe.recv()
         except EOFError:
             return
         pipe.send(time.monotonic())
         pipe.send(_guarded(job, place))
+
+
+def _end_with_main() -> None:
+    """End this process with the main one, whose fork server may live on if other code started it."""
+    main = multiprocessing.parent_process()
+    if main is not None:
+        main.join()
+        os._exit(1)
 
 
 def _guarded(job: Job, place: Place) -> Outcome:
