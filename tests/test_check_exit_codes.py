@@ -268,7 +268,7 @@ def test_a_baseline_lies_by_default_in_baselines_under_the_name_of_the_study(fol
 
 @pytest.mark.parametrize(
     ("error", "code", "said"),
-    [(ZeroDivisionError, 2, ["a bug; please report it", "ZeroDivisionError"]), (KeyboardInterrupt, 130, [])],
+    [(ZeroDivisionError, 70, ["internal error, please report it: ZeroDivisionError"]), (KeyboardInterrupt, 130, [])],
 )
 def test_a_bug_in_the_gate_or_a_stop_does_not_look_like_a_leak(error, code, said, folder, base, monkeypatch):
     monkeypatch.setattr("leakgauge.harness.gate.judge.judge", mock.Mock(side_effect=error))

@@ -2,8 +2,12 @@
 
 import gzip
 import io
+import os
+import subprocess
+import sys
 import textwrap
 import time
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -12,10 +16,14 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+import leakgauge
 from leakgauge.harness import data
 from leakgauge.harness.cli.main import app
+from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.data import DataUnreadable
-from leakgauge.harness.study.study import load_study
+from leakgauge.harness.gate import rerun
+from leakgauge.harness.gate.rerun import Bench
+from leakgauge.harness.study.study import load_study, resolve
 
 STUDY = textwrap.dedent("""
     name = "tiny"
@@ -214,3 +222,153 @@ def test_links_to_images_that_no_class_holds_are_followed_once_and_never_from_tr
     loaded = data.load(f"folder:{tmp_path}", tmp_path)
     assert (len(loaded.train.x), len(loaded.test.x)) == (4, 2)
     assert loaded.note.startswith("2 links left out")
+
+
+MARK = """
+import pathlib
+from tests.doubles import Counting, Echo
+pathlib.Path(__file__).with_suffix(".ran").touch()
+def prior(x, box): return None
+"""
+
+
+@pytest.fixture
+def stranger(tmp_path, monkeypatch):
+    """A module that leaves a file when it is imported."""
+    (tmp_path / "stranger.py").write_text(MARK)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path / "stranger.ran"
+    sys.modules.pop("stranger", None)
+
+
+CODE = {
+    "a defense": ('name = "none"', 'name = "stranger:Counting"'),
+    "a cascade": ('name = "none"', 'name = "laplace+stranger:Counting"'),
+    "a file": ('name = "none"', 'name = "./stranger.py:Counting"'),
+    "an attack": ('name = "prior"\nguess = ["mean", "other"]', 'name = "stranger:Echo"'),
+    "a prior": ('name = "prior"\nguess = ["mean", "other"]', 'name = "map"\nprior = ["tv", "stranger:prior"]'),
+}
+
+
+@pytest.mark.parametrize("kind", CODE)
+def test_a_study_that_names_code_imports_nothing_without_permission(kind, stranger, tmp_path):
+    study = write(tmp_path, STUDY.replace(*CODE[kind]))
+    for words in (("show", study), ("show", study, "--json"), ("run", study, "-o", tmp_path / "out")):
+        assert "is code that would be imported; if you trust it, say --allow-code" in refused(*words)
+    for call_it in (load_study, lambda path: leakgauge.run(path, tmp_path / "out")):
+        with pytest.raises(StudyError, match="is code that would be imported"):
+            call_it(study)
+    assert not stranger.exists()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["a defense", "an attack", "a prior"])
+def test_a_study_that_names_code_is_read_with_permission(kind, stranger, tmp_path, monkeypatch):
+    study = write(tmp_path, STUDY.replace(*CODE[kind]))
+    assert call("show", study, "--json", "--allow-code").exit_code == 0
+    assert stranger.exists()
+    assert load_study(study, allow_code=True).cells
+    monkeypatch.setenv("LEAKGAUGE_ALLOW_CODE", "1")
+    assert load_study(study).cells
+    monkeypatch.setenv("LEAKGAUGE_ALLOW_CODE", "0")
+    with pytest.raises(StudyError):
+        load_study(study)
+
+
+def test_workers_import_what_the_parent_accepted(tmp_path):
+    text = STUDY.replace('{name = "none"}, {name = "gaussian", noise_std = [0.01, 0.1]}', '{name = "none"}')
+    study = write(tmp_path, text.replace('name = "prior"\nguess = ["mean", "other"]', 'name = "tests.doubles:Echo"'))
+    run = leakgauge.run(study, tmp_path / "out", workers=1, progress=False, allow_code=True)
+    assert (len(run.results), len(run.failures)) == (1, 0)
+
+
+def test_a_rerun_of_results_that_name_code_needs_permission_too(tmp_path):
+    cells = resolve(
+        tomllib.loads(STUDY.replace(*CODE["an attack"]).replace("stranger", "tests.doubles")), allow_code=True
+    )
+    with pytest.raises(StudyError, match=r"'tests.doubles:Echo' is code; say --allow-code"):
+        rerun._run(cells.cells, Path(), tmp_path / "again", Bench(tmp_path))
+    assert not (tmp_path / "again").exists()
+    assert rerun._forbidden(cells.cells, Bench(tmp_path, allow_code=True)) == ""
+    assert rerun._forbidden(resolve(tomllib.loads(STUDY)).cells, Bench(tmp_path)) == ""
+
+
+BROKEN = {
+    "gone": ("nowhere.to_be_found:X", "No module named 'nowhere'"),
+    "torn": ("torn:X", "SyntaxError"),
+    "exits": ("exits:X", "SystemExit: 1"),
+    "raises": ("raises:X", "ZeroDivisionError: of a plug-in"),
+    "empty": ("pathlib:Nothing", "has no attribute 'Nothing'"),
+    "other": ("pathlib:Path", "expected a subclass of Defense"),
+    "gaussian": ("tests.doubles:Counting", "two defenses are named 'gaussian'"),
+}
+
+
+def plug_ins(folder):
+    """A folder that is installed as a distribution, with broken entry points and a good one, in both groups."""
+    info = folder / "plugs-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugs\nVersion: 1.0\n")
+    lines = "\n".join(f"{name} = {where}" for name, (where, _) in BROKEN.items())
+    attacks = "\n".join(f"{name} = {BROKEN[name][0]}" for name in ("torn", "exits"))
+    text = f"[leakgauge.defenses]\n{lines}\ncounting = tests.doubles:Counting\n[leakgauge.attacks]\n{attacks}\n"
+    (info / "entry_points.txt").write_text(text)
+    (folder / "torn.py").write_text("def (:")
+    (folder / "exits.py").write_text("raise SystemExit(1)")
+    (folder / "raises.py").write_text("raise ZeroDivisionError('of a plug-in')")
+
+
+def test_a_broken_plug_in_is_a_warning_with_its_name_and_a_good_one_needs_no_permission(tmp_path):
+    plug_ins(tmp_path / "site")
+    study = write(tmp_path, STUDY.replace('name = "none"', 'name = "counting"'))
+    root = str(Path(__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), root])}
+    code = "from leakgauge.harness.cli.main import main; main()"
+
+    def command(*words):
+        words = [sys.executable, "-c", code, *map(str, words)]
+        return subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+
+    shown = command("show", study, "--json")
+    assert shown.returncode == 0, shown.stderr
+    for name, (where, why) in BROKEN.items():
+        start = f"plug-in {name} = {where} is left out: "
+        lines = [line for line in shown.stderr.splitlines() if start in line and why in line]
+        assert len(lines) == (2 if name in ("torn", "exits") else 1), shown.stderr
+    assert "Traceback" not in shown.stderr
+    listed = command("list", "defenses")
+    assert (listed.returncode, "counting" in listed.stdout, "torn" in listed.stdout) == (0, True, False)
+    named = command("show", write(tmp_path, STUDY.replace('name = "none"', 'name = "torn"')))
+    assert (named.returncode, "no defense 'torn'" in named.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), SystemExit(1), RecursionError(), OSError(5, "odd"), EOFError()])
+def test_no_uncaught_exception_has_the_code_of_the_gate(error, tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr("leakgauge.harness.study.run.run_study", fails)
+    monkeypatch.setattr("leakgauge.harness.study.store.load_run", fails)
+    study, out = write(tmp_path, STUDY), tmp_path / "out"
+    out.mkdir()
+    kind = type(error).__name__
+    for words in (("report", out), ("export", out), ("compare", out, out), ("check", out, "--baseline", study)):
+        done = call(*words)
+        assert done.exit_code == 70
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"leakgauge: internal error, please report it: {kind}")
+        assert line.endswith("; 'leakgauge --verbose ...' prints the traceback")
+        assert "in fails" in call("--verbose", *words).stderr
+    done = call("run", study, "-o", out)
+    assert done.exit_code == 70
+    assert done.stderr.splitlines()[-1].endswith(f"the traceback is in {out / 'run.log'}")
+    assert "in fails" in (out / "run.log").read_text()
+    assert "in fails" in call("run", study, "-o", out, "--verbose").stderr
+
+
+def test_a_reader_that_goes_away_is_no_leak(tmp_path):
+    words = [sys.executable, "-c", "from leakgauge.harness.cli.main import main; main()", "list", "defenses"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        said = process.stderr.read()
+        assert (process.wait(), said) == (141, "")

@@ -136,8 +136,8 @@ def fitting(name: str) -> Callable[[Tensor, float], Prior]:
         raise ValueError(f"no prior {name!r}{suggestion(name, ['tv', *PRIORS, 'module:function'])}")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"no prior {name!r}: {error}") from error
+    except (Exception, SystemExit) as error:  # somebody's module may fail in any way
+        raise ValueError(f"no prior {name!r}: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise ValueError(f"expected a function of auxiliary inputs for prior {name!r}, got {found!r}")
     return found  # type: ignore[no-any-return]

@@ -1,17 +1,15 @@
 """The commands of the gate: `check`, and `baseline` with `update`, `show` and `diff`.
 
-Exit codes: 0 no increase detected, 1 leakage increased, 2 invalid arguments, no results, or a bug in leakgauge,
-3 inconclusive with `--inconclusive fail`, 4 not comparable or no baseline, 5 a gated cell failed or is missing,
-6 a change of the baseline or of the rules that nobody accepted, 130 interrupted.
+Exit codes: 0 no increase detected, 1 leakage increased, 2 invalid arguments or no results, 3 inconclusive with
+`--inconclusive fail`, 4 not comparable or no baseline, 5 a gated cell failed or is missing, 6 a change of the baseline
+or of the rules that nobody accepted, 70 a bug in leakgauge, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import traceback
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -41,18 +39,6 @@ SummaryOption = Annotated[
 ]
 
 
-@contextmanager
-def _gate_errors() -> Iterator[None]:
-    """Turn every error into lines and an exit code; the code of an uncaught exception, 1, would mean a leak."""
-    try:
-        with cli.user_errors(no_baseline=cli.NOT_COMPARABLE):
-            yield
-    except typer.Exit:
-        raise
-    except Exception as error:
-        raise cli.refusal(cli.USAGE, "a bug; please report it:", *traceback.format_exc().splitlines()) from error
-
-
 def check(
     folder: cli.FolderArgument,
     baseline: Annotated[Path, typer.Option(help="The file that 'leakgauge baseline update' wrote.")],
@@ -76,6 +62,7 @@ def check(
     data: cli.DataOption = None,
     workers: cli.WorkersOption = None,
     no_rerun: Annotated[bool, typer.Option("--no-rerun", help="Do not rerun inconclusive checks.")] = False,
+    allow_code: cli.AllowCodeOption = False,
 ) -> None:
     """Compare a run with a baseline. Exit code 0: no increase detected; 1: leakage increased."""
     from leakgauge.harness.gate import output
@@ -87,9 +74,9 @@ def check(
     if accept_baseline is not None:
         _check_reason("--accept-baseline", accept_baseline)
     fails = inconclusive == "fail"
-    with _gate_errors():
+    with cli.user_errors(cli.NOT_COMPARABLE):
         now, held = measured(load_run(folder)), trusted(baseline, target, accept_baseline)
-        bench = Bench(folder, data, workers, held.root)
+        bench = Bench(folder, data, workers, held.root, allow_code)
         base, outcome = _judged(now, held, bench, rerun_base=rerun_base, rerun=not no_rerun)
         say(*_table(outcome, titles(now.measures)))
         if junit is not None:
@@ -126,7 +113,7 @@ def update(
     from leakgauge.harness.study.store import load_run
 
     _check_update(reason, noise_sd)
-    with _gate_errors():
+    with cli.user_errors(cli.NOT_COMPARABLE):
         now = measured(load_run(folder))
         _check_complete(now)
         path = baseline if baseline is not None else _default_path(now.study)
@@ -147,7 +134,7 @@ def show(file: BaselineArgument, as_json: cli.JsonOption = False) -> None:
     """Show the contents of a baseline."""
     from leakgauge.harness.gate.baseline import read, to_text
 
-    with _gate_errors():
+    with cli.user_errors(cli.NOT_COMPARABLE):
         found = read(file)
     if as_json:
         emit(spelled(to_text(found)))
@@ -164,7 +151,7 @@ def diff(
     """Show which measures of two baselines moved, appeared or vanished. Never fails the build."""
     from leakgauge.harness.gate.baseline import moves, provenance, read
 
-    with _gate_errors():
+    with cli.user_errors(cli.NOT_COMPARABLE):
         before, after = read(old), read(new)
     found = moves(before.measured, after.measured)
     if as_json:

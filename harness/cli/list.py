@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import warnings
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from leakgauge.harness.cli.options import JsonOption, print_json, user_errors
 from leakgauge.harness.core.sinks import say
+
+if TYPE_CHECKING:
+    from leakgauge.harness.core.cell import Scalar
+    from leakgauge.harness.federation import registry
 
 _LISTS = ("defenses", "attacks", "tasks", "studies")
 
@@ -49,6 +54,17 @@ def _rows(what: str) -> list[dict[str, Any]]:
         return [{"name": name, "summary": text, "kind": kind} for kind, known in tasks for name, text in known]
     kind: registry.Kind = "defense" if what == "defenses" else "attack"
     return [
-        {"name": name, "summary": registry.summary(kind, name), "parameters": registry.defaults(kind, name)}
+        {"name": name, "summary": registry.summary(kind, name), "parameters": _defaults(kind, name)}
         for name in registry.classes(kind)
     ]
+
+
+def _defaults(kind: registry.Kind, name: str) -> dict[str, Scalar]:
+    """The default parameters; none of a plug-in that cannot be built from them."""
+    from leakgauge.harness.federation import registry
+
+    try:
+        return registry.defaults(kind, name)
+    except Exception as error:
+        warnings.warn(f"{name} has no defaults: {type(error).__name__}: {error}", stacklevel=2)
+        return {}

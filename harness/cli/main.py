@@ -5,21 +5,32 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from leakgauge import __version__
 from leakgauge.harness.cli.audit import audit, claim
 from leakgauge.harness.cli.compare import compare
 from leakgauge.harness.cli.gate import baselines, check
 from leakgauge.harness.cli.list import list_
+from leakgauge.harness.cli.options import bugs
 from leakgauge.harness.cli.report import export, report
 from leakgauge.harness.cli.run import run, show
 from leakgauge.harness.cli.verify import verify
 from leakgauge.harness.core.sinks import say
 
-app = typer.Typer(name="leakgauge", no_args_is_help=True, pretty_exceptions_enable=False)
+
+class _Commands(TyperGroup):
+    """The commands; an uncaught exception of any of them ends in one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with bugs(verbose=ctx.params["verbose"]):
+            return super().invoke(ctx)
+
+
+app = typer.Typer(name="leakgauge", cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _print_version(wanted: bool) -> None:
@@ -34,6 +45,7 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print the traceback of an internal error.")] = False,
 ) -> None:
     """Measure how much a federated-learning defense really leaks."""
 

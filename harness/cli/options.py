@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,8 +16,9 @@ import typer
 
 from leakgauge.harness.core.sinks import emit, say, spelled
 
-INCREASED, USAGE, NOT_COMPARABLE, INCOMPLETE, INTERRUPTED = 1, 2, 4, 5, 130
-"""Exit codes: leakage increased; invalid study or arguments; no usable baseline; incomplete results; stopped."""
+INCREASED, USAGE, NOT_COMPARABLE, INCOMPLETE, BUG, INTERRUPTED, CLOSED = 1, 2, 4, 5, 70, 130, 141
+"""Exit codes: leakage increased; invalid study or arguments; no usable baseline; incomplete results; an internal error
+(EX_SOFTWARE of sysexits.h); stopped; nobody reads the output."""
 
 StudyArgument = Annotated[str, typer.Argument(help="A TOML file, or the name of a shipped study.")]
 FolderArgument = Annotated[Path, typer.Argument(help="Folder of results that 'leakgauge run' wrote.")]
@@ -71,6 +74,31 @@ def user_errors(no_baseline: int = USAGE) -> Iterator[None]:
         raise refusal(no_baseline, str(error)) from error
     except (Interrupted, KeyboardInterrupt) as error:
         raise refusal(INTERRUPTED, "stopped; finished results are kept, the same command resumes") from error
+
+
+@contextmanager
+def bugs(log: Path | None = None, *, verbose: bool = False) -> Iterator[None]:
+    """Turn any other exception into one line and an exit code of its own; Python's would be 1, the gate's.
+
+    Args:
+        log: where the traceback goes, unless it is printed.
+    """
+    try:
+        yield
+    except BrokenPipeError as error:
+        sys.stdout = io.StringIO()  # Python flushes it at the end
+        raise typer.Exit(CLOSED) from error
+    except (Exception, SystemExit) as error:
+        if hasattr(error, "exit_code"):  # typer's own
+            raise
+        trace, where = traceback.format_exc(), "'leakgauge --verbose ...' prints the traceback"
+        if log is not None and log.parent.is_dir() and not verbose:
+            with suppress(OSError), log.open("a", encoding="utf-8") as file:
+                file.write(trace)
+                where = f"the traceback is in {log}"
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        shown = trace.splitlines() if verbose else []
+        raise refusal(BUG, *shown, f"internal error, please report it: {text}; {where}") from error
 
 
 def print_json(data: Any) -> None:

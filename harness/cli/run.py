@@ -48,7 +48,7 @@ def run(
     from leakgauge.harness.study.study import load_study
     from leakgauge.harness.study.supervisor import Limits
 
-    with cli.user_errors():
+    with cli.bugs(out / "run.log", verbose=verbose), cli.user_errors():
         found = load_study(study, allow_code=allow_code, max_cells=max_cells, max_number=max_number)
         loaded = _chosen(found, only)
         if dry_run:

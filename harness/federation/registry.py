@@ -12,8 +12,10 @@ import importlib
 import importlib.metadata
 import inspect
 import json
+import multiprocessing
 import pkgutil
-from collections.abc import Collection
+import warnings
+from collections.abc import Callable, Collection
 from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -32,10 +34,10 @@ _BASE: dict[str, type] = {"defense": Defense, "attack": Attack}
 
 @functools.cache
 def classes(kind: Kind) -> dict[str, type]:
-    """All classes of this kind by name, in alphabetical order.
+    """All classes of this kind by name, in alphabetical order; a broken entry point is left out, with a warning.
 
     Raises:
-        ImportError: a file of the package does not hold exactly one class of this kind, or two classes share a name.
+        ImportError: a file of the package does not hold exactly one class of this kind.
     """
     found: dict[str, type] = {}
     package = importlib.import_module(f"leakgauge.{_PACKAGE[kind]}")
@@ -44,9 +46,13 @@ def classes(kind: Kind) -> dict[str, type]:
             module = importlib.import_module(f"leakgauge.{_PACKAGE[kind]}.{info.name}")
             found[info.name.replace("_", "-")] = _only_class(kind, module.__name__, vars(module))
     for entry in importlib.metadata.entry_points(group=f"leakgauge.{_PACKAGE[kind]}"):
-        if entry.name in found:
-            raise ImportError(f"two {_PACKAGE[kind]} are named {entry.name!r}; one comes from {entry.value}")
-        found[entry.name] = entry.load()
+        try:
+            if entry.name in found:
+                raise UnknownNameError(f"two {_PACKAGE[kind]} are named {entry.name!r}")
+            found[entry.name] = _loaded(kind, entry.name, entry.load)
+        except UnknownNameError as error:
+            if multiprocessing.parent_process() is None:  # once, not in each worker
+                warnings.warn(f"plug-in {entry.name} = {entry.value} is left out: {error}", stacklevel=2)
     return dict(sorted(found.items()))
 
 
@@ -57,6 +63,18 @@ def _only_class(kind: Kind, module: str, names: dict[str, Any]) -> type:
     if len(found) != 1:
         raise ImportError(f"expected one public {kind} class in {module}, got {len(found)}")
     return found[0]
+
+
+def _loaded(kind: Kind, name: str, load: Callable[[], Any]) -> type:
+    """The class that `load` imports from somebody's module, which may fail in any way."""
+    try:
+        found = load()
+    except (Exception, SystemExit) as error:
+        text = " ".join(str(error).split())
+        raise UnknownNameError(f"no {kind} {name!r}: {type(error).__name__}: {text}") from error
+    if not (inspect.isclass(found) and issubclass(found, _BASE[kind])):
+        raise UnknownNameError(f"expected a subclass of {_BASE[kind].__name__} for {name!r}, got {found!r}")
+    return found
 
 
 def lookup(kind: Kind, name: str) -> type:
@@ -71,13 +89,7 @@ def lookup(kind: Kind, name: str) -> type:
     if ":" not in name:
         raise unknown(kind, name, known)
     module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UnknownNameError(f"no {kind} {name!r}: {error}") from error
-    if not (inspect.isclass(found) and issubclass(found, _BASE[kind])):
-        raise UnknownNameError(f"expected a subclass of {_BASE[kind].__name__} for {name!r}, got {found!r}")
-    return found
+    return _loaded(kind, name, lambda: getattr(importlib.import_module(module), attribute))
 
 
 class ParameterError(ValueError):

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leakgauge.harness.core.cell import Cell
+from leakgauge.harness.core.code import code_allowed, named_code
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.metrics import metric
 from leakgauge.harness.core.result import Run, to_data
@@ -64,12 +65,14 @@ class Bench:
         data: folder of the data sets; None: the default one.
         workers: processes; None: one a core.
         source: a folder inside the checkout whose history contains the base's commit.
+        allow_code: whether the cells in `folder` may name code to import.
     """
 
     folder: Path
     data: Path | None = None
     workers: int | None = None
     source: Path = Path()
+    allow_code: bool = False
 
 
 def holds(source: Path, *words: str) -> bool:
@@ -90,6 +93,8 @@ def again(outcome: Outcome, ref: str | None, bench: Bench, rules: Rules, *, nois
     if ref is None:
         why = "no cell ran again: no commit of the target branch is known whose code made the baseline"
         return dataclasses.replace(outcome, warnings=(*outcome.warnings, why))
+    if why := _forbidden(Store(bench.folder).cells(), bench):
+        return dataclasses.replace(outcome, warnings=(*outcome.warnings, f"no cell ran again: {why}"))
     return settle(outcome, ref, bench, rules, noise_sd=noise_sd)
 
 
@@ -199,8 +204,17 @@ def _run_at(ref: str, cells: Sequence[Cell], what: str, bench: Bench) -> Run:
         return _run(cells, tree, bench.folder / "again" / f"{what}-{commit[:12]}", bench)
 
 
+def _forbidden(cells: Sequence[Cell], bench: Bench) -> str:
+    """Why cells that a folder of results holds may not run: they name code to import; empty if they may."""
+    parts = [part for cell in cells for part in (cell.training.defense, cell.attack)]
+    code = named_code(value for part in parts for value in (part.name, *part.parameters.values()))
+    return f"{code[0]!r} is code; say --allow-code" if code and not code_allowed(bench.allow_code) else ""
+
+
 def _run(cells: Sequence[Cell], tree: Path, out: Path, bench: Bench) -> Run:
     """The cells, run by the code in `tree` in a process of its own."""
+    if why := _forbidden(cells, bench):
+        raise StudyError("run again", [why])
     asked = {
         "cells": [to_data(cell) for cell in cells],
         "out": str(out.resolve()),

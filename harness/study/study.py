@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import resources
@@ -29,6 +28,7 @@ from leakgauge.harness.core.cell import (
     TrainingSpec,
     fingerprint,
 )
+from leakgauge.harness.core.code import code_allowed, named_code
 from leakgauge.harness.core.errors import StudyError, unknown
 from leakgauge.harness.core.threats import ThreatMismatch, View, require
 from leakgauge.harness.federation import registry
@@ -191,16 +191,6 @@ def resolve(
     ]
     unique = {cell.id: cell for cell in cells}
     return Study(file.name, file.title, tuple(unique.values()))
-
-
-def code_allowed(asked: bool) -> bool:
-    """Whether a text may name code to import: by an option, or by LEAKGAUGE_ALLOW_CODE=1."""
-    return asked or os.environ.get("LEAKGAUGE_ALLOW_CODE") == "1"
-
-
-def named_code(values: Iterable[object]) -> list[str]:
-    """Those values of a defense's or an attack's table that name code, as in `module:Class`."""
-    return [value for value in values if isinstance(value, str) and ":" in value]
 
 
 def _too_large(table: Table, max_number: int) -> list[str]:
