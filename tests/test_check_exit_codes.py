@@ -25,12 +25,15 @@ from tests.check_case import (
     missing_cell,
     nan_in_a_file,
     no_results,
+    one,
     one_image_worse,
     other_images,
     other_study,
+    with_values,
     worse,
     write_run,
 )
+from tests.report_fixtures import MATCHING, result_of
 
 ACCEPTED = ("--accept-baseline", "these files are in no repository")
 
@@ -287,3 +290,37 @@ def test_a_check_needs_no_torch_and_its_code_is_that_of_the_process(folder, base
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "False"
+
+
+def test_a_run_with_named_gaps_can_be_a_baseline_and_check_reports_each(folder, base, tmp_path):
+    cell = one(MATCHING)
+    values = list(result_of(cell).estimates[0].values)
+    with_values(folder, cell, [None, None, *values[2:]])
+    (key,) = [measure.key for measure in measured(load_run(folder)).measures if measure.problem]
+    words = ("baseline", "update", folder, "--reason", "two images diverge", "--baseline", tmp_path / "gaps.json")
+    done = call(*words)
+    assert (done.exit_code, f"{key}: 2 of 16 images have no number" in done.stderr) == (5, True)
+    done = call(*words, "--allow-gaps", "none/*")
+    assert (done.exit_code, f"matches no gap; gaps: {key}" in done.stderr) == (2, True)
+    done = call(*words, "--allow-gaps", key)
+    assert (done.exit_code, done.stdout.endswith(f"gaps: {key}\n")) == (0, True)
+    assert read(tmp_path / "gaps.json").gaps == (key,)
+    assert f"gaps: {key}" in call("baseline", "show", tmp_path / "gaps.json").stdout
+
+    check = ("check", folder, "--baseline", tmp_path / "gaps.json", "--no-rerun", "--json", tmp_path / "out.json")
+    done = call(*check)
+    assert done.exit_code == 0
+    assert f": a gap that the baseline accepts, {key}: the run has no number: 2 of 16 images" in done.stdout
+    assert "with 1 accepted gaps" in done.stdout.splitlines()[-1]
+    assert any(key in warning for warning in json.loads((tmp_path / "out.json").read_text())["warnings"])
+    with_values(folder, cell, [None, None, None, *values[3:]])  # the gap grew
+    assert call(*check).exit_code == 5
+    with_values(folder, cell, values)  # it closed
+    done = call(*check)
+    assert (done.exit_code, "a gap that the baseline accepts" in done.stdout) == (0, True)
+    assert call("check", folder, "--baseline", base, "--no-rerun").exit_code == 0
+    with_values(folder, cell, [None, None, *values[2:]])  # not accepted by this one
+    assert call("check", folder, "--baseline", base, "--no-rerun").exit_code == 5
+    text = (tmp_path / "gaps.json").read_text().replace(f'"{key}"', '"elsewhere"', 1)
+    (tmp_path / "gaps.json").write_text(text)
+    assert "the gap elsewhere is no measure" in call(*check).stderr

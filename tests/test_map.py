@@ -164,7 +164,7 @@ def test_a_prior_of_somebody_else_is_plugged_in_by_name():
         ("Gauss", "no prior 'Gauss'; did you mean 'gaussian'"),
         (
             "tests.test_map:other",
-            "no prior 'tests.test_map:other': AttributeError: module 'tests.test_map' has no attribute 'other'",
+            "no prior 'tests.test_map:other': AttributeError: module",
         ),
         ("nowhere:other", "no prior 'nowhere:other': ModuleNotFoundError: No module named 'nowhere'"),
         ("tests.test_map:N", "expected a function of auxiliary inputs"),

@@ -227,3 +227,44 @@ def test_an_impossible_federation_or_target_is_refused(kind, changes, message):
 def test_a_label_has_the_parameters_that_are_set():
     assert PartSpec("gaussian", {"epsilon": 8.0, "noise_std": None}).key == "gaussian(epsilon=8.0)"
     assert PartSpec("none").key == "none"
+
+
+def excluding(*patterns, **changes):
+    """The ids of the cells of a study of three defenses and three attacked rounds by two adversaries."""
+    base = table(
+        attacks=[{"name": ECHO, "target": {"round": [0, 1, 2]}}, {"name": "prior"}], threats=["server", "server+labels"]
+    )
+    return [cell.id for cell in resolve({**base, **changes, "exclude": list(patterns)}).cells]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "number"),
+    [
+        ({"defense": "none"}, 16),
+        ({"defense": ["none", "gaussian"], "attack": "prior"}, 12),
+        ({"defense": {"name": "gaussian", "epsilon": 8}, "target": {"round": [1, 2]}, "threat": "server+labels"}, 4),
+        ({"task": {"model": ["linear", "mlp-small"]}, "attack": ECHO, "data": "digits", "target": {"round": 2}}, 12),
+    ],
+)
+def test_excluded_combinations_are_no_cells_and_the_others_keep_their_ids(pattern, number):
+    every = excluding()
+    left = excluding(pattern)
+    assert len(every) == 48
+    assert len(left) == 48 - number
+    assert left == [one for one in every if one in left]
+
+
+def test_an_exclusion_that_matches_nothing_or_everything_is_refused():
+    for pattern in (
+        {"defense": "gausian"},
+        {"attack": "prior", "target": {"round": 1}},
+        {"defence": "none"},
+        {"target": {"rond": 1}},
+        {},
+        {"threat": []},
+    ):
+        with pytest.raises(StudyError, match=r"exclude\[1\]: .* matches no cell; expected values of the study"):
+            excluding({"defense": "none"}, pattern)
+    with pytest.raises(StudyError, match="exclude: matches every cell"):
+        excluding({"defense": "none"}, {"defense": "gaussian"})
+    assert "exclude: got 1, expected: input should be a valid list" in problems(exclude=1)

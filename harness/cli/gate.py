@@ -88,7 +88,8 @@ def check(
             _write(Path(page), output.summary(outcome, now, base), append=summary == "auto")
         if annotations == "auto" and os.environ.get("GITHUB_ACTIONS") == "true":
             emit("".join(f"{line}\n" for line in output.annotations(outcome)))
-        say(f"leakgauge: {output.headline(outcome)}, against {baseline}{_first(outcome)}")
+        known = f", with {len(base.gaps)} accepted gaps" if base.gaps else ""
+        say(f"leakgauge: {output.headline(outcome)}, against {baseline}{known}{_first(outcome)}")
     raise typer.Exit(outcome.exit_code(inconclusive_fails=fails))
 
 
@@ -100,6 +101,10 @@ def update(
     accept_increase: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY", help="An accepted increase, or a pattern such as 'gaussian/*'; repeatable."),
+    ] = None,
+    allow_gaps: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="A measure, or a pattern, that may lack numbers: a known gap; repeatable."),
     ] = None,
     noise_sd: Annotated[
         float | None,
@@ -115,18 +120,19 @@ def update(
     _check_update(reason, noise_sd)
     with cli.user_errors(cli.NOT_COMPARABLE):
         now = measured(load_run(folder))
-        _check_complete(now)
+        gaps = _check_complete(now, allow_gaps or [])
         path = baseline if baseline is not None else _default_path(now.study)
         before = read(path) if path.exists() else None
         outcome = None
         if before is not None:
-            outcome = judge(now, before.measured, Rules(), noise_sd=before.noise_sd)
+            outcome = judge(now, before.measured, Rules(), noise_sd=before.noise_sd, gaps=before.gaps)
             _print_compared(before.measured, now, outcome)
         _check_accepted(outcome, accept_increase or [])
-        write(Baseline(now, NOISE_SD if noise_sd is None else noise_sd, reason.strip()), path)
+        write(Baseline(now, NOISE_SD if noise_sd is None else noise_sd, reason.strip(), gaps), path)
     previous = "the first" if before is None else f"before: {before.reason}"
     dirty = ", made with uncommitted changes" if now.dirty else ""
-    say(f"leakgauge: wrote {path}: {len(now.measures)} measures of {now.study}{dirty} ({previous})")
+    known = f", gaps: {', '.join(gaps)}" if gaps else ""
+    say(f"leakgauge: wrote {path}: {len(now.measures)} measures of {now.study}{dirty} ({previous}){known}")
 
 
 @baselines.command()
@@ -173,7 +179,7 @@ def _judged(now: Measured, held: Trusted, bench: Bench, *, rerun_base: bool, rer
         return base, Outcome((), elsewhere, held.warnings, held.unaccepted)
     if rerun_base and held.base is not None:
         base = replace(base, measured=at_commit(held.base, bench, base.measured))
-    outcome = judge(now, base.measured, held.rules, noise_sd=base.noise_sd)
+    outcome = judge(now, base.measured, held.rules, noise_sd=base.noise_sd, gaps=base.gaps)
     if rerun:
         outcome = again(outcome, held.base, bench, held.rules, noise_sd=base.noise_sd)
     return base, replace(outcome, unaccepted=held.unaccepted, warnings=(*held.warnings, *outcome.warnings))
@@ -194,11 +200,18 @@ def _check_update(reason: str, noise_sd: float | None) -> None:
         raise cli.refusal(cli.USAGE, f"expected a finite --noise-sd, got {noise_sd}")
 
 
-def _check_complete(now: Measured) -> None:
-    """Refuse a run in which a measure has no number."""
-    lacking = [f"{measure.key}: {measure.problem}" for measure in now.measures if measure.problem]
-    if lacking:
-        raise cli.refusal(cli.INCOMPLETE, "this run is incomplete, nothing was written:", *lacking)
+def _check_complete(now: Measured, allowed: list[str]) -> tuple[str, ...]:
+    """The keys of the allowed gaps; refuses a pattern that matches no gap, and a gap that no pattern matches."""
+    lacking = {measure.key: measure.problem for measure in now.measures if measure.problem}
+    for pattern in allowed:
+        if not any(fnmatchcase(key, pattern) for key in lacking):
+            known = ", ".join(lacking) or "none"
+            raise cli.refusal(cli.USAGE, f"--allow-gaps {pattern!r} matches no gap; gaps: {known}")
+    left = [key for key in lacking if not any(fnmatchcase(key, pattern) for pattern in allowed)]
+    if left:
+        head = "this run is incomplete, nothing was written; accept each gap with --allow-gaps KEY:"
+        raise cli.refusal(cli.INCOMPLETE, head, *(f"{key}: {lacking[key]}" for key in left))
+    return tuple(lacking)
 
 
 def _default_path(study: str) -> Path:
@@ -315,6 +328,8 @@ def _shown(found: Baseline) -> Iterable[str]:
     dirty = ", with uncommitted changes" if run.dirty else ""
     yield f"{run.study}: {len(run.measures)} measures, study hash {run.study_hash}, noise sd {found.noise_sd:g}"
     yield f"reason: {found.reason}"
+    if found.gaps:
+        yield f"gaps: {', '.join(found.gaps)}"
     yield f"made on {run.machine} at {run.commit}{dirty}"
     yield f"packages: {', '.join(f'{name} {version}' for name, version in run.packages.items())}"
     yield f"data: {', '.join(f'{name} {digest}' for name, digest in run.data.items())}"

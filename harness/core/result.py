@@ -450,4 +450,8 @@ _ABSENT: dict[str, Any] = {"strict": False, "dropped": ()}
 
 def _plain(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     """The fields of a dataclass."""
-    return {name: value for name, value in fields if name not in _ABSENT or value != _ABSENT[name]}
+    # an audit has a number `strict`, which may be 0.0 and equals False
+    absent = {
+        name for name, value in fields if name in _ABSENT and value == _ABSENT[name] and not isinstance(value, float)
+    }
+    return {name: value for name, value in fields if name not in absent}

@@ -41,11 +41,13 @@ class Baseline:
     Attributes:
         noise_sd: standard deviation of an image's SSIM over repeated runs.
         reason: why these measures are accepted.
+        gaps: keys of the measures that may lack numbers.
     """
 
     measured: Measured
     noise_sd: float
     reason: str
+    gaps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class _File:
     reason: str
     noise_sd: float
     measured: Measured
+    gaps: tuple[str, ...] = ()
 
 
 def of(path: Path) -> Baseline:
@@ -127,7 +130,7 @@ def parse(content: bytes, path: str) -> Baseline:
         raise BaselineError(f"baseline {path}: {where}: {first['msg']}; restore it with git") from error
     if problem := _problem(file):
         raise BaselineError(f"baseline {path}: {problem}; restore it with git")
-    return Baseline(file.measured, file.noise_sd, file.reason)
+    return Baseline(file.measured, file.noise_sd, file.reason, file.gaps)
 
 
 def write(baseline: Baseline, path: Path) -> None:
@@ -146,6 +149,7 @@ def to_text(baseline: Baseline) -> str:
         "schema": SCHEMA,
         "reason": baseline.reason,
         "noise_sd": baseline.noise_sd,
+        **({"gaps": baseline.gaps} if baseline.gaps else {}),
         "measured": _shallow(baseline.measured, "measures"),
     }
     text = json.dumps(head, indent=1, ensure_ascii=False, allow_nan=False).removesuffix("\n }\n}")
@@ -205,6 +209,8 @@ def _problem(file: _File) -> str:
             return f"{measure.key} is of a metric that the gate does not know: {measure.metric}"
         if metric(measure.metric).gate is GateTest.DELONG and sides != len(measure.values):
             return f"{measure.key} has {len(measure.values)} values for {sides} records"
+    if unknown := set(file.gaps) - seen:
+        return f"the gap {min(unknown)} is no measure"
     if file.noise_sd < 0:
         return f"got noise_sd {file.noise_sd}, expected 0 or more"
     return ""

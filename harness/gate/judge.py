@@ -23,7 +23,7 @@ moves, the strength of the attacks has changed, and a warning says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -144,11 +144,12 @@ class _Tested(NamedTuple):
         return f"{known.words} {verb} (90 %: {'rise ' if rise < 0 else ''}{ends}) over {self.n} {known.items}"
 
 
-def judge(now: Measured, base: Measured, rules: Rules, *, noise_sd: float = 0.0) -> Outcome:
+def judge(now: Measured, base: Measured, rules: Rules, *, noise_sd: float = 0.0, gaps: Collection[str] = ()) -> Outcome:
     """Check every gated measure of `now` against that of the same key in `base`.
 
     Args:
         noise_sd: standard deviation of an image's SSIM over repeated runs.
+        gaps: keys that may lack as many numbers as in `base`; each that cannot be judged is a warning.
 
     Guarantees:
         The order of the measures in either run changes nothing.
@@ -170,10 +171,13 @@ def judge(now: Measured, base: Measured, rules: Rules, *, noise_sd: float = 0.0)
             assert refusal is not None
             shown = new or old
             assert shown is not None
+            accepted = key in gaps and new is not None and old is not None and new.n >= old.n
             controls = all(one is None or one.control for one in (new, old))
-            if (controls or old is None) and refusal.verdict is Verdict.NOT_COMPARABLE:
+            uncompared = (controls or old is None) and refusal.verdict is Verdict.NOT_COMPARABLE
+            if accepted or uncompared:
                 what = "this control" if controls else "this measure"
-                warnings.append(f"{shown.name}: {what} is not compared: {refusal.reason}")
+                words = f"a gap that the baseline accepts, {key}" if accepted else f"{what} is not compared"
+                warnings.append(f"{shown.name}: {words}: {refusal.reason}")
             else:
                 was, now_is = (None if one is None else comparable.finite(one.value) for one in (old, new))
                 checks.append(_check(shown, refusal.verdict, was, now_is, refusal.reason))

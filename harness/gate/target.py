@@ -81,6 +81,7 @@ def changes(old: Baseline, new: Baseline) -> tuple[list[str], list[str]]:
     if old.noise_sd != new.noise_sd:
         word = "weakened" if new.noise_sd > old.noise_sd else "changed"
         counted.append(f"{word} in the baseline: noise_sd {old.noise_sd:g} -> {new.noise_sd:g}")
+    counted += [f"weakened in the baseline: {key} may lack numbers" for key in new.gaps if key not in old.gaps]
     counted += [line for key, was in before.items() if key in after for line in _changed(was, after[key])]
     notes = [f"added to the baseline: {key}" for key in after if key not in before]
     return counted, notes + [f"changed in the baseline: {line}" for line in provenance(old.measured, new.measured)]

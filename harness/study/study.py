@@ -10,7 +10,7 @@ import itertools
 import math
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from importlib import resources
 from pathlib import Path
@@ -68,6 +68,7 @@ class _File(BaseModel):
     defenses: list[Table] = Field(min_length=1)
     attacks: list[Table] = Field(min_length=1)
     strict: bool = False
+    exclude: list[Table] = []
 
 
 @dataclass(frozen=True)
@@ -189,8 +190,47 @@ def resolve(
         for attack, target, views, malice in attacks
         for view in views
     ]
-    unique = {cell.id: cell for cell in cells}
+    unique = {cell.id: cell for cell in _not_excluded(cells, file.exclude, source)}
     return Study(file.name, file.title, tuple(unique.values()))
+
+
+def _not_excluded(cells: list[Cell], patterns: list[Table], source: str) -> list[Cell]:
+    """The cells that no pattern matches.
+
+    Raises:
+        StudyError: a pattern matches no cell, or together they match all.
+    """
+    rows = [_row(cell) for cell in cells] if patterns else []
+    found = [{at for at, row in enumerate(rows) if _matches(pattern, row)} for pattern in patterns]
+    problems = [
+        f"exclude[{number}]: {patterns[number]} matches no cell; expected values of the study for {', '.join(rows[0])}"
+        for number, matched in enumerate(found)
+        if not matched
+    ]
+    excluded = set[int]().union(*found)
+    if len(excluded) == len(cells):
+        problems.append("exclude: matches every cell; expected one that is left")
+    if problems:
+        raise StudyError(source, problems)
+    return [cell for at, cell in enumerate(cells) if at not in excluded]
+
+
+def _row(cell: Cell) -> Table:
+    """What a pattern of `exclude` may ask for."""
+    task = asdict(cell.training.task)
+    parts = {"defense": cell.training.defense, "attack": cell.attack}
+    named = {key: {"name": part.name, **part.parameters} for key, part in parts.items()}
+    return {**named, "threat": cell.threat, "task": task, **task, "target": asdict(cell.target)}
+
+
+def _matches(pattern: object, value: object) -> bool:
+    """A table matches if all its keys do, a list if one of its values does; a text also matches a part's name."""
+    if isinstance(pattern, dict):
+        inside = value if isinstance(value, dict) else {}
+        return bool(pattern) and all(key in inside and _matches(one, inside[key]) for key, one in pattern.items())
+    if isinstance(pattern, list):
+        return any(_matches(one, value) for one in pattern)
+    return pattern == (value.get("name") if isinstance(value, dict) else value)
 
 
 def _too_large(table: Table, max_number: int) -> list[str]:
