@@ -83,13 +83,10 @@ def check(
     from leakgauge.harness.gate.target import trusted
     from leakgauge.harness.study.store import load_run
 
-    if accept_baseline is not None:
-        _check_reason("--accept-baseline", accept_baseline)
     fails = inconclusive == "fail"
     with _gate_errors():
         now, held = measured(load_run(folder)), trusted(baseline, target, accept_baseline)
-        bench = Bench(folder, data, workers, held.root)
-        base, outcome = _judged(now, held, bench, rerun_base=rerun_base, rerun=not no_rerun)
+        base, outcome = _judged(now, held, Bench(folder, data, workers), rerun_base=rerun_base, rerun=not no_rerun)
         for line in _table(outcome, titles(now.measures)):
             typer.echo(line)
         if junit is not None:
@@ -178,11 +175,11 @@ def _judged(now: Measured, held: Trusted, bench: Bench, *, rerun_base: bool, rer
     from leakgauge.harness.gate.rerun import about_checkout, again, at_commit
 
     base = held.baseline
-    if rerun_base and held.base is None:
-        raise cli.refusal(cli.USAGE, "--rerun-base: no commit of the target branch is known to rerun")
     if elsewhere := about_checkout(now):
         return base, Outcome((), elsewhere, held.warnings, held.unaccepted)
-    if rerun_base and held.base is not None:
+    if rerun_base:
+        if held.base is None:
+            raise cli.refusal(cli.USAGE, "--rerun-base: no commit of the target branch is known to rerun")
         base = replace(base, measured=at_commit(held.base, bench, base.measured))
     outcome = judge(now, base.measured, held.rules, noise_sd=base.noise_sd)
     if rerun:
@@ -190,17 +187,12 @@ def _judged(now: Measured, held: Trusted, bench: Bench, *, rerun_base: bool, rer
     return base, replace(outcome, unaccepted=held.unaccepted, warnings=(*held.warnings, *outcome.warnings))
 
 
-def _check_reason(option: str, reason: str) -> None:
-    """Refuse a reason that is not one printable line."""
-    if not reason.strip() or not reason.isprintable():
-        raise cli.refusal(cli.USAGE, f"expected {option} with one line of text, got {reason!r}")
-
-
 def _check_update(reason: str, noise_sd: float | None) -> None:
     """Refuse an update in CI, without a printable reason, or with an infinite noise level."""
     if os.environ.get("CI", "").strip().lower() not in ("", "0", "false"):
         raise cli.refusal(cli.USAGE, "CI is set: a person updates a baseline, in a commit that others review")
-    _check_reason("--reason", reason)
+    if not reason.strip() or not reason.isprintable():
+        raise cli.refusal(cli.USAGE, f"expected --reason with one line of text, got {reason!r}")
     if noise_sd is not None and not math.isfinite(noise_sd):
         raise cli.refusal(cli.USAGE, f"expected a finite --noise-sd, got {noise_sd}")
 
