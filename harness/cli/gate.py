@@ -71,12 +71,10 @@ def check(
     from leakgauge.harness.gate.target import trusted
     from leakgauge.harness.study.store import load_run
 
-    if accept_baseline is not None:
-        _check_reason("--accept-baseline", accept_baseline)
     fails = inconclusive == "fail"
     with cli.user_errors(cli.NOT_COMPARABLE):
         now, held = measured(load_run(folder)), trusted(baseline, target, accept_baseline)
-        bench = Bench(folder, data, workers, held.root, allow_code)
+        bench = Bench(folder, data, workers, allow_code)
         base, outcome = _judged(now, held, bench, rerun_base=rerun_base, rerun=not no_rerun)
         say(*_table(outcome, titles(now.measures)))
         if junit is not None:
@@ -173,11 +171,11 @@ def _judged(now: Measured, held: Trusted, bench: Bench, *, rerun_base: bool, rer
     from leakgauge.harness.gate.rerun import about_checkout, again, at_commit
 
     base = held.baseline
-    if rerun_base and held.base is None:
-        raise cli.refusal(cli.USAGE, "--rerun-base: no commit of the target branch is known to rerun")
     if elsewhere := about_checkout(now):
         return base, Outcome((), elsewhere, held.warnings, held.unaccepted)
-    if rerun_base and held.base is not None:
+    if rerun_base:
+        if held.base is None:
+            raise cli.refusal(cli.USAGE, "--rerun-base: no commit of the target branch is known to rerun")
         base = replace(base, measured=at_commit(held.base, bench, base.measured))
     outcome = judge(now, base.measured, held.rules, noise_sd=base.noise_sd, gaps=base.gaps)
     if rerun:
@@ -185,17 +183,12 @@ def _judged(now: Measured, held: Trusted, bench: Bench, *, rerun_base: bool, rer
     return base, replace(outcome, unaccepted=held.unaccepted, warnings=(*held.warnings, *outcome.warnings))
 
 
-def _check_reason(option: str, reason: str) -> None:
-    """Refuse a reason that is not one printable line."""
-    if not reason.strip() or not reason.isprintable():
-        raise cli.refusal(cli.USAGE, f"expected {option} with one line of text, got {reason!r}")
-
-
 def _check_update(reason: str, noise_sd: float | None) -> None:
     """Refuse an update in CI, without a printable reason, or with an infinite noise level."""
     if os.environ.get("CI", "").strip().lower() not in ("", "0", "false"):
         raise cli.refusal(cli.USAGE, "CI is set: a person updates a baseline, in a commit that others review")
-    _check_reason("--reason", reason)
+    if not reason.strip() or not reason.isprintable():
+        raise cli.refusal(cli.USAGE, f"expected --reason with one line of text, got {reason!r}")
     if noise_sd is not None and not math.isfinite(noise_sd):
         raise cli.refusal(cli.USAGE, f"expected a finite --noise-sd, got {noise_sd}")
 

@@ -110,13 +110,9 @@ def read(path: Path) -> Baseline:
 
 
 def parse(content: bytes, path: str) -> Baseline:
-    """The baseline in the content of the file `path`.
-
-    Raises:
-        BaselineError: as `read`.
-    """
+    """The baseline in the content of the file `path`; errors as in `read`."""
     try:
-        data: Any = json.loads(content, object_pairs_hook=_once)
+        data: Any = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise BaselineError(f"baseline {path} is cut, or no JSON: {error}; restore it with git") from error
     schema = data.get("schema") if isinstance(data, dict) else None
@@ -184,14 +180,6 @@ def provenance(old: Measured, new: Measured) -> tuple[str, ...]:
         elif was != now:
             lines.append(f"{name}: {was} -> {now}")
     return tuple(lines)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of these pairs; a name that is there twice would hide the first value from a reader."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name is there twice in an object")
-    return found
 
 
 def _problem(file: _File) -> str:

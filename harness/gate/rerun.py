@@ -22,9 +22,9 @@ from leakgauge.harness.core.code import code_allowed, named_code
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.metrics import metric
 from leakgauge.harness.core.result import Run, to_data
-from leakgauge.harness.gate.comparable import TESTED
+from leakgauge.harness.gate.comparable import TESTED, refusal
 from leakgauge.harness.gate.judge import Check, Outcome, Rules, Verdict, judge
-from leakgauge.harness.gate.measure import Measure, Measured, key_end, measured
+from leakgauge.harness.gate.measure import Measured, key_end, measured
 from leakgauge.harness.study.environment import environment
 from leakgauge.harness.study.store import Store, load_run
 
@@ -35,25 +35,16 @@ _SCRIPT = """
 import json, sys
 from pathlib import Path
 from pydantic import TypeAdapter
-if not Path("harness/cell.py").is_file():
-    from leakgauge.harness.core.cell import Cell
-    from leakgauge.harness.study.run import run_study
-    from leakgauge.harness.study.study import Study
-else:  # a commit from before the one import name; an installed leakgauge is another version
-    from harness.cell import Cell
-    from harness.run import run_study
-    from harness.study import Study
+from leakgauge.harness.core.cell import Cell
+from leakgauge.harness.study.run import run_study
+from leakgauge.harness.study.study import Study
 asked = json.loads(sys.stdin.read())
 cells = TypeAdapter(tuple[Cell, ...]).validate_python(asked["cells"])
 data = None if asked["data"] is None else Path(asked["data"])
 run_study(Study("again", "", cells), asked["out"], data=data, workers=asked["workers"])
 """
 
-_RULES = """
-import dataclasses, json
-from leakgauge.harness.gate.rules import Rules
-print(json.dumps(dataclasses.asdict(Rules())))
-"""
+_RULES = "import json; from leakgauge.harness.gate.rules import Rules; print(json.dumps(vars(Rules())))"
 
 
 @dataclass(frozen=True)
@@ -64,21 +55,19 @@ class Bench:
         folder: the checked run; reruns lie in its folder `again`, which is emptied each time.
         data: folder of the data sets; None: the default one.
         workers: processes; None: one a core.
-        source: a folder inside the checkout whose history contains the base's commit.
         allow_code: whether the cells in `folder` may name code to import.
     """
 
     folder: Path
     data: Path | None = None
     workers: int | None = None
-    source: Path = Path()
     allow_code: bool = False
 
 
-def holds(source: Path, *words: str) -> bool:
+def holds(*words: str) -> bool:
     """Whether a git command succeeds."""
     try:
-        git(source, *words)
+        git(*words)
     except StudyError:
         return False
     return True
@@ -86,9 +75,7 @@ def holds(source: Path, *words: str) -> bool:
 
 def again(outcome: Outcome, ref: str | None, bench: Bench, rules: Rules, *, noise_sd: float) -> Outcome:
     """The outcome after `settle` at `ref`, if inconclusive is its worst verdict; without `ref`, with a warning."""
-    if not any(one.verdict is Verdict.INCONCLUSIVE for one in outcome.checks):
-        return outcome
-    if any(one.verdict not in (Verdict.INCONCLUSIVE, Verdict.PASS) for one in outcome.checks):
+    if outcome.verdict is not Verdict.INCONCLUSIVE:
         return outcome
     if ref is None:
         why = "no cell ran again: no commit of the target branch is known whose code made the baseline"
@@ -105,8 +92,7 @@ def about_checkout(now: Measured) -> tuple[str, ...]:
         made = f"the results were made at {now.commit[:12] or 'an unknown commit'} and this code is at "
         return (f"{made}{here.commit[:12]}: run the study again, in a new folder, to check this code",)
     if here.dirty != now.dirty:
-        who = "this code has changes that the results" if here.dirty else "the results have changes that this code"
-        return (f"{who} lack{'' if here.dirty else 's'}: run the study again, in a new folder",)
+        return ("only one of the results and this code has uncommitted changes: run the study again, in a new folder",)
     return ()
 
 
@@ -124,18 +110,14 @@ def at_commit(ref: str, bench: Bench, held: Measured) -> Measured:
         raise StudyError("run again", ["the run has no cell of the baseline"])
     found = measured(_run_at(ref, cells, "base", bench))
     ran = found.by_key()
-    measures = tuple(ran[key] if key in ran and _alike(was, ran[key]) else was for key, was in keys.items())
+    measures = tuple(was if refusal(ran.get(key), was, Rules()) else ran[key] for key, was in keys.items())
     data = held.data | found.data
     return dataclasses.replace(found, study=held.study, study_hash=held.study_hash, data=data, measures=measures)
 
 
-def rules_at(ref: str, source: Path) -> Rules:
-    """The thresholds in the code of `ref`.
-
-    Raises:
-        StudyError: git does not know `ref`, or its code has none.
-    """
-    with _checkout(ref, source) as (tree, _):
+def rules_at(ref: str) -> Rules:
+    """The thresholds in the code of `ref`; errors as in `at_commit`."""
+    with _checkout(ref) as (tree, _):
         known = json.loads(_python(_RULES, "", tree, f"state the rules of {ref[:12]}"))
     return Rules(**{field.name: known[field.name] for field in dataclasses.fields(Rules) if field.name in known})
 
@@ -173,11 +155,6 @@ def settle(outcome: Outcome, ref: str, bench: Bench, rules: Rules, *, noise_sd: 
     return dataclasses.replace(outcome, checks=tuple(sorted(checks, key=lambda check: order.index(check.verdict))))
 
 
-def _alike(was: Measure, now: Measure) -> bool:
-    """Whether two measures of one question are of the same items."""
-    return (len(was.values), was.sides, was.items) == (len(now.values), now.sides, now.items)
-
-
 def _settled(check: Check, again: Check | None, problems: str) -> Check:
     """A check with the verdict of its rerun."""
     if again is None or again.verdict in (Verdict.INCOMPLETE, Verdict.NOT_COMPARABLE):
@@ -200,7 +177,7 @@ def _twice(cell: Cell) -> Cell:
 
 def _run_at(ref: str, cells: Sequence[Cell], what: str, bench: Bench) -> Run:
     """The cells, run by the code of a commit."""
-    with _checkout(ref, bench.source) as (tree, commit):
+    with _checkout(ref) as (tree, commit):
         return _run(cells, tree, bench.folder / "again" / f"{what}-{commit[:12]}", bench)
 
 
@@ -248,26 +225,26 @@ def _python(script: str, text: str, tree: Path, what: str) -> str:
 
 
 @contextmanager
-def _checkout(ref: str, source: Path) -> Iterator[tuple[Path, str]]:
+def _checkout(ref: str) -> Iterator[tuple[Path, str]]:
     """A temporary worktree of a commit, and the commit's full name."""
-    commit = git(source, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+    commit = git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
     with tempfile.TemporaryDirectory(prefix="leakgauge-base-") as parent:
         tree = Path(parent) / "tree"
-        git(source, "worktree", "add", "--quiet", "--detach", str(tree), commit)
+        git("worktree", "add", "--quiet", "--detach", str(tree), commit)
         try:
             yield tree, commit
         finally:
-            git(source, "worktree", "remove", "--force", str(tree))
+            git("worktree", "remove", "--force", str(tree))
 
 
-def git(where: Path, *words: str) -> str:
-    """The output of a git command.
+def git(*words: str) -> str:
+    """The output of a git command in the repository around the working directory.
 
     Raises:
         StudyError: git fails, or is not installed.
     """
     try:
-        done = subprocess.run(["git", *words], cwd=where, capture_output=True, text=True, check=True)
+        done = subprocess.run(["git", *words], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         said = getattr(error, "stderr", "") or str(error)
         raise StudyError("run again", [f"git {words[0]} {words[-1]}: {said.strip().splitlines()[-1]}"]) from error
