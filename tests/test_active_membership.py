@@ -79,8 +79,9 @@ def test_the_numbers_in_clear_are_enough(digits, defense, sends):
     assert found(*watched(digits, defense, inside=20, attack=NORM, sends=sends), NORM) >= 0.95
 
 
-def test_behind_an_honest_model_the_numbers_in_clear_do_not_add_up(digits):
-    assert found(*watched(digits, CepamGaussian(), honest=True), NORM) < 0.9
+def test_where_other_records_have_gradients_too_the_numbers_in_clear_conclude_nothing(digits):
+    seen, _ = watched(digits, CepamGaussian(), honest=True)
+    assert NORM.run(seen, KEY).scores.abs().max() < 2
 
 
 def test_more_candidates_than_neurons_are_told_apart_by_their_directions(digits):

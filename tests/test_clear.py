@@ -165,6 +165,17 @@ def test_the_law_with_a_candidate_is_that_of_batches_that_hold_it(digits, defens
     torch.testing.assert_close(law.mean_with, direct, rtol=1e-4, atol=1e-5 * float(size))
 
 
+def test_a_number_that_only_rounding_moves_says_nothing():
+    """Such as the mean of the last bias' gradient, which is zero whatever the records."""
+    plain, shift = normal(KEY, (256, 1), torch.float64) + 5, torch.tensor([[0.5], [-0.2]]).double()
+    alone = clear._Law(plain, plain.mean(0) + shift)
+    blank = 1e-9 * normal(KEY.child("blank"), (258, 1), torch.float64)
+    both = clear._Law(torch.cat([plain, blank[:256]], 1), torch.cat([alone.mean_with, blank[256:]], 1))
+    sent = torch.tensor([[5.3], [4.0]]).double()
+    moved = torch.cat([sent, torch.full((2, 1), 1e-7)], 1)  # another engine rounds otherwise
+    torch.testing.assert_close(both.ratios(moved), alone.ratios(sent), rtol=0.05, atol=0.01)
+
+
 def test_a_simulated_client_trains_as_a_client_does(digits):
     seen = watched(digits, Tells(), "update", 4, 2, clients=3)
     (sighting,) = seen.sightings

@@ -153,6 +153,11 @@ def test_shuffled_candidates_have_shuffled_scores_in_any_chunks(attack, monkeypa
     torch.testing.assert_close(after, before[order], rtol=1e-4, atol=1e-6)
 
 
+def test_a_candidate_that_is_alone_in_its_chunk_is_read_behind_any_model():
+    seen = make(small_task("resnet20"), n=1).seen  # without a kernel by hand
+    torch.testing.assert_close(scores(MembershipCosine(), seen), torch.ones(1).double(), rtol=1e-3, atol=0)
+
+
 @every
 def test_messages_without_information_leave_scores_finite(attack):
     for value in (0.0, math.nan, math.inf):
