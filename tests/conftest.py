@@ -1,5 +1,6 @@
 """Shared by all tests: one thread, and the folder of the real data."""
 
+import gc
 import os
 from collections import Counter
 from pathlib import Path
@@ -10,6 +11,7 @@ from hypothesis import settings
 
 torch.set_num_threads(1)
 os.environ["LEAKGAUGE_ALLOW_CODE"] = "1"  # studies of tests name doubles; without it: tests/test_strangers.py
+gc.disable()
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("repeatable")
 
@@ -38,3 +40,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if seen[name] % table.args[0]:
                 item.add_marker(pytest.mark.matrix)
             seen[name] += 1
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay: a full garbage collection would walk their 600,000 objects, in half a second each."""
+    gc.freeze()
+    gc.enable()
