@@ -34,7 +34,14 @@ def start(folder, *words, study=STUDY, **environment):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=_as_in_a_terminal,
     )
+
+
+def _as_in_a_terminal():
+    """Handle signals that the tests' own shell may ignore."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def session_of(number):

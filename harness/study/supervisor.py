@@ -245,18 +245,19 @@ def interrupt(number: int, frame: object) -> None:
 
 @contextmanager
 def handling(stop: Callable[[int, Any], object]) -> Iterator[None]:
-    """Call `stop` on Ctrl-C, SIGTERM and SIGHUP, except on those that are ignored, as by nohup."""
+    """Call `stop` on Ctrl-C, SIGTERM and SIGHUP; not on SIGHUP if it is ignored, as by nohup."""
     before = {number: signal.getsignal(number) for number in STOPS}
-    handled = [number for number, handler in before.items() if handler not in (signal.SIG_IGN, None)]
+    if before[signal.SIGHUP] == signal.SIG_IGN:
+        del before[signal.SIGHUP]
     if threading.current_thread() is not threading.main_thread():
-        handled = []  # only the main thread may have a signal handler
-    for number in handled:
+        before = {}  # only the main thread may have a signal handler
+    for number in before:
         signal.signal(number, stop)
     try:
         yield
     finally:
-        for number in handled:
-            signal.signal(number, before[number])
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclass
