@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leakgauge.harness.cli.options import JsonOption, print_json, user_errors
-from leakgauge.harness.core.sinks import say
+from leakgauge.harness.core.sinks import line, say
 
 if TYPE_CHECKING:
     from leakgauge.harness.core.cell import Scalar
@@ -66,5 +66,5 @@ def _defaults(kind: registry.Kind, name: str) -> dict[str, Scalar]:
     try:
         return registry.defaults(kind, name)
     except Exception as error:
-        warnings.warn(f"{name} has no defaults: {type(error).__name__}: {error}", stacklevel=2)
+        warnings.warn(line(f"{name} has no defaults: {type(error).__name__}: {error}"), stacklevel=2)
         return {}

@@ -24,6 +24,7 @@ from leakgauge.harness.core.cell import PartSpec, Scalar
 from leakgauge.harness.core.contract import Attack, Defense
 from leakgauge.harness.core.errors import UnknownNameError, suggestion, unknown
 from leakgauge.harness.core.result import PartInfo
+from leakgauge.harness.core.sinks import line
 
 Kind = Literal["defense", "attack"]
 P = TypeVar("P")
@@ -52,7 +53,8 @@ def classes(kind: Kind) -> dict[str, type]:
             found[entry.name] = _loaded(kind, entry.name, entry.load)
         except UnknownNameError as error:
             if multiprocessing.parent_process() is None:  # once, not in each worker
-                warnings.warn(f"plug-in {entry.name} = {entry.value} is left out: {error}", stacklevel=2)
+                text = f"plug-in {entry.name} = {entry.value} is left out: {error}"
+                warnings.warn(line(text), stacklevel=2)
     return dict(sorted(found.items()))
 
 
