@@ -442,10 +442,10 @@ def to_data(value: Any) -> Any:
     return dataclasses.asdict(value, dict_factory=_plain)
 
 
-_ABSENT: dict[str, Any] = {"strict": False, "dropped": ()}
-"""Fields that are not stored at this value: the bytes of results without them stay as they were."""
-
-
 def _plain(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The fields of a dataclass."""
-    return {name: value for name, value in fields if name not in _ABSENT or value != _ABSENT[name]}
+    """The fields of a dataclass, without `TrainingSpec.strict` and `TrainingRecord.dropped` if there is none.
+
+    So the bytes of results without them stay as they were. An audit's `strict` is a number, and is kept.
+    """
+    new = "strict", "dropped"
+    return {name: value for name, value in fields if name not in new or repr(value) not in ("False", "()")}
