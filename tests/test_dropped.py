@@ -47,6 +47,13 @@ class Garbled(Counting):
         return (wire[:-1] if f"{state}:{link.sender.number}" in self.faults.split(",") else wire), memory
 
 
+@dataclass
+class Bounded:
+    """A record with a number of the same name as the study's option."""
+
+    strict: float
+
+
 def broken_waveform(kind):
     """A defense over the air, whose client 2 sends what is no waveform."""
 
@@ -287,6 +294,7 @@ def test_the_new_fields_change_neither_ids_nor_bytes_of_a_study_without_them(tmp
     assert dataclasses.replace(spec, strict=True).id != spec.id
     assert "strict" not in to_data(spec)
     assert to_data(dataclasses.replace(spec, strict=True))["strict"] is True
+    assert to_data(Bounded(0.0)) == {"strict": 0.0}  # an audit's strict bound
     assert to_data(PartSpec("x", {"strict": False, "dropped": None}))["parameters"] == {
         "strict": False,
         "dropped": None,

@@ -444,14 +444,10 @@ def to_data(value: Any) -> Any:
     return dataclasses.asdict(value, dict_factory=_plain)
 
 
-_ABSENT: dict[str, Any] = {"strict": False, "dropped": ()}
-"""Fields that are not stored at this value: the bytes of results without them stay as they were."""
-
-
 def _plain(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The fields of a dataclass."""
-    # an audit has a number `strict`, which may be 0.0 and equals False
-    absent = {
-        name for name, value in fields if name in _ABSENT and value == _ABSENT[name] and not isinstance(value, float)
-    }
-    return {name: value for name, value in fields if name not in absent}
+    """The fields of a dataclass, without `TrainingSpec.strict` and `TrainingRecord.dropped` if there is none.
+
+    So the bytes of results without them stay as they were. An audit's `strict` is a number, and is kept.
+    """
+    new = "strict", "dropped"
+    return {name: value for name, value in fields if name not in new or repr(value) not in ("False", "()")}
