@@ -7,6 +7,7 @@ each victim, a start and its amount of work. Only the price of an audit is a con
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -247,8 +248,10 @@ class _Rehearsal:
     def _train(self, spec: TrainingSpec) -> float:
         """Seconds of a training, which keeps everything."""
         from leakgauge.harness.federation.loop import Keep
+        from leakgauge.harness.study.environment import code_of, environment
         from leakgauge.harness.study.jobs import run_training
 
+        code_of(spec), environment()  # read once a process, and kept: they belong to no training
         start, rounds = time.perf_counter(), frozenset(range(spec.federation.rounds))
         run_training(spec, Keep(rounds, rounds), self.store, self.root)
         return time.perf_counter() - start
@@ -279,10 +282,14 @@ class _Rehearsal:
 
 @contextmanager
 def _rehearsal(root: Path, seconds: float) -> Iterator[_Rehearsal]:
-    """A rehearsal on one thread, as in a worker, in a folder that is deleted at the end."""
+    """A rehearsal on one thread, as in a worker, in a folder that is deleted at the end.
+
+    In memory, where there is such a folder: short jobs would be lost in the time that a disk takes to keep them.
+    """
     from leakgauge.harness.study.store import Store
 
-    with one_thread(), TemporaryDirectory() as folder:
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with one_thread(), TemporaryDirectory(dir=memory) as folder:
         yield _Rehearsal(Store(Path(folder)), root, time.monotonic() + seconds)
 
 

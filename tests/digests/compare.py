@@ -26,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
 HERE = Path(__file__).parent
 ROUNDED = 2
@@ -117,6 +118,11 @@ def processor():
 def arithmetic():
     """A digest of reference computations: equal if this machine rounds linear algebra like the one that recorded."""
     torch.set_num_threads(1)
+    with threadpool_limits(1):
+        return _arithmetic()
+
+
+def _arithmetic():
     wave = torch.arange(90_000, dtype=torch.float64).sin().view(300, 300)
     square = wave @ wave.T + torch.eye(300)
     single = wave.float()
