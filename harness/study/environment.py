@@ -40,8 +40,8 @@ def _code(parts: frozenset[tuple[Literal["defense", "attack"], str]]) -> str:
     from leakgauge.harness.federation import registry
 
     modules = {registry.lookup(kind, name).__module__ for kind, name in parts}
-    outside = [getattr(sys.modules[one], "__file__", None) for one in modules if not one.startswith("leakgauge.")]
-    files = sorted(Path(file) for file in outside if file is not None)
+    outside = [getattr(sys.modules.get(one), "__file__", None) for one in modules if not one.startswith("leakgauge.")]
+    files = sorted(path for file in outside if file is not None and (path := Path(file)).is_file())
     return fingerprint([_package(), *(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)])
 
 

@@ -1,9 +1,14 @@
 """The first module that the fork server imports, before torch, which takes seconds; nothing else imports it."""
 
+import ctypes
 import os
+import signal
 
-from leakgauge.harness.study.orphans import PARENT, end_with_parent
+from leakgauge.harness.study.orphans import PARENT, ignore_stops
 
-end_with_parent()
+_PR_SET_PDEATHSIG = 1
+
+ignore_stops()
+ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 if os.environ.get(PARENT) != str(os.getppid()):  # it died before the kernel was asked
     os._exit(1)

@@ -133,8 +133,9 @@ def run_study(
         if others and not (merge or part):
             text = f"{folder} holds {len(others)} cells of another version of this study: {_ELSE}"
             raise StudyError(study.name, [text])
-        usable = session.usable(_folders(store, study.cells), reuse=reuse)
-        session.usable(_folders(store, others), reuse=True)
+        mine, theirs = _folders(store, study.cells), _folders(store, others)
+        usable = session.usable(mine, reuse=reuse)
+        session.usable({one: code for one, code in theirs.items() if one not in mine}, reuse=True)
         store.write_study(_described(study, found, stored, others))
         trainings, attacks, skipped = plan(study, store, usable)
         session.work(len(study.cells), skipped, listen, trainings, attacks)

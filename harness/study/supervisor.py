@@ -25,7 +25,7 @@ from leakgauge.harness.core.cell import Cell, TrainingSpec
 from leakgauge.harness.core.labels import cell_text, part_text
 from leakgauge.harness.core.result import Failure
 from leakgauge.harness.core.threads import one_thread
-from leakgauge.harness.study.orphans import PARENT, STOPS, end_with_parent
+from leakgauge.harness.study.orphans import PARENT, STOPS, end_with, ignore_stops
 from leakgauge.harness.study.store import Store, StoreError
 
 _POLL = 0.2
@@ -182,23 +182,17 @@ def _perform(job: Job, place: Place) -> str:
 @one_thread()
 def _work(pipe: Any, place: Place) -> None:
     """A worker process: work until the pipe closes; tell when each job starts, and how it ended."""
-    end_with_parent()
-    threading.Thread(target=_end_with_main, daemon=True).start()
-    while True:
+    ignore_stops()
+    main = multiprocessing.parent_process()
+    assert main is not None
+    end_with(main.sentinel)
+    while main.is_alive():
         try:
             job: Job = pipe.recv()
         except EOFError:
             return
         pipe.send(time.monotonic())
         pipe.send(_guarded(job, place))
-
-
-def _end_with_main() -> None:
-    """End this process with the main one, whose fork server may live on if other code started it."""
-    main = multiprocessing.parent_process()
-    if main is not None:
-        main.join()
-        os._exit(1)
 
 
 def _guarded(job: Job, place: Place) -> Outcome:
