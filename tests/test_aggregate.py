@@ -102,12 +102,7 @@ THREE_STEPS = dataclasses.replace(setting(), sends="update", steps=3, batch=2, m
 
 
 @pytest.mark.parametrize(
-    ("here", "steps"),
-    [
-        (setting(), 1.0),
-        (THREE_STEPS, 0.1 * 6.3125**0.5),
-    ],
-    ids=["gradient", "update"],
+    ("here", "steps"), [(setting(), 1.0), (THREE_STEPS, 0.1 * 6.3125**0.5)], ids=["gradient", "update"]
 )
 def test_noise_of_the_training_counts(here, steps):
     # 6.3125 = 1^2 + 1.5^2 + 1.75^2: how often the three steps' noise enters

@@ -70,8 +70,7 @@ def test_a_victims_memory_carries_over_to_the_next_round():
 
 
 @pytest.mark.parametrize(
-    ("threat", "rounds"),
-    [(Threat.SERVER, 2), (Threat.EAVESDROPPER, 2), (Threat.PARTICIPANT, 0), (Threat.PUBLIC, 0)],
+    ("threat", "rounds"), [(Threat.SERVER, 2), (Threat.EAVESDROPPER, 2), (Threat.PARTICIPANT, 0), (Threat.PUBLIC, 0)]
 )
 def test_only_adversaries_who_see_messages_see_later_rounds(threat, rounds):
     seen, _ = observe(scene(Gaussian(noise_std=0.1)), View(threat), Target(round=0, count=2, rounds=3))
