@@ -45,8 +45,7 @@ def test_analytic_gaussian_mu_has_the_golden_value(eps, expected):
 
 
 @pytest.mark.parametrize(
-    ("mu", "expected"),
-    [(2.4600553687, 12.9407371437), (0.8321840937, 3.5430974175), (1.8067584216, 8.8271625554)],
+    ("mu", "expected"), [(2.4600553687, 12.9407371437), (0.8321840937, 3.5430974175), (1.8067584216, 8.8271625554)]
 )
 def test_epsilon_of_an_audited_mu_has_the_golden_value(mu, expected):
     # mu is printed to 5e-11, and d epsilon / d mu is at most 6.5 here

@@ -102,16 +102,11 @@ THREE_STEPS = dataclasses.replace(setting(), sends="update", steps=3, batch=2, m
 
 
 @pytest.mark.parametrize(
-    ("here", "steps"),
-    [
-        (setting(), 1.0),
-        (THREE_STEPS, 0.1 * 6.3125**0.5),
-    ],
-    ids=["gradient", "update"],
+    ("here", "steps"), [(setting(), 1.0), (THREE_STEPS, 0.1 * 6.3125**0.5)], ids=["gradient", "update"]
 )
 def test_noise_of_the_training_counts(here, steps):
     # 6.3125 = 1^2 + 1.5^2 + 1.75^2: how often the three steps' noise enters
-    defense = DPSGD(epsilon=2.0, clip=0.5)
+    defense = DPSGD(noise_std=2.0, clip=0.5)
     std = steps * 0.5 * defense.step_noise(here) / (here.batch or 8)
     total = UPDATE.double() + std * normal(Key(4), (1240,), torch.float64)
     found = Aggregated(defense)._errors(None, total, 1, WHO, here)

@@ -115,18 +115,9 @@ def test_granted_labels_are_not_used():
 
 
 @pytest.mark.parametrize("task", [SMALL, small_task("mlp")], ids=["lenet-dlg", "mlp"])
-@pytest.mark.parametrize(
-    ("value", "failure"),
-    [
-        (0.0, "the gradient is zero"),
-        (math.nan, "the gradient is not finite"),
-        (-math.inf, "the gradient is not finite"),
-        (1.0, "no entry of the last bias's gradient is negative"),
-    ],
-)
-def test_a_gradient_that_belongs_to_no_image_is_a_failure(task, value, failure):
-    for guess in Analytic().run(make(task, defense=Says(value)).seen, KEY).guesses:
-        assert guess.failure.startswith(failure)
+def test_a_gradient_that_belongs_to_no_image_is_a_failure(task):
+    for guess in Analytic().run(make(task, defense=Says(1.0)).seen, KEY).guesses:
+        assert guess.failure.startswith("no entry of the last bias's gradient is negative")
         assert not guess.x.any()
         assert guess.objective == math.inf
 
@@ -186,21 +177,9 @@ def test_a_dead_first_layer_is_a_failure():
     assert all(guess.failure.startswith("no unit of a dense layer has a gradient") for guess in guesses)
 
 
-def test_a_model_that_diverged_is_a_failure():
-    case = make(SMALL)
-    model = case.seen.model._replace(params=case.seen.model.params * math.nan)
-    guesses = Analytic().run(dataclasses.replace(case.seen, model=model), KEY).guesses
-    assert [guess.failure for guess in guesses] == ["the model is not finite"] * 3
-
-
 def test_an_image_that_the_lenet_does_not_determine_is_a_failure():
     (guess,) = Analytic().run(make(lenet((1, 48, 48)), n=1).seen, KEY).guesses
     assert guess.failure == "a convolution has fewer equations than its input has pixels"
-
-
-def test_a_loss_other_than_cross_entropy_is_refused():
-    with pytest.raises(ValueError, match="expected a softmax cross-entropy loss"):
-        Analytic().run(make(small_task("svm")).seen, KEY)
 
 
 @pytest.mark.parametrize("ridge", [0.0, 1.0, -1e-9, math.nan])

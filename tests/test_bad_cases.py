@@ -46,6 +46,15 @@ def test_a_gradient_without_information_is_a_failure_and_costs_nothing(name):
 
 
 @every
+def test_a_model_that_diverged_is_a_failure(name):
+    case = make(DENSE)
+    model = case.seen.model._replace(params=case.seen.model.params * math.nan)
+    for guess in run(name, dataclasses.replace(case.seen, model=model, models=(model,))):
+        assert guess.failure
+        assert not guess.x.any()
+
+
+@every
 @pytest.mark.parametrize("task", [DENSE, LENET], ids=["mlp-small", "lenet-dlg"])
 @pytest.mark.table(3)
 def test_a_batch_of_a_single_class_is_no_error(name, task):

@@ -203,7 +203,7 @@ def test_the_variance_is_that_of_one_curve_where_the_other_is_chance():
 
 @pytest.mark.parametrize("shift", [0.0, 1.0])
 def test_equal_curves_are_told_apart_one_time_in_twenty(shift):
-    cases = 3000
+    cases = 1000
     rise = stacked([tests.delong(*pair) for pair in curves(f"null{shift}", cases, (40, 60), (shift, shift), 0.7)])
     chance = rise.chance()
     assert np.sum(chance < 0.05) <= most(0.05, cases)

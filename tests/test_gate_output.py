@@ -15,16 +15,7 @@ from leakgauge.harness.core.cell import PartSpec
 from leakgauge.harness.gate.baseline import Baseline
 from leakgauge.harness.gate.judge import Check, Outcome, Verdict
 from leakgauge.harness.gate.measure import titles
-from leakgauge.harness.gate.output import (
-    annotations,
-    as_json,
-    escaped,
-    headline,
-    junit,
-    number,
-    signed,
-    summary,
-)
+from leakgauge.harness.gate.output import annotations, as_json, escaped, headline, junit, number, signed, summary
 from tests import gate_case
 from tests.gate_case import check, measured
 

@@ -10,13 +10,7 @@ import pytest
 from scipy import special
 from scipy import stats as scipy_stats
 
-from leakgauge.harness.audit.one_run import (
-    cosine_epsilon,
-    fdp_epsilon,
-    fdp_mu,
-    p_value,
-    steinke_epsilon,
-)
+from leakgauge.harness.audit.one_run import cosine_epsilon, fdp_epsilon, fdp_mu, p_value, steinke_epsilon
 from leakgauge.harness.core.gaussian import gaussian_epsilon
 from leakgauge.harness.core.rng import Key, normal, uniform
 from tests.audit_case import at_most

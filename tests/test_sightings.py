@@ -70,8 +70,7 @@ def test_a_victims_memory_carries_over_to_the_next_round():
 
 
 @pytest.mark.parametrize(
-    ("threat", "rounds"),
-    [(Threat.SERVER, 2), (Threat.EAVESDROPPER, 2), (Threat.PARTICIPANT, 0), (Threat.PUBLIC, 0)],
+    ("threat", "rounds"), [(Threat.SERVER, 2), (Threat.EAVESDROPPER, 2), (Threat.PARTICIPANT, 0), (Threat.PUBLIC, 0)]
 )
 def test_only_adversaries_who_see_messages_see_later_rounds(threat, rounds):
     seen, _ = observe(scene(Gaussian(noise_std=0.1)), View(threat), Target(round=0, count=2, rounds=3))
@@ -124,7 +123,7 @@ def test_all_users_of_a_noisy_sum_are_reconstructed_together():
     here = scene(OTA(epsilon=1e5, clip=50.0, power=1e9))
     target = Target(round=0, count=1, users=2)
     seen, truth = observe(here, View.parse("server+labels"), target)
-    (guess,) = MAP(prior="tv", tv=0.0, evaluations=800, labels="given").run(seen, Key(1)).guesses
+    (guess,) = MAP(prior="tv", tv=0.0, evaluations=300, labels="given").run(seen, Key(1)).guesses
     x = truth.victims[0].x
     guesses = [guess.x[list(order)] for order in ((0, 1), (1, 0))]
     worst = min((found - x).square().flatten(1).mean(1).max() for found in guesses)

@@ -12,7 +12,6 @@ from leakgauge.attacks._solve.spear import FirstLayer, Undecided, find
 from leakgauge.attacks.spear import Spear
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.contract import Snapshot
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.data import load
 from leakgauge.harness.learn.layers import Chain, dense_stack
@@ -138,19 +137,10 @@ def test_granted_labels_are_not_used():
     assert_found(truth, Spear().run(wrong, KEY).guesses)
 
 
-@pytest.mark.parametrize(
-    ("value", "failure"),
-    [
-        (0.0, "the gradient is zero"),
-        (math.nan, "the gradient is not finite"),
-        (math.inf, "the gradient is not finite"),
-        (1.0, "the gradient has 1 directions above its noise for 3 images: two are alike, or one leaves no trace"),
-    ],
-)
-def test_a_gradient_that_belongs_to_no_batch_is_a_failure(value, failure):
-    seen = dataclasses.replace(sent(SMALL, batches(SMALL, 2, 3)), defense=Says(value))
+def test_a_gradient_that_belongs_to_no_batch_is_a_failure():
+    seen = dataclasses.replace(sent(SMALL, batches(SMALL, 2, 3)), defense=Says(1.0))
     for guess in Spear().run(seen, KEY).guesses:
-        assert guess.failure == failure
+        assert guess.failure.startswith("the gradient has 1 directions above its noise for 3 images: two are alike")
         assert guess.x.shape == (3, 16)
         assert not guess.x.any()
         assert guess.objective == math.inf
@@ -226,12 +216,6 @@ def test_the_same_tensors_with_other_activations_are_not_a_relu_stack():
     assert guess.failure.startswith("spear does not cover this model")
 
 
-def test_a_model_that_diverged_is_a_failure():
-    seen = sent(SMALL, batches(SMALL, 2, 2))
-    seen = dataclasses.replace(seen, model=Snapshot(0, seen.model.params * math.nan, None))
-    assert [guess.failure for guess in Spear().run(seen, KEY).guesses] == ["the model is not finite"] * 2
-
-
 @pytest.mark.parametrize("samples", [1, 100])
 def test_the_budget_ends_the_search(samples):  # the first round alone would draw 4096
     task = dense(16, 24, 5)
@@ -243,11 +227,6 @@ def test_the_budget_ends_the_search(samples):  # the first round alone would dra
 def test_samples_out_of_range_are_refused():
     with pytest.raises(ValueError, match="expected samples >= 1, got samples=0"):
         Spear(samples=0)
-
-
-def test_a_loss_other_than_cross_entropy_is_refused():
-    with pytest.raises(ValueError, match="expected a softmax cross-entropy loss"):
-        Spear().run(make(ModelTask(build("svm", (1, 8, 8), 10))).seen, KEY)
 
 
 def first_layer(x, slopes, key):

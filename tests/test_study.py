@@ -95,10 +95,7 @@ def test_all_problems_are_reported_together_with_path_value_and_expectation():
         (echo(kind="members"), "expected probe or messages for a reconstruction attack"),
         ({"attacks": [{"name": "membership-loss", "target": {"kind": "probe"}}]}, "expected members for a membership"),
         ({"attacks": [{"name": "membership-loss", "target": {"kind": "members", "client": 4}}]}, "client: got 4, exp"),
-        (
-            {"attacks": [{"name": "fedmia", "target": {"kind": "members"}}]},
-            "target.round: missing; attack 'fedmia'",
-        ),
+        ({"attacks": [{"name": "fedmia", "target": {"kind": "members"}}]}, "target.round: missing; attack 'fedmia'"),
         ({"defenses": [{"name": 3}]}, "defenses[0]: name: got 3, expected a string"),
         ({"audit": -1}, "audit: got -1, expected: input should be greater than or equal to 0"),
         ({"audit": 0.5}, "audit: got 0.5, expected: input should be a valid integer"),
