@@ -64,6 +64,7 @@ def _imitated(seen: Observation, sighting: Sighting, x: Tensor, labels: Tensor, 
     params, here = sighting.model.params, Round(seen.defense, seen.setting, sighting.model.state, sighting.model.round)
     with torch.no_grad():
         each = gradients(seen.task, params, x, one_hot(labels, seen.task.classes).to(params.dtype))
+    each = each.nan_to_num(0.0, 0.0, 0.0)  # of a model that diverged: no client sends it
     updates, messages = update_per_gradient(seen.setting, sighting)[:, None] * each, []
     for number, (message, update) in enumerate(zip(sighting.messages, updates, strict=True)):
         own = key.child(number)
