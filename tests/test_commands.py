@@ -42,7 +42,7 @@ target = { kind = "probe", round = [0, 1], count = 8 }
 """
 """The study of the README, small: its commands name it `mine`."""
 
-LONG = ("adaptive", "malicious", "rounds", "sums", "tabular", "local-steps", "trained-models")
+LONG = ("adaptive", "malicious", "membership-papers", "rounds", "sums", "tabular", "local-steps", "trained-models")
 """Studies that run for minutes to hours: their commands are checked, not run."""
 
 
