@@ -73,7 +73,7 @@ def holds(*words: str) -> bool:
     return True
 
 
-def again(outcome: Outcome, ref: str | None, bench: Bench, rules: Rules, *, noise_sd: float) -> Outcome:
+def again(outcome: Outcome, ref: str | None, bench: Bench, rules: Rules) -> Outcome:
     """The outcome after `settle` at `ref`, if inconclusive is its worst verdict; without `ref`, with a warning."""
     if outcome.verdict is not Verdict.INCONCLUSIVE:
         return outcome
@@ -82,7 +82,7 @@ def again(outcome: Outcome, ref: str | None, bench: Bench, rules: Rules, *, nois
         return dataclasses.replace(outcome, warnings=(*outcome.warnings, why))
     if why := _forbidden(Store(bench.folder).cells(), bench):
         return dataclasses.replace(outcome, warnings=(*outcome.warnings, f"no cell ran again: {why}"))
-    return settle(outcome, ref, bench, rules, noise_sd=noise_sd)
+    return settle(outcome, ref, bench, rules)
 
 
 def about_checkout(now: Measured) -> tuple[str, ...]:
@@ -122,7 +122,7 @@ def rules_at(ref: str) -> Rules:
     return Rules(**{field.name: known[field.name] for field in dataclasses.fields(Rules) if field.name in known})
 
 
-def settle(outcome: Outcome, ref: str, bench: Bench, rules: Rules, *, noise_sd: float) -> Outcome:
+def settle(outcome: Outcome, ref: str, bench: Bench, rules: Rules) -> Outcome:
     """The outcome after its inconclusive checks are rerun on twice as many fresh images or records.
 
     The present code and that of `ref` run on the same fresh images. The rerun is judged by the same rules at half the
@@ -145,7 +145,7 @@ def settle(outcome: Outcome, ref: str, bench: Bench, rules: Rules, *, noise_sd: 
     run = _run(doubled, Path(__file__).parents[3], bench.folder / "again" / "now", bench)
     now = dataclasses.replace(measured(run), study_hash="")
     base = dataclasses.replace(measured(_run_at(ref, doubled, "again", bench)), study_hash="")
-    again = judge(now, base, dataclasses.replace(rules, level=rules.level / 2), noise_sd=noise_sd)
+    again = judge(now, base, dataclasses.replace(rules, level=rules.level / 2))
     found = {check.key: check for check in again.checks}
     problems, order, checks = "; ".join(again.problems), list(Verdict), []
     for check in outcome.checks:

@@ -42,11 +42,11 @@ def _code(parts: frozenset[tuple[Literal["defense", "attack"], str]]) -> str:
     modules = {registry.lookup(kind, name).__module__ for kind, name in parts}
     outside = [getattr(sys.modules.get(one), "__file__", None) for one in modules if not one.startswith("leakgauge.")]
     files = sorted(path for file in outside if file is not None and (path := Path(file)).is_file())
-    return fingerprint([_package(), *(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)])
+    return fingerprint([package(), *(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)])
 
 
 @functools.cache
-def _package() -> str:
+def package() -> str:
     """The digest of the sources of this package as they are when this process first asks."""
     digest, root = hashlib.sha256(), Path(__file__).parents[2]
     for path in sorted(file for folder in _SOURCES for file in (root / folder).rglob("*.py")):

@@ -1,0 +1,104 @@
+"""The gate by the code: only what the code, or the study, changed runs again, and is judged as draws of a mechanism.
+
+1. The fingerprints of the code are compared with those of the baseline of the target branch. Nothing changed: no
+   measure can have moved.
+2. A changed part must be acknowledged: the baseline of the checkout has its new fingerprint, with a reason.
+3. The messages of changed defenses are tested against the law of the old ones.
+4. The cells behind changed parts run, with the controls beside them, and are judged by the rules of `gate.judge`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from leakgauge.harness.core.cases import training_identity
+from leakgauge.harness.core.cell import Cell
+from leakgauge.harness.core.labels import UNDEFENDED
+from leakgauge.harness.data import default_root
+from leakgauge.harness.federation import registry
+from leakgauge.harness.gate.baseline import Baseline
+from leakgauge.harness.gate.judge import Outcome, Verdict, judge
+from leakgauge.harness.gate.measure import DIGITS, Measured, key_end, measured
+from leakgauge.harness.gate.prints import LEVEL, Changed, Prints, compare, law_checks
+from leakgauge.harness.gate.rules import Rules
+from leakgauge.harness.gate.take import code_behind, take
+from leakgauge.harness.study.run import run_study
+from leakgauge.harness.study.study import Study
+from leakgauge.harness.study.supervisor import Listener
+
+_ACKNOWLEDGE = "if that is meant, 'leakgauge baseline acknowledge' records it with a reason"
+
+
+def gate(
+    study: Study,
+    folder: Path,
+    held: Baseline,
+    own: Baseline,
+    rules: Rules,
+    *,
+    data: Path | None = None,
+    workers: int | None = None,
+    listen: Listener | None = None,
+) -> tuple[Measured, Outcome]:
+    """The measures of what ran, and the outcome.
+
+    Args:
+        folder: of the results of what runs.
+        held: the baseline that the target branch vouches for.
+        own: that of the checkout, which acknowledges changes.
+
+    Raises:
+        StudyError, StoreError: as `run_study`.
+    """
+    root = default_root() if data is None else data
+    now = fingerprints(study, held.prints, root)
+    changed = compare(now, held.prints) if held.prints.parts else Changed(("",), training=True)
+    gone = _removed(study, held.measured)
+    cells = [cell for cell in study.cells if _concerned(cell, changed)]
+    ran = dataclasses.replace(held.measured, measures=())
+    if cells:
+        part = dataclasses.replace(study, cells=tuple(cells))
+        ran = measured(run_study(part, folder, data=data, workers=workers, listen=listen, part=True))
+    behind = [
+        one
+        for one in held.measured.measures
+        if one.key in gone
+        or changed.concerns(one.defense.key, one.attack.key if one.attack else None, control=bool(one.control))
+    ]
+    unchanged = len(held.measured.measures) - len(behind)
+    notes = [f"changed: {line}" for line in changed.lines if line]
+    if not behind and not cells:
+        return ran, Outcome((), (), (), unchanged=unchanged)
+    laws = law_checks(now, held.prints, changed)
+    base = dataclasses.replace(held.measured, measures=tuple(behind), study_hash=ran.study_hash)
+    left = dataclasses.replace(rules, level=max(0.0, rules.level - LEVEL))
+    judged = judge(ran, base, left, gaps=held.gaps)
+    checks = sorted([*laws, *judged.checks], key=lambda one: list(Verdict).index(one.verdict))
+    return ran, Outcome(
+        tuple(checks), judged.problems, (*notes, *judged.warnings), _unacknowledged(now, held, own), unchanged
+    )
+
+
+def fingerprints(study: Study, known: Prints, root: Path) -> Prints:
+    """The fingerprints of a study; those that are `known`, if the same code made them."""
+    return known if known.code == code_behind(study.cells) else take(study.cells, root)
+
+
+def _concerned(cell: Cell, changed: Changed) -> bool:
+    """Whether a cell runs again."""
+    control = cell.training.defense.name == UNDEFENDED or registry.describe(cell.attack).floor
+    return changed.concerns(cell.training.defense.key, cell.attack.key, control=control)
+
+
+def _removed(study: Study, held: Measured) -> set[str]:
+    """The keys of the measures of which the study no longer has the question."""
+    ends = {key_end(cell) for cell in study.cells}
+    ends |= {training_identity(cell.training)[:DIGITS] for cell in study.cells}
+    return {one.key for one in held.measures if one.key.rpartition("/")[2] not in ends}
+
+
+def _unacknowledged(now: Prints, held: Baseline, own: Baseline) -> tuple[str, ...]:
+    """The parts whose fingerprint the checkout's baseline does not have."""
+    lines = compare(now, own.prints).lines if held.prints.parts else ()
+    return tuple(f"changed: {line}; {_ACKNOWLEDGE}" for line in lines)
