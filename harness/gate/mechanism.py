@@ -16,7 +16,6 @@ from leakgauge.harness.core.cases import training_identity
 from leakgauge.harness.core.cell import Cell
 from leakgauge.harness.core.labels import UNDEFENDED
 from leakgauge.harness.data import default_root
-from leakgauge.harness.federation import registry
 from leakgauge.harness.gate.baseline import Baseline
 from leakgauge.harness.gate.judge import Outcome, Verdict, judge
 from leakgauge.harness.gate.measure import DIGITS, Measured, key_end, measured
@@ -54,17 +53,20 @@ def gate(
     root = default_root() if data is None else data
     now = fingerprints(study, held.prints, root)
     changed = compare(now, held.prints) if held.prints.parts else Changed(("",), training=True)
-    gone = _removed(study, held.measured)
+    ends = _ends(study.cells)
     cells = [cell for cell in study.cells if _concerned(cell, changed)]
     ran = dataclasses.replace(held.measured, measures=())
     if cells:
         part = dataclasses.replace(study, cells=tuple(cells))
         ran = measured(run_study(part, folder, data=data, workers=workers, listen=listen, part=True))
+        asked = _ends(cells)  # the folder may hold more
+        kept = tuple(one for one in ran.measures if _end(one.key) in asked)
+        ran = dataclasses.replace(ran, measures=kept)
     behind = [
         one
         for one in held.measured.measures
-        if one.key in gone
-        or changed.concerns(one.defense.key, one.attack.key if one.attack else None, control=bool(one.control))
+        if _end(one.key) not in ends
+        or changed.concerns(one.defense.key, one.attack.key if one.attack else None, control=one.control == "ceiling")
     ]
     unchanged = len(held.measured.measures) - len(behind)
     notes = [f"changed: {line}" for line in changed.lines if line]
@@ -87,15 +89,19 @@ def fingerprints(study: Study, known: Prints, root: Path) -> Prints:
 
 def _concerned(cell: Cell, changed: Changed) -> bool:
     """Whether a cell runs again."""
-    control = cell.training.defense.name == UNDEFENDED or registry.describe(cell.attack).floor
-    return changed.concerns(cell.training.defense.key, cell.attack.key, control=control)
+    defense = cell.training.defense
+    return changed.concerns(defense.key, cell.attack.key, control=defense.name == UNDEFENDED)
 
 
-def _removed(study: Study, held: Measured) -> set[str]:
-    """The keys of the measures of which the study no longer has the question."""
-    ends = {key_end(cell) for cell in study.cells}
-    ends |= {training_identity(cell.training)[:DIGITS] for cell in study.cells}
-    return {one.key for one in held.measures if one.key.rpartition("/")[2] not in ends}
+def _ends(cells: Iterable[Cell]) -> set[str]:
+    """The ends of the keys of all measures of these cells and of their trainings."""
+    found = {training_identity(cell.training)[:DIGITS] for cell in cells}
+    return found | {key_end(cell) for cell in cells}
+
+
+def _end(key: str) -> str:
+    """The end of a key."""
+    return key.rpartition("/")[2]
 
 
 def _unacknowledged(now: Prints, held: Baseline, own: Baseline) -> tuple[str, ...]:
