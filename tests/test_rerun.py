@@ -47,7 +47,7 @@ def outcome_of(folder, verdict):
 def test_inconclusive_checks_are_decided_on_twice_as_many_fresh_images(folder):
     bench = rerun.Bench(folder, workers=0)
     before = outcome_of(folder, Verdict.INCONCLUSIVE)
-    after = rerun.settle(before, "HEAD", bench, Rules(), noise_sd=0.0)
+    after = rerun.settle(before, "HEAD", bench, Rules())
     assert sorted(check.key for check in after.checks) == sorted(check.key for check in before.checks)
     old, new = ({check.metric: check for check in outcome.checks} for outcome in (before, after))
     assert new["ssim"].verdict is Verdict.PASS
@@ -61,7 +61,7 @@ def test_inconclusive_checks_are_decided_on_twice_as_many_fresh_images(folder):
 
 def test_what_is_decided_does_not_run_again(folder):
     before = outcome_of(folder, Verdict.FAIL)
-    assert rerun.settle(before, "no such commit", rerun.Bench(folder), Rules(), noise_sd=0.0) is before
+    assert rerun.settle(before, "no such commit", rerun.Bench(folder), Rules()) is before
 
 
 def test_the_second_time_has_other_seeds_and_twice_the_images(folder):
@@ -111,13 +111,13 @@ def test_a_check_that_cannot_tell_runs_again_where_the_commit_is_known(folder, m
     bench, asked = rerun.Bench(folder), []
     monkeypatch.setattr(rerun, "settle", lambda found, ref, *rest, **named: asked.append(ref) or found)
     unsure = outcome_of(folder, Verdict.INCONCLUSIVE)
-    found = rerun.again(unsure, None, bench, Rules(), noise_sd=0.0)
+    found = rerun.again(unsure, None, bench, Rules())
     assert "no cell ran again: no commit of the target branch" in found.warnings[-1]
-    assert rerun.again(unsure, "HEAD", bench, Rules(), noise_sd=0.0) is unsure
+    assert rerun.again(unsure, "HEAD", bench, Rules()) is unsure
     cannot = dataclasses.replace(unsure.checks[-1], verdict=Verdict.NOT_COMPARABLE)
     other = dataclasses.replace(unsure, checks=(cannot, *unsure.checks))
     for decided in (other, *(outcome_of(folder, verdict) for verdict in (Verdict.PASS, Verdict.FAIL))):
-        assert rerun.again(decided, "HEAD", bench, Rules(), noise_sd=0.0) is decided
+        assert rerun.again(decided, "HEAD", bench, Rules()) is decided
     assert asked == ["HEAD"]
 
 

@@ -193,20 +193,17 @@ def update(
         list[str] | None,
         typer.Option(metavar="KEY", help="A measure, or a pattern, that may lack numbers: a known gap; repeatable."),
     ] = None,
-    data: cli.DataOption = None,
 ) -> None:
     """Make a run the baseline. Each increase over the previous baseline must be accepted by its key."""
-    from leakgauge.harness.data import default_root
     from leakgauge.harness.gate.baseline import Baseline, read, write
     from leakgauge.harness.gate.judge import Rules, judge
     from leakgauge.harness.gate.measure import measured
-    from leakgauge.harness.gate.take import take
+    from leakgauge.harness.gate.prints import Prints
     from leakgauge.harness.study.store import load_run
 
     _check_update(reason)
     with cli.user_errors(cli.NOT_COMPARABLE):
-        run = load_run(folder)
-        now = measured(run)
+        now = measured(load_run(folder))
         gaps = _check_complete(now, allow_gaps or [])
         path = baseline if baseline is not None else _default_path(now.study)
         before = read(path) if path.exists() else None
@@ -215,12 +212,13 @@ def update(
             outcome = judge(now, before.measured, Rules(), gaps=before.gaps)
             _print_compared(before.measured, now, outcome)
         _check_accepted(outcome, accept_increase or [])
-        prints = take(run.cells, default_root() if data is None else data)
+        prints = Prints() if before is None else before.prints
         write(Baseline(now, reason.strip(), gaps, prints), path)
     previous = "the first" if before is None else f"before: {before.reason}"
     dirty = ", made with uncommitted changes" if now.dirty else ""
     known = f", gaps: {', '.join(gaps)}" if gaps else ""
     say(f"leakgauge: wrote {path}: {len(now.measures)} measures of {now.study}{dirty} ({previous}){known}")
+    say("leakgauge: for 'leakgauge gate', record the code's fingerprints with 'leakgauge baseline acknowledge'")
 
 
 @baselines.command()

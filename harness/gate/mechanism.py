@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 
 from leakgauge.harness.core.cases import training_identity
@@ -52,7 +53,9 @@ def gate(
     """
     root = default_root() if data is None else data
     now = fingerprints(study, held.prints, root)
-    changed = compare(now, held.prints) if held.prints.parts else Changed(("",), training=True)
+    changed = (
+        compare(now, held.prints) if held.prints.parts else Changed(("the baseline has no prints",), training=True)
+    )
     ends = _ends(study.cells)
     cells = [cell for cell in study.cells if _concerned(cell, changed)]
     ran = dataclasses.replace(held.measured, measures=())
@@ -66,10 +69,12 @@ def gate(
         one
         for one in held.measured.measures
         if _end(one.key) not in ends
-        or changed.concerns(one.defense.key, one.attack.key if one.attack else None, control=one.control == "ceiling")
+        or changed.concerns(
+            one.defense.key, one.attack.key if one.attack else None, control=one.defense.name == UNDEFENDED
+        )
     ]
     unchanged = len(held.measured.measures) - len(behind)
-    notes = [f"changed: {line}" for line in changed.lines if line]
+    notes = [f"changed: {line}" for line in changed.lines]
     if not behind and not cells:
         return ran, Outcome((), (), (), unchanged=unchanged)
     laws = law_checks(now, held.prints, changed)
@@ -106,5 +111,5 @@ def _end(key: str) -> str:
 
 def _unacknowledged(now: Prints, held: Baseline, own: Baseline) -> tuple[str, ...]:
     """The parts whose fingerprint the checkout's baseline does not have."""
-    lines = compare(now, own.prints).lines if held.prints.parts else ()
+    lines = compare(now, own.prints).lines if held.prints.parts or own.prints.parts else ()
     return tuple(f"changed: {line}; {_ACKNOWLEDGE}" for line in lines)

@@ -113,9 +113,8 @@ def compare(now: Prints, before: Prints) -> Changed:
             kinds.setdefault(defense, []).append(what)
     attacks = {attack for what, defense, attack, _ in differ if what == "attack" and defense not in kinds}
     lines = [f"{defense}: {', '.join(dict.fromkeys(whats))}" for defense, whats in kinds.items()]
-    return Changed(
-        (*lines, *(f"{attack}: the attack" for attack in sorted(attacks))), False, frozenset(kinds), frozenset(attacks)
-    )
+    lines += [f"{attack}: the attack" for attack in sorted(attacks)]
+    return Changed(tuple(lines), False, frozenset(kinds), frozenset(attacks))
 
 
 def law_checks(now: Prints, before: Prints, changed: Changed) -> list[Check]:
@@ -156,12 +155,8 @@ def _law_check(one: Print, was: Numbers, rise: Rise, p: Numbers) -> Check:
         moved = f"{name} went from {before:.4g} to {before + mean:.4g}"
     else:
         moved = f"{name} is {math.exp(mean):.3g} times what it was"
-    at = f"round {found[1] // len(STATISTICS) + 1} of two, {was.shape[-1]} updates"
-    words = (
-        f"{moved} ({at}, p {float(p[found]):.2g} after Holm)"
-        if fails.any()
-        else f"no change of {LEVEL:.0%} or more detected"
-    )
+    at = f"round {found[1] // len(STATISTICS) + 1} of two, {was.shape[-1]} updates, p {float(p[found]):.2g} after Holm"
+    words = f"{'' if fails.any() else 'no change detected; nearest to one: '}{moved} ({at})"
     return Check(
         key=f"{one.defense}/{one.what}/{one.case[:8]}",
         name=f"{one.defense}: {one.what}",
