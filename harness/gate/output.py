@@ -70,7 +70,8 @@ def headline(outcome: Outcome) -> str:
         return f"No increase detected: {same}" if outcome.unchanged else "Nothing was checked"
     verdict, total = outcome.verdict, counted(len(outcome.checks), "check")
     if verdict is Verdict.NOT_ACCEPTED:
-        return f"Not accepted: {counted(len(outcome.unaccepted), 'change')} of the baseline, the rules or the code, with {total}"
+        what = f"{counted(len(outcome.unaccepted), 'change')} of the baseline, the rules or the code"
+        return f"Not accepted: {what}, with {total}"
     hits = [check for check in outcome.checks if check.verdict is verdict]
     if verdict is Verdict.PASS:
         return f"No increase detected in {total}"
