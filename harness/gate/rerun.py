@@ -94,10 +94,10 @@ def about_code(now: Measured, bench: Bench) -> tuple[str, ...]:
     store = Store(bench.folder)
     cells = store.cells()
     stored = {store.training(cell.training.id) for cell in cells} | {store.cell(cell.id) for cell in cells}
-    made = {one: store.examine(one, arrays=False).code for one in stored}
-    if "" not in made.values() and not _forbidden(cells, bench):
+    codes = {one: store.examine(one, arrays=False).code for one in stored}
+    if "" not in codes.values() and not _forbidden(cells, bench):
         with suppress(LookupError):
-            others = sum(made[one] not in (None, code) for one, code in folders(store, cells).items())
+            others = sum(codes[one] not in (None, code) for one, code in folders(store, cells).items())
             said = f"{counted(others, 'result')} of other code than this: run the study again to check this code"
             return (said,) * bool(others)
     here = environment()
