@@ -238,7 +238,7 @@ def against(run: Run) -> Against:
     )
     base = dataclasses.replace(measured(before), machine=UNSURE)
     now, rules = measured(run), Rules(least=double.PROBE.count)
-    return Against(judge(now, base, rules), now, Baseline(base, 0.0, f"first numbers {UNSURE}"))
+    return Against(judge(now, base, rules), now, Baseline(base, f"first numbers {UNSURE}"))
 
 
 def is_map(cell: Cell, name: str) -> bool:

@@ -101,7 +101,7 @@ def hostile_run(text: str) -> Run:
 def hostile_baseline(text: str) -> Baseline:
     """A baseline with `text` before every string in it, with the numbers of the small run moved a little."""
     found: Measured = poisoned(measured(tame_run()), text)
-    return Baseline(found, 0.012, text)
+    return Baseline(found, text)
 
 
 def on_disk(run: Run, folder: Path) -> Path:

@@ -20,7 +20,7 @@ MEMBERS = Target("members", count=40)
 RUN = make_run(
     grid([NONE, *GAUSSIAN[:2]], [(MATCHING, PROBE, "server"), (MAP, PROBE, "server"), (THRESHOLD, MEMBERS, "public")])
 )
-BASE = Baseline(measured(RUN), 0.012, "first numbers, ε and <b>")
+BASE = Baseline(measured(RUN), "first numbers, ε and <b>")
 
 
 def with_measure(base, at, **changes):
@@ -38,7 +38,7 @@ def many(count, images):
     return dataclasses.replace(BASE, measured=dataclasses.replace(BASE.measured, measures=tuple(measures)))
 
 
-@pytest.mark.parametrize("base", [BASE, Baseline(measured(audited_run((0, 1))), 0.0, "audits")], ids=["run", "audits"])
+@pytest.mark.parametrize("base", [BASE, Baseline(measured(audited_run((0, 1))), "audits")], ids=["run", "audits"])
 def test_a_baseline_comes_back_as_it_was_and_is_the_same_bytes(base, tmp_path):
     write(base, tmp_path / "new" / "a.json")
     found = read(tmp_path / "new" / "a.json")
@@ -70,8 +70,8 @@ some_measures = st.builds(
 def test_whatever_a_measure_holds_comes_back(tmp_path_factory, measure, text, table):
     run = Measured(text, text, table, text, True, table, text, (measure,))
     path = tmp_path_factory.getbasetemp() / "any.json"
-    write(Baseline(run, 0.5, text), path)
-    assert read(path) == Baseline(run, 0.5, text)
+    write(Baseline(run, text), path)
+    assert read(path) == Baseline(run, text)
 
 
 def test_mappings_are_sorted_so_that_equal_baselines_are_equal_bytes():
@@ -124,9 +124,6 @@ def edited(old, new):
         ("[]", "got schema None, expected 2; delete it and make a new one with 'leakgauge baseline update'"),
         (edited(f'"schema": {SCHEMA}', '"schema": 1'), "got schema 1, expected 2"),
         (edited(f'"schema": {SCHEMA}', '"schema": true'), "got schema True, expected 2"),
-        (edited('"noise_sd": 0.012', '"noise_sd": NaN'), "noise_sd: Input should be a finite number"),
-        (edited('"noise_sd": 0.012', '"noise_sd": 1e999'), "noise_sd: Input should be a finite number"),
-        (edited('"noise_sd": 0.012', '"noise_sd": -0.5'), "got noise_sd -0.5, expected 0 or more"),
         (edited('"value": 0.', '"value": NaN, "x": 0.'), "measured.measures.0.value: Input should be a finite number"),
         (edited('"values": [', '"values": [NaN, '), "measured.measures.0.values.0: Input should be a finite number"),
         (edited('"values": [', '"values": ["0.5", '), "measured.measures.0.values.0: Input should be a valid number"),
@@ -186,7 +183,7 @@ def test_moves_are_what_moved_appeared_and_vanished():
 
 def test_the_file_can_be_read_without_this_program():
     data = json.loads(to_text(BASE))
-    assert list(data) == ["schema", "reason", "noise_sd", "measured"]
+    assert list(data) == ["schema", "reason", "measured"]
     assert data["measured"]["study"] == "invented-study"
     keys = [measure["key"] for measure in data["measured"]["measures"]]
     assert keys == [measure.key for measure in BASE.measured.measures]

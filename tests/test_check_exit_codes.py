@@ -88,7 +88,7 @@ def no_baseline(path):
         ([], 0, "No increase detected in "),
         ([better], 0, "No increase detected in "),
         ([worse], 1, "Leakage increased in 1 of "),
-        ([one_image_worse], 1, "Leakage increased in 1 of "),
+        ([one_image_worse], 0, "Inconclusive: 1 of "),
         ([inconclusive], 0, "Inconclusive: 1 of "),
         ([missing_cell], 5, "Incomplete: 1 of "),
         ([failed_cell], 5, "out of memory"),
@@ -189,8 +189,6 @@ def test_a_baseline_is_never_updated_under_ci(said, folder, base):
         [],
         ["--reason", " "],
         ["--reason", "two\nlines"],
-        ["--reason", "x", "--noise-sd", "-1"],
-        ["--reason", "x", "--noise-sd", "inf"],
         ["--reason", "x", "--accept-increase", "gaussian/*"],
     ],
 )
@@ -213,9 +211,8 @@ def test_an_update_from_an_incomplete_run_is_refused(change, code, said, folder,
     assert not (tmp_path / "x.json").exists()
 
 
-@pytest.mark.parametrize("change", [worse, one_image_worse])
-def test_an_update_wants_each_increase_accepted_by_its_key(change, folder, base):
-    change(folder)
+def test_an_update_wants_each_increase_accepted_by_its_key(folder, base):
+    worse(folder)
     before = base.read_bytes()
     words = ["baseline", "update", folder, "--reason", "a better attack", "--baseline", base]
     done = call(*words)
@@ -237,12 +234,12 @@ def test_an_update_wants_each_increase_accepted_by_its_key(change, folder, base)
 def test_an_update_without_an_increase_needs_no_word_of_it(moved, folder, base):
     if moved:
         better(folder)
-    done = call("baseline", "update", folder, "--reason", "y", "--baseline", base, "--noise-sd", "0.03")
+    done = call("baseline", "update", folder, "--reason", "y", "--baseline", base)
     assert done.exit_code == 0
     assert ("no measure moved" in done.stdout) == (not moved)
     assert ("(16 of 16 values)" in done.stdout) == moved
     assert "(before: first numbers)" in done.stdout
-    assert (read(base).noise_sd, read(base).reason) == (0.03, "y")
+    assert read(base).reason == "y"
     assert read(base).measured == measured(load_run(folder))
 
 
@@ -262,7 +259,7 @@ def test_an_update_of_what_cannot_be_compared_says_so(folder, base):
 def test_a_baseline_lies_by_default_in_baselines_under_the_name_of_the_study(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert call("baseline", "update", folder, "--reason", "x").exit_code == 0
-    assert read(Path("baselines/smoke.json")).noise_sd == 0.012
+    assert read(Path("baselines/smoke.json")).reason == "x"
     store = Store(folder)
     store.write_study({**store.read_study(), "name": "../smoke"})
     done = call("baseline", "update", folder, "--reason", "x")
@@ -303,7 +300,7 @@ def test_a_run_with_named_gaps_can_be_a_baseline_and_check_reports_each(folder, 
     done = call(*words, "--allow-gaps", "none/*")
     assert (done.exit_code, f"matches no gap; gaps: {key}" in done.stderr) == (2, True)
     done = call(*words, "--allow-gaps", key)
-    assert (done.exit_code, done.stdout.endswith(f"gaps: {key}\n")) == (0, True)
+    assert (done.exit_code, f"gaps: {key}\n" in done.stdout) == (0, True)
     assert read(tmp_path / "gaps.json").gaps == (key,)
     assert f"gaps: {key}" in call("baseline", "show", tmp_path / "gaps.json").stdout
 

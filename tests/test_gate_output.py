@@ -29,7 +29,7 @@ measure = functools.partial(
 )
 run_of = functools.partial(measured, commit="c" * 40)
 RUN = run_of(measure(key="gaussian/map/server/ssim/000000"))
-BASE = Baseline(dataclasses.replace(RUN, commit="b" * 40), 0.01, "first numbers")
+BASE = Baseline(dataclasses.replace(RUN, commit="b" * 40), "first numbers")
 EACH = Outcome(
     (
         check(Verdict.FAIL, 0, images=(2,)),
@@ -100,18 +100,18 @@ def test_problems_are_errors() -> None:
 
 
 def test_changes_that_nobody_accepted_are_errors_beside_the_checks() -> None:
-    found = Outcome((check(),), (), (), ("noise_sd", "a key"))
-    assert headline(found) == "Not accepted: 2 changes of the baseline or the rules, with 1 check"
-    assert headline(Outcome((check(Verdict.FAIL),), (), (), ("noise_sd",))) == "Leakage increased in 1 of 1 check"
+    found = Outcome((check(),), (), (), ("limit", "a key"))
+    assert headline(found) == "Not accepted: 2 changes of the baseline, the rules or the code, with 1 check"
+    assert headline(Outcome((check(Verdict.FAIL),), (), (), ("limit",))) == "Leakage increased in 1 of 1 check"
     shown = [(case[0].tag, case[0].get("type"), case[0].get("message")) for case in cases(junit(found, RUN))[:2]]
-    assert shown == [("error", "NOT ACCEPTED", "noise_sd"), ("error", "NOT ACCEPTED", "a key")]
+    assert shown == [("error", "NOT ACCEPTED", "limit"), ("error", "NOT ACCEPTED", "a key")]
     assert "- **Not accepted:** a key" in summary(found, RUN, BASE)
-    assert annotations(found)[0] == "::error title=leakgauge%3A not accepted::noise_sd"
+    assert annotations(found)[0] == "::error title=leakgauge%3A not accepted::limit"
     content = json.loads(as_json(found, RUN, BASE))
     assert (content["verdict"], content["exit_code"], content["unaccepted"]) == (
         "NOT ACCEPTED",
         6,
-        ["noise_sd", "a key"],
+        ["limit", "a key"],
     )
 
 
@@ -132,7 +132,7 @@ def test_the_verdict_comes_first_then_what_did_not_pass_then_the_rest_folded() -
     assert text.splitlines()[0] == "## ✕ leakgauge: Leakage increased in 1 of 5 checks"
     above, below = text.split("<details>")
     assert [row.split(" | ")[0] for row in rows(above)] == [
-        "| ✕ newly recognizable (image 3)",
+        "| ✕ leakage increased (image 3)",
         "| ! incomplete",
         "| ≠ not comparable",
         "| ? inconclusive",
@@ -183,7 +183,7 @@ def test_the_json_holds_verdict_exit_code_sources_and_every_check() -> None:
     said = json.loads(as_json(EACH, RUN, BASE))
     assert (said["schema"], said["verdict"], said["exit_code"]) == (1, "FAIL", 1)
     assert (said["now"]["commit"], said["baseline"]["commit"]) == ("c" * 40, "b" * 40)
-    assert (said["baseline"]["reason"], said["baseline"]["noise_sd"]) == ("first numbers", 0.01)
+    assert said["baseline"]["reason"] == "first numbers"
     assert [one["verdict"] for one in said["checks"]] == [one.verdict.value for one in EACH.checks]
     assert said["checks"][0]["images"] == [2]
     assert said["checks"][0]["defense"] == "gaussian epsilon=1"
@@ -211,7 +211,7 @@ def test_annotations_are_worst_first_with_their_levels() -> None:
     found = annotations(EACH)
     levels = ["::error ", "::error ", "::warning ", "::warning ", "::warning "]
     assert [line.split("title=")[0] for line in found] == levels
-    assert found[0] == ("::error title=leakgauge%3A newly recognizable::gaussian under map 0: ssim: reason 0")
+    assert found[0] == ("::error title=leakgauge%3A leakage increased::gaussian under map 0: ssim: reason 0")
     assert annotations(NOTHING)[1] == "::error title=leakgauge%3A not comparable::other data"
     assert annotations(Outcome((check(),), (), ())) == []
 

@@ -86,25 +86,17 @@ def test_holm_counts_every_test_of_the_run_and_nothing_else():
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "noise_sd", "caught"),
-    [
-        (0.21, 0.83, 0.0, True),
-        (0.39, 0.50, 0.0, True),
-        (0.40, 0.83, 0.0, False),
-        (0.21, 0.49, 0.0, False),
-        (0.3999, 0.50, 0.0, True),
-        (0.39, 0.50, 0.03, False),
-        (0.35, 0.50, 0.03, True),
-    ],
+    ("before", "now", "named"),
+    [(0.21, 0.83, True), (0.39, 0.50, True), (0.40, 0.83, False), (0.21, 0.49, False)],
 )
-def test_one_image_that_becomes_recognizable_fails(before, now, noise_sd, caught):
+def test_one_image_that_becomes_recognizable_is_named_and_decides_nothing(before, now, named):
     old, new = np.full(16, 0.1), np.full(16, 0.1)
     old[7], new[7] = before, now
-    check = verdict(measure(values=new), measure(values=old), noise_sd=noise_sd)
-    assert check.images == ((7,) if caught else ())
-    assert (check.verdict is Verdict.FAIL) == caught
-    if caught:
-        assert check.reason.startswith(f"image 8 was {before:.2f} and is {now:.2f}: newly recognizable; mean SSIM rose")
+    check = verdict(measure(values=new), measure(values=old))
+    assert check.images == ((7,) if named else ())
+    assert check.verdict in (Verdict.PASS, Verdict.INCONCLUSIVE)
+    words = f"image 8 was {before:.2f} and is {now:.2f}: newly recognizable in this one draw"
+    assert check.reason.endswith(words) == named
 
 
 def test_an_image_that_is_not_identified_is_not_newly_recognizable():
@@ -296,7 +288,21 @@ def test_an_audit_fails_where_it_passes_the_claim(before, now, claims, expected,
         ("bits", [0.0], [1.0], Verdict.FAIL, "from 0 to 1, where"),
         ("accuracy", [0.80, 0.82], [0.80, 0.82], Verdict.PASS, "no loss of more than 0.02"),
         ("accuracy", [0.80, 0.82], [0.78, 0.80], Verdict.PASS, "no loss"),
-        ("accuracy", [0.80, 0.82], [0.70, 0.86], Verdict.FAIL, "from 0.810 to 0.780, a fall of more than 0.02"),
+        (
+            "accuracy",
+            [0.80, 0.82],
+            [0.70, 0.72],
+            Verdict.INCONCLUSIVE,
+            "2 trainings cannot tell that from another draw",
+        ),
+        ("accuracy", [0.8] * 4, [0.1, 0.9, 0.8, 0.8], Verdict.INCONCLUSIVE, "that the seeds do not show clearly"),
+        (
+            "accuracy",
+            [0.8] * 4,
+            [0.70, 0.71, 0.70, 0.69],
+            Verdict.FAIL,
+            "from 0.800 to 0.700, a fall of more than 0.02",
+        ),
         ("accuracy", [0.80], [0.90], Verdict.PASS, "no loss"),
     ],
 )
@@ -381,6 +387,6 @@ def test_the_worst_comes_first_and_decides_the_exit_code():
     worst = [judge(measured(*now[:n]), measured(*base[:n]), Rules()) for n in range(1, 7)]
     assert [one.exit_code() for one in worst] == [0, 0, 4, 5, 1, 1]
     assert [one.exit_code(inconclusive_fails=True) for one in worst] == [0, 3, 4, 5, 1, 1]
-    changed = [dataclasses.replace(one, unaccepted=("noise_sd",)) for one in worst]
+    changed = [dataclasses.replace(one, unaccepted=("a key",)) for one in worst]
     assert [one.exit_code(inconclusive_fails=True) for one in changed] == [6, 6, 4, 5, 1, 1]
     assert [str(one.verdict) for one in worst[:4]] == ["PASS", "INCONCLUSIVE", "NOT COMPARABLE", "INCOMPLETE"]

@@ -282,7 +282,7 @@ def test_a_cell_on_a_reused_training_of_other_code_runs_again_with_it(copy, monk
     lost, *_ = sorted((copy / "cells").iterdir())
     shutil.rmtree(lost)
     environment._code.cache_clear()
-    monkeypatch.setattr(environment, "_package", lambda: "other code")
+    monkeypatch.setattr(environment, "package", lambda: "other code")
     (said,) = notes(study(), copy, reuse=True)
     assert said.startswith("5 results of other code are kept")
     (said,) = notes(study(), copy)
@@ -297,7 +297,7 @@ def test_the_code_is_what_results_depend_on(tmp_path):
     shutil.copy(root / "leakgauge" / "__init__.py", tmp_path / "leakgauge")
 
     def code():
-        words = "from leakgauge.harness.study import environment as e; print(e.__file__, e._package())"
+        words = "from leakgauge.harness.study import environment as e; print(e.__file__, e.package())"
         done = subprocess.run(
             [sys.executable, "-c", words], env={**os.environ, "PYTHONPATH": str(tmp_path)}, cwd=tmp_path,
             capture_output=True, text=True, check=True,
@@ -307,7 +307,7 @@ def test_the_code_is_what_results_depend_on(tmp_path):
         return digest
 
     first = code()
-    assert first == environment._package()
+    assert first == environment.package()
     for name in ("harness/cli/run.py", "harness/gate/rules.py", "reports/html.py", "studies/demo.toml"):
         with (tmp_path / "leakgauge" / name).open("a") as file:
             file.write("\n")

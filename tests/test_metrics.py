@@ -48,7 +48,7 @@ def test_a_new_metric_is_gated_shown_and_exported(with_resemblance):
     assert check.verdict is Verdict.FAIL
     assert check.reason.startswith("victims recalled rose by 0.833")
     assert not check.images
-    base = Baseline(before, 0.01, "before")
+    base = Baseline(before, "before")
     assert "more victims recalled" in summary(outcome, now, base)
     assert '"metric": "resemblance"' in as_json(outcome, now, base)
     run = run_with(11)

@@ -40,7 +40,7 @@ def run_of(*measures: Measure, **changed: object) -> Measured:
 
 
 NOW = run_of(measure("gaussian/map/server/ssim/000000"))
-BASE = Baseline(run_of(commit="b" * 40), 0.01, "first numbers")
+BASE = Baseline(run_of(commit="b" * 40), "first numbers")
 
 
 def build(checks: Sequence[Check], problems: tuple[str, ...] = (), warnings: tuple[str, ...] = ()) -> Changes:
@@ -92,7 +92,7 @@ def test_rows_keep_the_order_of_the_gate_and_the_last_ones_are_counted() -> None
 def test_a_row_has_case_numbers_interval_images_n_and_the_smallest_detectable_rise() -> None:
     text = page_of(build([check(images=(2, 4))])).text
     for part in (
-        "✕ newly recognizable",
+        "✕ leakage increased",
         "gaussian",
         "map, server, probe, round 0",
         "mean SSIM, defense-aware",
@@ -214,6 +214,6 @@ def test_the_gate_s_outcome_on_two_runs_can_be_shown() -> None:
     }
     base, now = measured(before), measured(dataclasses.replace(before, results=raised))
     outcome = judge(now, base, Rules())
-    found = changes(outcome, now, Baseline(base, 0.0, ""))
+    found = changes(outcome, now, Baseline(base, ""))
     assert [(row.metric, row.rise) for row in found.rows] == [("mean SSIM", "+0.300")]
     assert "Baseline: invented-study at commit 4f0c2d7a4f, now 4f0c2d7a4f." in page_of(found).text

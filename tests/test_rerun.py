@@ -11,8 +11,11 @@ from leakgauge.harness.gate import rerun
 from leakgauge.harness.gate.comparable import TESTED
 from leakgauge.harness.gate.judge import Rules, Verdict, judge
 from leakgauge.harness.gate.measure import key_end, measured
+from leakgauge.harness.study.environment import code_of
 from leakgauge.harness.study.run import run_study
+from leakgauge.harness.study.store import Store
 from leakgauge.harness.study.study import resolve
+from tests.check_case import CELLS, write_run
 from tests.report_fixtures import ENVIRONMENT
 
 STUDY = {
@@ -47,7 +50,7 @@ def outcome_of(folder, verdict):
 def test_inconclusive_checks_are_decided_on_twice_as_many_fresh_images(folder):
     bench = rerun.Bench(folder, workers=0)
     before = outcome_of(folder, Verdict.INCONCLUSIVE)
-    after = rerun.settle(before, "HEAD", bench, Rules(), noise_sd=0.0)
+    after = rerun.settle(before, "HEAD", bench, Rules())
     assert sorted(check.key for check in after.checks) == sorted(check.key for check in before.checks)
     old, new = ({check.metric: check for check in outcome.checks} for outcome in (before, after))
     assert new["ssim"].verdict is Verdict.PASS
@@ -61,7 +64,7 @@ def test_inconclusive_checks_are_decided_on_twice_as_many_fresh_images(folder):
 
 def test_what_is_decided_does_not_run_again(folder):
     before = outcome_of(folder, Verdict.FAIL)
-    assert rerun.settle(before, "no such commit", rerun.Bench(folder), Rules(), noise_sd=0.0) is before
+    assert rerun.settle(before, "no such commit", rerun.Bench(folder), Rules()) is before
 
 
 def test_the_second_time_has_other_seeds_and_twice_the_images(folder):
@@ -111,31 +114,39 @@ def test_a_check_that_cannot_tell_runs_again_where_the_commit_is_known(folder, m
     bench, asked = rerun.Bench(folder), []
     monkeypatch.setattr(rerun, "settle", lambda found, ref, *rest, **named: asked.append(ref) or found)
     unsure = outcome_of(folder, Verdict.INCONCLUSIVE)
-    found = rerun.again(unsure, None, bench, Rules(), noise_sd=0.0)
+    found = rerun.again(unsure, None, bench, Rules())
     assert "no cell ran again: no commit of the target branch" in found.warnings[-1]
-    assert rerun.again(unsure, "HEAD", bench, Rules(), noise_sd=0.0) is unsure
+    assert rerun.again(unsure, "HEAD", bench, Rules()) is unsure
     cannot = dataclasses.replace(unsure.checks[-1], verdict=Verdict.NOT_COMPARABLE)
     other = dataclasses.replace(unsure, checks=(cannot, *unsure.checks))
     for decided in (other, *(outcome_of(folder, verdict) for verdict in (Verdict.PASS, Verdict.FAIL))):
-        assert rerun.again(decided, "HEAD", bench, Rules(), noise_sd=0.0) is decided
+        assert rerun.again(decided, "HEAD", bench, Rules()) is decided
     assert asked == ["HEAD"]
 
 
 def test_results_of_other_code_are_said_to_be_so(folder):
-    now, here = measured(rerun.load_run(folder)), rerun.environment()
-    assert (now.commit, now.dirty) == (here.commit, here.dirty)
-    assert rerun.about_checkout(now) == ()
-    (said,) = rerun.about_checkout(dataclasses.replace(now, commit="0" * 40))
-    assert said.startswith(f"the results were made at 000000000000 and this code is at {here.commit[:12]}: run")
+    now, bench = measured(rerun.load_run(folder)), rerun.Bench(folder)
+    assert rerun.about_code(now, bench) == ()
+    assert rerun.about_code(dataclasses.replace(now, commit="0" * 40, dirty=not now.dirty), bench) == ()
+    store = Store(folder)
+    cell = store.cells()[0]
+    own = code_of(cell.training, cell.attack)
+    for code, found in (("0" * 16, 1), (own, 0)):
+        store.write_result(store.read_result(cell.id), store.read_arrays(store.cell(cell.id) / "arrays.npz"), 1.0, code)
+        said = "1 result of other code than this: run the study again to check this code"
+        assert rerun.about_code(now, bench) == (said,) * found
 
 
 @pytest.mark.parametrize(
     ("here", "now", "said"), [(True, False, 1), (True, True, 0), (False, True, 1), (False, False, 0)]
 )
-def test_changes_that_the_results_do_not_have_are_said(folder, monkeypatch, here, now, said):
-    found = measured(rerun.load_run(folder))
+def test_changes_that_the_results_do_not_have_are_said(tmp_path, folder, monkeypatch, here, now, said):
+    bench, found = rerun.Bench(tmp_path), measured(rerun.load_run(folder))
+    write_run(tmp_path, CELLS)  # results that do not say which code made them
     monkeypatch.setattr(rerun, "environment", lambda: dataclasses.replace(ENVIRONMENT, commit=found.commit, dirty=here))
-    assert len(rerun.about_checkout(dataclasses.replace(found, dirty=now))) == said
+    assert len(rerun.about_code(dataclasses.replace(found, dirty=now), bench)) == said
+    (words,) = rerun.about_code(dataclasses.replace(found, commit="0" * 40), bench)
+    assert words.startswith("the results were made at 000000000000 and this code is at ")
 
 
 def _worktrees():

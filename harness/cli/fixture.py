@@ -17,7 +17,7 @@ from leakgauge.harness.core.contract import Defense
 from leakgauge.harness.core.result import Run
 from leakgauge.harness.core.sinks import line
 from leakgauge.harness.federation import registry
-from leakgauge.harness.gate.baseline import NOISE_SD, Baseline, BaselineError, read, write
+from leakgauge.harness.gate.baseline import Baseline, BaselineError, read, write
 from leakgauge.harness.gate.judge import Rules, Verdict, judge
 from leakgauge.harness.gate.measure import Measure, Measured, measured
 from leakgauge.harness.study.run import run_study
@@ -144,13 +144,13 @@ class Leak:
         self._reconstructions()
         now = self.measured
         if self.options.update is not None:
-            write(Baseline(now, NOISE_SD, self.options.update), self.file)
+            write(Baseline(now, self.options.update), self.file)
             return
         try:
             base = read(self.file)
         except BaselineError as error:
             _fail(f"{error}; make it with --leakage-update REASON")
-        outcome = judge(now, base.measured, Rules(), noise_sd=base.noise_sd)
+        outcome = judge(now, base.measured, Rules())
         if outcome.problems:
             _fail(f"not comparable: {'; '.join(outcome.problems)}")
         tolerated = {Verdict.PASS} if self.options.inconclusive == "fail" else {Verdict.PASS, Verdict.INCONCLUSIVE}

@@ -1,4 +1,4 @@
-"""The commands of the gate: `check`, and `baseline` with `update`, `show` and `diff`.
+"""The commands of the gate: `gate`, `check`, and `baseline` with `update`, `acknowledge`, `show` and `diff`.
 
 Exit codes: 0 no increase detected, 1 leakage increased, 2 invalid arguments or no results, 3 inconclusive with
 `--inconclusive fail`, 4 not comparable or no baseline, 5 a gated cell failed or is missing, 6 a change of the baseline
@@ -7,13 +7,12 @@ or of the rules that nobody accepted, 70 a bug in leakgauge, 130 interrupted.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
@@ -39,56 +38,145 @@ SummaryOption = Annotated[
 ]
 
 
+BaselineOption = Annotated[Path, typer.Option(help="The file that 'leakgauge baseline update' wrote.")]
+TargetOption = Annotated[
+    str | None,
+    typer.Option(metavar="REF", help="The branch whose baseline counts; default: that of CI, else origin/main."),
+]
+AcceptOption = Annotated[
+    str | None, typer.Option(metavar="REASON", help="Judge by the baseline and the rules of this checkout.")
+]
+JunitOption = Annotated[Path | None, typer.Option(help="Write JUnit XML to this file.")]
+ToJsonOption = Annotated[Path | None, typer.Option("--json", help="Write JSON to this file.")]
+AnnotationsOption = Annotated[
+    Literal["auto", "off"], typer.Option(help="auto: print GitHub annotations in a GitHub workflow.")
+]
+
+
+class _Outputs(NamedTuple):
+    """Where the outcome goes besides the terminal."""
+
+    inconclusive_fails: bool
+    junit: Path | None
+    summary: str | None
+    to_json: Path | None
+    annotations: bool
+
+
+def gate(
+    study: cli.StudyArgument,
+    baseline: BaselineOption,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder of the results of what runs.")],
+    target: TargetOption = None,
+    accept_baseline: AcceptOption = None,
+    inconclusive: InconclusiveOption = "warn",
+    junit: JunitOption = None,
+    summary: SummaryOption = None,
+    to_json: ToJsonOption = None,
+    annotations: AnnotationsOption = "auto",
+    data: cli.DataOption = None,
+    workers: cli.WorkersOption = None,
+    allow_code: cli.AllowCodeOption = False,
+) -> None:
+    """Check this code against a baseline: run and judge what it changed. Exit code 0: no increase; 1: increased."""
+    from leakgauge.harness.cli.progress import listener
+    from leakgauge.harness.gate.baseline import read
+    from leakgauge.harness.gate.mechanism import gate as judged
+    from leakgauge.harness.gate.target import trusted
+    from leakgauge.harness.study.study import load_study
+
+    with cli.user_errors(cli.NOT_COMPARABLE):
+        asked, held, own = (
+            load_study(study, allow_code=allow_code),
+            trusted(baseline, target, accept_baseline),
+            read(baseline),
+        )
+        with listener(asked.name) as listen:
+            now, outcome = judged(asked, out, held.baseline, own, held.rules, data=data, workers=workers, listen=listen)
+        refused, warnings = (*held.unaccepted, *outcome.unaccepted), (*held.warnings, *outcome.warnings)
+        outcome = replace(outcome, unaccepted=refused, warnings=warnings)
+        outputs = _Outputs(inconclusive == "fail", junit, summary, to_json, annotations == "auto")
+        _publish(outcome, now, held.baseline, baseline, outputs)
+    raise typer.Exit(outcome.exit_code(inconclusive_fails=inconclusive == "fail"))
+
+
 def check(
     folder: cli.FolderArgument,
-    baseline: Annotated[Path, typer.Option(help="The file that 'leakgauge baseline update' wrote.")],
-    target: Annotated[
-        str | None,
-        typer.Option(metavar="REF", help="The branch whose baseline counts; default: that of CI, else origin/main."),
-    ] = None,
-    accept_baseline: Annotated[
-        str | None, typer.Option(metavar="REASON", help="Judge by the baseline and the rules of this checkout.")
-    ] = None,
+    baseline: BaselineOption,
+    target: TargetOption = None,
+    accept_baseline: AcceptOption = None,
     rerun_base: Annotated[
         bool, typer.Option("--rerun-base", help="Rerun the baseline by the target's code instead of using its numbers.")
     ] = False,
     inconclusive: InconclusiveOption = "warn",
-    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML to this file.")] = None,
+    junit: JunitOption = None,
     summary: SummaryOption = None,
-    to_json: Annotated[Path | None, typer.Option("--json", help="Write JSON to this file.")] = None,
-    annotations: Annotated[
-        Literal["auto", "off"], typer.Option(help="auto: print GitHub annotations in a GitHub workflow.")
-    ] = "auto",
+    to_json: ToJsonOption = None,
+    annotations: AnnotationsOption = "auto",
     data: cli.DataOption = None,
     workers: cli.WorkersOption = None,
     no_rerun: Annotated[bool, typer.Option("--no-rerun", help="Do not rerun inconclusive checks.")] = False,
     allow_code: cli.AllowCodeOption = False,
 ) -> None:
     """Compare a run with a baseline. Exit code 0: no increase detected; 1: leakage increased."""
-    from leakgauge.harness.gate import output
-    from leakgauge.harness.gate.measure import measured, titles
+    from leakgauge.harness.gate.measure import measured
     from leakgauge.harness.gate.rerun import Bench
     from leakgauge.harness.gate.target import trusted
     from leakgauge.harness.study.store import load_run
 
-    fails = inconclusive == "fail"
     with cli.user_errors(cli.NOT_COMPARABLE):
         now, held = measured(load_run(folder)), trusted(baseline, target, accept_baseline)
         bench = Bench(folder, data, workers, allow_code)
         base, outcome = _judged(now, held, bench, rerun_base=rerun_base, rerun=not no_rerun)
-        say(*_table(outcome, titles(now.measures)))
-        if junit is not None:
-            _write(junit, output.junit(outcome, now))
-        if to_json is not None:
-            _write(to_json, output.as_json(outcome, now, base, inconclusive_fails=fails))
-        page = os.environ.get("GITHUB_STEP_SUMMARY") if summary == "auto" else summary
-        if page:
-            _write(Path(page), output.summary(outcome, now, base), append=summary == "auto")
-        if annotations == "auto" and os.environ.get("GITHUB_ACTIONS") == "true":
-            emit("".join(f"{line}\n" for line in output.annotations(outcome)))
-        known = f", with {len(base.gaps)} accepted gaps" if base.gaps else ""
-        say(f"leakgauge: {output.headline(outcome)}, against {baseline}{known}{_first(outcome)}")
-    raise typer.Exit(outcome.exit_code(inconclusive_fails=fails))
+        outputs = _Outputs(inconclusive == "fail", junit, summary, to_json, annotations == "auto")
+        _publish(outcome, now, base, baseline, outputs)
+    raise typer.Exit(outcome.exit_code(inconclusive_fails=inconclusive == "fail"))
+
+
+def _publish(outcome: Outcome, now: Measured, base: Baseline, path: Path, to: _Outputs) -> None:
+    """Print the outcome and write it where it is asked for."""
+    from leakgauge.harness.gate import output
+    from leakgauge.harness.gate.measure import titles
+
+    say(*_table(outcome, titles(now.measures)))
+    if to.junit is not None:
+        _write(to.junit, output.junit(outcome, now))
+    if to.to_json is not None:
+        _write(to.to_json, output.as_json(outcome, now, base, inconclusive_fails=to.inconclusive_fails))
+    page = os.environ.get("GITHUB_STEP_SUMMARY") if to.summary == "auto" else to.summary
+    if page:
+        _write(Path(page), output.summary(outcome, now, base), append=to.summary == "auto")
+    if to.annotations and os.environ.get("GITHUB_ACTIONS") == "true":
+        emit("".join(f"{line}\n" for line in output.annotations(outcome)))
+    known = f", with {len(base.gaps)} accepted gaps" if base.gaps else ""
+    say(f"leakgauge: {output.headline(outcome)}, against {path}{known}{_first(outcome)}")
+
+
+@baselines.command()
+def acknowledge(
+    file: BaselineArgument,
+    study: cli.StudyArgument,
+    reason: Annotated[str, typer.Option(help="Why the code behind the numbers changed; stored in the file.")],
+    data: cli.DataOption = None,
+    allow_code: cli.AllowCodeOption = False,
+) -> None:
+    """Record the fingerprints of this code in a baseline and keep its numbers; 'gate' tests what changed."""
+    from leakgauge.harness.gate.baseline import read, write
+    from leakgauge.harness.gate.prints import compare
+    from leakgauge.harness.study.prints import take
+    from leakgauge.harness.study.study import load_study
+
+    _check_update(reason)
+    with cli.user_errors(cli.NOT_COMPARABLE):
+        before, found = read(file), load_study(study, allow_code=allow_code)
+        if found.name != before.measured.study:
+            raise cli.refusal(cli.USAGE, f"{file} is of the study {before.measured.study!r}, not of {found.name!r}")
+        prints = take(found.cells, data)
+        write(replace(before, prints=prints, reason=reason.strip()), file)
+    lines = compare(prints, before.prints).lines or ("nothing changed",)
+    say(
+        *(f"leakgauge: {clipped(line)}" for line in lines), f"leakgauge: wrote {file}: {len(prints.parts)} fingerprints"
+    )
 
 
 @baselines.command()
@@ -104,18 +192,15 @@ def update(
         list[str] | None,
         typer.Option(metavar="KEY", help="A measure, or a pattern, that may lack numbers: a known gap; repeatable."),
     ] = None,
-    noise_sd: Annotated[
-        float | None,
-        typer.Option(min=0, help="Standard deviation of an image's SSIM over repeated runs; default: 0.012."),
-    ] = None,
 ) -> None:
     """Make a run the baseline. Each increase over the previous baseline must be accepted by its key."""
-    from leakgauge.harness.gate.baseline import NOISE_SD, Baseline, read, write
+    from leakgauge.harness.core.prints import Prints
+    from leakgauge.harness.gate.baseline import Baseline, read, write
     from leakgauge.harness.gate.judge import Rules, judge
     from leakgauge.harness.gate.measure import measured
     from leakgauge.harness.study.store import load_run
 
-    _check_update(reason, noise_sd)
+    _check_update(reason)
     with cli.user_errors(cli.NOT_COMPARABLE):
         now = measured(load_run(folder))
         gaps = _check_complete(now, allow_gaps or [])
@@ -123,14 +208,16 @@ def update(
         before = read(path) if path.exists() else None
         outcome = None
         if before is not None:
-            outcome = judge(now, before.measured, Rules(), noise_sd=before.noise_sd, gaps=before.gaps)
+            outcome = judge(now, before.measured, Rules(), gaps=before.gaps)
             _print_compared(before.measured, now, outcome)
         _check_accepted(outcome, accept_increase or [])
-        write(Baseline(now, NOISE_SD if noise_sd is None else noise_sd, reason.strip(), gaps), path)
+        prints = Prints() if before is None else before.prints
+        write(Baseline(now, reason.strip(), gaps, prints), path)
     previous = "the first" if before is None else f"before: {before.reason}"
     dirty = ", made with uncommitted changes" if now.dirty else ""
     known = f", gaps: {', '.join(gaps)}" if gaps else ""
     say(f"leakgauge: wrote {path}: {len(now.measures)} measures of {now.study}{dirty} ({previous}){known}")
+    say("leakgauge: for 'leakgauge gate', record the code's fingerprints with 'leakgauge baseline acknowledge'")
 
 
 @baselines.command()
@@ -168,29 +255,27 @@ def diff(
 def _judged(now: Measured, held: Trusted, bench: Bench, *, rerun_base: bool, rerun: bool) -> tuple[Baseline, Outcome]:
     """The baseline, rerun if that is asked for, and the outcome of the comparison with it."""
     from leakgauge.harness.gate.judge import Outcome, judge
-    from leakgauge.harness.gate.rerun import about_checkout, again, at_commit
+    from leakgauge.harness.gate.rerun import about_code, again, at_commit
 
     base = held.baseline
-    if elsewhere := about_checkout(now):
+    if elsewhere := about_code(now, bench):
         return base, Outcome((), elsewhere, held.warnings, held.unaccepted)
     if rerun_base:
         if held.base is None:
             raise cli.refusal(cli.USAGE, "--rerun-base: no commit of the target branch is known to rerun")
         base = replace(base, measured=at_commit(held.base, bench, base.measured))
-    outcome = judge(now, base.measured, held.rules, noise_sd=base.noise_sd, gaps=base.gaps)
+    outcome = judge(now, base.measured, held.rules, gaps=base.gaps)
     if rerun:
-        outcome = again(outcome, held.base, bench, held.rules, noise_sd=base.noise_sd)
+        outcome = again(outcome, held.base, bench, held.rules)
     return base, replace(outcome, unaccepted=held.unaccepted, warnings=(*held.warnings, *outcome.warnings))
 
 
-def _check_update(reason: str, noise_sd: float | None) -> None:
-    """Refuse an update in CI, without a printable reason, or with an infinite noise level."""
+def _check_update(reason: str) -> None:
+    """Refuse an update in CI, or without a printable reason."""
     if os.environ.get("CI", "").strip().lower() not in ("", "0", "false"):
         raise cli.refusal(cli.USAGE, "CI is set: a person updates a baseline, in a commit that others review")
     if not reason.strip() or not reason.isprintable():
         raise cli.refusal(cli.USAGE, f"expected --reason with one line of text, got {reason!r}")
-    if noise_sd is not None and not math.isfinite(noise_sd):
-        raise cli.refusal(cli.USAGE, f"expected a finite --noise-sd, got {noise_sd}")
 
 
 def _check_complete(now: Measured, allowed: list[str]) -> tuple[str, ...]:
@@ -220,7 +305,7 @@ def _check_accepted(outcome: Outcome | None, accepted: list[str]) -> None:
     from leakgauge.harness.gate.output import headline
 
     checks = [] if outcome is None else outcome.checks
-    rises: list[Check] = [one for one in checks if one.verdict is Verdict.FAIL or one.images]
+    rises: list[Check] = [one for one in checks if one.verdict is Verdict.FAIL]
     for pattern in accepted:
         if not any(fnmatchcase(one.key, pattern) for one in rises):
             known = ", ".join(one.key for one in rises) or "none"
@@ -319,7 +404,7 @@ def _shown(found: Baseline) -> Iterable[str]:
 
     run = found.measured
     dirty = ", with uncommitted changes" if run.dirty else ""
-    yield f"{run.study}: {len(run.measures)} measures, study hash {run.study_hash}, noise sd {found.noise_sd:g}"
+    yield f"{run.study}: {len(run.measures)} measures, study hash {run.study_hash}"
     yield f"reason: {found.reason}"
     if found.gaps:
         yield f"gaps: {', '.join(found.gaps)}"

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from leakgauge import __version__
 from leakgauge.harness.cli.audit import audit, claim
 from leakgauge.harness.cli.compare import compare
-from leakgauge.harness.cli.gate import baselines, check
+from leakgauge.harness.cli.gate import baselines, check, gate
 from leakgauge.harness.cli.list import list_
 from leakgauge.harness.cli.options import bugs
 from leakgauge.harness.cli.report import export, report
@@ -50,7 +50,7 @@ def _options(
     """Measure how much a federated-learning defense really leaks."""
 
 
-_COMMANDS: tuple[Callable[..., None], ...] = (run, report, export, verify, show, claim, audit, compare, check)
+_COMMANDS: tuple[Callable[..., None], ...] = (run, report, export, verify, show, claim, audit, compare, gate, check)
 for _command in _COMMANDS:
     app.command()(_command)
 app.command("list")(list_)

@@ -135,4 +135,4 @@ def _compared(finished: Run, against: Path) -> Against:
     from leakgauge.reports.sections.changes import Against
 
     now, base = measured(finished), baseline.of(against)
-    return Against(judge(now, base.measured, Rules(), noise_sd=base.noise_sd, gaps=base.gaps), now, base)
+    return Against(judge(now, base.measured, Rules(), gaps=base.gaps), now, base)

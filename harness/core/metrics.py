@@ -29,11 +29,13 @@ class GateTest(StrEnum):
     """No seed may have it if none had it in the baseline."""
     RISE = "rise"
     """The mean over the seeds must not rise by more than a share."""
+    LAW = "law"
+    """The messages of two versions of the code follow one law; see `gate.prints`."""
     FALL = "fall"
     """The mean over the seeds must not fall by more than a tolerance."""
 
 
-Item = Literal["image", "label", "victim", "record", "member", "client", "seed"]
+Item = Literal["image", "label", "victim", "record", "member", "client", "message", "seed"]
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,15 @@ _TABLE = (
         failed="code contradicted",
         passed="no contradiction found",
         fell="no longer contradicted",
+    ),
+    Metric(
+        *("messages", "law of the messages", "message", "training", ""),
+        low=None,
+        high=None,
+        higher_leaks=None,
+        gate=GateTest.LAW,
+        failed="mechanism changed",
+        passed="no change detected",
     ),
     Metric(
         *("accuracy", "final accuracy", "seed", "training"),

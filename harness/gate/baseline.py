@@ -16,16 +16,16 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from leakgauge.harness.core.cell import PartSpec
 from leakgauge.harness.core.metrics import GateTest, metric
+from leakgauge.harness.core.prints import DRAWN, DRAWS, STATISTICS, Prints
 from leakgauge.harness.gate.measure import Measure, Measured, measured
 from leakgauge.harness.study.store import load_run, write_atomically
 
 SCHEMA = 2
 
-NOISE_SD = 0.012
-"""The largest standard deviation of an image's SSIM over repeated runs that was measured (0.005 to 0.012)."""
-
 _BREAKS = ("value", "values")
 """Fields of a measure that start a new line."""
+
+_NO_PRINTS = Prints()
 
 _ANEW = "make a new one with 'leakgauge baseline update'"
 
@@ -39,15 +39,15 @@ class Baseline:
     """A run's measures, with the reason given when they were accepted.
 
     Attributes:
-        noise_sd: standard deviation of an image's SSIM over repeated runs.
         reason: why these measures are accepted.
         gaps: keys of the measures that may lack numbers.
+        prints: the fingerprints of the code behind the measures; none in a baseline from before them.
     """
 
     measured: Measured
-    noise_sd: float
     reason: str
     gaps: tuple[str, ...] = ()
+    prints: Prints = _NO_PRINTS
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,11 @@ class _File:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
     schema: int
     reason: str
-    noise_sd: float
     measured: Measured
     gaps: tuple[str, ...] = ()
+    prints: Prints = _NO_PRINTS
+    noise_sd: float | None = None
+    """Of older baselines; nothing reads it."""
 
 
 def of(path: Path) -> Baseline:
@@ -90,7 +92,7 @@ def of(path: Path) -> Baseline:
     """
     if not path.is_dir():
         return read(path)
-    return Baseline(measured(load_run(path)), NOISE_SD, f"the results in {path.name}")
+    return Baseline(measured(load_run(path)), f"the results in {path.name}")
 
 
 def read(path: Path) -> Baseline:
@@ -126,7 +128,7 @@ def parse(content: bytes, path: str) -> Baseline:
         raise BaselineError(f"baseline {path}: {where}: {first['msg']}; restore it with git") from error
     if problem := _problem(file):
         raise BaselineError(f"baseline {path}: {problem}; restore it with git")
-    return Baseline(file.measured, file.noise_sd, file.reason, file.gaps)
+    return Baseline(file.measured, file.reason, file.gaps, file.prints)
 
 
 def write(baseline: Baseline, path: Path) -> None:
@@ -144,13 +146,15 @@ def to_text(baseline: Baseline) -> str:
     head = {
         "schema": SCHEMA,
         "reason": baseline.reason,
-        "noise_sd": baseline.noise_sd,
         **({"gaps": baseline.gaps} if baseline.gaps else {}),
         "measured": _shallow(baseline.measured, "measures"),
     }
     text = json.dumps(head, indent=1, ensure_ascii=False, allow_nan=False).removesuffix("\n }\n}")
     lines = ",\n".join(_lines(measure) for measure in baseline.measured.measures)
-    return f'{text},\n  "measures": [\n{lines}\n  ]\n }}\n}}\n'
+    prints = ",\n".join(f"   {_plain(dataclasses.asdict(one))}" for one in baseline.prints.parts)
+    code = _plain({"code": baseline.prints.code})[:-1]
+    ends = f',\n "prints": {code}, "parts": [\n{prints}\n ]}}' if prints else ""
+    return f'{text},\n  "measures": [\n{lines}\n  ]\n }}{ends}\n}}\n'
 
 
 def moves(old: Measured, new: Measured) -> tuple[Move, ...]:
@@ -197,10 +201,12 @@ def _problem(file: _File) -> str:
             return f"{measure.key} is of a metric that the gate does not know: {measure.metric}"
         if metric(measure.metric).gate is GateTest.DELONG and sides != len(measure.values):
             return f"{measure.key} has {len(measure.values)} values for {sides} records"
+    rows = DRAWS * 2 * len(STATISTICS)
+    for one in file.prints.parts:
+        if one.what in DRAWN and (not one.numbers or len(one.numbers) % rows):
+            return f"{one.defense} has {len(one.numbers)} numbers of {one.what}, expected a multiple of {rows}"
     if unknown := set(file.gaps) - seen:
         return f"the gap {min(unknown)} is no measure"
-    if file.noise_sd < 0:
-        return f"got noise_sd {file.noise_sd}, expected 0 or more"
     return ""
 
 
@@ -213,9 +219,13 @@ def _lines(measure: Measure) -> str:
             continue
         between = ",\n    " if name in _BREAKS else ", "
         plain = dataclasses.asdict(value) if isinstance(value, PartSpec) else value
-        content = json.dumps(plain, ensure_ascii=False, allow_nan=False)
-        text += f"{between if text else ''}{json.dumps(name)}: {content}"
+        text += f"{between if text else ''}{json.dumps(name)}: {_plain(plain)}"
     return f"   {{{text}}}"
+
+
+def _plain(value: Any) -> str:
+    """JSON on one line."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def _shallow(value: Measure | Measured, *without: str) -> dict[str, Any]:

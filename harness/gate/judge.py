@@ -2,15 +2,17 @@
 
 | metric | FAIL | PASS |
 |---|---|---|
-| `ssim` | an identified image is newly recognizable, or the paired t test fails | the bound of the rise is tolerable |
+| `ssim` | the paired t test fails | the bound of the rise is tolerable |
 | `auc` | DeLong's test for correlated curves fails | the same |
 | `tpr@..` | the test of paired rates, which includes the noise of the threshold, fails | the same |
 | `epsilon` | the largest over the seeds is above the claim, and the baseline's was not | no large rise |
 | `bits` | the mean over the seeds rises by more than a share | otherwise |
-| `accuracy` | the mean falls by more than a tolerance: breaking the model is no defense | otherwise |
+| `accuracy` | over four seeds or more it falls by more than a tolerance: a broken model is no defense | no such fall |
+| `messages` | a statistic of the messages follows another law (`gate.prints`) | otherwise |
 
 A check that neither fails nor passes is INCONCLUSIVE. A test fails if its p-value, adjusted by Holm over all tests of
-the run, is below the level and the rise is at least the margin.
+the run, is below the level and the rise is at least the margin. An image that becomes recognizable is named and decides
+nothing: between two draws of the same noise the SSIM of one image has a standard deviation of 0.07 to 0.42.
 
 An audited epsilon that rises but stays below its claim never fails. With 100 trials, the lower bounds of one mechanism
 under 20 keys have a standard deviation of up to 1.4. The chance that a bound exceeds a true claim is known; the chance
@@ -29,6 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.metrics import METRICS, GateTest, metric
 from leakgauge.harness.gate import comparable
 from leakgauge.harness.gate import rules as statistics
@@ -40,6 +43,9 @@ __all__ = ["Check", "Outcome", "Rules", "Verdict", "judge"]
 
 _MOST = 3
 """Images that a sentence names."""
+
+_BROKEN = 0.001
+"""p-value of a fall of the accuracy over the seeds below which the model counts as broken."""
 
 _ORDER = list(Verdict)
 _CODES = {
@@ -96,13 +102,15 @@ class Outcome:
             first, then by metric the largest rise.
         problems: why the two runs cannot be compared at all; then there are no checks.
         warnings: for example another machine, uncommitted code, a new measure, or a ceiling that fell.
-        unaccepted: changes of the baseline or of the rules that nobody accepted.
+        unaccepted: changes of the baseline, of the rules or of the code that nobody accepted.
+        unchanged: measures of the baseline that cannot have moved, since no code behind them changed.
     """
 
     checks: tuple[Check, ...]
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
     unaccepted: tuple[str, ...] = ()
+    unchanged: int = 0
 
     @property
     def verdict(self) -> Verdict:
@@ -110,9 +118,9 @@ class Outcome:
 
         NOT COMPARABLE if nothing was checked; NOT ACCEPTED if there is a change that nobody accepted.
         """
-        if self.problems or not self.checks:
+        if self.problems or not (self.checks or self.unchanged):
             return Verdict.NOT_COMPARABLE
-        found = [check.verdict for check in self.checks]
+        found = [check.verdict for check in self.checks] or [Verdict.PASS]
         return min([*found, Verdict.NOT_ACCEPTED] if self.unaccepted else found, key=_ORDER.index)
 
     def exit_code(self, *, inconclusive_fails: bool = False) -> int:
@@ -144,18 +152,16 @@ class _Tested(NamedTuple):
         return f"{known.words} {verb} (90 %: {'rise ' if rise < 0 else ''}{ends}) over {self.n} {known.items}"
 
 
-def judge(now: Measured, base: Measured, rules: Rules, *, noise_sd: float = 0.0, gaps: Collection[str] = ()) -> Outcome:
+def judge(now: Measured, base: Measured, rules: Rules, *, gaps: Collection[str] = ()) -> Outcome:
     """Check every gated measure of `now` against that of the same key in `base`.
 
     Args:
-        noise_sd: standard deviation of an image's SSIM over repeated runs.
         gaps: keys that may lack as many numbers as in `base`; each that cannot be judged is a warning.
 
     Guarantees:
         The order of the measures in either run changes nothing.
         A measure without a finite number is never a PASS.
-        If no leakage rises, the chance that any test fails is at most `rules.level`. The rule on single images adds to
-        that chance.
+        If no leakage rises, the chance that any test fails is at most `rules.level`.
     """
     warnings = [*comparable.about_runs(now, base)]
     if problems := tuple(comparable.problems(now, base)):
@@ -184,9 +190,9 @@ def judge(now: Measured, base: Measured, rules: Rules, *, noise_sd: float = 0.0,
             continue
         pair, curves = _Pair(new, old), _Pair(after[curve], before[curve])
         if new.control:
-            warnings += _about_control(pair, curves, rules, noise_sd)
+            warnings += _about_control(pair, curves, rules)
         elif metric(new.metric).gate in TESTED:
-            tested.append(_measure(pair, curves, rules, noise_sd))
+            tested.append(_measure(pair, curves, rules))
         elif metric(new.metric).gate is GateTest.AUDIT:
             checks.append(_epsilon(pair, rules))
             warnings += _about_claim(pair)
@@ -194,7 +200,7 @@ def judge(now: Measured, base: Measured, rules: Rules, *, noise_sd: float = 0.0,
             checks.append(_never(pair))
         else:
             checks.append(_training(pair, rules))
-    checks += _together(tested, rules, noise_sd)
+    checks += _together(tested, rules)
     if not checks:
         return Outcome((), ("there is nothing to check: no measure is gated",), tuple(warnings))
     checks.sort(key=_place)
@@ -207,13 +213,13 @@ def _place(check: Check) -> tuple[int, bool, int, float, str]:
     return _ORDER.index(check.verdict), not check.images, list(METRICS).index(check.metric), rise, check.key
 
 
-def _measure(pair: _Pair, curves: _Pair, rules: Rules, noise_sd: float) -> _Tested:
+def _measure(pair: _Pair, curves: _Pair, rules: Rules) -> _Tested:
     """The rise of a tested measure; for a rate, `curves` holds the AUC of the same attack."""
     new, old = pair
     known = metric(new.metric)
     if known.gate is GateTest.PAIRED:
         before, now = numbers(old), numbers(new)
-        found = np.flatnonzero(statistics.newly_recognizable(before, now, rules, noise_sd))
+        found = np.flatnonzero(statistics.newly_recognizable(before, now, rules))
         found = found[~np.isin(found, new.unseen)]
         if known.recognizable is None:
             found = found[:0]
@@ -229,24 +235,21 @@ def _measure(pair: _Pair, curves: _Pair, rules: Rules, noise_sd: float) -> _Test
     return _Tested(pair, old.value, rise, sum(len(members) for _, (members, _) in sides))
 
 
-def _together(tested: Sequence[_Tested], rules: Rules, noise_sd: float) -> Iterable[Check]:
+def _together(tested: Sequence[_Tested], rules: Rules) -> Iterable[Check]:
     """The checks of all tests of the run; their p-values are adjusted together."""
     if not tested:
         return
     rises = Rise(*(np.array(column, dtype=np.float64) for column in zip(*(one.rise for one in tested), strict=True)))
-    decided = statistics.decide(rises, np.array([bool(one.images) for one in tested]), rules)
+    decided = statistics.decide(rises, rules)
     for number, one in enumerate(tested):
         new, old = one.pair
         otherwise = Verdict.PASS if decided.passes[number] else Verdict.INCONCLUSIVE
         verdict = Verdict.FAIL if decided.fails[number] else otherwise
         rise, p = one.rise, float(decided.p[number])
-        error = float(rise.error)
-        if metric(new.metric).recognizable is not None:
-            error = max(error, noise_sd * math.sqrt(2 / one.n))
-        smallest = statistics.smallest(error, float(rise.df), len(tested), rules)
+        smallest = statistics.smallest(float(rise.error), float(rise.df), len(tested), rules)
         reason = _tested_words(verdict, one.moved(), p, smallest, rules)
         if one.images:
-            reason = f"{_recognizable_words(one.images, old, new)}; {one.moved()}"
+            reason = f"{reason}; {_recognizable_words(one.images, old, new)}"
         yield replace(
             _check(new, verdict, one.before, one.before + float(rise.mean), reason),
             rise=float(rise.mean),
@@ -259,13 +262,13 @@ def _together(tested: Sequence[_Tested], rules: Rules, noise_sd: float) -> Itera
         )
 
 
-def _about_control(pair: _Pair, curves: _Pair, rules: Rules, noise_sd: float) -> Iterable[str]:
+def _about_control(pair: _Pair, curves: _Pair, rules: Rules) -> Iterable[str]:
     """A warning if a control moved: the same test as for a check, alone, in both directions."""
     if metric(pair.now.metric).gate not in TESTED:
         return
-    one = _measure(pair, curves, rules, noise_sd)
+    one = _measure(pair, curves, rules)
     for rise, rose in ((one.rise, True), (one.rise.falling(), False)):
-        if statistics.decide(Rise(*(np.atleast_1d(x) for x in rise)), np.zeros(1, dtype=bool), rules).fails[0]:
+        if statistics.decide(Rise(*(np.atleast_1d(x) for x in rise)), rules).fails[0]:
             why = "without a defense, so the attack got " + ("stronger" if rose else "weaker and a pass means less")
             if pair.now.control == "floor":
                 why = "this attack looks at nothing, so the images or the score have changed"
@@ -320,11 +323,16 @@ def _training(pair: _Pair, rules: Rules) -> Check:
         found = f"accuracy went from {before:.3f} to {now:.3f}"
         fall = f"{found}, a fall of more than {rules.accuracy:g}: a broken model is no protection"
         reason = fall if worse else f"no loss of more than {rules.accuracy:g} detected: {found}"
-    check = _untested(pair, Verdict.FAIL if worse else Verdict.PASS, before, now, reason)
-    if len(after) == 1:
-        return check
-    rise = statistics.paired(earlier, after)
-    return replace(check, low=float(rise.low()), high=float(rise.high()))
+    verdict = Verdict.FAIL if worse else Verdict.PASS
+    rise = statistics.paired(earlier, after) if len(after) > 1 else None
+    if worse and metric(new.metric).gate is GateTest.FALL:
+        if rise is None or len(after) < rules.trainings:
+            few = f"{counted(len(after), 'training')} cannot tell that from another draw: take {rules.trainings} seeds"
+            verdict, reason = Verdict.INCONCLUSIVE, f"{found}; {few} or more"
+        elif float(rise.falling().chance()) >= _BROKEN:
+            verdict, reason = Verdict.INCONCLUSIVE, f"{found}, a fall that the seeds do not show clearly"
+    check = _untested(pair, verdict, before, now, reason)
+    return check if rise is None else replace(check, low=float(rise.low()), high=float(rise.high()))
 
 
 def _untested(pair: _Pair, verdict: Verdict, before: float, now: float, reason: str) -> Check:
@@ -354,7 +362,7 @@ def _recognizable_words(images: Sequence[int], old: Measure, new: Measure) -> st
     each = zip(image_names(images[:_MOST], new), images, strict=False)
     shown = [f"image {name} was {old.values[at]:.2f} and is {new.values[at]:.2f}" for name, at in each]
     more = f" and {len(images) - _MOST} more" if len(images) > _MOST else ""
-    return f"{', '.join(shown)}{more}: newly recognizable"
+    return f"{', '.join(shown)}{more}: newly recognizable in this one draw"
 
 
 def _audited_words(verdict: Verdict, before: float, now: float, claim: float, *, was_above: bool) -> str:

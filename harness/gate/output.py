@@ -53,7 +53,7 @@ _INTERVAL = "Each end of a 90 % interval is a one-sided 95 % bound. p is one-sid
 def word(check: Check) -> str:
     """The verdict of a check in words."""
     if check.verdict is Verdict.FAIL:
-        return "newly recognizable" if check.images else metric(check.metric).failed
+        return metric(check.metric).failed
     if check.verdict is Verdict.PASS:
         return metric(check.metric).passed
     return check.verdict.lower()
@@ -64,10 +64,14 @@ def headline(outcome: Outcome) -> str:
     if outcome.problems:
         return "Not comparable: nothing was checked"
     if not outcome.checks:
-        return "Nothing was checked"
+        same = f"the code behind {counted(outcome.unchanged, 'measure')} is unchanged"
+        if outcome.unaccepted:
+            return f"Not accepted: {counted(len(outcome.unaccepted), 'change')}; {same}"
+        return f"No increase detected: {same}" if outcome.unchanged else "Nothing was checked"
     verdict, total = outcome.verdict, counted(len(outcome.checks), "check")
     if verdict is Verdict.NOT_ACCEPTED:
-        return f"Not accepted: {counted(len(outcome.unaccepted), 'change')} of the baseline or the rules, with {total}"
+        what = f"{counted(len(outcome.unaccepted), 'change')} of the baseline, the rules or the code"
+        return f"Not accepted: {what}, with {total}"
     hits = [check for check in outcome.checks if check.verdict is verdict]
     if verdict is Verdict.PASS:
         return f"No increase detected in {total}"
@@ -178,7 +182,7 @@ def as_json(outcome: Outcome, measured: Measured, base: Baseline, *, inconclusiv
         "exit_code": outcome.exit_code(inconclusive_fails=inconclusive_fails),
         "headline": headline(outcome),
         "now": measured.source(),
-        "baseline": {**base.measured.source(), "noise_sd": base.noise_sd, "reason": base.reason},
+        "baseline": {**base.measured.source(), "reason": base.reason},
         "problems": outcome.problems,
         "unaccepted": outcome.unaccepted,
         "warnings": outcome.warnings,

@@ -13,19 +13,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from leakgauge.harness.core.cell import Cell
 from leakgauge.harness.core.code import code_allowed, named_code
 from leakgauge.harness.core.errors import StudyError
+from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.metrics import metric
 from leakgauge.harness.core.result import Run, to_data
 from leakgauge.harness.gate.comparable import TESTED, refusal
 from leakgauge.harness.gate.judge import Check, Outcome, Rules, Verdict, judge
 from leakgauge.harness.gate.measure import Measured, key_end, measured
-from leakgauge.harness.study.environment import environment
+from leakgauge.harness.study.environment import environment, folders
 from leakgauge.harness.study.store import Store, load_run
 
 FRESH = 1_000_000
@@ -73,7 +74,7 @@ def holds(*words: str) -> bool:
     return True
 
 
-def again(outcome: Outcome, ref: str | None, bench: Bench, rules: Rules, *, noise_sd: float) -> Outcome:
+def again(outcome: Outcome, ref: str | None, bench: Bench, rules: Rules) -> Outcome:
     """The outcome after `settle` at `ref`, if inconclusive is its worst verdict; without `ref`, with a warning."""
     if outcome.verdict is not Verdict.INCONCLUSIVE:
         return outcome
@@ -82,11 +83,23 @@ def again(outcome: Outcome, ref: str | None, bench: Bench, rules: Rules, *, nois
         return dataclasses.replace(outcome, warnings=(*outcome.warnings, why))
     if why := _forbidden(Store(bench.folder).cells(), bench):
         return dataclasses.replace(outcome, warnings=(*outcome.warnings, f"no cell ran again: {why}"))
-    return settle(outcome, ref, bench, rules, noise_sd=noise_sd)
+    return settle(outcome, ref, bench, rules)
 
 
-def about_checkout(now: Measured) -> tuple[str, ...]:
-    """Why the results are not those of this checkout's code: a resumed run keeps finished cells. Empty: they may be."""
+def about_code(now: Measured, bench: Bench) -> tuple[str, ...]:
+    """Why the results are not those of this code: a resumed run may keep finished cells. Empty: they may be.
+
+    Results say which code made them; for those that do not, commit and uncommitted changes must be equal.
+    """
+    store = Store(bench.folder)
+    cells = store.cells()
+    stored = {store.training(cell.training.id) for cell in cells} | {store.cell(cell.id) for cell in cells}
+    codes = {one: store.examine(one, arrays=False).code for one in stored}
+    if "" not in codes.values() and not _forbidden(cells, bench):
+        with suppress(LookupError):
+            others = sum(codes[one] not in (None, code) for one, code in folders(store, cells).items())
+            said = f"{counted(others, 'result')} of other code than this: run the study again to check this code"
+            return (said,) * bool(others)
     here = environment()
     if now.commit != here.commit:
         made = f"the results were made at {now.commit[:12] or 'an unknown commit'} and this code is at "
@@ -122,7 +135,7 @@ def rules_at(ref: str) -> Rules:
     return Rules(**{field.name: known[field.name] for field in dataclasses.fields(Rules) if field.name in known})
 
 
-def settle(outcome: Outcome, ref: str, bench: Bench, rules: Rules, *, noise_sd: float) -> Outcome:
+def settle(outcome: Outcome, ref: str, bench: Bench, rules: Rules) -> Outcome:
     """The outcome after its inconclusive checks are rerun on twice as many fresh images or records.
 
     The present code and that of `ref` run on the same fresh images. The rerun is judged by the same rules at half the
@@ -145,7 +158,7 @@ def settle(outcome: Outcome, ref: str, bench: Bench, rules: Rules, *, noise_sd: 
     run = _run(doubled, Path(__file__).parents[3], bench.folder / "again" / "now", bench)
     now = dataclasses.replace(measured(run), study_hash="")
     base = dataclasses.replace(measured(_run_at(ref, doubled, "again", bench)), study_hash="")
-    again = judge(now, base, dataclasses.replace(rules, level=rules.level / 2), noise_sd=noise_sd)
+    again = judge(now, base, dataclasses.replace(rules, level=rules.level / 2))
     found = {check.key: check for check in again.checks}
     problems, order, checks = "; ".join(again.problems), list(Verdict), []
     for check in outcome.checks:

@@ -53,10 +53,11 @@ class Rules:
         level: family-wise chance of a false alarm over all tests of a run.
         margin: a smaller rise of a mean is no increase.
         tolerable: a check passes if the 95 % upper bound of its rise is below this.
-        below, above: an image is newly recognizable if it was below the first, is now at the second or above,
-        gap: and rose by this much, or by five times the noise of a repeated run.
+        below, above: an image is newly recognizable if it was below the first and is now at the second or above. It is
+            named, and decides nothing: one draw of the noise moves an image by more than that.
         least: images, or records on either side, that a check needs.
         accuracy: allowed fall of the accuracy, as a share of the test set.
+        trainings: seeds from which a fall of the accuracy is judged; fewer are too few to tell it from another draw.
         bits: allowed relative rise of the bits per parameter.
         audit_share, audit_gap: a rise of an audited epsilon by more than both is inconclusive, even below the claim;
             the first is relative to the baseline.
@@ -67,9 +68,9 @@ class Rules:
     tolerable: float = 0.05
     below: float = 0.40
     above: float = RECOGNIZABLE
-    gap: float = 0.10
     least: int = 8
     accuracy: float = 0.02
+    trainings: int = 4
     bits: float = 0.01
     audit_share: float = 0.25
     audit_gap: float = 0.5
@@ -118,20 +119,18 @@ class Decision(NamedTuple):
     passes: Truths
 
 
-def decide(rise: Rise, recognized: Truths, rules: Rules) -> Decision:
+def decide(rise: Rise, rules: Rules) -> Decision:
     """Judge all tests of a run together.
 
     Args:
         rise: [..., m], one entry for each test of the run.
-        recognized: [..., m], whether a check has an image that is newly recognizable.
 
     Guarantees:
-        If no mean rises, the chance that any of the m tests fails is at most `rules.level`. The rule on single images
-        is not part of this guarantee.
+        If no mean rises, the chance that any of the m tests fails is at most `rules.level`.
         A check that fails never passes.
     """
     p = holm(rise.chance())
-    fails = recognized | ((p < rules.level) & (rise.mean >= rules.margin - ROUNDING))
+    fails = (p < rules.level) & (rise.mean >= rules.margin - ROUNDING)
     return Decision(p, fails, ~fails & (rise.high() < rules.tolerable))
 
 
@@ -143,10 +142,9 @@ def paired(before: Numbers, now: Numbers) -> Rise:
     return Rise(np.mean(difference, axis=-1), error, np.full_like(error, n - 1))
 
 
-def newly_recognizable(before: Numbers, now: Numbers, rules: Rules, noise_sd: float) -> Truths:
-    """The images that were below `below`, are now at `above` or more, and rose by more than the noise."""
-    gap = max(rules.gap, 5 * noise_sd) - ROUNDING
-    return np.asarray((before < rules.below) & (now >= rules.above) & (now - before >= gap))
+def newly_recognizable(before: Numbers, now: Numbers, rules: Rules) -> Truths:
+    """The images that were below `below` and are now at `above` or more."""
+    return np.asarray((before < rules.below) & (now >= rules.above))
 
 
 def delong(before: Sides, now: Sides) -> Rise:

@@ -67,9 +67,6 @@ def changes(old: Baseline, new: Baseline) -> tuple[list[str], list[str]]:
     """
     before, after = old.measured.by_key(), new.measured.by_key()
     found = [f"removed from the baseline: {key}" for key in before if key not in after]
-    if old.noise_sd != new.noise_sd:
-        word = "weakened" if new.noise_sd > old.noise_sd else "changed"
-        found.append(f"{word} in the baseline: noise_sd {old.noise_sd:g} -> {new.noise_sd:g}")
     found += [f"weakened in the baseline: {key} may lack numbers" for key in new.gaps if key not in old.gaps]
     found += [_changed(was, after[key]) for key, was in before.items() if after.get(key, was) != was]
     notes = [f"added to the baseline: {key}" for key in after if key not in before]

@@ -8,11 +8,15 @@ import importlib.metadata
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from leakgauge.harness.core.cell import PartSpec, TrainingSpec, fingerprint
+from leakgauge.harness.core.cell import Cell, PartSpec, TrainingSpec, fingerprint
 from leakgauge.harness.core.result import Environment
+
+if TYPE_CHECKING:
+    from leakgauge.harness.study.store import Store
 
 _PACKAGES = ("torch", "torchvision", "numpy", "scipy", "scikit-image", "scikit-learn", "dp-accounting", "opacus")
 
@@ -34,19 +38,39 @@ def code_of(training: TrainingSpec, attack: PartSpec | None = None) -> str:
     return _code(frozenset(names | {("attack", one.name) for one in attacks if one is not None}))
 
 
+def folders(store: Store, cells: Iterable[Cell]) -> dict[Path, str]:
+    """The folders of cells and of their trainings, each with the code that it should be of.
+
+    Raises:
+        LookupError: there is no such defense or attack.
+    """
+    asked = list(cells)
+    trainings = {store.training(cell.training.id): code_of(cell.training) for cell in asked}
+    return trainings | {store.cell(cell.id): code_of(cell.training, cell.attack) for cell in asked}
+
+
 @functools.cache
 def _code(parts: frozenset[tuple[Literal["defense", "attack"], str]]) -> str:
     """The digest of the sources of the package, and of the modules of these parts."""
+    others = [part for part in parts if not _shipped(*part)]
+    if not others:
+        return fingerprint([package()])
     from leakgauge.harness.federation import registry
 
-    modules = {registry.lookup(kind, name).__module__ for kind, name in parts}
+    modules = {registry.lookup(kind, name).__module__ for kind, name in others}
     outside = [getattr(sys.modules.get(one), "__file__", None) for one in modules if not one.startswith("leakgauge.")]
     files = sorted(path for file in outside if file is not None and (path := Path(file)).is_file())
-    return fingerprint([_package(), *(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)])
+    return fingerprint([package(), *(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)])
+
+
+def _shipped(kind: Literal["defense", "attack"], name: str) -> bool:
+    """Whether a defense or attack is a file of this package; asked without an import, which takes seconds."""
+    file = name.replace("-", "_")
+    return file.isidentifier() and (Path(__file__).parents[2] / f"{kind}s" / f"{file}.py").is_file()
 
 
 @functools.cache
-def _package() -> str:
+def package() -> str:
     """The digest of the sources of this package as they are when this process first asks."""
     digest, root = hashlib.sha256(), Path(__file__).parents[2]
     for path in sorted(file for folder in _SOURCES for file in (root / folder).rglob("*.py")):

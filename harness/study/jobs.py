@@ -122,7 +122,7 @@ def run_training(spec: TrainingSpec, keep: Keep, store: Store, root: Path, devic
         engine=engine,
         keep=keep,
         device=device,
-        broadcasts=_broadcasts(spec, ready, engine),
+        broadcasts=broadcasts(spec, ready, engine),
         strict=spec.strict,
     )
     one_round, whole_run = _claims(ready, training)
@@ -150,14 +150,14 @@ def run_training(spec: TrainingSpec, keep: Keep, store: Store, root: Path, devic
     return record
 
 
-def _broadcasts(spec: TrainingSpec, ready: Prepared, engine: Engine) -> dict[int, Broadcast]:
+def broadcasts(spec: TrainingSpec, ready: Prepared, engine: Engine) -> dict[int, Broadcast]:
     """What a malicious server sends in each attacked round; nothing if the server is honest."""
     if spec.malice is None:
         return {}
     attack, target = registry.build_attack(spec.malice.attack), spec.malice.target
     nothing = Training(ready.setting, ready.task.init(ready.key.child("training", "init")))
-    before = before_rounds(_scene_of(spec, ready, nothing, engine), View(Threat.MALICIOUS_SERVER), target)
-    key = _attack_key(spec.seed, spec.malice.attack, target)
+    before = before_rounds(scene_of(spec, ready, nothing, engine), View(Threat.MALICIOUS_SERVER), target)
+    key = attack_key(spec.seed, spec.malice.attack, target)
     return dict.fromkeys(
         target.looks_at, lambda model, lr: attack.broadcast(dataclasses.replace(before, model=model, lr=lr), key)
     )
@@ -188,10 +188,10 @@ def _scene(folder: Path, training_id: str, root: Path, written: int) -> Scene:
         raise ValueError(f"the stored training {training_id} cannot be read; run the study again")
     ready = prepare(record.spec, root)
     training = from_arrays(arrays, ready.setting, record, ready.key.child("training"))
-    return _scene_of(record.spec, ready, training, choose_engine(ready.task))
+    return scene_of(record.spec, ready, training, choose_engine(ready.task))
 
 
-def _scene_of(spec: TrainingSpec, ready: Prepared, training: Training, engine: Engine) -> Scene:
+def scene_of(spec: TrainingSpec, ready: Prepared, training: Training, engine: Engine) -> Scene:
     """The scene of a training."""
     return Scene(
         task=ready.task,
@@ -206,12 +206,12 @@ def _scene_of(spec: TrainingSpec, ready: Prepared, training: Training, engine: E
     )
 
 
-def _attack_key(seed: int, attack: PartSpec, target: Target) -> Key:
+def attack_key(seed: int, attack: PartSpec, target: Target) -> Key:
     """The key of an attack on a target: the same for every defense."""
     return Key(seed).child("attack", attack.name, canonical(to_data(target)))
 
 
-def _seen_by(scene: Scene, view: View, root: Path) -> Scene:
+def seen_by(scene: Scene, view: View, root: Path) -> Scene:
     """The scene with the auxiliary data of this adversary, if they are of another kind than the victims'.
 
     Their labels, which mean nothing for the victims, are drawn at random.
@@ -246,10 +246,10 @@ def run_attack(cell: Cell, store: Store, root: Path) -> Result:
     scene = stored_scene(cell.training, store, root)
     attack = registry.build_attack(cell.attack)
     view = View.parse(cell.threat)
-    seen, truth = observe(_seen_by(scene, view, root), view, cell.target)
-    found = attack.run(seen, _attack_key(cell.training.seed, cell.attack, cell.target))
+    seen, truth = observe(seen_by(scene, view, root), view, cell.target)
+    found = attack.run(seen, attack_key(cell.training.seed, cell.attack, cell.target))
     bounds = bounds_of(cell, store, root) if cell.limit and isinstance(found, Reconstruction) else None
-    estimates, arrays = _score(found, truth, bounds, scene.task.columns)
+    estimates, arrays = scored(found, truth, bounds, scene.task.columns)
     flags = cell_flags(attack, scene.defense, cell.target, found, truth, estimates, bounds.limits if bounds else "")
     made = None if attack.floor else _promise_of(cell, seen, store, root)
     if made is not None and not isinstance(found, Labels):
@@ -293,7 +293,7 @@ def bounds_of(cell: Cell, store: Store, root: Path) -> Bounds:
 def _bounds(folder: Path, training_id: str, root: Path, written: int, target: Target, threat: str) -> Bounds:
     """`bounds_of`, cached for the next attacks on the same messages."""
     scene, view = _scene(folder, training_id, root, written), View.parse(threat)
-    seen, truth = observe(_seen_by(scene, view, root), view, target)
+    seen, truth = observe(seen_by(scene, view, root), view, target)
     among = 1 + truth.rivals
     claim = _claim(scene, target.looks_at) if seen.messages and among > 1 else None
     proved = proved_identification(claim, view.threat, among) if claim else None
@@ -303,7 +303,7 @@ def _bounds(folder: Path, training_id: str, root: Path, written: int, target: Ta
         return Bounds(str(error), proved)
 
 
-def _score(
+def scored(
     found: Reconstruction | Labels | Membership, truth: Truth, bounds: Bounds | None, columns: Sequence[Column]
 ) -> tuple[tuple[Estimate, ...], Arrays]:
     """The estimates, and the arrays to store beside them."""

@@ -115,6 +115,7 @@ def run_study(
         Interrupted: Ctrl-C, SIGTERM or SIGHUP; finished results are kept.
     """
     from leakgauge.harness.data import default_root
+    from leakgauge.harness.study.environment import folders
 
     if device != "cpu" and not _has(device):
         raise StudyError(study.name, [f"device: got {device!r}, expected cpu, or cuda if there is one"])
@@ -133,21 +134,13 @@ def run_study(
         if others and not (merge or part):
             text = f"{folder} holds {len(others)} cells of another version of this study: {_ELSE}"
             raise StudyError(study.name, [text])
-        mine, theirs = _folders(store, study.cells), _folders(store, others)
+        mine, theirs = folders(store, study.cells), folders(store, others)
         usable = session.usable(mine, reuse=reuse)
         session.usable({one: code for one, code in theirs.items() if one not in mine}, reuse=True)
         store.write_study(_described(study, found, stored, others))
         trainings, attacks, skipped = plan(study, store, usable)
         session.work(len(study.cells), skipped, listen, trainings, attacks)
         return load_run(store.folder)
-
-
-def _folders(store: Store, cells: Collection[Cell]) -> dict[Path, str]:
-    """The folders of cells and of their trainings, each with the code that it should be of."""
-    from leakgauge.harness.study.environment import code_of
-
-    trainings = {store.training(cell.training.id): code_of(cell.training) for cell in cells}
-    return trainings | {store.cell(cell.id): code_of(cell.training, cell.attack) for cell in cells}
 
 
 def _solved(study: Study, session: _Session, listen: Listener) -> Study:

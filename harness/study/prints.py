@@ -1,0 +1,287 @@
+"""Takes the fingerprints of the code behind a study; see `core.prints` for what each is."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.cases import training_identity
+from leakgauge.harness.core.cell import Cell, Target, TrainingSpec, fingerprint
+from leakgauge.harness.core.claim import Claim, Proof
+from leakgauge.harness.core.contract import Feedback, LocalRule, Sender
+from leakgauge.harness.core.labels import UNDEFENDED
+from leakgauge.harness.core.prints import DRAWN, DRAWS, STATISTICS, Print, Prints
+from leakgauge.harness.core.result import to_data
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.threats import View
+from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.data import default_root
+from leakgauge.harness.federation import registry
+from leakgauge.harness.federation.loop import Training, make_plan, train
+from leakgauge.harness.federation.observe import observe
+from leakgauge.harness.federation.round import Client, Exchange, Round
+from leakgauge.harness.learn.batch import Work, choose_engine, train_clients
+from leakgauge.harness.study.environment import code_of, environment
+from leakgauge.harness.study.jobs import (
+    Prepared,
+    attack_key,
+    broadcasts,
+    keep_for,
+    prepare,
+    scene_of,
+    scored,
+    seen_by,
+)
+
+_KEY = Key(0).child("gate")
+"""Of everything here: no study draws from it."""
+
+_LENGTHS = (0.1, 1.0, 20.0, 400.0)
+"""Of the updates whose messages are compared byte by byte."""
+
+_SCALES = (1.0, 400.0)
+"""Lengths of the updates behind the draws: about that of a gradient, and beyond every clip."""
+
+_EVALUATIONS = 20
+"""Of a search, at most."""
+
+_REPLAYED = 3
+"""Trainings on which the attacks are replayed: without a defense, and evenly among the others."""
+
+_FRACTION = re.compile(r"\d+\.\d+(?:e-?\d+)?")
+
+
+def code_behind(cells: Iterable[Cell]) -> str:
+    """A digest of all that the fingerprints of these cells can depend on but the machine."""
+    asked = list(cells)
+    codes = sorted({code_of(cell.training, cell.attack) for cell in asked})
+    here = environment()
+    return fingerprint([codes, here.python, here.packages, sorted({cell.id for cell in asked})])
+
+
+def take(cells: Sequence[Cell], data: Path | None = None) -> Prints:
+    """The fingerprints of the code behind these cells.
+
+    Args:
+        data: folder of the data sets; None: the default one.
+    """
+    root = default_root() if data is None else data
+    found: dict[tuple[str, ...], Print] = {}
+    trainings = _trainings(cells)
+    replayed = _spread([spec for spec, _ in trainings])
+    for spec, asked in trainings:
+        ready = prepare(spec, root)
+        if spec.malice is None:
+            found |= {one.key: one for one in (*_of_defense(spec, ready), *_draws(spec, ready))}
+        seen = asked if spec.id in replayed or spec.malice is not None else []
+        found |= {one.key: one for one in _of_training(spec, seen, ready, root)}
+    return Prints(code_behind(cells), tuple(found.values()))
+
+
+def _trainings(cells: Sequence[Cell]) -> list[tuple[TrainingSpec, list[Cell]]]:
+    """The trainings with their cells; of those that differ in their seed alone, the first."""
+    found: dict[str, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(training_identity(cell.training), []).append(cell)
+    return [
+        (asked[0].training, [cell for cell in asked if cell.training.id == asked[0].training.id])
+        for asked in found.values()
+    ]
+
+
+def _spread(trainings: Sequence[TrainingSpec]) -> set[str]:
+    """The ids of the trainings on which attacks are replayed."""
+    others = [spec.id for spec in trainings if spec.defense.name != UNDEFENDED]
+    plain = [spec.id for spec in trainings if spec.defense.name == UNDEFENDED][:1]
+    count = min(_REPLAYED - len(plain), len(others))
+    return {*plain, *(others[at * len(others) // count] for at in range(count))}
+
+
+def _small(cell: Cell, training: TrainingSpec) -> Cell:
+    """The question of a cell on a training of one round, with few victims and few evaluations."""
+    few = {
+        name: min(value, _EVALUATIONS)
+        for name, value in cell.attack.parameters.items()
+        if name in ("evaluations", "warm") and isinstance(value, int)
+    }
+    attack = replace(cell.attack, parameters=cell.attack.parameters | few)
+    return replace(cell, training=training, attack=attack, target=_few(cell.target))
+
+
+def _few(target: Target) -> Target:
+    """At most two victims of round 0, or at most eight candidates of either kind."""
+    most = 8 if target.kind == "members" else 2
+    outside = target.outside and min(target.outside, most)
+    first = None if target.round is None else 0
+    return replace(target, round=first, rounds=1, count=min(target.count, most), outside=outside)
+
+
+def _case(spec: TrainingSpec, *more: Any) -> str:
+    """What makes two prints of the same parts comparable."""
+    return fingerprint([to_data(spec.task), to_data(spec.federation), *more])
+
+
+def _unit(key: Key, dim: int, length: float) -> Vector:
+    """A random update of this length."""
+    drawn = rng.normal(key, (dim,)).double()
+    update: Vector = (length * drawn / drawn.norm()).float()
+    return update
+
+
+def _sketch(rows: torch.Tensor) -> tuple[float, ...]:
+    """Of vectors [n, d]: the length of each, and its component along a fixed direction."""
+    along = _unit(_KEY.child("along"), rows.shape[1], 1.0).double()
+    return _plain(torch.stack([rows.double().norm(dim=1), rows.double() @ along], 1))
+
+
+def _plain(numbers: torch.Tensor) -> tuple[float, ...]:
+    """The numbers with eight digits; what is not finite, as zero or the largest number."""
+    return tuple(float(f"{x:.8g}") for x in numbers.double().nan_to_num().flatten().tolist())
+
+
+class _Sent(NamedTuple):
+    """One round of messages: the round, its clients with their memories, what was sent, and what it decodes to."""
+
+    here: Round
+    updates: list[Vector]
+    exchange: Exchange
+    mean: Vector
+
+
+def _two_rounds(ready: Prepared, updates: Sequence[Vector], key: Key) -> Iterator[_Sent]:
+    """Two rounds in which the first clients send these updates, with their memories."""
+    defense, setting = ready.defense, ready.setting
+    state, memories = defense.init(setting), [defense.remember(setting) for _ in updates]
+    for number in range(2):
+        if defense.stops(state):
+            return
+        here, own = Round(defense, setting, state, number), key.child(number)
+        clients = [
+            Client.of(Sender(at % setting.clients, setting.samples), update, memory, own.child("client", at))
+            for at, (update, memory) in enumerate(zip(updates, memories, strict=True))
+        ]
+        others = here.silent([one.sender for one in clients], own) if defense.superposes else []
+        exchange = here.exchange([*clients, *others], own.child("channel"))
+        yield _Sent(here, list(updates), exchange, here.decode(exchange, own.child("server")))
+        memories = exchange.memories[: len(updates)]
+        state = defense.advance(state, Feedback(number, None, None))
+
+
+def _of_defense(spec: TrainingSpec, ready: Prepared) -> Iterator[Print]:
+    """`encode`, `estimate`, `likelihood` and `claim` of a defense in its setting."""
+    defense, setting, key, case = ready.defense, ready.setting, spec.defense.key, _case(spec)
+    few = _LENGTHS[: setting.participants]
+    updates = [_unit(_KEY.child("update", at), setting.dim, length) for at, length in enumerate(few)]
+    digest, decoded, scores = hashlib.sha256(), list[Vector](), list[torch.Tensor]()
+    for sent in _two_rounds(ready, updates, _KEY.child("messages")):
+        exchange = sent.exchange
+        for wire in exchange.sent:
+            digest.update(len(wire).to_bytes(8, "little") + wire)
+        decoded.append(sent.mean)
+        if not defense.superposes:
+            pairs = zip(exchange.received, exchange.links.each(), strict=True)
+            decoded += [sent.here.estimate(wire, link.sender, link.shared) for wire, link in pairs]
+        score = defense.likelihood(sent.here.state, exchange.received, exchange.links)
+        silent = [torch.zeros(setting.dim)] * (len(exchange.sent) - len(updates))
+        true = torch.stack([*updates, *silent])
+        scores += [score(share * (true[None] if defense.superposes else true)).detach() for share in (1.0, 0.9)]
+    yield Print("encode", key, "", case, digest.hexdigest()[:16])
+    yield Print("estimate", key, "", case, numbers=_sketch(torch.stack(decoded)))
+    yield Print("likelihood", key, "", case, numbers=_plain(torch.cat([one.flatten() for one in scores])))
+    state = defense.init(setting)
+    later = defense.advance(state, Feedback(0, None, None))
+    claim = defense.claim([state, state if defense.stops(later) else later], setting)
+    yield Print("claim", key, "", case, fingerprint(_promised(claim)))
+
+
+def _promised(claim: Claim) -> str:
+    """What a claim says and proves, before any accounting, with six digits of each number."""
+    parts: list[Claim | Proof] = [claim, claim.proved, *claim.further]
+    each = [{**vars(one), "against": sorted(threat.value for threat in one.against)} for one in parts]
+    text = repr([{name: value for name, value in one.items() if name not in ("proved", "further")} for one in each])
+    return _FRACTION.sub(lambda found: f"{float(found[0]):.6g}", text)
+
+
+def _draws(spec: TrainingSpec, ready: Prepared) -> Iterator[Print]:
+    """Statistics of messages of fixed updates, and of what clients send whose training clips or adds noise."""
+    dim, case = ready.setting.dim, _case(spec)
+    found: list[float] = []
+    for length in _SCALES:
+        for at in range(DRAWS):
+            key = _KEY.child("draw", f"{length:g}", at)
+            update = _unit(key.child("update"), dim, length)
+            found += _statistics(ready, update, update, key)
+    yield Print(DRAWN[0], spec.defense.key, "", case, numbers=tuple(found))
+    defense = ready.defense
+    noise = defense.step_noise(ready.setting)
+    if defense.local == LocalRule() and not noise:
+        return
+    params, records = ready.task.init(_KEY), next(iter(ready.holdings.values()))
+    keys = [_KEY.child("trained", at) for at in range(DRAWS)]
+    plans = [make_plan(spec.federation, spec.federation.lr, *rule) for rule in ((), (defense.local, noise))]
+    plain, own = (
+        train_clients(ready.task, params, [Work(records, key) for key in keys], plan, choose_engine(ready.task)).updates
+        for plan in plans
+    )
+    found = []
+    for key, true, update in zip(keys, plain, own, strict=True):
+        found += _statistics(ready, true, update, key)
+    yield Print(DRAWN[1], spec.defense.key, "", case, numbers=tuple(found))
+
+
+def _statistics(ready: Prepared, true: Vector, update: Vector, key: Key) -> list[float]:
+    """`STATISTICS` of a client's messages in two rounds; zeros for a second one that the defense does not allow."""
+    found = list[float]()
+    for sent in _two_rounds(ready, [update], key.child("messages")):
+        u, mean = true.double(), sent.mean.double()
+        energy = float(u @ u) + 1e-300
+        share = float(mean @ u) / energy
+        rest = (mean - share * u).square()
+        floor = 1e-12 * energy / len(u)
+        found += [share, math.log(float(rest.mean()) + floor), math.log(float(rest.median()) + floor)]
+    return [float(f"{one:.6g}") for one in [*found, *[0.0] * len(STATISTICS)][: 2 * len(STATISTICS)]]
+
+
+def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, root: Path) -> Iterator[Print]:
+    """`training`: one round under this defense; `attack`: each attack on it."""
+    malice = spec.malice and replace(spec.malice, target=_few(spec.malice.target))
+    small = replace(spec, federation=replace(spec.federation, rounds=1), malice=malice)
+    asked = [_small(cell, small) for cell in cells]
+    engine = choose_engine(ready.task)
+    trained = train(
+        *(ready.task, small.federation, ready.defense, ready.holdings, ready.test, ready.key.child("training")),
+        engine=engine,
+        keep=keep_for(asked),
+        broadcasts=broadcasts(small, ready, engine),
+    )
+    if spec.malice is None:
+        yield Print("training", spec.defense.key, "", _case(spec), numbers=_of_model(trained))
+    scene = scene_of(small, ready, trained, engine)
+    for cell, own in zip(asked, cells, strict=True):
+        case = _case(spec, to_data(own.target), own.threat)
+        try:
+            view = View.parse(cell.threat)
+            seen, truth = observe(seen_by(scene, view, root), view, cell.target)
+            found = registry.build_attack(cell.attack).run(seen, attack_key(spec.seed, cell.attack, cell.target))
+            estimates, _ = scored(found, truth, None, scene.task.columns)
+        except ValueError as error:
+            yield Print("attack", spec.defense.key, own.attack.key, case, fingerprint(str(error)))
+            continue
+        numbers = [x for one in estimates for x in (one.value, *one.values) if x is not None]
+        yield Print(
+            "attack", spec.defense.key, own.attack.key, case, numbers=_plain(torch.tensor(numbers, dtype=torch.float64))
+        )
+
+
+def _of_model(trained: Training) -> tuple[float, ...]:
+    """The model after training, and how it does."""
+    last = trained.evaluations[-1]
+    return _sketch(trained.final[None]) + _plain(torch.tensor([last.accuracy or 0.0, last.loss], dtype=torch.float64))

@@ -1,0 +1,266 @@
+"""The gate by the code: fingerprints name what changed, laws of messages are compared, only what changed runs."""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from leakgauge.harness.cli.main import app
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.prints import DRAWN, Prints
+from leakgauge.harness.federation import loop, registry
+from leakgauge.harness.federation.round import Client
+from leakgauge.harness.gate import mechanism
+from leakgauge.harness.gate.baseline import Baseline, read, write
+from leakgauge.harness.gate.measure import measured
+from leakgauge.harness.gate.prints import compare, law_checks
+from leakgauge.harness.gate.rules import Rules, Verdict
+from leakgauge.harness.study.prints import take
+from leakgauge.harness.study.run import run_study
+from leakgauge.harness.study.study import load_study
+from tests.faults.library import lying
+
+SMALL = """
+name = "small"
+seeds = [0]
+tasks = [{ data = "digits", model = "mlp-small" }]
+federations = [{ clients = 4, rounds = 2, algorithm = "fedsgd", batch = 32, lr = 1.0 }]
+defenses = [
+    { name = ["none", "jopeq"] },
+    { name = "gaussian", noise_std = 0.05 },
+    { name = "top-k", fraction = 0.05, feedback = true },
+    { name = "udp", epsilon = 700.0 },
+]
+limit = false
+[[attacks]]
+name = "idlg"
+evaluations = 20
+target = { kind = "probe", round = 0, count = 8 }
+[[attacks]]
+name = "prior"
+guess = "mean"
+target = { kind = "probe", round = 0, count = 8 }
+"""
+PRIVATE = {"private", "server", "channel", "noise"}
+"""Names of the keys from which noise is drawn."""
+
+
+@functools.cache
+def smoke():
+    """The fingerprints of the study `smoke` without attacks, and its cells by defense."""
+    cells = [cell for cell in load_study("smoke").cells if cell.attack.parameters.get("guess") == "mean"]
+    return cells, take(cells)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    path = tmp_path_factory.mktemp("study") / "small.toml"
+    path.write_text(SMALL)
+    return load_study(path)
+
+
+@pytest.fixture(scope="module")
+def before(small):
+    return take(small.cells)
+
+
+def redraw(monkeypatch, number=1):
+    """Rename every client's private key, as an edit of a key's name does."""
+
+    def of(cls, sender, update, memory, key):
+        return cls(sender, update, memory, key.child("private", f"renamed {number}"), key.child("shared"))
+
+    monkeypatch.setattr(Client, "of", classmethod(of))
+
+
+def scale_noise(monkeypatch, factor):
+    """Scale all that is drawn around zero by a client, the server or the channel."""
+
+    def scaled(name, draw):
+        def drawn(key, *rest, **more):
+            own = PRIVATE & set(key.path) and "update" not in key.path
+            return draw(key, *rest, **more) * factor if own else draw(key, *rest, **more)
+
+        monkeypatch.setattr(rng, name, drawn)
+
+    for name in ("normal", "laplace", "signed_exponential"):
+        scaled(name, getattr(rng, name))
+
+
+def instead(monkeypatch, name, change):
+    """Another defense, or attack, in the place of this one."""
+
+    def swapped(build):
+        return lambda spec: change(build(spec)) if spec.name == name else build(spec)
+
+    for kind in ("build_defense", "build_attack"):
+        monkeypatch.setattr(registry, kind, swapped(getattr(registry, kind)))
+
+
+def failing(now, before, changed):
+    return [check.key.split("/")[0].split("(")[0] for check in law_checks(now, before, changed)
+            if check.verdict is Verdict.FAIL]  # fmt: skip
+
+
+def test_unchanged_code_has_equal_fingerprints(small, before):
+    again = take(small.cells)
+    assert again == before
+    assert compare(again, before).lines == ()
+    whats = {one.what for one in before.parts}
+    assert whats == {"encode", "estimate", "likelihood", "claim", "training", "attack", *DRAWN}
+
+
+def with_clip(factor):
+    return lambda one: lying(
+        one, lambda liar, honest, *call: type(one).encode(dataclasses.replace(one, clip=factor * one.clip), *call)
+    )
+
+
+def forgetful(liar, honest, state, memory, update, link, private):
+    """Error feedback whose residual is dropped."""
+    return honest(state, liar.remember(link.setting), update, link, private)
+
+
+CHANGES = {
+    "clip twice as wide": ("gaussian", with_clip(2.0), {"encode", "estimate", "likelihood"}, True),
+    "no clip": ("gaussian", with_clip(1e9), {"encode", "estimate", "likelihood"}, True),
+    "dropped residual": ("top-k", lambda one: lying(one, forgetful), {"encode", "estimate", "likelihood"}, True),
+    "claim": (
+        "gaussian",
+        lambda one: lying(
+            one, lambda liar, honest, *call: dataclasses.replace(honest(*call), epsilon=1e-3), method="claim"
+        ),
+        {"claim"},
+        False,
+    ),
+    "likelihood": (
+        "jopeq",
+        lambda one: lying(
+            one, lambda liar, honest, *call: lambda update: 1.1 * honest(*call)(update), method="likelihood"
+        ),
+        {"likelihood"},
+        False,
+    ),
+    "weaker attack": ("idlg", lambda one: dataclasses.replace(one, evaluations=5), {"the attack"}, False),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_found_named_and_tested(name, small, before, monkeypatch):
+    part, change, whats, moves = CHANGES[name]
+    instead(monkeypatch, part, change)
+    now = take(small.cells)
+    changed = compare(now, before)
+    (line,) = changed.lines
+    assert (line.split("(")[0], set(line.rpartition("): ")[2].split(", "))) == (part, whats)
+    assert set(failing(now, before, changed)) == ({part} if moves else set())
+
+
+def test_a_changed_training_is_found_and_explains_the_rest(small, before, monkeypatch):
+    plan = loop.make_plan
+    monkeypatch.setattr(loop, "make_plan", lambda spec, lr, *rest: dataclasses.replace(plan(spec, lr, *rest), batch=16))
+    changed = compare(take(small.cells), before)
+    assert changed.lines == ("local training or the federated loop",)
+    assert all(changed.concerns(cell.training.defense.key, None, control=False) for cell in small.cells)
+
+
+def test_redrawn_noise_is_no_other_law(monkeypatch):
+    cells, base = smoke()
+    redraw(monkeypatch)
+    now = take(cells)
+    changed = compare(now, base)
+    assert len(changed.defenses) > 15
+    assert failing(now, base, changed) == []
+
+
+@pytest.mark.slow
+def test_twenty_redraws_raise_at_most_one_alarm(monkeypatch):
+    cells, base = smoke()
+    alarms = 0
+    for number in range(20):
+        redraw(monkeypatch, number)
+        now = take(cells)
+        alarms += bool(failing(now, base, compare(now, base)))
+    assert alarms <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factor", [0.5, 0.8])
+def test_less_noise_is_found_in_every_defense_that_draws_it(factor, monkeypatch):
+    cells, base = smoke()
+    redraw(monkeypatch)
+    scale_noise(monkeypatch, factor)
+    now = take(cells)
+    found = set(failing(now, base, compare(now, base)._replace(training=True)))
+    noisy = {"t-noise", "jopeq", "jopeq-t", "jopeq-sound", "dp-fedavg", "dp-sgd", "gaussian", "laplace", "laplace+sdq"}
+    assert found >= noisy | {"udp", "udp-crd", "udp-lei", "ota", "ota-orthogonal"}
+    assert not found & {"none", "top-k", "random-mask", "sdq", "sdq-lattice"}
+
+
+@pytest.fixture(scope="module")
+def base(small, before, tmp_path_factory):
+    run = run_study(small, tmp_path_factory.mktemp("base"), workers=0)
+    return Baseline(measured(run), "first numbers", prints=before)
+
+
+def judged(study, folder, held, own=None):
+    return mechanism.gate(study, folder, held, own or held, Rules(), workers=0)
+
+
+def test_nothing_runs_where_nothing_changed(small, base, tmp_path):
+    ran, outcome = judged(small, tmp_path / "run", base)
+    assert (outcome.verdict, outcome.checks, outcome.unchanged) == (Verdict.PASS, (), len(base.measured.measures))
+    assert (ran.measures, (tmp_path / "run").exists()) == ((), False)
+
+
+def test_what_changed_runs_beside_the_controls_and_must_be_acknowledged(small, base, tmp_path, monkeypatch):
+    redraw(monkeypatch)
+    monkeypatch.setattr(mechanism, "code_behind", lambda cells: "other code")
+    ran, outcome = judged(small, tmp_path, base)
+    assert outcome.verdict is Verdict.NOT_ACCEPTED
+    assert {line.split("(")[0] for line in outcome.unaccepted} == {
+        f"changed: {one}" for one in ("jopeq", "gaussian", "udp")
+    }
+    assert {one.defense.name for one in ran.measures} == {"none", "jopeq", "gaussian", "udp"}
+    assert outcome.unchanged == sum(one.defense.name == "top-k" for one in base.measured.measures)
+    own = dataclasses.replace(base, prints=take(small.cells))
+    _, outcome = judged(small, tmp_path, base, own)
+    assert outcome.unaccepted == ()
+    assert outcome.verdict in (Verdict.PASS, Verdict.INCONCLUSIVE)
+
+
+def test_an_acknowledged_loss_of_noise_still_fails(small, base, tmp_path, monkeypatch):
+    instead(monkeypatch, "gaussian", lambda one: lying(one, lambda liar, honest, *call: type(one).encode(
+        dataclasses.replace(one, noise_std=one.noise_std / 2), *call)))  # fmt: skip
+    monkeypatch.setattr(mechanism, "code_behind", lambda cells: "other code")
+    own = dataclasses.replace(base, prints=take(small.cells))
+    _, outcome = judged(small, tmp_path, base, own)
+    assert (outcome.verdict, outcome.unaccepted) == (Verdict.FAIL, ())
+    assert "times what it was (round 1 of two" in outcome.checks[0].reason
+
+
+def test_a_question_that_the_study_no_longer_asks_is_missed(small, base, tmp_path):
+    less = dataclasses.replace(small, cells=tuple(cell for cell in small.cells if cell.attack.name != "idlg"))
+    _, outcome = judged(less, tmp_path, base)
+    assert outcome.verdict in (Verdict.INCOMPLETE, Verdict.NOT_COMPARABLE)
+
+
+def test_the_commands_acknowledge_and_check_by_the_code(small, base, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.toml").write_text(SMALL)
+    write(dataclasses.replace(base, prints=Prints()), tmp_path / "small.json")
+
+    def call(*words):
+        done = CliRunner().invoke(app, [str(word) for word in words])
+        return done.exit_code, done.output
+
+    gate = ("gate", "small.toml", "--baseline", "small.json", "--out", "run", "--accept-baseline", "no repository here")
+    code, said = call("baseline", "acknowledge", "small.json", "small.toml", "--reason", "fingerprints are new")
+    assert (code, f"wrote small.json: {len(base.prints.parts)} fingerprints" in said) == (0, True)
+    assert read(Path("small.json")).prints == base.prints
+    code, said = call(*gate)
+    assert (code, f"the code behind {len(base.measured.measures)} measures is unchanged" in said) == (0, True)
+    code, said = call("baseline", "acknowledge", "small.json", "smoke", "--reason", "another study")
+    assert (code, "is of the study 'small', not of 'smoke'" in said) == (2, True)
