@@ -21,7 +21,10 @@ from leakgauge.harness.gate.measure import Measure
 from leakgauge.harness.gate.rerun import git, holds, rules_at
 from leakgauge.harness.gate.rules import Rules
 
-_CODE = [f":/harness/{name}" for name in ("gate", "cli/gate.py", "core/metrics.py", "core/stats.py")]
+_CODE = [
+    f":/harness/{name}"
+    for name in ("gate", "cli/gate.py", "core/metrics.py", "core/stats.py", "core/prints.py", "study/prints.py")
+]
 """The code that decides a check."""
 
 _BRANCHES = ("remotes/origin/main", "remotes/origin/master", "heads/main", "heads/master")
