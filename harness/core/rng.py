@@ -29,6 +29,8 @@ from torch import Tensor
 _GOLDEN = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio: the distance between successive states of SplitMix64."""
 
+_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+
 _BLOCK = 1 << 16
 """Counters hashed at a time: few enough that intermediate results stay in the cache."""
 
@@ -84,21 +86,29 @@ def _generator(key: Key) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(_Words(np.frombuffer(_digest(key), "<u8"))))  # type: ignore[arg-type]  # its stub
 
 
+def _tensor(drawn: npt.NDArray[np.float64], dtype: torch.dtype) -> Tensor:
+    """The draws as a tensor; numpy casts a few numbers in a third of the time."""
+    return torch.from_numpy(drawn.astype(_NUMPY[dtype], copy=False))
+
+
 def normal(key: Key, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
     """Standard normal draws of the given shape; drawn as float64, then cast."""
-    return torch.from_numpy(_generator(key).standard_normal(shape)).to(dtype)
+    return _tensor(_generator(key).standard_normal(shape), dtype)
 
 
 def uniform(
     key: Key, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Uniform draws from [low, high) of the given shape; drawn as float64, then cast."""
-    return torch.from_numpy(_generator(key).uniform(low, high, shape)).to(dtype)
+    stream = _generator(key)
+    # the same numbers, in half the time
+    drawn = stream.random(shape) if (low, high) == (0.0, 1.0) else stream.uniform(low, high, shape)
+    return _tensor(drawn, dtype)
 
 
 def laplace(key: Key, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
     """Laplace draws of scale 1 (variance 2) of the given shape; drawn as float64, then cast."""
-    return torch.from_numpy(_generator(key).laplace(0.0, 1.0, shape)).to(dtype)
+    return _tensor(_generator(key).laplace(0.0, 1.0, shape), dtype)
 
 
 def uniform32(key: Key, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Tensor:
@@ -121,7 +131,7 @@ def signed_exponential(key: Key, shape: tuple[int, ...], dtype: torch.dtype = to
     drawn = stream.standard_exponential(shape)
     coins = np.unpackbits(stream.integers(0, 256, (drawn.size + 7) // 8, np.uint8), count=drawn.size).view(np.int8)
     drawn *= (2 * coins - 1).reshape(shape)
-    return torch.from_numpy(drawn).to(dtype)
+    return _tensor(drawn, dtype)
 
 
 def gamma(key: Key, shape_parameter: float, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -142,7 +152,7 @@ def gamma(key: Key, shape_parameter: float, shape: tuple[int, ...], dtype: torch
         drawn = stream.standard_gamma(shape_parameter, shape)
     if shape_parameter in (1.5, 2):
         drawn += stream.standard_exponential(shape)
-    return torch.from_numpy(drawn).to(dtype)
+    return _tensor(drawn, dtype)
 
 
 def chisquare(key: Key, degrees: float, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
