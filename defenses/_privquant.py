@@ -133,15 +133,15 @@ class PrivQuant:
         if u.shape != (self.d,):
             raise ValueError(f"expected levels of shape [{self.d}], got {list(u.shape)}")
         _check_levels(u, self.levels)
-        u = u.cpu().long()
+        given = u.cpu().long().numpy()
         log_chance = _log_uniform(rng.uniform(key.child("matches"), (_DIGITS,), dtype=torch.float64))
         log_branch = _log_uniform(rng.uniform(key.child("branch"), (_DIGITS,), dtype=torch.float64))
         matches = self._matches(log_branch < self.log_rest, log_chance)
-        matching = torch.from_numpy(rng.permutation(key.child("positions"), self.d)[:matches])
-        other = torch.from_numpy(rng.integers(key.child("others"), self.d, self.levels - 1))
-        sent = other + (other >= u)
-        sent[matching] = u[matching]
-        return sent
+        matching = rng.permutation(key.child("positions"), self.d)[:matches]
+        sent = rng.integers(key.child("others"), self.d, self.levels - 1)
+        sent += sent >= given
+        sent[matching] = given[matching]
+        return torch.from_numpy(sent)
 
     def surrogate(self, received: Tensor, y: Tensor, bound: float) -> Tensor:
         """-ln of the product of the laws of the single coordinates of V, given real values y before rounding.
@@ -267,10 +267,11 @@ def round_levels(x: Tensor, bound: float, levels: int, key: Key) -> Tensor:
 
     Source: sqSGD, eq. (5) and (6). Differs: clamps; the paper assumes that no value lies outside.
     """
-    if not bool(torch.isfinite(x).all()):
-        raise ValueError(f"expected finite values, got {int((~torch.isfinite(x)).sum())} non-finite of {x.numel()}")
-    chance = rng.uniform(key, tuple(x.shape), dtype=torch.float64)
-    return _round_by(x.detach().cpu(), bound, levels, chance)
+    values = x.detach().cpu()
+    finite = np.isfinite(values.numpy())
+    if np.count_nonzero(finite) < finite.size:
+        raise ValueError(f"expected finite values, got {int((~finite).sum())} non-finite of {finite.size}")
+    return _round_by(values, bound, levels, rng.uniform(key, finite.shape, dtype=torch.float64))
 
 
 def levels_to_values(index: Tensor, bound: float, levels: int) -> Tensor:
@@ -439,9 +440,9 @@ def _position(x: Tensor, bound: float, levels: int) -> Tensor:
 
 def _round_by(x: Tensor, bound: float, levels: int, chance: Tensor) -> Tensor:
     """Levels of x: up if `chance` is below the fraction, else down."""
-    position = _position(x, bound, levels)
-    floor = position.floor()
-    return floor.long() + (chance < position - floor)
+    position = _position(x, bound, levels).numpy()
+    floor = np.floor(position)
+    return torch.from_numpy(floor.astype(np.int64) + (chance.numpy() < position - floor))
 
 
 def _log_uniform(digits: Tensor) -> float:
