@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.law import SHARES, Branches, Integers, Law, LawError, Reading, outcomes
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
+
+A = TypeVar("A", Tensor, Numbers)
 
 _DIGITS = 3
 """Digits of 53 bits in a log-uniform draw: steps of 2^-159, finer than the 2^-128 of a generator with a 128-bit key."""
@@ -168,7 +170,7 @@ class PrivQuant:
             ln P(M >= tau) <= -surrogate - d ln((1-m)/K) - tau ln(a (K-1) / (1-a)), while (1-m)/K > 1e-12.
             Finite, with finite gradients, for every finite y.
         """
-        offset = (_position(y, bound, self.levels) - received.to(y.device)).abs()
+        offset = (_position(y.double(), bound, self.levels) - received.to(y.device)).abs()
         rounded_here = (1 - offset).clamp(min=0)
         background = max((1 - self.normalizer) / self.levels, _FLOOR)
         return -(background + self.normalizer * rounded_here).log().sum(-1)
@@ -190,7 +192,7 @@ class PrivQuant:
             Equal to `surrogate` if every coordinate is nearer than the knee, and nowhere above it, up to its floor.
             Finite, with finite gradients, for every finite y; at least 0.
         """
-        offset = (_position(y, bound, self.levels) - received.to(y.device)).abs()
+        offset = (_position(y.double(), bound, self.levels) - received.to(y.device)).abs()
         over = (offset - _KNEE).clamp(min=0) / (1 - _KNEE)
         unlikely = over + over.square() / 2 - (-offset.clamp(max=_KNEE)).log1p()
         background = max((1 - self.normalizer) / self.levels, _LEAST)
@@ -430,17 +432,17 @@ def _smallest_epsilon(ratios: npt.NDArray[np.float64], share: float) -> float:
     return smallest if first == 0 else min(smallest, -float(ratios[first - 1]) / (1 - share))
 
 
-def _position(x: Tensor, bound: float, levels: int) -> Tensor:
-    """The clamped position of x among the levels: float64 in [0, K-1]."""
+def _position(x: A, bound: float, levels: int) -> A:
+    """The clamped position of float64 x among the levels, in [0, K-1]."""
     positive(bound=bound)
     _at_least(2, levels=levels)
     # division first: x = bound gives exactly K-1; a rounding error above it could be rounded to level K
-    return ((x.double() / bound).clamp(-1, 1) + 1) * ((levels - 1) / 2)
+    return ((x / bound).clip(-1, 1) + 1) * ((levels - 1) / 2)
 
 
 def _round_by(x: Tensor, bound: float, levels: int, chance: Tensor) -> Tensor:
     """Levels of x: up if `chance` is below the fraction, else down."""
-    position = _position(x, bound, levels).numpy()
+    position = _position(x.double().numpy(), bound, levels)
     floor = np.floor(position)
     return torch.from_numpy(floor.astype(np.int64) + (chance.numpy() < position - floor))
 
