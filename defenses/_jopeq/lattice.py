@@ -77,8 +77,7 @@ class Lattice:
         if self.dimension == 2:
             # G^-1 = [[1, 0], [-1/2, sqrt(3)/2]]
             cells[1].mul_(_SQRT3).sub_(cells[0]).mul_(0.5)
-        types = (torch.int8, torch.int16, torch.int32, torch.int64)
-        smallest = next(kind for kind in types if self.top <= torch.iinfo(kind).max)
+        smallest = (torch.int8, torch.int16, torch.int32, torch.int64)[sum(self.bits > most for most in (7, 15, 31))]
         return cells.add_(dither).round_().clamp_(-self.top, self.top).to(smallest)
 
     def restore(self, levels: Tensor, dither: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -85,7 +85,9 @@ class Carrier(NamedTuple):
         read = unpack_levels(payload, -(-count // size) * size, width_of(self.lattice.levels))
         if read.max(initial=0) >= self.lattice.levels:
             raise MessageError(f"expected levels in 0..{self.lattice.levels - 1}, got {int(read.max())}")
-        return torch.from_numpy(read).float().sub_(self.lattice.top)
+        levels = read.astype(np.float32)
+        levels -= self.lattice.top
+        return torch.from_numpy(levels)
 
     def place(self, levels: Tensor, count: int, shared: Key | None) -> Tensor:
         """The values [count] of levels; without the shared key, the midpoints of their ranges."""
@@ -328,6 +330,7 @@ class ScalarJoPEQ(Dithered):
         return rounded_misfit(side, self.lattice.step, self.noise_scale, dithered=dithered)
 
 
+@lru_cache(maxsize=16)
 def scalar_lattice(bits: int, epsilon: float, gamma: Radius) -> Lattice:
     """The lattice of one coordinate with Laplace noise of scale 2/epsilon.
 
@@ -338,6 +341,7 @@ def scalar_lattice(bits: int, epsilon: float, gamma: Radius) -> Lattice:
     return Lattice(_step(gamma, bits, 2 * (2 / epsilon) ** 2, 2 * bits + 1 / epsilon), bits)
 
 
+@lru_cache(maxsize=16)
 def pair_lattice(bits: int, noise: Student, gamma: Radius) -> Lattice:
     """The lattice of two coordinates with t noise.
 

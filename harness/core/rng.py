@@ -119,10 +119,12 @@ def uniform32(key: Key, shape: tuple[int, ...], low: float = 0.0, high: float = 
 
     Exact and below `high` if low = 0 or -1/2 and high - low = 1; otherwise each step rounds to float32.
     """
-    drawn = torch.from_numpy(_generator(key).random(shape, np.float32))
+    drawn = _generator(key).random(shape, np.float32)
     if high - low != 1:
         drawn *= high - low
-    return drawn if low == 0 else drawn.add_(low)
+    if low != 0:
+        drawn += low
+    return torch.from_numpy(drawn)
 
 
 def signed_exponential(key: Key, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
