@@ -245,11 +245,13 @@ class BitReader:
         """
         room = top.bit_length()
         least, span = self.take_number(room.bit_length()), self.take_number(room.bit_length().bit_length())
-        lengths = least + self.take_fields(np.full(count, span))
+        lengths = np.full(count, least)
+        for bit in range(span):
+            lengths += self.take(count).astype(np.int64) << bit
         if lengths.max(initial=0) > room:
             raise MessageError(f"expected integers of at most {room} bits, got one of {int(lengths.max())} bits")
-        low = self.take_fields(np.maximum(lengths - 1, 0))
-        return np.where(lengths > 0, low | (1 << np.maximum(lengths - 1, 0)), 0)
+        below = np.maximum(lengths - 1, 0)
+        return np.where(lengths > 0, self.take_fields(below) | (1 << below), 0)
 
     def take_unary(self, count: int, limit: int) -> npt.NDArray[np.int64]:
         """The integers [count] that `put_unary` appended, from at most `limit` bits in total.
