@@ -373,9 +373,9 @@ def student(epsilon: float, s2: float | None, nu: float | None) -> Student:
 
 def draw_student(private: Key, pairs: int, root: Tensor, nu: float) -> Tensor:
     """[2 pairs] float32: bivariate t draws, one pair after the other, with scale matrix root root^T, root [2, 2]."""
-    drawn = rng.normal(private.child("normal"), (pairs, 2), torch.float64) @ root.T
-    drawn /= rng.chisquare(private.child("chi-square"), nu, (pairs, 1), torch.float64).div_(nu).sqrt_()
-    return drawn.float().reshape(-1)
+    drawn = (rng.normal(private.child("normal"), (pairs, 2), torch.float64) @ root.T).numpy()
+    drawn /= np.sqrt(rng.chisquare(private.child("chi-square"), nu, (pairs, 1), torch.float64).numpy() / nu)
+    return torch.from_numpy(drawn.astype(np.float32).reshape(-1))
 
 
 def bare_claim(rounds: int, leak: Proof) -> Claim:

@@ -168,7 +168,7 @@ def chisquare(key: Key, degrees: float, shape: tuple[int, ...], dtype: torch.dty
     Raises:
         ValueError: degrees is not a positive finite number.
     """
-    return gamma(key, degrees / 2, shape, torch.float64).mul_(2).to(dtype)
+    return _tensor(gamma(key, degrees / 2, shape, torch.float64).numpy() * 2, dtype)
 
 
 def uniform_at(key: Key, counters: npt.NDArray[np.uint64], columns: int) -> npt.NDArray[np.float64]:
