@@ -231,19 +231,16 @@ def _put_segments(out: BitWriter, bits: Bits, sizes: Ints, ones: Ints) -> None:
     """Append segments of bits, each of one law; the decoder knows `sizes` and `ones`."""
     plain, paired, runs = _kinds(sizes, ones)
     out.put(bits[plain.repeat(sizes)])
-    coded, lengths, counts = [bits[runs.repeat(sizes)]], [sizes[runs]], [ones[runs]]
-    if paired.any():
-        rest, own = bits[paired.repeat(sizes)], sizes[paired]
-        # the last bit of a segment of odd length has no partner
-        last, halves = (own.cumsum() - 1)[own % 2 == 1], own // 2
-        first, second = np.delete(rest, last).reshape(-1, 2).T
-        equal = first == second
-        for part in (rest[last], equal, first[~equal]):
-            out.put(part)
-        coded.append(first[equal])
-        lengths.append(_sums(equal, halves))
-        counts.append(_sums(first & second, halves))
-    _put_runs(out, np.concatenate(coded), np.concatenate(lengths), np.concatenate(counts))
+    rest, lengths = bits[paired.repeat(sizes)], sizes[paired]
+    # the last bit of a segment of odd length has no partner
+    last, halves = (lengths.cumsum() - 1)[lengths % 2 == 1], lengths // 2
+    first, second = np.delete(rest, last).reshape(-1, 2).T
+    equal = first == second
+    for part in (rest[last], equal, first[~equal]):
+        out.put(part)
+    coded = np.concatenate([bits[runs.repeat(sizes)], first[equal]])
+    counts = np.concatenate([ones[runs], _sums(first & second, halves)])
+    _put_runs(out, coded, np.concatenate([sizes[runs], _sums(equal, halves)]), counts)
 
 
 def _take_segments(source: BitReader, sizes: Ints, ones: Ints) -> Bits:

@@ -177,7 +177,7 @@ class BitWriter:
         """
         room = top.bit_length()
         # the exponent that frexp splits off is the bit length
-        lengths = np.frexp(counts.astype(np.float64))[1].astype(np.int64)
+        lengths = np.frexp(counts)[1].astype(np.int64)
         least = int(lengths.min()) if lengths.size else 0
         span = (int(lengths.max(initial=0)) - least).bit_length()
         self.put_number(least, room.bit_length())

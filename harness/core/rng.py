@@ -55,13 +55,19 @@ class Key:
         child = object.__new__(Key)  # the seed is checked already; a federation makes several keys per message
         content = child.__dict__
         content["seed"], content["path"] = self.seed, self.path + parts
+        content["text"] = self.text + "".join(map(_text, parts))
         return child
+
+    @functools.cached_property
+    def text(self) -> str:
+        """The path as the entries of a list in JSON, each with a comma after it: no two paths share a text."""
+        return "".join(map(_text, self.path))
 
 
 @functools.lru_cache(1 << 16, typed=True)
 def _text(part: str | int) -> str:
-    """A part of a path as JSON, which distinguishes 1 from "1"."""
-    return json.dumps(part)
+    """A part of a path as JSON, which distinguishes 1 from "1", and a comma."""
+    return f"{json.dumps(part)},"
 
 
 class _Streams(threading.local):
@@ -77,8 +83,7 @@ _STREAMS = _Streams()
 
 def _digest(key: Key) -> bytes:
     """128 bits of SHA-256(seed, path)."""
-    # a list in JSON: no two paths share a text
-    return hashlib.sha256(f"[{key.seed},[{','.join(map(_text, key.path))}]]".encode()).digest()[:16]
+    return hashlib.sha256(f"[{key.seed},[{key.text[:-1]}]]".encode()).digest()[:16]
 
 
 def _generator(key: Key) -> np.random.Generator:
