@@ -5,6 +5,10 @@ counts 2 N messages by the real encode path. Bar: an audit with 300 trials per i
 Laplace mechanism with d = 5. Exit code 1 if it is missed, or if an audited bound exceeds the proved epsilon.
 
     python benchmarks/audit.py [--trials N] [--defense NAME ...] [--repeats N]
+    python benchmarks/audit.py default [NAME ...]
+
+The second form runs the default `leakgauge audit` of these defenses, or of all and two cascades. Bar: 10 processor
+seconds each. Exit code 1 if one is missed.
 """
 
 from __future__ import annotations
@@ -27,14 +31,15 @@ from leakgauge.harness.audit.engine import (
     strongest_adversary,
     verdict,
 )
-from leakgauge.harness.audit.standalone import prepare_audit
+from leakgauge.harness.audit.standalone import audit, prepare_audit
 from leakgauge.harness.audit.trials import Mechanism
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
 
 KEY = Key(0, ("audit",))
-BAR_MS = 50.0
+BAR_MS, BAR_S = 50.0, 10.0
+CASCADES = ("gaussian+sdq", "laplace+sdq")
 ROUNDS = {"udp": 10, "udp-crd": 10, "udp-lei": 10, "dp-sgd": 3, "dp-fedavg": 10}
 """Rounds for defenses with a claim for a whole run: fewer than their default, with accordingly less noise."""
 
@@ -71,12 +76,29 @@ def table(names: Sequence[str], trials: int) -> list[str]:
     return wrong
 
 
+def defaults(names: Sequence[str]) -> int:
+    """Print the verdicts of the default audits and their processor seconds; return 1 if one misses the bar."""
+    print(f"{'':<18}{'claim':<18}{'code':<15}{'seconds':>7}")
+    seconds = {}
+    for name in names:
+        start = time.process_time()
+        found = audit(name, {}, {}, None, seed=0)
+        seconds[name] = time.process_time() - start
+        print(f"{name:<18}{found['verdict']:<18}{found['audited']['verdict']:<15}{seconds[name]:7.2f}", flush=True)
+    slowest = max(seconds, key=seconds.__getitem__)
+    print(f"\nslowest: {slowest}, {seconds[slowest]:.2f} processor seconds; bar {BAR_S:g}")
+    return int(not seconds[slowest] <= BAR_S)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Print the table and the bar; return 1 if the bar is missed or a bound exceeds the proof."""
     torch.set_num_threads(1)
+    known = list(registry.classes("defense"))
+    if arguments[:1] == ["default"]:
+        return defaults(arguments[1:] or [*known, *CASCADES])
     parser = argparse.ArgumentParser(description="Audits of one mechanism.")
     parser.add_argument("--trials", type=int, default=300)
-    parser.add_argument("--defense", nargs="*", default=list(registry.classes("defense")))
+    parser.add_argument("--defense", nargs="*", default=known)
     parser.add_argument("--repeats", type=int, default=5, help="repeats of the audit that the bar is for")
     options = parser.parse_args(arguments)
     if min(options.trials, options.repeats) < 1:

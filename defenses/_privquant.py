@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.law import SHARES, Branches, Integers, Law, LawError, Reading, outcomes
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
+
+A = TypeVar("A", Tensor, Numbers)
 
 _DIGITS = 3
 """Digits of 53 bits in a log-uniform draw: steps of 2^-159, finer than the 2^-128 of a generator with a 128-bit key."""
@@ -133,15 +135,15 @@ class PrivQuant:
         if u.shape != (self.d,):
             raise ValueError(f"expected levels of shape [{self.d}], got {list(u.shape)}")
         _check_levels(u, self.levels)
-        u = u.cpu().long()
+        given = u.cpu().long().numpy()
         log_chance = _log_uniform(rng.uniform(key.child("matches"), (_DIGITS,), dtype=torch.float64))
         log_branch = _log_uniform(rng.uniform(key.child("branch"), (_DIGITS,), dtype=torch.float64))
         matches = self._matches(log_branch < self.log_rest, log_chance)
-        matching = torch.from_numpy(rng.permutation(key.child("positions"), self.d)[:matches])
-        other = torch.from_numpy(rng.integers(key.child("others"), self.d, self.levels - 1))
-        sent = other + (other >= u)
-        sent[matching] = u[matching]
-        return sent
+        matching = rng.permutation(key.child("positions"), self.d)[:matches]
+        sent = rng.integers(key.child("others"), self.d, self.levels - 1)
+        sent += sent >= given
+        sent[matching] = given[matching]
+        return torch.from_numpy(sent)
 
     def surrogate(self, received: Tensor, y: Tensor, bound: float) -> Tensor:
         """-ln of the product of the laws of the single coordinates of V, given real values y before rounding.
@@ -168,7 +170,7 @@ class PrivQuant:
             ln P(M >= tau) <= -surrogate - d ln((1-m)/K) - tau ln(a (K-1) / (1-a)), while (1-m)/K > 1e-12.
             Finite, with finite gradients, for every finite y.
         """
-        offset = (_position(y, bound, self.levels) - received.to(y.device)).abs()
+        offset = (_position(y.double(), bound, self.levels) - received.to(y.device)).abs()
         rounded_here = (1 - offset).clamp(min=0)
         background = max((1 - self.normalizer) / self.levels, _FLOOR)
         return -(background + self.normalizer * rounded_here).log().sum(-1)
@@ -190,7 +192,7 @@ class PrivQuant:
             Equal to `surrogate` if every coordinate is nearer than the knee, and nowhere above it, up to its floor.
             Finite, with finite gradients, for every finite y; at least 0.
         """
-        offset = (_position(y, bound, self.levels) - received.to(y.device)).abs()
+        offset = (_position(y.double(), bound, self.levels) - received.to(y.device)).abs()
         over = (offset - _KNEE).clamp(min=0) / (1 - _KNEE)
         unlikely = over + over.square() / 2 - (-offset.clamp(max=_KNEE)).log1p()
         background = max((1 - self.normalizer) / self.levels, _LEAST)
@@ -267,10 +269,11 @@ def round_levels(x: Tensor, bound: float, levels: int, key: Key) -> Tensor:
 
     Source: sqSGD, eq. (5) and (6). Differs: clamps; the paper assumes that no value lies outside.
     """
-    if not bool(torch.isfinite(x).all()):
-        raise ValueError(f"expected finite values, got {int((~torch.isfinite(x)).sum())} non-finite of {x.numel()}")
-    chance = rng.uniform(key, tuple(x.shape), dtype=torch.float64)
-    return _round_by(x.detach().cpu(), bound, levels, chance)
+    values = x.detach().cpu()
+    finite = np.isfinite(values.numpy())
+    if np.count_nonzero(finite) < finite.size:
+        raise ValueError(f"expected finite values, got {int((~finite).sum())} non-finite of {finite.size}")
+    return _round_by(values, bound, levels, rng.uniform(key, finite.shape, dtype=torch.float64))
 
 
 def levels_to_values(index: Tensor, bound: float, levels: int) -> Tensor:
@@ -429,19 +432,19 @@ def _smallest_epsilon(ratios: npt.NDArray[np.float64], share: float) -> float:
     return smallest if first == 0 else min(smallest, -float(ratios[first - 1]) / (1 - share))
 
 
-def _position(x: Tensor, bound: float, levels: int) -> Tensor:
-    """The clamped position of x among the levels: float64 in [0, K-1]."""
+def _position(x: A, bound: float, levels: int) -> A:
+    """The clamped position of float64 x among the levels, in [0, K-1]."""
     positive(bound=bound)
     _at_least(2, levels=levels)
     # division first: x = bound gives exactly K-1; a rounding error above it could be rounded to level K
-    return ((x.double() / bound).clamp(-1, 1) + 1) * ((levels - 1) / 2)
+    return ((x / bound).clip(-1, 1) + 1) * ((levels - 1) / 2)
 
 
 def _round_by(x: Tensor, bound: float, levels: int, chance: Tensor) -> Tensor:
     """Levels of x: up if `chance` is below the fraction, else down."""
-    position = _position(x, bound, levels)
-    floor = position.floor()
-    return floor.long() + (chance < position - floor)
+    position = _position(x.double().numpy(), bound, levels)
+    floor = np.floor(position)
+    return torch.from_numpy(floor.astype(np.int64) + (chance.numpy() < position - floor))
 
 
 def _log_uniform(digits: Tensor) -> float:

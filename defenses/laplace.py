@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -83,8 +84,8 @@ class Laplace(Perturbs):
 
     def perturb(self, numbers: Tensor, private: Key) -> Tensor:
         """The numbers plus Laplace noise."""
-        noise = rng.laplace(private, (len(numbers),), torch.float64)
-        return (numbers.cpu().double() + self.noise_scale * noise).float()
+        noise = rng.laplace(private, (len(numbers),), torch.float64).numpy()
+        return torch.from_numpy((numbers.detach().cpu().numpy() + self.noise_scale * noise).astype(np.float32))
 
     def unit(self, setting: Setting) -> float:
         """The bound on the numbers."""

@@ -15,7 +15,7 @@ from leakgauge.defenses._common.clip import clip_coordinates
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
-from leakgauge.harness.core.codec import pack_float32, unpack_float32
+from leakgauge.harness.core.codec import unpack_float32
 from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.law import Integers, Law, LawError, Reading, clamped, expect_size
@@ -60,7 +60,7 @@ class _Output(NamedTuple):
         """The probability of the interval."""
         return 1 / (1 + self.tail)
 
-    def left(self, t: Tensor) -> Tensor:
+    def left(self, t: Numbers) -> Numbers:
         """The left end of the interval."""
         return ((self.bound + 1) * t - self.width) / 2
 
@@ -69,15 +69,16 @@ class _Output(NamedTuple):
         spread = self.width / 2  # 1 / (e^(epsilon / 2) - 1)
         return t.square() * spread + spread * (1 + 4 * spread) / 3
 
-    def sample(self, t: Tensor, key: Key) -> Tensor:
-        """One y for each t, float64."""
-        chosen = rng.uniform(key.child("inside"), tuple(t.shape), dtype=torch.float64) < self.inside
-        place = rng.uniform(key.child("place"), tuple(t.shape), dtype=torch.float64)
-        left = self.left(t)
+    def sample(self, t: Numbers, key: Key) -> Numbers:
+        """One y for each t."""
+        chosen = rng.uniform(key.child("inside"), t.shape, dtype=torch.float64).numpy() < self.inside
+        place = rng.uniform(key.child("place"), t.shape, dtype=torch.float64).numpy()
+        bound, width, left = self.bound, self.width, self.left(t)
         # outside the interval: a uniform point of the two joined remainders of [-C, C]
-        rest = -self.bound + (self.bound + 1) * place
-        y = torch.where(chosen, left + self.width * place, rest + self.width * (rest >= left))
-        return y.clamp(-self.bound, self.bound)
+        rest = -bound + (bound + 1) * place
+        # the gap in float32: stored results have it so
+        y = np.where(chosen, left + width * place, rest + np.float32(width) * (rest >= left))
+        return np.asarray(y.clip(-bound, bound), np.float64)
 
     def misfit(self, y: Tensor, t: Tensor) -> Tensor:
         """-ln of the density at t plus a Cauchy error, minus its least value; the tails pull t from any distance."""
@@ -126,8 +127,8 @@ class _TwoLevels(Law):
             return np.asarray((inside / width + tail * rest / (bound + 1)) / (1 + tail), np.float64)
 
         # a little more than half a step: an exact half may round to either side
-        ends = (np.nextafter(sent, np.float32(way)).astype(np.float64) for way in (-np.inf, np.inf))
-        lower, upper = (cdf(sent + 0.500001 * (end - sent)) for end in ends)
+        ends = np.nextafter(sent, np.array([[-np.inf], [np.inf]], np.float32)).astype(np.float64)
+        lower, upper = cdf(sent + 0.500001 * (ends - sent))
         chance = rng.uniform(own, (len(sent),), dtype=torch.float64).numpy()
         # the last bit is a fair coin only while the interval holds thousands of float32 numbers
         bits = (sent.view(np.int32) & 1).astype(np.int64) if width > 1e-3 else None
@@ -186,8 +187,9 @@ class Piecewise(Defense[None, None]):
         """Clamp, take the coordinates of the shared key, perturb each by the private key, send float32."""
         check_update(update)
         dim = update.numel()
-        chosen = update.detach().cpu()[self.positions(dim, link.key)].double()
-        return pack_float32(self.output_law(dim).sample(self._scaled(chosen), private).float()), None
+        chosen = update.detach().cpu().numpy()[self.positions(dim, link.key).numpy()].astype(np.float64)
+        t = np.asarray(chosen.clip(-self.clip, self.clip) / self.clip, np.float64)
+        return self.output_law(dim).sample(t, private).astype("<f4").tobytes(), None
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """clip * d / k times the outputs, at their positions; a constant vector without the shared key."""

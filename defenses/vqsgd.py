@@ -123,9 +123,9 @@ class VQSGD(Defense[None, None]):
     def _draw(self, update: Tensor, key: Key) -> npt.NDArray[np.int64]:
         """[b] points: i stands for +e_i, d + i for -e_i."""
         dim = update.numel()
-        v = clip_l2(update.double(), self.clip) / self.clip
-        chances = torch.cat([v.clamp(min=0), (-v).clamp(min=0)]) / math.sqrt(dim) + _spare(v) / (2 * dim)
-        rising = np.cumsum(chances.numpy())
+        clipped, root = clip_l2(update.double(), self.clip) / self.clip, math.sqrt(dim)
+        v, spare = clipped.numpy(), max(0.0, 1 - float(clipped.abs().sum(-1)) / root)
+        rising = np.cumsum(np.maximum(np.concatenate([v, -v]), 0.0) / root + spare / (2 * dim))
         at = rng.uniform(key, (self.repeats,), dtype=torch.float64).numpy() * rising[-1]
         found: npt.NDArray[np.int64] = np.searchsorted(rising, at, side="right")
         return np.minimum(found, 2 * dim - 1)  # rounding may reach the end

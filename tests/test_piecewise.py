@@ -59,7 +59,7 @@ def test_piecewise_is_unbiased_with_the_stated_variance_and_a_density_ratio_of_e
     law, place = Piecewise().output_law(1)._replace(epsilon=eps), torch.tensor(t, dtype=torch.float64)
     assert float(law.variance(place)) == pytest.approx(variance, rel=1e-12)
     # the numbers that the sampler uses
-    assert (float(law.left(place)), law.bound) == pytest.approx((stretches[0][1], stretches[2][1]), rel=1e-12)
+    assert (float(law.left(place.numpy())), law.bound) == pytest.approx((stretches[0][1], stretches[2][1]), rel=1e-12)
     assert law.inside / law.width == pytest.approx(stretches[1][2], rel=1e-12)
     assert (1 - law.inside) / (law.bound + 1) == pytest.approx(stretches[0][2], rel=1e-9)
     assert stretches[1][2] / stretches[0][2] == pytest.approx(math.exp(eps), rel=1e-12)

@@ -1,5 +1,7 @@
+import hashlib
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -168,3 +170,16 @@ def test_uniforms_at_counters_are_uniform_and_independent(chosen):
 def pairs_pvalue(x, y):
     """The p value of a chi-square test that the pairs fill a grid of 64 x 64 evenly."""
     return stats.chisquare(np.histogram2d(x, y, 64, [[0, 1], [0, 1]])[0].ravel()).pvalue
+
+
+def test_a_draw_is_that_of_a_new_generator_whatever_was_drawn_before_and_in_any_thread():
+    def drawn(number):
+        # an odd count of 32-bit numbers leaves half a word behind
+        rng.uniform32(Key(1, ("before", number)), (3,))
+        return rng.uniform32(Key(0, ("path", 1)), (50_000,)).numpy()
+
+    words = np.frombuffer(hashlib.sha256(b'[0,["path",1]]').digest()[:16], "<u8")
+    expected = np.random.Generator(np.random.Philox(key=words)).random(50_000, np.float32)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(drawn, range(100)))
+    assert all((numbers == expected).all() for numbers in [drawn(-1), *found])

@@ -83,8 +83,8 @@ class Cepam(Defense[None, None]):
             return torch.zeros(link.setting.dim)
         points, _ = self._points(unit, payload, link.shared, link.setting)
         update = torch.from_numpy(points.reshape(-1)[: link.setting.dim]).float()
-        low, high = (float(extreme) for extreme in torch.aminmax(update))
-        if not (math.isfinite(low) and math.isfinite(high)):
+        if not np.isfinite(update.numpy()).all():
+            low, high = (float(extreme) for extreme in torch.aminmax(update))
             raise MessageError(f"expected a finite update, got coordinates from {low} to {high}")
         return update
 

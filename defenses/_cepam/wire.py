@@ -117,13 +117,13 @@ def cell_contexts(dither: Floats, radii: Floats, spread: float) -> Contexts:
     """The contexts [K, n] of cells, given accepted dithers [K, n] and radii [K]."""
     contexts = np.empty(dither.shape, np.uint8)
     width = radii * (2 / spread)
-    row = np.clip(_logarithm(width, 1, _THIN), 0, _WIDE - _THIN)
+    row = _logarithm(width, 1, _THIN).clip(0, _WIDE - _THIN)
     row *= _DISTANCES
     for coordinate in range(dither.shape[1]):
         distance = np.abs(dither[:, coordinate])
         np.subtract(0.5, distance, out=distance)
         distance *= width
-        level = np.clip(_logarithm(distance, 1, _CLOSE), 0, _DISTANCES - 1)
+        level = _logarithm(distance, 1, _CLOSE).clip(0, _DISTANCES - 1)
         level += row
         np.take(_CELL_CONTEXT, level, out=contexts[:, coordinate], mode="clip")
     return contexts
@@ -144,7 +144,7 @@ def attempt_contexts(dither: Floats, radii: Floats, spread: float) -> Contexts:
     np.abs(margin, out=margin)
     widths = radii * (2 / spread)
     margin *= widths
-    level = np.clip(_logarithm(margin, 0, -2), 0, 4)
+    level = _logarithm(margin, 0, -2).clip(0, 4)
     return np.where(widths < 0.5, 0, np.where(inside, 6, 1) + level).astype(np.uint8)
 
 

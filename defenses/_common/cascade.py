@@ -200,10 +200,10 @@ class Cascade(Defense[None, None]):
 
     def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
         """The first's header, then its numbers as encoded by the second."""
-        wire, _ = self.first.encode(None, None, update, link._replace(shared=link.key.child("noise")), private)
-        header, numbers = self.first.split(wire, link.setting)
+        check_update(update)
+        header, numbers = self.first.normalize(update, link.setting)
         payload = self.second.compress(
-            numbers / self.first.unit(link.setting),
+            self.first.perturb(numbers, private) / self.first.unit(link.setting),
             shared=link.key.child("dither"),
             noise_variance=self.first.noise_variance(link.setting),
         )

@@ -107,12 +107,12 @@ class Scaling:
     def normalize(self, update: Vector, layout: Layout) -> tuple[bytes, Tensor]:
         """The header, and the numbers [count] float32."""
         header, parts = [], []
-        for part in torch.split(update.detach().cpu(), self._sizes(layout)):
+        for part in update.detach().cpu().split_with_sizes(self._sizes(layout)):
             rows = _rows(part, self.lanes)
             means, scale = self._measure(rows)
-            header += [*means, scale] if self.mode == "tensor" else [scale]
+            header += [*means.flatten().tolist(), scale]
             if self.mode == "tensor":
-                rows = rows - torch.tensor(means)[:, None]
+                rows = rows - means
             values = rows / scale if scale > 0 else torch.zeros_like(rows)
             parts.append(values.T.reshape(-1))
         values = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -129,13 +129,13 @@ class Scaling:
         scales = iter(self._read(header, layout))
         sizes, parts = self._sizes(layout), []
         padded = [size + -size % self.lanes for size in sizes]
-        for part, size in zip(torch.split(values, padded), sizes, strict=True):
-            means = [next(scales) for _ in range(self.lanes)] if self.mode == "tensor" else []
+        for part, size in zip(values.split_with_sizes(padded), sizes, strict=True):
+            means = [[next(scales)] for _ in range(self.lanes)] if self.mode == "tensor" else []
             rows = part.reshape(-1, self.lanes).T * next(scales)
             if means:
-                rows = rows + torch.tensor(means)[:, None]
+                rows = rows + torch.tensor(means)
             parts.append(rows.reshape(-1)[:size])
-        return torch.cat(parts)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _sizes(self, layout: Layout) -> list[int]:
         """Lengths of the pieces; each has its own scale."""
@@ -169,15 +169,17 @@ class Scaling:
         means = table[:, piece, lane] if self.mode == "tensor" else torch.zeros(1, 1)
         return Candidates(self, torch.cat(columns), piece, lane, means, table[..., -1])
 
-    def _measure(self, rows: Tensor) -> tuple[list[float], float]:
-        """Means and scale of one piece [L, columns], rounded to float32."""
+    def _measure(self, rows: Tensor) -> tuple[Tensor, float]:
+        """Means [L, 1], or none, and scale of one piece [L, columns], rounded to float32."""
+        means = rows.new_empty(0)
         if self.mode == "public":
-            return [], self.bound
+            return means, self.bound
         exact = rows.double()
-        means = exact.mean(1) if self.mode == "tensor" else torch.zeros(self.lanes, dtype=torch.float64)
-        means = means.float().double()
-        scale = _SPREAD * torch.linalg.vector_norm(exact - means[:, None]) / rows.shape[1] ** 0.5
-        return means.tolist(), float(scale.float())
+        if self.mode == "tensor":
+            means = exact.mean(1, keepdim=True).float()
+            exact = exact - means
+        norm = float(torch.linalg.vector_norm(exact))
+        return means, float(np.float32(_SPREAD * norm / rows.shape[1] ** 0.5))
 
     def _clip(self, values: Tensor) -> Tensor:
         """Values in [-1, 1], or pairs in the unit disc."""

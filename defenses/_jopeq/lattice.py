@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,13 +74,16 @@ class Lattice:
             x: [M], or [2, M] where L = 2. Finite. Not modified.
             dither: of the same shape, in cells.
         """
-        cells = x / self.step
+        cells = x.numpy() / self.step
         if self.dimension == 2:
             # G^-1 = [[1, 0], [-1/2, sqrt(3)/2]]
-            cells[1].mul_(_SQRT3).sub_(cells[0]).mul_(0.5)
-        types = (torch.int8, torch.int16, torch.int32, torch.int64)
-        smallest = next(kind for kind in types if self.top <= torch.iinfo(kind).max)
-        return cells.add_(dither).round_().clamp_(-self.top, self.top).to(smallest)
+            cells[1] *= _SQRT3
+            cells[1] -= cells[0]
+            cells[1] *= 0.5
+        cells += dither.numpy()
+        np.rint(cells, out=cells)
+        cells.clip(-self.top, self.top, out=cells)
+        return torch.from_numpy(cells.astype(np.min_scalar_type(-self.top - 1)))
 
     def restore(self, levels: Tensor, dither: Tensor) -> Tensor:
         """The points of the levels without their dither, in the dtype of the dither."""

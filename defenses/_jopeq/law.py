@@ -11,7 +11,6 @@ from scipy import special
 from leakgauge.defenses._common.reference import Scaled
 from leakgauge.defenses._jopeq.lattice import Lattice
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.law import (
     SHARES,
     Integers,
@@ -69,10 +68,7 @@ class _Levels(Law):
         Raises:
             LawError: another header or length, padding that is not zero, or a level that does not exist.
         """
-        try:
-            found = outcomes(split(wire, self.header), len(self.places), self.bits + 1)
-        except MessageError as error:
-            raise LawError(str(error)) from error
+        found = outcomes(split(wire, self.header), len(self.places), self.bits + 1)
         if found.max(initial=0) > 2 * self.top:
             raise LawError(f"a level of {found.max()}, expected at most {2 * self.top}")
         return _pairs((found - self.top).astype(np.float64))

@@ -20,7 +20,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -85,7 +85,9 @@ class Carrier(NamedTuple):
         read = unpack_levels(payload, -(-count // size) * size, width_of(self.lattice.levels))
         if read.max(initial=0) >= self.lattice.levels:
             raise MessageError(f"expected levels in 0..{self.lattice.levels - 1}, got {int(read.max())}")
-        return torch.from_numpy(read).float().sub_(self.lattice.top)
+        levels = read.astype(np.float32)
+        levels -= self.lattice.top
+        return torch.from_numpy(levels)
 
     def place(self, levels: Tensor, count: int, shared: Key | None) -> Tensor:
         """The values [count] of levels; without the shared key, the midpoints of their ranges."""
@@ -328,6 +330,7 @@ class ScalarJoPEQ(Dithered):
         return rounded_misfit(side, self.lattice.step, self.noise_scale, dithered=dithered)
 
 
+@lru_cache(maxsize=16)
 def scalar_lattice(bits: int, epsilon: float, gamma: Radius) -> Lattice:
     """The lattice of one coordinate with Laplace noise of scale 2/epsilon.
 
@@ -338,6 +341,7 @@ def scalar_lattice(bits: int, epsilon: float, gamma: Radius) -> Lattice:
     return Lattice(_step(gamma, bits, 2 * (2 / epsilon) ** 2, 2 * bits + 1 / epsilon), bits)
 
 
+@lru_cache(maxsize=16)
 def pair_lattice(bits: int, noise: Student, gamma: Radius) -> Lattice:
     """The lattice of two coordinates with t noise.
 
@@ -369,9 +373,9 @@ def student(epsilon: float, s2: float | None, nu: float | None) -> Student:
 
 def draw_student(private: Key, pairs: int, root: Tensor, nu: float) -> Tensor:
     """[2 pairs] float32: bivariate t draws, one pair after the other, with scale matrix root root^T, root [2, 2]."""
-    drawn = rng.normal(private.child("normal"), (pairs, 2), torch.float64) @ root.T
-    drawn /= rng.chisquare(private.child("chi-square"), nu, (pairs, 1), torch.float64).div_(nu).sqrt_()
-    return drawn.float().reshape(-1)
+    drawn = (rng.normal(private.child("normal"), (pairs, 2), torch.float64) @ root.T).numpy()
+    drawn /= np.sqrt(rng.chisquare(private.child("chi-square"), nu, (pairs, 1), torch.float64).numpy() / nu)
+    return torch.from_numpy(drawn.astype(np.float32).reshape(-1))
 
 
 def bare_claim(rounds: int, leak: Proof) -> Claim:

