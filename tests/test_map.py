@@ -40,9 +40,9 @@ def smooth_images(n=N, side=16, key=Key(1)):  # noqa: B008  # immutable
     return (x - low) / (high - low)
 
 
-def observation(defense, x, task=LENET):
+def observation(defense, x, task=LENET, params=None):
     """What a server sees of one gradient per image."""
-    params = task.init(Key(2))
+    params = task.init(Key(2)) if params is None else params
     y = torch.arange(len(x)) % 10
     sent = gradients(task, params, x[:, None], torch.nn.functional.one_hot(y, 10)[:, None].float())
     setting = Setting(task.layout, 4, 4, 1, sends="gradient", steps=1, lr=0.1, batch=0, samples=1)
@@ -199,6 +199,20 @@ def test_the_prior_of_large_differences_is_the_total_variation():
     x[..., 1, 1] = 1.0
     # two differences of one, each reduced by the width of the rounded tip
     assert float(ImagePrior(1.0, 0.0).energy(x, x)) == pytest.approx(2 * ((1 + 1e-4) ** 0.5 - 1e-2), rel=1e-6)
+
+
+def test_a_search_begins_where_units_are_active(monkeypatch):
+    x, task = smooth_images(8), ModelTask(build("lenet5", (1, 16, 16), 10))
+    params, mean = task.init(Key(2)), smooth_images(300, key=Key(8)).mean(0)
+    weight, bias = params[:150].view(6, 1, 5, 5), params[150:156]
+    # the mean input of the attacker's data activates no unit
+    bias.copy_(-torch.nn.functional.conv2d(mean[None], weight, padding=2).amax((0, 2, 3)) - 0.01)
+    seen = observation(Gaussian(clip=10.0, noise_std=0.003), x, task, params)
+    awake = mse(MAP(evaluations=150, warm=150), seen, x)
+    monkeypatch.setattr(reconstruct, "_FARTHER", ())
+    asleep = mse(MAP(evaluations=150, warm=150), seen, x)
+    assert awake.mean() < 0.9 * asleep.mean()
+    assert all(guess.evaluations == 1 for guess in MAP(warm=0).run(seen, Key(5)).guesses)
 
 
 def test_softened_layers_lead_to_the_active_units_behind_a_quantizer_and_dense_relu(monkeypatch):

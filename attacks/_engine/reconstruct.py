@@ -42,6 +42,9 @@ _EXPLAINED = 1e-7
 """At this share a target counts as explained: another start would find the same inputs again. It is above the tolerance
 because soft labels often miss the tolerance: they approach a corner of the simplex ever more slowly."""
 
+_FARTHER = (1, 2, 4, 8)
+"""Restarts from whose distance a search starts instead, where all units are dead nearer to the center."""
+
 _NEAR = 1e-5
 """Below this share, a stalled search has found the inputs up to digits that single precision lacks."""
 
@@ -272,21 +275,31 @@ class _Group:
         prior = self.search.explains.prior
         z, used = self._coordinates(self._starts(key, restart)[rows]), torch.zeros(len(rows), dtype=torch.int64)
         if prior is not None and prior.centered:
-            z = near_center(z, restart)
+            z = self._awake(prior, z, restart, goal, rows)
         if labels is None or prior is None or not self.search.warm or restart % 2 or self.seen.task.smooth:
             return z, used
         told = self._told(prior, rows)
         if told is None:
             return self._by_direction(prior, z, labels, rows)
-        starts = told.search(prior, z, self.search.warm, key.child("features", restart))
+        begin, starts = z, told.search(prior, z, self.search.warm, key.child("features", restart))
         z, used, noisy = _finite(starts, z), starts.evaluations, (told.error > CLEAN).nonzero()[:, 0]
         if len(noisy):
-            other, more = self._by_direction(prior, torch.zeros_like(z[noisy]), labels, rows[noisy])
+            other, more = self._by_direction(prior, begin[noisy], labels, rows[noisy])
             function, used[noisy] = _Subset(goal.at(math.inf), rows[noisy]), used[noisy] + more + 2
             each = torch.arange(len(noisy))
             lower = function(other, each).value < function(z[noisy], each).value
             z[noisy[lower]] = other[lower]
         return z, used
+
+    def _awake(self, prior: Prior, z: Tensor, restart: int, goal: Objective, rows: Tensor) -> Tensor:
+        """Start points near the center; farther from it where all units are dead and the messages have no slope."""
+        found = near_center(z, restart)
+        for farther in () if self.seen.task.smooth else _FARTHER:
+            asleep = (goal.messages(self._mapped(found, prior.inputs), rows).gradient == 0).all(1)
+            if not bool(asleep.any()):
+                break
+            found[asleep] = near_center(z[asleep], restart + farther)
+        return found
 
     def _told(self, prior: Prior, rows: Tensor) -> Features | None:
         """What the messages tell of the inputs of the first dense layer; None: nothing that a search could use."""
