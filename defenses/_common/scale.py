@@ -179,7 +179,8 @@ class Scaling:
             means = exact.mean(1, keepdim=True).float()
             exact = exact - means
         norm = float(torch.linalg.vector_norm(exact))
-        return means, float(np.float32(_SPREAD * norm / rows.shape[1] ** 0.5))
+        with np.errstate(over="ignore"):  # an infinite scale is refused where it is written
+            return means, float(np.float32(_SPREAD * norm / rows.shape[1] ** 0.5))
 
     def _clip(self, values: Tensor) -> Tensor:
         """Values in [-1, 1], or pairs in the unit disc."""

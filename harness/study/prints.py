@@ -183,13 +183,14 @@ def _of_defense(spec: TrainingSpec, ready: Prepared) -> Iterator[Print]:
     digest, decoded, scores = hashlib.sha256(), list[Vector](), list[torch.Tensor]()
     for sent in _two_rounds(ready, updates, _KEY.child("messages")):
         exchange = sent.exchange
+        here: Round = sent.here
         for wire in exchange.sent:
             digest.update(len(wire).to_bytes(8, "little") + wire)
         decoded.append(sent.mean)
         if not defense.superposes:
             pairs = zip(exchange.received, exchange.links.each(), strict=True)
-            decoded += [sent.here.estimate(wire, link.sender, link.shared) for wire, link in pairs]
-        score = defense.likelihood(sent.here.state, exchange.received, exchange.links)
+            decoded += [here.estimate(wire, link.sender, link.shared) for wire, link in pairs]
+        score = defense.likelihood(here.state, exchange.received, exchange.links)
         silent = [torch.zeros(setting.dim)] * (len(exchange.sent) - len(updates))
         true = torch.stack([*updates, *silent])
         scores += [score(share * (true[None] if defense.superposes else true)).detach() for share in (1.0, 0.9)]
