@@ -83,7 +83,8 @@ class Lattice:
         cells += dither.numpy()
         np.rint(cells, out=cells)
         cells.clip(-self.top, self.top, out=cells)
-        return torch.from_numpy(cells.astype(np.min_scalar_type(-self.top - 1)))
+        with np.errstate(invalid="ignore"):  # NaN comes of an infinite scale, whose message is refused
+            return torch.from_numpy(cells.astype(np.min_scalar_type(-self.top - 1)))
 
     def restore(self, levels: Tensor, dither: Tensor) -> Tensor:
         """The points of the levels without their dither, in the dtype of the dither."""
