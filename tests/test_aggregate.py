@@ -229,6 +229,7 @@ def value(run, attack, defense, users=1, name="ssim"):
     return found
 
 
+@pytest.mark.matrix
 def test_map_and_imprint_find_images_in_sums(run):
     assert not run.failures
     floor = value(run, "prior", "none", 4)

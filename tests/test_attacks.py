@@ -127,6 +127,7 @@ def test_the_likelihood_uses_a_clip_that_the_distance_ignores():
     assert (aware < naive / 10).all()
 
 
+@pytest.mark.matrix
 def test_a_search_that_stalls_at_single_precision_continues_in_double(monkeypatch):
     monkeypatch.setattr(_matching, "_TOLERANCE", 1e-16)  # beyond single precision
     case, found = make(n=2), []

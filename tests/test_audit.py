@@ -64,6 +64,7 @@ def test_the_t_mechanism_on_the_lattice_leaks_more_than_it_claims():
     assert "at one norm" in found["audited"]["pair"]
 
 
+@pytest.mark.matrix
 def test_a_claim_is_not_broken_by_an_adversary_that_it_does_not_name():
     found = audit("dp-fedavg", {}, {}, 2, trials=100, threat="server", seed=0)
     assert found["verdict"] == "NOTHING PROMISED"

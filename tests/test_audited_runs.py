@@ -137,6 +137,7 @@ def test_at_most_twenty_rounds_of_a_whole_run_are_audited():
     assert audit_for_study(PartSpec("laplace", {}), long, 20, KEY).rounds == 1
 
 
+@pytest.mark.matrix
 def test_an_audit_above_its_claim_refutes_it():
     found = audit_for_study(PartSpec("jopeq", {"epsilon": 2.0, "gamma": 10.0}), SMALL, 300, KEY)
     assert found.refutes

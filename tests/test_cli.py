@@ -109,6 +109,7 @@ def test_an_export_is_chosen_written_and_refused(finished, tmp_path):
     assert "--quantity, --columns and --items want rows" in refused("export", out, "--items")
 
 
+@pytest.mark.matrix
 def test_from_python_a_study_runs_with_its_progress_and_its_report(study, tmp_path, capsys):
     run = leakgauge.run(study, tmp_path / "out", workers=0)
     lines = capsys.readouterr().out.splitlines()

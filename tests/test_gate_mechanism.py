@@ -166,6 +166,7 @@ def test_a_changed_training_is_found_and_explains_the_rest(small, before, monkey
     assert all(changed.concerns(cell.training.defense.key, None, control=False) for cell in small.cells)
 
 
+@pytest.mark.matrix
 def test_redrawn_noise_is_no_other_law(monkeypatch):
     cells, base = smoke()
     redraw(monkeypatch)

@@ -101,6 +101,7 @@ def test_its_slope_in_the_coordinates_is_that_of_its_value():
     assert (energy(exact.prior, x.view(3, 2, 36)) < known).all()
 
 
+@pytest.mark.matrix
 def test_behind_a_linear_model_a_search_ends_at_the_posterior_mean_and_its_error():
     prior = gaussian_prior(smooth(300), 0.0)
     spread, n, sigma = covariance(prior), 200, 0.1

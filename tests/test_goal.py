@@ -103,6 +103,7 @@ def test_each_goal_of_a_sweep_is_solved():
     assert len(notes) == 2
 
 
+@pytest.mark.matrix
 def test_a_loss_of_accuracy_is_found_by_trainings_that_the_study_uses_again(tmp_path: Path):
     asked = study(
         {"name": "none"},

@@ -109,6 +109,7 @@ TABLE = [  # as printed: bits, epsilon, and the SNR of SDQ, t, t + SDQ, JoPEQ
 
 
 @pytest.mark.parametrize(("bits", "eps", "printed"), TABLE)
+@pytest.mark.matrix
 def test_the_snr_row_of_the_table_is_reproduced(bits, eps, printed):
     # the printed numbers are themselves means over a few runs: they are up to 0.19 off. With our standard errors of
     # 0.03 to 0.07 the tolerance is 5 sigma, 0.55 at most; a noise scale that is 6 % off would be 1.0

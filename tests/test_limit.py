@@ -95,6 +95,7 @@ def test_a_linear_model_has_the_error_of_the_linear_posterior_mean(monkeypatch):
         assert one.caveat == ""
 
 
+@pytest.mark.matrix
 def test_on_a_linear_model_map_reaches_the_limit_and_no_attack_is_below_it():
     n = 200
     drawn = scene(1, NoDefense())[0].auxiliary.x

@@ -89,6 +89,7 @@ def test_a_gaussian_prior_finds_more_under_noise_with_fewer_evaluations(task):
     assert mse(informed, seen, x).mean() < 0.75 * mse(smooth, seen, x).mean()
 
 
+@pytest.mark.matrix
 def test_a_gaussian_prior_leaves_an_undefended_image_exact_and_repeats_itself():
     x = smooth_images()
     seen = observation(NoDefense(), x)
@@ -201,6 +202,7 @@ def test_the_prior_of_large_differences_is_the_total_variation():
     assert float(ImagePrior(1.0, 0.0).energy(x, x)) == pytest.approx(2 * ((1 + 1e-4) ** 0.5 - 1e-2), rel=1e-6)
 
 
+@pytest.mark.matrix
 def test_a_search_begins_where_units_are_active(monkeypatch):
     x, task = smooth_images(8), ModelTask(build("lenet5", (1, 16, 16), 10))
     params, mean = task.init(Key(2)), smooth_images(300, key=Key(8)).mean(0)
@@ -215,6 +217,7 @@ def test_a_search_begins_where_units_are_active(monkeypatch):
     assert all(guess.evaluations == 1 for guess in MAP(warm=0).run(seen, Key(5)).guesses)
 
 
+@pytest.mark.matrix
 def test_softened_layers_lead_to_the_active_units_behind_a_quantizer_and_dense_relu(monkeypatch):
     x, task = smooth_images(8, side=8), ModelTask(build("mlp-small", (1, 8, 8), 10))
     seen = observation(SDQ(), x, task)
@@ -242,6 +245,7 @@ def test_the_truth_explains_its_message_and_another_image_does_not(defense):
     assert not bool((goal.messages(other.flatten(1), torch.arange(8)).value <= bound).any())
 
 
+@pytest.mark.table(2)
 @pytest.mark.parametrize(
     ("attack", "prior"),
     [(IDLG, "gaussian"), (IDLG, "tv"), (DLG, "gaussian"), (DLG, "tv"), (InvertingGradients, "gaussian")],

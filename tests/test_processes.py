@@ -56,6 +56,7 @@ def stuck(folder):
     return log.exists() and "under tests.doubles:Stuck" in log.read_text()
 
 
+@pytest.mark.matrix
 def test_a_killed_run_leaves_no_process_and_ends_as_if_it_had_not_been_killed(reference, tmp_path):
     process = start(tmp_path, "--workers", 2, study=STUDY + WAITS)
     until(lambda: stuck(tmp_path))

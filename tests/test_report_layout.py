@@ -149,6 +149,7 @@ def test_pictures_of_an_earlier_report_go_when_this_one_withholds_them(stored: P
     assert [path.name for path in pictures.iterdir()] == ["logo.png"]
 
 
+@pytest.mark.matrix
 def test_the_command_writes_the_charts_and_withholds_pictures_all_the_same(
     run: Run, charts: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -189,6 +190,7 @@ def test_charts_are_in_the_page_s_light_colors_with_title_legend_and_direction(c
         assert not re.search(rb"#0000[ab]\d", content)
 
 
+@pytest.mark.matrix
 def test_a_chart_is_the_same_in_every_process() -> None:
     script = (
         "import hashlib\nfrom tests.test_report_layout import first_chart\n"

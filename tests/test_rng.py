@@ -32,6 +32,7 @@ def test_different_names_are_different_streams(left, right):
     assert torch.equal(rng.normal(left, (8,)), rng.normal(Key(left.seed).child(*left.path), (8,)))
 
 
+@pytest.mark.matrix
 def test_a_key_draws_the_same_in_another_process():
     draw = "print(rng.normal(rng.Key(7).child(1), (3,)).numpy().tobytes().hex())"
     code = f"from leakgauge.harness.core import rng; {draw}"

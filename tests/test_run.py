@@ -125,6 +125,7 @@ def test_resuming_gives_the_same_bytes_and_repeats_nothing(reference, copy):
     assert (cells[2] / "result.json").stat().st_mtime_ns == before
 
 
+@pytest.mark.matrix
 def test_a_lost_training_is_trained_again_to_the_same_bytes(reference, copy):
     for path in copy.glob("trainings/*/kept.npz"):
         path.write_bytes(path.read_bytes()[:-100])
@@ -152,6 +153,7 @@ def test_a_failed_cell_has_its_reason_and_affects_no_other(tmp_path, workers):
     assert "doubles.py" in failure.trace
 
 
+@pytest.mark.matrix
 def test_a_killed_worker_loses_only_its_cell(tmp_path):
     broken = study(attacks=[{"name": ECHO, "break_with": ["kill", ""], "target": {"round": [0, 1]}}])
     run = run_study(broken, tmp_path, workers=2)

@@ -119,6 +119,7 @@ def test_more_users_than_participants_are_refused():
         observe(scene(Summing()), SERVER, Target(round=1, count=1, users=5))
 
 
+@pytest.mark.matrix
 def test_all_users_of_a_noisy_sum_are_reconstructed_together():
     here = scene(OTA(epsilon=1e5, clip=50.0, power=1e9))
     target = Target(round=0, count=1, users=2)

@@ -148,6 +148,7 @@ def table_of(run: Run, found: comparing.Comparison) -> str:
 @given(PARTS, TEXTS)
 @example(ALL, ALL + "\ud800")
 @example("::error::x", "::error::x")
+@pytest.mark.matrix
 def test_no_text_of_a_hostile_run_or_baseline_is_more_than_a_text(cells: str, reason: str) -> None:
     run = dataclasses.replace(hostile_run(cells), name=reason)
     base = dataclasses.replace(hostile_baseline(cells), reason=reason)
@@ -215,6 +216,7 @@ def calls(folder: Path, other: Path, base: Path) -> Iterator[tuple[str, ...]]:
     yield ("baseline", "update", str(folder), "--reason", "x", "--baseline", str(base))
 
 
+@pytest.mark.matrix
 def test_no_command_prints_a_stranger_s_control_characters_or_workflow_commands(tmp_path: Path) -> None:
     folder, other = on_disk(hostile_run(ALL), tmp_path / "a"), on_disk(tame_run(), tmp_path / "b")
     base = tmp_path / "base.json"

@@ -128,6 +128,7 @@ def write_npz(path, shape, dtype="u1"):
     np.savez_compressed(path, x=np.zeros(shape, dtype), y=np.arange(shape[0]) % 2)
 
 
+@pytest.mark.matrix
 def test_files_that_unpack_to_too_much_are_refused_before_they_do(tmp_path, monkeypatch):
     write_npz(tmp_path / "own.npz", (200, 1000, 1000))
     raw = tmp_path / "MNIST" / "raw"
@@ -275,6 +276,7 @@ def test_a_study_that_names_code_is_read_with_permission(kind, stranger, tmp_pat
         load_study(study)
 
 
+@pytest.mark.matrix
 def test_workers_import_what_the_parent_accepted(tmp_path):
     text = STUDY.replace('{name = "none"}, {name = "gaussian", noise_std = [0.01, 0.1]}', '{name = "none"}')
     study = write(tmp_path, text.replace('name = "prior"\nguess = ["mean", "other"]', 'name = "tests.doubles:Echo"'))
@@ -318,6 +320,7 @@ def plug_ins(folder):
     (folder / "raises.py").write_text("raise ZeroDivisionError('of a plug-in')")
 
 
+@pytest.mark.matrix
 def test_a_broken_plug_in_is_a_warning_with_its_name_and_a_good_one_needs_no_permission(tmp_path):
     plug_ins(tmp_path / "site")
     study = write(tmp_path, STUDY.replace('name = "none"', 'name = "counting"'))
@@ -366,6 +369,7 @@ def test_no_uncaught_exception_has_the_code_of_the_gate(error, tmp_path, monkeyp
     assert "in fails" in call("run", study, "-o", out, "--verbose").stderr
 
 
+@pytest.mark.matrix
 def test_a_reader_that_goes_away_is_no_leak(tmp_path):
     words = [sys.executable, "-c", "from leakgauge.harness.cli.main import main; main()", "list", "defenses"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

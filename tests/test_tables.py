@@ -243,6 +243,7 @@ def test_without_evidence_records_are_nearly_as_good_as_the_majority():
     assert columns_right(x, found.x[:, 0], COLUMNS).double().mean() > floor - 0.1
 
 
+@pytest.mark.matrix
 def test_the_same_key_restores_the_same_records():
     x = table(4, 4)
     here = seen(Gaussian(clip=10.0, noise_std=0.02), x)

@@ -43,6 +43,7 @@ leakgauge.audit("laplace", {}, {}, None, seed=0)
 """
 
 
+@pytest.mark.matrix
 def test_an_audit_from_python_runs_on_one_thread():
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     done = subprocess.run([sys.executable, "-c", AUDIT], capture_output=True, text=True, env=environment)

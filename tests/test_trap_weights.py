@@ -115,6 +115,7 @@ def watched(pictures, task, params, n=4):
     return dataclasses.replace(seen, auxiliary=auxiliary), Examples(x, y)
 
 
+@pytest.mark.matrix
 def test_noise_in_proportion_to_the_update_hides_less_of_the_image(pictures):
     task = task_of("cnn2", (1, 16, 16))
     gray = torch.nn.functional.avg_pool2d(pictures.x.mean(1, keepdim=True), 2)
