@@ -152,7 +152,8 @@ def test_the_law_with_a_candidate_is_that_of_batches_that_hold_it(digits, defens
     made = []
     inside = clear._updates
     monkeypatch.setattr(clear, "_updates", lambda *given: made.append((given[2], inside(*given))) or made[-1][1])
-    monkeypatch.setattr(clear, "_ENTRIES", 100 * TASK.layout.dim)
+    images = sighting.messages[0].images
+    monkeypatch.setattr(clear, "_ENTRIES", 100 * images * TASK.layout.dim)
     law = clear._simulated(seen, sighting._replace(messages=sighting.messages[:1]), each, KEY)
     assert len(made) == 3
     factor = (1.0 if sent == "gradient" else -0.1) / (batch or EACH)
