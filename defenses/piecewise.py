@@ -187,8 +187,8 @@ class Piecewise(Defense[None, None]):
         """Clamp, take the coordinates of the shared key, perturb each by the private key, send float32."""
         check_update(update)
         dim = update.numel()
-        chosen = update.detach().cpu().numpy()[self.positions(dim, link.key).numpy()].astype(np.float64)
-        t = np.asarray(chosen.clip(-self.clip, self.clip) / self.clip, np.float64)
+        chosen = update.detach().cpu()[self.positions(dim, link.key)].double()
+        t = clip_coordinates(chosen, self.clip).numpy() / self.clip
         return self.output_law(dim).sample(t, private).astype("<f4").tobytes(), None
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
