@@ -78,6 +78,7 @@ def finished(tmp_path_factory):
     return folder / "tiny.toml", folder / "out", done.output
 
 
+@pytest.mark.matrix
 def test_a_study_runs_resumes_and_is_reported_without_torch(finished):
     study, out, printed = finished
     assert "[6/6] done" in printed

@@ -216,6 +216,7 @@ def test_nothing_runs_where_nothing_changed(small, base, tmp_path):
     assert (ran.measures, (tmp_path / "run").exists()) == ((), False)
 
 
+@pytest.mark.matrix
 def test_what_changed_runs_beside_the_controls_and_must_be_acknowledged(small, base, tmp_path, monkeypatch):
     redraw(monkeypatch)
     monkeypatch.setattr(mechanism, "code_behind", lambda cells: "other code")
@@ -232,6 +233,7 @@ def test_what_changed_runs_beside_the_controls_and_must_be_acknowledged(small, b
     assert outcome.verdict in (Verdict.PASS, Verdict.INCONCLUSIVE)
 
 
+@pytest.mark.matrix
 def test_an_acknowledged_loss_of_noise_still_fails(small, base, tmp_path, monkeypatch):
     instead(monkeypatch, "gaussian", lambda one: lying(one, lambda liar, honest, *call: type(one).encode(
         dataclasses.replace(one, noise_std=one.noise_std / 2), *call)))  # fmt: skip

@@ -257,6 +257,7 @@ def test_fewer_seeds_are_fewer_values(run):
     assert (code, "16 against 32" in said) == (4, True)
 
 
+@pytest.mark.matrix
 def test_the_code_that_decides_is_named_where_it_changed(run):
     git("switch", "--quiet", "main")
     Path("harness/gate").mkdir(parents=True)

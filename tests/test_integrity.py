@@ -349,6 +349,7 @@ def test_another_version_of_a_study_is_another_study_but_a_larger_one_is_not(cop
     assert len(run_study(smaller, copy, workers=0, merge=True).results) == 8
 
 
+@pytest.mark.matrix
 def test_some_cells_of_a_study_join_the_others_in_its_folder(tmp_path):
     path, out = tmp_path / "small.toml", tmp_path / "out"
     path.write_text(TEXT)

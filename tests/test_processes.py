@@ -102,6 +102,7 @@ def test_runs_killed_at_200_random_moments_end_as_if_they_had_not_been_killed(re
     "number",
     [signal.SIGTERM, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGHUP, signal.SIGINT))],
 )
+@pytest.mark.matrix
 def test_a_stop_keeps_finished_cells_and_is_exit_code_130(reference, tmp_path, number):
     process = start(tmp_path, "--workers", 2, study=STUDY + WAITS)
     until(lambda: stuck(tmp_path))
@@ -117,6 +118,7 @@ def test_a_stop_keeps_finished_cells_and_is_exit_code_130(reference, tmp_path, n
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.matrix
 def test_a_stop_of_a_run_without_workers_keeps_finished_cells(tmp_path, number):
     def stop(progress, outcome):
         if progress.done == 1:
@@ -162,6 +164,7 @@ def test_a_signal_that_is_ignored_stays_ignored_and_a_thread_handles_none():
         ),
     ],
 )
+@pytest.mark.matrix
 def test_a_cell_beyond_a_limit_fails_with_the_reason_and_its_worker_is_replaced(tmp_path, parameters, limits, message):
     attacks = [{"name": COIN}, {"name": STUCK, **parameters}, {"name": COIN, "target": {"kind": "members", "count": 9}}]
     first, asked = (study(attacks=attacks[:end], defenses=[{"name": "none"}]) for end in (1, 3))

@@ -144,6 +144,7 @@ def test_a_cell_added_later_finds_its_training(reference, copy):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.matrix
 def test_a_failed_cell_has_its_reason_and_affects_no_other(tmp_path, workers):
     broken = study(attacks=[{"name": ECHO, "break_with": ["", "the reason"]}], defenses=[{"name": "none"}])
     run = run_study(broken, tmp_path, workers=workers)

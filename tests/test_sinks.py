@@ -191,6 +191,7 @@ def test_a_csv_reads_back_as_the_cleaned_texts_with_no_formula(text: str) -> Non
 
 
 @pytest.mark.parametrize("text", [ALL, '</script><b>" onload="x'])
+@pytest.mark.matrix
 def test_a_page_of_hostile_texts_has_no_element_of_theirs(text: str) -> None:
     run, base = hostile_run(text), hostile_baseline(text)
     tame = tame_run()
