@@ -28,7 +28,7 @@ import torch
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import Cell
 from leakgauge.harness.core.contract import Defense
-from leakgauge.harness.core.prints import Prints
+from leakgauge.harness.core.prints import Print
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.round import Client
 from leakgauge.harness.gate.judge import Verdict, judge
@@ -93,7 +93,7 @@ def power(study: Study) -> None:
         print(f"{key[:70]:<72}{'; '.join(words)}", flush=True)
 
 
-def _found(base: Prints, cells: Sequence[Cell], whole: bool, factor: float) -> str:
+def _found(base: Sequence[Print], cells: Sequence[Cell], whole: bool, factor: float) -> str:
     """Whether the law test finds a defense with this share of its noise, and by what."""
     with renamed(0), quieter(factor, whole=whole):
         now = take(cells)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from leakgauge.harness.cli.main import app
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.prints import DRAWN, Prints
+from leakgauge.harness.core.prints import DRAWN
 from leakgauge.harness.federation import loop, registry
 from leakgauge.harness.federation.round import Client
 from leakgauge.harness.gate import mechanism
@@ -108,7 +108,7 @@ def test_unchanged_code_has_equal_fingerprints(small, before):
     again = take(small.cells)
     assert again == before
     assert compare(again, before).lines == ()
-    whats = {one.what for one in before.parts}
+    whats = {one.what for one in before}
     assert whats == {"encode", "estimate", "likelihood", "claim", "training", "attack", *DRAWN}
 
 
@@ -124,9 +124,14 @@ def forgetful(liar, honest, state, memory, update, link, private):
 
 
 CHANGES = {
-    "clip twice as wide": ("gaussian", with_clip(2.0), {"encode", "estimate", "likelihood"}, True),
-    "no clip": ("gaussian", with_clip(1e9), {"encode", "estimate", "likelihood"}, True),
-    "dropped residual": ("top-k", lambda one: lying(one, forgetful), {"encode", "estimate", "likelihood"}, True),
+    "clip twice as wide": ("gaussian", with_clip(2.0), {"encode", "estimate", "likelihood", "messages"}, True),
+    "no clip": ("gaussian", with_clip(1e9), {"encode", "estimate", "likelihood", "messages"}, True),
+    "dropped residual": (
+        "top-k",
+        lambda one: lying(one, forgetful),
+        {"encode", "estimate", "likelihood", "messages"},
+        True,
+    ),
     "claim": (
         "gaussian",
         lambda one: lying(
@@ -219,12 +224,9 @@ def test_nothing_runs_where_nothing_changed(small, base, tmp_path):
 @pytest.mark.matrix
 def test_what_changed_runs_beside_the_controls_and_must_be_acknowledged(small, base, tmp_path, monkeypatch):
     redraw(monkeypatch)
-    monkeypatch.setattr(mechanism, "code_behind", lambda cells: "other code")
     ran, outcome = judged(small, tmp_path, base)
     assert outcome.verdict is Verdict.NOT_ACCEPTED
-    assert {line.split("(")[0] for line in outcome.unaccepted} == {
-        f"changed: {one}" for one in ("jopeq", "gaussian", "udp")
-    }
+    assert {line.split(": ")[1].split("(")[0] for line in outcome.unaccepted} == {"jopeq", "gaussian", "udp"}
     assert {one.defense.name for one in ran.measures} == {"none", "jopeq", "gaussian", "udp"}
     assert outcome.unchanged == sum(one.defense.name == "top-k" for one in base.measured.measures)
     own = dataclasses.replace(base, prints=take(small.cells))
@@ -237,11 +239,33 @@ def test_what_changed_runs_beside_the_controls_and_must_be_acknowledged(small, b
 def test_an_acknowledged_loss_of_noise_still_fails(small, base, tmp_path, monkeypatch):
     instead(monkeypatch, "gaussian", lambda one: lying(one, lambda liar, honest, *call: type(one).encode(
         dataclasses.replace(one, noise_std=one.noise_std / 2), *call)))  # fmt: skip
-    monkeypatch.setattr(mechanism, "code_behind", lambda cells: "other code")
     own = dataclasses.replace(base, prints=take(small.cells))
     _, outcome = judged(small, tmp_path, base, own)
     assert (outcome.verdict, outcome.unaccepted) == (Verdict.FAIL, ())
     assert "times what it was (round 1 of two" in outcome.checks[0].reason
+
+
+def test_a_baseline_cannot_be_made_ready_for_a_later_change(small, base, tmp_path, monkeypatch):
+    """Two proposals: fingerprints of weaker code, which nobody would see, and then that code, which would match."""
+    with pytest.MonkeyPatch.context() as later:
+        instead(later, "gaussian", with_clip(2.0))
+        weaker = dataclasses.replace(base, prints=take(small.cells))
+    _, outcome = judged(small, tmp_path, base, weaker)
+    assert (outcome.verdict, len(outcome.unaccepted)) == (Verdict.NOT_ACCEPTED, 1)
+    only_draws = tuple(new if new.what in DRAWN else old for new, old in zip(weaker.prints, base.prints, strict=True))
+    _, outcome = judged(small, tmp_path, base, dataclasses.replace(base, prints=only_draws))
+    assert [line.split(": ")[2].split(";")[0] for line in outcome.unaccepted] == ["messages"]
+    _, outcome = judged(small, tmp_path, base, dataclasses.replace(base, prints=()))
+    assert "there were no fingerprints" in outcome.unaccepted[0]
+
+
+def test_a_changed_attack_is_judged_alone(small, base, tmp_path, monkeypatch):
+    instead(monkeypatch, "idlg", lambda one: dataclasses.replace(one, evaluations=5))
+    ran, outcome = judged(small, tmp_path, base)
+    assert {one.attack.name for one in ran.measures if one.attack and one.defense.name != "none"} == {"idlg"}
+    assert not any(one.attack is None for one in ran.measures if one.defense.name != "none")
+    assert not any("not compared" in line for line in outcome.warnings)
+    assert outcome.verdict is Verdict.NOT_ACCEPTED
 
 
 def test_a_question_that_the_study_no_longer_asks_is_missed(small, base, tmp_path):
@@ -253,7 +277,7 @@ def test_a_question_that_the_study_no_longer_asks_is_missed(small, base, tmp_pat
 def test_the_commands_acknowledge_and_check_by_the_code(small, base, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.toml").write_text(SMALL)
-    write(dataclasses.replace(base, prints=Prints()), tmp_path / "small.json")
+    write(dataclasses.replace(base, prints=()), tmp_path / "small.json")
 
     def call(*words):
         done = CliRunner().invoke(app, [str(word) for word in words])
@@ -261,7 +285,7 @@ def test_the_commands_acknowledge_and_check_by_the_code(small, base, tmp_path, m
 
     gate = ("gate", "small.toml", "--baseline", "small.json", "--out", "run", "--accept-baseline", "no repository here")
     code, said = call("baseline", "acknowledge", "small.json", "small.toml", "--reason", "fingerprints are new")
-    assert (code, f"wrote small.json: {len(base.prints.parts)} fingerprints" in said) == (0, True)
+    assert (code, f"wrote small.json: {len(base.prints)} fingerprints" in said) == (0, True)
     assert read(Path("small.json")).prints == base.prints
     code, said = call(*gate)
     assert (code, f"the code behind {len(base.measured.measures)} measures is unchanged" in said) == (0, True)

@@ -36,8 +36,6 @@ SummaryOption = Annotated[
     str | None,
     typer.Option(metavar="FILE|auto", help="Write Markdown to this file; auto: append to GITHUB_STEP_SUMMARY."),
 ]
-
-
 BaselineOption = Annotated[Path, typer.Option(help="The file that 'leakgauge baseline update' wrote.")]
 TargetOption = Annotated[
     str | None,
@@ -86,11 +84,8 @@ def gate(
     from leakgauge.harness.study.study import load_study
 
     with cli.user_errors(cli.NOT_COMPARABLE):
-        asked, held, own = (
-            load_study(study, allow_code=allow_code),
-            trusted(baseline, target, accept_baseline),
-            read(baseline),
-        )
+        asked = load_study(study, allow_code=allow_code)
+        held, own = trusted(baseline, target, accept_baseline), read(baseline)
         with listener(asked.name) as listen:
             now, outcome = judged(asked, out, held.baseline, own, held.rules, data=data, workers=workers, listen=listen)
         refused, warnings = (*held.unaccepted, *outcome.unaccepted), (*held.warnings, *outcome.warnings)
@@ -174,9 +169,7 @@ def acknowledge(
         prints = take(found.cells, data)
         write(replace(before, prints=prints, reason=reason.strip()), file)
     lines = compare(prints, before.prints).lines or ("nothing changed",)
-    say(
-        *(f"leakgauge: {clipped(line)}" for line in lines), f"leakgauge: wrote {file}: {len(prints.parts)} fingerprints"
-    )
+    say(*(f"leakgauge: {clipped(line)}" for line in lines), f"leakgauge: wrote {file}: {len(prints)} fingerprints")
 
 
 @baselines.command()
@@ -194,7 +187,6 @@ def update(
     ] = None,
 ) -> None:
     """Make a run the baseline. Each increase over the previous baseline must be accepted by its key."""
-    from leakgauge.harness.core.prints import Prints
     from leakgauge.harness.gate.baseline import Baseline, read, write
     from leakgauge.harness.gate.judge import Rules, judge
     from leakgauge.harness.gate.measure import measured
@@ -211,7 +203,7 @@ def update(
             outcome = judge(now, before.measured, Rules(), gaps=before.gaps)
             _print_compared(before.measured, now, outcome)
         _check_accepted(outcome, accept_increase or [])
-        prints = Prints() if before is None else before.prints
+        prints = () if before is None else before.prints
         write(Baseline(now, reason.strip(), gaps, prints), path)
     previous = "the first" if before is None else f"before: {before.reason}"
     dirty = ", made with uncommitted changes" if now.dirty else ""

@@ -56,11 +56,3 @@ class Print:
         same = (self.digest, len(self.numbers)) == (other.digest, len(other.numbers))
         pairs = zip(self.numbers, other.numbers, strict=False)
         return same and all(math.isclose(a, b, rel_tol=tolerance, abs_tol=1e-6) for a, b in pairs)
-
-
-@dataclass(frozen=True)
-class Prints:
-    """The fingerprints of a study; `code`: a digest of all that they depend on but the machine, empty if unknown."""
-
-    code: str = ""
-    parts: tuple[Print, ...] = ()

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from leakgauge.harness.core.cell import PartSpec
 from leakgauge.harness.core.metrics import GateTest, metric
-from leakgauge.harness.core.prints import DRAWN, DRAWS, STATISTICS, Prints
+from leakgauge.harness.core.prints import DRAWN, DRAWS, STATISTICS, Print
 from leakgauge.harness.gate.measure import Measure, Measured, measured
 from leakgauge.harness.study.store import load_run, write_atomically
 
@@ -24,8 +24,6 @@ SCHEMA = 2
 
 _BREAKS = ("value", "values")
 """Fields of a measure that start a new line."""
-
-_NO_PRINTS = Prints()
 
 _ANEW = "make a new one with 'leakgauge baseline update'"
 
@@ -47,7 +45,7 @@ class Baseline:
     measured: Measured
     reason: str
     gaps: tuple[str, ...] = ()
-    prints: Prints = _NO_PRINTS
+    prints: tuple[Print, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class _File:
     reason: str
     measured: Measured
     gaps: tuple[str, ...] = ()
-    prints: Prints = _NO_PRINTS
+    prints: tuple[Print, ...] = ()
     noise_sd: float | None = None
     """Of older baselines; nothing reads it."""
 
@@ -151,9 +149,8 @@ def to_text(baseline: Baseline) -> str:
     }
     text = json.dumps(head, indent=1, ensure_ascii=False, allow_nan=False).removesuffix("\n }\n}")
     lines = ",\n".join(_lines(measure) for measure in baseline.measured.measures)
-    prints = ",\n".join(f"   {_plain(dataclasses.asdict(one))}" for one in baseline.prints.parts)
-    code = _plain({"code": baseline.prints.code})[:-1]
-    ends = f',\n "prints": {code}, "parts": [\n{prints}\n ]}}' if prints else ""
+    prints = ",\n".join(f"  {_plain(dataclasses.asdict(one))}" for one in baseline.prints)
+    ends = f',\n "prints": [\n{prints}\n ]' if prints else ""
     return f'{text},\n  "measures": [\n{lines}\n  ]\n }}{ends}\n}}\n'
 
 
@@ -202,7 +199,7 @@ def _problem(file: _File) -> str:
         if metric(measure.metric).gate is GateTest.DELONG and sides != len(measure.values):
             return f"{measure.key} has {len(measure.values)} values for {sides} records"
     rows = DRAWS * 2 * len(STATISTICS)
-    for one in file.prints.parts:
+    for one in file.prints:
         if one.what in DRAWN and (not one.numbers or len(one.numbers) % rows):
             return f"{one.defense} has {len(one.numbers)} numbers of {one.what}, expected a multiple of {rows}"
     if unknown := set(file.gaps) - seen:

@@ -14,15 +14,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from leakgauge.harness.core.cases import training_identity
-from leakgauge.harness.core.cell import Cell
+from leakgauge.harness.core.cell import Cell, PartSpec
 from leakgauge.harness.core.labels import UNDEFENDED
-from leakgauge.harness.core.prints import Prints
+from leakgauge.harness.core.prints import Print
 from leakgauge.harness.gate.baseline import Baseline
 from leakgauge.harness.gate.judge import Outcome, Verdict, judge
 from leakgauge.harness.gate.measure import DIGITS, Measured, key_end, measured
 from leakgauge.harness.gate.prints import LEVEL, Changed, compare, law_checks
 from leakgauge.harness.gate.rules import Rules
-from leakgauge.harness.study.prints import code_behind, take
+from leakgauge.harness.study.prints import take
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import Study
 from leakgauge.harness.study.supervisor import Listener
@@ -51,44 +51,34 @@ def gate(
     Raises:
         StudyError, StoreError: as `run_study`.
     """
-    now = held.prints if held.prints.code == code_behind(study.cells) else take(study.cells, data)
-    changed = (
-        compare(now, held.prints) if held.prints.parts else Changed(("the baseline has no prints",), training=True)
-    )
-    ends = _ends(study.cells)
-    cells = [cell for cell in study.cells if _concerned(cell, changed)]
-    ran = dataclasses.replace(held.measured, measures=())
+    now = take(study.cells, data)
+    changed = compare(now, held.prints)
+    unaccepted = _unacknowledged(now, held, own)
+    cells = [cell for cell in study.cells if _concerned(changed, cell.training.defense, cell.attack)]
+    ends, known = _ends(study.cells), held.measured.measures
+    behind = [one for one in known if _end(one.key) not in ends or _concerned(changed, one.defense, one.attack)]
+    unchanged = len(known) - len(behind)
+    if not behind and not cells:
+        return dataclasses.replace(held.measured, measures=()), Outcome((), (), (), unaccepted, unchanged)
+    ran = held.measured
     if cells:
         part = dataclasses.replace(study, cells=tuple(cells))
         ran = measured(run_study(part, folder, data=data, workers=workers, listen=listen, part=True))
-        asked = _ends(cells)  # the folder may hold more
-        kept = tuple(one for one in ran.measures if _end(one.key) in asked)
-        ran = dataclasses.replace(ran, measures=kept)
-    behind = [
-        one
-        for one in held.measured.measures
-        if _end(one.key) not in ends
-        or changed.concerns(
-            one.defense.key, one.attack.key if one.attack else None, control=one.defense.name == UNDEFENDED
-        )
-    ]
-    unchanged = len(held.measured.measures) - len(behind)
-    unaccepted = _unacknowledged(now, held, own)
+    # a training that only an attack needs has measures that cannot have moved; the folder may hold other cells
+    left, asked = {one.key for one in known} - {one.key for one in behind}, _ends(cells)
+    kept = tuple(one for one in ran.measures if one.key not in left and _end(one.key) in asked)
+    ran = dataclasses.replace(ran, measures=kept)
     notes = [] if unaccepted else [f"changed, acknowledged ({own.reason}): {line}" for line in changed.lines]
-    if not behind and not cells:
-        return ran, Outcome((), (), (), unchanged=unchanged)
     laws = law_checks(now, held.prints, changed)
     base = dataclasses.replace(held.measured, measures=tuple(behind), study_hash=ran.study_hash)
-    left = dataclasses.replace(rules, level=max(0.0, rules.level - LEVEL))
-    judged = judge(ran, base, left, gaps=held.gaps)
+    judged = judge(ran, base, dataclasses.replace(rules, level=max(0.0, rules.level - LEVEL)), gaps=held.gaps)
     checks = sorted([*laws, *judged.checks], key=lambda one: list(Verdict).index(one.verdict))
     return ran, Outcome(tuple(checks), judged.problems, (*notes, *judged.warnings), unaccepted, unchanged)
 
 
-def _concerned(cell: Cell, changed: Changed) -> bool:
-    """Whether a cell runs again."""
-    defense = cell.training.defense
-    return changed.concerns(defense.key, cell.attack.key, control=defense.name == UNDEFENDED)
+def _concerned(changed: Changed, defense: PartSpec, attack: PartSpec | None) -> bool:
+    """Whether a cell or a measure is behind a change. Those without a defense are controls, and run beside any."""
+    return changed.concerns(defense.key, attack.key if attack else None, control=defense.name == UNDEFENDED)
 
 
 def _ends(cells: Iterable[Cell]) -> set[str]:
@@ -102,7 +92,10 @@ def _end(key: str) -> str:
     return key.rpartition("/")[2]
 
 
-def _unacknowledged(now: Prints, held: Baseline, own: Baseline) -> tuple[str, ...]:
-    """The parts whose fingerprint the checkout's baseline does not have."""
-    lines = compare(now, own.prints).lines if held.prints.parts or own.prints.parts else ()
-    return tuple(f"changed: {line}; {_ACKNOWLEDGE}" for line in lines)
+def _unacknowledged(now: Iterable[Print], held: Baseline, own: Baseline) -> tuple[str, ...]:
+    """The parts of which the checkout's baseline has another fingerprint than its code.
+
+    Also where the code did not change: a baseline could otherwise be made ready for a later change.
+    """
+    lines = compare(now, own.prints).lines if held.prints or own.prints else ()
+    return tuple(f"not what the baseline of this checkout says: {line}; {_ACKNOWLEDGE}" for line in lines)

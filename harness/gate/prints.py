@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
 from leakgauge.harness.core.labels import UNDEFENDED
-from leakgauge.harness.core.prints import DRAWN, DRAWS, STATISTICS, Print, Prints
+from leakgauge.harness.core.prints import DRAWN, DRAWS, STATISTICS, Print
 from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.gate import rules as statistics
 from leakgauge.harness.gate.judge import Check
@@ -41,9 +42,11 @@ class Changed(NamedTuple):
         return bool(self.lines) and (control or self.training or defense in self.defenses or attack in self.attacks)
 
 
-def compare(now: Prints, before: Prints) -> Changed:
+def compare(now: Iterable[Print], before: Iterable[Print]) -> Changed:
     """What the code changed. A change of training explains all others, a change of a defense the attacks behind it."""
-    new, old = ({one.key: one for one in side.parts if one.what not in DRAWN} for side in (now, before))
+    new, old = ({one.key: one for one in side} for side in (now, before))
+    if not old:
+        return Changed(("there were no fingerprints",), training=True)
     differ = [key for key in {**new, **old} if key not in new or key not in old or not new[key].like(old[key])]
     if any(what == "training" and defense == UNDEFENDED for what, defense, *_ in differ):
         return Changed(("local training or the federated loop",), training=True)
@@ -57,7 +60,7 @@ def compare(now: Prints, before: Prints) -> Changed:
     return Changed(tuple(lines), False, frozenset(kinds), frozenset(attacks))
 
 
-def law_checks(now: Prints, before: Prints, changed: Changed) -> list[Check]:
+def law_checks(now: Iterable[Print], before: Iterable[Print], changed: Changed) -> list[Check]:
     """Whether messages of the changed defenses follow another law: paired tests of the draws, in both directions.
 
     Student's t over the updates of one length, with Holm's correction over all tests of the run.
@@ -65,10 +68,10 @@ def law_checks(now: Prints, before: Prints, changed: Changed) -> list[Check]:
     Guarantees:
         If no law changed, the chance that any check fails is at most `LEVEL`.
     """
-    old = {one.key: one for one in before.parts}
+    old = {one.key: one for one in before}
     both = [
         (one, old[one.key])
-        for one in now.parts
+        for one in now
         if one.what in DRAWN and one.key in old and (changed.training or one.defense in changed.defenses)
     ]
     if not both:

@@ -56,7 +56,7 @@ def trusted(path: Path, target: str | None = None, accepted: str | None = None) 
     """
     own = read(path)
     found = _held(path, own, target)
-    if not (accepted or "").strip() or not found.unaccepted:
+    if not (accepted or "").strip() or not (found.unaccepted or own.prints != found.baseline.prints):
         return found
     notes = (f"accepted ({accepted}): {change}" for change in found.unaccepted)
     base = found.base if own.measured.measures == found.baseline.measured.measures else None

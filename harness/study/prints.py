@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from leakgauge.harness.core.cell import Cell, Target, TrainingSpec, fingerprint
 from leakgauge.harness.core.claim import Claim, Proof
 from leakgauge.harness.core.contract import Feedback, LocalRule, Sender
 from leakgauge.harness.core.labels import UNDEFENDED
-from leakgauge.harness.core.prints import DRAWN, DRAWS, STATISTICS, Print, Prints
+from leakgauge.harness.core.prints import DRAWN, DRAWS, STATISTICS, Print
 from leakgauge.harness.core.result import to_data
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
@@ -29,7 +29,6 @@ from leakgauge.harness.federation.loop import Training, make_plan, train
 from leakgauge.harness.federation.observe import observe
 from leakgauge.harness.federation.round import Client, Exchange, Round
 from leakgauge.harness.learn.batch import Work, choose_engine, train_clients
-from leakgauge.harness.study.environment import code_of, environment
 from leakgauge.harness.study.jobs import (
     Prepared,
     attack_key,
@@ -59,15 +58,7 @@ _REPLAYED = 3
 _FRACTION = re.compile(r"\d+\.\d+(?:e-?\d+)?")
 
 
-def code_behind(cells: Iterable[Cell]) -> str:
-    """A digest of all that the fingerprints of these cells can depend on but the machine."""
-    asked = list(cells)
-    codes = sorted({code_of(cell.training, cell.attack) for cell in asked})
-    here = environment()
-    return fingerprint([codes, here.python, here.packages, sorted({cell.id for cell in asked})])
-
-
-def take(cells: Sequence[Cell], data: Path | None = None) -> Prints:
+def take(cells: Sequence[Cell], data: Path | None = None) -> tuple[Print, ...]:
     """The fingerprints of the code behind these cells.
 
     Args:
@@ -83,7 +74,7 @@ def take(cells: Sequence[Cell], data: Path | None = None) -> Prints:
             found |= {one.key: one for one in (*_of_defense(spec, ready), *_draws(spec, ready))}
         seen = asked if spec.id in replayed or spec.malice is not None else []
         found |= {one.key: one for one in _of_training(spec, seen, ready, root)}
-    return Prints(code_behind(cells), tuple(found.values()))
+    return tuple(found.values())
 
 
 def _trainings(cells: Sequence[Cell]) -> list[tuple[TrainingSpec, list[Cell]]]:
@@ -148,10 +139,9 @@ def _plain(numbers: torch.Tensor) -> tuple[float, ...]:
 
 
 class _Sent(NamedTuple):
-    """One round of messages: the round, its clients with their memories, what was sent, and what it decodes to."""
+    """One round of messages: the round, what was sent, and what it decodes to."""
 
     here: Round
-    updates: list[Vector]
     exchange: Exchange
     mean: Vector
 
@@ -170,7 +160,7 @@ def _two_rounds(ready: Prepared, updates: Sequence[Vector], key: Key) -> Iterato
         ]
         others = here.silent([one.sender for one in clients], own) if defense.superposes else []
         exchange = here.exchange([*clients, *others], own.child("channel"))
-        yield _Sent(here, list(updates), exchange, here.decode(exchange, own.child("server")))
+        yield _Sent(here, exchange, here.decode(exchange, own.child("server")))
         memories = exchange.memories[: len(updates)]
         state = defense.advance(state, Feedback(number, None, None))
 
