@@ -103,7 +103,7 @@ class Outcome:
         problems: why the two runs cannot be compared at all; then there are no checks.
         warnings: for example another machine, uncommitted code, a new measure, or a ceiling that fell.
         unaccepted: changes of the baseline, of the rules or of the code that nobody accepted.
-        unchanged: measures of the baseline that cannot have moved, since no code behind them changed.
+        unchanged: measures of the baseline that were not made again: no fingerprint of the code behind them changed.
     """
 
     checks: tuple[Check, ...]

@@ -1,8 +1,8 @@
 """The gate by the code: only what the code, or the study, changed runs again, and is judged as draws of a mechanism.
 
-1. The fingerprints of the code are compared with those of the baseline of the target branch. Nothing changed: no
-   measure can have moved.
-2. A changed part must be acknowledged: the baseline of the checkout has its new fingerprint, with a reason.
+1. The fingerprints of the code are compared with those of the baseline of the target branch. What none of them concerns
+   is not run.
+2. A changed part must be acknowledged: the fingerprints in the baseline of the checkout are those of its code.
 3. The messages of changed defenses are tested against the law of the old ones.
 4. The cells behind changed parts run, with the controls beside them, and are judged by the rules of `gate.judge`.
 """
@@ -22,6 +22,7 @@ from leakgauge.harness.gate.judge import Outcome, Verdict, judge
 from leakgauge.harness.gate.measure import DIGITS, Measured, key_end, measured
 from leakgauge.harness.gate.prints import LEVEL, Changed, compare, law_checks
 from leakgauge.harness.gate.rules import Rules
+from leakgauge.harness.study.environment import environment
 from leakgauge.harness.study.prints import take
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import Study
@@ -57,10 +58,13 @@ def gate(
     cells = [cell for cell in study.cells if _concerned(changed, cell.training.defense, cell.attack)]
     ends, known = _ends(study.cells), held.measured.measures
     behind = [one for one in known if _end(one.key) not in ends or _concerned(changed, one.defense, one.attack)]
-    unchanged = len(known) - len(behind)
+    unchanged, here = len(known) - len(behind), environment()
+    nothing = dataclasses.replace(
+        held.measured, measures=(), commit=here.commit, dirty=here.dirty, machine=here.machine, packages=here.packages
+    )
     if not behind and not cells:
-        return dataclasses.replace(held.measured, measures=()), Outcome((), (), (), unaccepted, unchanged)
-    ran = held.measured
+        return nothing, Outcome((), (), (), unaccepted, unchanged)
+    ran = nothing
     if cells:
         part = dataclasses.replace(study, cells=tuple(cells))
         ran = measured(run_study(part, folder, data=data, workers=workers, listen=listen, part=True))

@@ -64,7 +64,7 @@ def headline(outcome: Outcome) -> str:
     if outcome.problems:
         return "Not comparable: nothing was checked"
     if not outcome.checks:
-        same = f"the code behind {counted(outcome.unchanged, 'measure')} is unchanged"
+        same = f"no fingerprint of the code behind {counted(outcome.unchanged, 'measure')} changed"
         if outcome.unaccepted:
             return f"Not accepted: {counted(len(outcome.unaccepted), 'change')}; {same}"
         return f"No increase detected: {same}" if outcome.unchanged else "Nothing was checked"
@@ -185,6 +185,7 @@ def as_json(outcome: Outcome, measured: Measured, base: Baseline, *, inconclusiv
         "baseline": {**base.measured.source(), "reason": base.reason},
         "problems": outcome.problems,
         "unaccepted": outcome.unaccepted,
+        "unchanged": outcome.unchanged,
         "warnings": outcome.warnings,
         "checks": checks,
     }

@@ -73,6 +73,7 @@ def changes(old: Baseline, new: Baseline) -> tuple[list[str], list[str]]:
     found += [f"weakened in the baseline: {key} may lack numbers" for key in new.gaps if key not in old.gaps]
     found += [_changed(was, after[key]) for key, was in before.items() if after.get(key, was) != was]
     notes = [f"added to the baseline: {key}" for key in after if key not in before]
+    notes += ["changed in the baseline: fingerprints of the code"] * (old.prints != new.prints)
     return found, notes + [f"changed in the baseline: {line}" for line in provenance(old.measured, new.measured)]
 
 
