@@ -19,11 +19,10 @@ from tests.report_fixtures import GAUSSIAN, MAP, MATCHING, NONE, PRIOR, THRESHOL
 PROBE, MEMBERS = Target("probe", 0, 16), Target("members", count=200)
 ASKED = [*((attack, PROBE, "server") for attack in (MATCHING, MAP, PRIOR)), (THRESHOLD, MEMBERS, "public")]
 CELLS = made.grid([NONE, GAUSSIAN[1]], ASKED, seeds=[0])
-OUTSIDE = {"CI": "", "GITHUB_ACTIONS": "", "GITHUB_STEP_SUMMARY": ""}
 
 
 def call(*words, **environment):
-    return CliRunner().invoke(app, [str(word) for word in words], env=OUTSIDE | environment)
+    return CliRunner().invoke(app, [str(word) for word in words], env=environment)
 
 
 def arrays_of(cell):

@@ -445,7 +445,7 @@ target = { kind = "probe", count = 8 }
 @pytest.mark.slow
 def test_less_noise_in_the_users_code_is_seen_by_numbers_and_by_a_rerun(run):
     place = f"{Path.cwd()}{os.pathsep}{ROOT}"
-    environment = {**os.environ, "PYTHONPATH": place, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "CI": ""}
+    environment = {**os.environ, "PYTHONPATH": place, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
     def leakgauge(*words):
         command = [sys.executable, "-m", "leakgauge", *map(str, words)]

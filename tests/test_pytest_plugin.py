@@ -44,10 +44,7 @@ def test_mine(leak):
 
 
 @pytest.fixture
-def suite(pytester, monkeypatch):
-    for name in ("CI", "GITHUB_ACTIONS"):
-        monkeypatch.delenv(name, raising=False)
-
+def suite(pytester):
     def run(*options, text=MINE):
         pytester.makepyfile(test_mine=text)
         return pytester.runpytest_inprocess("-p", "no:xdist", "-p", "no:cacheprovider", "-q", *options)

@@ -224,7 +224,7 @@ def test_no_command_prints_a_stranger_s_control_characters_or_workflow_commands(
     write(hostile_baseline(ALL), base)
     write(hostile_baseline("::stop-commands::t "), tmp_path / "other.json")
     for words in calls(folder, other, base):
-        found = CliRunner().invoke(app, words, env={"GITHUB_ACTIONS": "true", "CI": "", "COLUMNS": "60"})
+        found = CliRunner().invoke(app, words, env={"GITHUB_ACTIONS": "true", "COLUMNS": "60"})
         assert found.exception is None or isinstance(found.exception, SystemExit), words
         assert found.output
         commands = sum(one.startswith("::error title=leakgauge") for one in found.output.splitlines())
