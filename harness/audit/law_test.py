@@ -53,7 +53,7 @@ _FEW, _WIDE = 2000, tuple(51 * size for size in _TENSORS)
 _LOUD = {
     "coordinates": (((1815, 660, 525), 3),),
     "independent": (((1,), 5), ((19, 8, 5), 2), ((605, 220, 175), 3)),
-    "dependent": (((5, 2, 1), 10), ((19, 8, 5), 3)),
+    "dependent": (((5, 2, 1), 10), ((19, 8, 5), 1)),
 }
 """Sizes of the tensors, and federations, where discrete messages come from updates at the clip.
 
