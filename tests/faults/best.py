@@ -45,20 +45,16 @@ def of_channel(fault, honest):
     """KL of what two channels send of known levels: of the branch, or of the matches if their thresholds differ."""
     if fault.tau == honest.tau:
         return divergence(*(special.log_expit(np.array([one.logit, -one.logit])) for one in (fault, honest)))
-    fewer, more = _branches(fault.d, fault.levels)
-    k = np.arange(fault.d + 1.0)
-    count = special.gammaln(k[-1] + 1) - special.gammaln(k + 1) - special.gammaln(k[-1] + 1 - k)
-    count += (k[-1] - k) * np.log(fault.levels - 1)
-    logs = [
-        count
-        + np.where(
-            k >= one.tau,
-            special.log_expit(one.logit) - more[one.tau - 1],
-            special.log_expit(-one.logit) - fewer[one.tau - 1],
-        )
-        for one in (fault, honest)
-    ]
-    return divergence(*logs)
+    d, k = fault.d, np.arange(fault.d + 1.0)
+    count = special.gammaln(d + 1) - special.gammaln(k + 1) - special.gammaln(d + 1 - k)
+    count += (d - k) * np.log(fault.levels - 1)
+    return divergence(*(count + np.where(k >= one.tau, *branches(one)) for one in (fault, honest)))
+
+
+def branches(channel):
+    """The log probabilities of one message in the favored branch, and in the other."""
+    fewer, more = (logs[channel.tau - 1] for logs in _branches(channel.d, channel.levels))
+    return special.log_expit(channel.logit) - more, special.log_expit(-channel.logit) - fewer
 
 
 def of_signs(channel, k):
@@ -66,18 +62,22 @@ def of_signs(channel, k):
 
     k coordinates of the update are 1 / sqrt(k) of the range, and the others zero.
     """
-    d, tilt = channel.d, 0.5 / k**0.5
-    matches = np.array(
-        [
-            np.convolve(np.convolve(binomial(agree, 0.5 + tilt), binomial(k - agree, 0.5 - tilt)), binomial(d - k, 0.5))
-            for agree in range(k + 1)
-        ]
-    )
-    fewer, more = _branches(d, 2)
-    below, above = np.log(matches[:, : channel.tau].sum(1)), np.log(matches[:, channel.tau :].sum(1))
-    favored = special.log_expit(channel.logit) - more[channel.tau - 1] + above
-    lesser = special.log_expit(-channel.logit) - fewer[channel.tau - 1] + below
-    return d * np.log(2) + np.logaddexp(favored, lesser)
+    d, high, coins = channel.d, 0.5 + 0.5 / k**0.5, binomial(channel.d - k, 0.5)
+    found = []
+    for agree in range(k + 1):
+        matches = np.convolve(np.convolve(binomial(agree, high), binomial(k - agree, 1 - high)), coins)
+        with np.errstate(divide="ignore"):
+            some = np.log([matches[channel.tau :].sum(), matches[: channel.tau].sum()])
+        found.append(d * np.log(2) + np.logaddexp(*(some + branches(channel))))
+    return np.array(found)
+
+
+def of_flat(fault, honest, k, share=1.0):
+    """KL of signs for an update with k equal coordinates, if the fault is in a share of all messages."""
+    coins, plain = np.log(binomial(k, 0.5)), of_signs(honest, k)
+    with np.errstate(divide="ignore"):
+        mixed = np.logaddexp(np.log(share) + of_signs(fault, k), np.log1p(-share) + plain)
+    return divergence(coins + mixed, coins + plain)
 
 
 def binomial(n, chance):
@@ -95,15 +95,6 @@ def sqsgd(epsilon, other, bits, share=1.0):
             nats = min(nats, max(flat))
         most = max(most, nats)
     return most
-
-
-def of_flat(fault, honest, k, share):
-    """KL for an update with k equal coordinates."""
-    coins, plain = np.log(binomial(k, 0.5)), of_signs(honest, k)
-    mixed = (
-        np.logaddexp(np.log(share) + of_signs(fault, k), np.log1p(-share) + plain) if share < 1 else of_signs(fault, k)
-    )
-    return divergence(coins + mixed, coins + plain)
 
 
 def vqsgd(epsilon, other, points, repeats):
