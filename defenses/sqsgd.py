@@ -221,7 +221,7 @@ def _plan(sent: int, levels: int, epsilon: float, share: float, rotation: int) -
 @functools.lru_cache(maxsize=8)
 def _stated_signs(count: int, rotation: int) -> npt.NDArray[np.float64]:
     """The signs [count] of the rotation as the law states them, apart from `_plan`."""
-    return 2.0 * rng.integers(Key(rotation).child("rademacher"), count, 2) - 1
+    return np.asarray(2.0 * rng.integers(Key(rotation).child("rademacher"), count, 2) - 1, np.float64)
 
 
 def _rotate(x: Tensor, signs: Tensor) -> Tensor:

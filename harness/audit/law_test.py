@@ -50,7 +50,7 @@ _TENSORS = (121, 44, 35)
 _FEW, _WIDE = 2000, tuple(51 * size for size in _TENSORS)
 """Below so many numbers in a federation, tensors have these sizes."""
 
-_LOUD = {
+_LOUD: dict[str, tuple[tuple[tuple[int, ...], int], ...]] = {
     "coordinates": (((1815, 660, 525), 3),),
     "independent": (((1,), 5), ((19, 8, 5), 2), ((605, 220, 175), 3)),
     "dependent": (((5, 2, 1), 10), ((19, 8, 5), 1)),
@@ -192,9 +192,10 @@ def _loud(
         enough: these are no news for laws of single coordinates.
     """
     found: dict[str, Sample] = {}
-    if not seen or seen[0].reading.ratios is None or not seen[0].reading.ratios.size:
+    ratios = [one.reading.ratios for one in seen if one.reading.ratios is not None and one.reading.ratios.size]
+    if not ratios:
         return found
-    single, silent = bool((seen[0].reading.places >= 0).any()), _is_silent([one.reading.ratios for one in seen])
+    single, silent = bool((seen[0].reading.places >= 0).any()), _is_silent(np.array(ratios))
     if (silent and (single or seen[0].product)) or (single and enough):
         return found
     federations = _LOUD["coordinates" if single else "independent" if seen[0].product else "dependent"]
@@ -210,13 +211,13 @@ def _loud(
         own = key.child("clip", setting.dim)
         each = [_federation(defense, setting, history, run, own, loud=True) for run in range(runs)]
         sample = _sample([one for kinds in each for one in kinds["message"]], setting)
-        if not (silent and _is_silent(sample.ratios)):
+        if sample.ratios is not None and not (silent and _is_silent(sample.ratios)):
             found[f"d = {setting.dim}"] = sample
     return found
 
 
-def _is_silent(ratios: object) -> bool:
-    """Whether messages with these log likelihood ratios say nothing of the noise."""
+def _is_silent(ratios: Numbers) -> bool:
+    """Whether messages with these log likelihood ratios [n, a] say nothing of the noise."""
     return bool(np.abs(ratios).sum() < _SILENT)
 
 
