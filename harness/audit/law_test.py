@@ -60,9 +60,9 @@ _LOUD: dict[str, tuple[tuple[tuple[int, ...], int], ...]] = {
 Numbers that carry a coordinate each err seldom: many are needed. Others say more of an update with few coordinates, and
 where many of them never err, a message without any error is rare. Dependent ones are slow to read."""
 
-_LONG, _BRIEF = 256, 5
-"""Numbers of a dependent message, and rounds, where shorter ones never err: of many numbers, only a part is sent as it
-is, and how large a part depends on the noise."""
+_LONG, _WIDEST, _BRIEF = 256, 100_000, 5
+"""Numbers of a dependent message, if so many coordinates hold them, and rounds, where shorter ones never err: of many
+numbers, only a part is sent as it is, and how large a part depends on the noise."""
 
 _CLIENTS, _ROUNDS, _SMALLEST = 20, 10, 20
 _NUMBERS = 20_000
@@ -200,7 +200,7 @@ def _loud(
         return found
     federations = _LOUD["coordinates" if single else "independent" if seen[0].product else "dependent"]
     if silent:
-        times = max(1, _LONG // len(seen[0].reading.uniforms))
+        times = max(1, min(_LONG // len(seen[0].reading.uniforms), _WIDEST // seen_in.dim))
         federations = ((tuple(times * size for size in seen_in.layout.sizes), 1),)
     for sizes, runs in federations:
         setting = _setting(seen_in, sizes)
