@@ -350,14 +350,14 @@ class Matched(Law):
         """[d] the chance that each output matches; [d + 1, d + 1], row j: the law of the matches among the first j."""
         d, up = len(found), self.place - self._below
         h = np.where(found == self._below, 1 - up, np.where(found == self._below + 1, up, 0.0))
-        before = np.zeros((d + 1, d + 1))
-        before[0, 0] = 1.0
-        for j in range(d):
-            before[j + 1] = before[j]
-            if h[j]:
-                before[j + 1] *= 1 - h[j]
-                before[j + 1, 1:] += before[j, :-1] * h[j]
-        return h, before
+        # a column of zeros first: each row is then two shifts of the one before, times their chances, in two calls
+        before, both = np.zeros((d + 1, d + 2)), np.empty((2, d + 2))
+        before[0, 1] = 1.0
+        stays, moves, chances = both[0, 1:], both[1, :-1], np.stack([1 - h, h], 1)[..., None]
+        for row, chance, following in zip(before[:-1], chances, before[1:, 1:], strict=True):
+            np.multiply(row, chance, out=both)
+            np.add(stays, moves, out=following)
+        return h, before[:, 1:]
 
     def _ratios(self, matches: Numbers) -> Numbers:
         """[len(SHARES)]; the alternatives are the channels of another epsilon, with both of its parts in proportion.
@@ -365,16 +365,10 @@ class Matched(Law):
         Args:
             matches: [d + 1], the law of the number of matches with this output.
         """
-        scale = 1 / (1 - np.array([0.0, *SHARES]))
-        fewer, more = _branches(len(matches) - 1, self.levels)
-        cost = fewer - more  # of the thresholds 1 to d
-        at = np.searchsorted(cost, scale * (self.epsilon - self.logit) + _EXACT, side="right") - 1
-        at, logit = np.maximum(at, 0), scale * self.logit
-        at[0] = self.tau - 1
+        at, favored, lesser = _channels(len(matches) - 1, self.levels, self.tau, self.logit, self.epsilon)
         with np.errstate(divide="ignore"):
             below, above = np.log(np.cumsum(matches)[at]), np.log(np.cumsum(matches[::-1])[::-1][at + 1])
-        favored, lesser = special.log_expit(logit) - more[at] + above, special.log_expit(-logit) - fewer[at] + below
-        each = np.logaddexp(favored, lesser)
+        each = np.logaddexp(favored + above, lesser + below)
         return np.asarray(each[1:] - each[0], np.float64)
 
 
@@ -385,6 +379,17 @@ def _branches(d: int, levels: int) -> tuple[Numbers, Numbers]:
     weight = special.gammaln(d + 1) - special.gammaln(k + 1) - special.gammaln(d + 1 - k) + (d - k) * np.log(levels - 1)
     fewer, more = np.logaddexp.accumulate(weight)[:-1], np.logaddexp.accumulate(weight[::-1])[::-1][1:]
     return np.asarray(fewer, np.float64), np.asarray(more, np.float64)
+
+
+@functools.lru_cache(maxsize=8)
+def _channels(d: int, levels: int, tau: int, logit: float, epsilon: float) -> tuple[Integers, Numbers, Numbers]:
+    """A channel, then those of `SHARES`: [a] thresholds less 1, and log chances of a vector in each branch."""
+    scale = 1 / (1 - np.array([0.0, *SHARES]))
+    fewer, more = _branches(d, levels)
+    cost = fewer - more  # of the thresholds 1 to d
+    at = np.maximum(np.searchsorted(cost, scale * (epsilon - logit) + _EXACT, side="right") - 1, 0)
+    at[0] = tau - 1
+    return at, special.log_expit(scale * logit) - more[at], special.log_expit(-scale * logit) - fewer[at]
 
 
 @functools.lru_cache(maxsize=8)

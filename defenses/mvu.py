@@ -128,7 +128,7 @@ class MVU(Defense[Design, None]):
         below = np.minimum(place.astype(np.int64), len(state.P) - 2)
         share, channel = (place - below)[:, None], _checked(state.P, self.epsilon)
         every = np.concatenate([channel[None], powers(channel)])
-        found = (1 - share) * every[:, below] + share * every[:, below + 1]
+        found = (1 - share) * every.take(below, 1) + share * every.take(below + 1, 1)
         return Choices(found[0], self.bits, places, header, found[1:])
 
     def quieter(self) -> MVU:

@@ -167,7 +167,7 @@ class SqSGD(Defense[Plan, Tensor]):
         chosen = rng.subset(link.key.child("coordinates"), dim, count)
         clipped = _shortened(update.numpy(), self.clip)
         sent = _shortened(memory.numpy()[chosen] + np.float32(self.beta) * clipped[chosen], self.clip)
-        rotated = sent * (2.0 * rng.integers(Key(self.rotation).child("rademacher"), count, 2) - 1)
+        rotated = sent * _stated_signs(count, self.rotation)
         for _ in range(count.bit_length() - 1):
             even, odd = rotated[::2], rotated[1::2]
             rotated = np.concatenate([even + odd, even - odd])
@@ -216,6 +216,12 @@ def _plan(sent: int, levels: int, epsilon: float, share: float, rotation: int) -
     """The signs and the channel, cached."""
     signs = 2.0 * torch.from_numpy(rng.integers(Key(rotation).child("rademacher"), sent, 2)).double() - 1.0
     return Plan(signs, choose(sent, levels, epsilon, share))
+
+
+@functools.lru_cache(maxsize=8)
+def _stated_signs(count: int, rotation: int) -> npt.NDArray[np.float64]:
+    """The signs [count] of the rotation as the law states them, apart from `_plan`."""
+    return np.asarray(2.0 * rng.integers(Key(rotation).child("rademacher"), count, 2) - 1, np.float64)
 
 
 def _rotate(x: Tensor, signs: Tensor) -> Tensor:

@@ -153,8 +153,22 @@ def test_bytes_that_a_law_cannot_parse_depart_from_it():
     assert result.rejects == ("24 bytes after the header, expected 25",)
 
 
+def test_no_share_is_overstated_by_rare_messages():
+    # under the alternative, most messages are among those of which an honest sample has one
+    ratios = normal_ratios(400, 5.0, 1)
+    ratios[0], ratios[1] = 1500.0, -np.inf
+    assert detectable_by_ratios(ratios, 1e-5) is None
+
+
+def test_a_channel_that_never_errs_shows_its_noise_in_long_messages():
+    honest = registry.build("defense", "sqsgd", {})
+    result = check_law(lying(honest, of_epsilon(1 / 0.965)), setting_of(36), Key(0))
+    assert result.detects == 0.02
+    assert {name.partition(", ")[2] for name in result.rejects} == {"d = 81600 at the clip"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "epsilon"), [("mvu", 8.0), ("vqsgd", 1.0)])
+@pytest.mark.parametrize(("name", "epsilon"), [("mvu", 8.0), ("vqsgd", 1.0), ("sqsgd", 400.0)])
 def test_a_discrete_defense_detects_the_share_that_it_states(name, epsilon):
     honest = registry.build("defense", name, {"epsilon": epsilon})
     share = check_law(honest, setting_of(36), Key(0)).detects

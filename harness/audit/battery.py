@@ -169,9 +169,10 @@ def detectable_by_ratios(ratios: Numbers, level: float, power: float = 0.95) -> 
         return None
     shares = np.array(SHARES)
     near = (shares > 0) & (shares <= _MOST_SHARE)
-    with np.errstate(invalid="ignore"):
-        # with many messages, the log ratios of an alternative are normal, as those of shifted normal numbers
-        shift = np.sqrt(len(ratios) * ratios[:, : len(shares)][:, near].var(0))
+    # with many messages, the log ratios of an alternative are normal, as those of shifted normal numbers: by their
+    # squared Hellinger distance, in which no rare message counts for more than one; few ratios are above log 4
+    apart = np.square(1 - np.exp(np.minimum(ratios[:, : len(shares)][:, near], math.log(4)) / 2)).mean(0) / 2
+    shift = np.sqrt(-8 * len(ratios) * np.log1p(-apart))
     needed = float(special.ndtri(power))
     needed += math.sqrt(needed**2 + 2 * math.log(ratios.shape[1] / level))
     return min(shares[near][shift >= needed].tolist(), default=None)

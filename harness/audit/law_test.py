@@ -50,15 +50,19 @@ _TENSORS = (121, 44, 35)
 _FEW, _WIDE = 2000, tuple(51 * size for size in _TENSORS)
 """Below so many numbers in a federation, tensors have these sizes."""
 
-_LOUD = {
+_LOUD: dict[str, tuple[tuple[tuple[int, ...], int], ...]] = {
     "coordinates": (((1815, 660, 525), 3),),
     "independent": (((1,), 5), ((19, 8, 5), 2), ((605, 220, 175), 3)),
-    "dependent": (((5, 2, 1), 10), ((19, 8, 5), 3)),
+    "dependent": (((5, 2, 1), 10), ((19, 8, 5), 1)),
 }
 """Sizes of the tensors, and federations, where discrete messages come from updates at the clip.
 
 Numbers that carry a coordinate each err seldom: many are needed. Others say more of an update with few coordinates, and
 where many of them never err, a message without any error is rare. Dependent ones are slow to read."""
+
+_LONG, _WIDEST, _BRIEF = 256, 100_000, 5
+"""Numbers of a dependent message, if so many coordinates hold them, and rounds, where shorter ones never err: of many
+numbers, only a part is sent as it is, and how large a part depends on the noise."""
 
 _CLIENTS, _ROUNDS, _SMALLEST = 20, 10, 20
 _NUMBERS = 20_000
@@ -142,7 +146,7 @@ def check_law(defense: Defense[Any, Any], like: Setting, key: Key) -> LawRecord 
         samples = [_sample(seen, setting) for seen in found.values() if _numbers({"": seen})]
         # a level of one p-value, before there are a few more
         share = _detects(samples, LEVEL / max(1, len(values)))
-        loud = _loud(defense, like, found["message"], key, enough=share is not None and share <= _SHARE)
+        loud = _loud(defense, setting, found["message"], key, enough=share is not None and share <= _SHARE)
     except LawError as error:
         return LawRecord((str(error),), 0.0, 1, 0, 1, None)
     messages, numbers = sum(map(len, found.values())), _numbers(found)
@@ -180,7 +184,7 @@ def _p_values(
 
 
 def _loud(
-    defense: Defense[Any, Any], like: Setting, seen: Sequence[_Seen], key: Key, *, enough: bool
+    defense: Defense[Any, Any], seen_in: Setting, seen: Sequence[_Seen], key: Key, *, enough: bool
 ) -> dict[str, Sample]:
     """Discrete messages of updates at the clip, by the size of the update; `seen` are those of other updates.
 
@@ -189,21 +193,32 @@ def _loud(
     """
     found: dict[str, Sample] = {}
     ratios = [one.reading.ratios for one in seen if one.reading.ratios is not None and one.reading.ratios.size]
-    if not ratios or np.abs(ratios).sum() < _SILENT:
+    if not ratios:
         return found
-    single = bool((seen[0].reading.places >= 0).any())
-    if single and enough:
+    single, silent = bool((seen[0].reading.places >= 0).any()), _is_silent(np.array(ratios))
+    if (silent and (single or seen[0].product)) or (single and enough):
         return found
-    for sizes, runs in _LOUD["coordinates" if single else "independent" if seen[0].product else "dependent"]:
-        setting = _setting(like, sizes)
+    federations = _LOUD["coordinates" if single else "independent" if seen[0].product else "dependent"]
+    if silent:
+        times = max(1, min(_LONG // len(seen[0].reading.uniforms), _WIDEST // seen_in.dim))
+        federations = ((tuple(times * size for size in seen_in.layout.sizes), 1),)
+    for sizes, runs in federations:
+        setting = _setting(seen_in, sizes)
         try:
-            history = states_of(defense, setting)
+            history = states_of(defense, setting)[: _BRIEF if silent else None]
         except ValueError:
             continue  # no channel of this epsilon has so few coordinates
         own = key.child("clip", setting.dim)
         each = [_federation(defense, setting, history, run, own, loud=True) for run in range(runs)]
-        found[f"d = {setting.dim}"] = _sample([one for kinds in each for one in kinds["message"]], setting)
+        sample = _sample([one for kinds in each for one in kinds["message"]], setting)
+        if sample.ratios is not None and not (silent and _is_silent(sample.ratios)):
+            found[f"d = {setting.dim}"] = sample
     return found
+
+
+def _is_silent(ratios: Numbers) -> bool:
+    """Whether messages with these log likelihood ratios [n, a] say nothing of the noise."""
+    return bool(np.abs(ratios).sum() < _SILENT)
 
 
 def _detects(samples: Sequence[Sample], level: float, loud: Sequence[Sample] = ()) -> float | None:
