@@ -2,12 +2,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 OUT ?= runs/demo
+DOCS_VENV ?= .venv-docs
+SITE ?= build/site
 GATE ?= runs/smoke
 export OMP_NUM_THREADS = 1
 # Without compiled files each process of the tests compiles everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo gate browser test matrix lint slow benchmarks clean
+.PHONY: demo docs gate browser test matrix lint slow benchmarks clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,6 +18,16 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 demo: $(VENV)/installed
 	$(VENV)/bin/leakgauge run demo --out $(OUT)
+
+# The site needs nothing of leakgauge but its sources, so it has an environment of its own.
+$(DOCS_VENV)/installed: constraints-docs.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/pip install --quiet --disable-pip-version-check --requirement constraints-docs.txt
+	touch $@
+
+docs: $(DOCS_VENV)/installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs --quiet build --strict --site-dir $(SITE)
+	$(DOCS_VENV)/bin/python .ci/check_site.py $(SITE)
 
 # Whether any defense leaks more than the target branch's baselines/smoke.json says; see docs/ci.md. Only what the code
 # changed runs. CHECK takes more options, such as CHECK="--target REF".
@@ -50,4 +62,4 @@ benchmarks: $(VENV)/installed
 	for name in local_training clipping matching inversion scale encoders; do $(VENV)/bin/python benchmarks/$$name.py || exit 1; done
 
 clean:
-	rm -rf $(VENV) runs build *.egg-info
+	rm -rf $(VENV) $(DOCS_VENV) runs build *.egg-info

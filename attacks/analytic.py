@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, but not listed in __all__
-from torch.nn.functional import one_hot
 
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._engine.reconstruct import failed, unusable
@@ -17,7 +16,7 @@ from leakgauge.attacks._solve.layerwise import Underdetermined
 from leakgauge.harness.core.contract import Attack, Guess, Message, Observation, Reconstruction, Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
-from leakgauge.harness.learn.gradients import gradients
+from leakgauge.harness.learn.gradients import gradients, takes_numbers, targets_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Analytic(Attack):
             is for noise-free float32 gradients; 1e-12 to 1e-8 give the same images.
 
     Raises:
-        ValueError: ridge is not in (0, 1); in `run`: a loss that is not softmax cross-entropy.
+        ValueError: ridge is not in (0, 1); in `run`: a loss that is neither softmax cross-entropy nor squared.
 
     Source: Zhu and Blaschko 2021 (R-GAP), for sigmoid and with weighted equations, see `attacks._solve.layerwise`;
         dense layers: Phong et al. 2017 and Geiping et al. 2020, Prop. 3.1.
@@ -65,7 +64,7 @@ class Analytic(Attack):
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
         """Raw inputs, not clipped, and the labels; the objective is the squared distance of the gradients."""
-        (messages, model, _), targets = seen.sightings[0], received_gradients(seen)
+        (messages, model, _), targets = seen.sightings[0], received_gradients(seen, numbers=True)
         # prepared once for all victims, because it depends on the model only
         form = closed_form(seen.task, model.params, self.ridge) if bool(model.params.isfinite().all()) else None
         guesses = [
@@ -91,15 +90,19 @@ def _guess(task: Task, params: Vector, form: ClosedForm | None, message: Message
     failure = _refusal(params, form, message, target)
     if failure or form is None:
         return failed(task, message, failure)
+    regression = takes_numbers(task)
     # the last bias's gradient is p - [y = i]
-    if not bool((task.layout.split(target)[-1] < 0).any()):
+    if not regression and not bool((task.layout.split(target)[-1] < 0).any()):
         return failed(task, message, "no entry of the last bias's gradient is negative, as any label would make it")
-    (label,) = restore(task, params, target[None], [1], key)
     try:
         x = form.solve(target.double())[None].to(params.dtype)
     except (Unsolvable, Underdetermined, LinAlgError) as error:
         return failed(task, message, str(error))
     if not bool(x.isfinite().all()):
         return failed(task, message, "the equations have no finite solution")
-    (own,) = gradients(task, params, x[None], one_hot(label, task.classes).to(params.dtype)[None])
+    if regression:  # the last bias's gradient is 2 (score - y)
+        label = task.outputs(params, x)[:, 0] - task.layout.split(target)[-1] / 2
+    else:
+        (label,) = restore(task, params, target[None], [1], key)
+    (own,) = gradients(task, params, x[None], targets_of(task, label, params.dtype)[None])
     return Guess(x, label, float((own - target).square().sum()), 1)

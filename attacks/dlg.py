@@ -23,7 +23,7 @@ class DLG(Attack):
 
     Cannot: use what images look like. Under noise it also fits the noise, which drowns the image. Several images per
     victim need many times the evaluations. An update is treated as its mean step. Behind ReLU with max-pooling the
-    search stops at kinks; `idlg` states the results.
+    search stops at kinks; `idlg` states the results. The number that is the label of a regression is searched too.
 
     Args:
         restarts: random starts; the result with the lowest objective is returned.
@@ -33,7 +33,7 @@ class DLG(Attack):
         prior: `none`, as published; `gaussian`, `tv` or `module:function`: that of `map`, whose `l2` this then is.
 
     Raises:
-        ValueError: a parameter is out of range; in `run`: a loss that is not softmax cross-entropy.
+        ValueError: a parameter is out of range; in `run`: a loss that is neither softmax cross-entropy nor squared.
 
     Source: Zhu, Liu and Han 2019, "Deep leakage from gradients", Algorithm 1. Differs: backtracking and a stop rule,
         without which 1 or 2 of 8 runs diverge.
@@ -66,7 +66,7 @@ class DLG(Attack):
         return frozenset({"messages", "models"}) | needs_of(self.prior)
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
-        """Raw inputs, not clipped, each with its most likely label."""
+        """Raw inputs, not clipped, each with its most likely label, or number."""
         search = believing(self._search(), self.prior, seen)
         words = "" if search.explains.prior is None else search.explains.prior.words
-        return Reconstruction(match(seen, received_gradients(seen), None, search, key), words)
+        return Reconstruction(match(seen, received_gradients(seen, numbers=True), None, search, key), words)

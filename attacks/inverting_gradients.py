@@ -49,8 +49,8 @@ class InvertingGradients(ByLabels):
             instead of the cosine and Adam's own steps in the prior's coordinates. `lr` and `tv` then have no effect.
 
     Raises:
-        ValueError: a parameter is out of range; in `run`: a loss that is not softmax cross-entropy, or, to infer
-            labels, a last layer that is not dense with one row per class.
+        ValueError: a parameter is out of range; in `run`: a loss that is not softmax cross-entropy, nor, with given
+            labels, squared; or, to infer labels, a last layer that is not dense with one row per class.
 
     Source: Geiping et al. 2020, "Inverting gradients: how easy is it to break privacy in federated learning?", eq. (4)
         and sec. 4. Differs: the best iterate instead of the last; the objective, not the distance alone, chooses among
@@ -82,7 +82,7 @@ class InvertingGradients(ByLabels):
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
         """Images in [0, 1], other inputs unchanged, and the labels."""
-        messages, targets = seen.sightings[0].messages, received_gradients(seen)
+        messages, targets = seen.sightings[0].messages, received_gradients(seen, numbers=self.labels == "given")
         labels = labels_of(seen, targets, self.labels, key.child("dummies"))
         guesses = [failed(seen.task, *pair) for pair in zip(messages, map(unusable, targets), strict=True)]
         direction = self._direction(seen)

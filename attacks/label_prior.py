@@ -8,6 +8,7 @@ from typing import ClassVar
 from leakgauge.attacks._labels.infer import apportion
 from leakgauge.harness.core.contract import Attack, Labels, Observation
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn.gradients import takes_numbers
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class LabelPrior(Attack):
     Must know: the number of messages and of their images, but not their content.
 
     Raises:
-        ValueError: in `run`: no auxiliary data.
+        ValueError: in `run`: no auxiliary data, or the labels are numbers.
     """
 
     kind: ClassVar[str] = "labels"
@@ -32,6 +33,8 @@ class LabelPrior(Attack):
         """For one image the most frequent label; for several the auxiliary frequencies, rounded to whole labels."""
         assert seen.messages is not None
         assert seen.auxiliary is not None
+        if takes_numbers(seen.task):
+            raise ValueError("expected labels that are classes, got the numbers of a regression")
         y = seen.auxiliary.y
         if not len(y):
             raise ValueError("expected at least 1 auxiliary label, got 0")

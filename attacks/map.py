@@ -60,8 +60,9 @@ class MAP(ByPosterior):
             one image. It is returned if nothing explains the messages better, and without a search if it explains all.
 
     Raises:
-        ValueError: a parameter is out of range; in `run`: a loss that is not softmax cross-entropy, fewer than two
-            auxiliary inputs for `gaussian`, or, to infer labels, a last layer that is not dense with one row per class.
+        ValueError: a parameter is out of range; in `run`: a loss that is not softmax cross-entropy, nor, with given
+            labels, squared; fewer than two auxiliary inputs for `gaussian`, or, to infer labels, a last layer that is
+            not dense with one row per class.
 
     Source: Balunovic et al. 2022, "Bayesian framework for gradient leakage"; total variation and unrolled steps:
         Geiping et al. 2020.

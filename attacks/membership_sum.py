@@ -30,7 +30,8 @@ class MembershipSum(ByTraffic):
     share falls with the number of clients, and there are no other messages to compare with.
 
     Raises:
-        ValueError: an unknown statistic; in `run`: a loss that is not softmax cross-entropy, or no message.
+        ValueError: an unknown statistic; in `run`: a loss that is neither softmax cross-entropy nor squared, or no
+            message.
 
     Source: the cosine of Li et al. 2022 ("Effective passive membership inference attacks in federated learning against
         overparameterized models"), applied to a sum. `likelihood` is ours.

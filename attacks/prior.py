@@ -49,14 +49,14 @@ class Prior(Attack):
         return frozenset({"messages", "auxiliary"})
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
-        """The chosen inputs, all with the most frequent auxiliary label."""
+        """The chosen inputs, all with the most frequent auxiliary label, or the mean of a regression's numbers."""
         assert seen.messages is not None
         assert seen.auxiliary is not None
         x, y = seen.auxiliary
         most = max((message.images for message in seen.messages), default=0)
         if len(x) < max(most, 1):
             raise ValueError(f"expected at least {max(most, 1)} auxiliary inputs, got {len(x)}")
-        label = y.mode().values.to(torch.int64)
+        label = y.mean() if y.is_floating_point() else y.mode().values.to(torch.int64)
         guesses = []
         for message in seen.messages:
             inputs = self._inputs(x, message.images, key.child(message.sender.number), seen.task.columns)

@@ -12,7 +12,7 @@ from torch.nn.functional import linear, one_hot, relu
 
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._engine.reconstruct import failed, unusable
-from leakgauge.attacks._solve.closed_form import closed_form
+from leakgauge.attacks._solve.closed_form import DenseForm, closed_form
 from leakgauge.attacks._solve.spear import FirstLayer, Undecided, find
 from leakgauge.harness.core.contract import Attack, Guess, Message, Observation, Reconstruction, Task
 from leakgauge.harness.core.rng import Key
@@ -91,8 +91,8 @@ def _refusal(task: Task, params: Vector) -> str:
     if not bool(params.isfinite().all()):
         return "the model is not finite"
     shapes = task.layout.shapes
-    # among models with a closed form, only dense stacks start with a matrix; the ridge does not matter for them
-    if len(shapes[0]) != 2 or closed_form(task, params, ridge=1e-10) is None:
+    # only dense stacks start with a matrix; the ridge does not matter for them
+    if len(shapes[0]) != 2 or not isinstance(closed_form(task, params, ridge=1e-10), DenseForm):
         return "spear does not cover this model, only dense ReLU layers; map does"
     if len(shapes) == 2:
         return "without a hidden layer there are no zeros to find images by; map does it, and analytic one image"

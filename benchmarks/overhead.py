@@ -1,4 +1,4 @@
-"""What it costs that nothing is lost: the share of a run that goes into manifests, digests, checks on load, and the lock.
+"""What it costs that nothing is lost: the share of manifests, digests, checks on load and the lock in a run.
 
     python benchmarks/overhead.py [--study demo]
 

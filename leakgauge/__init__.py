@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from leakgauge.harness.audit.claims import claim
     from leakgauge.harness.audit.standalone import audit
+    from leakgauge.harness.cli.inspect import inspect
     from leakgauge.harness.cli.python import report, run
     from leakgauge.harness.core.contract import Attack, Defense, Task
     from leakgauge.harness.core.result import Run
@@ -30,6 +31,7 @@ __all__ = [
     "__version__",
     "audit",
     "claim",
+    "inspect",
     "load_run",
     "load_study",
     "report",
@@ -45,6 +47,7 @@ _WHERE = {
     "Task": ("core.contract", "Task"),
     "audit": ("audit.standalone", "audit"),
     "claim": ("audit.claims", "claim"),
+    "inspect": ("cli.inspect", "inspect"),
     "load_study": ("study.study", "load_study"),
     "load_run": ("study.store", "load_run"),
     "report": ("cli.python", "report"),

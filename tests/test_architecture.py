@@ -12,12 +12,13 @@ _CORE = frozenset({"core"})
 LAW = {
     "core": frozenset(),
     "data": _CORE,
-    "learn": _CORE,
+    "learn": frozenset({"core", "data.torchvision_shim"}),
     "federation": frozenset({"core", "learn", "data"}),
     "audit": frozenset({"core", "learn", "data", "federation"}),
     "study": frozenset({"core", "learn", "data", "federation", "audit"}),
+    "own": frozenset({"core", "data", "learn", "federation", "audit", "study"}),
     "gate": frozenset({"core", "study"}),
-    "cli": frozenset({"core", "data", "learn", "federation", "audit", "study", "gate", "reports"}),
+    "cli": frozenset({"core", "data", "learn", "federation", "audit", "study", "own", "gate", "reports"}),
     "attacks": frozenset({"core", "learn", "federation.round"}),
     "defenses": _CORE,
     "reports": frozenset(
@@ -45,7 +46,12 @@ EXCEPTIONS: dict[tuple[str, str], str] = {}
 """(module, what it imports): the reason. At most three."""
 
 OWNERS = {
-    "torch.func": {"harness.learn.batch", "harness.learn.gradients", "attacks._engine.simulate"},
+    "torch.func": {
+        "harness.learn.batch",
+        "harness.learn.gradients",
+        "harness.learn.modules",
+        "attacks._engine.simulate",
+    },
     "torchvision": {"harness.data.torchvision_shim"},
     "random": {"harness.core.rng"},
     "numpy.random": {"harness.core.rng"},

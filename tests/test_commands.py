@@ -9,11 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from leakgauge.harness.cli.main import app
 from leakgauge.harness.study.study import load_study
+from tests.page_case import PAGES, ROOT, blocks, commands, name_of
+from tests.test_site import ELSEWHERE, PLAYED
 
-ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MINE = ("README.md", "docs/studies.md")
+"""Pages whose commands are about the study `mine`, in any order."""
 
 SMALL = """
 name = "mine"
@@ -40,18 +44,10 @@ target = { kind = "probe", round = [0, 1], count = 8 }
 name = "prior"
 target = { kind = "probe", round = [0, 1], count = 8 }
 """
-"""The study of the README, small: its commands name it `mine`."""
+"""A small study in place of that of the pages."""
 
 LONG = ("adaptive", "malicious", "membership-papers", "rounds", "sums", "tabular", "local-steps", "trained-models")
 """Studies that run for minutes to hours: their commands are checked, not run."""
-
-
-def commands(page):
-    """The commands of a page: those in shell blocks, and those in indented lines."""
-    text = page.read_text("utf-8")
-    shell = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).splitlines()
-    indented = re.findall(r"^    ((?:leakgauge|python) .*)$", text, re.MULTILINE)
-    return [words for line in (*shell, *indented) if (words := shlex.split(line, comments=True))]
 
 
 def is_long(words):
@@ -59,7 +55,8 @@ def is_long(words):
     return words[0] == "python" or any(name in (word, Path(word).name) for word in words for name in LONG)
 
 
-EVERY = {page.name: commands(page) for page in PAGES}
+PLAYS = [name_of(page) for page in PLAYED]
+EVERY = {name_of(page): commands(page) for page in PAGES}
 
 
 def leakgauge(*words, at):
@@ -84,28 +81,41 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [words for words in EVERY["README.md"] if words[0] == "leakgauge"], ids=" ".join)
-def test_a_command_of_the_readme_runs(words, folder):
+@pytest.mark.parametrize(
+    "words", [words for name in MINE for words in EVERY[name] if words[0] == "leakgauge"], ids=" ".join
+)
+def test_a_command_about_a_study_runs(words, folder):
     assert leakgauge(*words[1:], at=folder)
 
 
 @pytest.mark.slow
 def test_the_commands_of_the_ci_page_run_in_their_order(tmp_path):
-    for words in EVERY["ci.md"]:
+    for words in EVERY["docs/ci.md"]:
         if words[0] == "leakgauge":
             assert leakgauge(*words[1:], at=tmp_path)
 
 
 def test_no_page_has_a_command_that_no_test_runs():
-    covered = {"README.md", "ci.md"}
-    others = [words for name, lines in EVERY.items() if name not in covered for words in lines]
+    others = [words for name, lines in EVERY.items() if name not in (*ELSEWHERE, *PLAYS) for words in lines]
     assert others
     assert all(is_long(words) for words in others)
-    assert {words[0] for name in covered for words in EVERY[name]} == {"leakgauge", "make", "pytest"}
+    assert {words[0] for name in ELSEWHERE for words in EVERY[name]} == {"leakgauge", "make"}
+
+
+def test_a_workflow_asks_for_options_that_exist():
+    flows = [block.code for page in PAGES for block in blocks(page, "yaml")]
+    assert len(flows) == 2
+    known = get_command(app).commands
+    for name, options in re.findall(r"leakgauge ([a-z]+) ([^\n]*(?:\n {10,}-[^\n]*)*)", "\n".join(flows)):
+        has = {option for parameter in known[name].params for option in parameter.opts}
+        assert set(re.findall(r"(?<!\S)--[a-z-]+", options)) <= has
+        assert ("--baseline" in options) == (name == "gate")
 
 
 @pytest.mark.parametrize(
-    "words", [words for lines in EVERY.values() for words in lines if is_long(words)], ids=" ".join
+    "words",
+    [words for name, lines in EVERY.items() if name not in PLAYS for words in lines if is_long(words)],
+    ids=" ".join,
 )
 def test_a_long_command_names_what_is_there(words):
     if words[0] == "python":

@@ -16,6 +16,7 @@ from PIL import Image
 
 from leakgauge.harness import data
 from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.core.errors import UnknownNameError
 from leakgauge.harness.data import DataMissing, DataSet, DataUnreadable, embedded
 from tests.data_files import REAL, one_line, pixels
 
@@ -24,7 +25,7 @@ def test_every_name_has_a_summary_and_a_reader(tmp_path):
     for name, summary in data.names():
         assert summary
         if name not in ("digits", "photos"):
-            with pytest.raises(DataMissing):
+            with pytest.raises(UnknownNameError if name in ("given:NAME", "module:factory") else DataMissing):
                 data.load(name.replace("PATH", str(tmp_path / "nothing")), tmp_path)
 
 
@@ -227,8 +228,7 @@ def test_a_folder_with_splits_keeps_them(tmp_path):
 @pytest.mark.parametrize(
     ("picture", "message"),
     [
-        (pixels(6, 5, 3), "the first image's (6, 4, 3) (height, width, channels), got (6, 5, 3)"),
-        (pixels(6, 4), "the first image's (6, 4, 3) (height, width, channels), got (6, 4, 1)"),
+        (pixels(6, 5, 3), "the first, (3, 6, 4), got (3, 6, 5) (channels, height, width); add ?size=64 to resize"),
         (pixels(6, 4).astype(np.uint16), "expected 8 bits per channel, got an image of mode I;16"),
         (None, "2.png: UnidentifiedImageError"),
     ],
@@ -281,15 +281,30 @@ ODD = np.arange(10) % 2
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": GOOD}, "expected x and y, with both or none of x_test and y_test, got x"),
-        ({"x": GOOD, "y": ODD, "x_test": GOOD}, "with both or none of x_test and y_test, got x, y, x_test"),
-        ({"x": GOOD - 3, "y": ODD}, "expected train x in [0, 1], got -3 to -3"),
-        ({"x": GOOD.astype(int), "y": ODD}, "expected x of uint8 or floats, got int64"),
+        (
+            {"x": GOOD},
+            "both or none of x_test and y_test, got the keys 'x'; name them: npz:PATH?x=KEY&y=KEY",
+        ),
+        (
+            {"x": GOOD, "y": ODD, "x_test": GOOD},
+            "none of x_test and y_test, got the keys 'x', 'y', 'x_test'; name them",
+        ),
+        ({"x": GOOD.astype(str), "y": ODD}, "expected x of numbers, got <U32; encode categories as numbers, such as"),
+        ({"x": GOOD + np.nan, "y": ODD}, "expected finite x, got 40 of 40 values that are NaN, infinite or huge"),
+        ({"x": GOOD + 1e300, "y": ODD}, "expected finite x, got 40 of 40 values that are NaN, infinite or huge"),
+        ({"x": GOOD[:, :0], "y": ODD}, "expected 1 or more x with entries, got shape (10, 0)"),
+        ({"x": np.zeros((10, 3, 4, 4, 4)), "y": ODD}, "expected x with 2, 3 or 4 axes, got shape (10, 3, 4, 4, 4)"),
         ({"x": np.zeros((10, 3, 5, 3)), "y": ODD}, "channels second or last, and not both, got shape (10, 3, 5, 3)"),
         ({"x": np.zeros((10, 2, 5, 2)), "y": ODD}, "channels second or last, and not both, got shape (10, 2, 5, 2)"),
         ({"x": np.zeros(10), "y": ODD}, "expected x with 2, 3 or 4 axes, got shape (10,)"),
-        ({"x": GOOD, "y": ODD / 2}, "expected y with one axis of integers, got shape (10,) of float64"),
-        ({"x": GOOD, "y": ODD[:9]}, "expected one label per example, got 10 x and 9 y"),
+        (
+            {"x": GOOD, "y": np.eye(10)},
+            "y with one axis, got shape (10, 10); of one-hot labels, take the argmax",
+        ),
+        ({"x": GOOD, "y": ODD + 1j}, "expected y of integers, texts, or floats for a regression, got complex128"),
+        ({"x": GOOD, "y": ODD + np.inf}, "expected finite y, got 10 of 10 that are NaN, infinite or huge"),
+        ({"x": GOOD, "y": ODD, "x_test": GOOD, "y_test": ODD / 2}, "got integers in train and floats in test"),
+        ({"x": GOOD, "y": ODD[:9]}, "expected one label per example, got x (10, 4) and y (9,)"),
         ({"x": GOOD[:4], "y": ODD[:4]}, "1 or more test examples with labels, got 0 x and 0 y"),
         ({"x": GOOD, "y": ODD * 10**12}, "expected y up to 99999, got 1000000000000"),
         ({"x": GOOD, "y": ODD - 1}, "labels from 0 to 0, got -1 to 0"),

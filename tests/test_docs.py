@@ -1,10 +1,7 @@
-"""The documentation is complete, and its examples run."""
+"""The documentation is complete; its examples are run by tests/test_site.py and tests/test_commands.py."""
 
 import re
 import tomllib
-from pathlib import Path
-
-import pytest
 
 from leakgauge.harness import data
 from leakgauge.harness.cli import options
@@ -13,41 +10,28 @@ from leakgauge.harness.federation import registry
 from leakgauge.harness.gate import judge
 from leakgauge.harness.learn import models
 from leakgauge.harness.study.study import resolve, shipped
+from tests.page_case import ROOT, blocks
 
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text("utf-8")
-
-
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+STUDIES = (ROOT / "docs" / "studies.md").read_text("utf-8")
 
 
-@pytest.mark.slow
-def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    study, *by_hand = blocks("python")
-    assert "run_study" in study or "leakgauge.run" in study
-    names = {}
-    for block in by_hand:
-        exec(compile(block, "README.md", "exec"), names)
-    assert "4000 bytes" in capsys.readouterr().out
-
-
-def test_the_study_of_the_readme_resolves():
-    first, goals = map(tomllib.loads, blocks("toml"))
+def test_the_studies_that_a_page_shows_resolve():
+    first, goals = (tomllib.loads(block.code) for block in blocks(ROOT / "docs" / "studies.md", "toml"))
     assert len(resolve(first).cells) == 2 * 3 * 4
     assert len(resolve(first | goals).cells) == 2 * 6 * 4
+    (readme,) = blocks(ROOT / "README.md", "toml")
+    assert len(resolve(tomllib.loads(readme.code)).cells) == 3 * 2
 
 
 def test_every_threat_and_exit_code_is_named():
-    codes = README.partition("Exit codes")[2].partition("\n\n")[0]
+    codes = STUDIES.partition("Exit codes:")[2].partition("\n\n")[0]
     for code in (0, options.USAGE, options.INCOMPLETE, options.INTERRUPTED):
         assert re.search(rf"\b{code}\b", codes)
     page = (ROOT / "docs" / "ci.md").read_text("utf-8")
     assert not [
         code for code in {*judge._CODES.values(), options.USAGE, 3, options.INTERRUPTED} if f"\n| {code} |" not in page
     ]
-    assert not [threat for threat in Threat if f"`{threat.value}`" not in README]
+    assert not [threat for threat in Threat if f"`{threat.value}`" not in STUDIES]
 
 
 def test_every_part_is_named_in_the_catalogue():

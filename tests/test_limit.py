@@ -274,6 +274,15 @@ def test_without_a_limit_there_is_a_reason(change, why):
         limits(dataclasses.replace(seen, **change), truth, Key(1))
 
 
+def test_a_limit_of_a_few_directions_is_left_out_with_the_reason(monkeypatch):
+    seen, truth = scene(1, NoDefense())
+    monkeypatch.setattr(module, "_ENTRIES", 16 * seen.setting.dim)
+    assert limits(seen, truth, Key(1))
+    monkeypatch.setattr(module, "_ENTRIES", 16 * seen.setting.dim - 1)
+    with pytest.raises(NoLimit, match="parameters, only 15 directions of an image fit in memory: a limit needs 16"):
+        limits(seen, truth, Key(1))
+
+
 def test_parameters_and_slopes_that_are_not_finite():
     seen, truth = scene(1, NoDefense())
     broken = seen.model._replace(params=torch.full_like(seen.model.params, torch.nan))

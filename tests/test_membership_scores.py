@@ -61,10 +61,15 @@ def test_confidence_does_not_saturate_where_the_probability_does():
     assert confidence(scores, torch.zeros(3, dtype=torch.int64)).tolist() == [60.0, 80.0, -400.0]
 
 
-@pytest.mark.parametrize(("shape", "n"), [((3, 1), 3), ((3, 2), 2), ((3,), 3)])
+@pytest.mark.parametrize(("shape", "n"), [((3, 2), 2), ((3,), 3)])
 def test_confidence_without_rivals_or_labels_is_refused(shape, n):
     with pytest.raises(ValueError, match=r"expected scores \[..., n, classes >= 2\] and labels \[n\]"):
         confidence(torch.zeros(shape), torch.zeros(n, dtype=torch.int64))
+
+
+def test_confidence_of_a_regression_is_refused():
+    with pytest.raises(ValueError, match="expected scores of classes >= 2, got a regression's"):
+        confidence(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from leakgauge.harness.core.contract import Task
 from leakgauge.harness.core.vec import Vector
-from leakgauge.harness.learn.gradients import gradients, keep_freed_memory, kernel_of
+from leakgauge.harness.learn.gradients import gradients, keep_freed_memory, kernel_of, takes_numbers
 from leakgauge.harness.learn.kernels import Kernel
 
 _ENTRIES = 2**20
@@ -77,7 +77,8 @@ def evaluator(
 
     Args:
         images: b, inputs of one instance.
-        labels: [n, b, classes] probabilities of each instance, held fixed; None: each candidate has its own.
+        labels: [n, b, classes] probabilities of each instance, or [n, b] numbers of a regression, held fixed; None:
+            each candidate has its own.
         chunk: candidates computed at once, at most. More than 8 leave the cache and are no faster per candidate.
 
     Guarantees:
@@ -93,7 +94,7 @@ def evaluator(
 
 
 def unpack(task: Task, candidates: Tensor, images: int) -> tuple[Tensor, Tensor]:
-    """Inputs [m, b, *input_shape] and label logits [m, b, classes or 0] of candidates [m, D]."""
+    """Inputs [m, b, *input_shape] and label logits [m, b, classes or 0] of candidates [m, D]; a number has itself."""
     inputs = images * math.prod(task.input_shape)
     x, logits = candidates[:, :inputs], candidates[:, inputs:]
     return x.reshape(-1, images, *task.input_shape), logits.reshape(len(candidates), images, -1)
@@ -148,9 +149,11 @@ class Evaluator:
         return Evaluation(value.detach(), slope)
 
     def _batch(self, candidates: Tensor, instances: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and label probabilities of candidates."""
+        """Inputs and label probabilities, or numbers, of candidates."""
         x, logits = unpack(self.task, candidates, self.images)
-        return x, logits.softmax(dim=-1) if self.labels is None else self.labels[instances]
+        if self.labels is not None:
+            return x, self.labels[instances]
+        return x, logits[..., 0] if takes_numbers(self.task) else logits.softmax(dim=-1)
 
 
 def _sloped(misfit: Misfit, gradients: Tensor, instances: Tensor) -> Evaluation:

@@ -8,13 +8,13 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from leakgauge.attacks._engine.matching import Evaluation, Function, Misfit, SquaredDistance, evaluator
 from leakgauge.attacks._engine.prior import Believed, Prior
 from leakgauge.attacks._engine.simulate import Local, update_evaluator
-from leakgauge.harness.core.contract import Likelihood, Observation, Setting, Sighting, links_of
+from leakgauge.harness.core.contract import Likelihood, Observation, Setting, Sighting, likelihood_of, links_of
 from leakgauge.harness.federation.round import Round
+from leakgauge.harness.learn.gradients import takes_numbers, targets_of
 
 Kind = Literal["l2", "likelihood"]
 
@@ -57,24 +57,29 @@ def update_per_gradient(setting: Setting, sighting: Sighting) -> Tensor:
     )
 
 
-def received_gradients(seen: Observation) -> Tensor:
+def received_gradients(seen: Observation, *, numbers: bool = False) -> Tensor:
     """[n, d]: the defense's own estimate of the gradient behind each message of the first round.
 
     An update of several steps counts as one step of their total length, -update / (lr * steps): the gradient at the
     round's model up to first order in lr * steps. A sum of several users' messages counts as their mean.
 
+    Args:
+        numbers: whether the attack also takes the squared loss of a regression, whose labels are numbers.
+
     Raises:
-        ValueError: the loss is not softmax cross-entropy.
+        ValueError: the loss is not softmax cross-entropy, nor that.
 
     Source: Geiping et al. 2020, sec. 6 attacks updates by unrolling the steps; this is its first approximation.
     """
-    return gradients_of_round(seen, seen.sightings[0])
+    return gradients_of_round(seen, seen.sightings[0], numbers=numbers)
 
 
-def gradients_of_round(seen: Observation, sighting: Sighting) -> Tensor:
+def gradients_of_round(seen: Observation, sighting: Sighting, *, numbers: bool = False) -> Tensor:
     """`received_gradients` of any round."""
-    if not seen.task.softmax:
-        raise ValueError("expected a softmax cross-entropy loss for gradient matching, got another")
+    regression = takes_numbers(seen.task)
+    if not (seen.task.softmax or (numbers and regression)):
+        advice = "; of a regression, analytic and dlg read messages, and map with given labels" if regression else ""
+        raise ValueError(f"expected a softmax cross-entropy loss for gradient matching, got another{advice}")
     here = Round(seen.defense, seen.setting, sighting.model.state, sighting.model.round)
     estimates = [here.read(message) for message in sighting.messages]
     return torch.stack(estimates) / update_per_gradient(seen.setting, sighting)[:, None]
@@ -100,10 +105,10 @@ def objective(seen: Observation, sightings: Sequence[Sighting], labels: Tensor |
 
     Args:
         sightings: the rounds, each with one message of the same n victims, in the same order.
-        labels: [n, b] int64, held fixed; None: each candidate has its own.
+        labels: [n, b], held fixed; None: each candidate has its own.
     """
     task, params = seen.task, sightings[0].model.params
-    fixed = None if labels is None else one_hot(labels, task.classes).to(params.dtype)
+    fixed = None if labels is None else targets_of(task, labels, params.dtype)
     functions, nothing = [], params.new_zeros(len(sightings[0].messages))
     for sighting in sightings:
         function, misfit_of_zero = _of_round(seen, sighting, fixed, explains)
@@ -136,11 +141,11 @@ def _of_round(
         if aware:
             misfit = _OfGradients(unlikely, factor)
         else:
-            misfit = SquaredDistance(gradients_of_round(seen, sighting).to(params.dtype), explains.scale)
+            misfit = SquaredDistance(gradients_of_round(seen, sighting, numbers=True).to(params.dtype), explains.scale)
         return evaluator(task, params, misfit, images=message.images, labels=labels), misfit(zero, each)
     misfit = unlikely
     if not aware:
-        misfit = _Distance(gradients_of_round(seen, sighting) * factor[:, None], factor, explains.scale)
+        misfit = _Distance(gradients_of_round(seen, sighting, numbers=True) * factor[:, None], factor, explains.scale)
     function = update_evaluator(task, params, misfit, local, images=message.images, users=message.users, labels=labels)
     if message.users > 1:
         zero = zero[:, None].expand(-1, message.users, -1)
@@ -190,7 +195,7 @@ class _Unlikelihood:
                 self.cache.clear()
             messages = [self.sighting.messages[i] for i in members]
             wires, links = [message.wire for message in messages], links_of(self.seen.setting, messages)
-            self.cache[members] = self.seen.defense.likelihood(self.sighting.model.state, wires, links)
+            self.cache[members] = likelihood_of(self.seen.defense, self.sighting.model.state, wires, links)
         return self.cache[members](gradients)
 
 

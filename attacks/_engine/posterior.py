@@ -79,7 +79,7 @@ class ByPosterior(ByLabels):
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
         """Raw inputs, not clipped, and the labels."""
-        targets = received_gradients(seen)
+        targets = received_gradients(seen, numbers=self.labels == "given")
         labels = labels_over_rounds(seen, self.labels, key.child("dummies"))
         prior = prior_of(self.prior, seen, self.tv, self.box)
         search, words = self._search(prior), prior.words

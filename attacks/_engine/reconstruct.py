@@ -28,6 +28,7 @@ from leakgauge.attacks._solve.layerwise import Underdetermined
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Guess, Message, Observation, Sighting, Task
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.learn.gradients import takes_numbers
 
 Start = Literal["normal", "uniform"]
 
@@ -190,7 +191,8 @@ class _Group:
         """One guess per victim; without labels, each image's likeliest."""
         task, messages = self.seen.task, self.sightings[0].messages
         x, logits = unpack(task, best.x, messages[0].images)
-        labels = logits.argmax(dim=2) if labels is None else labels
+        if labels is None:
+            labels = logits[..., 0] if takes_numbers(task) else logits.argmax(dim=2)
         return [
             Guess(x[i], labels[i], float(best.value[i]), int(best.evaluations[i]))
             if best.value[i].isfinite()

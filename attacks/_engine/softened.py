@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from leakgauge.attacks._engine.objective import Explains, objective, update_per_gradient
 from leakgauge.harness.core.contract import Observation, Sighting, Task
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation.round import Client, Round
-from leakgauge.harness.learn.gradients import gradients
+from leakgauge.harness.learn.gradients import gradients, targets_of
 from leakgauge.harness.learn.layers import Chain
 from leakgauge.harness.learn.tasks import ModelTask
 
@@ -63,7 +62,7 @@ def _imitated(seen: Observation, sighting: Sighting, x: Tensor, labels: Tensor, 
     """The sighting with messages of the candidates instead of the victims."""
     params, here = sighting.model.params, Round(seen.defense, seen.setting, sighting.model.state, sighting.model.round)
     with torch.no_grad():
-        each = gradients(seen.task, params, x, one_hot(labels, seen.task.classes).to(params.dtype))
+        each = gradients(seen.task, params, x, targets_of(seen.task, labels, params.dtype))
     each = each.nan_to_num(0.0, 0.0, 0.0)  # of a model that diverged: no client sends it
     updates, messages = update_per_gradient(seen.setting, sighting)[:, None] * each, []
     for number, (message, update) in enumerate(zip(sighting.messages, updates, strict=True)):

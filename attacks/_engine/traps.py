@@ -68,7 +68,10 @@ def trap(task: Task, x: Tensor, key: Key) -> Vector:
     """
     chain = task.model.apply if isinstance(task, ModelTask) else None
     if not isinstance(chain, Chain) or not task.softmax:
-        raise ValueError("there are no trap weights for this model: it is no chain of convolutions and dense layers")
+        raise ValueError(
+            "there are no trap weights for this model: it is no chain of convolutions and dense layers with a softmax "
+            "cross-entropy loss"
+        )
     if len(x) < 2:
         raise ValueError(f"trap weights are fitted to auxiliary inputs: expected 2 or more, got {len(x)}")
     body = list(itertools.takewhile(lambda layer: not isinstance(layer, Dense), chain.layers))

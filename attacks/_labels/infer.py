@@ -16,6 +16,7 @@ from leakgauge.attacks._labels.posterior import joined, most_expected, prior
 from leakgauge.harness.core.contract import Attack, Examples, Observation, Task
 from leakgauge.harness.core.rng import Key, uniform
 from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.learn.gradients import takes_numbers
 
 LabelSource = Literal["inferred", "given"]
 
@@ -99,7 +100,7 @@ def labels_over_rounds(seen: Observation, source: LabelSource, key: Key) -> tupl
 def _granted(seen: Observation) -> tuple[Tensor, ...]:
     """The labels that the study grants."""
     assert seen.labels is not None
-    for labels in seen.labels:
+    for labels in () if takes_numbers(seen.task) else seen.labels:
         wrong = labels[(labels < 0) | (labels >= seen.task.classes)]
         if len(wrong):
             raise ValueError(f"expected labels in 0 to {seen.task.classes - 1}, got {int(wrong[0])}")

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from leakgauge.attacks._engine.objective import update_per_gradient
 from leakgauge.attacks._engine.simulate import Local, client_updates
@@ -21,7 +20,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Examples, Membership, Message, Observation, Sighting
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
-from leakgauge.harness.learn.gradients import gradients
+from leakgauge.harness.learn.gradients import gradients, targets_of
 
 _BATCHES = 256
 """Simulated batches: with the 12 numbers of JoPEQ behind `mlp-small`, 64 lose 0.02 of AUC, 1024 gain 0.01."""
@@ -174,7 +173,7 @@ def _updates(seen: Observation, sighting: Sighting, batches: Examples, key: Key)
     (message,), rule, setting = sighting.messages, seen.defense.local, seen.setting
     nominal = rule.poisson or seen.defense.step_noise(setting) > 0
     local = Local.of(setting, sighting.lr, message.steps, rule.clip, nominal=nominal)
-    labels = one_hot(batches.y, seen.task.classes).to(batches.x.dtype)
+    labels = targets_of(seen.task, batches.y, batches.x.dtype)
     updates = (
         client_updates(seen.task, sighting.model.params, batches.x, labels, local).detach().nan_to_num(0.0, 0.0, 0.0)
     )
@@ -253,7 +252,7 @@ def _posterior(sets: list[_Sets], total: float, blur: float, chance: float, n: i
 
 def _gradients(seen: Observation, params: Vector, examples: Examples) -> Tensor:
     """[n, d] gradients of single records, clipped as the defense clips them; zeros where they are not finite."""
-    labels = one_hot(examples.y, seen.task.classes).to(params.dtype)
+    labels = targets_of(seen.task, examples.y, params.dtype)
     parts = zip(torch.split(examples.x[:, None], _CHUNK), torch.split(labels[:, None], _CHUNK), strict=True)
     each = torch.cat([gradients(seen.task, params, *part) for part in parts]).nan_to_num(0.0, 0.0, 0.0)
     clip = seen.defense.local.clip

@@ -36,6 +36,10 @@ def confidence(scores: Tensor, y: Tensor) -> Tensor:
     Source: Carlini et al. 2022 (arXiv 2112.03570), section IV: log(p / (1 - p)). Computed from the outputs, because p
         rounds to 1.
     """
+    if scores.ndim >= 2 and scores.shape[-1] == 1:
+        raise ValueError(
+            "expected scores of classes >= 2, got a regression's: membership-loss and loss-trajectory take it"
+        )
     if scores.ndim < 2 or scores.shape[-1] < 2 or y.shape != scores.shape[-2:-1]:
         raise ValueError(
             f"expected scores [..., n, classes >= 2] and labels [n], got {tuple(scores.shape)} and {tuple(y.shape)}"

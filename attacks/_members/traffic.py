@@ -17,13 +17,22 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from leakgauge.attacks._engine.objective import gradients_of_round
 from leakgauge.attacks._members.scores import finite
-from leakgauge.harness.core.contract import Attack, Membership, Message, Observation, Setting, Sighting, links_of
+from leakgauge.harness.core.contract import (
+    Attack,
+    Membership,
+    Message,
+    Observation,
+    Setting,
+    Sighting,
+    likelihood_of,
+    links_of,
+)
+from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.learn.gradients import gradients
+from leakgauge.harness.learn.gradients import gradients, targets_of
 
 _CHUNK = 64
 """Candidates whose gradients are held at once."""
@@ -193,7 +202,8 @@ def read(seen: Observation, *, sent: bool = False, together: bool = False) -> It
             adversary who sees only the aggregate receives.
 
     Raises:
-        ValueError: the loss is not softmax cross-entropy; or the channel adds messages up, without `together`.
+        ValueError: the loss is neither softmax cross-entropy nor squared; or the channel adds messages up, without
+            `together`.
     """
     assert seen.candidates is not None
     if seen.defense.superposes and not together:
@@ -209,7 +219,7 @@ def _read_round(seen: Observation, sighting: Sighting, sent: bool, together: boo
     """One round; the candidates' gradients are computed in chunks and not kept."""
     assert seen.candidates is not None
     messages, params = sighting.messages, sighting.model.params
-    received = _finite_rows(gradients_of_round(seen, sighting).to(params.dtype))
+    received = _finite_rows(gradients_of_round(seen, sighting, numbers=True).to(params.dtype))
     known = _sent_coordinates(seen, sighting, received) if sent else None
     weight = torch.tensor([weight_of(seen.setting, message) for message in messages], dtype=torch.float64)
     chance = torch.tensor([chance_of(message) for message in messages], dtype=torch.float64)
@@ -221,7 +231,7 @@ def _read_round(seen: Observation, sighting: Sighting, sent: bool, together: boo
         weight, chance = (share @ (weight * share))[None], (share @ chance)[None]
     kept = None if known is None or bool(known.all()) else known.to(received.dtype).T
     x, y = seen.candidates
-    labels = one_hot(y, seen.task.classes).to(params.dtype)
+    labels = targets_of(seen.task, y, params.dtype)
     columns = []
     for images, rows in zip(torch.split(x, _CHUNK), torch.split(labels, _CHUNK), strict=True):
         with torch.no_grad():
@@ -271,7 +281,10 @@ def _sent_coordinates(seen: Observation, sighting: Sighting, received: Tensor) -
     messages, state, d = sighting.messages, sighting.model.state, received.shape[1]
     known = torch.ones_like(received, dtype=torch.bool)
     for row, message in enumerate(messages):
-        likelihood = seen.defense.likelihood(state, [message.wire], links_of(seen.setting, [message]))
+        try:
+            likelihood = likelihood_of(seen.defense, state, [message.wire], links_of(seen.setting, [message]))
+        except NoLikelihood:
+            return known
         rms = float(received[row].norm()) / math.sqrt(d)
         size = _PROBE * (rms * _step(seen.setting, sighting.lr, message) or 1.0)
         shape = (1, d) if message.users == 1 else (1, message.users, d)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize, one_hot
+from torch.nn.functional import normalize
 
 from leakgauge.attacks._engine.matching import Function, evaluator
 from leakgauge.attacks._engine.prior import Believed, ImagePrior, Prior
@@ -15,6 +15,7 @@ from leakgauge.attacks._engine.simulate import Local, update_evaluator
 from leakgauge.attacks._search.adam import Schedule, descend
 from leakgauge.attacks._search.lbfgs import Minima
 from leakgauge.harness.core.contract import Observation
+from leakgauge.harness.learn.gradients import targets_of
 
 STEP = 0.1
 """Size of the first signed steps, in units of the pixel range."""
@@ -103,7 +104,7 @@ class Direction:
         """The distance of the directions, with `times` instances per target."""
         assert seen.model is not None
         task, params, images = seen.task, seen.model.params, labels.shape[1]
-        fixed = one_hot(labels, task.classes).to(params.dtype).repeat_interleave(times, dim=0)
+        fixed = targets_of(task, labels, params.dtype).repeat_interleave(times, dim=0)
         # float64: the squares of a finite target may overflow, and those of a small one vanish
         units = normalize(targets.double(), dim=1, eps=0.0).to(params.dtype)
         if local is None:

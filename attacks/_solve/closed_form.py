@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -14,7 +14,8 @@ from leakgauge.harness.core.contract import Task
 from leakgauge.harness.core.rng import Key, uniform
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.learn.layers import Chain, dense_stack
-from leakgauge.harness.learn.models import Apply, build
+from leakgauge.harness.learn.models import Apply, Scaled, build
+from leakgauge.harness.learn.tasks import ModelTask
 
 _EDGE = 1e-9
 """Least distance of a recovered activation from 0 and 1, the bounds of a sigmoid. Its logit is then at most 21."""
@@ -52,11 +53,15 @@ def closed_form(task: Task, params: Tensor, ridge: float) -> ClosedForm | None:
         params: [d] finite.
         ridge: see `Analytic`.
     """
+    scale = task.model.apply if isinstance(task, ModelTask) else None
+    if isinstance(task, ModelTask) and isinstance(scale, Scaled):
+        inner = closed_form(replace(task, model=replace(task.model, apply=scale.apply)), params, ridge)
+        return None if inner is None else _Stored(inner, scale)
     exact, layout, shape = params.double(), task.layout, task.input_shape
     widths = [math.prod(shape), *(width for tensor in layout.shapes[::2] for width in tensor[:1])]
     dense = Chain(tuple(dense_stack(widths)))
     if layout.shapes == dense.tensors.layout.shapes and _agree(task, exact, dense):
-        return _Dense(layout, shape)
+        return DenseForm(layout, shape)
     if len(shape) == 3 and task.classes > 1:
         lenet = build("lenet-dlg", shape, task.classes)
         if layout == lenet.layout and _agree(task, exact, lenet.apply):
@@ -84,8 +89,20 @@ def _quotient(weight: Tensor, bias: Tensor) -> Tensor:
     return weight.T @ rows / rows.square().sum() / unit
 
 
+@dataclass(frozen=True, eq=False)
+class _Stored:
+    """The closed form of a model whose inputs are stored on another scale."""
+
+    inner: ClosedForm
+    scale: Scaled
+
+    def solve(self, gradient: Tensor) -> Tensor:
+        """Implement `ClosedForm`."""
+        return self.scale.stored(self.inner.solve(gradient))
+
+
 @dataclass(frozen=True)
-class _Dense:
+class DenseForm:
     """The closed form of a dense stack; it needs only the first layer's gradient.
 
     Source: Phong et al. 2017, "Privacy-preserving deep learning via additively homomorphic encryption"; Geiping et al.

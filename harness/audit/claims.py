@@ -17,7 +17,7 @@ from leakgauge.harness.core import accounting
 from leakgauge.harness.core.accounting import Event, Leak
 from leakgauge.harness.core.cell import Scalar
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, judge
-from leakgauge.harness.core.contract import Defense, Feedback, Setting
+from leakgauge.harness.core.contract import Defense, Feedback, Setting, claim_of
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.result import ClaimRecord, ProofRecord
 from leakgauge.harness.core.stats import Numbers, chance
@@ -81,7 +81,7 @@ def claim(
     """
     deployment = prepare(name, parameters, setting, rounds, delta, DEFAULTS)
     try:
-        record = record_claim(deployment.defense.claim(deployment.history, deployment.setting), delta)
+        record = record_claim(claim_of(deployment.defense, deployment.history, deployment.setting), delta)
     except ValueError as error:
         raise StudyError(name, [str(error)]) from error
     return claim_to_json(name, deployment, record)

@@ -17,19 +17,31 @@ Sources: Van Trees 1968, "Detection, estimation, and modulation theory", part I,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from scipy.linalg.blas import dsyrk
 from torch import Tensor
-from torch.nn.functional import one_hot
 
-from leakgauge.harness.core.contract import Examples, Links, Message, Observation, Sender, Sighting, links_of
+from leakgauge.harness.core.contract import (
+    Examples,
+    Likelihood,
+    Links,
+    Message,
+    Observation,
+    Sender,
+    Sighting,
+    Task,
+    likelihood_of,
+    links_of,
+)
+from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.rng import Key, integers
 from leakgauge.harness.core.stats import Numbers
+from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.federation.round import Client, Round
-from leakgauge.harness.learn.gradients import gradients, keep_freed_memory, kernel_of
+from leakgauge.harness.learn.gradients import gradients, keep_freed_memory, kernel_of, targets_of
 from leakgauge.harness.learn.prior import gaussian_prior
 
 _DIRECTIONS = 3072
@@ -37,6 +49,10 @@ _DIRECTIONS = 3072
 
 _ENTRIES = 2**26
 """Entries of the slopes of an instance, at most: 512 MiB."""
+
+_FEWEST = 16
+"""Directions of an instance, at least: with fewer, almost all of an image would count as known. That is, models of up
+to 4 million parameters; a ResNet-18 of 11 million would take half a minute for five directions."""
 
 _WITHOUT_KERNEL = 100
 """Directions of a model whose gradients take tens of milliseconds."""
@@ -110,8 +126,8 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key) -> list[Limit
         key: of the fresh messages, which tell the defense's information.
 
     Raises:
-        NoLimit: the adversary sees no message or no auxiliary data, a parameter is not finite, or the defense has
-            neither a Fisher information nor a variance.
+        NoLimit: the adversary sees no message or no auxiliary data, a parameter is not finite, the model is too large
+            or has no gradient of a single record, or the defense has neither a Fisher information nor a variance.
     """
     if seen.messages is None or seen.model is None:
         raise NoLimit("the adversary sees no message")
@@ -119,13 +135,15 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key) -> list[Limit
         raise NoLimit("the adversary has no auxiliary data")
     if not all(bool(sighting.model.params.isfinite().all()) for sighting in seen.sightings):
         raise NoLimit("a parameter of the model is not finite")
+    if (fit := _ENTRIES // seen.setting.dim) < _FEWEST:
+        text = f"of a model of {seen.setting.dim:,} parameters, only {fit} directions of an image fit in memory"
+        raise NoLimit(f"{text}: a limit needs {_FEWEST}")
     try:
         prior = gaussian_prior(seen.auxiliary.x, 0.0)
     except ValueError as error:
         raise NoLimit(str(error)) from error
     keep_freed_memory()
-    fast = kernel_of(seen.task, seen.model.params, 1) is not None
-    most = min(_DIRECTIONS if fast else _WITHOUT_KERNEL, _ENTRIES // seen.setting.dim)
+    most = followed(seen.task, seen.model.params)
     first = seen.sightings[0]
     links = links_of(seen.setting, first.messages)
     wires = [message.wire for message in first.messages]
@@ -137,7 +155,13 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key) -> list[Limit
         basis, variances = axes[0][:, :k], axes[1][:k]
         information = np.zeros((images * k, images * k), order="F")
         for at, sighting in enumerate(seen.sightings):
-            slopes = _slopes(seen, sighting, number, victim, basis * variances.sqrt(), key.child(number, at), slopes)
+            directions = basis * variances.sqrt()
+            try:
+                slopes = _slopes(seen, sighting, number, victim, directions, key.child(number, at), slopes)
+            except ValueError as error:
+                if not seen.task.mixes:
+                    raise
+                raise NoLimit(str(error)) from error  # a batch norm may need more than one record
             # the upper triangle; the rows are columns for BLAS
             information = dsyrk(1.0, slopes.numpy().T, 1.0, information, trans=1, overwrite_c=1)
         off = (victim.x.double().flatten(1) - mean) @ basis
@@ -145,6 +169,12 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key) -> list[Limit
             _limit(torch.from_numpy(information), off, variances, len(mean))._replace(basis=basis, linear=linear)
         )
     return found
+
+
+def followed(task: Task, params: Vector) -> int:
+    """How many directions the limit of one message follows, all its images together."""
+    fast = kernel_of(task, params, 1) is not None
+    return min(_DIRECTIONS if fast else _WITHOUT_KERNEL, _ENTRIES // task.layout.dim)
 
 
 def _limit(information: Tensor, off: Tensor, variances: Tensor, entries: int) -> Limit:
@@ -185,13 +215,13 @@ def _slopes(
     message, params = sighting.messages[number], sighting.model.params.double()
     users, images = message.users, len(victim.y)
     each = images // users
-    labels = one_hot(victim.y, seen.task.classes).double()
+    labels = targets_of(seen.task, victim.y, torch.float64)
     factor = _per_record(seen, sighting, message, each)
     shape, flat, gradients_of = seen.task.input_shape, victim.x.double().flatten(1), _gradients(seen, params)
 
     def sent(image: int, x: Tensor) -> Tensor:
         """[m, d] what records x [m, p] with the label of this image add to their client's message."""
-        y = labels[image].expand(len(x), 1, -1)
+        y = labels[image].expand(len(x), 1, *labels.shape[1:])
         return _clipped(gradients_of(x.view(-1, 1, *shape), y), seen.defense.local.clip).mul_(factor)
 
     whole = torch.cat([sent(image, flat[image : image + 1]) for image in range(images)])
@@ -265,10 +295,10 @@ def _information(seen: Observation, sighting: Sighting, message: Message, update
     for first in range(0, len(wires), together):
         part = slice(first, first + together)
         shared = None if fresh.shared is None else fresh.shared[part]
-        score = seen.defense.likelihood(state, wires[part], Links(seen.setting, fresh.senders[part], shared))
+        score = _score(seen, state, wires[part], Links(seen.setting, fresh.senders[part], shared))
         slopes += _slope(score, updates, len(wires[part])).square().sum(0)
     slopes /= len(wires)
-    score = seen.defense.likelihood(state, [message.wire], links)
+    score = _score(seen, state, [message.wire], links)
     coins = torch.from_numpy(1.0 - 2.0 * integers(key.child("curvature"), updates.numel(), 2)).to(updates)
     way = coins.view_as(updates) * _EXACT * updates.square().mean().sqrt()
     curvature = (_slope(score, updates + way, 1) - _slope(score, updates - way, 1))[0] / (2 * way)
@@ -277,6 +307,14 @@ def _information(seen: Observation, sighting: Sighting, message: Message, update
     if not bool(found.isfinite().all()):
         raise NoLimit("the slope of the defense's likelihood is not finite")
     return found
+
+
+def _score(seen: Observation, state: Any, received: Sequence[bytes], links: Links) -> Likelihood:
+    """The defense's likelihood, or no limit."""
+    try:
+        return likelihood_of(seen.defense, state, received, links)
+    except NoLikelihood as error:
+        raise NoLimit(str(error)) from error
 
 
 def _kept(here: Round, wires: Sequence[bytes], links: Links, updates: Tensor) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +15,8 @@ from leakgauge.harness.audit.engine import HypothesisTest
 from leakgauge.harness.audit.trials import Deployment, Inputs, Part, Trace, in_turn, log_ratios
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Claim
-from leakgauge.harness.core.contract import Defense, Sender
+from leakgauge.harness.core.contract import Defense, Sender, likelihood_of
+from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import SEES, Threat
 from leakgauge.harness.core.vec import Vector
@@ -116,8 +118,9 @@ class Messages:
         links = sent.links if "shared" in SEES[self.threat] else sent.links._replace(shared=None)
         ratios, estimates, terms = None, torch.zeros(len(coins), 0), None
         if only in (None, "ratios"):
-            likelihood = self.defense.likelihood(self.deployment.history[number], sent.received, links)
-            ratios = log_ratios(likelihood, *self._inputs(canary, number, hypotheses=True))
+            with suppress(NoLikelihood):
+                likelihood = likelihood_of(self.defense, self.deployment.history[number], sent.received, links)
+                ratios = log_ratios(likelihood, *self._inputs(canary, number, hypotheses=True))
         if only in (None, "estimates"):
             estimates = canary.seen(_estimates(self.deployment, number, sent, self.threat), self._trials(number))
             before = canary.seen(self.real.before[number], self._trials(number))

@@ -47,7 +47,7 @@ from leakgauge.harness.audit.training import DIGITS_DIM, DigitsTraining
 from leakgauge.harness.audit.trials import Deployment, Mechanism
 from leakgauge.harness.core.cell import PartSpec, Scalar
 from leakgauge.harness.core.claim import Claim, Horizon, Relation, Unit
-from leakgauge.harness.core.contract import Defense, Setting
+from leakgauge.harness.core.contract import Defense, Setting, claim_of
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.labels import assumption, odds
 from leakgauge.harness.core.result import AssumedBound, AuditRecord, LawRecord
@@ -175,7 +175,7 @@ def audit(
             training = DigitsTraining.of(deployment, key.child("run"))
             deployment = deployment._replace(setting=training.setting)
         claimed_rounds = deployment.history[:1] if by == "messages" else deployment.history
-        claim = deployment.defense.claim(claimed_rounds, deployment.setting)
+        claim = claim_of(deployment.defense, claimed_rounds, deployment.setting)
         adversary = strongest_adversary(claim) if threat is None else Threat(threat)
         _check_fit(name, deployment.defense, claim, adversary, by)
         law = None if by == "cosine" else check_law(deployment.defense, deployment.setting, key.child("law"))
@@ -226,7 +226,7 @@ def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key) -> Au
     audited_rounds = 1 if one_round else min(study.rounds, MOST_ROUNDS)
     deployment = prepare_audit(spec.name, spec.parameters, training, audited_rounds)
     defense, setting, history = deployment
-    claim = defense.claim(history, setting)
+    claim = claim_of(defense, history, setting)
     mechanism = Mechanism(*deployment, strongest_adversary(claim))
     found = audit_mechanism(mechanism, claim, trials, CONFIDENCE, key)
     law = check_law(defense, setting, key.child("law"))
@@ -386,7 +386,7 @@ def _by_trials(
     ratios = shown and fixed and not exact_delta(claim, adversary)
     traces, sampled = count_trials(mechanism, test, trials, key, ratios=ratios), None
     found = apply_test(mechanism, claim, test, traces, confidence)
-    if ratios:
+    if traces[0].ratios is not None and ratios:
         zeros, ones = (trace.ratios.numpy() for trace in traces if trace.ratios is not None)
         most = claim.proved.epsilon(0.0) if claim.delta == 0 else math.inf
         sampled = ratios_delta(zeros, ones, claim.epsilon, confidence, most)

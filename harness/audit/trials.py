@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Relation, Unit
-from leakgauge.harness.core.contract import Defense, Examples, Likelihood, Links, Sender, Setting
+from leakgauge.harness.core.contract import Defense, Examples, Likelihood, Links, Sender, Setting, likelihood_of
+from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import SEES, Threat
 from leakgauge.harness.core.vec import Parts, Vector
@@ -98,7 +100,7 @@ class Trace(NamedTuple):
 
     Attributes:
         ratios: [n] log-likelihood ratio of input 1 to input 0 by the defense's own likelihood, summed over the rounds;
-            None for an adversary who sees no messages.
+            None for an adversary who sees no messages, and without a likelihood.
         estimates: [n, d] or [n, focus]: the update estimated from the message, or the decoded mean update for an
             adversary who sees no messages; summed over the rounds, with the opposite sign where inputs are negated.
         wires: [n] the first message received in the first round.
@@ -174,7 +176,8 @@ class Mechanism:
             rounds.append((tuple(wires), tuple(shared)))
             sign = -1.0 if negated else 1.0
             if self.sees_messages and only in (None, "ratios"):
-                ratios.append(self._ratios(state, wires, Links(self.setting, senders, shared), inputs, sign))
+                with suppress(NoLikelihood):
+                    ratios.append(self._ratios(state, wires, Links(self.setting, senders, shared), inputs, sign))
             if only in (None, "estimates"):
                 terms.append(sign * inputs.seen(self._estimates(current, sent, wires, clients, keys), numbers))
         width = self.setting.dim if inputs.focus is None else inputs.focus.shape[-1]
@@ -264,7 +267,7 @@ class Mechanism:
         links = links if "shared" in SEES[self.threat] else links._replace(shared=None)
         trials = torch.arange(len(wires))
         zero, one = (sign * in_turn(update, trials) for update in inputs.hypotheses)
-        return log_ratios(self.defense.likelihood(state, wires, links), zero, one)
+        return log_ratios(likelihood_of(self.defense, state, wires, links), zero, one)
 
 
 def log_ratios(likelihood: Likelihood, zero: Tensor, one: Tensor) -> Tensor:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from leakgauge.harness.cli import options as cli
+from leakgauge.harness.core.code import import_from
 from leakgauge.harness.core.sinks import say
 
 
@@ -33,6 +35,7 @@ def claim(
     from leakgauge.harness.audit import claims
     from leakgauge.harness.audit.claims import assignments
 
+    import_from(Path.cwd())
     with cli.user_errors():
         found = claims.claim(
             defense, assignments(set_ or [], "--set"), assignments(setting or [], "--setting"), rounds, delta
@@ -63,6 +66,7 @@ def audit(
     from leakgauge.harness.audit import standalone
     from leakgauge.harness.audit.claims import assignments
 
+    import_from(Path.cwd())
     with cli.user_errors():
         found = standalone.audit(
             defense,

@@ -50,7 +50,7 @@ def _rows(what: str) -> list[dict[str, Any]]:
     if what == "studies":
         return [{"name": name, "summary": title} for name, title in study.shipped().items()]
     if what == "tasks":
-        tasks = (("data", data.names()), ("model", models.names()))
+        tasks = (("data", data.names()), ("model", (*models.names(), *models.FORMS)))
         return [{"name": name, "summary": text, "kind": kind} for kind, known in tasks for name, text in known]
     kind: registry.Kind = "defense" if what == "defenses" else "attack"
     return [

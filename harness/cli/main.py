@@ -14,8 +14,10 @@ from leakgauge import __version__
 from leakgauge.harness.cli.audit import audit, claim
 from leakgauge.harness.cli.compare import compare
 from leakgauge.harness.cli.gate import baselines, check, gate
+from leakgauge.harness.cli.inspect import inspect_
 from leakgauge.harness.cli.list import list_
 from leakgauge.harness.cli.options import bugs
+from leakgauge.harness.cli.own import doctor, new
 from leakgauge.harness.cli.report import export, report
 from leakgauge.harness.cli.run import run, show
 from leakgauge.harness.cli.verify import verify
@@ -50,10 +52,24 @@ def _options(
     """Measure how much a federated-learning defense really leaks."""
 
 
-_COMMANDS: tuple[Callable[..., None], ...] = (run, report, export, verify, show, claim, audit, compare, gate, check)
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    run,
+    report,
+    export,
+    verify,
+    show,
+    claim,
+    audit,
+    compare,
+    gate,
+    check,
+    new,
+    doctor,
+)
 for _command in _COMMANDS:
     app.command()(_command)
 app.command("list")(list_)
+app.command("inspect")(inspect_)
 app.add_typer(baselines)
 
 

@@ -16,8 +16,9 @@ import typer
 
 from leakgauge.harness.core.sinks import emit, say, spelled
 
-INCREASED, USAGE, NOT_COMPARABLE, INCOMPLETE, BUG, INTERRUPTED, CLOSED = 1, 2, 4, 5, 70, 130, 141
-"""Exit codes: leakage increased; invalid study or arguments; no usable baseline; incomplete results; an internal error
+INCREASED, USAGE, NOT_COMPARABLE, INCOMPLETE, UNSOUND, BUG, INTERRUPTED, CLOSED = 1, 2, 4, 5, 7, 70, 130, 141
+"""Exit codes: leakage increased; invalid study or arguments; no usable baseline; incomplete results; the doctor found
+something wrong; an internal error
 (EX_SOFTWARE of sysexits.h); stopped; nobody reads the output."""
 
 StudyArgument = Annotated[str, typer.Argument(help="A TOML file, or the name of a shipped study.")]

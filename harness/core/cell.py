@@ -36,8 +36,11 @@ class TaskSpec:
     """Data set and model, by name.
 
     Attributes:
-        data: `digits`, `photos`, `mnist`, ...; `folder:PATH` or `npz:PATH` for a user's own data.
-        model: `mlp-small`, `lenet-dlg`, ... (see `leakgauge list tasks`).
+        data: `digits`, `photos`, `mnist`, ...; for a user's own data `folder:PATH?size=64`, `npz:PATH?x=KEY&y=KEY`
+            (options may be left out), `module:factory`, or `given:NAME`, registered in this process; `recording:DIR`
+            for a training that ran elsewhere (see `federation.recording.load`).
+        model: `mlp-small`, `lenet-dlg`, ... (see `leakgauge list tasks`); `module:factory`, `torchvision:NAME` or
+            `given:NAME` for a user's own.
         init: `default`, or `dlg`: weights and biases uniform in +-0.5 (Zhu et al. 2019).
     """
 

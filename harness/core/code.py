@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from leakgauge.harness.core.errors import UnknownNameError
+
+RECORDING = "recording:"
+"""Before the folder, in the name of a recording that takes the place of data."""
+
+_FORMS = {"model": ("torchvision", "given"), "data": ("given", "folder", "npz", "recording")}
+"""Names of a task with a colon that are no code."""
 
 
 def code_allowed(asked: bool) -> bool:
@@ -11,6 +24,54 @@ def code_allowed(asked: bool) -> bool:
     return asked or os.environ.get("LEAKGAUGE_ALLOW_CODE") == "1"
 
 
+def import_from(folder: Path) -> None:
+    """Let modules be imported from a folder, after all other places: a console script does not look where it is run."""
+    name = str(folder.resolve())
+    if name not in sys.path:
+        sys.path.append(name)
+
+
 def named_code(values: Iterable[object]) -> list[str]:
     """Those values of a defense's or an attack's table that name code, as in `module:Class`."""
     return [value for value in values if isinstance(value, str) and ":" in value]
+
+
+def task_code(model: str, data: str) -> list[str]:
+    """Those names of a task that name code."""
+    names = {"model": model, "data": records_of(data)}
+    return [name for kind, name in names.items() if ":" in name and name.partition(":")[0] not in _FORMS[kind]]
+
+
+def recording_options(name: str) -> tuple[str, dict[str, str]]:
+    """The folder and the options in the name of a recording, as in `recording:DIR?data=NAME&public=yes`."""
+    path, _, query = name.removeprefix(RECORDING).partition("?")
+    pairs = [part.partition("=") for part in query.split("&") if part]
+    return path, {key: unquote(value) for key, _, value in pairs}
+
+
+def records_of(data: str) -> str:
+    """The name of the data that a recording takes its records from, or this name itself."""
+    return recording_options(data)[1].get("data", data) if data.startswith(RECORDING) else data
+
+
+def imported(kind: str, name: str) -> Any:
+    """What `module:attribute` names.
+
+    Raises:
+        UnknownNameError: as `loaded`.
+    """
+    module, _, attribute = name.partition(":")
+    return loaded(kind, name, lambda: getattr(importlib.import_module(module), attribute))
+
+
+def loaded(kind: str, name: str, load: Callable[[], Any]) -> Any:
+    """What `load` imports from somebody's module, which may fail in any way.
+
+    Raises:
+        UnknownNameError: it does; one line.
+    """
+    try:
+        return load()
+    except (Exception, SystemExit) as error:
+        text = " ".join(str(error).split())
+        raise UnknownNameError(f"no {kind} {name!r}: {type(error).__name__}: {text}") from error

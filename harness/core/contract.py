@@ -18,7 +18,8 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from leakgauge.harness.core.claim import Breach, Claim, Horizon
+from leakgauge.harness.core.claim import Breach, Claim, Horizon, nothing_promised
+from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.law import Law, StepLaw
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.table import Column
@@ -49,7 +50,7 @@ class Task(Protocol):
 
     @property
     def classes(self) -> int:
-        """Number of label classes."""
+        """Number of label classes; 1 if the label is a number."""
 
     @property
     def softmax(self) -> bool:
@@ -77,14 +78,14 @@ class Task(Protocol):
         """The same as while a client trains: a batch norm takes the statistics of x."""
 
     def loss(self, params: Vector, x: Tensor, y: Tensor) -> Tensor:
-        """What a client minimizes over x [b, *input_shape] and labels y: [b] int64, or [b, classes] probabilities.
+        """What a client minimizes over x [b, *input_shape] and labels y: [b], or [b, classes] probabilities.
 
         A scalar: the mean loss, and a penalty if there is one.
         """
 
 
 class Examples(NamedTuple):
-    """x: [n, *input_shape] float32, in [0, 1] for images; y: [n] int64."""
+    """x: [n, *input_shape] float32, in [0, 1] for images; y: [n] int64, or float32 numbers of a regression."""
 
     x: Tensor
     y: Tensor
@@ -317,13 +318,16 @@ class Defense(ABC, Generic[S, M]):
         """Whether the federation ends before the round of this state."""
         return False
 
-    @abstractmethod
     def likelihood(self, state: S, received: Sequence[bytes], links: Links) -> Likelihood:
         """The score of candidate updates by an adversary who knows this defense, for n messages at once.
 
         Args:
             links: `links.shared` is None for an outsider without the shared keys.
+
+        Raises:
+            NoLikelihood: none is stated, as here: attacks that need it are refused, others run.
         """
+        raise NoLikelihood(f"{type(self).__name__} states no likelihood, which this needs; write `likelihood`")
 
     def in_clear(self, updates: Tensor, setting: Setting) -> Tensor:
         """[n, h] what messages of updates [n, d] show without noise beside the numbers, such as a norm; differentiable.
@@ -392,13 +396,40 @@ class Defense(ABC, Generic[S, M]):
         """
         return {}
 
-    @abstractmethod
     def claim(self, history: Sequence[S], setting: Setting) -> Claim:
-        """The claim for the rounds whose states are in `history`, one state per round."""
+        """The claim for the rounds whose states are in `history`, one state per round; by default no promise."""
+        return nothing_promised(len(history), f"{type(self).__name__} states no claim.")
 
     def parameters(self) -> dict[str, Any]:
         """The hyper-parameters, defaults included."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+def likelihood_of(defense: Defense[Any, Any], state: Any, received: Sequence[bytes], links: Links) -> Likelihood:
+    """The defense's likelihood.
+
+    Raises:
+        NoLikelihood: it states none, or what it returns is no function.
+    """
+    found: Any = defense.likelihood(state, received, links)
+    if not callable(found):
+        name = type(defense).__name__
+        raise NoLikelihood(f"expected a function of updates from {name}.likelihood, got {found!r}")
+    score: Likelihood = found
+    return score
+
+
+def claim_of(defense: Defense[Any, Any], history: Sequence[Any], setting: Setting) -> Claim:
+    """The defense's claim.
+
+    Raises:
+        ValueError: what it returns is no claim.
+    """
+    found: object = defense.claim(history, setting)
+    if not isinstance(found, Claim):
+        name = type(defense).__name__
+        raise ValueError(f"expected a Claim from {name}.claim, got {found!r}; without `claim` nothing is promised")
+    return found
 
 
 class Snapshot(NamedTuple):
@@ -491,7 +522,8 @@ class Observation:
 class Guess(NamedTuple):
     """An attack's result for one victim. `failure` is empty, or states why there is no usable reconstruction.
 
-    x: [b, *input_shape]; y: [b] int64; objective: the attacker's own, by which it chose among the restarts.
+    x: [b, *input_shape]; y: [b] int64, or numbers of a regression; objective: the attacker's own, by which it chose
+    among the restarts.
     """
 
     x: Tensor

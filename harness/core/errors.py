@@ -36,5 +36,9 @@ class StudyError(ValueError):
         super().__init__("\n".join(f"{source}: {problem}" for problem in self.problems))
 
 
+class NoLikelihood(ValueError):
+    """The defense states no likelihood of its messages, which an attack or an audit asked for."""
+
+
 class MessageError(ValueError):
     """The bytes are not a message of this defense: wrong length, wrong round, or not finite."""

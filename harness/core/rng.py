@@ -18,7 +18,10 @@ import functools
 import hashlib
 import json
 import math
+import random
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,6 +100,16 @@ def _generator(key: Key) -> np.random.Generator:
 def _tensor(drawn: npt.NDArray[np.float64], dtype: torch.dtype) -> Tensor:
     """The draws as a tensor; numpy casts a few numbers in a third of the time."""
     return torch.from_numpy(drawn.astype(_NUMPY[dtype], copy=False))
+
+
+def global_states() -> dict[str, bytes]:
+    """The states of the generators of this process from which nothing may draw, by the name that a user knows."""
+    words = np.random.get_state(legacy=False)["state"]
+    return {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "numpy.random": words["key"].tobytes() + bytes([words["pos"] % 256, words["pos"] // 256]),
+        "random": repr(random.getstate()).encode(),
+    }
 
 
 def normal(key: Key, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -251,3 +264,23 @@ def integers(key: Key, n: int, high: int) -> npt.NDArray[np.int64]:
 def dirichlet(key: Key, alpha: npt.NDArray[np.float64], n: int) -> npt.NDArray[np.float64]:
     """[n, len(alpha)] draws from a Dirichlet law."""
     return _generator(key).dirichlet(alpha, n)
+
+
+@contextmanager
+def global_generators(key: Key) -> Iterator[Callable[[], object]]:
+    """The global generators of torch, numpy and Python, for code of others that may draw from them.
+
+    They start from the key, and are as before afterwards. Yields a function that gives their state: if it is the same
+    twice, nothing was drawn in between.
+    """
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    seed = int.from_bytes(_digest(key)[:4], "big")
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    try:
+        yield global_states
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])

@@ -12,7 +12,7 @@ import pickle
 import pkgutil
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -39,6 +39,10 @@ _RATIO = 50
 """A file may also grow this often: photographs grow 10 to 20 times, Fashion-MNIST 1.8, MNIST 5; a bomb 200 to 1,000."""
 
 
+_ELSEWHERE = ("recording",)
+"""Texts before a colon that other rooms read."""
+
+
 class DataMissing(LookupError):
     """A file of a data set is missing; one line with the file, the places searched, and how to get it."""
 
@@ -53,11 +57,14 @@ class DataSet:
 
     Attributes:
         name: as in `load`, e.g. `mnist` or `npz:faces.npz`.
-        train, test: x float32 in [0, 1], [n, channels, height, width] for images, else [n, features]; y int64.
-        classes: names, in the order of the labels.
+        train, test: x float32 in [0, 1], [n, channels, height, width] for images, else [n, features]; y int64, or
+            float32 numbers for a regression.
+        classes: names, in the order of the labels; empty for a regression.
         public: whether a report may show its images by default.
         note: what a reader must know about this copy, e.g. that a part is missing; usually empty.
         columns: what the entries of a table's records are, in their order; empty: not a table.
+        low, span: float32, of the shape of one input or with axes of length 1, where x was brought to [0, 1]; a model
+            gets x * span + low. None: x is as the data are.
 
     Raises:
         ValueError: shapes, dtypes, counts, ranges, labels or columns are not as above, or a split is empty.
@@ -70,29 +77,26 @@ class DataSet:
     public: bool
     note: str = ""
     columns: tuple[Column, ...] = ()
+    low: torch.Tensor | None = None
+    span: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
-        for split, (x, y) in (("train", self.train), ("test", self.test)):
-            if x.ndim not in (2, 4):
-                raise ValueError(f"expected 2 or 4 axes in {split} x, got {tuple(x.shape)}")
-            if x.dtype != torch.float32 or y.dtype != torch.int64:
-                raise ValueError(f"expected float32 x and int64 y in {split}, got {x.dtype} and {y.dtype}")
-            if len(x) == 0 or y.shape != (len(x),):
-                raise ValueError(f"expected 1 or more {split} examples with labels, got {len(x)} x and {len(y)} y")
-            (low, high), last = x.aminmax(), len(self.classes) - 1
-            if not (low >= 0 and high <= 1):
-                raise ValueError(f"expected {split} x in [0, 1], got {low:g} to {high:g}")
-            if not (y.min() >= 0 and y.max() <= last):
-                raise ValueError(f"expected {split} labels from 0 to {last}, got {int(y.min())} to {int(y.max())}")
+        for split, examples in (("train", self.train), ("test", self.test)):
+            _check(split, examples, self.classes)
         if self.train.x.shape[1:] != self.test.x.shape[1:]:
             raise ValueError(
                 f"expected train and test of one shape, got {self.input_shape} and {tuple(self.test.x.shape[1:])}"
             )
-
         if self.columns and self.input_shape != (sum(column.width for column in self.columns),):
             raise ValueError(
                 f"expected columns for inputs {self.input_shape}, got {len(self.columns)} of another width"
             )
+        if (self.low is None) != (self.span is None):
+            raise ValueError("expected low and span, or neither, got one of them")
+
+    def original(self, x: torch.Tensor) -> torch.Tensor:
+        """Inputs x [n, *input_shape] in [0, 1], such as a reconstruction, in the units of the data."""
+        return x if self.low is None or self.span is None else x * self.span + self.low
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -101,11 +105,36 @@ class DataSet:
 
     @functools.cached_property
     def digest(self) -> str:
-        """The first 16 hex digits of SHA-256 over the bytes of train x, train y, test x and test y."""
+        """The first 16 hex digits of SHA-256 over the bytes of train x, train y, test x, test y, and low and span."""
         sha = hashlib.sha256()
         for tensor in (*self.train, *self.test):
             sha.update(tensor.contiguous().numpy().reshape(-1).data)
+        sha.update(self.scale)
         return sha.hexdigest()[:16]
+
+    @property
+    def scale(self) -> bytes:
+        """The bytes of low and span; empty if x is as the data are."""
+        return b"".join(one.contiguous().numpy().tobytes() for one in (self.low, self.span) if one is not None)
+
+
+def _check(split: str, examples: Examples, classes: tuple[str, ...]) -> None:
+    """Raise ValueError if one split is not as `DataSet` says."""
+    (x, y), kind = examples, torch.int64 if classes else torch.float32
+    if x.ndim not in (2, 4):
+        raise ValueError(f"expected 2 or 4 axes in {split} x, got {tuple(x.shape)}")
+    if x.dtype != torch.float32 or y.dtype != kind:
+        raise ValueError(f"expected float32 x and {str(kind)[6:]} y in {split}, got {x.dtype} and {y.dtype}")
+    if x.numel() == 0 or y.shape != (len(x),):
+        few = "; give a test set, or 5 or more examples of a class, every fifth of which is one" if not len(x) else ""
+        raise ValueError(f"expected 1 or more {split} examples with labels, got {len(x)} x and {len(y)} y{few}")
+    (low, high), last = x.aminmax(), len(classes) - 1
+    if not (low >= 0 and high <= 1):
+        raise ValueError(f"expected {split} x in [0, 1], got {low:g} to {high:g}")
+    if classes and not (y.min() >= 0 and y.max() <= last):
+        raise ValueError(f"expected {split} labels from 0 to {last}, got {int(y.min())} to {int(y.max())}")
+    if not classes and not bool(y.isfinite().all()):
+        raise ValueError(f"expected finite {split} labels, got {int((~y.isfinite()).sum())} that are not")
 
 
 class Source(NamedTuple):
@@ -115,11 +144,25 @@ class Source(NamedTuple):
     read: Callable[[Path], DataSet]
 
 
+class Form(NamedTuple):
+    """A way to name a user's own data: what stands after `kind:`, a one-line summary, the reader and its options.
+
+    read: takes what stands between the colon and the options, and the options by name.
+    """
+
+    rest: str
+    summary: str
+    read: Callable[[str, Mapping[str, str]], DataSet]
+    options: tuple[str, ...] = ()
+
+
 def load(name: str, root: Path) -> DataSet:
     """The data set named `name`.
 
     Args:
-        name: one of `names()`; in `folder:PATH` and `npz:PATH` a relative path starts at the working directory.
+        name: one of `names()`. Options follow the last `?`, as in `folder:PATH?size=64`; a PATH that holds a `?` is
+            followed by another one. A relative PATH starts at the working directory. `module:factory` is code and runs:
+            see `harness.data.given`.
         root: folder of the downloaded sets, never written to. `digits`, `photos` and a user's own data need none.
 
     Guarantees:
@@ -127,29 +170,46 @@ def load(name: str, root: Path) -> DataSet:
 
     Raises:
         UnknownNameError: unknown name.
-        ValueError: the path is missing in `folder:PATH` or `npz:PATH`.
+        ValueError: the path is missing in `folder:PATH` or `npz:PATH`, or an option is unknown or wrong.
         DataMissing: a file is missing.
-        DataUnreadable: a file cannot be opened, is truncated, or has the wrong content.
+        DataUnreadable: a file cannot be opened, is truncated, or has the wrong content; code fails or returns no data.
     """
-    from leakgauge.harness.data import files
+    kind, _, rest = name.partition(":")
+    form = _code() if is_code(name) else _forms().get(kind if ":" in name else "")
+    if form is None:
+        known = _sources()
+        if name in known:
+            return known[name].read(root)
+        raise unknown("data set", name, (listed for listed, _ in names()))
+    rest, _, query = rest.rpartition("?") if "?" in rest else (rest, "", "")
+    if not rest:
+        raise ValueError(f"expected {kind}:{form.rest}, got {name!r}")
+    return form.read(f"{kind}:{rest}" if is_code(name) else rest, _options(name, query, form.options))
 
-    kind, colon, path = name.partition(":")
-    if colon and kind in files.FORMS:
-        if not path:
-            raise ValueError(f"expected {kind}:PATH, got {name!r}")
-        return files.FORMS[kind].read(Path(path).expanduser())
-    known = _sources()
-    if name in known:
-        return known[name].read(root)
-    raise unknown("data set", name, (listed for listed, _ in names()))
+
+def is_code(name: str) -> bool:
+    """Whether a data set's name is `module:factory`: then loading it imports and runs code."""
+    kind, colon, _ = name.partition(":")
+    return bool(colon) and kind not in (*_forms(), *_ELSEWHERE)
+
+
+def _options(name: str, query: str, known: tuple[str, ...]) -> dict[str, str]:
+    """What stands after the `?` of a name: key=value, joined by `&`."""
+    found: dict[str, str] = {}
+    for pair in query.split("&") if query else ():
+        key, _, value = pair.partition("=")
+        if key not in known or key in found or not value:
+            options = f"its options are {', '.join(f'{one}=...' for one in known)}" if known else "it has no options"
+            raise ValueError(f"{name!r}: got the option {pair!r}, but {options}, each once, after ? and joined by &")
+        found[key] = value
+    return found
 
 
 def names() -> tuple[tuple[str, str], ...]:
     """All names that `load` accepts, each with a one-line summary."""
-    from leakgauge.harness.data import files
-
-    sources = _sources() | {f"{kind}:PATH": source for kind, source in files.FORMS.items()}
-    return tuple((name, source.summary) for name, source in sources.items())
+    found = [(name, source.summary) for name, source in _sources().items()]
+    found += [(f"{kind}:{form.rest}", form.summary) for kind, form in _forms().items()]
+    return (*found, (_code().rest, _code().summary))
 
 
 def default_root() -> Path:
@@ -158,9 +218,14 @@ def default_root() -> Path:
 
 
 def split_by_class(x: torch.Tensor, y: torch.Tensor) -> tuple[Examples, Examples]:
-    """The fixed split of a data set without its own: every fifth example of each class is a test example."""
+    """The fixed split of a data set without its own: every fifth example of each class is a test example.
+
+    For a regression, whose y are numbers, every fifth of all.
+    """
     is_test = torch.zeros(len(y), dtype=torch.bool)
-    for label in set(y.tolist()):
+    if y.is_floating_point():
+        is_test[4::5] = True
+    for label in set() if y.is_floating_point() else set(y.tolist()):
         is_test[(y == label).nonzero()[4::5]] = True
     return Examples(x[~is_test], y[~is_test]), Examples(x[is_test], y[is_test])
 
@@ -225,6 +290,20 @@ def reading(path: Path) -> Iterator[None]:
 
 
 @functools.cache
+def _forms() -> dict[str, Form]:
+    """The forms of a user's own data by the text before the colon."""
+    from leakgauge.harness.data import files, given
+
+    return files.FORMS | given.FORMS
+
+
+def _code() -> Form:
+    """The form `module:factory`."""
+    from leakgauge.harness.data import given
+
+    return given.CODE
+
+
 @functools.cache
 def _sources() -> dict[str, Source]:
     """The `SETS` of every module in this folder: a new data set is one file."""

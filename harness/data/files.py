@@ -2,38 +2,55 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import warnings
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from leakgauge.harness.core.contract import Examples
-from leakgauge.harness.data import DataSet, DataUnreadable, Source, check_unpacked, find, reading, split_by_class
+from leakgauge.harness.data import DataSet, DataUnreadable, Form, check_unpacked, find, reading
+from leakgauge.harness.data.arrays import Array, Arrays, data_set, stacked
 
-_CHANNELS = (1, 3)
-_MAX_LABEL = 99_999  # larger labels are identifiers, not classes
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 _ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # as torchvision's ImageFolder
 
+_MOST_PIXELS = 4096
+"""The longest side to which images are resized."""
 
-def folder(path: Path) -> DataSet:
+_LISTED = 12
+"""Keys of a file that an error names."""
+
+INPUTS = ("x", "data", "image", "images", "img", "pixelvalues", "feature", "features", "input", "inputs")
+LABELS = ("y", "label", "labels", "target", "targets")
+"""Common names of inputs and labels, in lower case and without signs."""
+
+
+def folder(rest: str, options: Mapping[str, str]) -> DataSet:
     """Images in one folder per class: PATH/train/<class>/* with PATH/test/<class>/*, or PATH/<class>/*.
 
     Without `train` or `test`, every fifth image of a class, sorted by name, is a test image. Gray images (modes 1 and L
-    of Pillow) have one channel; palette images and images with transparency become RGB. Links to folders, out of PATH,
-    or to an image that is there anyway are left out, with a note.
+    of Pillow) have one channel; palette images and images with transparency become RGB, and gray ones too if any other
+    is RGB. Links to folders, out of PATH, or to an image that is there anyway are left out, with a note.
+
+    Args:
+        rest: PATH.
+        options: `size`, as in 64 or 64x48 (width x height): an image is resized until it covers that, and cut out in
+            its middle.
 
     Raises:
         DataMissing: no such folder.
-        DataUnreadable: an image cannot be read, or differs from the first one in size or channels; a class has no
-            image; `train` and `test` have different classes; the images are too large.
+        DataUnreadable: an image cannot be read, or differs from the first one in size; a class has no image; `train`
+            and `test` have different classes; the images are too large.
+        ValueError: a size that is none.
     """
+    path, size = Path(rest).expanduser(), _size(options.get("size", ""))
     hint = "expected PATH/train/<class>/* with PATH/test/<class>/*, or PATH/<class>/*"
     find("image folder", [path.parent], [path.name], hint)
     with reading(path):
@@ -44,37 +61,67 @@ def folder(path: Path) -> DataSet:
         classes, others = (tuple(tree) for tree in (trees[0], trees[-1]))
         if classes != others:
             raise ValueError(f"expected the same classes in train and test, got {classes} and {others}")
-        examples = [_images(tree) for tree in trees]
-        train, test = examples if split else split_by_class(*examples[0])
+        x = _images([file for tree in trees for files in tree.values() for file in files], size)
+        y = np.array([label for tree in trees for label, files in enumerate(tree.values()) for _ in files])
+        count = sum(map(len, trees[0].values()))
+        parts = [Arrays(x[part], y[part], is_first=True) for part in (slice(count), slice(count, None))]
         note = f"{lost} links left out: to folders, out of the folder, or to images that are there" if lost else ""
-        return DataSet(f"folder:{path}", train, test, classes, public=False, note=note)
+        return data_set(f"folder:{path}", parts[0], parts[1] if split else None, classes, note)
 
 
-def npz(path: Path) -> DataSet:
-    """The arrays `x` and `y` of an npz file, with `x_test` and `y_test` if present.
+def npz(rest: str, options: Mapping[str, str]) -> DataSet:
+    """The arrays of an npz file: inputs and labels, optionally those of a test set; see `arrays.data_set`.
 
-    x: [n, features], [n, height, width], or four axes with the channels (1 or 3) second or last; uint8 is divided by
-    255, floats must lie in [0, 1]. y: integers from 0. Without `x_test`, every fifth example of a class is for testing.
+    They are found by common names (`x`, `images`, `X_train`, `labels`, `test_images`, ...) or named by options; if `x`
+    or `y` is an option, the test set counts only if it is named too.
+
+    Args:
+        rest: PATH.
+        options: the file's keys of `x`, `y`, `x_test` and `y_test`.
 
     Raises:
         DataMissing: no such file.
         DataUnreadable: the file is not as above, or holds pickled objects.
     """
+    path = Path(rest).expanduser()
     find("npz file", [path.parent], [path.name], "make it: numpy.savez(PATH, x=..., y=...)")
     with reading(path), zipfile.ZipFile(path) as members:  # what a member declares, its reader does not exceed
         check_unpacked(sum(member.file_size for member in members.infolist()), path.stat().st_size)
     with reading(path), np.load(path, allow_pickle=False) as arrays:
-        if set(arrays) not in ({"x", "y"}, {"x", "y", "x_test", "y_test"}):
-            raise ValueError(f"expected x and y, with both or none of x_test and y_test, got {', '.join(arrays)}")
-        train = Examples(_inputs("x", arrays["x"]), _labels("y", arrays["y"]))
-        if "x_test" in arrays:
-            test = Examples(_inputs("x_test", arrays["x_test"]), _labels("y_test", arrays["y_test"]))
-        elif len(train.x) == len(train.y):
-            train, test = split_by_class(*train)
-        else:
-            raise ValueError(f"expected one label per example, got {len(train.x)} x and {len(train.y)} y")
-        classes = tuple(str(label) for label in range(1 + max(torch.cat([train.y, test.y]).tolist(), default=-1)))
-        return DataSet(f"npz:{path}", train, test, classes, public=False)
+        keys = _keys(list(arrays), options)
+        found = {role: np.asarray(arrays[key]) for role, key in keys.items()}
+        test = Arrays(found["x_test"], found["y_test"]) if "x_test" in found else None
+        return data_set(f"npz:{path}", Arrays(found["x"], found["y"]), test)
+
+
+def _keys(keys: Sequence[str], options: Mapping[str, str]) -> dict[str, str]:
+    """The file's key of each role: x and y, with both or none of x_test and y_test."""
+    roles: dict[str, list[str]] = {role: [key] for role, key in options.items()}
+    for key in keys:
+        role = role_of(key)
+        if role and role not in options and not (role.endswith("_test") and {"x", "y"} & options.keys()):
+            roles.setdefault(role, []).append(key)
+    several = [named for named in roles.values() if len(named) > 1]
+    missing = set(options.values()) - set(keys)
+    if set(roles) not in ({"x", "y"}, {"x", "y", "x_test", "y_test"}) or several or missing:
+        names = ", ".join(repr(key[:40]) for key in keys[:_LISTED]) + (", ..." if len(keys) > _LISTED else "")
+        test = "both or none of x_test and y_test"
+        absent = f"no key {min(missing)[:40]!r}; " if missing else ""
+        raise ValueError(
+            f"{absent}expected one x and one y, with {test}, got the keys {names or 'of no array'}; "
+            "name them: npz:PATH?x=KEY&y=KEY, and &x_test=KEY&y_test=KEY if there is a test set"
+        )
+    return {role: named[0] for role, named in roles.items()}
+
+
+def role_of(key: str) -> str:
+    """What a key names by its common names: x, y, x_test or y_test; empty if nothing."""
+    plain = re.sub(r"[^a-z]", "", key.casefold())
+    for part, suffix in (("train", ""), ("test", "_test"), ("", "")):
+        bare = plain.removeprefix(part).removesuffix(part)
+        if bare in INPUTS + LABELS and part in plain:
+            return ("x" if bare in INPUTS else "y") + suffix
+    return ""
 
 
 def _trees(path: Path, parts: Sequence[str]) -> tuple[list[dict[str, list[Path]]], int]:
@@ -104,68 +151,86 @@ def _trees(path: Path, parts: Sequence[str]) -> tuple[list[dict[str, list[Path]]
     return trees, lost
 
 
-def _images(tree: dict[str, list[Path]]) -> Examples:
-    """All images, labeled by class."""
-    images: list[npt.NDArray[np.uint8]] = []
-    packed = 0
-    for file in (file for files in tree.values() for file in files):
-        packed += file.stat().st_size
-        images.append(_image(file, images[0].nbytes * len(images) if images else 0, packed))
-        if images[-1].shape != images[0].shape:
-            raise DataUnreadable(
-                f"cannot read {file}: expected the first image's {images[0].shape} (height, width, channels), "
-                f"got {images[-1].shape}"
-            )
-    labels = [label for label, files in enumerate(tree.values()) for _ in files]
-    return Examples(_inputs("images", np.stack(images)), torch.tensor(labels))
+def _size(text: str) -> tuple[int, int] | None:
+    """(width, height) of the option `size`; None: images stay as they are."""
+    if not text:
+        return None
+    found = re.fullmatch("([0-9]{1,4})(?:x([0-9]{1,4}))?", text)
+    sides = [int(side or found[1]) for side in found.groups()] if found else [0]
+    if not all(1 <= side <= _MOST_PIXELS for side in sides):
+        raise ValueError(f"expected size=64 or size=64x48 (width x height) up to {_MOST_PIXELS}, got size={text}")
+    return sides[0], sides[1]
 
 
-def _image(path: Path, before: int, packed: int) -> npt.NDArray[np.uint8]:
-    """[height, width, 1 or 3] bytes; `before` of them, of all `packed` bytes on disk, are unpacked already."""
+def _images(files: Iterable[Path], size: tuple[int, int] | None) -> Array:
+    """[n, channels, height, width]: all images."""
+    images: list[Array] = []
+    paths: list[Path] = []
+    packed = most = 0
+    for path in files:
+        packed += path.stat().st_size
+        images.append(_image(path, most * len(images), packed, size))
+        paths.append(path)
+        most = max(most, images[-1].nbytes)
+    check_unpacked(most * (len(images) - 1), packed)  # if the last one is the first that is RGB
+    try:
+        return stacked(images)
+    except ValueError as error:
+        text, number = error.args
+        text = f"{text} (channels, height, width); add ?size=64 to resize"
+        raise DataUnreadable(f"cannot read {paths[number]}: {text}") from error
+
+
+def _image(path: Path, before: int, packed: int, size: tuple[int, int] | None) -> Array:
+    """[1 or 3, height, width] bytes; `before` of them, of all `packed` bytes on disk, are unpacked already."""
     from PIL import Image
 
     try:
         with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning), reading(path):
             image = Image.open(path)
         with reading(path), image:
-            if image.mode.startswith(("I", "F")):
-                raise ValueError(f"expected 8 bits per channel, got an image of mode {image.mode}")
-            check_unpacked(before + image.width * image.height, packed)
-            pixels = np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB"))
+            check_unpacked(before + max(image.width * image.height, math.prod(size) if size else 0), packed)
+            return pixels(image, size)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DataUnreadable(f"cannot read {path}: {error}; make the image smaller") from error
-    return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
-def _inputs(name: str, x: npt.NDArray[Any]) -> Tensor:
-    """Features or images as float32, with the channels second."""
-    if x.ndim == 3:
-        x = x[:, None]
-    elif x.ndim == 4:
-        is_first, is_last = x.shape[1] in _CHANNELS, x.shape[3] in _CHANNELS
-        if is_first == is_last:
-            raise ValueError(f"expected {name} with 1 or 3 channels second or last, and not both, got shape {x.shape}")
-        x = x.transpose(0, 3, 1, 2) if is_last else x
-    elif x.ndim != 2:
-        raise ValueError(f"expected {name} with 2, 3 or 4 axes, got shape {x.shape}")
-    if x.dtype == np.uint8:
-        return torch.from_numpy(x.astype(np.float32, order="C")).div_(255)
-    if not np.issubdtype(x.dtype, np.floating):
-        raise ValueError(f"expected {name} of uint8 or floats, got {x.dtype}")
-    return torch.from_numpy(x.astype(np.float32, order="C"))
+def pixels(image: Image, size: tuple[int, int] | None = None) -> Array:
+    """[1 or 3, height, width] bytes of an image, resized until it covers (width, height), and cut out in its middle.
 
+    Guarantees:
+        The same pixels as torchvision's `Resize` (by bilinear filter) and `CenterCrop`, if `size` is a square.
 
-def _labels(name: str, y: npt.NDArray[Any]) -> Tensor:
-    """Labels as int64."""
-    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
-        raise ValueError(f"expected {name} with one axis of integers, got shape {y.shape} of {y.dtype}")
-    if y.size and y.max() > _MAX_LABEL:
-        raise ValueError(f"expected {name} up to {_MAX_LABEL}, got {y.max()}")
-    return torch.from_numpy(y.astype(np.int64))
+    Raises:
+        ValueError: more than 8 bits a channel, or a side is so long that the other becomes huge.
+    """
+    if image.mode.startswith(("I", "F")):
+        raise ValueError(f"expected 8 bits per channel, got an image of mode {image.mode}")
+    image = image.convert("L" if image.mode in ("1", "L") else "RGB")
+    if size is not None:
+        (width, height), (w, h) = size, image.size
+        wide = width * h >= height * w
+        scaled = (width, width * h // w) if wide else (height * w // h, height)
+        check_unpacked(math.prod(scaled), 0)
+        image = image.resize(scaled, resample=2)  # bilinear
+        left, top = round((scaled[0] - width) / 2), round((scaled[1] - height) / 2)
+        image = image.crop((left, top, left + width, top + height))
+    found = np.asarray(image)
+    return found[None] if found.ndim == 2 else found.transpose(2, 0, 1)
 
 
 FORMS = {
-    "folder": Source("a folder of images of one size: PATH/<class>/*, or PATH/train/<class>/* with PATH/test", folder),
-    "npz": Source("an npz file with x and y, optionally x_test and y_test", npz),
+    "folder": Form(
+        "PATH",
+        "a folder of images: PATH/<class>/*, or PATH/train/<class>/* with PATH/test; ?size=64 or ?size=64x48 resizes",
+        folder,
+        ("size",),
+    ),
+    "npz": Form(
+        "PATH",
+        "an npz file with x and y, optionally x_test and y_test; other keys: ?x=KEY&y=KEY&x_test=KEY&y_test=KEY",
+        npz,
+        ("x", "y", "x_test", "y_test"),
+    ),
 }
-"""By the text before the colon; the readers take PATH instead of the root folder."""
+"""By the text before the colon."""

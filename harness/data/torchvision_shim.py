@@ -49,3 +49,19 @@ def _declare() -> None:
         if getattr(torch.ops.torchvision, name, None) is None:
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]
     _declared.append(library)
+
+
+def classifiers() -> list[str]:
+    """The names of torchvision's image classifiers.
+
+    Raises:
+        ImportError, RuntimeError: as `torchvision`.
+    """
+    models = torchvision().models
+    return list(models.list_models(module=models))
+
+
+def classifier(name: str, num_classes: int) -> torch.nn.Module:
+    """An image classifier of torchvision, its weights drawn from torch's global generator."""
+    net: torch.nn.Module = torchvision().models.get_model(name, num_classes=num_classes, weights=None)
+    return net

@@ -26,7 +26,7 @@ from leakgauge.harness.core.contract import (
 )
 from leakgauge.harness.core.result import Dropped, Evaluation
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.federation.round import Client, Collected, Round, client_key
 from leakgauge.harness.learn.batch import Engine, Indices, LocalPlan, Work, train_clients
 from leakgauge.harness.learn.tasks import ModelTask
@@ -61,6 +61,7 @@ class Training:
         breaches: by assumption, how often the rounds broke it (`Defense.breaches`); by `EVERY_ROUND`, the clients that
             missed a round.
         dropped: the clients that did not count in a round, in the order of the rounds.
+        unrepeated: why the first message does not follow from its keys (`Round.unrepeated`); empty: it does.
     """
 
     setting: Setting
@@ -75,15 +76,20 @@ class Training:
     snr_db: list[float | None] = field(default_factory=list)
     breaches: dict[str, Breach] = field(default_factory=dict)
     dropped: list[Dropped] = field(default_factory=list)
+    unrepeated: str = ""
 
 
 def make_setting(task: ModelTask, spec: FederationSpec, clients: Mapping[int, Examples], rule: LocalRule) -> Setting:
     """The public setting of a federation of these clients, who train by the defense's rule."""
+    return setting_of(task.layout, spec, [len(data.y) for data in clients.values()], rule)
+
+
+def setting_of(layout: Layout, spec: FederationSpec, sizes: Sequence[int], rule: LocalRule) -> Setting:
+    """The public setting of a federation whose clients have so many samples."""
     plan = make_plan(spec, spec.lr, rule)
-    sizes = [len(data.y) for data in clients.values()]
     passes = -(-max(sizes) // plan.size(max(sizes))) * (plan.epochs or 1)
     return Setting(
-        layout=task.layout,
+        layout=layout,
         clients=spec.clients,
         participants=spec.participants or spec.clients,
         rounds=spec.rounds,
@@ -188,6 +194,23 @@ def train(
     return training
 
 
+def evaluation(task: ModelTask, params: Vector, test: Examples, number: int) -> Evaluation:
+    """Accuracy (None for a regression) and mean loss on test examples of the model before round `number`.
+
+    Raises:
+        ValueError: the loss is not finite.
+    """
+    is_classifier, loss, correct = task.model.loss != "squared", 0.0, 0
+    with torch.no_grad():
+        for x, y in zip(*(torch.split(part, 1000) for part in test), strict=True):
+            loss += float(task.losses(params, x, y).double().sum())
+            correct += task.correct(params, x, y) if is_classifier else 0
+    loss /= len(test.y)
+    if not math.isfinite(loss):
+        raise ValueError(f"training diverged: the test loss before round {number} is {loss}")
+    return Evaluation(number, correct / len(test.y) if is_classifier else None, loss)
+
+
 @dataclass
 class _Schedule:
     """The learning rate by round."""
@@ -234,18 +257,8 @@ class _Run:
 
     def evaluate(self, params: Vector, number: int) -> float:
         """Record accuracy (None for a regression) and mean test loss before round `number`; returns the loss."""
-        placed, is_classifier = params.to(self.device), self.task.model.loss != "squared"
-        loss, correct = 0.0, 0
-        with torch.no_grad():
-            for x, y in zip(*(torch.split(part, 1000) for part in self.test), strict=True):
-                loss += float(self.task.losses(placed, x, y).double().sum())
-                correct += self.task.correct(placed, x, y) if is_classifier else 0
-        loss /= len(self.test.y)
-        if not math.isfinite(loss):
-            raise ValueError(f"training diverged: the test loss before round {number} is {loss}")
-        accuracy = correct / len(self.test.y) if is_classifier else None
-        self.training.evaluations.append(Evaluation(number, accuracy, loss))
-        return loss
+        self.training.evaluations.append(evaluation(self.task, params.to(self.device), self.test, number))
+        return self.training.evaluations[-1].loss
 
     def round(self, params: Vector, state: Any, number: int, lr: float, *, with_snr: bool) -> Vector:
         """Run one round; returns the next parameters."""
@@ -263,6 +276,9 @@ class _Run:
         ]
         found = here.collect(clients, key.child("channel"), key.child("server"))
         self._drop(number, found.dropped, diverged=not bool(updates.isfinite().all(1).any()))
+        if found.clients and not number:
+            first = found.clients[0]._replace(memory=self.defense.remember(self.setting))
+            self.training.unrepeated = here.unrepeated(first, found.exchange.sent[0])
         counted = [sender.number for sender in found.links.senders]
         after = zip(found.clients, found.exchange.memories, strict=True)
         self.memories |= {one.sender.number: memory for one, memory in after if one.sender.number in counted}
@@ -287,7 +303,7 @@ class _Run:
                 raise ValueError(f"round {number}, client {client}: {reason}; {why}")
             self.training.dropped.append(Dropped(number, client, reason))
 
-    def _count(self, here: Collected, lr: float) -> None:
+    def _count(self, here: Collected[Client], lr: float) -> None:
         """Add a round's breaches of the defense's assumptions."""
         total, updates = self.training.breaches, [client.update for client in here.clients]
         found = self.defense.breaches(updates, here.exchange.links._replace(shared=None), lr)
@@ -295,7 +311,7 @@ class _Run:
             found |= {self.defense.relies: Breach(1, 1, "round")}
         total |= {text: breach.plus(total[text]) if text in total else breach for text, breach in found.items()}
 
-    def _keep(self, number: int, found: Collected, batches: Sequence[Sequence[Indices]]) -> None:
+    def _keep(self, number: int, found: Collected[Client], batches: Sequence[Sequence[Indices]]) -> None:
         """Record a round's messages that count, and the samples behind each."""
         # the distinct samples behind a message, in the order of their first use
         samples = [np.array(list(dict.fromkeys(np.concatenate(used).tolist())), np.int64) for used in batches]
@@ -310,7 +326,7 @@ class _Run:
             messages = [Message(number, *row) for row in columns]
         self.training.messages[number] = tuple(messages)
 
-    def _snr_db(self, found: Collected) -> float | None:
+    def _snr_db(self, found: Collected[Client]) -> float | None:
         """Mean over messages of 10 log10(|u|^2 / |decoded - u|^2); None if decoding is exact or u is zero."""
         if self.defense.superposes:
             return None

@@ -305,15 +305,15 @@ def _real_messages(scene: Scene, view: View, target: Target) -> _Sent:
             raise ValueError(f"no single client's message of round {number} reached the receiver, or it was not kept")
         truth = training.truth[number]
         if not chosen:
-            first = [message.sender.number for message in sighting.messages[: target.count]]
-            chosen = {client: truth[client] for client in first}
+            known = [message.sender.number for message in sighting.messages if message.sender.number in truth]
+            chosen = {client: truth[client] for client in known[: target.count]}
         messages = tuple(message for message in sighting.messages if message.sender.number in chosen)
         if len(messages) < target.count:
             raise ValueError(
                 f"expected at most {len(messages)} messages in round {number}, got count={target.count}: only that "
-                "many of those clients took part"
+                "many of those clients took part with records that are known"
             )
-        if any(set(rows) != set(truth[client]) for client, rows in chosen.items()):
+        if any(set(rows) != set(truth.get(client, ())) for client, rows in chosen.items()):
             raise ValueError("expected the same samples behind a client's messages of several rounds: needs batch = 0")
         sightings.append(sighting._replace(messages=messages))
     rows = [scene.clients[client][used] for client, used in chosen.items()]

@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from leakgauge.harness.core.cell import PartSpec, Scalar
+from leakgauge.harness.core.code import loaded
 from leakgauge.harness.core.contract import Attack, Defense
 from leakgauge.harness.core.errors import UnknownNameError, suggestion, unknown
 from leakgauge.harness.core.result import PartInfo
@@ -69,11 +70,7 @@ def _only_class(kind: Kind, module: str, names: dict[str, Any]) -> type:
 
 def _loaded(kind: Kind, name: str, load: Callable[[], Any]) -> type:
     """The class that `load` imports from somebody's module, which may fail in any way."""
-    try:
-        found = load()
-    except (Exception, SystemExit) as error:
-        text = " ".join(str(error).split())
-        raise UnknownNameError(f"no {kind} {name!r}: {type(error).__name__}: {text}") from error
+    found = loaded(kind, name, load)
     if not (inspect.isclass(found) and issubclass(found, _BASE[kind])):
         raise UnknownNameError(f"expected a subclass of {_BASE[kind].__name__} for {name!r}, got {found!r}")
     return found

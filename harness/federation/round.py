@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ import torch
 from leakgauge.harness.core.checks import check_update
 from leakgauge.harness.core.contract import Defense, Link, Links, Message, Sender, Setting
 from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.rng import Key, global_states
 from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector
 
@@ -47,6 +47,29 @@ class Client(NamedTuple):
         """A client whose keys are the children `private` and `shared` of `key`."""
         return cls(sender, update, memory, key.child("private"), key.child("shared"))
 
+    def silent(self) -> Client:
+        """The client with an update of zero."""
+        return self._replace(update=torch.zeros_like(self.update))
+
+
+class Letter(NamedTuple):
+    """What a server holds of a client that is elsewhere: the message in its envelope, and the shared key of the round.
+
+    fault: why the client says that it does not count; it has then sent its noise alone. Empty: it counts.
+    """
+
+    sender: Sender
+    sealed: bytes
+    shared: Key
+    fault: str = ""
+
+    def silent(self) -> Letter:
+        """The letter as noise: what is in it stays."""
+        return self._replace(fault="")
+
+
+C = TypeVar("C", Client, Letter)
+
 
 class Exchange(NamedTuple):
     """The messages of one round.
@@ -64,7 +87,7 @@ class Exchange(NamedTuple):
     links: Links
 
 
-class Collected(NamedTuple):
+class Collected(NamedTuple, Generic[C]):
     """A round as the server collects it.
 
     Attributes:
@@ -76,7 +99,7 @@ class Collected(NamedTuple):
         dropped: by client number, why it does not count.
     """
 
-    clients: Sequence[Client]
+    clients: Sequence[C]
     exchange: Exchange
     links: Links
     updates: list[Vector]
@@ -93,36 +116,83 @@ class Round:
     state: Any
     number: int = 0
 
-    def exchange(self, clients: Sequence[Client], channel: Key) -> Exchange:
+    def exchange(self, clients: Sequence[Client] | Sequence[Letter], channel: Key) -> Exchange:
         """Encode each client's update, seal and open it if it is digital, then transmit all messages.
 
         Args:
+            clients: of letters, what they hold takes the place of an encoded update, and there are no memories.
             channel: key of the channel noise.
 
         Raises:
             ValueError: an update is not finite; the error names round and client.
-            MessageError: the channel cannot carry a waveform.
+            MessageError: the channel cannot carry a waveform, or a letter has a fault or is of another client or round.
         """
-        setting, number, defense = self.setting, self.number, self.defense
         sent, memories, senders, keys = [], [], [], []
-        for sender, update, memory, private, shared in clients:
-            try:
-                check_update(update)
-                wire, after = defense.encode(self.state, memory, update, Link(setting, sender, shared), private)
-            except ValueError as error:
-                raise ValueError(f"round {number}, client {sender.number}: {error}") from error
-            sent.append(wire if defense.analog else unseal(seal(wire, number, sender.number), number, sender.number))
-            memories.append(after)
-            senders.append(sender)
-            keys.append(shared)
-        received = defense.transmit(self.state, sent, Links(setting, senders, None), channel)
-        return Exchange(sent, received, memories, Links(setting, senders, keys))
+        for one in clients:
+            letter, memory = self._encode(one) if isinstance(one, Client) else (one, None)
+            sent.append(self.opened(letter))
+            memories.append(memory)
+            senders.append(one.sender)
+            keys.append(one.shared)
+        received = self.defense.transmit(self.state, sent, Links(self.setting, senders, None), channel)
+        return Exchange(sent, received, memories, Links(self.setting, senders, keys))
 
-    def collect(self, clients: Sequence[Client], channel: Key, server: Key) -> Collected:
+    def encode(self, client: Client) -> tuple[Any, Any]:
+        """The client's half alone, unchecked: what `exchange` checks, seals and transmits, and the new memory."""
+        link = Link(self.setting, client.sender, client.shared)
+        return self.defense.encode(self.state, client.memory, client.update, link, client.private)
+
+    def unrepeated(self, client: Client, sent: bytes) -> str:
+        """Why the message `sent` of a client with a new memory does not follow from its keys; empty: it does.
+
+        One encoding more: numbers from a generator of the process, or from the system, belong to no key.
+        """
+        before = global_states()
+        again, _ = self.encode(client)
+        after = global_states()
+        moved = [name for name in before if before[name] != after[name]]
+        if again == sent and not moved:
+            return ""
+        drawn = f"`encode` draws from the global generator of {' and '.join(moved)}" if moved else ""
+        return drawn or "`encode` sends other bytes for the same update and keys"
+
+    def send(self, client: Client) -> tuple[Letter, Any]:
+        """Client: the letter to a server that is elsewhere, and the client's memory if the server accepts it.
+
+        An update at fault is named in the letter, which is empty, or if the channel superposes, the client's noise.
+        """
+        try:
+            return self._encode(client)
+        except ValueError as error:
+            noise = self._encode(client.silent())[0].sealed if self.defense.superposes else b""
+            return Letter(client.sender, noise, client.shared, self._reason(error, client)), client.memory
+
+    def _encode(self, client: Client) -> tuple[Letter, Any]:
+        """A client's letter and its new memory."""
+        sender, shared = client.sender, client.shared
+        try:
+            check_update(client.update)
+            wire, after = self.encode(client)
+        except ValueError as error:
+            raise ValueError(f"round {self.number}, client {sender.number}: {error}") from error
+        return Letter(sender, wire if self.defense.analog else seal(wire, self.number, sender.number), shared), after
+
+    def opened(self, letter: Letter) -> bytes:
+        """The message in a letter.
+
+        Raises:
+            MessageError: it has a fault, or its envelope is of another round or client.
+        """
+        if letter.fault:
+            raise MessageError(letter.fault)
+        return letter.sealed if self.defense.analog else unseal(letter.sealed, self.number, letter.sender.number)
+
+    def collect(self, clients: Sequence[C], channel: Key, server: Key) -> Collected[C]:
         """`exchange` and `decode` without the clients whose update is not finite or whose message is refused.
 
         The others count as if these had not been drawn. If the channel superposes, a client whose update is at fault
-        sends its noise alone, on which the others rely; all are dropped if only the sum is at fault.
+        sends its noise alone, on which the others rely; all are dropped if only the sum is at fault. A letter without a
+        fault of its own that is refused is left out of the sum too.
 
         Args:
             channel, server: keys of the channel noise and of the server.
@@ -131,15 +201,15 @@ class Round:
             return self._collect(clients, {}, channel, server)
         except ValueError:
             dropped = {one.sender.number: why for one in clients if (why := self._fault(one, channel))}
-        faulty = [one._replace(update=torch.zeros_like(one.update)) for one in clients if one.sender.number in dropped]
-        quiet = [one for one in faulty if self.defense.superposes and not self._fault(one, channel)]
-        sending = [one for one in clients if one.sender.number not in dropped]
+        faulty = [one.silent() for one in clients if one.sender.number in dropped]
+        quiet: list[C] = [one for one in faulty if self.defense.superposes and not self._fault(one, channel)]
+        sending: list[C] = [one for one in clients if one.sender.number not in dropped]
         try:
-            return self._collect([*sending, *quiet] if sending else [], dropped, channel, server)
+            return self._collect(sending + quiet if sending else [], dropped, channel, server)
         except ValueError as error:
             return self._collect([], {one.sender.number: str(error) for one in clients} | dropped, channel, server)
 
-    def _collect(self, clients: Sequence[Client], dropped: dict[int, str], channel: Key, server: Key) -> Collected:
+    def _collect(self, clients: Sequence[C], dropped: dict[int, str], channel: Key, server: Key) -> Collected[C]:
         """The round of clients that all send, of which some do not count."""
         if not clients:
             nothing = Links(self.setting, [], [])
@@ -152,14 +222,18 @@ class Round:
             clients, exchange, links, updates, self.decode(exchange._replace(links=links), server), dropped
         )
 
-    def _fault(self, client: Client, channel: Key) -> str:
+    def _fault(self, client: C, channel: Key) -> str:
         """Why the server cannot accept what this client sends alone; empty: it can."""
         try:
             exchange = self.exchange([client], channel)
             self.accept(exchange.received[0], exchange.links.each()[0])
         except ValueError as error:
-            return str(error).removeprefix(f"round {self.number}, client {client.sender.number}: ")
+            return self._reason(error, client)
         return ""
+
+    def _reason(self, error: ValueError, client: Client | Letter) -> str:
+        """An error without round and client, which stand beside it."""
+        return str(error).removeprefix(f"round {self.number}, client {client.sender.number}: ")
 
     def silent(self, clients: Sequence[Sender], key: Key) -> list[Client]:
         """The remaining participants, with zero updates and new memories: the lowest client numbers that are free.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leakgauge.harness.core.cell import Cell
-from leakgauge.harness.core.code import code_allowed, named_code
+from leakgauge.harness.core.code import code_allowed, named_code, task_code
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.metrics import metric
@@ -198,6 +198,7 @@ def _forbidden(cells: Sequence[Cell], bench: Bench) -> str:
     """Why cells that a folder of results holds may not run: they name code to import; empty if they may."""
     parts = [part for cell in cells for part in (cell.training.defense, cell.attack)]
     code = named_code(value for part in parts for value in (part.name, *part.parameters.values()))
+    code += [name for cell in cells for name in task_code(cell.training.task.model, cell.training.task.data)]
     return f"{code[0]!r} is code; say --allow-code" if code and not code_allowed(bench.allow_code) else ""
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.func import grad, vmap
-from torch.nn.functional import cross_entropy, softplus
+from torch.nn.functional import cross_entropy, one_hot, softplus
 
 from leakgauge.harness.core.contract import Task
 from leakgauge.harness.core.vec import Vector
@@ -29,7 +29,7 @@ def gradients(task: Task, params: Vector, x: Tensor, y: Tensor) -> Tensor:
 
     Args:
         x: [m, b, *input_shape].
-        y: [m, b, classes] probabilities.
+        y: [m, b, classes] probabilities, or [m, b] numbers of a regression.
     """
     kernel = kernel_of(task, params, x.shape[1])
     if kernel is not None:
@@ -80,8 +80,18 @@ def kernel_of(task: Task, params: Vector, images: int) -> Kernel | None:
     return Kernel(chain, task.layout, params)
 
 
+def takes_numbers(task: Task) -> bool:
+    """Whether the label is a number: one score, and squared loss."""
+    return task.classes == 1 and not task.softmax
+
+
+def targets_of(task: Task, y: Tensor, dtype: torch.dtype) -> Tensor:
+    """What `gradients` takes for known labels y [...]: probabilities [..., classes], or the numbers themselves."""
+    return y.to(dtype) if takes_numbers(task) else one_hot(y, task.classes).to(dtype)
+
+
 def batch_loss(params: Vector, x: Tensor, y: Tensor, task: Task) -> Tensor:
-    """The task's loss for probabilities y [b, classes]; softmax cross-entropy keeps more correct digits.
+    """The task's loss for probabilities y [b, classes], or numbers [b]; softmax cross-entropy keeps more digits.
 
     Its gradient in the scores is p - y. For a confident and correct prediction that difference loses most digits in
     float32, and matching then stalls long before it finds the image (MSE 0.1 instead of 5e-4). So the entry of the

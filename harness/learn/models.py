@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn.functional import conv2d, group_norm, linear, pad, relu
 
 from leakgauge.harness.core.contract import InTraining
-from leakgauge.harness.core.errors import unknown
-from leakgauge.harness.core.vec import Layout
+from leakgauge.harness.core.errors import UnknownNameError, unknown
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.learn.layers import (
     BatchStatistics,
     Chain,
@@ -31,6 +32,9 @@ from leakgauge.harness.learn.layers import (
 )
 
 Apply = Callable[[Sequence[Tensor], Tensor, Sequence[Tensor] | None], Tensor]
+Training = Callable[[Sequence[Tensor], Tensor, Sequence[Tensor] | None], InTraining]
+Loss = Literal["cross-entropy", "hinge", "squared"]
+Initialization = Literal["default", "dlg"]
 
 _STAGES = (16, 32, 64)
 """Channels of the three stages of a ResNet."""
@@ -58,7 +62,10 @@ class Model:
             (W [out, in]), else None; batched products are derived from it.
         dropout: (shape without the batch axis, rate) of each dropout.
         l2: the loss includes the penalty l2/2 ||parameters||^2.
-        training: scores while a client trains, if they differ: records of a batch then change each other's scores.
+        training: scores while a client trains, as `apply`, if they differ: records of a batch then change each other's
+            scores.
+        start: the first parameters by a key; None: by `fan_in`.
+        smooth: the scores are known to be a smooth function of the inputs; a `Chain` knows it itself.
     """
 
     name: str
@@ -67,11 +74,13 @@ class Model:
     input_shape: tuple[int, ...]
     classes: int
     apply: Apply
-    loss: Literal["cross-entropy", "hinge", "squared"] = "cross-entropy"
+    loss: Loss = "cross-entropy"
     widths: tuple[int, ...] | None = None
     dropout: tuple[tuple[tuple[int, ...], float], ...] = ()
     l2: float = 0.0
-    training: Callable[[Sequence[Tensor], Tensor], InTraining] | None = None
+    training: Training | None = None
+    start: Callable[[Key, Initialization], Vector] | None = None
+    smooth: bool = False
 
 
 class _Architecture(NamedTuple):
@@ -85,21 +94,77 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> Model:
     """The architecture `name` for inputs of one shape.
 
     Args:
+        name: one of `names()`; with a colon, as in `modules.build`.
         input_shape: without the batch axis; (channels, height, width) for convolutions.
-        classes: number of label classes. `linear-regression` has one output for any number.
+        classes: number of label classes; 0: the label is a number. Then every architecture but `svm` has one output
+            and squared loss. `linear-regression` has them for any number.
 
     Raises:
         UnknownNameError: no such architecture; the error suggests the nearest and lists the known ones.
         ValueError: the architecture does not accept this input shape or this number of classes.
     """
-    if name not in _ARCHITECTURES:
+    from leakgauge.harness.learn import modules
+
+    own = ":" in name
+    if not own and name not in _ARCHITECTURES:
+        if modules.torchvision_has(name):
+            raise UnknownNameError(f"no model {name!r}; did you mean 'torchvision:{name}'?")
         raise unknown("model", name, sorted(_ARCHITECTURES))
     if not input_shape or min(input_shape) < 1:
         raise ValueError(f"model {name!r} expects a shape of positive lengths, got input_shape={input_shape}")
+    regression = classes == 0 and name != "svm"
     least = 1 if name == "linear-regression" else 2
-    if classes < least:
-        raise ValueError(f"model {name!r} expects classes >= {least}, got classes={classes}")
-    return _ARCHITECTURES[name].build(input_shape, classes)
+    if classes < least and not regression:
+        label = "; the label of this task is a number" if classes == 0 else ""
+        raise ValueError(f"model {name!r} expects classes >= {least}, got classes={classes}{label}")
+    if own:
+        return modules.build(name, input_shape, classes, "cross-entropy" if classes else "squared")
+    model = _ARCHITECTURES[name].build(input_shape, max(classes, 1))
+    return replace(model, loss="squared") if regression else model
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """The scores of a model whose inputs are stored as (x - low) / span."""
+
+    apply: Apply
+    low: Tensor
+    span: Tensor
+
+    def __call__(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
+        """[b, classes] scores of stored inputs x."""
+        return self.apply(tensors, self.original(x), keep)
+
+    def original(self, x: Tensor) -> Tensor:
+        """The inputs as they were."""
+        return x * self.span.to(x) + self.low.to(x)
+
+    def stored(self, x: Tensor) -> Tensor:
+        """The inputs as they are stored."""
+        return (x - self.low.to(x)) / self.span.to(x)
+
+
+def scaled(model: Model, low: Tensor | None, span: Tensor | None) -> Model:
+    """The model for inputs that are stored as (x - low) / span, or itself if these are None.
+
+    Its gradients are computed by autograd: no gradient by hand knows the scale.
+
+    Args:
+        low, span: broadcast over one input, see `DataSet`.
+    """
+    if low is None or span is None:
+        return model
+    apply = Scaled(model.apply, low, span)
+    training = None if model.training is None else partial(_train_scaled, apply, model.training)
+    name = f"{model.name} behind a scale of its inputs"
+    return replace(model, name=name, apply=apply, widths=None, training=training)
+
+
+def _train_scaled(
+    scale: Scaled, training: Training, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None
+) -> InTraining:
+    """The scores while a client trains, of stored inputs x."""
+    return training(tensors, scale.original(x), keep)
 
 
 def names() -> tuple[tuple[str, str], ...]:
@@ -232,7 +297,7 @@ def _apply_running_resnet(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[T
     return _blocks(tensors, x, by_running, 5)
 
 
-def _train_running_resnet(tensors: Sequence[Tensor], x: Tensor) -> InTraining:
+def _train_running_resnet(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> InTraining:
     """The same with batch norm by the statistics of x, which also move the running statistics."""
     terms: list[Tensor] = []
 
@@ -317,3 +382,10 @@ _ARCHITECTURES = {
     "svm": _Architecture(_svm, "linear support vector machine: hinge loss, kappa = 0.01, no bias"),
     "linear-regression": _Architecture(_linear_regression, "squared loss with lambda = 0.001, no bias"),
 }
+
+FORMS = (
+    ("module:FACTORY", "your own torch.nn.Module: its class, a function that makes it, or itself; needs --allow-code"),
+    ("torchvision:NAME", "a classifier of torchvision without weights, as in torchvision:resnet18"),
+    ("given:NAME", "a torch.nn.Module that this Python process has registered by harness.learn.modules.given"),
+)
+"""(form, one-line summary) of the names of networks from elsewhere."""

@@ -19,7 +19,7 @@ def partition(spec: FederationSpec, labels: Tensor, key: Key) -> list[Indices]:
 
     Args:
         spec: `clients`, `samples`, `partition` and its parameter are used.
-        labels: [n] integers, of all training samples.
+        labels: [n] of all training samples; integers, or the numbers of a regression.
         key: determines the used samples and their clients.
 
     Returns:
@@ -30,8 +30,10 @@ def partition(spec: FederationSpec, labels: Tensor, key: Key) -> list[Indices]:
         `spec.samples` samples are used: a uniform subset, the same for every kind of partition.
 
     Raises:
-        ValueError: `spec.samples` exceeds n, or there are fewer samples than clients or than shards.
+        ValueError: `spec.samples` exceeds n, there are fewer samples than clients or than shards, or a regression is
+            to be dealt by classes.
     """
+    check_labels(spec, labels)
     if labels.ndim != 1:
         raise ValueError(f"expected labels with one axis, got shape {tuple(labels.shape)}")
     available, used = len(labels), spec.samples or len(labels)
@@ -51,6 +53,15 @@ def partition(spec: FederationSpec, labels: Tensor, key: Key) -> list[Indices]:
         case "unbalanced":
             parts = unbalanced(used, spec.clients, spec.imbalance, key)
     return [np.sort(chosen[part]) for part in parts]
+
+
+def check_labels(spec: FederationSpec, labels: Tensor) -> None:
+    """Raise ValueError if samples without classes are to be dealt by class."""
+    if labels.is_floating_point() and spec.partition in ("shards", "dirichlet"):
+        raise ValueError(
+            f"partition: got {spec.partition!r}, which deals by class, but the labels are the numbers of a regression; "
+            "expected iid or unbalanced"
+        )
 
 
 def shards(classes: Indices, clients: int, each: int, key: Key) -> list[Indices]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -16,9 +16,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.table import Column
 from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.learn.layers import Chain
-from leakgauge.harness.learn.models import Model
-
-Initialization = Literal["default", "dlg"]
+from leakgauge.harness.learn.models import Initialization, Model
 
 _DLG_BOUND = 0.5
 """The bound of `dlg`: Zhu et al. 2019, and JoPEQ's inversion experiment."""
@@ -30,7 +28,8 @@ class ModelTask(Task):
 
     Attributes:
         initialization: `default`: weights and biases uniform in +-1/sqrt(fan_in), a norm's scale 1 and bias 0, as in
-            torch; `dlg`: all uniform in +-0.5, except a norm's scale 1.
+            torch; `dlg`: all uniform in +-0.5, except a norm's scale 1. A user's network: as it starts itself, or all
+            weights uniform in +-0.5.
         columns: of a table's records, see `DataSet`; empty: the inputs are no table.
 
     Raises:
@@ -69,7 +68,7 @@ class ModelTask(Task):
     @property
     def smooth(self) -> bool:
         """Whether the scores are known to be a smooth function of the inputs."""
-        return isinstance(self.model.apply, Chain) and self.model.apply.smooth
+        return self.model.smooth or (isinstance(self.model.apply, Chain) and self.model.apply.smooth)
 
     @property
     def mixes(self) -> bool:
@@ -82,6 +81,8 @@ class ModelTask(Task):
         Guarantees:
             No entry is larger in magnitude than its tensor's bound.
         """
+        if self.model.start is not None:
+            return self.model.start(key, self.initialization)
         flat = rng.uniform(key, (self.layout.dim,), -1.0, 1.0)
         parts = zip(self.layout.split(flat), self.model.fan_in, strict=True)
         return self.layout.join([self._scale(part, fan_in) for part, fan_in in parts])
@@ -105,7 +106,7 @@ class ModelTask(Task):
     def _in_training(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> InTraining:
         """`in_training` of separate tensors, with these dropout masks."""
         if self.model.training is not None:
-            return self.model.training(tensors, x)
+            return self.model.training(tensors, x, keep)
         return InTraining(self.model.apply(tensors, x, keep))
 
     def loss(self, params: Vector, x: Tensor, y: Tensor, keep: Sequence[Tensor] | None = None) -> Tensor:

@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, TrainingSpec
+from leakgauge.harness.core.code import RECORDING
 from leakgauge.harness.core.contract import Setting
 from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.study.goal import first_try, goal_of
@@ -220,7 +221,9 @@ class _Rehearsal:
         steps: int = _FEW,
         test: int | None = _TEST,
     ) -> TrainingSpec:
-        """A short training of few clients with as many samples each, without its audit."""
+        """A short training of few clients with as many samples each, without its audit; a recording as it is."""
+        if spec.task.data.startswith(RECORDING):
+            return replace(spec.honest, audit=0)
         one = replace(spec.federation, rounds=rounds, test_samples=test)
         if one.participants is None:
             one = replace(one, clients=clients, samples=place.samples * clients // one.clients)
@@ -242,6 +245,8 @@ class _Rehearsal:
         if price.of(small) > _LONG:
             small = self._small(spec, self.prices[_place(spec)], 1, min(_CLIENTS, _participants(federation)))
             target = target if target.round is None else replace(target, round=0, rounds=1)
+        if spec.task.data.startswith(RECORDING):
+            small, target = replace(spec, audit=0), cell.target
         self._train(small)
         return replace(cell, training=small, target=target)
 

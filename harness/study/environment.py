@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from leakgauge.harness.core.cell import Cell, PartSpec, TrainingSpec, fingerprint
+from leakgauge.harness.core.cell import Cell, PartSpec, TaskSpec, TrainingSpec, fingerprint
+from leakgauge.harness.core.code import imported, task_code
 from leakgauge.harness.core.result import Environment
 
 if TYPE_CHECKING:
@@ -31,11 +32,30 @@ _SOURCES = (
 def code_of(training: TrainingSpec, attack: PartSpec | None = None) -> str:
     """The code behind a training, or behind an attack on it: two results of the same cell with equal codes are equal.
 
-    Covers this package, and the files of a defense and of attacks that come from elsewhere, but not what those import.
+    Covers this package, and the files of a defense, of attacks, of a model and of data that come from elsewhere, but
+    not what those import; and the weights of a model that is given.
     """
     attacks = [attack, training.malice.attack if training.malice is not None else None]
     names = {("defense", name) for name in training.defense.name.split("+")}
-    return _code(frozenset(names | {("attack", one.name) for one in attacks if one is not None}))
+    parts = frozenset(names | {("attack", one.name) for one in attacks if one is not None})
+    return _code(parts, *_origin(training.task))
+
+
+def _origin(task: TaskSpec) -> tuple[frozenset[str], str]:
+    """The modules that define a task's model and data, and the digest of given weights; nothing for shipped ones.
+
+    Raises:
+        LookupError: there is no such model or data.
+    """
+    modules, weights = set[str](), ""
+    if ":" in task.model:
+        from leakgauge.harness.learn.modules import origin
+
+        made = origin(task.model)
+        modules, weights = set(made.modules), made.weights
+    for name in task_code("", task.data):
+        modules |= {name.partition(":")[0], str(getattr(imported("data set", name), "__module__", ""))}
+    return frozenset(modules), weights
 
 
 def folders(store: Store, cells: Iterable[Cell]) -> dict[Path, str]:
@@ -50,17 +70,20 @@ def folders(store: Store, cells: Iterable[Cell]) -> dict[Path, str]:
 
 
 @functools.cache
-def _code(parts: frozenset[tuple[Literal["defense", "attack"], str]]) -> str:
-    """The digest of the sources of the package, and of the modules of these parts."""
+def _code(
+    parts: frozenset[tuple[Literal["defense", "attack"], str]], own: frozenset[str] = frozenset(), weights: str = ""
+) -> str:
+    """The digest of the sources of the package, of the modules of these parts, and of those of a user's task."""
     others = [part for part in parts if not _shipped(*part)]
-    if not others:
+    if not others and not own:
         return fingerprint([package()])
     from leakgauge.harness.federation import registry
 
-    modules = {registry.lookup(kind, name).__module__ for kind, name in others}
+    modules = own | {registry.lookup(kind, name).__module__ for kind, name in others}
     outside = [getattr(sys.modules.get(one), "__file__", None) for one in modules if not one.startswith("leakgauge.")]
     files = sorted(path for file in outside if file is not None and (path := Path(file)).is_file())
-    return fingerprint([package(), *(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)])
+    digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    return fingerprint([package(), *digests, *([weights] if weights else [])])
 
 
 def _shipped(kind: Literal["defense", "attack"], name: str) -> bool:

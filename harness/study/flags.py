@@ -93,9 +93,29 @@ def notice_flag(found: Estimate) -> Flag:
     return Flag("detectable", f"{share} that the parameters are not honest{by}", "note")
 
 
-def training_flags(record: TrainingRecord, classes: int, unaudited: str = "") -> tuple[Flag, ...]:
-    """The flags of one training; `unaudited`: why a requested audit is missing."""
-    flags = []
+def training_flags(
+    record: TrainingRecord,
+    classes: int,
+    unaudited: str = "",
+    recorded: str = "",
+    *,
+    unrepeated: str = "",
+    scores: bool = True,
+) -> tuple[Flag, ...]:
+    """The flags of one training.
+
+    Args:
+        unaudited: why a requested audit is missing.
+        recorded: about a recording.
+        unrepeated: as `Training.unrepeated`.
+        scores: whether the defense states a likelihood.
+    """
+    flags = [Flag("recorded", recorded, "note")] if recorded else []
+    if unrepeated:
+        flags.append(Flag("not-repeatable", f"another run gives other numbers: {unrepeated}, not from a key"))
+    if not scores:
+        text = "the defense states no likelihood: attacks that need it fail, and there is no limit of reconstruction"
+        flags.append(Flag("no-likelihood", text))
     last = record.evaluations[-1]
     if last.accuracy is not None and last.accuracy <= 1.5 / classes:
         flags.append(Flag("no-learning", f"final accuracy {last.accuracy:.3f} is near chance (1 of {classes})"))

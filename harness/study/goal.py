@@ -272,12 +272,13 @@ def _proved(spec: TrainingSpec, goal: Goal, root: Path) -> tuple[float, str]:
     unit and adversary the largest counts: the others assume more.
     """
     from leakgauge.harness.audit.claims import states_of
+    from leakgauge.harness.core.contract import claim_of
     from leakgauge.harness.study.jobs import prepare
 
     try:
         ready = prepare(spec, root)
         states = list(states_of(ready.defense, ready.setting))
-        claim = ready.defense.claim(states if goal.horizon == "run" else states[:1], ready.setting)
+        claim = claim_of(ready.defense, states if goal.horizon == "run" else states[:1], ready.setting)
     except ValueError:  # the parameter is out of the defense's range
         return math.inf, ""
     delta = claim.delta if goal.delta is None else goal.delta

@@ -11,13 +11,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from leakgauge.harness import data
 from leakgauge.harness.audit.attacked import Promised, Proved, promised, proved_identification
 from leakgauge.harness.audit.claims import record_claim
 from leakgauge.harness.audit.limit import Limit, NoLimit, limits
 from leakgauge.harness.audit.standalone import audit_for_study
 from leakgauge.harness.audit.weights import suspicious
-from leakgauge.harness.core.cell import Cell, PartSpec, Target, TaskSpec, TrainingSpec, canonical, fingerprint
+from leakgauge.harness.core.cell import (
+    Cell,
+    FederationSpec,
+    PartSpec,
+    Target,
+    TaskSpec,
+    TrainingSpec,
+    canonical,
+    fingerprint,
+)
 from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.contract import (
     Defense,
@@ -27,6 +35,7 @@ from leakgauge.harness.core.contract import (
     Observation,
     Reconstruction,
     Setting,
+    claim_of,
 )
 from leakgauge.harness.core.result import (
     AuditRecord,
@@ -46,12 +55,15 @@ from leakgauge.harness.data import DataSet
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import Broadcast, Keep, Training, make_setting, train
 from leakgauge.harness.federation.observe import Scene, Truth, before_rounds, observe
+from leakgauge.harness.federation.recording import RecordedData, Recording, load
 from leakgauge.harness.learn import models
 from leakgauge.harness.learn.batch import Engine, choose_engine
+from leakgauge.harness.learn.modules import paced
 from leakgauge.harness.learn.partition import partition
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.environment import code_of, environment
 from leakgauge.harness.study.flags import cell_flags, notice_flag, promise_flags, training_flags
+from leakgauge.harness.study.recorded import as_recorded, clients_of, problems, shared_key, sizes_of
 from leakgauge.harness.study.replay import from_arrays, holds, to_arrays
 from leakgauge.harness.study.score import (
     score_labels,
@@ -82,33 +94,44 @@ class Prepared(NamedTuple):
 @functools.lru_cache(maxsize=4)
 def load_data(name: str, root: Path) -> DataSet:
     """A data set, cached for the next jobs of this process."""
-    return data.load(name, root)
+    return load(name, root)
 
 
-def make_task(spec: TaskSpec, loaded: DataSet) -> ModelTask:
+def make_task(spec: TaskSpec, loaded: DataSet, federation: FederationSpec | None = None) -> ModelTask:
     """The task of a specification on its data.
+
+    Args:
+        federation: where clients send updates, the running statistics of a user's model move as in torch.
 
     Raises:
         LookupError: there is no such model.
         ValueError: the model does not fit the shape of the data.
     """
-    return ModelTask(models.build(spec.model, loaded.input_shape, len(loaded.classes)), spec.init, loaded.columns)
+    model = models.build(spec.model, loaded.input_shape, len(loaded.classes))
+    if federation is not None and federation.algorithm == "fedavg":
+        model = paced(model, federation.lr)
+    return ModelTask(models.scaled(model, loaded.low, loaded.span), spec.init, loaded.columns)
 
 
 def prepare(spec: TrainingSpec, root: Path) -> Prepared:
     """Load the data, build the model and the defense, and partition the data among the clients."""
     loaded = load_data(spec.task.data, root)
-    task = make_task(spec.task, loaded)
+    task = make_task(spec.task, loaded, spec.federation)
     key = Key(spec.seed)
     x, y = loaded.train
-    clients = dict(enumerate(partition(spec.federation, y, key.child("training", "partition"))))
+    recorded = loaded.recording if isinstance(loaded, RecordedData) else None
+    if recorded is None:
+        clients = dict(enumerate(partition(spec.federation, y, key.child("training", "partition"))))
+    else:
+        clients = clients_of(recorded, len(y))
     holdings = {number: Examples(x[rows], y[rows]) for number, rows in clients.items()}
     test = loaded.test
     if spec.federation.test_samples is not None and spec.federation.test_samples < len(test.y):
         rows = subset(key.child("training", "test"), len(test.y), spec.federation.test_samples)
         test = Examples(test.x[rows], test.y[rows])
     defense = registry.build_defense(spec.defense)
-    setting = make_setting(task, spec.federation, holdings, defense.local)
+    sized = holdings if recorded is None else sizes_of(recorded, len(y))
+    setting = make_setting(task, spec.federation, sized, defense.local)
     return Prepared(task, loaded, test, clients, holdings, defense, setting, key)
 
 
@@ -117,14 +140,17 @@ def run_training(spec: TrainingSpec, keep: Keep, store: Store, root: Path, devic
     start = time.perf_counter()
     ready = prepare(spec, root)
     engine, federation, key = choose_engine(ready.task, device), spec.federation, ready.key.child("training")
-    training = train(
-        *(ready.task, federation, ready.defense, ready.holdings, ready.test, key),
-        engine=engine,
-        keep=keep,
-        device=device,
-        broadcasts=broadcasts(spec, ready, engine),
-        strict=spec.strict,
-    )
+    if isinstance(ready.data, RecordedData):
+        training = _recorded(spec, ready, ready.data.recording, keep)
+    else:
+        training = train(
+            *(ready.task, federation, ready.defense, ready.holdings, ready.test, key),
+            engine=engine,
+            keep=keep,
+            device=device,
+            broadcasts=broadcasts(spec, ready, engine),
+            strict=spec.strict,
+        )
     one_round, whole_run = _claims(ready, training)
     audited, unaudited = _audit(ready, spec)
     record = TrainingRecord(
@@ -145,9 +171,32 @@ def run_training(spec: TrainingSpec, keep: Keep, store: Store, root: Path, devic
         breaches=_breaches(training, one_round, whole_run),
         dropped=tuple(training.dropped),
     )
-    record = dataclasses.replace(record, flags=training_flags(record, len(ready.data.classes), unaudited))
+    about = ready.data.note if isinstance(ready.data, RecordedData) else ""
+    caveats = training_flags(
+        *(record, len(ready.data.classes), unaudited, about),
+        unrepeated=training.unrepeated,
+        scores=type(ready.defense).likelihood is not Defense.likelihood,
+    )
+    record = dataclasses.replace(record, flags=caveats)
     store.write_training(record, to_arrays(training, keep), time.perf_counter() - start, code_of(spec))
     return record
+
+
+def _recorded(spec: TrainingSpec, ready: Prepared, recording: Recording, keep: Keep) -> Training:
+    """The training that a recording holds.
+
+    Raises:
+        ValueError: the recording is of another training, or is damaged.
+    """
+    for problem in problems(spec, (), recording, ready.task.layout):
+        raise ValueError(problem)
+    key = shared_key(ready.data, ready.key.child("training"))
+    parts = ready.task, ready.defense, ready.setting, ready.test, ready.clients
+    training = as_recorded(recording, keep, *parts, key)
+    if spec.strict and training.dropped:
+        first = training.dropped[0]
+        raise ValueError(f"round {first.round}, client {first.client}: {first.reason}; the study is strict")
+    return training
 
 
 def broadcasts(spec: TrainingSpec, ready: Prepared, engine: Engine) -> dict[int, Broadcast]:
@@ -187,7 +236,8 @@ def _scene(folder: Path, training_id: str, root: Path, written: int) -> Scene:
     if record is None or arrays is None:
         raise ValueError(f"the stored training {training_id} cannot be read; run the study again")
     ready = prepare(record.spec, root)
-    training = from_arrays(arrays, ready.setting, record, ready.key.child("training"))
+    key = shared_key(ready.data, ready.key.child("training"))
+    training = from_arrays(arrays, ready.setting, record, key)
     return scene_of(record.spec, ready, training, choose_engine(ready.task))
 
 
@@ -220,7 +270,7 @@ def seen_by(scene: Scene, view: View, root: Path) -> Scene:
         return scene
     x, classes = load_data(view.other, root).test.x, scene.task.classes
     drawn = torch.from_numpy(integers(scene.key.child("auxiliary", view.other), len(x), classes))
-    return dataclasses.replace(scene, auxiliary=Examples(x, drawn))
+    return dataclasses.replace(scene, auxiliary=Examples(x, drawn.to(scene.train.y.dtype)))
 
 
 def stored_scene(spec: TrainingSpec, store: Store, root: Path) -> Scene:
@@ -323,7 +373,7 @@ def scored(
 def _claims(ready: Prepared, training: Training) -> tuple[ClaimRecord, ClaimRecord]:
     """The defense's claims for the first round and for all rounds."""
     states = _states(ready.defense, training)
-    one_round, whole_run = (ready.defense.claim(history, ready.setting) for history in (states[:1], states))
+    one_round, whole_run = (claim_of(ready.defense, history, ready.setting) for history in (states[:1], states))
     return record_claim(one_round), record_claim(whole_run)
 
 
@@ -338,7 +388,7 @@ def _states(defense: Defense[Any, Any], training: Training) -> list[Any]:
 def _claim(scene: Scene, rounds: Sequence[int]) -> Claim:
     """The defense's claim for these rounds; for the whole run if there are none."""
     states = _states(scene.defense, scene.training)
-    return scene.defense.claim([states[number] for number in rounds] or states, scene.training.setting)
+    return claim_of(scene.defense, [states[number] for number in rounds] or states, scene.training.setting)
 
 
 def _promise_of(cell: Cell, seen: Observation, store: Store, root: Path) -> Promised | None:

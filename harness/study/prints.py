@@ -16,7 +16,8 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.cases import training_identity
 from leakgauge.harness.core.cell import Cell, Target, TrainingSpec, fingerprint
 from leakgauge.harness.core.claim import Claim, Proof
-from leakgauge.harness.core.contract import Feedback, LocalRule, Sender
+from leakgauge.harness.core.contract import Defense, Feedback, Likelihood, LocalRule, Sender, claim_of, likelihood_of
+from leakgauge.harness.core.errors import NoLikelihood
 from leakgauge.harness.core.labels import UNDEFENDED
 from leakgauge.harness.core.prints import DRAWN, DRAWS, STATISTICS, Print
 from leakgauge.harness.core.result import to_data
@@ -180,17 +181,27 @@ def _of_defense(spec: TrainingSpec, ready: Prepared) -> Iterator[Print]:
         if not defense.superposes:
             pairs = zip(exchange.received, exchange.links.each(), strict=True)
             decoded += [here.estimate(wire, link.sender, link.shared) for wire, link in pairs]
-        score = defense.likelihood(here.state, exchange.received, exchange.links)
+        score = _score(defense, here.state, exchange)
         silent = [torch.zeros(setting.dim)] * (len(exchange.sent) - len(updates))
         true = torch.stack([*updates, *silent])
-        scores += [score(share * (true[None] if defense.superposes else true)).detach() for share in (1.0, 0.9)]
+        if score is not None:
+            scores += [score(share * (true[None] if defense.superposes else true)).detach() for share in (1.0, 0.9)]
     yield Print("encode", key, "", case, digest.hexdigest()[:16])
     yield Print("estimate", key, "", case, numbers=_sketch(torch.stack(decoded)))
-    yield Print("likelihood", key, "", case, numbers=_plain(torch.cat([one.flatten() for one in scores])))
+    if scores:
+        yield Print("likelihood", key, "", case, numbers=_plain(torch.cat([one.flatten() for one in scores])))
     state = defense.init(setting)
     later = defense.advance(state, Feedback(0, None, None))
-    claim = defense.claim([state, state if defense.stops(later) else later], setting)
+    claim = claim_of(defense, [state, state if defense.stops(later) else later], setting)
     yield Print("claim", key, "", case, fingerprint(_promised(claim)))
+
+
+def _score(defense: Defense[Any, Any], state: Any, exchange: Exchange) -> Likelihood | None:
+    """The likelihood of what was received; None if the defense states none."""
+    try:
+        return likelihood_of(defense, state, exchange.received, exchange.links)
+    except NoLikelihood:
+        return None
 
 
 def _promised(claim: Claim) -> str:

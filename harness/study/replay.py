@@ -50,8 +50,8 @@ def holds(arrays: Arrays, keep: Keep) -> bool:
     return keep.messages <= set(arrays["asked"].tolist()) and keep.models <= set(arrays["asked models"].tolist())
 
 
-def from_arrays(arrays: Arrays, setting: Setting, record: TrainingRecord, key: Key) -> Training:
-    """The training that `to_arrays` stored; `key` is the key of the training."""
+def from_arrays(arrays: Arrays, setting: Setting, record: TrainingRecord, key: Key | None) -> Training:
+    """The training that `to_arrays` stored; `key` is the key of the training, None: the shared keys are unknown."""
     losses = [None if np.isnan(loss) else float(loss) for loss in arrays["losses"]]
     training = Training(
         setting,
@@ -79,7 +79,7 @@ def from_arrays(arrays: Arrays, setting: Setting, record: TrainingRecord, key: K
 
 
 def _messages(
-    number: int, senders: npt.NDArray[Any], others: npt.NDArray[Any], wires: bytes, key: Key
+    number: int, senders: npt.NDArray[Any], others: npt.NDArray[Any], wires: bytes, key: Key | None
 ) -> tuple[Message, ...]:
     """The messages of one round from their joined bytes; others: [k, 3] index of the message, sender, samples."""
     ends = np.cumsum(senders[:, 2])
@@ -88,7 +88,7 @@ def _messages(
             number,
             Sender(int(sender), int(samples)),
             wires[end - length : end],
-            client_key(key, number, int(sender)).child("shared"),
+            key and client_key(key, number, int(sender)).child("shared"),
             int(images),
             int(steps),
             tuple(Sender(int(k), int(n)) for index, k, n in others if index == i),

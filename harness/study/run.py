@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leakgauge.harness.core.cell import Cell, TrainingSpec, fingerprint
+from leakgauge.harness.core.code import records_of
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.labels import part_text
 from leakgauge.harness.core.result import Run, TrainingRecord, to_data
@@ -29,6 +30,9 @@ from leakgauge.harness.study.supervisor import (
     Supervisor,
     cores,
 )
+
+if TYPE_CHECKING:
+    from leakgauge.harness.data import DataSet
 
 _ELSE = "use another folder, or --merge to keep both"
 
@@ -119,6 +123,7 @@ def run_study(
 
     if device != "cpu" and not _has(device):
         raise StudyError(study.name, [f"device: got {device!r}, expected cpu, or cuda if there is one"])
+    workers = _workers(study, workers)
     if limits != NO_LIMITS and workers == 0:
         raise StudyError(study.name, ["limits of a cell need worker processes: expected workers >= 1, got workers=0"])
     root = data if data is not None else default_root()
@@ -141,6 +146,20 @@ def run_study(
         trainings, attacks, skipped = plan(study, store, usable)
         session.work(len(study.cells), skipped, listen, trainings, attacks)
         return load_run(store.folder)
+
+
+def _workers(study: Study, workers: int | None) -> int | None:
+    """The number of worker processes: none for a model or data that only this process has.
+
+    Raises:
+        StudyError: another number was asked for.
+    """
+    named = {name for spec in study.trainings for name in (spec.task.model, records_of(spec.task.data))}
+    here = {name for name in named if name.startswith("given:")}
+    if here and workers:
+        text = f"only this process has {min(here)!r}: expected workers=0, got workers={workers}"
+        raise StudyError(study.name, [text])
+    return 0 if here else workers
 
 
 def _solved(study: Study, session: _Session, listen: Listener) -> Study:
@@ -190,25 +209,36 @@ def _has(device: str) -> bool:
 
 
 def check_data(study: Study, root: Path) -> dict[str, tuple[str, bool]]:
-    """The digest of each data set, and whether the data set is public; builds every model once on its data.
+    """The digest of each data set, and whether the data set is public; builds and checks every model once on its data.
 
     Raises:
-        StudyError: a data set is missing or unreadable, or a model does not fit it or a defense; one line for each
-            problem.
+        StudyError: a data set is missing or unreadable, or a model does not fit it or a defense, or cannot be handled;
+            one line for each problem.
     """
     from leakgauge.harness.learn.batch import check_records
+    from leakgauge.harness.learn.modules import check
+    from leakgauge.harness.learn.partition import check_labels
     from leakgauge.harness.study.jobs import load_data, make_task
+    from leakgauge.harness.study.recorded import disagreements
 
     load_data.cache_clear()  # a file may have changed since this process last read it
     found, problems = {}, []
     for task in dict.fromkeys(training.task for training in study.trainings):
+        key = "tasks.data"
         try:
-            loaded = load_data(task.data, root)
+            loaded, key = load_data(task.data, root), "tasks.model"
             made = make_task(task, loaded)
+            check(made)
+            key = "federations"
             found[task.data] = (loaded.digest, loaded.public)
+            for federation in dict.fromkeys(one.federation for one in study.trainings if one.task == task):
+                check_labels(federation, loaded.train.y)
         except (LookupError, ValueError, OSError) as error:
-            problems.append(str(error))
+            problems.append(f"{key}: {error}")
             continue
+        problems += disagreements(
+            [one for one in study.trainings if one.task == task], study.cells, loaded, made.layout
+        )
         defenses = {
             part_text(one.defense): one.defense
             for one in study.trainings
@@ -222,16 +252,24 @@ def check_data(study: Study, root: Path) -> dict[str, tuple[str, bool]]:
     for task, name in dict.fromkeys((cell.training.task, View.parse(cell.threat).other) for cell in study.cells):
         if name and task.data in found:
             try:
-                other, own = load_data(name, root), load_data(task.data, root)
-                if other.input_shape != own.input_shape:
-                    text = f"expected inputs {own.input_shape} as in {task.data!r}, got {other.input_shape}"
-                    raise ValueError(f"auxiliary={name}: {text}")
+                other = load_data(name, root)
+                _check_alike(other, load_data(task.data, root))
                 found[name] = (other.digest, other.public)
             except (LookupError, ValueError, OSError) as error:
                 problems.append(str(error))
     if problems:
         raise StudyError(study.name, problems)
     return found
+
+
+def _check_alike(other: DataSet, own: DataSet) -> None:
+    """Raise ValueError if inputs of another data set are no inputs of this one."""
+    if other.input_shape != own.input_shape:
+        text = f"expected inputs {own.input_shape} as in {own.name!r}, got {other.input_shape}"
+        raise ValueError(f"auxiliary={other.name}: {text}")
+    if other.scale != own.scale:
+        text = f"its inputs are scaled to [0, 1] otherwise than those of {own.name!r}; give both in [0, 1]"
+        raise ValueError(f"auxiliary={other.name}: {text}")
 
 
 def _stored_study(study: Study, session: _Session, hashes: dict[str, str], *, merge: bool) -> dict[str, Any]:
@@ -286,6 +324,7 @@ def _described(
         "public": sorted(public & used),
         "attacks": {key: described[key] for key in sorted({cell.attack.key for cell in cells})},
         **({"studies": studies} if len(studies) > 1 else {}),
+        **({"notes": list(study.notes)} if study.notes else {}),
     }
 
 

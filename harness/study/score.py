@@ -149,7 +149,7 @@ def score_reconstruction(
 
     Args:
         truth_x: [b, c, h, w] images in [0, 1] or [b, features] of each victim; b may differ.
-        truth_y: [b] int64 of each.
+        truth_y: [b] int64 of each, or numbers of a regression: then there is no `label_accuracy`.
         guesses: in the order of the victims.
         lineups: [b, k, ...] of each victim: k other inputs for each of its own. None: no `identification`.
         columns: what the inputs of a table are; empty: they are no table.
@@ -182,19 +182,22 @@ def score_reconstruction(
     right = _spread(scores, sizes, lambda score: score.right)
     of_mse = stats.median("mse", mse, note=note)
     known = [value for value in right if value is not None]
-    of_labels = stats.proportion("label_accuracy", round(sum(known)), len(known), values=right, note=note)
+    numbers = any(y.is_floating_point() for y in truth_y)
+    of_labels = (
+        [] if numbers else [stats.proportion("label_accuracy", round(sum(known)), len(known), values=right, note=note)]
+    )
     of_failed = stats.proportion("failed", failed, len(guesses), values=[float(score is None) for score in scores])
     seen = [] if lineups is None else _spread(scores, sizes, lambda score: cast(Numbers, score.identified))
     of_lineup = [_share("identification", [value == 1 for value in seen], notes)] if seen else []
     if truth_x[0].ndim == 2:
-        return (*_of_columns(truth_x, scores, columns, note), of_mse, of_labels, *of_lineup, of_failed), None
+        return (*_of_columns(truth_x, scores, columns, note), of_mse, *of_labels, *of_lineup, of_failed), None
     ssim = _spread(scores, sizes, lambda score: _of_images(score).ssim)
     psnr = _spread(scores, sizes, lambda score: _of_images(score).psnr)
     estimates = (
         stats.mean("ssim", ssim, note=note),
         of_mse,
         stats.mean("psnr", psnr, note=note),
-        of_labels,
+        *of_labels,
         *of_lineup,
         _share("recognized", _recognized(ssim, seen), notes),
         _share("success", [value is not None and value < SUCCESS for value in mse], notes),
@@ -370,7 +373,13 @@ def _judge(x: Tensor, y: Tensor, guess: Guess, lineup: Tensor | None) -> _Scores
 
 
 def _right(truth: Tensor, guess: Tensor) -> Numbers:
-    """[b] 1 for each true label among the guessed ones; each guess counts once, first for its matched image."""
+    """[b] 1 for each true label among the guessed ones; each guess counts once, first for its matched image.
+
+    0 for the numbers of a regression; a guessed number counts as the nearest label.
+    """
+    if truth.is_floating_point():
+        return np.zeros(len(truth))
+    guess = guess.double().nan_to_num(-1.0, -1.0, -1.0).round().long()
     right = (truth.detach().cpu() == guess).numpy().astype(np.float64)
     unused = [int(label) for label, hit in zip(guess, right, strict=True) if not hit]
     for at in np.flatnonzero(right == 0):

@@ -28,7 +28,7 @@ from leakgauge.harness.core.cell import (
     TrainingSpec,
     fingerprint,
 )
-from leakgauge.harness.core.code import code_allowed, named_code
+from leakgauge.harness.core.code import code_allowed, import_from, named_code, task_code
 from leakgauge.harness.core.errors import StudyError, unknown
 from leakgauge.harness.core.threats import ThreatMismatch, View, require
 from leakgauge.harness.federation import registry
@@ -75,7 +75,7 @@ class _File(BaseModel):
 class Study:
     """A resolved study: its cells, in order, with every default filled in; `text` is its TOML.
 
-    Defenses with a goal are solved when it runs; `goals` says how.
+    Defenses with a goal are solved when it runs; `goals` says how. `notes`: what else a reader must know.
     """
 
     name: str
@@ -83,6 +83,7 @@ class Study:
     cells: tuple[Cell, ...]
     text: str = ""
     goals: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def hash(self) -> str:
@@ -128,6 +129,8 @@ def load_study(
     try:
         if Path(source).is_file():
             text = Path(source).read_text("utf-8")
+            if code_allowed(allow_code):
+                import_from(Path(source).parent)  # code beside the file that names it
         elif str(source) in (known := shipped()):
             text = resources.files("leakgauge.studies").joinpath(f"{source}.toml").read_text("utf-8")
         else:
@@ -166,7 +169,7 @@ def resolve(
     file = _file(table, problems)
     _check_grid(file, source, max_cells)
     trusted = code_allowed(allow_code)
-    tasks = list(_all("tasks", file.tasks, partial(registry.construct, TaskSpec), problems))
+    tasks = list(_all("tasks", file.tasks, lambda one: _task(one, trusted), problems))
     federations = list(_all("federations", file.federations, partial(registry.construct, FederationSpec), problems))
     defenses = list(_all("defenses", file.defenses, lambda one: _defense(one, trusted), problems))
     attacks = list(_all("attacks", file.attacks, lambda one: _attack(one, file.threats, trusted), problems))
@@ -315,11 +318,23 @@ def _all(key: str, tables: list[Table], build: Callable[[Table], T], problems: l
                 problems.append(f"{at}: {error}")
 
 
+def _permit(code: list[str], trusted: bool) -> None:
+    """Refuse names of code, unless trusted."""
+    if code and not trusted:
+        raise ValueError(f"{code[0]!r} is code that would be imported; if you trust it, say --allow-code")
+
+
+def _task(table: Table, trusted: bool) -> TaskSpec:
+    """A task, whose model and data name no code, unless trusted."""
+    spec = registry.construct(TaskSpec, table)
+    _permit(task_code(spec.model, spec.data), trusted)
+    return spec
+
+
 def _name(table: Table, trusted: bool) -> str:
     """The `name` of a defense's or an attack's table; neither it nor a parameter names code, unless trusted."""
     name, code = table.get("name"), named_code(table[key] for key in table if key not in ("target", "threat"))
-    if code and not trusted:
-        raise ValueError(f"{code[0]!r} is code that would be imported; if you trust it, say --allow-code")
+    _permit(code, trusted)
     if not isinstance(name, str):
         raise ValueError(f"name: got {name!r}, expected a string" if "name" in table else "name: missing")
     return name
@@ -353,6 +368,7 @@ def _attack(table: Table, threats: list[str], trusted: bool) -> tuple[PartSpec, 
         raise ValueError(f"target.round: missing; attack {name!r} needs the {' and '.join(uses)} from some round on")
     views = [View.parse(text) for text in ([table["threat"]] if "threat" in table else threats)]
     for view in views:
+        _permit(task_code("", view.other), trusted)
         require(built.needs, name, view)
         if view.other and "broadcast" in built.needs:
             raise ValueError(

@@ -108,7 +108,8 @@ def _certainty(analysis: Analysis) -> Iterator[str]:
 
 
 def _scope(analysis: Analysis) -> Iterator[str]:
-    """Cells without a result, and what the study does not cover."""
+    """Notes of the study, cells without a result, and what the study does not cover."""
+    yield from (f"{str(note)[:1].upper()}{str(note)[1:]}." for note in analysis.run.study.get("notes", ()))
     failed, missing = len(analysis.run.failures), len(analysis.run.missing)
     if failed or missing:
         yield f"{failed} cells failed and {missing} are missing. Run the same command again to compute them."

@@ -1,0 +1,167 @@
+"""`leakgauge.inspect` and the command `inspect`: attacks on messages that somebody else made or recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from leakgauge.harness.cli import options as cli
+from leakgauge.harness.cli.report import ImagesOption, publish
+from leakgauge.harness.core.sinks import say
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from leakgauge.harness.core.result import Run
+    from leakgauge.harness.own.made import Part
+
+
+def inspect(
+    model: nn.Module | str,
+    data: object,
+    messages: Sequence[object] | None = None,
+    *,
+    folder: str | Path,
+    records: Sequence[Sequence[int]] | None = None,
+    train_step: Callable[[nn.Module, Tensor, Tensor], object] | None = None,
+    sends: Literal["gradient", "update"] = "gradient",
+    lr: float = 0.1,
+    steps: int = 1,
+    batch: int = 1,
+    momentum: float = 0.0,
+    victims: int | None = None,
+    defense: Part | None = None,
+    attacks: Sequence[Part] | None = None,
+    threats: Sequence[str] = ("server",),
+    auxiliary: object = None,
+    limit: bool | None = None,
+    minutes: float = 7.0,
+    audit: int = 0,
+    seed: int = 0,
+    public: bool = False,
+    root: Path | None = None,
+    workers: int = 0,
+    progress: bool = True,
+) -> Run:
+    """Attack gradients or updates, write `folder/report.html` with floor, limit and attacks, and return the results.
+
+    The messages are written to `folder/recording` first; the same call resumes, with other messages it is refused.
+
+    Args:
+        model: as it is before the messages; or the name of a shipped model, with fresh weights.
+        data: a torch `Dataset`, a pair (train, test) of them, arrays (x, y) or (x, y, x_test, y_test), a `DataSet`, or
+            a name such as `digits`. Without a test part, half of the records behind no message are the attacker's.
+        messages: gradients or updates (trained less initial weights) of one victim each: a flat tensor, a list of
+            tensors in the order of `model.parameters()`, a dictionary by name, with or without the running statistics
+            of batch norms, or bytes that the defense made.
+        records: for each message, the rows of `data` (of their training part) behind it; without them nothing can be
+            compared, and probes are attacked instead.
+        train_step: called as `train_step(model, x, y)` for each victim on a copy of the model, with `batch` records;
+            returns what `messages` holds, or None if it trained the model in place, which needs `sends="update"`.
+            With neither messages nor this, our own client trains.
+        sends, lr, steps, momentum: `gradient`, or `update` after so many full-batch steps of local SGD.
+        batch: records of each victim.
+        victims: drawn from the data; default 8, or fewer if attacks on all would take too long.
+        defense: through which vectors go: a name, a table such as `{"name": "gaussian", "epsilon": 8.0}`, or an object;
+            default: none.
+        attacks: likewise; default: the floor, and those of `map`, `idlg`, `analytic` and `label-restoration` that fit.
+        threats: adversaries; see `leakgauge list threats`.
+        auxiliary: the attacker's data, of the same kind.
+        limit: compare with the best that any attack could do; default: if it does not take too long.
+        minutes: that the default attacks may take together; what is cut short for it stands in the report.
+        audit: trials for each input of an audit of the defense; 0: none.
+        public: the report may show the records.
+        root: folder of the data sets; default `LEAKGAUGE_DATA`, or `~/.cache/leakgauge`.
+        workers: worker processes, which do not have this process's objects; 0: work in this process.
+        progress: show it.
+
+    Raises:
+        ValueError, LookupError: model, data, messages, defense and attacks do not fit each other; one line.
+        StoreError: the folder cannot be written, or another process writes to it.
+
+    Example:
+        >>> import torch, leakgauge
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        >>> run = leakgauge.inspect(model, "digits", folder="results", minutes=0.5)  # doctest: +SKIP
+    """
+    from leakgauge.harness.cli.python import run
+    from leakgauge.harness.core.cell import PartSpec
+    from leakgauge.harness.data import default_root
+    from leakgauge.harness.own import inspect as own
+    from leakgauge.harness.own.made import How, Sources, part_spec, record
+
+    place = default_root() if root is None else root
+    how = How(sends, lr, steps, batch, momentum, victims, seed)
+    parts = PartSpec("none") if defense is None else part_spec("defense", defense)
+    named = None if attacks is None else [part_spec("attack", one) for one in attacks]
+    source = Sources(messages, records, train_step)
+    task, recording = record(Path(folder), model, data, auxiliary, source, how, parts, place, public=public)
+    count = victims if messages is None else None
+    asked = own.Asked(named, threats, limit, minutes, count, None, batch, audit, seed)
+    study = own.study_of(task, recording, asked, place)
+    for note in study.notes:
+        say(note)
+    return run(study, folder, data=place, workers=workers, progress=progress)
+
+
+def inspect_(
+    folder: Annotated[Path, typer.Argument(help="Folder of a recording.")],
+    model: Annotated[str, typer.Option(help="The model: a shipped one, torchvision:NAME or module:factory.")],
+    data: Annotated[
+        str, typer.Option(help="Data of the same kind, such as mnist; needed if the recording has no records.")
+    ] = "",
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Folder of the results; default: DIR/results.")
+    ] = None,
+    attacks: Annotated[
+        str, typer.Option(help="Attacks, as in map,idlg; default: the floor, and those that fit, as time allows.")
+    ] = "",
+    threat: Annotated[list[str] | None, typer.Option(help="An adversary; repeatable; default: server.")] = None,
+    number: Annotated[int | None, typer.Option("--round", min=0, help="Default: the first with known records.")] = None,
+    victims: Annotated[int | None, typer.Option(min=1, help="Default: all, but at most 8.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Records of each victim, where probes are attacked.")] = 1,
+    limit: Annotated[bool | None, typer.Option("--limit/--no-limit", help="Default: if time allows.")] = None,
+    minutes: Annotated[float, typer.Option(min=0, help="That default attacks may take together.")] = 7.0,
+    audit: Annotated[int, typer.Option(min=0, help="Trials for each input of an audit of the defense.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the attacks, if the recording has none.")] = 0,
+    show: Annotated[bool, typer.Option("--show-records", help="The records may stand in the report.")] = False,
+    images: ImagesOption = "public",
+    root: Annotated[Path | None, typer.Option("--root", help="Folder of the data sets.")] = None,
+    workers: cli.WorkersOption = None,
+    allow_code: cli.AllowCodeOption = False,
+) -> None:
+    """Attack the messages of a recorded training, print the table, and write the report."""
+    from urllib.parse import quote
+
+    from leakgauge.harness.cli.progress import listener, logged
+    from leakgauge.harness.core.cell import TaskSpec
+    from leakgauge.harness.core.code import RECORDING, code_allowed, named_code
+    from leakgauge.harness.data import default_root
+    from leakgauge.harness.federation.recording import read
+    from leakgauge.harness.own import inspect as own
+    from leakgauge.harness.own.made import part_spec
+    from leakgauge.harness.study.run import run_study
+
+    place, results = root or default_root(), out or folder / "results"
+    pairs = {"data": quote(data, safe=":/=,"), "public": "yes" if show else ""}
+    query = "&".join(f"{key}={value}" for key, value in pairs.items() if value)
+    with cli.bugs(results / "run.log"), cli.user_errors():
+        if (code := named_code(attacks.split(","))) and not code_allowed(allow_code):
+            raise cli.refusal(
+                cli.USAGE, f"{code[0]!r} is code that would be imported; if you trust it, say --allow-code"
+            )
+        try:
+            recording = read(folder)
+            task = TaskSpec(f"{RECORDING}{folder}{'?' if query else ''}{query}", model)
+            named = [part_spec("attack", one) for one in attacks.split(",")] if attacks else None
+            asked = own.Asked(named, threat or ["server"], limit, minutes, victims, number, batch, audit, seed)
+            study = own.study_of(task, recording, asked, place, allow_code=allow_code)
+        except (LookupError, ValueError) as error:
+            raise cli.refusal(cli.USAGE, *str(error).splitlines()) from error
+        say(*study.notes)
+        with listener(study.name) as listen:
+            finished = run_study(study, results, data=place, workers=workers, listen=logged(listen, results))
+        publish(finished, results, images)

@@ -1,0 +1,112 @@
+"""`leakgauge.opacus.inspect`: what an Opacus training promises, an audit of its optimizer, attacks on its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from leakgauge.harness.core.claim import Judgment
+
+if TYPE_CHECKING:
+    from leakgauge.harness.core.result import Run
+    from leakgauge.harness.own.made import Part
+    from leakgauge.harness.own.opacus import Facts, Loss
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What was found; as text, a few lines for each part.
+
+    Attributes:
+        facts: of the training.
+        promise: of one record over the whole training: the accountant's epsilon, the proved one, and the verdict.
+        audit: of one step that takes the record, by this optimizer: as `leakgauge.audit` returns it.
+        run: the attacks on the gradients of single records, whose batch the adversary knows otherwise.
+        page: the report.
+    """
+
+    facts: Facts
+    promise: Judgment
+    audit: dict[str, Any]
+    run: Run
+    page: Path
+
+    def __repr__(self) -> str:
+        from leakgauge.harness.audit.standalone import lines
+
+        noise = f"noise of {self.facts.noise:g} clips of {self.facts.clip:g}"
+        how = "by Poisson sampling" if self.facts.poisson else "without Poisson sampling"
+        rows = [
+            f"steps of {self.facts.batch} of {self.facts.samples:,} records {how}, {noise}",
+            f"training: {self.promise.verdict.value}: {self.promise.reason}",
+            f"one step: {self.audit['verdict']}: {self.audit['reason']}",
+            *lines(self.audit["audited"]),
+            repr(self.run),
+            f"report: {self.page}",
+        ]
+        return "\n".join(rows)
+
+
+def inspect(
+    model: nn.Module,
+    optimizer: Any,
+    loader: Any,
+    *,
+    epochs: int,
+    folder: str | Path,
+    delta: float = 1e-5,
+    accountant: str = "prv",
+    loss: Loss = cross_entropy,
+    victims: int = 8,
+    attacks: Sequence[Part] | None = None,
+    minutes: float = 5.0,
+    trials: int | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> Inspection:
+    """Inspect what `PrivacyEngine.make_private` returned: promise, optimizer, gradients; writes `folder/report.html`.
+
+    The audit and the attacks use this optimizer's own step; nothing of the training changes, nor its accountant.
+
+    Args:
+        model, optimizer, loader: as `make_private` returned them. The model's weights are those that are attacked.
+        epochs: of the whole training.
+        delta: at which its epsilon is stated.
+        accountant: that of the engine: prv, its default, rdp or gdp.
+        loss: of scores and labels, the mean over a batch; the attacks know cross-entropy.
+        victims: records whose gradients are attacked.
+        attacks, minutes, progress: as for `leakgauge.inspect`.
+        trials: of the audit, with each input; default: 1000, or more if the proof needs them.
+
+    Raises:
+        OpacusError, ValueError: ghost, per-layer or adaptive clipping, or a model that cannot be attacked; one line.
+
+    Source: Abadi et al. 2016, Algorithm 1; Opacus 1.6.
+    """
+    from leakgauge.harness.audit.standalone import audit
+    from leakgauge.harness.cli import inspect as attacked
+    from leakgauge.harness.core.claim import judge
+    from leakgauge.harness.own import opacus as own
+
+    facts, network = own.facts_of(optimizer, loader), own.bare(model)
+    promise = judge(own.claim_of(facts, epochs, delta, accountant))
+    with own.stepping(optimizer) as name:
+        audited = audit(own.STEP, {"of": name, "delta": delta}, {"dim": own.DIM}, 1, trials=trials, seed=seed)
+    run = attacked.inspect(
+        network,
+        loader.dataset,
+        train_step=lambda _, x, y: own.gradient_of(model, optimizer, loss, x, y),
+        defense={"name": "dp-sgd", "clip": facts.clip, "noise_std": facts.noise, "delta": delta},
+        folder=folder,
+        victims=victims,
+        attacks=attacks,
+        minutes=minutes,
+        seed=seed,
+        progress=progress,
+    )
+    return Inspection(facts, promise, audited, run, Path(folder) / "report.html")

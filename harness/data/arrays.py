@@ -1,0 +1,185 @@
+"""A user's arrays as a data set: their shapes, types, scale and labels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.data import DataSet, split_by_class
+
+Array = npt.NDArray[Any]
+
+CHANNELS = (1, 3)
+_MAX_LABEL = 99_999  # larger labels are identifiers, not classes
+
+MAX_ITEMS = 1_000_000
+"""Items of a data set; the environment variable LEAKGAUGE_MAX_ITEMS replaces it."""
+
+MAX_BYTES = 2**31
+"""Bytes of its inputs as float32; the environment variable LEAKGAUGE_MAX_UNPACKED replaces it."""
+
+
+class Arrays(NamedTuple):
+    """Inputs and labels of a split. is_first: images have their channels second for sure, as torch has them."""
+
+    x: Array
+    y: Array
+    is_first: bool = False
+
+
+class _Scale(NamedTuple):
+    """What brings inputs to [0, 1], float64, of the shape of one input with axes of length 1."""
+
+    low: Array
+    span: Array
+
+    def apply(self, x: Array) -> Array:
+        """(x - low) / span."""
+        return ((x - self.low) / self.span).astype(np.float32).clip(0, 1)
+
+
+def data_set(name: str, train: Arrays, test: Arrays | None, classes: Sequence[str] = (), note: str = "") -> DataSet:
+    """A data set of these arrays.
+
+    Args:
+        train: x [n, features], [n, height, width], or four axes with 1 or 3 channels second or last, of uint8, which is
+            divided by 255, or of floats, integers or booleans. y [n] or [n, 1]: integers from 0, booleans, texts, or
+            floats, which make a regression.
+        test: the same; None: every fifth example of a class, or of a regression, is for testing.
+        classes: names of integer labels, if there are enough; otherwise the numbers are the names.
+
+    Guarantees:
+        If all x are in [0, 1], they stay as they are. Otherwise each channel, or each feature of a table, that leaves
+        [0, 1] is brought there by its range in train and test; one that is constant becomes 0.
+        Texts become classes in alphabetical order.
+
+    Raises:
+        ValueError: anything else, also values that are not finite.
+    """
+    parts = [train] if test is None else [train, test]
+    suffixes = ("", "_test")[: len(parts)]
+    for suffix, part in zip(suffixes, parts, strict=True):
+        if part.x.ndim == 0 or part.y.ndim == 0 or len(part.x) != len(part.y):
+            text = f"expected one label per example, got x{suffix} {part.x.shape} and y{suffix} {part.y.shape}"
+            raise ValueError(text)
+    xs = [_inputs(f"x{suffix}", part.x, part.is_first) for suffix, part in zip(suffixes, parts, strict=True)]
+    scale = _scale(xs)
+    stored = [x.astype(np.float32) if scale is None else scale.apply(x) for x in xs]
+    ys, found = _labels([f"y{suffix}" for suffix in suffixes], [part.y for part in parts])
+    names = tuple(classes) if found and len(classes) >= len(found) and train.y.dtype.kind in "biu" else found
+    examples = [Examples(torch.from_numpy(x.copy(order="C")), y) for x, y in zip(stored, ys, strict=True)]
+    split = (examples[0], examples[1]) if test is not None else split_by_class(*examples[0])
+    low, span = (None, None) if scale is None else (torch.from_numpy(one.astype(np.float32)) for one in scale)
+    return DataSet(name, *split, names, public=False, note=note, low=low, span=span)
+
+
+def check_size(items: int, entries: int) -> None:
+    """Raise ValueError if there are too many items, or entries of all their inputs."""
+    most = int(os.environ.get("LEAKGAUGE_MAX_ITEMS") or MAX_ITEMS)
+    if items > most:
+        raise ValueError(
+            f"got {items:,} items, expected at most {most:,}; take fewer, or set the environment variable "
+            "LEAKGAUGE_MAX_ITEMS=NUMBER"
+        )
+    size = int(os.environ.get("LEAKGAUGE_MAX_UNPACKED") or MAX_BYTES)
+    if 4 * entries > size:
+        raise ValueError(
+            f"the inputs take {4 * entries:,} bytes or more, expected at most {size:,}; take fewer or smaller ones, or "
+            "set the environment variable LEAKGAUGE_MAX_UNPACKED=BYTES"
+        )
+
+
+def stacked(images: Sequence[Array]) -> Array:
+    """[n, ...]: inputs of one shape, as one array; images [1, h, w] become RGB if others are [3, h, w].
+
+    Raises:
+        ValueError: other shapes differ; the error has the number of the first that differs, in `args[1]`.
+    """
+    color = any(image.ndim == 3 and len(image) == 3 for image in images)
+    if color:
+        images = [image.repeat(3, 0) if image.ndim == 3 and len(image) == 1 else image for image in images]
+    for number, image in enumerate(images):
+        if image.shape != images[0].shape:
+            raise ValueError(f"expected the shape of the first, {images[0].shape}, got {image.shape}", number)
+    return np.stack(images)
+
+
+def _inputs(name: str, x: Array, is_first: bool) -> Array:
+    """Features or images with the channels second: float32 of uint8, otherwise of their own type."""
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.ndim == 4:
+        second, last = x.shape[1] in CHANNELS, x.shape[3] in CHANNELS
+        if not (second or last) or (second and last and not is_first):
+            raise ValueError(f"expected {name} with 1 or 3 channels second or last, and not both, got shape {x.shape}")
+        x = x if second and (is_first or not last) else x.transpose(0, 3, 1, 2)
+    elif x.ndim != 2:
+        raise ValueError(f"expected {name} with 2, 3 or 4 axes, got shape {x.shape}")
+    if x.dtype.kind not in "biuf":
+        raise ValueError(f"expected {name} of numbers, got {x.dtype}; encode categories as numbers, such as one-hot")
+    if not x.size:
+        raise ValueError(f"expected 1 or more {name} with entries, got shape {x.shape}")
+    if x.dtype == np.uint8:
+        return np.asarray(torch.from_numpy(x.astype(np.float32, order="C")).div_(255))
+    with np.errstate(over="ignore"):
+        wrong = x.size - int(np.isfinite(x.astype(np.float32)).sum())
+    if wrong:
+        raise ValueError(f"expected finite {name}, got {wrong:,} of {x.size:,} values that are NaN, infinite or huge")
+    return x
+
+
+def _scale(xs: Sequence[Array]) -> _Scale | None:
+    """By the range of all arrays of one input shape; None: nothing is outside [0, 1], as float32."""
+    if len({x.shape[1:] for x in xs}) > 1:
+        return None  # refused by `DataSet`
+    axes = (0, 2, 3) if xs[0].ndim == 4 else (0,)
+    low = np.minimum.reduce([x.min(axes, keepdims=True)[0].astype(np.float64) for x in xs])
+    high = np.maximum.reduce([x.max(axes, keepdims=True)[0].astype(np.float64) for x in xs])
+    outside = (low.astype(np.float32) < 0) | (high.astype(np.float32) > 1)
+    if not outside.any():
+        return None
+    span = np.where(outside & (high > low), high - low, 1.0)
+    if span.max() > np.finfo(np.float32).max:
+        raise ValueError(f"expected x in a range of float32, got {low.min():g} to {high.max():g}")
+    return _Scale(np.where(outside, low, 0.0), span)
+
+
+def _labels(names: Sequence[str], ys: Sequence[Array]) -> tuple[list[Tensor], tuple[str, ...]]:
+    """The labels of each split as tensors, and the classes, of which a regression has none."""
+    flat = [y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y for y in ys]
+    for name, y in zip(names, flat, strict=True):
+        if y.ndim != 1:
+            raise ValueError(f"expected {name} with one axis, got shape {y.shape}; of one-hot labels, take the argmax")
+        if y.dtype.kind not in "biufUS":
+            raise ValueError(f"expected {name} of integers, texts, or floats for a regression, got {y.dtype}")
+    kinds = {"biu": "integers", "f": "floats", "US": "texts"}
+    found = [next(kind for kind in kinds if y.dtype.kind in kind) for y in flat]
+    if found[0] != found[-1]:
+        raise ValueError(f"expected labels of one kind, got {kinds[found[0]]} in train and {kinds[found[-1]]} in test")
+    if found[0] == "f":
+        return [_numbers(*pair) for pair in zip(names, flat, strict=True)], ()
+    if found[0] == "US":
+        texts, numbers = np.unique(np.concatenate([y.astype(str) for y in flat]), return_inverse=True)
+        parts = np.split(numbers.astype(np.int64), [len(flat[0])])[: len(flat)]
+        return [torch.from_numpy(part) for part in parts], tuple(map(str, texts))
+    for name, y in zip(names, flat, strict=True):
+        if y.size and y.max() > _MAX_LABEL:
+            raise ValueError(f"expected {name} up to {_MAX_LABEL}, got {y.max()}; for a regression, make them floats")
+    tensors = [torch.from_numpy(y.astype(np.int64)) for y in flat]
+    return tensors, tuple(map(str, range(1 + max(torch.cat(tensors).tolist(), default=-1))))
+
+
+def _numbers(name: str, y: Array) -> Tensor:
+    """Finite float32."""
+    with np.errstate(over="ignore"):
+        found = torch.from_numpy(y.astype(np.float32))
+    if wrong := int((~found.isfinite()).sum()):
+        raise ValueError(f"expected finite {name}, got {wrong:,} of {len(y):,} that are NaN, infinite or huge")
+    return found

@@ -1,0 +1,213 @@
+"""A user's own data as Python objects: arrays or torch data sets, registered in this process or made by a factory."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leakgauge.harness.core.errors import UnknownNameError, unknown
+from leakgauge.harness.core.rng import Key, global_generators
+from leakgauge.harness.data import DataMissing, DataSet, DataUnreadable, Form
+from leakgauge.harness.data.arrays import Array, Arrays, check_size, data_set, stacked
+from leakgauge.harness.data.files import pixels, role_of
+
+_KEY = Key(0).child("given data")
+"""Where the global generators start while a user's code makes and reads its data."""
+
+_EXPECTED = (
+    "expected a torch Dataset with a length, a pair (train, test) of them, arrays (x, y) or (x, y, x_test, y_test), or "
+    "a leakgauge DataSet"
+)
+
+_GIVEN: dict[str, DataSet] = {}
+
+
+@runtime_checkable
+class _Items(Protocol):
+    """A map-style torch Dataset, a list, or what is read like one."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> object: ...
+
+
+@runtime_checkable
+class _ArrayLike(Protocol):
+    """An array, a tensor, or a table of pandas."""
+
+    def __array__(self) -> Array: ...
+
+
+class _Read(NamedTuple):
+    """Arrays of a split, the names of its classes if it has some, and whether its items are drawn at random."""
+
+    arrays: Arrays
+    classes: tuple[str, ...] = ()
+    drew: bool = False
+
+
+def given(name: str, data: object) -> str:
+    """Register data under a name in this process, read once; returns `given:NAME`, the name for studies.
+
+    Args:
+        data: a torch `Dataset` that has a length, or a list, of items (x, y), or dictionaries with keys such as `image`
+            and `label`; x is a tensor, an array or a PIL image, y a number or a text. Or a pair (train, test) of them.
+            Or arrays (x, y) or (x, y, x_test, y_test), of numpy, torch or pandas; see `arrays.data_set` for what they
+            may hold. Or a `DataSet`. Several worker processes do not have it: run the study with `workers=0`.
+
+    Guarantees:
+        The global generators of torch, numpy and Python start at the same state whenever items are read, and are as
+        before afterwards. If an item is drawn at random, as by a random transform, one draw is taken, and
+        `DataSet.note` says so.
+
+    Raises:
+        ValueError: a name that is empty or holds a `?`.
+        DataUnreadable: the data are none of these, or cannot be read.
+
+    Example:
+        >>> import numpy as np
+        >>> given("mine", (np.arange(40.0).reshape(20, 2), np.arange(20) % 2))
+        'given:mine'
+    """
+    if not name or "?" in name:
+        raise ValueError(f"expected a name without '?', got {name!r}")
+    text = f"given:{name}"
+    with _one_line(text), global_generators(_KEY) as state:
+        _GIVEN[name] = _data_set(text, data, state)
+    return text
+
+
+def _registered(name: str, options: Mapping[str, str]) -> DataSet:
+    """The data set registered under a name in this process."""
+    if name not in _GIVEN:
+        raise UnknownNameError(
+            f"no data 'given:{name}' in this process, which has {', '.join(map(repr, _GIVEN)) or 'none'}; call "
+            "given(NAME, data) first, and run the study with workers=0"
+        )
+    return _GIVEN[name]
+
+
+def _made(name: str, options: Mapping[str, str]) -> DataSet:
+    """What `module:factory` returns; an object that is no function counts itself."""
+    module, _, attribute = name.partition(":")
+    with _one_line(name), global_generators(_KEY) as state:
+        try:
+            made = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
+            from leakgauge.harness.data import names
+
+            found = unknown("data set", name, (listed for listed, _ in names()))
+            raise UnknownNameError(f"{error}: {found}") from error
+        if callable(made) and not isinstance(made, _Items | _ArrayLike):
+            made = made()
+        return _data_set(name, made, state)
+
+
+@contextmanager
+def _one_line(name: str) -> Iterator[None]:
+    """Turn whatever a user's code raises into one line."""
+    try:
+        yield
+    except (DataMissing, DataUnreadable, UnknownNameError):
+        raise
+    except (Exception, SystemExit) as error:
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        raise DataUnreadable(f"cannot read {name!r}: {kind}{' '.join(str(error).split())[:300]}") from error
+
+
+def _data_set(name: str, data: object, state: Callable[[], object]) -> DataSet:
+    """The data set that an object holds."""
+    if isinstance(data, DataSet):
+        return dataclasses.replace(data, name=name)
+    if isinstance(data, torch.utils.data.IterableDataset):
+        kind = type(data).__name__
+        raise ValueError(f"expected data with a length, got the IterableDataset {kind}; make it a list: list(dataset)")
+    if isinstance(data, tuple | list) and any(isinstance(part, _ArrayLike) for part in data):
+        if len(data) not in (2, 4):
+            raise ValueError(f"{_EXPECTED}, got {len(data)} arrays")
+        pairs = zip(data[::2], data[1::2], strict=True)
+        splits = [_Read(Arrays(_array(x), _array(y), isinstance(x, Tensor))) for x, y in pairs]
+    else:
+        parts = data if isinstance(data, tuple) and len(data) == 2 else (data,)
+        splits = [_read(part, at, state) for part, at in zip(parts, ("train", "test"), strict=False)]
+    check_size(sum(len(split.arrays.x) for split in splits), sum(split.arrays.x.size for split in splits))
+    train, *test = splits
+    note = "the items are drawn at random, as by a transform: one draw of each was taken"
+    drew = any(split.drew for split in splits)
+    return data_set(name, train.arrays, test[0].arrays if test else None, train.classes, note if drew else "")
+
+
+def _read(items: object, split: str, state: Callable[[], object]) -> _Read:
+    """All items, one after the other."""
+    if not isinstance(items, _Items) or isinstance(items, str | bytes | Mapping):
+        raise ValueError(f"{_EXPECTED}, got {type(items).__name__}")
+    count, xs, ys, before = len(items), [], [], state()
+    check_size(count, 0)
+    for number in range(count):
+        try:
+            x, y = _pair(items[number])
+        except (Exception, SystemExit) as error:
+            text = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+            raise ValueError(f"{split} item {number}: {text}") from error
+        if number == 0:
+            check_size(count, count * x.size)
+        xs.append(x)
+        ys.append(y)
+    drew = state() != before or (count > 0 and not np.array_equal(_pair(items[0])[0], xs[0]))
+    kinds = {"text" if isinstance(y, str) else "number" for y in ys}
+    if len(kinds) > 1:
+        raise ValueError(f"expected {split} labels of one kind, got numbers and texts")
+    try:
+        x = stacked(xs) if xs else np.empty((0, 0))
+    except ValueError as error:
+        text, number = error.args
+        advice = "resize them in the dataset's transform, as by torchvision's Resize and CenterCrop"
+        raise ValueError(f"{split} item {number}: {text}; {advice}") from error
+    classes = getattr(items, "classes", ())
+    names = tuple(map(str, classes)) if isinstance(classes, list | tuple) else ()
+    return _Read(Arrays(x, np.array(ys), is_first=x.ndim == 4 and x.shape[1] in (1, 3)), names, drew)
+
+
+def _pair(item: object) -> tuple[Array, bool | int | float | str]:
+    """Input and label of an item."""
+    if isinstance(item, Mapping):
+        roles = [(role_of(str(key)), value) for key, value in item.items()]
+        found = [[value for role, value in roles if role == wanted] for wanted in ("x", "y")]
+        if [len(values) for values in found] != [1, 1]:
+            keys = ", ".join(repr(str(key)[:40]) for key in item)
+            raise ValueError(f"expected one input and one label, as in {{'image': ..., 'label': ...}}, got {keys}")
+        item = (found[0][0], found[1][0])
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        got = f"{len(item)} parts" if isinstance(item, tuple | list) else type(item).__name__
+        raise ValueError(f"expected (x, y), or a dictionary with an input and a label, got {got}")
+    x, y = item
+    label: Any = _array(y)
+    if label.size != 1 or label.dtype.kind not in "biufU":
+        raise ValueError(f"expected a label of one number or text, got {type(y).__name__} of shape {label.shape}")
+    return _array(x), label.reshape(()).item()
+
+
+def _array(x: Any) -> Array:
+    """A tensor, an image or what numpy takes, as an array; images with the channels first."""
+    if isinstance(x, Tensor):
+        x = x.detach().cpu()
+        return np.asarray(x.float() if x.dtype in (torch.bfloat16, torch.float16) else x)
+    if type(x).__module__.startswith("PIL."):
+        return pixels(x)
+    found = np.asarray(x)
+    if found.dtype == object and found.size and all(isinstance(one, str) for one in found.flat):
+        return found.astype(str)
+    return found
+
+
+FORMS = {"given": Form("NAME", "data registered in this process by harness.data.given.given(NAME, data)", _registered)}
+"""By the text before the colon."""
+
+CODE = Form("module:factory", "code that returns a torch Dataset, (train, test), or arrays (x, y); --allow-code", _made)

@@ -1,0 +1,648 @@
+"""A network that somebody else wrote, as a `Model`: any `torch.nn.Module` that the engine can differentiate.
+
+The flat vector holds the trainable parameters and the running statistics of batch norms in train mode, in the order of
+`state_dict`. Everything else is a constant: parameters with `requires_grad=False`, buffers, the running statistics of
+batch norms in eval mode. The network is called with the tensors of the vector in place of its own.
+
+*Batch norm in train mode* takes the statistics of the batch while a client trains, and the running ones to score.
+Running statistics have a gradient, themselves less those of the batch, as in `resnet20-bn`: a step of rate lr moves
+them by lr * (batch - running). Torch moves them by a momentum of their own; `paced` does too, where clients send
+updates. The variance of the batch is the unbiased one, as in torch.
+
+*Dropout* multiplies with masks that the task draws from its keys. A layer that the network has in eval mode is off.
+
+What cannot be handled is refused in one line with the layer and the reason.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import one_hot
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import is_lazy
+
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.code import imported
+from leakgauge.harness.core.contract import InTraining
+from leakgauge.harness.core.errors import UnknownNameError, unknown
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Layout, Vector
+from leakgauge.harness.learn.gradients import gradients, losses
+from leakgauge.harness.learn.layers import BatchStatistics
+from leakgauge.harness.learn.models import Initialization, Loss, Model
+from leakgauge.harness.learn.tasks import ModelTask
+
+Make = Callable[..., nn.Module]
+
+_KEY = Key(0, ("own model",))
+"""Of dry runs, and of what a factory draws for its constants, which are the same for every seed."""
+
+_MASKS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 3, nn.Dropout2d: 4, nn.Dropout3d: 5}
+"""Known dropouts; those of whole channels take inputs with this many axes."""
+
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+_BENT: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
+    nn.Hardsigmoid: lambda h: (h / 6 + 0.5).clamp(0.0, 1.0),
+    nn.Hardswish: lambda h: h * (h / 6 + 0.5).clamp(0.0, 1.0),
+}
+"""Activations whose second derivative torch does not have, by others that have it."""
+
+_SMOOTH = (
+    *(nn.Sequential, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Flatten, nn.Unflatten, nn.Identity, *_MASKS),
+    *(nn.GroupNorm, nn.LayerNorm, *_NORMS, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
+    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
+    *(nn.Sigmoid, nn.Tanh, nn.Softplus, nn.GELU, nn.SiLU, nn.Mish, nn.LogSigmoid, nn.Softsign, nn.Softmax),
+)
+"""Modules whose outputs are smooth functions of their inputs."""
+
+_STEPS = (1e-8, 1e-9, 1e-8, 1e-9)
+"""Of the numerical slope in each direction, in float64: so short that few kinks lie on the way. One direction that
+agrees is enough: a kink spoils few, a wrong backward all."""
+
+_AGREES = 1e-3
+"""Relative difference of the two slopes, at most; about 1e-6 for a ResNet-18."""
+
+_UNSENT = "?statistics=no"
+"""Behind the name of a network whose running statistics are not sent: constants, although a batch norm in train mode
+takes the statistics of the batch."""
+
+_given: dict[str, Make | nn.Module] = {}
+
+
+def given(name: str, make: Make | nn.Module) -> str:
+    """Register a network in this process; returns its name for a study, `given:NAME`.
+
+    Args:
+        make: a factory as in `build`, or a network: these very weights are then the first model of every training.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if not isinstance(make, nn.Module) and not callable(make):
+        raise TypeError(f"expected a torch.nn.Module or a function that makes one, got {make!r}")
+    _given[name] = make
+    return f"given:{name}"
+
+
+def build(name: str, input_shape: tuple[int, ...], classes: int, loss: Loss = "cross-entropy") -> Model:
+    """The network `name` for inputs of one shape.
+
+    Args:
+        name: `module:factory`, `torchvision:NAME` or `given:NAME`. A factory is called with those of `input_shape`,
+            `classes` or `num_classes`, and `channels` that it names; each seed has the weights that it then draws from
+            torch's, numpy's and Python's global generators, which are seeded by the seed. What it draws for constants
+            is the same for every seed. With `?statistics=no` behind it, running statistics are constants.
+        classes: outputs; 1 for squared loss, whatever it is.
+
+    Raises:
+        UnknownNameError: there is no such network, or its module cannot be imported.
+        ValueError: the network cannot be handled.
+    """
+    outputs = 1 if loss == "squared" else classes
+    fresh = _Fresh(name, _source(name), input_shape, outputs)
+    with rng.global_generators(_KEY):
+        module = fresh()
+        names = _names(name, module, statistics=not name.endswith(_UNSENT))
+        found = _tensors(module)
+        layout = Layout(names, tuple(tuple(found[one].shape) for one in names))
+        made = layout.join([found[one].detach().clone() for one in names])
+        net = _Net.of(module, names)
+        dropout, mixes = _tried(name, net, layout.split(made), input_shape, outputs)
+    return Model(
+        *(name, layout, (), input_shape, outputs, net, loss),
+        dropout=dropout,
+        training=net.training if mixes else None,
+        start=_Start(fresh, net, made, layout),
+        smooth=all(type(one) in _SMOOTH for one in module.modules()),
+    )
+
+
+def without_statistics(name: str) -> str:
+    """The name of the same network whose clients send no running statistics of batch norms."""
+    return name if name.endswith(_UNSENT) else name + _UNSENT
+
+
+def torchvision_has(name: str) -> bool:
+    """Whether torchvision is installed and has a classifier of this name."""
+    from leakgauge.harness.data.torchvision_shim import classifiers
+
+    try:
+        return name in classifiers()
+    except (ImportError, RuntimeError):
+        return False
+
+
+def vector_of(model: Model, module: nn.Module) -> Vector:
+    """[d] float32: the weights and running statistics that a network of this architecture has now.
+
+    Raises:
+        ValueError: the network has no tensor of this name and shape.
+    """
+    return model.layout.join([tensor.detach().float().cpu() for tensor in _owned(model.layout, module)])
+
+
+def put(model: Model, vector: Vector, module: nn.Module) -> None:
+    """Write a flat vector into a network of this architecture.
+
+    Raises:
+        ValueError: as `vector_of`, or the vector has another length.
+    """
+    with torch.no_grad():
+        for tensor, part in zip(_owned(model.layout, module), model.layout.split(vector), strict=True):
+            tensor.copy_(part)
+
+
+def paced(model: Model, lr: float) -> Model:
+    """The model whose running statistics move in a step of rate `lr` as in torch, by the momentum of their layer.
+
+    Exact without momentum of the local SGD, which moves them on; with a schedule, in proportion to the rate.
+    """
+    if not isinstance(model.apply, _Net) or model.training is None:
+        return model
+    net = replace(model.apply, pace=1.0 / lr)
+    return replace(model, apply=net, training=net.training)
+
+
+class Origin(NamedTuple):
+    """modules: the names of those whose files made a network; weights: digest of weights that are given, or empty."""
+
+    modules: frozenset[str]
+    weights: str = ""
+
+
+def origin(name: str) -> Origin:
+    """Where the code and the weights behind a name come from."""
+    kind, source = name.partition(":")[0], _source(name)
+    if kind == "torchvision":
+        return Origin(frozenset())
+    named = frozenset() if kind == "given" else frozenset({kind})
+    if not isinstance(source, nn.Module):
+        return Origin(named | {source.__module__})
+    digest = hashlib.sha256()
+    for key, tensor in source.state_dict().items():
+        digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return Origin(named | {type(source).__module__}, digest.hexdigest())
+
+
+def _source(name: str) -> Make | nn.Module:
+    """The factory or the network of a name."""
+    name = name.removesuffix(_UNSENT)
+    kind, _, rest = name.partition(":")
+    if kind == "given":
+        if rest not in _given:
+            raise UnknownNameError(
+                f"no model {name!r} in this process: only the process that registered it may run it, with workers=0"
+            )
+        return _given[rest]
+    if kind == "torchvision":
+        from leakgauge.harness.data import torchvision_shim
+
+        try:
+            known = torchvision_shim.classifiers()
+        except ImportError as error:
+            raise UnknownNameError(f"no model {name!r}: torchvision is not installed") from error
+        if rest not in known:
+            raise unknown("model of torchvision", rest, known)
+        return functools.partial(torchvision_shim.classifier, rest)
+    found: Make | nn.Module = imported("model", name)
+    if not isinstance(found, nn.Module) and not callable(found):
+        raise UnknownNameError(f"expected a torch.nn.Module or a function that makes one for {name!r}, got {found!r}")
+    return found
+
+
+def _refusal(name: str, text: str) -> ValueError:
+    """The error for a network that cannot be handled."""
+    return ValueError(f"model {name!r}: {text}")
+
+
+@contextmanager
+def _theirs(name: str, doing: str) -> Iterator[None]:
+    """Turn whatever somebody's code raises into one line."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise _refusal(name, f"{doing}: {_line(error)}") from error
+
+
+def _line(error: BaseException) -> str:
+    """An error of torch, which may have many lines, in one of bearable length."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text if len(text) < 300 else text[:300] + ' ...'}"
+
+
+@dataclass(frozen=True, eq=False)
+class _Fresh:
+    """Makes the network again: a private copy on the CPU, its lazy layers made."""
+
+    name: str
+    source: Make | nn.Module
+    input_shape: tuple[int, ...]
+    outputs: int
+
+    def __call__(self) -> nn.Module:
+        """The network, by the global generators."""
+        with _theirs(self.name, "the factory fails"):
+            made = self.source if isinstance(self.source, nn.Module) else self.source(**self._arguments(self.source))
+        if not isinstance(made, nn.Module):
+            raise _refusal(self.name, f"expected a factory of a torch.nn.Module, got {type(made).__name__}")
+        if isinstance(made, torch.jit.ScriptModule):
+            raise _refusal(self.name, "a scripted network cannot be differentiated per record; return the plain one")
+        if any(map(is_lazy, _tensors(made).values())):
+            if made is self.source:
+                raise _refusal(self.name, "a network with lazy layers has no weights yet; give what makes it")
+            self._materialize(made)
+        with _theirs(self.name, "the network cannot be copied to the CPU"):
+            return copy.deepcopy(made).cpu()
+
+    def _arguments(self, make: Make) -> dict[str, object]:
+        """Those arguments that the factory names."""
+        known = {"classes": self.outputs, "num_classes": self.outputs, "channels": self.input_shape[0]}
+        named = inspect.signature(make).parameters
+        return {key: one for key, one in {**known, "input_shape": self.input_shape}.items() if key in named}
+
+    def _materialize(self, module: nn.Module) -> None:
+        """Give lazy layers their shapes by a forward in eval mode."""
+        modes = [(layer, layer.training) for layer in module.modules()]
+        with _Watch(self.name, module, (2, *self.input_shape), draws=True), torch.no_grad():
+            module.eval()(_inputs(2, self.input_shape))
+        for layer, mode in modes:
+            layer.training = mode
+        for key, tensor in _tensors(module).items():
+            if is_lazy(tensor):
+                raise _refusal(self.name, f"{key!r} is lazy, and a dry run does not reach it")
+
+
+def _inputs(b: int, input_shape: tuple[int, ...]) -> Tensor:
+    """Inputs of a dry run."""
+    return rng.uniform(_KEY.child("x"), (b, *input_shape))
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, in the order of `state_dict`; a tied one by its first name alone."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for prefix, layer in module.named_modules():
+        for key, tensor in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):
+            found.setdefault(id(tensor), (f"{prefix}.{key}".lstrip("."), tensor))
+    return dict(found.values())
+
+
+def _owned(layout: Layout, module: nn.Module) -> list[Tensor]:
+    """A network's tensors in the order of a layout."""
+    found = _tensors(module)
+    for name, shape in zip(layout.names, layout.shapes, strict=True):
+        if name not in found or tuple(found[name].shape) != shape:
+            got = tuple(found[name].shape) if name in found else "none"
+            raise ValueError(f"expected a network with a tensor {name!r} of shape {shape}, got {got}")
+    return [found[name] for name in layout.names]
+
+
+def _is_norm(layer: nn.Module) -> bool:
+    """Whether a layer is a batch norm that works as torch's."""
+    return isinstance(layer, _BatchNorm) and type(layer).forward in {one.forward for one in _NORMS}
+
+
+def _names(name: str, module: nn.Module, *, statistics: bool) -> tuple[str, ...]:
+    """The names of the tensors in the flat vector, of a network whose layers can be handled."""
+    moving = set()
+    for path, layer in module.named_modules():
+        where = f"layer {path!r} ({type(layer).__name__})"
+        if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
+            raise _refusal(name, f"{where}: running statistics of instances are not supported; do not track them")
+        if not isinstance(layer, _BatchNorm) or not layer.training:
+            continue
+        if not _is_norm(layer):
+            raise _refusal(name, f"{where}: a batch norm with a forward of its own; take torch's, or eval mode")
+        if layer.running_mean is not None and layer.momentum is None:
+            raise _refusal(name, f"{where}: a cumulative average (momentum=None) is not supported; give a momentum")
+        if layer.running_mean is not None and statistics:
+            moving |= {f"{path}.running_mean".lstrip("."), f"{path}.running_var".lstrip(".")}
+    found = _tensors(module)
+    owned = [one for one, tensor in found.items() if tensor.requires_grad or one in moving]
+    if not any(found[one].requires_grad for one in owned):
+        raise _refusal(name, "expected a trainable parameter, got none")
+    for one in owned:
+        if found[one].dtype != torch.float32:
+            raise _refusal(name, f"expected float32, got {found[one].dtype} for {one!r}; return network.float()")
+    return tuple(owned)
+
+
+class _Place(NamedTuple):
+    """Where the batch is in the inputs of a dropout: the axis, and how often each record stands in it."""
+
+    axis: int
+    times: int
+
+
+class _Dropped(NamedTuple):
+    """A dropout that was called: its layer, its rate, the shape of its mask, and whether it drops whole channels."""
+
+    path: str
+    rate: float
+    shape: tuple[int, ...]
+    channels: bool
+
+
+class _State:
+    """What the layers of one network share during a call."""
+
+    def __init__(self) -> None:
+        self.training = True
+        self.keep: Iterator[tuple[Tensor, _Place]] | None = None
+        self.terms: list[Tensor] = []
+        self.pace: float | None = None
+        self.sent = True
+        self.places: tuple[_Place, ...] = ()
+        self.found: list[_Dropped] | None = None  # only in a dry run
+        self.after: dict[str, Tensor] = {}
+
+    def norm(self, layer: _BatchNorm, live: bool, h: Tensor) -> Tensor:
+        """The forward of a batch norm; `live`: it was in train mode."""
+        layer._check_input_dim(h)  # type: ignore[no-untyped-call]
+        if h.shape[1] != layer.num_features:
+            raise ValueError(f"expected {layer.num_features} channels, got inputs {tuple(h.shape)}")
+        shape = (1, -1, *(1 for _ in h.shape[2:]))
+        mean, variance = layer.running_mean, layer.running_var
+        if mean is None or variance is None or (live and self.training):
+            now = self._of_batch(h)
+            if mean is not None and variance is not None and self.sent:
+                rate = 1.0 if self.pace is None else self.pace * (layer.momentum or 0.0)
+                count = h.numel() // h.shape[1]
+                moved = BatchStatistics.apply(mean, variance, now[0], now[1] * (count / (count - 1)))  # type: ignore[no-untyped-call]
+                self.terms.append(rate * moved)
+            mean, variance = now
+        factor = (variance.clamp(min=0.0) + layer.eps).rsqrt()
+        factor = factor if layer.weight is None else factor * layer.weight
+        normal = (h - mean.view(shape)) * factor.view(shape)
+        return normal if layer.bias is None else normal + layer.bias.view(shape)
+
+    def _of_batch(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and biased variance of each channel."""
+        axes = [axis for axis in range(h.ndim) if axis != 1]
+        if h.numel() == h.shape[1]:
+            raise ValueError(f"a batch norm needs more than one value a channel, got inputs {tuple(h.shape)}")
+        return h.mean(axes), h.var(axes, correction=0)
+
+    def drop(self, path: str, layer: nn.Dropout, h: Tensor) -> Tensor:
+        """The forward of a dropout."""
+        if self.found is not None:
+            axes = _MASKS[type(layer)]
+            if axes not in (0, h.ndim):
+                raise ValueError(f"expected inputs of {axes} axes, got {tuple(h.shape)}")
+            shape = (*h.shape[:2], *(1 for _ in h.shape[2:])) if axes else tuple(h.shape)
+            self.found.append(_Dropped(path, float(layer.p), shape, bool(axes)))
+        if self.keep is None:
+            return h
+        mask, place = next(self.keep)
+        mask = mask.to(h)  # masks are drawn on the CPU, h may be elsewhere
+        return h * (mask if place.times == 1 else mask.flatten(0, 1)).movedim(0, place.axis)
+
+
+@dataclass(frozen=True, eq=False)
+class _Net:
+    """A network as a function of the tensors of the flat vector. Not thread-safe.
+
+    Attributes:
+        modes: each layer, and whether it was in train mode.
+        statistics: names of the running statistics among the tensors.
+        pace: one over the learning rate, if statistics move by their own momentum.
+    """
+
+    module: nn.Module
+    names: tuple[str, ...]
+    constants: dict[str, Tensor]
+    statistics: frozenset[str]
+    state: _State
+    modes: tuple[tuple[nn.Module, bool], ...]
+    pace: float | None = None
+
+    @classmethod
+    def of(cls, module: nn.Module, names: tuple[str, ...]) -> _Net:
+        """Take over a network: batch norm and dropout get other forwards, and nothing works in place."""
+        modes, state = tuple((layer, layer.training) for layer in module.modules()), _State()
+        for path, layer in module.named_modules():
+            if getattr(layer, "inplace", False) is True:
+                layer.inplace = False
+            if _is_norm(layer):
+                layer.forward = functools.partial(state.norm, layer, layer.training)
+            elif type(layer) in _MASKS and layer.training and layer.p:
+                layer.forward = functools.partial(state.drop, path, layer)
+            elif type(layer) in _BENT:
+                layer.forward = _BENT[type(layer)]
+        constants = {
+            key: tensor.detach()
+            for key, tensor in _tensors(module).items()
+            if key not in names and tensor.is_floating_point()
+        }
+        found = _tensors(module)
+        statistics = frozenset(key for key in names if not found[key].requires_grad)
+        state.sent = bool(statistics)
+        module.requires_grad_(False)
+        return cls(module, names, constants, statistics, state, modes)
+
+    def __call__(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
+        """Scores [b, classes] of x [b, *input_shape]; `keep` as in `Model`."""
+        return self._scores(tensors, x, keep, training=False)
+
+    def training(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None = None) -> InTraining:
+        """The same as while a client trains."""
+        scores = self._scores(tensors, x, keep, training=True)
+        terms = self.state.terms
+        return InTraining(scores, torch.stack(terms).sum() if terms else None)
+
+    def _scores(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None, *, training: bool) -> Tensor:
+        """Call the network, with its layers in one of the two modes."""
+        state = self.state
+        if state.training != training:
+            for layer, mode in self.modes:
+                layer.training = mode and training
+        state.training, state.pace, state.terms = training, self.pace, []
+        state.keep = None if keep is None else zip(keep, state.places, strict=True)
+        # constants follow the type and the device of the inputs
+        constants = {key: tensor.to(x) for key, tensor in self.constants.items()}
+        state.after = constants | dict(zip(self.names, tensors, strict=True))
+        scores: Tensor = functional_call(self.module, state.after, (x,))  # writes what changes into its argument
+        return scores
+
+
+class _Watch:
+    """During a forward of a network: the layer in which it fails, or draws from torch's generator unless `draws`."""
+
+    def __init__(self, name: str, module: nn.Module, shape: tuple[int, ...], *, draws: bool = False) -> None:
+        self.name, self.module, self.shape, self.draws = name, module, shape, draws
+        self.open: list[tuple[str, Tensor]] = []
+        self.drew = ""
+
+    def __enter__(self) -> None:
+        self.hooks = []
+        for path, layer in self.module.named_modules():
+            where = f"layer {path!r} ({type(layer).__name__})" if path else "its forward"
+            self.hooks.append(layer.register_forward_pre_hook(functools.partial(self._enter, where)))
+            self.hooks.append(layer.register_forward_hook(self._leave))
+
+    def _enter(self, where: str, *_: object) -> None:
+        self.open.append((where, torch.get_rng_state()))
+
+    def _leave(self, *_: object) -> None:
+        where, before = self.open.pop()
+        if not self.drew and not torch.equal(before, torch.get_rng_state()):
+            self.drew = where
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        for hook in self.hooks:
+            hook.remove()
+        if isinstance(error, (Exception, SystemExit)):
+            where = self.open[-1][0] if self.open else "its forward"
+            raise _refusal(self.name, f"{where} fails on inputs of shape {self.shape}: {_line(error)}") from error
+        if self.drew and not self.draws:
+            text = "draws from torch's global generator, but randomness comes from the seed"
+            raise _refusal(self.name, f"{self.drew} {text}: use nn.Dropout, or return the layer in eval mode")
+
+
+def _tried(
+    name: str, net: _Net, tensors: list[Tensor], input_shape: tuple[int, ...], outputs: int
+) -> tuple[tuple[tuple[tuple[int, ...], float], ...], bool]:
+    """The dropouts of a network as in `Model`, and whether it mixes the records of a batch, by dry runs."""
+    x = _inputs(3, input_shape)
+
+    def tried(x: Tensor, *, training: bool) -> Tensor:
+        with _Watch(name, net.module, tuple(x.shape)), torch.no_grad():
+            scores = net.training(tensors, x).scores if training else net(tensors, x, None)
+        if not isinstance(scores, Tensor) or scores.shape != (len(x), outputs):
+            got = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
+            when = "in train mode" if training else "in eval mode"
+            raise _refusal(name, f"expected scores of shape {(len(x), outputs)} {when}, got {got}")
+        return scores
+
+    everything = _tensors(net.module) | net.constants | dict(zip(net.names, tensors, strict=True))
+    before = {key: tensor.clone() for key, tensor in everything.items()}
+    scores = tried(x[:2], training=False)
+    runs, found = [], []
+    for b in (2, 3):
+        net.state.found = []
+        runs.append(tried(x[:b], training=True))
+        found.append(net.state.found)
+        net.state.found = None
+    for key, tensor in (_tensors(net.module) | net.state.after).items():
+        if not torch.equal(before[key], tensor):
+            raise _refusal(name, f"{key!r} changes in forward; only the statistics of batch norms may")
+    if not torch.equal(tried(x, training=True), runs[1]):
+        raise _refusal(name, "two forwards of the same inputs differ; what draws random numbers, or counts its calls?")
+    dropouts = [_dropout(name, *pair) for pair in zip(*found, strict=True)]
+    net.state.places = tuple(place for place, _, _ in dropouts)
+    live = any(mode and _is_norm(layer) for layer, mode in net.modes)
+    if not live and not _near(runs[0], scores):
+        raise _refusal(name, "its scores in train mode differ from those in eval mode, and no batch norm explains it")
+    mixes = live or not _near(tried(torch.stack([x[0], 1 - x[1]]), training=True)[0], runs[0][0])
+    return tuple((shape, rate) for _, shape, rate in dropouts), mixes
+
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    """Whether scores are the same but for rounding."""
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()), equal_nan=True)
+
+
+def _dropout(name: str, two: _Dropped, three: _Dropped) -> tuple[_Place, tuple[int, ...], float]:
+    """Where the batch is, the shape of a record's mask and the rate, from a run of two records and one of three."""
+    if two.rate >= 1:
+        raise _refusal(name, f"layer {two.path!r}: expected a dropout rate below 1, got {two.rate:g}")
+    axes = [axis for axis, pair in enumerate(zip(two.shape, three.shape, strict=True)) if pair[0] != pair[1]]
+    if len(axes) != 1 or 3 * two.shape[axes[0]] != 2 * three.shape[axes[0]] or (two.channels and axes[0]):
+        raise _refusal(name, f"layer {two.path!r}: a dropout whose inputs {two.shape} have no axis of the batch")
+    (axis,) = axes
+    times = two.shape[axis] // 2
+    rest = (*two.shape[:axis], *two.shape[axis + 1 :])
+    return _Place(axis, times), rest if times == 1 else (times, *rest), two.rate
+
+
+@dataclass(frozen=True, eq=False)
+class _Start:
+    """The first parameters of a training.
+
+    Attributes:
+        made: those with which `build` found the network.
+    """
+
+    fresh: _Fresh
+    net: _Net
+    made: Vector
+    layout: Layout
+
+    def __call__(self, key: Key, initialization: Initialization) -> Vector:
+        """[d] by the key, or the given weights; `dlg`: uniform in +-0.5, but for the statistics of batch norms."""
+        if initialization == "dlg":
+            flat = rng.uniform(key, (self.layout.dim,), -0.5, 0.5)
+            parts = zip(self.layout.names, self.layout.split(flat), self.layout.split(self.made), strict=True)
+            return self.layout.join([made if name in self.net.statistics else part for name, part, made in parts])
+        if isinstance(self.fresh.source, nn.Module):
+            return self.made.clone()
+        with rng.global_generators(key):
+            module = self.fresh()
+        return self.layout.join([tensor.detach() for tensor in _owned(self.layout, module)])
+
+
+def check(task: ModelTask) -> None:
+    """Check once that gradients of a user's network are those that an attack needs; nothing for a shipped model.
+
+    The gradient of the loss must exist for each parameter, in float64, for many batches at once, and its slope in the
+    inputs must be that of small steps. For a ResNet-18 on 64 x 64 pixels it takes two to three seconds.
+
+    Raises:
+        ValueError: they are not; one line.
+    """
+    start, name = task.model.start, task.model.name
+    if not isinstance(start, _Start):
+        return
+    squared, params = task.model.loss == "squared", start.made
+    b = 4 if task.mixes else 2  # a batch norm of two values has only two results, and no slope but between them
+    x = _inputs(2 * b, task.input_shape).view(2, b, *task.input_shape)
+    labels = (torch.arange(2 * b) % task.classes).view(2, b)
+    y = rng.uniform(_KEY.child("y"), (2, b)) if squared else one_hot(labels, task.classes).to(x)
+    leaf = params.clone().requires_grad_()
+    tensors = task.layout.split(leaf)
+    with _theirs(name, "its gradient fails"):
+        used = torch.autograd.grad(task.loss_at(tensors, x[0], y[0]), tensors, allow_unused=True)
+    for key, gradient in zip(task.layout.names, used, strict=True):
+        if gradient is None:
+            raise _refusal(name, f"{key!r} takes no part in the scores; set its requires_grad to False")
+    with _theirs(name, "gradients of many batches at once fail; control flow by data, or an operation in place?"):
+        several = x.clone().requires_grad_()
+        torch.autograd.grad(gradients(task, params, several, y).sum(), several)
+        losses(task, params, x[0], y[0] if squared else labels[0])
+    with _theirs(name, "its gradient fails in float64; register constant tensors as buffers"):
+        apart = _apart(task, params.double(), x[:1].double(), y[:1].double())
+    if apart > _AGREES:
+        text = "the slope of its gradient in the inputs is not that of small steps"
+        raise _refusal(name, f"{text} (off by {apart:.1g}); is the backward of an autograd.Function of its own wrong?")
+
+
+def _apart(task: ModelTask, params: Vector, x: Tensor, y: Tensor) -> float:
+    """The relative difference between the slope of a random combination of the gradient and small steps.
+
+    Of the directions in the inputs, that with the smallest difference counts, or the first that agrees.
+    """
+    leaf, mixed = x.requires_grad_(), rng.normal(_KEY.child("mixed"), params.shape, torch.float64)
+    (slope,) = torch.autograd.grad(gradients(task, params, leaf, y)[0] @ mixed, leaf)
+    found = []
+    for number, step in enumerate(_STEPS):
+        way = rng.normal(_KEY.child("way", number), x.shape, torch.float64)
+        with torch.no_grad():
+            ends = [gradients(task, params, x.detach() + sign * way, y)[0] @ mixed for sign in (step, -step)]
+        pair = float((slope * way).sum()), float(ends[0] - ends[1]) / (2 * step)
+        found.append(abs(pair[0] - pair[1]) / max(*map(abs, pair), 1e-12))
+        if found[-1] <= _AGREES:
+            break
+    return min(found)

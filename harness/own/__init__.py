@@ -1,0 +1,1 @@
+"""Bring your own: models, data, messages, federations, defenses and attacks from elsewhere."""

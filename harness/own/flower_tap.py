@@ -1,0 +1,319 @@
+"""Flower: a tap that records the models and messages of chosen rounds, and changes no bit of the training."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord
+
+from leakgauge.harness.core.contract import Defense, Examples, LocalRule, Sender
+from leakgauge.harness.core.errors import MessageError
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.sinks import line
+from leakgauge.harness.core.vec import Layout, Vector
+from leakgauge.harness.federation.loop import make_plan, setting_of
+from leakgauge.harness.federation.recording import Facts, Recorded, Recorder
+from leakgauge.harness.federation.round import Client, Round
+from leakgauge.harness.learn.batch import Indices
+from leakgauge.harness.own.flower import Server
+from leakgauge.harness.own.flower_records import (
+    HOOKED,
+    LOG,
+    OURS,
+    CallNext,
+    Mod,
+    error_of,
+    federation,
+    layout_of,
+    only,
+    part,
+    samples_of,
+    trains,
+    vector_of,
+)
+
+_ENTRY = 512
+"""Bytes of a line in a recording's list, and of a file's header, with room to spare."""
+
+_ROW = 12
+"""Bytes of a row's number in that list."""
+
+MOST_BYTES = 10**9
+
+
+def tap(
+    strategy: Any,
+    folder: str | Path,
+    facts: Facts,
+    *,
+    rounds: Collection[int] | None = None,
+    most_bytes: int = MOST_BYTES,
+    rows: Mapping[int, Indices] | None = None,
+    data: Examples | None = None,
+    auxiliary: Examples | None = None,
+    classes: Sequence[str] = (),
+) -> Any:
+    """The strategy itself, which from now on records the model of a round and every client's reply.
+
+    What fails in the tap is a line in the log, and never stops the training. A round that does not fit any more is left
+    out whole, and so are all later ones. A reply without an update of finite numbers is left out, with a line. The
+    recording of a defense holds the secret of the shared keys, since `inspect` attacks as the server.
+
+    Args:
+        strategy: any with `configure_train`, `aggregate_train` and `start`; after `defend`, the defense's messages are
+            recorded as they crossed the wire.
+        folder: of the recording; missing or empty. `leakgauge inspect` attacks it.
+        facts: how the clients train, which the strategy does not know. Its learning rate holds in rounds whose
+            configuration has no `lr`.
+        rounds: counted from 0, which is Flower's round 1; None: all.
+        most_bytes: of the folder.
+        rows: for each client, by `partition-id`, the rows of its records in the data, for clients that train on all
+            of them in a round. Needs the mod `numbered`, or `defended`: a server does not know whose replies it gets.
+        data, auxiliary, classes: the records themselves, others of the same kind, and the names of the classes, if
+            they are to be part of the recording.
+
+    Raises:
+        ValueError: the folder holds something, facts contradict each other, or the strategy has a tap.
+    """
+    place = Path(folder)
+    if isinstance(getattr(strategy, HOOKED, None), _Tap):
+        raise ValueError("expected a strategy without a tap, got one with it")
+    if place.is_dir() and any(place.iterdir()):
+        raise ValueError(f"expected an empty folder for a recording, got {folder}: name another one")
+    federation(facts, 1)
+    held = None if data is None else (data, auxiliary, tuple(classes))
+    found = _Tap(strategy, _Folder(place, facts, most_bytes, rows or {}, held), rounds)
+    for name in ("configure_train", "aggregate_train", "start"):
+        setattr(strategy, name, getattr(found, name))
+    setattr(strategy, HOOKED, found)
+    return strategy
+
+
+def numbered(message: Any, context: Any, call_next: CallNext) -> Any:
+    """A mod of a ClientApp that adds the node's `partition-id` to replies, so that a tap knows whose they are."""
+    reply = call_next(message, context)
+    if trains(message) and reply.has_content() and "partition-id" in context.node_config:
+        reply.content[OURS] = ConfigRecord({"client": int(context.node_config["partition-id"])})
+    return reply
+
+
+def recorded(
+    folder: str | Path, facts: Facts, *, rounds: Collection[int] | None = None, most_bytes: int = MOST_BYTES
+) -> Mod:
+    """A mod of a ClientApp that records what this client gets and sends: one folder for each round and client.
+
+    For those who cannot change the server. A client's process may end with each message, so each has a recording of its
+    own, `client-NNNNN/round-NNNNN`. It records the update in the clear: name it after `defended` in `mods`.
+
+    Args:
+        facts, rounds: as for `tap`.
+        most_bytes: of all recordings of this client.
+    """
+    federation(facts, 1)
+    return _ClientTap(Path(folder), facts, rounds, most_bytes)
+
+
+@dataclass
+class _Folder:
+    """A recording in progress."""
+
+    place: Path
+    facts: Facts
+    most_bytes: int
+    rows: Mapping[int, Indices]
+    data: tuple[Examples, Examples | None, tuple[str, ...]] | None
+    recorder: Recorder | None = None
+    full: bool = False
+
+    def write(self, start: _Start, server: Server | None, sent: Sequence[Recorded]) -> None:
+        """One round, if all of it fits."""
+        if self.recorder is None:
+            spec, seed = (part("none", None)[0], None) if server is None else (server.spec, server.shared)
+            self.recorder = Recorder(self.place, self.facts, start.layout, spec, most_bytes=self.most_bytes, seed=seed)
+            if self.data is not None:
+                self.recorder.data(*self.data)
+        size = _ENTRY + 4 * start.layout.dim
+        size += sum(_ENTRY + len(one.wire) + _ROW * (0 if one.rows is None else len(one.rows)) for one in sent)
+        if self.recorder.written + size + _ENTRY > self.most_bytes:
+            self.full = True
+            LOG.warning("leakgauge: %s is full, rounds from %d on are not recorded", self.place, start.number)
+            return
+        self.recorder.model(start.number, start.params, start.lr)
+        for one in sent:
+            self.recorder.message(one)
+
+    def message(self, number: int, sender: Sender, wire: bytes, rule: LocalRule, known: bool) -> Recorded:
+        """A message with what is known of the records behind it."""
+        client, samples = sender
+        plan = make_plan(federation(self.facts, 1), self.facts.lr, rule)
+        steps = plan.steps or -(-samples // plan.size(samples)) * (plan.epochs or 1)
+        images = min(samples, steps * plan.size(samples))
+        rows = self.rows.get(client) if known else None
+        exact = rows is not None and len(rows) == images == samples
+        return Recorded(number, client, samples, wire, images, steps, rows if exact else None)
+
+
+@dataclass
+class _Start:
+    """What all clients of a round start from."""
+
+    number: int
+    layout: Layout
+    params: Vector
+    lr: float
+
+
+@dataclass
+class _Tap:
+    """The hooks of `tap`, in front of the methods of a strategy."""
+
+    strategy: Any
+    folder: _Folder
+    rounds: Collection[int] | None
+    layout: Layout | None = None
+    start_of: _Start | None = None
+    nodes: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._configure, self._aggregate = self.strategy.configure_train, self.strategy.aggregate_train
+        self._start = self.strategy.start
+        self.weight = str(getattr(self.strategy, "weighted_by_key", "num-examples"))
+        self.server: Server | None = getattr(self.strategy, HOOKED, None)
+
+    def start(self, *args: Any, **named: Any) -> Any:
+        """`Strategy.start`, after which the recording is complete."""
+        try:
+            return self._start(*args, **named)
+        finally:
+            if self.folder.recorder is not None:
+                self.folder.recorder.close()
+
+    def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
+        """The strategy's messages; the model in them is remembered."""
+        messages = list(self._configure(server_round, arrays, config, grid))
+        number, self.start_of = server_round - 1, None
+        if messages and not self.folder.full and (self.rounds is None or number in self.rounds):
+            try:
+                self.start_of = self._read(number, messages, sorted(grid.get_node_ids()))
+            except (ValueError, TypeError, OSError) as error:
+                LOG.warning("leakgauge: round %d is not recorded: %s", number, line(str(error)))
+        return messages
+
+    def _read(self, number: int, messages: Sequence[Any], nodes: Sequence[int]) -> _Start:
+        """What the clients start from."""
+        base = only(messages[0].content.array_records, "ArrayRecord")[1]
+        self.layout = self.layout or layout_of(base)
+        for node in nodes:
+            self.nodes.setdefault(node, len(self.nodes))
+        return _Start(number, self.layout, vector_of(base, self.layout), _rate(messages[0], self.folder.facts.lr))
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> Any:
+        """Record the replies, and give the strategy the same ones."""
+        arrived, start = list(replies), self.start_of
+        if start is not None:
+            try:
+                self.folder.write(start, self.server, self._messages(start, arrived))
+            except (ValueError, TypeError, OSError) as error:
+                self.folder.full = True
+                LOG.warning("leakgauge: rounds from %d on are not recorded: %s", start.number, line(str(error)))
+        return self._aggregate(server_round, arrived)
+
+    def _messages(self, start: _Start, arrived: Sequence[Any]) -> list[Recorded]:
+        """The messages of a round, by client."""
+        found = dict[int, Recorded]()
+        for reply in arrived:
+            node = reply.metadata.src_node_id
+            try:
+                if reply.has_error():
+                    raise MessageError(error_of(reply))
+                one = self._message(start, reply, node)
+                if one.client in found:
+                    raise MessageError(f"client {one.client} has sent a message already")
+                found[one.client] = one
+            except (ValueError, TypeError) as error:
+                LOG.warning("leakgauge: round %d, node %d is not recorded: %s", start.number, node, line(str(error)))
+        return [found[number] for number in sorted(found)]
+
+    def _message(self, start: _Start, reply: Any, node: int) -> Recorded:
+        """The message in a reply."""
+        if self.server is not None:
+            letter, rule = self.server.letter(reply), self.server.defense.local
+            return self.folder.message(start.number, letter.sender, self.server.here.opened(letter), rule, known=True)
+        stated = reply.content.config_records.get(OURS, {}).get("client")
+        number = self.nodes.setdefault(node, len(self.nodes)) if stated is None else int(stated)
+        sender = Sender(number, samples_of(reply, self.weight))
+        wire = _plain(start, self.folder.facts, reply, sender)
+        return self.folder.message(start.number, sender, wire, LocalRule(), known=stated is not None)
+
+
+def _plain(start: _Start, facts: Facts, reply: Any, sender: Sender) -> bytes:
+    """The bytes of an update that crosses without a defense."""
+    defense: Defense[Any, Any] = part("none", None)[1]
+    update = vector_of(only(reply.content.array_records, "ArrayRecord")[1], start.layout) - start.params
+    setting = setting_of(start.layout, federation(facts, 1), [sender.samples], LocalRule())
+    here = Round(defense, setting, defense.init(setting), start.number)
+    nothing = Key(0)  # without a defense nothing is drawn
+    return here.opened(here.send(Client(sender, update, None, nothing, nothing))[0])
+
+
+def _rate(message: Any, otherwise: float) -> float:
+    """The learning rate in a message's configuration."""
+    for record in message.content.config_records.values():
+        if isinstance(record.get("lr"), int | float) and record["lr"] > 0:
+            return float(record["lr"])
+    return otherwise
+
+
+@dataclass(frozen=True)
+class _ClientTap:
+    """The mod of `recorded`."""
+
+    folder: Path
+    facts: Facts
+    rounds: Collection[int] | None
+    most_bytes: int
+
+    def __call__(self, message: Any, context: Any, call_next: CallNext) -> Any:
+        """Train, and record what came and what goes."""
+        if not trains(message):
+            return call_next(message, context)
+        try:
+            start = self._read(message, context)
+        except (ValueError, TypeError) as error:
+            LOG.warning("leakgauge: nothing is recorded: %s", line(str(error)))
+            return call_next(message, context)
+        reply = call_next(message, context)
+        if reply.has_content() and (self.rounds is None or start.number in self.rounds):
+            try:
+                self._write(start, reply, int(context.node_config.get("partition-id", 0)))
+            except (ValueError, TypeError, OSError) as error:
+                LOG.warning("leakgauge: round %d is not recorded: %s", start.number, line(str(error)))
+        return reply
+
+    def _read(self, message: Any, context: Any) -> _Start:
+        """What the client starts from, in the layout of its first model."""
+        base = only(message.content.array_records, "ArrayRecord")[1]
+        known = context.state.get(f"{OURS}-names")
+        layout = layout_of(base, None if known is None else known["names"])
+        # a strategy's mean of counts is a float
+        context.state[f"{OURS}-names"] = ConfigRecord({"names": list(layout.names)})
+        rounds = [
+            record["server-round"] for record in message.content.config_records.values() if "server-round" in record
+        ]
+        if not rounds:
+            raise MessageError("expected the number of the round as server-round in the configuration")
+        return _Start(int(rounds[0]) - 1, layout, vector_of(base, layout), _rate(message, self.facts.lr))
+
+    def _write(self, start: _Start, reply: Any, number: int) -> None:
+        """A recording of one message."""
+        place = self.folder / f"client-{number:05d}"
+        used = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+        folder = _Folder(place / f"round-{start.number:05d}", self.facts, self.most_bytes - used, {}, None)
+        sender = Sender(number, samples_of(reply, "num-examples"))
+        wire = _plain(start, self.facts, reply, sender)
+        folder.write(start, None, [folder.message(start.number, sender, wire, LocalRule(), known=False)])
+        if folder.recorder is not None:
+            folder.recorder.close()

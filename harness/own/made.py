@@ -1,0 +1,301 @@
+"""From a user's model, data and messages to a recording."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+import torch
+from torch import nn
+
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.cell import PartSpec, Scalar, TaskSpec
+from leakgauge.harness.core.code import RECORDING
+from leakgauge.harness.core.contract import Attack, Defense, Examples, Sender
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.data import DataSet
+from leakgauge.harness.data.given import given
+from leakgauge.harness.federation import registry
+from leakgauge.harness.federation.loop import make_plan, make_setting
+from leakgauge.harness.federation.recording import Facts, Recorded, Recorder, Recording, read, spec_of_facts
+from leakgauge.harness.federation.round import Client, Round, client_key
+from leakgauge.harness.learn import modules
+from leakgauge.harness.learn.batch import Indices, Work, choose_engine, train_clients
+from leakgauge.harness.learn.tasks import ModelTask
+from leakgauge.harness.own.messages import Names, TrainStep, flattened, stepped
+from leakgauge.harness.study.jobs import load_data, make_task
+
+Part = str | Mapping[str, Scalar] | Attack | Defense[Any, Any]
+"""A defense or an attack: its name, a table of its name and parameters as in a study, or the object."""
+
+VICTIMS = 8
+_NAME = "inspect"
+"""Of model and data, among those that are registered in this process."""
+
+_MOST_BYTES = 2**40
+
+
+class How(NamedTuple):
+    """How the victims send: what, after local SGD of `steps` steps on all `batch` records of a victim."""
+
+    sends: Literal["gradient", "update"] = "gradient"
+    lr: float = 0.1
+    steps: int = 1
+    batch: int = 1
+    momentum: float = 0.0
+    victims: int | None = None
+    seed: int = 0
+
+    def facts(self, clients: int) -> Facts:
+        """What everybody knows of the federation of so many victims."""
+        return Facts(clients, clients, self.sends, self.steps, None, 0, self.lr, self.momentum)
+
+
+class Sources(NamedTuple):
+    """What the messages are, with the rows behind each, or what makes them; with neither, our own client does."""
+
+    messages: Sequence[object] | None = None
+    records: Sequence[Sequence[int]] | None = None
+    train_step: TrainStep | None = None
+
+
+class _Victims(NamedTuple):
+    """The name of the data, the data, and the rows of its training part behind each message, of which `sizes` has the
+    numbers; None: unknown.
+    """
+
+    name: str
+    data: DataSet
+    rows: list[Indices] | None
+    sizes: list[int]
+
+    def batches(self) -> list[Examples]:
+        """The records of each victim."""
+        x, y = self.data.train
+        return [Examples(x[rows], y[rows]) for rows in self.rows or []]
+
+
+def part_spec(kind: Literal["defense", "attack"], part: Part) -> PartSpec:
+    """The name and all parameters of a defense or an attack.
+
+    Raises:
+        LookupError: there is none of this name.
+        ValueError: its parameters are wrong, or it is neither a name, a table nor such an object.
+    """
+    if isinstance(part, str | Mapping):
+        table: dict[str, Any] = {"name": part} if isinstance(part, str) else dict(part)
+        name = table.pop("name", None)
+        if not isinstance(name, str):
+            raise ValueError(f"expected a {kind} with its name, as in {{'name': ..., 'epsilon': 1.0}}, got {part}")
+        return PartSpec(name, registry.build(kind, name, table).parameters())
+    if not isinstance(part, Defense if kind == "defense" else Attack):
+        raise ValueError(f"expected a {kind}: a name, a table or an object, got {type(part).__name__}")
+    known = {found: name for name, found in registry.classes(kind).items()}
+    named = known.get(type(part), f"{type(part).__module__}:{type(part).__qualname__}")
+    return PartSpec(named, part.parameters())
+
+
+def record(
+    folder: Path,
+    model: nn.Module | str,
+    data: object,
+    auxiliary: object,
+    source: Sources,
+    how: How,
+    defense: PartSpec,
+    root: Path,
+    *,
+    public: bool = False,
+) -> tuple[TaskSpec, Recording]:
+    """Write the messages to `folder/recording`, register model and data in this process; the task, and the recording.
+
+    A recording of the same messages there stays, so that an inspection resumes.
+
+    Raises:
+        ValueError, LookupError: model, data, messages or defense do not fit each other; one line.
+    """
+    _check(source, how)
+    module = None if isinstance(model, str) else model
+    named = model if isinstance(model, str) else modules.given(_NAME, model)
+    if module is None and source.train_step is not None:
+        raise ValueError(f"train_step needs the model as a torch.nn.Module, got the name {model!r}")
+    victims = _victims(data, auxiliary, source, how, root)
+    spec, federation = TaskSpec(victims.name, named), spec_of_facts(how.facts(len(victims.sizes)), 1)
+    vectors: Sequence[Vector | bytes] | None = None
+    task = make_task(spec, victims.data, federation)
+    built = registry.build_defense(defense)
+    if source.messages is not None or source.train_step is not None:
+        names = Names.of(task.layout, module)
+        sent = source.messages if source.messages is not None else _made(source, module, victims, how, names)
+        vectors, complete = flattened(sent, names)
+        if names.statistics and not complete:
+            if module is None:
+                raise ValueError(
+                    f"the messages lack the running statistics of {model!r}: give the model as a torch.nn.Module"
+                )
+            spec = TaskSpec(spec.data, modules.without_statistics(named))
+            task = make_task(spec, victims.data, federation)
+    params = task.init(Key(how.seed).child("training", "init"))
+    new = folder / "recording.new"
+    shutil.rmtree(new, ignore_errors=True)
+    _write(new, task, params, victims, vectors, how, defense, built)
+    kept = _kept(folder, new)
+    options = f"?data={quote(victims.name, safe=':/=,')}" + ("&public=yes" if public else "")
+    return TaskSpec(f"{RECORDING}{kept.folder}{options}", spec.model), kept
+
+
+def _check(source: Sources, how: How) -> None:
+    """Raise ValueError for arguments that contradict each other."""
+    if source.messages is not None and source.train_step is not None:
+        raise ValueError("expected messages or train_step, got both")
+    if source.records is not None and source.messages is None:
+        raise ValueError("expected messages beside records, which are the rows behind each message")
+    if source.messages is not None and how.victims is not None:
+        raise ValueError("expected no victims beside messages: each message is a victim")
+    if source.messages is not None and not source.messages:
+        raise ValueError("expected at least one message, got none")
+    if how.sends not in ("gradient", "update"):
+        raise ValueError(f"expected sends='gradient' or 'update', got {how.sends!r}")
+    if how.batch < 1 or (how.victims is not None and how.victims < 1):
+        raise ValueError(f"expected batch and victims >= 1, got batch={how.batch} and victims={how.victims}")
+    if how.sends == "gradient" and how.steps != 1:
+        raise ValueError(f"expected steps=1 with sends='gradient', got steps={how.steps}: say sends='update'")
+
+
+def _victims(data: object, auxiliary: object, source: Sources, how: How, root: Path) -> _Victims:
+    """The data as a study names them, and the rows behind each message.
+
+    Data without a test part are split: the victims' records and half of the others, from which lineups are drawn, are
+    for training, the other half belongs to the attacker.
+    """
+    loaded, has_test = _loaded(data, root)
+    count, key = len(loaded.train.y), Key(how.seed).child("inspect")
+    rows = _rows(source, how, count, key)
+    sizes = [len(part) for part in rows] if rows is not None else [how.batch] * len(source.messages or ())
+    if auxiliary is not None:
+        others, _ = _loaded(auxiliary, root)
+        if others.input_shape != loaded.input_shape:
+            raise ValueError(f"auxiliary: expected inputs {loaded.input_shape}, got {others.input_shape}")
+        named = given(_NAME, _replaced(loaded, loaded.train, others.train))
+    elif has_test:
+        named = data if isinstance(data, str) else given(_NAME, loaded)
+    else:
+        taken = np.unique(np.concatenate(rows)) if rows else np.empty(0, np.int64)
+        rest = np.setdiff1d(np.arange(count), taken)
+        if len(rest) < 4:
+            text = f"expected 4 or more records behind no message, for what the attacker knows, got {len(rest)}"
+            raise ValueError(f"{text}: give more data, or auxiliary=")
+        rest = rest[rng.permutation(key.child("rest"), len(rest))]
+        inside, outside = np.sort(np.concatenate([taken, rest[: len(rest) // 2]])), np.sort(rest[len(rest) // 2 :])
+        rows = None if rows is None else [np.searchsorted(inside, part) for part in rows]
+        x, y = loaded.train
+        named = given(_NAME, _replaced(loaded, Examples(x[inside], y[inside]), Examples(x[outside], y[outside])))
+    load_data.cache_clear()
+    return _Victims(named, load_data(named, root), rows, sizes)
+
+
+def _rows(source: Sources, how: How, count: int, key: Key) -> list[Indices] | None:
+    """The rows behind each message: as given, or drawn; None: unknown."""
+    if source.messages is None:
+        victims = VICTIMS if how.victims is None else how.victims
+        if victims * how.batch > count:
+            raise ValueError(f"expected at least {victims} x {how.batch} records, got {count}: ask for fewer victims")
+        drawn = rng.permutation(key.child("victims"), count)[: victims * how.batch]
+        return list(drawn.reshape(victims, how.batch))
+    if source.records is None:
+        return None
+    if len(source.records) != len(source.messages):
+        raise ValueError(f"expected records for each of {len(source.messages)} messages, got {len(source.records)}")
+    rows = [np.atleast_1d(np.asarray(part, np.int64)) for part in source.records]
+    for number, part in enumerate(rows):
+        if not len(part) or len(set(part.tolist())) < len(part) or part.min() < 0 or part.max() >= count:
+            raise ValueError(f"records of message {number}: expected different rows from 0 to {count - 1}, got {part}")
+    return rows
+
+
+def _loaded(data: object, root: Path) -> tuple[DataSet, bool]:
+    """The data, and whether they have a test part of their own; otherwise all of them are for training."""
+    if isinstance(data, str):
+        return load_data(data, root), True
+    load_data.cache_clear()
+    parts = data if isinstance(data, tuple | list) else ()
+    has_arrays = any(hasattr(part, "__array__") for part in parts)
+    if isinstance(data, DataSet) or len(parts) == 4 or (len(parts) == 2 and not has_arrays and isinstance(data, tuple)):
+        return load_data(given(_NAME, data), root), True
+    if has_arrays and len(parts) == 2:
+        x, y = parts
+        return load_data(given(_NAME, (x, y, x[:1], y[:1])), root), False
+    items: Any = data
+    return load_data(given(_NAME, (items, [items[0]])), root), False
+
+
+def _replaced(loaded: DataSet, train: Examples, test: Examples) -> DataSet:
+    """The data set with other records."""
+    return dataclasses.replace(loaded, train=train, test=test)
+
+
+def _made(source: Sources, module: nn.Module | None, victims: _Victims, how: How, names: Names) -> list[object]:
+    """What the user's training sends for each victim."""
+    assert source.train_step is not None
+    assert module is not None
+    batches = [(victims.data.original(x), y) for x, y in victims.batches()]
+    with rng.global_generators(Key(how.seed).child("inspect", "train_step")):
+        return stepped(source.train_step, module, batches, how.sends, names)
+
+
+def _write(
+    folder: Path,
+    task: ModelTask,
+    params: Vector,
+    victims: _Victims,
+    sent: Sequence[Vector | bytes] | None,
+    how: How,
+    defense: PartSpec,
+    built: Defense[Any, Any],
+) -> None:
+    """Write model and messages; updates go through the defense, what is bytes already crossed the wire."""
+    clients = len(victims.sizes)
+    facts, key = how.facts(clients), Key(how.seed).child("training")
+    sized = {k: Examples(torch.empty(size, 0), torch.empty(size)) for k, size in enumerate(victims.sizes)}
+    federation = spec_of_facts(facts, 1)
+    setting = make_setting(task, federation, sized, built.local)
+    if built.superposes and sent is not None:
+        raise ValueError(f"defense {defense.name!r} adds up all messages, so no single one arrives: leave them out")
+    state = built.init(setting)
+    keys = [client_key(key, 0, k) for k in range(clients)]
+    if sent is None:
+        plan = make_plan(federation, how.lr, built.local, built.step_noise(setting))
+        work = [Work(part, own.child("train")) for part, own in zip(victims.batches(), keys, strict=True)]
+        sent = list(train_clients(task, params, work, plan, choose_engine(task)).updates)
+    with Recorder(folder, facts, task.layout, defense, most_bytes=_MOST_BYTES, seed=how.seed) as recorder:
+        recorder.model(0, params, how.lr)
+        for k, (one, size) in enumerate(zip(sent, victims.sizes, strict=True) if not built.superposes else ()):
+            wire = one
+            if not isinstance(wire, bytes):
+                client = Client.of(Sender(k, size), wire, built.remember(setting), keys[k])
+                (wire,) = Round(built, setting, state).exchange([client], key.child("channel", k)).received
+            rows = None if victims.rows is None else victims.rows[k]
+            recorder.message(Recorded(0, k, size, wire, size, how.steps, rows))
+
+
+def _kept(folder: Path, new: Path) -> Recording:
+    """The recording in `folder`: the new one, or an equal one that is there already.
+
+    Raises:
+        ValueError: there is another one.
+    """
+    place = folder / "recording"
+    if not place.exists():
+        new.rename(place)
+        return read(place)
+    before, now = read(place), read(new)
+    shutil.rmtree(new)
+    if before.digest != now.digest:
+        raise ValueError(f"{folder} holds the inspection of another model or of other messages: name another folder")
+    return before

@@ -1,0 +1,311 @@
+"""Checks of a defense by samples: its estimates, its noise, its likelihood and its claim."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy import optimize, special, stats
+from torch import Tensor
+
+from leakgauge.harness.audit.claims import states_of
+from leakgauge.harness.audit.trials import Inputs, Mechanism
+from leakgauge.harness.core.claim import Claim, Unit
+from leakgauge.harness.core.contract import Defense, Links, claim_of, likelihood_of
+from leakgauge.harness.core.errors import NoLikelihood
+from leakgauge.harness.core.law import Integers, LawError
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.stats import Numbers
+from leakgauge.harness.core.threats import Threat
+from leakgauge.harness.own.findings import Fault, Skip, told
+from leakgauge.harness.own.wire import Patient, Wire
+
+_MESSAGES = 200
+"""Messages behind a mean."""
+
+_OFF = 0.2
+"""Relative error of a scale that is no rounding and no overload of a quantizer."""
+
+_ALONG = 0.95
+"""Cosine between an update and its mean estimate, from which the estimate is a multiple of it."""
+
+_FAR, _GROWN = 1e6, 1e3
+"""An update so many times the clip, and the length of an estimate, in clips, that no clip leaves."""
+
+_TWINS = 100
+"""Messages of one update under one shared key."""
+
+_LEVEL = 1e-7
+"""Chance that one of these tests rejects an honest defense."""
+
+_PAIRS = 1000
+"""Messages of each of two updates, whose likelihood ratios are compared."""
+
+_SHARES = (0.9, 0.3, 0.1, 0.03, 0.01, 0.003)
+"""Norms of these updates in clips: the first at which their ratios are neither certain nor hidden by noise is taken."""
+
+_TELLING = 0.3, 5.0
+"""Mean size of log likelihood ratios that can be compared, in nats."""
+
+
+def check_estimate(patient: Patient) -> str:
+    """What the server reads has the length of the update, on average or where a coordinate was sent."""
+    quiet = patient.defense.quieter() or patient.defense
+    wire = Wire(quiet)
+    update = wire.update().double()
+    numbers = range(_MESSAGES)
+    read = wire.estimates(update.float(), numbers, numbers)
+    each = read @ update / update.square().sum()
+    slope, error = float(each.mean()), float(each.std()) / math.sqrt(_MESSAGES)
+    large = update.abs() >= update.abs().median()
+    sent = (read / update)[:, large]
+    median = float(sent[sent != 0].median()) if bool((sent != 0).any()) else 0.0
+    mean = read.mean(0)
+    power = float(mean.square().sum() - read.var(0).sum() / _MESSAGES)
+    # signs and coarse levels also shorten an update, but not along itself
+    straight = slope > 1 or abs(slope) * float(update.norm()) > _ALONG * math.sqrt(max(power, 0.0))
+    if abs(slope - 1) > _OFF + 5 * error and abs(median - 1) > _OFF and straight:
+        raise Fault(
+            f"`estimate` reads {slope:.3g} times the update on average, {median:.3g} times where a coordinate was "
+            "sent; the model then takes steps of another length. Undo the scale of `encode`"
+        )
+    _check_outsider(patient)
+    if error > _OFF:
+        return f"the noise hides its scale: {slope:.2g} +- {error:.2g} times the update"
+    return f"{slope:.3g} times the update on average, {median:.3g} times where a coordinate was sent"
+
+
+def _check_outsider(patient: Patient) -> None:
+    """An eavesdropper, who has no shared key, reads something too."""
+    if patient.defense.superposes:
+        return
+    try:
+        patient.wire.read(patient.wire.exchange(patient.wire.update()).received[0], None)
+    except Exception as error:
+        text = f"`estimate` fails for an eavesdropper, whose `link.shared` is None: {told(error, patient.part.folder)}"
+        raise Fault(text) from error
+
+
+def check_clip(patient: Patient) -> str:
+    """An update far outside the clip is bounded, if anything is claimed of it."""
+    wire, defense = patient.wire, patient.defense
+    claim = _claim(wire, 1)
+    read = wire.estimates(wire.update(_FAR), range(4), range(4))
+    length = float(read.norm(dim=1).mean()) / wire.clip
+    if not math.isfinite(claim.epsilon):
+        raise Skip("nothing is promised")
+    if claim.unit is Unit.RECORD:
+        raise Skip("records are clipped in local training")
+    if defense.in_clear(torch.zeros(1, wire.dim), wire.here.setting).shape[1]:
+        return f"a scale is sent in clear, as `in_clear` says; an update of norm {_FAR:g} is read as {length:.3g}"
+    if length > _GROWN:
+        raise Fault(
+            f"an update of norm {_FAR * wire.clip:g} is sent with norm {length * wire.clip:.3g}: nothing bounds it, so "
+            "no noise hides it; scale it down to the clip before the noise is added"
+        )
+    return f"an update of norm {_FAR * wire.clip:g} is read with norm {length * wire.clip:.3g}"
+
+
+def _claim(wire: Wire, rounds: int) -> Claim:
+    """The claim of so many rounds."""
+    return claim_of(wire.defense, states_of(wire.defense, wire.here.setting)[:rounds], wire.here.setting)
+
+
+def _bare(patient: Patient) -> str:
+    """Why noise is not compared, for a defense without a law; a `Fault` if a coordinate lacks the noise of others."""
+    wire, defense = patient.wire, patient.defense
+    if not defense.randomized or defense.superposes:
+        return "messages have no randomness of their own to compare"
+    numbers, shared = range(_TWINS), [0] * _TWINS
+    read, opposite = (wire.estimates(sign * wire.update(), numbers, shared) for sign in (1, -1))
+    spread = read.std(0)
+    # a coordinate that is not sent is the same for every update; rounded ones may be still by chance
+    still = (spread < 1e-6 * spread.median()) & (read[0] != opposite[0])
+    if bool(still.any()) and all(len(row.unique()) == _TWINS for row in read.T[~still]):
+        places = ", ".join(map(str, still.nonzero()[:5, 0].tolist()))
+        raise Fault(f"{int(still.sum())} of {wire.dim} coordinates have no noise, unlike the others: {places}")
+    return "no `law` states the noise of a message; an audit then sees less"
+
+
+class _Twins(NamedTuple):
+    """Normal scores [n, k] of messages of one update under one shared key, and the coordinates [k] that they carry."""
+
+    scores: Numbers
+    places: Integers
+
+
+def check_noise(patient: Patient) -> str:
+    """Messages of one update under one shared key have the stated noise in every number."""
+    wire, seen = patient.wire, list[_Twins]()
+    for norm in (0.9, 3.0, 1e4):
+        for shared in (0, 1):
+            try:
+                found = _twins(wire, wire.update(norm), shared)
+            except LawError as error:
+                raise Fault(f"a message is impossible under `law`: {error}; `encode` or `law` is wrong") from error
+            if found is None:
+                raise Skip(_bare(patient))
+            if found.scores.size:
+                seen.append(found)
+                _check_twins(seen, norm)
+    if not seen:
+        return "messages are as `law` states them, without noise"
+    together = float(np.sqrt(np.mean([np.square(one.scores).mean() for one in seen])))
+    return f"{together:.3g} of the noise that `law` states, in each of {seen[0].scores.shape[1]} numbers"
+
+
+def _twins(wire: Wire, update: Tensor, shared: int) -> _Twins | None:
+    """Messages of one update under one shared key; None: no law is stated, or it draws from the shared key."""
+    defense, rows, places = wire.defense, list[Numbers](), np.zeros(0, np.int64)
+    for private in range(_TWINS):
+        exchange = wire.exchange(update, private, shared)
+        law = defense.law(wire.here.state, defense.remember(wire.here.setting), update, exchange.links.each()[0])
+        if law is None or law.from_shared:
+            return None
+        sent = (exchange.sent if defense.superposes else exchange.received)[0]
+        reading = law.read(sent, Key(3).child(private, shared))
+        rows.append(special.ndtri(reading.uniforms.clip(1e-15, 1 - 1e-15)))
+        places = reading.places
+    return _Twins(np.array(rows), places) if len({len(row) for row in rows}) == 1 else None
+
+
+def _check_twins(seen: Sequence[_Twins], norm: float) -> None:
+    """Raise a Fault unless the newest scores are independent normal ones."""
+    scores, places = seen[-1]
+    n, k = scores.shape
+    means, spread = scores.mean(0), scores.var(0, ddof=1)
+    least = int(spread.argmin())
+    share = math.sqrt(float(spread.mean()))
+    if stats.chi2.cdf((n - 1) * float(spread[least]), n - 1) * k < _LEVEL and spread[least] < 0.5 * np.median(spread):
+        few = np.flatnonzero(stats.chi2.cdf((n - 1) * spread, n - 1) * k < _LEVEL)
+        where = ", ".join(f"{int(places[at])}" for at in few[:5]) + (", ..." if len(few) > 5 else "")
+        raise Fault(
+            f"{len(few)} of {k} numbers have too little noise, {math.sqrt(float(spread[least])):.2g} of what `law` "
+            f"states (coordinates {where}); who has the shared key reads them"
+        )
+    moved = stats.chi2.sf(n * float(np.square(means).sum()), k) < _LEVEL
+    if moved and len(seen) % 2 == 0 and abs(float(np.corrcoef(means, seen[-2].scores.mean(0))[0, 1])) < 0.5 and k > 2:
+        raise Fault(
+            f"the shared key moves what messages are on average: a part of the noise comes from it, and {share:.2g} of "
+            "what `law` states is left to who has it; draw all noise from `private`"
+        )
+    if moved and len(seen) % 2 == 0:
+        inside = "inside the clip" if norm < 1 else f"at {norm:g} times the clip"
+        raise Fault(
+            f"messages of an update {inside} are not centered where `law` states; compare the clip and the scale"
+        )
+    width = special.ndtri(1 - _LEVEL / 2) / math.sqrt(2 * scores.size)
+    if not moved and abs(share - 1) > max(0.02, width):
+        raise Fault(f"the noise is {share:.3g} of what `law` states; compare the scale in `encode` and in `law`")
+
+
+def check_likelihood(patient: Patient) -> str:
+    """Scores are finite and differentiable, and say of messages what their samples say."""
+    defense = patient.defense
+    try:
+        if type(defense).likelihood is Defense.likelihood:
+            raise NoLikelihood("no `likelihood`: attacks that need it fail, and reports have no limit")
+        _check_scores(patient)
+    except NoLikelihood as error:
+        if "returned" in str(error) or "expected" in str(error):
+            raise Fault(str(error)) from error
+        raise Skip(str(error)) from error
+    if not defense.randomized:
+        return "finite and differentiable; messages have no noise to compare it with"
+    zeros, ones = _ratios(patient)
+    size = float(np.abs(np.concatenate([zeros, ones])).mean())
+    if not _TELLING[0] < size < _TELLING[1]:
+        return f"finite and differentiable; log ratios of {size:.2g} nats cannot be compared with samples"
+    gap = float(ones.mean() - zeros.mean()) / math.sqrt(float(ones.var() + zeros.var()) / _PAIRS + 1e-12)
+    if gap < -6:
+        raise Fault("it prefers the wrong update: a score is -log p, lower for the better candidate")
+    right, slope = _calibration(zeros, ones)
+    if abs(right) > 6 and abs(math.log(slope)) > math.log(1 + _OFF) and not _is_blurred(patient, slope):
+        sharp = f"{1 / slope:.3g} times too sharp" if slope < 1 else f"{slope:.3g} times too flat"
+        raise Fault(
+            f"its log ratios are {sharp} for the messages that are sent: it assumes noise of "
+            f"{math.sqrt(slope):.3g} times the real one, if that is normal; compare its scale with `encode`"
+        )
+    blurred = ", blurred for near updates" if slope > 1 + 2 * _OFF else ""
+    return f"finite, differentiable; its log ratios should be {slope:.2f} times as large (1: right){blurred}"
+
+
+def _check_scores(patient: Patient) -> None:
+    """Scores and slopes of n messages are [n] finite numbers, with the shared keys and without."""
+    wire, defense, n = patient.wire, patient.defense, 8
+    exchanges = [wire.exchange(wire.update(), number, number) for number in range(n)]
+    wires = [one.received[0] for one in exchanges]
+    keys = [Key(0).child("shared", number) for number in range(n)]
+    senders = [one.links.senders[0] for one in exchanges]
+    for shared in (keys, None) if not defense.superposes else (keys,):
+        who = "" if shared else " for an eavesdropper, without shared keys"
+        try:
+            score = likelihood_of(defense, wire.here.state, wires, Links(wire.here.setting, senders, shared))
+            for start in (wire.update(), torch.zeros(wire.dim)):
+                at = start.expand(n, -1).clone()
+                at = (at[:, None] if defense.superposes else at).requires_grad_()
+                found = score(at)
+                if not isinstance(found, Tensor) or found.shape != (n,):
+                    shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+                    raise Fault(f"the likelihood of {n} messages returns {shape}{who}, expected a tensor [{n}]")
+                if not found.requires_grad:
+                    raise Fault(f"the likelihood cannot be differentiated in the update{who}; use torch alone in it")
+                (slope,) = torch.autograd.grad(found.sum(), at)
+                if not bool(found.isfinite().all() and slope.isfinite().all()):
+                    raise Fault(f"a score or its slope is not finite{who}")
+        except (Fault, NoLikelihood):
+            raise
+        except Exception as error:
+            raise Fault(f"it fails{who}: {told(error, patient.part.folder)}") from error
+
+
+def _ratios(patient: Patient) -> tuple[Numbers, Numbers]:
+    """[n] log likelihood ratios of messages of an update's negative, and of the update."""
+    wire, defense = patient.wire, patient.defense
+    mechanism = Mechanism(defense, wire.here.setting, (wire.here.state,), Threat.SERVER)
+    for share in _SHARES:
+        end = wire.update(share)
+        inputs = Inputs("an update and its negative", -end, end)
+        few = [_run(mechanism, inputs, bit, 40, Key(4).child("pilot")) for bit in (0, 1)]
+        if float(np.abs(np.concatenate(few)).mean()) < 2.0:
+            break
+    zeros, ones = (_run(mechanism, inputs, bit, _PAIRS, Key(4)) for bit in (0, 1))
+    return zeros, ones
+
+
+def _run(mechanism: Mechanism, inputs: Inputs, bit: int, n: int, key: Key) -> Numbers:
+    """[n] log likelihood ratios of fresh messages."""
+    ratios = mechanism.run(inputs, bit, n, key.child(bit), only="ratios").ratios
+    assert ratios is not None  # there is a likelihood
+    return np.asarray(ratios.numpy().clip(-50, 50), np.float64)
+
+
+def _is_blurred(patient: Patient, near: float) -> bool:
+    """Whether scores are only blurred: too flat for near updates, and less so for a coordinate from end to end."""
+    wire = patient.wire
+    mechanism = Mechanism(patient.defense, wire.here.setting, (wire.here.state,), Threat.SERVER)
+    end = torch.zeros(wire.dim)
+    end[0] = 0.9 * wire.clip
+    zeros, ones = (_run(mechanism, Inputs("a coordinate", -end, end), bit, _PAIRS, Key(5)) for bit in (0, 1))
+    right, slope = _calibration(zeros, ones)
+    return near > 1 and abs(right) < 6 and abs(math.log(slope)) < 0.5 * math.log(near)
+
+
+def _calibration(zeros: Numbers, ones: Numbers) -> tuple[float, float]:
+    """By how many standard errors ratios are miscalibrated, and the factor that would calibrate them.
+
+    For the true ratio L of two equally likely inputs, the chance of the second is expit(L), whatever L is: what is left
+    over is nothing on average, also if it is weighed by a function of L.
+    """
+    left = [special.expit(-ones) * np.tanh(ones / 2), -special.expit(zeros) * np.tanh(zeros / 2)]
+    error = math.sqrt(sum(float(one.var()) / len(one) for one in left)) + 1e-12
+
+    def loss(logarithm: float) -> float:
+        factor = math.exp(logarithm)
+        return float(np.logaddexp(0, -factor * ones).mean() + np.logaddexp(0, factor * zeros).mean())
+
+    best = optimize.minimize_scalar(loss, bounds=(-5, 5), method="bounded")
+    return sum(float(one.mean()) for one in left) / error, math.exp(float(best.x))

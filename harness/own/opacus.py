@@ -1,0 +1,289 @@
+"""An Opacus training: what it promises, an audit of its own optimizer, and attacks on the gradients that it would send.
+
+A step of DP-SGD clips the gradient of each record, adds normal noise to their sum, and divides by the expected batch.
+`Step` is that step as a defense of one record: its messages are what `DPOptimizer.pre_step` of this very object makes
+of the gradient of one record. So the instruments that audit any defense audit the optimizer, not a copy of its formula.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.accounting import repeat
+from leakgauge.harness.core.checks import check_update
+from leakgauge.harness.core.claim import Claim, Proof, Relation, Unit, claim_over
+from leakgauge.harness.core.codec import pack_float32, unpack_float32
+from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
+from leakgauge.harness.core.law import Additive, Law, Normal, projected
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Layout, Vector
+
+STEP = "leakgauge.harness.own.opacus:Step"
+"""The name of `Step` as a defense."""
+
+DIM = 36
+"""Numbers of a gradient in the audit: a bound for a small model is a bound for the mechanism."""
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Of scores and labels: the mean over a batch."""
+
+_OPTIMIZERS: dict[str, Any] = {}
+"""The optimizers of `Step` in this process, by name: a parameter of a defense is a plain value."""
+
+
+class OpacusError(ValueError):
+    """An optimizer or a loader that cannot be inspected; one line."""
+
+
+class Facts(NamedTuple):
+    """What an Opacus training does.
+
+    Attributes:
+        clip: C, bound on the l2 norm of one record's gradient.
+        noise: z, standard deviation of the noise in a step's sum, in units of the clip.
+        batch: B, the expected number of records in a step, by which the sum is divided.
+        samples: N, records of the data set.
+        steps: in an epoch.
+        poisson: whether a step takes each record independently, as the accountant assumes; else batches are disjoint.
+    """
+
+    clip: float
+    noise: float
+    batch: int
+    samples: int
+    steps: int
+    poisson: bool
+
+    @property
+    def share(self) -> float:
+        """q, the probability with which a step takes a record."""
+        return 1.0 / self.steps
+
+
+def facts_of(optimizer: Any, loader: Any) -> Facts:
+    """What the optimizer and the loader of `PrivacyEngine.make_private` do.
+
+    Raises:
+        OpacusError: the optimizer is not Opacus' `DPOptimizer` with one clip for the whole gradient; the loader has no
+            known length.
+    """
+    from opacus.data_loader import DPDataLoader
+    from opacus.optimizers import DPOptimizer
+
+    if type(optimizer).__name__.endswith("FastGradientClipping"):
+        raise OpacusError("ghost clipping does its clipping in the backward pass: use grad_sample_mode='hooks'")
+    if not isinstance(optimizer, DPOptimizer):
+        raise OpacusError(f"expected the optimizer that make_private returned, got {type(optimizer).__name__}")
+    if type(optimizer).__module__.startswith("opacus.") and type(optimizer) is not DPOptimizer:
+        text = "per-layer, adaptive and distributed clipping have other claims"
+        raise OpacusError(f"expected DPOptimizer with flat clipping, got {type(optimizer).__name__}: {text}")
+    try:
+        samples, steps = len(loader.dataset), len(loader)
+    except (AttributeError, TypeError) as error:
+        text = f"expected a data loader with a length over a data set with a length, got {type(loader).__name__}"
+        raise OpacusError(text) from error
+    clip, noise = float(optimizer.max_grad_norm), float(optimizer.noise_multiplier)
+    if not (0 < clip < math.inf and 0 < noise < math.inf):
+        raise OpacusError(f"expected max_grad_norm > 0 and noise_multiplier > 0, got {clip:g} and {noise:g}")
+    batch = int(optimizer.expected_batch_size or round(samples / steps))
+    return Facts(clip, noise, batch, samples, steps, isinstance(loader, DPDataLoader))
+
+
+def claim_of(facts: Facts, epochs: int, delta: float, accountant: str = "prv") -> Claim:
+    """What the accountant says of a training of so many epochs, and what its batches prove.
+
+    With Poisson sampling both count every step with probability 1/steps. With batches cut from a permutation
+    (`poisson_sampling=False`), Opacus' accountant counts the same, but its formula needs the independent draw: a record
+    is in one step of each epoch, which gives the proof of `epochs` steps that take all records.
+
+    Args:
+        delta: at which epsilons are stated.
+        accountant: that of the engine: prv, its default, rdp or gdp.
+    """
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+    from opacus.accountants import create_accountant
+
+    counted, count = create_accountant(accountant), epochs * facts.steps
+    counted.history = [(facts.noise, facts.share, count)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the orders that it tries
+        claimed = float(counted.get_epsilon(delta))
+    alone, noisy = GaussianDpEvent(facts.noise), f"noise of {facts.noise:.4g} clips"
+    if facts.poisson:
+        step = alone if facts.share == 1 else PoissonSampledDpEvent(facts.share, alone)
+        why = f"{count} steps with {noisy}, each taking a record with probability {facts.share:.4g}."
+        proof = Proof(repeat(step, count), Unit.RECORD, "privacy loss distribution", why, tight=facts.share == 1)
+    else:
+        why = f"without Poisson sampling a record is in a step of each of {epochs} epochs, with {noisy}."
+        proof = Proof.gaussian(facts.noise, epochs, Unit.RECORD, why, tight=False)
+    return claim_over(
+        1,
+        claimed,
+        proof,
+        source=f"Opacus, accountant {accountant}, {epochs} epochs",
+        delta=delta,
+        relation=Relation.ADD_REMOVE,
+        assumes=("each step takes every record independently",),
+    )
+
+
+@dataclass(frozen=True)
+class Step(Defense[None, None]):
+    """One step of an Opacus optimizer, as the defense of one record whose batch the adversary knows otherwise.
+
+    A message is the sum that the step would divide by the expected batch: the record's clipped gradient, and noise.
+
+    Args:
+        of: the name under which `stepping` holds the optimizer.
+        delta: of the claim.
+
+    Guarantees:
+        4 * d bytes.
+        A message less the clipped gradient is normal with standard deviation z C in each coordinate, independently.
+        Its lowest bits are not promised: torch draws normal numbers in float32, which leaves traces in them (arXiv
+        2112.05307); `secure_mode` of Opacus is the answer to that.
+
+    Source: Abadi et al. 2016, Algorithm 1; Opacus' `DPOptimizer`, whose noise comes from torch's global generator
+        unless it was given another: that is seeded by the private key here, and put back.
+    """
+
+    of: str
+    delta: float = 1e-5
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer.
+
+        Raises:
+            OpacusError: it is not of this process.
+        """
+        if self.of not in _OPTIMIZERS:
+            raise OpacusError(f"no optimizer {self.of!r} in this process: see leakgauge.opacus.inspect")
+        return _OPTIMIZERS[self.of]
+
+    @property
+    def std(self) -> float:
+        """z C."""
+        return float(self.optimizer.noise_multiplier) * float(self.optimizer.max_grad_norm)
+
+    def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
+        """What the optimizer makes of a batch of this one record."""
+        check_update(update)
+        with rng.global_generators(private):
+            noisy = step_of(self.optimizer, update, link.setting.layout)
+        return pack_float32(noisy), None
+
+    def estimate(self, state: None, received: bytes, link: Link) -> Vector:
+        """The noisy clipped gradient."""
+        return unpack_float32(received, link.setting.dim)
+
+    def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
+        """|y - clip(u)|^2 / (2 z^2 C^2)."""
+        sent = torch.stack([unpack_float32(wire, links.setting.dim) for wire in received])
+        clip, std = float(self.optimizer.max_grad_norm), self.std
+
+        def score(update: Tensor) -> Tensor:
+            norm = torch.linalg.vector_norm(update, dim=-1, keepdim=True).clamp(min=1e-30)
+            misfit: Tensor = (update * (clip / norm).clamp(max=1.0) - sent) / std
+            return misfit.square().sum(-1) / 2
+
+        return score
+
+    def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
+        """Normal around the gradient's projection onto the ball of radius C."""
+        return Additive(projected(update, float(self.optimizer.max_grad_norm)), Normal(), self.std, fair=False)
+
+    def claim(self, history: Sequence[None], setting: Setting) -> Claim:
+        """A step that surely takes the record: sensitivity C, noise z C."""
+        reason = "normal noise on a sum to which a record adds at most the clip."
+        noise = float(self.optimizer.noise_multiplier)
+        proved = Proof.gaussian(noise, len(history), Unit.MESSAGE, reason)
+        return claim_over(
+            len(history),
+            proved.epsilon(self.delta),
+            proved,
+            source="a step of Opacus that takes the record",
+            delta=self.delta,
+            relation=Relation.ADD_REMOVE,
+        )
+
+
+@contextmanager
+def stepping(optimizer: Any) -> Iterator[str]:
+    """The name by which `Step` finds the optimizer, inside the block."""
+    name = next(text for number in itertools.count() if (text := f"optimizer-{number}") not in _OPTIMIZERS)
+    _OPTIMIZERS[name] = optimizer
+    try:
+        yield name
+    finally:
+        del _OPTIMIZERS[name]
+
+
+def step_of(optimizer: Any, gradient: Vector, layout: Layout) -> Vector:
+    """[d]: the sum that the optimizer's own `pre_step` makes of a batch of one record with this gradient [d].
+
+    It acts on parameters of its own, in these shapes: the model, the optimizer's state and its accountant stay.
+    """
+    parameters = [nn.Parameter(torch.zeros(shape)) for shape in layout.shapes]
+    twin = object.__new__(type(optimizer))  # Opacus' optimizers cannot be copied
+    twin.__dict__ |= optimizer.__dict__
+    twin.original_optimizer = torch.optim.SGD(parameters, lr=1.0)
+    twin.step_hook, twin._step_skip_queue, twin._is_last_step_skipped = None, [], False
+    if twin.generator is not None:
+        twin.generator = twin.generator.clone_state() if hasattr(twin.generator, "clone_state") else twin.generator
+    for parameter, part in zip(parameters, layout.split(gradient), strict=True):
+        parameter.summed_grad = None  # type: ignore[attr-defined]  # Opacus' own
+        parameter.grad_sample = part[None].clone()  # type: ignore[attr-defined]
+    twin.pre_step()
+    scale = float(optimizer.expected_batch_size) if optimizer.loss_reduction == "mean" else 1.0
+    found: Vector = layout.join([parameter.grad for parameter in parameters if parameter.grad is not None]) * scale
+    return found
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """A copy of the network without the hooks of `GradSampleModule`.
+
+    Raises:
+        OpacusError: it is not what `make_private` returned.
+    """
+    from opacus import GradSampleModule
+
+    if not isinstance(model, GradSampleModule):
+        raise OpacusError(f"expected the model that make_private returned, got {type(model).__name__}")
+    found: nn.Module = copy.deepcopy(model).to_standard_module()
+    for parameter in found.parameters():
+        parameter.grad = None
+    return found
+
+
+def gradient_of(model: nn.Module, optimizer: Any, loss: Loss, x: Tensor, y: Tensor) -> list[Tensor]:
+    """What a step of this optimizer adds up for a batch x, y: clipped gradients and noise, before its division.
+
+    The tensors are those of the trainable parameters, in their order. Parameters, the optimizer's state and the
+    accountant stay as they are; gradients that are being accumulated are lost.
+    """
+    hook, optimizer.step_hook = optimizer.step_hook, None
+    training = model.training
+    try:
+        model.train()  # Opacus has no gradients of single records otherwise
+        optimizer.zero_grad()
+        loss(model(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.pre_step()
+        scale = float(optimizer.expected_batch_size) if optimizer.loss_reduction == "mean" else 1.0
+        found = [one.grad * scale for one in model.parameters() if one.grad is not None and one.requires_grad]
+    finally:
+        optimizer.zero_grad()
+        optimizer.step_hook = hook
+        model.train(training)
+    return found

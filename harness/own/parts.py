@@ -1,0 +1,158 @@
+"""A defense, an attack or a task that somebody names by a file, by `module:Class`, or by the name of a plug-in."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
+
+from leakgauge.harness.core.cell import Scalar
+from leakgauge.harness.core.code import import_from
+from leakgauge.harness.core.contract import Attack, Defense
+from leakgauge.harness.core.errors import StudyError, UnknownNameError
+from leakgauge.harness.federation import registry
+from leakgauge.harness.own.findings import told
+
+Kind = Literal["defense", "attack", "task"]
+
+
+class Part(NamedTuple):
+    """Somebody's part.
+
+    Attributes:
+        name: by which a study names it: `module:Class`, or the name of a plug-in; for a task the module.
+        found: the class, or the module of a task.
+        folder: where its code is.
+        parameters: that differ from the defaults.
+    """
+
+    kind: Kind
+    name: str
+    found: Any
+    folder: Path
+    parameters: dict[str, Scalar]
+
+
+def named(what: str, parameters: dict[str, Scalar]) -> Part:
+    """The part that a text names; its module is imported.
+
+    Raises:
+        UnknownNameError: there is none, or its module cannot be imported; the error says where.
+    """
+    path = Path(what)
+    if path.suffix == ".py" or path.is_file():
+        return _of_file(path, parameters)
+    if ":" not in what:
+        return _registered(what, parameters)
+    module, _, name = what.partition(":")
+    if not module or not name:
+        raise UnknownNameError(f"expected FILE.py, module:Class or a name, got {what!r}")
+    import_from(Path.cwd())
+    loaded = _imported(what, module, Path.cwd())
+    if not hasattr(loaded, name):
+        raise UnknownNameError(f"no {name!r} in {module}; it has: {', '.join(_public(loaded)) or 'nothing public'}")
+    found = getattr(loaded, name)
+    folder = Path(loaded.__file__ or ".").parent
+    if inspect.isclass(found) and issubclass(found, Defense | Attack):
+        return Part("defense" if issubclass(found, Defense) else "attack", what, found, folder, parameters)
+    if callable(found):
+        return Part("task", module, loaded, folder, parameters)
+    raise UnknownNameError(f"expected a subclass of Defense or Attack, or a function of a task, got {what}={found!r}")
+
+
+def _of_file(path: Path, parameters: dict[str, Scalar]) -> Part:
+    """The only public part of a file, imported under its name, or under another if that is taken."""
+    if not path.is_file():
+        raise UnknownNameError(f"no file {path}; `leakgauge new defense {path}` writes one")
+    folder = path.resolve().parent
+    module = _free_name(path)
+    import_from(folder)
+    spec = importlib.util.spec_from_file_location(module, path.resolve())
+    assert spec is not None  # the suffix is .py, or somebody's file is refused as no Python
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[module] = loaded
+    try:
+        spec.loader.exec_module(loaded)
+    except (Exception, SystemExit) as error:
+        del sys.modules[module]
+        raise UnknownNameError(f"cannot import {path}: {told(error, folder)}") from error
+    return _only(loaded, module, path, folder, parameters)
+
+
+def _only(loaded: ModuleType, module: str, path: Path, folder: Path, parameters: dict[str, Scalar]) -> Part:
+    """The only public defense or attack that a module defines; without one, it is a task."""
+    classes = [value for value in vars(loaded).values() if inspect.isclass(value) and value.__module__ == module]
+    parts = [one for one in classes if issubclass(one, Defense | Attack) and not one.__name__.startswith("_")]
+    if len(parts) == 1:
+        kind: Kind = "defense" if issubclass(parts[0], Defense) else "attack"
+        return Part(kind, f"{module}:{parts[0].__name__}", parts[0], folder, parameters)
+    if not parts and {"model", "data"} & set(_public(loaded)):
+        return Part("task", module, loaded, folder, parameters)
+    names = ", ".join(sorted(one.__name__ for one in parts))
+    raise UnknownNameError(
+        f"expected one public defense or attack in {path}, or functions `model` and `data` of a task, got "
+        f"{names or 'neither'}{'; name one as module:Class' if names else ''}"
+    )
+
+
+def _registered(name: str, parameters: dict[str, Scalar]) -> Part:
+    """A shipped part, or one of an entry point."""
+    for kind in ("defense", "attack"):
+        known = registry.classes(kind)
+        if name in known:
+            folder = Path(inspect.getfile(known[name])).parent
+            return Part(kind, name, known[name], folder, parameters)
+    raise UnknownNameError(f"expected FILE.py, module:Class, or the name of a defense or an attack, got {name!r}")
+
+
+def _imported(what: str, module: str, folder: Path) -> ModuleType:
+    """A module by its name."""
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        raise UnknownNameError(f"cannot import {what}: {told(error, folder)}") from error
+
+
+def _free_name(path: Path) -> str:
+    """The name of a file's module: its own, or another if an installed module has it."""
+    stem = path.stem
+    loaded = sys.modules.get(stem)
+    if loaded is not None:
+        return stem if getattr(loaded, "__file__", None) == str(path.resolve()) else f"own_{stem}"
+    spec = importlib.util.find_spec(stem) if stem.isidentifier() else None
+    taken = spec is not None and (spec.origin is None or Path(spec.origin).resolve() != path.resolve())
+    return f"own_{stem}" if taken or not stem.isidentifier() else stem
+
+
+def _public(module: ModuleType) -> list[str]:
+    """The public functions and classes that a module defines, or its modules of torch."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and callable(value) and getattr(value, "__module__", "") == module.__name__
+    ]
+
+
+def built(part: Part) -> Any:
+    """The defense or attack with its parameters.
+
+    Raises:
+        StudyError: parameters that it does not accept; one line for each.
+    """
+    try:
+        return registry.construct(part.found, part.parameters, part.name)
+    except registry.ParameterError as error:
+        raise StudyError(part.name, [f"{key}: {text}" if key else text for key, text in error.problems]) from error
+    except TypeError as error:  # an abstract method is missing
+        raise StudyError(part.name, [_missing(part.found) or str(error)]) from error
+
+
+def _missing(found: type) -> str:
+    """The methods that a class does not write, in words."""
+    names = sorted(getattr(found, "__abstractmethods__", ()))
+    return f"expected {' and '.join(f'`{name}`' for name in names)} in {found.__name__}, got none" if names else ""

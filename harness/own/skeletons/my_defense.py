@@ -1,0 +1,92 @@
+"""A defense of your own: clip the update, add normal noise, send float32.
+
+It runs as it is. Change it step by step, and after each step type
+
+    leakgauge doctor my_defense.py
+    leakgauge run my_defense.toml -o runs/my_defense --allow-code
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from leakgauge import Defense, Key
+from leakgauge.harness.core import rng
+from leakgauge.harness.core.checks import check_update, positive
+from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
+from leakgauge.harness.core.codec import pack_float32, unpack_float32
+from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
+from leakgauge.harness.core.gaussian import gaussian_mu
+from leakgauge.harness.core.law import Additive, Law, Normal, projected
+
+
+@dataclass(frozen=True)
+class MyDefense(Defense[None, None]):
+    """Clips the update's l2 norm and adds normal noise.
+
+    The fields are the parameters: a study sets them by name, the command line by `--set clip=2`.
+
+    Args:
+        clip: largest l2 norm of an update that is sent as it is.
+        epsilon, delta: of one message.
+    """
+
+    clip: float = 1.0
+    epsilon: float = 8.0
+    delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        # refuse values that make no sense, so that nobody computes an epsilon from them
+        positive(clip=self.clip, epsilon=self.epsilon)
+        if not 0 < self.delta < 1:
+            raise ValueError(f"expected 0 < delta < 1, got delta={self.delta}")
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of the noise in each coordinate: two clipped updates differ by 2 * clip at most."""
+        return 2 * self.clip / gaussian_mu(self.epsilon, self.delta)
+
+    def clipped(self, update: Tensor) -> Tensor:
+        """Updates [..., d], each scaled down to a norm of at most `clip`."""
+        norm: Tensor = torch.linalg.vector_norm(update.double(), dim=-1, keepdim=True)
+        return update * (self.clip / norm.clamp(min=self.clip)).to(update.dtype)
+
+    def encode(self, state: None, memory: None, update: Tensor, link: Link, private: Key) -> tuple[bytes, None]:
+        """Client: the bytes to send.
+
+        All randomness comes from keys: `private` is known to this client alone, `link.key` to the server too. Noise
+        that protects comes from `private`. A key is used for one draw: for two draws, take `private.child("a")` and
+        `private.child("b")`.
+        """
+        check_update(update)
+        noise = self.sigma * rng.normal(private, tuple(update.shape), torch.float64)
+        return pack_float32(self.clipped(update).double() + noise), None
+
+    def estimate(self, state: None, received: bytes, link: Link) -> Tensor:
+        """Server: the update that one message reveals. `unpack_float32` refuses what is no message (MessageError)."""
+        return unpack_float32(received, link.setting.dim)
+
+    # What follows is optional. Without `likelihood`, only attacks that need none can be tried; without `claim`, nothing
+    # is promised; without `law`, an audit cannot tell whether the code is the mechanism of the claim.
+
+    def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
+        """Adversary: -log p(message | update) of candidate updates [n, d], up to a constant; differentiable."""
+        sent = torch.stack([unpack_float32(wire, links.setting.dim) for wire in received])
+        return lambda update: (self.clipped(update) - sent).square().sum(-1) / (2 * self.sigma**2)
+
+    def law(self, state: None, memory: None, update: Tensor, link: Link) -> Law:
+        """What the message is by the paper, written apart from the code above: an audit compares the two."""
+        return Additive(projected(update, self.clip), Normal(), self.sigma)
+
+    def quieter(self) -> "MyDefense":
+        """The same with hardly any noise, so that an audit sees what is under it."""
+        return replace(self, epsilon=1e6)
+
+    def claim(self, history: Sequence[None], setting: Setting) -> Claim:
+        """What is promised for so many rounds, and the proof: the noise in units of the sensitivity 2 * clip."""
+        rounds = len(history)
+        proof = Proof.gaussian(self.sigma / (2 * self.clip), rounds, Unit.MESSAGE, "normal noise on a clipped update.")
+        promised = self.epsilon if rounds == 1 else proof.epsilon(self.delta)
+        return claim_over(rounds, promised, proof, source="the Gaussian mechanism", delta=self.delta)

@@ -1,0 +1,30 @@
+"""A task of your own: a model and its data.
+
+It runs as it is. Change it step by step, and after each step type
+
+    leakgauge doctor my_task.py
+    leakgauge run my_task.toml -o runs/my_task --allow-code
+"""
+
+import torch
+from torch import Tensor, nn
+
+
+def model(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The network: any `torch.nn.Module` from inputs [n, *input_shape] to scores [n, classes].
+
+    Its weights are drawn anew for each seed of a study; a module instead of a function means these very weights.
+    """
+    size = torch.Size(input_shape).numel()
+    return nn.Sequential(nn.Flatten(), nn.Linear(size, 32), nn.Sigmoid(), nn.Linear(32, classes))
+
+
+def data() -> tuple[Tensor, Tensor]:
+    """The data: inputs [n, *input_shape] in [0, 1], and labels [n]; or a `torch.utils.data.Dataset`.
+
+    Here: the 1797 handwritten digits that come with scikit-learn, 8 x 8 pixels.
+    """
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    return torch.tensor(x / 16, dtype=torch.float32).reshape(-1, 1, 8, 8), torch.tensor(y)

@@ -1,0 +1,181 @@
+"""A recording in the place of a training: what a study reads instead of training, and what it must agree with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from leakgauge.harness.core.cell import Cell, FederationSpec, TrainingSpec
+from leakgauge.harness.core.contract import Defense, Examples, Feedback, Link, Message, Sender, Setting
+from leakgauge.harness.core.errors import MessageError
+from leakgauge.harness.core.labels import part_text
+from leakgauge.harness.core.result import Dropped
+from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.vec import Layout
+from leakgauge.harness.data import DataSet
+from leakgauge.harness.federation.loop import Keep, Training, evaluation, replay_state
+from leakgauge.harness.federation.recording import RecordedData, Recording, spec_of
+from leakgauge.harness.federation.round import Round, client_key
+from leakgauge.harness.learn.batch import Indices
+from leakgauge.harness.learn.tasks import ModelTask
+
+_SAME = ("clients", "participants", "rounds", "algorithm", "local_steps", "local_epochs", "batch", "lr", "momentum")
+"""Fields of a federation that a recording states."""
+
+
+def disagreements(
+    trainings: Iterable[TrainingSpec], cells: Sequence[Cell], loaded: DataSet, layout: Layout
+) -> list[str]:
+    """Why these trainings, on one task, or what cells attack of them, are not those of a recording; one line each."""
+    if not isinstance(loaded, RecordedData):
+        return []
+    found = (
+        problems(one, [cell for cell in cells if cell.training == one], loaded.recording, layout) for one in trainings
+    )
+    return [f"{loaded.name}: {text}" for texts in found for text in texts]
+
+
+def problems(spec: TrainingSpec, cells: Iterable[Cell], recording: Recording, layout: Layout) -> Iterator[str]:
+    """Why this training, or a target of these cells of it, is not that of the recording; one line each."""
+    expected = spec_of(recording)
+    for name in _SAME:
+        want, got = _field(expected, name), _field(spec.federation, name)
+        if want != got:
+            yield f"federation.{name}: got {got}, expected {want} as in the recording"
+    if recording.defense != spec.defense:  # compared as data: a stranger's recording names no code that is imported
+        yield f"defense: got {part_text(spec.defense)}, expected {part_text(recording.defense)} as in the recording"
+    if recording.seed not in (None, spec.seed):
+        yield f"seeds: got {spec.seed}, expected {recording.seed} as in the recording, whose shared keys follow from it"
+    if spec.malice is not None:
+        yield f"attack {spec.malice.attack.name!r} chooses what the server broadcasts; a recorded server chose already"
+    if difference := mismatch(layout, recording.layout):
+        yield f"model {spec.task.model!r}: {difference}"
+    yield from dict.fromkeys(_missing(cells, recording))
+
+
+def _field(spec: FederationSpec, name: str) -> Any:
+    """A field of a federation, with what its default means."""
+    value = getattr(spec, name)
+    if name == "participants":
+        return value or spec.clients
+    trains = spec.algorithm == "fedavg" and spec.local_steps is None
+    return 1 if name == "local_epochs" and value is None and trains else value
+
+
+def _missing(cells: Iterable[Cell], recording: Recording) -> Iterator[str]:
+    """What cells attack, and the recording does not have."""
+    unknown = {t: set(sent) - set(recording.rows.get(t, {})) for t, sent in recording.sent.items()}
+    for cell in cells:
+        for number in cell.target.looks_at:
+            if number not in recording.models or number >= recording.rounds:
+                yield f"target.round: the recording has no model of round {number}; {those(recording.models)}"
+            elif cell.target.kind == "messages" and not set(recording.sent.get(number, ())) - unknown.get(
+                number, set()
+            ):
+                yield f"target: the recording has no message of round {number} with the records behind it; use a probe"
+        if cell.target.kind == "members" and (not unknown or any(unknown.values())):
+            yield "target: the recording does not say which records are behind each message: who is a member is unknown"
+
+
+def those(numbers: tuple[int, ...]) -> str:
+    """The rounds that there are, shortly."""
+    shown = ", ".join(map(str, numbers[:8]))
+    return f"it has those of {shown}{', ...' if len(numbers) > 8 else ''}" if numbers else "it has none"
+
+
+def mismatch(model: Layout, recorded: Layout, whose: str = "the recording") -> str:
+    """The first tensor in which a recorded layout is not that of the model, and how; empty: they are equal."""
+    for at in range(max(len(model.names), len(recorded.names))):
+        want = (model.names[at], model.shapes[at]) if at < len(model.names) else None
+        got = (recorded.names[at], recorded.shapes[at]) if at < len(recorded.names) else None
+        if want != got:
+            return f"tensor {at}: the model has {_tensor(want)}, {whose} has {_tensor(got)}"
+    return ""
+
+
+def _tensor(one: tuple[str, tuple[int, ...]] | None) -> str:
+    """A tensor in words."""
+    return "none" if one is None else f"{one[0]!r} of shape {one[1]}"
+
+
+def clients_of(recording: Recording, samples: int) -> dict[int, Indices]:
+    """The rows behind each client's messages; if none are known, client 0 has all `samples`."""
+    found: dict[int, list[Indices]] = {}
+    for sent in recording.rows.values():
+        for client, rows in sent.items():
+            found.setdefault(client, []).append(rows)
+    known = {client: np.unique(np.concatenate(found[client])) for client in sorted(found)}
+    return known or {0: np.arange(samples)}
+
+
+def sizes_of(recording: Recording, samples: int) -> dict[int, Examples]:
+    """Clients with as many records as they say, of which nothing is known but their number; for `make_setting`."""
+    sizes = recording.samples or {0: max(1, samples // recording.facts.clients)}
+    return {client: Examples(torch.empty(size, 0), torch.empty(size)) for client, size in sizes.items()}
+
+
+def shared_key(loaded: DataSet, key: Key) -> Key | None:
+    """The key of a training, from which its shared keys follow; None: those of this recording are unknown."""
+    return None if isinstance(loaded, RecordedData) and loaded.recording.seed is None else key
+
+
+def as_recorded(
+    recording: Recording,
+    keep: Keep,
+    task: ModelTask,
+    defense: Defense[Any, Any],
+    setting: Setting,
+    test: Examples,
+    clients: Mapping[int, Indices],
+    key: Key | None,
+) -> Training:
+    """The training that a recording holds, with the requested rounds.
+
+    Nobody knows what losses its server told the clients, so the defense's state is that of a federation without
+    evaluations. A message that the defense refuses is dropped, as a server would.
+
+    Args:
+        test: on which the kept models, the first one and the last one are evaluated.
+        key: of the training; None: the shared keys are unknown.
+
+    Raises:
+        ValueError: a file is damaged, or a model is not finite or gives no finite loss.
+    """
+    last = max(recording.models, default=None)
+    if last is None:
+        raise ValueError(f"the recording in {recording.folder} has no model")
+    training = Training(setting, recording.model(last), message_bytes=list(recording.message_bytes))
+    training.learning_rates = [recording.lr(number) for number in range(recording.rounds)]
+    training.feedback = [Feedback(number, None, None) for number in range(recording.rounds)]
+    for number in sorted({recording.models[0], *keep.models & set(recording.models), last}):
+        params = recording.model(number)
+        training.evaluations.append(evaluation(task, params, test, number))
+        if number in keep.models:
+            training.models[number] = params
+    for number in sorted(keep.messages & set(recording.sent)):
+        state = replay_state(defense, setting, training.feedback[:number])
+        _receive(training, recording, Round(defense, setting, state, number), clients, key)
+    return training
+
+
+def _receive(
+    training: Training, recording: Recording, here: Round, clients: Mapping[int, Indices], key: Key | None
+) -> None:
+    """Add the messages of one round that a server accepts, and the records behind them as places in a client's data."""
+    number, kept, truth = here.number, list[Message](), dict[int, Indices]()
+    for one in recording.messages(number):
+        sender = Sender(one.client, one.samples)
+        shared = key and client_key(key, number, one.client).child("shared")
+        try:
+            here.accept(one.wire, Link(here.setting, sender, shared))
+        except MessageError as error:
+            training.dropped.append(Dropped(number, one.client, str(error)))
+            continue
+        kept.append(Message(number, sender, one.wire, shared, one.images, one.steps))
+        if one.rows is not None:
+            truth[one.client] = np.searchsorted(clients[one.client], one.rows).astype(np.int64)
+    if not here.defense.superposes:
+        training.messages[number], training.truth[number] = tuple(kept), truth

@@ -1,0 +1,15 @@
+"""Flower apps: `tap` records what clients send, `defend` and `defended` put a defense on the wire.
+
+Needs the extra `leakgauge[flower]`.
+"""
+
+import importlib.util
+
+if importlib.util.find_spec("flwr") is None:
+    raise ImportError("leakgauge.flower needs Flower, which is not installed: pip install 'leakgauge[flower]'")
+
+from leakgauge.harness.federation.recording import Facts
+from leakgauge.harness.own.flower import defend, defended
+from leakgauge.harness.own.flower_tap import numbered, recorded, tap
+
+__all__ = ["Facts", "defend", "defended", "numbered", "recorded", "tap"]

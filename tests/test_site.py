@@ -1,0 +1,117 @@
+"""The pages of docs/ do what they say: their code runs as printed, and every public name has an example."""
+
+import re
+import runpy
+import tomllib
+from pathlib import PurePath
+
+import pytest
+
+import leakgauge
+from leakgauge.harness.federation import registry
+from tests.page_case import PAGES, ROOT, blocks, lines_missing, name_of, play
+
+ELSEWHERE = ("README.md", "docs/studies.md", "docs/ci.md")
+"""Pages whose blocks do not run in their order: see tests/test_commands.py."""
+
+PLAYED = [page for page in PAGES if name_of(page) not in ELSEWHERE and blocks(page)]
+
+TEXT = {name_of(page): page.read_text("utf-8") for page in PAGES}
+
+
+def is_slow(page):
+    """Whether a page takes more than a few seconds: it starts processes, or attacks."""
+    return page.parent.name == "how-to" or any(blocks(page, "sh"))
+
+
+@pytest.mark.filterwarnings("default")  # warnings of Opacus, Flower and Ray
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=name_of(page), marks=[pytest.mark.matrix] * is_slow(page)) for page in PLAYED]
+)
+def test_a_page_runs_as_printed(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    play(page, tmp_path)
+
+
+def test_every_file_that_a_page_shows_is_used_on_it():
+    for page in PLAYED:
+        for block in blocks(page):
+            stem = PurePath(block.title).stem
+            rest = "".join(other.code for other in blocks(page) if other.title != block.title)
+            used = re.search(rf"\b{stem}\b", rest) or ("pytest" in rest and stem.startswith("test_"))
+            assert not block.title or used, (page, block.title)
+
+
+def test_every_public_name_has_a_section_with_an_example():
+    pages = "".join(text for name, text in TEXT.items() if name.startswith("docs/api/")).replace("\\_", "_")
+    sections = {title: text for title, text in re.findall(r"^## ([\w ,]+)\n(.*?)(?=^## |\Z)", pages, re.M | re.S)}
+    for name in leakgauge.__all__:
+        assert re.search(rf"```python\n[^`]*\b{name}\b", sections[name]), name
+        assert f"{name}`](" in TEXT["docs/api/index.md"]
+
+
+@pytest.mark.parametrize("name", ["flower", "opacus"])
+def test_every_name_of_a_module_for_a_framework_has_a_section_and_an_example(name):
+    path = ROOT / "leakgauge" / f"{name}.py"
+    names = re.findall(r'"(\w+)"', path.read_text("utf-8").rpartition("__all__ =")[2]) if path.is_file() else []
+    code = "".join(block.code for block in blocks(ROOT / "docs" / "how-to" / f"{name}.md", "python"))
+    for one in names:
+        assert re.search(rf"^::: [\w.]+\.{one}$", TEXT["docs/api/own.md"], re.M), one
+        assert re.search(rf"\b{one}\b", code), one
+
+
+def test_every_shipped_part_has_its_docstring_on_a_page():
+    for kind in ("defense", "attack"):
+        kinds = {name: f"{part.__module__}.{part.__qualname__}" for name, part in registry.classes(kind).items()}
+        found = re.findall(r"^## (\S+)\n\n::: (\S+)$", TEXT[f"docs/api/{kind}s.md"], re.M)
+        assert dict(found) == kinds
+
+
+def test_every_page_is_in_the_navigation():
+    text = (ROOT / "mkdocs.yml").read_text("utf-8")
+    listed = {f"docs/{path}" for path in re.findall(r"^ +- .*?([\w/-]+\.md)$", text, re.M)}
+    assert listed == set(TEXT) - {"README.md"}
+
+
+def test_what_a_page_shows_is_compared_with_what_is_printed():
+    printed = "first\n  n = 3, epsilon >= 2.929 (right), delta 1e-05\nlast 1,000"
+    assert lines_missing("first\nn = 3, epsilon >= 2.93 (...), delta 1e-05\n...\nlast 1,000\n", printed) == []
+    assert lines_missing("n = 4, epsilon >= 2.93 (...), delta 1e-05", printed)
+    assert lines_missing("n = 3, epsilon >= 2.85 (...), delta 1e-05", printed)
+    assert lines_missing("last 1,000\nfirst", printed) == ["first"]
+    assert lines_missing("irst", printed) == ["irst"]
+
+
+@pytest.mark.parametrize(
+    ("html", "fault"),
+    [
+        ('<a href="b.html#here">b</a><a href="https://example.org">out</a><img src="b.html">', ""),
+        ('<a href="b.html#gone">b</a>', "no anchor for 'b.html#gone'"),
+        ('<a href="c.html">c</a>', "no file for 'c.html'"),
+        ('<img src="c.png">', "no file for 'c.png'"),
+        ('<script src="//cdn.example.org/x.js"></script>', "fetches //cdn.example.org/x.js"),
+        ('<link rel="stylesheet" href="https://example.org/x.css">', "fetches https://example.org/x.css"),
+        ("<style>a { background: url(https://example.org/x.png) }</style>", "fetches https://example.org/x.png"),
+    ],
+)
+def test_the_check_of_a_site_sees_what_leads_nowhere_or_elsewhere(html, fault, tmp_path):
+    check = runpy.run_path(str(ROOT / ".ci" / "check_site.py"))["faults"]
+    (tmp_path / "a.html").write_text(html)
+    (tmp_path / "b.html").write_text('<h2 id="here">b</h2>')
+    assert check(tmp_path) == ([f"a.html: {fault}"] if fault else [])
+
+
+def test_an_extra_that_a_page_installs_exists():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    named = {extra for text in TEXT.values() for extra in re.findall(r"leakgauge\[(\w+)\]", text)}
+    assert named
+    assert named <= set(extras)
+
+
+def test_the_citation_names_this_version_and_its_keywords():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    citation = (ROOT / "CITATION.cff").read_text("utf-8")
+    assert project["version"] == leakgauge.__version__
+    for line in ("title: leakgauge", f"version: {leakgauge.__version__}", f"license: {project['license']}"):
+        assert re.search(rf"^{re.escape(line)}$", citation, re.M)
+    assert re.findall(r"^  - (?!name)(.*)$", citation, re.M) == project["keywords"]
