@@ -18,7 +18,7 @@ from leakgauge.attacks._engine.matching import Evaluation, Function, unpack
 from leakgauge.attacks._engine.objective import Explains, Objective, objective
 from leakgauge.attacks._engine.prior import Prior, mapped, near_center
 from leakgauge.attacks._engine.simulate import Local
-from leakgauge.attacks._engine.softened import WIDTHS, explained_at, softened
+from leakgauge.attacks._engine.softened import STAGES, explained_at, softened
 from leakgauge.attacks._engine.tables import FirstLayer, Mixture, restore
 from leakgauge.attacks._search.direction import Direction
 from leakgauge.attacks._search.features import CLEAN, Features
@@ -44,6 +44,8 @@ because soft labels often miss the tolerance: they approach a corner of the simp
 
 _FARTHER = (1, 2, 4, 8)
 """Restarts from whose distance a search starts instead, where all units are dead nearer to the center."""
+
+_LAST, _FALLBACK = 0.5, 0.25
 
 _NEAR = 1e-5
 """Below this share, a stalled search has found the inputs up to digits that single precision lacks."""
@@ -162,8 +164,14 @@ class _Group:
         best = Minima(self._starts(key, 0), infinite, torch.zeros(n, dtype=torch.int64), ())
         self._try_closed_form(best, goal.at(math.inf))
         pending = (best.value > explained).nonzero()[:, 0]
+        evaluations, begun = self.search.evaluations, None
+        if len(pending):
+            begun = self._begin(key, 0, labels, goal, pending)
+            if soft := self._soft:
+                begun, pending = self._explained_behind(soft, begun, best, goal, pending, key.child("softened"))
+                evaluations = max(1, int(_FALLBACK * evaluations))
         for restart in range(self.search.restarts if len(pending) else 0):
-            found, tried = self._restart(key, restart, goal, pending)
+            found, tried = self._restart(key, restart, goal, pending, evaluations, begun if restart == 0 else None)
             better = found.value < best.value[pending]
             rows = pending[better]
             best.x[rows], best.value[rows] = found.x[better], found.value[better]
@@ -173,7 +181,6 @@ class _Group:
             pending = pending[best.value[pending] > explained[pending]]
             if not len(pending):
                 break
-        self._try_softened(best, goal, key.child("softened"))
         if self.search.table is not None:
             self._restore(best, labels, self.search.table, key.child("table"))
         return self._guesses(best, labels)
@@ -217,27 +224,43 @@ class _Group:
                 if bool(value.isfinite()):
                     best.x[row], best.value[row] = x, value
 
-    def _try_softened(self, best: Minima, goal: Objective, key: Key) -> None:
-        """Search behind softened ReLU layers where nothing explains the messages yet; keep what then explains them."""
+    @property
+    def _soft(self) -> list[tuple[Task, float]]:
+        """The task behind softened layers and the messages' weight, of one search after the other; empty: none."""
+        prior, entries = self.search.explains.prior, math.prod(self.seen.task.input_shape)
+        if not (self.search.warm and self._single) or self.labels is None or prior is None or not prior.centered:
+            return []
+        stages = [(softened(self.seen.task, width), nats * entries) for width, nats in STAGES]
+        return [(task, strength) for task, strength in stages if task is not None]
+
+    def _explained_behind(
+        self, soft: list[tuple[Task, float]], begun: tuple[Tensor, Tensor], best: Minima, goal: Objective, rows: Tensor,
+        key: Key,
+    ) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """Search behind softened layers first, and store in `best` what explains its messages.
+
+        Returns:
+            The start points and the victims that are left.
+        """
         seen, explains, labels, prior = self.seen, self.search.explains, self.labels, self.search.explains.prior
-        soft = [task for width in WIDTHS if (task := softened(seen.task, width)) is not None]
-        if not (soft and self.search.warm and self._single) or labels is None or prior is None or not prior.centered:
-            return
-        each, images = torch.arange(len(best.x)), self._each(best.x).view(*labels.shape, *seen.task.input_shape)
-        bound = explained_at(seen, self.sightings, images.nan_to_num(0.0), labels, explains, key)
-        rows = each[~(goal.messages(best.x, each).value <= bound)]
-        if not len(rows):
-            return
-        goals = [objective(replace(seen, task=task), self.sightings, labels, explains) for task in soft]
-        z, least = self._coordinates(best.x[rows]), _share(_TOLERANCE, goal)[rows]
-        for number, here in enumerate([*goals, goal]):
-            most = self.search.warm // len(soft) if number < len(soft) else self.search.evaluations
-            found = minimize(_Subset(here.at(math.inf), rows), z, Stop(most, least, decrease=self.search.decrease))
-            z = found.x
-            best.evaluations[rows] += found.evaluations
+        assert labels is not None and prior is not None
+        (z, used), least = begun, _share(_TOLERANCE, goal)[rows]
+        start = z
+        stages = [(objective(replace(seen, task=task), self.sightings, labels, explains).at(s), self.search.warm // (2 * len(soft))) for task, s in soft]
+        strengths = self._strengths(float(goal.nothing.max()))
+        stages += [(goal.at(s), max(1, int(_LAST * self.search.evaluations) // len(strengths))) for s in strengths]
+        for function, most in stages:
+            found = minimize(_Subset(function, rows), z, Stop(max(1, most), least, decrease=self.search.decrease))
+            z, used = found.x, used + found.evaluations
+        best.evaluations[rows] += used
         x = self._mapped(z, prior.inputs)
-        better = (goal.messages(x, rows).value <= bound[rows]) & (found.value < best.value[rows])
-        best.x[rows[better]], best.value[rows[better]] = x[better], found.value[better]
+        images = self._each(x).view(len(rows), labels.shape[1], *seen.task.input_shape)
+        theirs = [s._replace(messages=tuple(s.messages[i] for i in rows.tolist())) for s in self.sightings]
+        bound = explained_at(seen, theirs, images.nan_to_num(0.0), labels[rows], explains, key)
+        misfit = goal.messages(x, rows).value
+        done = (misfit <= torch.maximum(bound, _share(_NEAR, goal)[rows])) & (found.value < best.value[rows])
+        best.x[rows[done]], best.value[rows[done]] = x[done], found.value[done]
+        return (start[~done], torch.zeros_like(used[~done])), rows[~done]
 
     @property
     def _single(self) -> bool:
@@ -246,18 +269,19 @@ class _Group:
         steps = Local.of(self.seen.setting, self.sightings[0].lr, message.steps)
         return message.users == 1 and steps.one_gradient(message.images)
 
-    def _restart(self, key: Key, restart: int, goal: Objective, rows: Tensor) -> tuple[Minima, Tensor | None]:
+    def _restart(self, key: Key, restart: int, goal: Objective, rows: Tensor, evaluations: int,
+        begun: tuple[Tensor, Tensor] | None) -> tuple[Minima, Tensor | None]:
         """The minima of the victims `rows` with all evaluations of this restart, and its labels [n, b]."""
         labels, order, tolerance = self.labels, self._order(key, restart), _share(_TOLERANCE, goal)
         strengths = self._strengths(float(goal.nothing.max()))
         if labels is not None and order is not None:
             labels = labels[:, order]
             goal = objective(self.seen, self.sightings, labels, self.search.explains)
-        z, used = self._begin(key, restart, labels, goal, rows)
+        z, used = self._begin(key, restart, labels, goal, rows) if begun is None else begun
         explains = self.search.explains
         for strength in strengths:
             least = tolerance[rows].clamp(max=_TOLERANCE * strength)
-            stop = Stop(self.search.evaluations // len(strengths), least, decrease=self.search.decrease)
+            stop = Stop(max(1, evaluations // len(strengths)), least, decrease=self.search.decrease)
             found = minimize(_Subset(goal.at(strength), rows), z, stop)
             z, used = found.x, used + found.evaluations
         if explains.prior is not None:
@@ -283,7 +307,7 @@ class _Group:
             return self._by_direction(prior, z, labels, rows)
         begin, starts = z, told.search(prior, z, self.search.warm, key.child("features", restart))
         z, used, noisy = _finite(starts, z), starts.evaluations, (told.error > CLEAN).nonzero()[:, 0]
-        if len(noisy):
+        if len(noisy) and not self._soft:
             other, more = self._by_direction(prior, begin[noisy], labels, rows[noisy])
             function, used[noisy] = _Subset(goal.at(math.inf), rows[noisy]), used[noisy] + more + 2
             each = torch.arange(len(noisy))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,9 +18,8 @@ from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.learn.layers import Chain
 from leakgauge.harness.learn.tasks import ModelTask
 
-WIDTHS = (0.1, 0.03, 0.01, 0.003)
-"""Of the bends, one search after the other, before the search with kinks. For 16 digits behind `mlp-small` and `sdq`,
-starts at 0.3 and ends at 0.001 changed nothing (SSIM 0.995; without softened searches 0.903)."""
+STAGES = ((0.1, 16.0), (0.03, 160.0), (0.01, 1600.0), (0.003, math.inf))
+"""Of the searches, one after the other, before the search with kinks: width"""
 
 _TIMES = 8
 """Imitated messages of a candidate."""
