@@ -21,7 +21,7 @@ from leakgauge.attacks._engine.simulate import Local
 from leakgauge.attacks._engine.softened import CLOSE, STAGES, explained_at, softened
 from leakgauge.attacks._engine.tables import FirstLayer, Mixture, restore
 from leakgauge.attacks._search.direction import Direction
-from leakgauge.attacks._search.features import CLEAN, Features
+from leakgauge.attacks._search.features import CLEAN, VEILED, Features
 from leakgauge.attacks._search.lbfgs import Minima, Stop, minimize
 from leakgauge.attacks._solve.closed_form import RIDGE, Unsolvable, closed_form
 from leakgauge.attacks._solve.layerwise import Underdetermined
@@ -321,8 +321,12 @@ class _Group:
         if told is None:
             return self._by_direction(prior, z, labels, rows)
         begin, starts = z, told.search(prior, z, self.search.warm, key.child("features", restart))
-        z, used, noisy = _finite(starts, z), starts.evaluations, (told.error > CLEAN).nonzero()[:, 0]
-        if len(noisy) and not self._soft:
+        z, used, noisy = (
+            _finite(starts, z),
+            starts.evaluations,
+            (told.error > (VEILED if self._soft else CLEAN)).nonzero()[:, 0],
+        )
+        if len(noisy):
             other, more = self._by_direction(prior, begin[noisy], labels, rows[noisy])
             function, used[noisy] = _Subset(goal.at(math.inf), rows[noisy]), used[noisy] + more + 2
             each = torch.arange(len(noisy))
@@ -352,7 +356,7 @@ class _Group:
         message = self.sightings[0].messages[0]
         steps = Local.of(self.seen.setting, self.sightings[0].lr, message.steps)
         followed = self.search.explains.unroll and message.users == 1 and not steps.one_gradient(message.images)
-        direction = Direction.of(prior, self.search.warm)
+        direction = Direction.of(prior, max(1, self.search.warm // (2 if self._soft else 1)))
         targets, local = self.targets[rows], steps if followed else None
         found = direction.search(self.seen, targets, labels[rows], z[:, None], local)
         return _finite(found, z), found.evaluations
