@@ -23,7 +23,7 @@ class MAP(ByPosterior):
     Behind dense ReLU layers, it searches softened layers first, with messages that weigh little at first, which lead to
     the right active units behind quantizers: digits behind `mlp-small` and `sdq` have an SSIM of 0.99 instead of 0.90.
     Where the result does not explain the messages as well as the attack's own messages explain themselves, mostly for
-    a wrong label, a quarter of the evaluations without softening, from the same start, replaces it.
+    a wrong label, an eighth of the evaluations without softening, from the same start, replaces it.
 
     Of a table it restores records column by column: the value of each column that is likeliest by itself, under a
     mixture of laws with independent columns that is fitted to the same auxiliary records (`attacks._engine.tables`).
