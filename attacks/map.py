@@ -20,9 +20,10 @@ class MAP(ByPosterior):
     labels are never corrected. The order in which a client took its images is unknown; all passes are assumed to use
     one order. Each step of an update costs at least as much as a gradient.
 
-    Behind dense ReLU layers, what does not explain its messages is searched again from softened layers, which lead to
+    Behind dense ReLU layers, it searches softened layers first, with messages that weigh little at first, which lead to
     the right active units behind quantizers: digits behind `mlp-small` and `sdq` have an SSIM of 0.99 instead of 0.90.
-    What then explains the messages as well as the attack's own messages explain themselves replaces the first result.
+    Where the result does not explain the messages as well as the attack's own messages explain themselves, mostly for
+    a wrong label, an eighth of the evaluations without softening, from the same start, replaces it.
 
     Of a table it restores records column by column: the value of each column that is likeliest by itself, under a
     mixture of laws with independent columns that is fitted to the same auxiliary records (`attacks._engine.tables`).
@@ -51,9 +52,10 @@ class MAP(ByPosterior):
             too steep for the prior to matter on the way: for six CIFAR-10 images behind a random 3 % of the
             coordinates, the SSIM was 0.04 without stages and 0.54, 0.53 and 0.52 with 3e4, 3e5 and 3e6; under noise of
             0.003 and 0.03, stages changed nothing.
-        warm: evaluations of each first search, and of all softened layers together, if the model has kinks; 0: none.
+        warm: evaluations of each first search, and twice those of all softened layers, if the model has kinks; 0: none.
             Where the gradient of the first dense layer shows its inputs (one image; `gaussian`), the layers before it
-            are searched alone, from three starts; otherwise, and besides where noise hides much of them, the direction
+            are searched alone, from three starts (a quarter of the evaluations, from one, if there are none before it);
+            otherwise, and besides where noise hides much of them and no layers can be softened, the direction
             of the gradient that the defense's estimate shows: the angle between the gradients and the prior, by Adam in
             the prior's coordinates (with `tv`: as `inverting-gradients`).
         solve: add the image of the closed form (`analytic`) as a candidate, if it covers the model and a message has

@@ -115,14 +115,14 @@ def softened() -> None:
     digits = load("digits", Path())
     x, y = (part[DIGITS.start : DIGITS.stop] for part in digits.train)
     task = ModelTask(build("mlp-small", digits.input_shape, 10))
-    widths = reconstruct.WIDTHS
+    stages = reconstruct.STAGES
     for name in ("sdq", "sdq-lattice", "jopeq", "t-noise", "top-k", "random-mask"):
         victims = Victims(task, task.init(Key(5)), x, y)
         here = replace(observed(victims, build_part("defense", name, {}), Key(6)), auxiliary=digits.test)
         tv = MAP(prior="tv", box=1000.0, warm=800, evaluations=1500)
         cells = [quality(tv, x, y, here)]
-        for tried in ((), widths):
-            reconstruct.WIDTHS = tried
+        for tried in ((), stages):
+            reconstruct.STAGES = tried
             cells.append(quality(MAP(), x, y, here))
         print(f"{name:<12} tv {cells[0]}   without {cells[1]}   with {cells[2]}", flush=True)
 

@@ -222,14 +222,10 @@ def test_softened_layers_lead_to_the_active_units_behind_a_quantizer_and_dense_r
     x, task = smooth_images(8, side=8), ModelTask(build("mlp-small", (1, 8, 8), 10))
     seen = observation(SDQ(), x, task)
     after = MAP(evaluations=100).run(seen, Key(5)).guesses
-    monkeypatch.setattr(reconstruct, "WIDTHS", ())
-    before = MAP(evaluations=100).run(seen, Key(5)).guesses
-    better = torch.tensor([a.objective < b.objective for a, b in zip(after, before, strict=True)])
-    assert bool(better.any())
-    assert bool((errors(after, x)[better] < errors(before, x)[better]).all())
-    assert [a.objective for a, kept in zip(after, ~better, strict=True) if kept] == [
-        b.objective for b, kept in zip(before, ~better, strict=True) if kept
-    ]
+    monkeypatch.setattr(reconstruct, "STAGES", ())
+    before = MAP(evaluations=400).run(seen, Key(5)).guesses
+    assert sum(a.evaluations for a in after) < 0.5 * sum(b.evaluations for b in before)
+    assert errors(after, x).mean() < 0.5 * errors(before, x).mean()
 
 
 @pytest.mark.parametrize("defense", [SDQ(), Laplace(clip=1.0, noise_std=0.003), Gaussian(clip=4.0, noise_std=0.003)])
