@@ -71,7 +71,7 @@ def test_a_clip_of_each_tensor_is_caught_if_there_are_several():
     [(Unit.MESSAGE, Relation.ANY_TWO), (Unit.CLIENT, Relation.ADD_REMOVE), (Unit.COORDINATE, Relation.ANY_TWO)],
 )
 def test_drawn_neighbors_have_all_norms_and_differ_as_the_unit_allows(unit, relation):
-    (inputs,) = varied(LAPLACE, setting_of(36), unit, relation, KEY)
+    inputs, *_ = varied(LAPLACE, setting_of(36), unit, relation, KEY)
     drawn = inputs.one if relation is Relation.ADD_REMOVE else inputs.zero
     exponents = drawn.double().norm(dim=1).log10()
     assert (exponents.min() < -3, exponents.max() > 23, bool((exponents.diff() > 0).all())) == (True, True, True)
@@ -101,6 +101,18 @@ def test_drawn_neighbors_depend_on_the_key_only():
     )
     assert torch.equal(first.one, again.one)
     assert not torch.equal(first.one, other.one)
+
+
+def largest(liar, honest, state, memory, update, link, private):
+    """Only the third of the numbers that are largest in magnitude is sent: their places have no noise."""
+    wire, memory = honest(state, memory, update, link, private)
+    sent = torch.frombuffer(bytearray(wire), dtype=torch.float32)
+    sent[update.abs().argsort(stable=True)[: len(sent) * 2 // 3]] = 0.0
+    return sent.numpy().tobytes(), memory
+
+
+def test_a_choice_of_places_by_magnitude_is_caught_by_neighbors_with_numbers_elsewhere():
+    assert caught(lying(GAUSSIAN, largest), 800).pair == "few numbers, elsewhere"
 
 
 @pytest.mark.parametrize("d", [200, 25_000])

@@ -115,3 +115,13 @@ def test_the_citation_names_this_version_and_its_keywords():
     for line in ("title: leakgauge", f"version: {leakgauge.__version__}", f"license: {project['license']}"):
         assert re.search(rf"^{re.escape(line)}$", citation, re.M)
     assert re.findall(r"^  - (?!name)(.*)$", citation, re.M) == project["keywords"]
+
+
+def test_what_a_page_takes_from_the_code_is_defined_there():
+    named = {one for text in TEXT.values() for one in re.findall(r"^::: ([\w.]+)$", text, re.M)}
+    assert named
+    for one in named:
+        module, _, name = one.rpartition(".")
+        path = ROOT.joinpath(*module.split(".")[1:])
+        source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text("utf-8")
+        assert re.search(rf"^(def|class) {name}\b|^{name}\b|^    \"{name}\"", source, re.M), one

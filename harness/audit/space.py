@@ -33,7 +33,7 @@ _FEW = 3
 
 
 def varied(defense: Defense[Any, Any], setting: Setting, unit: Unit, relation: Relation, key: Key) -> list[Inputs]:
-    """Eight pairs in turn, or none for a record, which acts through local training.
+    """Eight pairs in turn, and one of equal numbers in other places; none for a record, which acts through training.
 
     | | of one pair |
     |---|---|
@@ -64,8 +64,23 @@ def varied(defense: Defense[Any, Any], setting: Setting, unit: Unit, relation: R
             torch.stack([row.one for row in rows]),
             focus=torch.stack(focus) if focus else None,
             senders=tuple(row.senders[0] for row in rows),
-        )
+        ),
+        *_elsewhere(setting, unit, relation, key.child("elsewhere")),
     ]
+
+
+def _elsewhere(setting: Setting, unit: Unit, relation: Relation, key: Key) -> list[Inputs]:
+    """Few equal numbers, and the same in other places: what a defense sends may show which numbers are large.
+
+    From end to end of the range, and from nothing, all places are alike: a choice by magnitude is the same for both.
+    """
+    few = min(_FEW, setting.dim // 2)
+    if unit in (Unit.COORDINATE, Unit.SUBVECTOR) or relation is Relation.ADD_REMOVE or not few:
+        return []
+    places = torch.from_numpy(rng.permutation(key, setting.dim)[: 2 * few])
+    zero, one = torch.zeros(2, setting.dim)
+    zero[places[:few]], one[places[few:]] = FAR, FAR
+    return [Inputs("few numbers, elsewhere", zero, one)]
 
 
 def _pair(
