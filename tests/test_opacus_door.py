@@ -155,7 +155,7 @@ class NoiseBeforeTheClip(DPOptimizer):
         return True
 
 
-@pytest.mark.table(6)
+@pytest.mark.matrix
 @pytest.mark.parametrize("lying", [HalfNoise, NoClip, OnlyTheFirstTensor, OneNoise, OwnSeed, NoiseBeforeTheClip])
 def test_an_optimizer_that_lies_is_contradicted(lying):
     _, _, optimizer, _ = private()

@@ -20,8 +20,8 @@ TEXT = {name_of(page): page.read_text("utf-8") for page in PAGES}
 
 
 def is_slow(page):
-    """Whether a page takes more than a few seconds: it starts processes, or attacks."""
-    return page.parent.name == "how-to" or any(blocks(page, "sh"))
+    """Whether a page takes seconds: it starts processes, or attacks."""
+    return page.parent.name == "how-to" or page.name == "run.md" or any(blocks(page, "sh"))
 
 
 @pytest.mark.filterwarnings("default")  # warnings of Opacus, Flower and Ray
