@@ -6,6 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,12 +21,13 @@ from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.rng import Key, normal, uniform
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.data import load
-from leakgauge.harness.federation.loop import Keep, train
+from leakgauge.harness.federation.loop import Keep, replay_state, train
 from leakgauge.harness.federation.recording import LIST, Facts, Recorded, Recorder, read, spec_of
 from leakgauge.harness.federation.round import client_key
 from leakgauge.harness.learn.batch import choose_engine
 from leakgauge.harness.own.messages import Names, flattened
 from leakgauge.harness.study.jobs import make_task, prepare, stored_scene
+from leakgauge.harness.study.recorded import as_recorded
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store
 from leakgauge.harness.study.study import resolve
@@ -137,6 +139,38 @@ def test_a_recorded_training_has_the_attack_results_of_our_own_bit_for_bit(tmp_p
     assert (mine.message_bytes, mine.one_round, mine.whole_run) == (
         found.message_bytes, found.one_round, found.whole_run)  # fmt: skip
     assert [flag.code for flag in found.flags if flag.severity == "note"] == ["recorded"]
+
+
+def test_the_first_rounds_of_a_longer_training_have_its_noise_and_the_state_of_its_losses(tmp_path):
+    table = {
+        "name": "own",
+        "tasks": [{"data": "digits", "model": "linear"}],
+        "federations": [{"clients": 3, "rounds": 6, "batch": 0, "samples": 30, "local_steps": 1}],
+        "defenses": [{"name": "udp-crd", "epsilon": 50.0}],
+        "attacks": [{"name": "prior", "target": {"kind": "messages", "round": 0, "count": 2}}],
+    }
+    spec = resolve(table).trainings[0]
+    ready, both = prepare(spec, Path()), frozenset({0, 1, 2})
+    parts = ready.task, spec.federation, ready.defense, ready.holdings, ready.test, ready.key.child("training")
+    trained = train(*parts, engine=choose_engine(ready.task), keep=Keep(both, both))
+    facts = Facts(3, 3, "update", steps=1, rounds=6)
+    with Recorder(tmp_path / "rec", facts, ready.task.layout, spec.defense, most_bytes=10**7, seed=0) as recorder:
+        recorder.data(ready.data.train, ready.test, ready.data.classes)
+        for number in sorted(both):
+            recorder.model(number, trained.models[number], 0.1, trained.feedback[number].before)
+            for one in trained.messages[number]:
+                recorder.message(Recorded(number, *one.sender, one.wire, one.images, one.steps))
+    found = dataclasses.replace(spec, task=dataclasses.replace(spec.task, data=f"recording:{tmp_path}/rec"))
+    theirs = prepare(dataclasses.replace(found, federation=spec_of(read(tmp_path / "rec"))), Path())
+    assert (theirs.setting.rounds, theirs.setting.samples) == (ready.setting.rounds, ready.setting.samples)
+    held = as_recorded(
+        *(read(tmp_path / "rec"), Keep(both, both), theirs.task, theirs.defense, theirs.setting, theirs.test),
+        {k: np.arange(10) for k in range(3)},
+        theirs.key.child("training"),
+    )
+    states = [replay_state(ready.defense, ready.setting, one.feedback[:2]) for one in (trained, held)]
+    assert states[0] == states[1] != replay_state(ready.defense, ready.setting, [])
+    assert held.feedback[:2] == trained.feedback[:2]
 
 
 @pytest.mark.table(2)

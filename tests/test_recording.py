@@ -54,6 +54,19 @@ def equal(one, other):
     return one[:6] == other[:6] and np.array_equal(one.rows, other.rows)
 
 
+def test_planned_rounds_and_losses_are_read_and_a_loss_that_is_not_finite_is_unknown(tmp_path):
+    with Recorder(tmp_path / "r", FACTS._replace(rounds=50), LAYOUT, NONE, most_bytes=10**6) as recorder:
+        for number, loss in enumerate((2.5, None, float("nan"))):
+            recorder.model(number, params(number), 0.1, loss)
+    found = read(tmp_path / "r")
+    assert [found.loss(number) for number in range(4)] == [2.5, None, None, None]
+    assert spec_of(found).rounds == 50
+    content = (tmp_path / "r" / LIST).read_text()
+    (tmp_path / "r" / LIST).write_text(content.replace('"loss":2.5', '"loss":NaN'))
+    with pytest.raises(DataUnreadable, match="cannot read"):
+        read(tmp_path / "r")
+
+
 def test_what_was_recorded_is_read_bit_for_bit(tmp_path):
     recorder, kept = written(tmp_path / "r", seed=7)
     found = read(tmp_path / "r")

@@ -65,6 +65,7 @@ class Facts(NamedTuple):
         steps, epochs: of local training; at most one of them.
         batch: records of a step; 0: all of the client.
         lr, momentum: of local SGD; the learning rate of each round stands with its model.
+        rounds: that were planned, on which a defense's noise may depend; 0: those that were recorded.
     """
 
     clients: int
@@ -75,6 +76,7 @@ class Facts(NamedTuple):
     batch: int = 0
     lr: float = 0.1
     momentum: float = 0.0
+    rounds: int = 0
 
 
 class Recorded(NamedTuple):
@@ -120,6 +122,7 @@ class _Model(_Strict):
     lr: float
     size: int
     sha256: str
+    loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -211,8 +214,11 @@ class Recorder:
         self._closed = False
         self._add(start)
 
-    def model(self, number: int, params: Vector, lr: float) -> bool:
+    def model(self, number: int, params: Vector, lr: float, loss: float | None = None) -> bool:
         """The parameters [d] before round `number`; False: they do not fit, and nothing of this round is kept.
+
+        Args:
+            loss: of this model on test data, as everybody was told; a defense's state may depend on it. None: unknown.
 
         Raises:
             ValueError: another length, or the round has its model.
@@ -224,7 +230,8 @@ class Recorder:
         content = io.BytesIO()
         np.save(content, params.detach().cpu().numpy().astype("<f4", copy=False), allow_pickle=False)
         held = content.getbuffer()
-        kept = self._keep(_Model(number, float(lr), len(held), hashlib.sha256(held).hexdigest()), held)
+        told = None if loss is None or not math.isfinite(loss) else float(loss)
+        kept = self._keep(_Model(number, float(lr), len(held), hashlib.sha256(held).hexdigest(), told), held)
         if kept:
             self._rates[number] = lr
         else:
@@ -372,6 +379,10 @@ class Recording:
     def lr(self, number: int) -> float:
         """The learning rate of a round; that of the federation if the round has no model."""
         return self._models[number].lr if number in self._models else self.facts.lr
+
+    def loss(self, number: int) -> float | None:
+        """The test loss before round `number` that everybody was told; None: unknown."""
+        return self._models[number].loss if number in self._models else None
 
     def model(self, number: int) -> Vector:
         """The parameters [d] before round `number`.
@@ -545,6 +556,8 @@ def _check_model(entry: _Model, models: dict[int, _Model], dim: int) -> None:
     """Raise ValueError unless an entry is that of a new model of this length."""
     if not 0 <= entry.round <= _MOST_NUMBER or entry.round in models:
         raise ValueError(f"round {entry.round}: expected one model, of a round from 0 to {_MOST_NUMBER}")
+    if entry.loss is not None and not math.isfinite(entry.loss):
+        raise ValueError(f"round {entry.round}: expected a finite loss, got {entry.loss}")
     if not 0 < entry.lr < math.inf:
         raise ValueError(f"round {entry.round}: expected a learning rate > 0, got {entry.lr}")
     if entry.size > 4 * dim + _HEADER:
@@ -609,12 +622,12 @@ def spec_of_facts(facts: Facts, rounds: int) -> FederationSpec:
 
 
 def spec_of(recording: Recording) -> FederationSpec:
-    """The federation that a recording is of; its rounds are those up to the last model.
+    """The federation that a recording is of; its rounds are those that were planned, at least up to the last model.
 
     Raises:
         ValueError: its facts contradict each other.
     """
-    return spec_of_facts(recording.facts, recording.rounds)
+    return spec_of_facts(recording.facts, max(recording.rounds, recording.facts.rounds))
 
 
 @dataclass(frozen=True, eq=False)

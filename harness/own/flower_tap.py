@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,7 +68,7 @@ def tap(
             recorded as they crossed the wire.
         folder: of the recording; missing or empty. `leakgauge inspect` attacks it.
         facts: how the clients train, which the strategy does not know. Its learning rate holds in rounds whose
-            configuration has no `lr`.
+            configuration has no `lr`. Its rounds, if they are 0, are those that `start` is called with.
         rounds: counted from 0, which is Flower's round 1; None: all.
         most_bytes: of the folder.
         rows: for each client, by `partition-id`, the rows of its records in the data, for clients that train on all
@@ -132,6 +133,8 @@ class _Folder:
         """One round, if all of it fits."""
         if self.recorder is None:
             spec, seed = (part("none", None)[0], None) if server is None else (server.spec, server.shared)
+            if server is not None:
+                self.facts = self.facts._replace(rounds=server.rounds)
             self.recorder = Recorder(self.place, self.facts, start.layout, spec, most_bytes=self.most_bytes, seed=seed)
             if self.data is not None:
                 self.recorder.data(*self.data)
@@ -141,7 +144,8 @@ class _Folder:
             self.full = True
             LOG.warning("leakgauge: %s is full, rounds from %d on are not recorded", self.place, start.number)
             return
-        self.recorder.model(start.number, start.params, start.lr)
+        told = None if server is None else server.losses.get(start.number)
+        self.recorder.model(start.number, start.params, start.lr, told)
         for one in sent:
             self.recorder.message(one)
 
@@ -184,7 +188,11 @@ class _Tap:
         self.server: Server | None = getattr(self.strategy, HOOKED, None)
 
     def start(self, *args: Any, **named: Any) -> Any:
-        """`Strategy.start`, after which the recording is complete."""
+        """`Strategy.start`, whose number of rounds is public; after it the recording is complete."""
+        if self.server is None and not self.folder.facts.rounds:
+            bound = inspect.signature(self._start).bind(*args, **named)
+            bound.apply_defaults()
+            self.folder.facts = self.folder.facts._replace(rounds=int(bound.arguments.get("num_rounds", 0)))
         try:
             return self._start(*args, **named)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -134,8 +135,8 @@ def as_recorded(
 ) -> Training:
     """The training that a recording holds, with the requested rounds.
 
-    Nobody knows what losses its server told the clients, so the defense's state is that of a federation without
-    evaluations. A message that the defense refuses is dropped, as a server would.
+    The defense's state follows from the losses that were recorded; others count as not evaluated. A message that the
+    defense refuses is dropped, as a server would.
 
     Args:
         test: on which the kept models, the first one and the last one are evaluated.
@@ -149,7 +150,8 @@ def as_recorded(
         raise ValueError(f"the recording in {recording.folder} has no model")
     training = Training(setting, recording.model(last), message_bytes=list(recording.message_bytes))
     training.learning_rates = [recording.lr(number) for number in range(recording.rounds)]
-    training.feedback = [Feedback(number, None, None) for number in range(recording.rounds)]
+    losses = [recording.loss(number) for number in range(recording.rounds + 1)]
+    training.feedback = [Feedback(number, *pair) for number, pair in enumerate(itertools.pairwise(losses))]
     for number in sorted({recording.models[0], *keep.models & set(recording.models), last}):
         params = recording.model(number)
         training.evaluations.append(evaluation(task, params, test, number))
