@@ -31,7 +31,10 @@ def through(defense, update, here, private):
     return wire, defense.estimate(state, wire, Link(here, WHO, None))
 
 
-@pytest.mark.parametrize(("bits", "scale", "size"), [(1, "public", 126), (2, "public", 251), (3, "tensor", 376 + 16)])
+@pytest.mark.parametrize(
+    ("bits", "scale", "size"),
+    [(1, "public", 126), (2, "public", 251), pytest.param(3, "tensor", 376 + 16, marks=pytest.mark.matrix)],
+)
 def test_the_wire_has_exactly_the_bits_of_the_columns(bits, scale, size):
     wire, _ = through(MVU(bits=bits, scale=scale), rng.normal(Key(0), (1001,)), setting(1000, 1), Key(1))
     assert len(wire) == size == math.ceil(1001 * bits / 8) + (16 if scale == "tensor" else 0)
