@@ -246,9 +246,13 @@ def step_of(optimizer: Any, gradient: Vector, layout: Layout) -> Vector:
         parameter.summed_grad = None  # type: ignore[attr-defined]  # Opacus' own
         parameter.grad_sample = part[None].clone()  # type: ignore[attr-defined]
     twin.pre_step()
-    scale = float(optimizer.expected_batch_size) if optimizer.loss_reduction == "mean" else 1.0
-    found: Vector = layout.join([parameter.grad for parameter in parameters if parameter.grad is not None]) * scale
-    return found
+    found: Vector = layout.join([parameter.grad for parameter in parameters if parameter.grad is not None])
+    return found * _divisor(optimizer)
+
+
+def _divisor(optimizer: Any) -> float:
+    """By what the optimizer divides a step's sum."""
+    return float(optimizer.expected_batch_size) if optimizer.loss_reduction == "mean" else 1.0
 
 
 def bare(model: nn.Module) -> nn.Module:
@@ -280,7 +284,7 @@ def gradient_of(model: nn.Module, optimizer: Any, loss: Loss, x: Tensor, y: Tens
         optimizer.zero_grad()
         loss(model(x), y).backward()  # type: ignore[no-untyped-call]
         optimizer.pre_step()
-        scale = float(optimizer.expected_batch_size) if optimizer.loss_reduction == "mean" else 1.0
+        scale = _divisor(optimizer)
         found = [one.grad * scale for one in model.parameters() if one.grad is not None and one.requires_grad]
     finally:
         optimizer.zero_grad()

@@ -198,12 +198,10 @@ def check_encode(patient: Patient) -> str:
                 raise
             shown.append(f"d = {dim} is refused ({' '.join(str(error).split())})")
             continue
+        except Fault:
+            raise
         except Exception as error:
-            raise (
-                error
-                if isinstance(error, Fault)
-                else Fault(f"an update of {dim} numbers raises {told(error, patient.part.folder)}")
-            ) from error
+            raise Fault(f"an update of {dim} numbers raises {told(error, patient.part.folder)}") from error
         low, high = min(sizes), max(sizes)
         shown.append(f"{low if low == high else f'{low} to {high}'} bytes for d = {dim}")
     return ", ".join(shown)
