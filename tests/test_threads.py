@@ -48,3 +48,29 @@ def test_an_audit_from_python_runs_on_one_thread():
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     done = subprocess.run([sys.executable, "-c", AUDIT], capture_output=True, text=True, env=environment)
     assert done.stdout == "{1}\n", done.stderr
+
+
+MEMORY = """
+import resource
+import torch
+from leakgauge.harness.core.threads import one_thread
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        torch.ones(12_000_000)
+        torch.ones(9_000_000)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+anew = faults()
+with one_thread():
+    faults()
+    print(anew, faults())
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems keep memory by rules of their own")
+def test_the_memory_of_a_large_model_s_arrays_is_used_again():
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True)
+    anew, again = map(int, done.stdout.split())
+    assert again < anew / 5, (anew, again, done.stderr)
