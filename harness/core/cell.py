@@ -118,11 +118,9 @@ class FederationSpec:
             raise ValueError(f"expected momentum=0 with fedsgd: a single gradient has none, got {self.momentum}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"expected 0 <= momentum < 1, got momentum={self.momentum}")
-        for name, value in (("batch", self.batch), ("interim_samples", self.interim_samples)):
-            if value < 0:
-                raise ValueError(f"expected {name} >= 0 (0: all), got {name}={value}")
-        if not 0 <= self.imbalance < math.inf:
-            raise ValueError(f"expected imbalance >= 0, got imbalance={self.imbalance}")
+        for name in ("batch", "interim_samples", "imbalance"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"expected {name} >= 0, got {name}={getattr(self, name)}")
 
 
 @dataclass(frozen=True)

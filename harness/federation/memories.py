@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import weakref
 from collections.abc import Callable
 from io import BufferedRandom
 from typing import Any, NamedTuple
@@ -35,9 +36,9 @@ class Memories:
         At most `resident` bytes of plain tensors are held in main memory. What is no tensor stays there.
     """
 
-    def __init__(self, first: Callable[[], Any], resident: int = RESIDENT) -> None:
-        """`first` makes the memory of a client before its first message."""
-        self._first, self._left = first, resident
+    def __init__(self, first: Callable[[], Any], resident: int | None = None) -> None:
+        """`first` makes the memory of a client before its first message; resident: None for `RESIDENT`."""
+        self._first, self._left = first, RESIDENT if resident is None else resident
         self._here: dict[int, Any] = {}
         self._slots: dict[int, _Slot] = {}
         self._file: BufferedRandom | None = None
@@ -69,6 +70,7 @@ class Memories:
         """Write a tensor to its place in the file, or at the end."""
         if self._file is None:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as this object
+            weakref.finalize(self, self._file.close)
         old, size = self._slots.get(client), _size(memory)
         fits = old is not None and old.dtype.itemsize * old.shape.numel() >= size
         start = old.start if old is not None and fits else self._file.seek(0, 2)
