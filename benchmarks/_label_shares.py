@@ -17,6 +17,7 @@ from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.data.embedded import digits
+from leakgauge.harness.federation.loop import evaluation
 from leakgauge.harness.learn.batch import LocalPlan, Work, choose_engine, train_clients
 from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.learn.models import build
@@ -128,7 +129,7 @@ def labels(key: Key) -> None:
     for name, start, lr in MODELS:
         task = ModelTask(build(name, (1, 16, 16), CLASSES), "dlg" if start == "dlg" else "default")
         for state, params in (("fresh", task.init(key.child("model"))), ("trained", train(task, lr, key))):
-            title = f"{name}, {state} ({task.correct(params, *data()) / len(data().y):.2f})"
+            title = f"{name}, {state} ({evaluation(task, params, data(), 0).accuracy:.2f})"
             for kind, sizes in SIZES.items():
                 for size in sizes:
                     _rows(f"{title}, {kind}", task, params, kind, size, key.child(name, state, kind, size))

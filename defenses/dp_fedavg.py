@@ -18,7 +18,6 @@ from leakgauge.defenses._common.plain import Plain
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.accounting import gaussian_mu, repeat
 from leakgauge.harness.core.claim import Breach, Claim, Horizon, Proof, Relation, Unit
-from leakgauge.harness.core.codec import unpack_float32
 from leakgauge.harness.core.contract import Link, Links, Setting
 from leakgauge.harness.core.law import Additive, Law, Normal, projected
 from leakgauge.harness.core.rng import Key
@@ -88,11 +87,11 @@ class DPFedAvg(Clipped, Plain):
         """C."""
         return self.clip
 
-    def decode(self, state: None, received: Sequence[bytes], links: Links, private: Key) -> Vector:
+    def average(self, updates: Sequence[Vector], links: Links, private: Key) -> Vector:
         """The sum of the clipped updates, plus noise from the server's key, divided by U."""
         total = self.sigma(links.setting) * rng.normal(private, (links.setting.dim,), torch.float64)
-        for wire in received:
-            total += unpack_float32(wire, links.setting.dim)
+        for update in updates:
+            total += update
         return (total / links.setting.participants).float()
 
     def aggregate_law(self, state: None, updates: Sequence[Vector], links: Links) -> Law:

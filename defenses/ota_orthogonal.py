@@ -78,10 +78,8 @@ class OTAOrthogonal(OverTheAir[Orthogonal]):
         noise = math.sqrt(state.noise_variances[user]) / float(self._gains(state)[user])
         return self.clip + normal_reach(noise, link.setting.dim)
 
-    def decode(self, state: Orthogonal, received: Sequence[bytes], links: Links, private: Key) -> Vector:
-        """The mean of the estimates, with equal weights."""
-        pairs = zip(received, links.senders, strict=True)
-        updates = [self.estimate(state, wire, Link(links.setting, who, None)) for wire, who in pairs]
+    def average(self, updates: Sequence[Vector], links: Links, private: Key) -> Vector:
+        """The mean with equal weights."""
         return weighted_mean(updates, [1.0] * len(updates))
 
     def likelihood(self, state: Orthogonal, received: Sequence[bytes], links: Links) -> Likelihood:

@@ -120,10 +120,12 @@ def recognizable(result: Result) -> tuple[bool, ...]:
 
 def final_accuracy(trainings: Sequence[TrainingRecord]) -> Estimate | None:
     """Final test accuracy: over seeds with Student's t, for one seed with Clopper-Pearson over its test set."""
-    known = [(value, training.test_samples) for training in trainings if (value := training.accuracy) is not None]
-    if not known:
-        return None
-    values, n = [value for value, _ in known], known[0][1]
+    known = [value for training in trainings if (value := training.accuracy) is not None]
+    return accuracy_of(known, trainings[0].test_samples) if known else None
+
+
+def accuracy_of(values: Sequence[float], n: int) -> Estimate:
+    """The mean of a round's accuracies on n test samples: over seeds with Student's t, for one with Clopper-Pearson."""
     if len(values) == 1 and n:
         ends, method = clopper_pearson(round(values[0] * n), n), f"Clopper-Pearson over {n} test images"
     else:

@@ -290,7 +290,10 @@ def test_a_strict_study_fails_its_cells_with_round_client_and_reason(tmp_path):
 def test_the_new_fields_change_neither_ids_nor_bytes_of_a_study_without_them(tmp_path):
     spec = TrainingSpec(TaskSpec("digits", "mlp-small"), FederationSpec(), PartSpec("none"), 0)
     old = {key: dataclasses.asdict(spec)[key] for key in ("task", "federation", "defense", "seed")}
+    assert old["federation"].pop("interim_samples") == 1000
     assert spec.id == fingerprint(old)
+    other = dataclasses.replace(spec, federation=FederationSpec(interim_samples=999))
+    assert other.id == fingerprint({**old, "federation": old["federation"] | {"interim_samples": 999}})
     assert dataclasses.replace(spec, strict=True).id != spec.id
     assert "strict" not in to_data(spec)
     assert to_data(dataclasses.replace(spec, strict=True))["strict"] is True
@@ -304,4 +307,5 @@ def test_the_new_fields_change_neither_ids_nor_bytes_of_a_study_without_them(tmp
         text = path.read_text("utf-8")
         assert '"strict"' not in text
         assert '"dropped"' not in text
+        assert "interim_samples" not in text
     assert len(list(tmp_path.glob("trainings/*/record.json"))) == 2

@@ -1,22 +1,26 @@
 """One round of messages: its envelopes, its bytes, and that nothing else calls a defense's wire methods."""
 
 import ast
+import dataclasses
 import inspect
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.ota import OTA
 from leakgauge.harness.core.cell import FederationSpec
-from leakgauge.harness.core.contract import Defense
+from leakgauge.harness.core.contract import Defense, Sender
 from leakgauge.harness.core.errors import MessageError
-from leakgauge.harness.core.rng import Key
+from leakgauge.harness.core.rng import Key, normal
+from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.loop import Keep, make_plan, replay_state, train
 from leakgauge.harness.federation.round import Client, Round, client_key, seal, unseal
 from leakgauge.harness.learn.batch import Work, train_clients
 from tests.doubles import random_examples, small_task
+from tests.fuzz import DEFENSES, SETTING
 
 ROOT = Path(__file__).parents[1]
 
@@ -60,6 +64,28 @@ def test_an_exchange_gives_the_bytes_of_a_training(defense):
     other = here.exchange(sending, Key(1))
     assert other.sent == exchange.sent
     assert (other.received == exchange.received) == (not defense.analog)
+
+
+@pytest.mark.parametrize(("name", "parameters"), DEFENSES, ids=[f"{n}{list(p.values()) or ''}" for n, p in DEFENSES])
+def test_a_message_is_decoded_once_for_mean_and_for_all_else(name, parameters):
+    plain = registry.build("defense", name, parameters)
+    calls = []
+
+    def estimate(self, state, received, link):
+        calls.append(received)
+        return kind.estimate(self, state, received, link)
+
+    kind = type(plain)
+    content = {field.name: getattr(plain, field.name) for field in dataclasses.fields(plain) if field.init}
+    counted = type(kind.__name__, (kind,), {"estimate": estimate})(**content)
+    updates = list(0.01 * normal(Key(3), (4, SETTING.dim)))
+    here = Round(counted, SETTING, counted.init(SETTING))
+    pairs = enumerate(updates)
+    sending = [Client.of(Sender(k, 8 + k), u, plain.remember(SETTING), Key(1).child(k)) for k, u in pairs]
+    found = here.collect(sending, Key(4), Key(5))
+    assert calls == list(found.exchange.received)
+    again = here.decode(found.exchange, Key(5))
+    assert torch.equal(found.mean, again)
 
 
 WIRE = {

@@ -203,6 +203,7 @@ def test_a_target_fills_in_its_round():
         (FederationSpec, {"lr": math.nan}, "expected lr > 0, got lr=nan"),
         (FederationSpec, {"momentum": 1.0}, "expected 0 <= momentum < 1"),
         (FederationSpec, {"batch": -1}, "expected batch >= 0"),
+        (FederationSpec, {"interim_samples": -1}, "expected interim_samples >= 0, got interim_samples=-1"),
         (FederationSpec, {"local_steps": 2, "local_epochs": 2}, "expected local_steps or local_epochs, got both"),
         (FederationSpec, {"algorithm": "fedsgd", "local_epochs": 1}, "with fedsgd"),
         (FederationSpec, {"algorithm": "fedsgd", "momentum": 0.9}, "expected momentum=0 with fedsgd"),

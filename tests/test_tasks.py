@@ -146,17 +146,21 @@ def test_labels_of_another_shape_are_refused(name, shape):
         task.losses(params, x, torch.zeros(shape, dtype=torch.int64))
 
 
-def test_correct_counts_the_highest_scores_of_a_classifier():
+def test_a_test_counts_the_highest_scores_of_a_classifier():
     task = ModelTask(build("svm", (3,), 3))
     x = torch.tensor([[3.0, 1.0, 0.0], [0.0, 0.5, 2.0], [1.0, 2.0, 1.0]])
-    assert task.correct(torch.eye(3).flatten(), x, torch.tensor([0, 1, 1])) == 2
+    params, y = torch.eye(3).flatten(), torch.tensor([0, 1, 1])
+    losses, correct = task.tested(params, x, y)
+    assert correct == 2
+    assert torch.equal(losses, task.losses(params, x, y))
     regression, mlp = _task("linear-regression"), _task("mlp")
     params, x, y = _data(regression)
-    with pytest.raises(ValueError, match="expected a classifier"):
-        regression.correct(params, x, y)
+    losses, correct = regression.tested(params, x, y)
+    assert correct is None
+    assert torch.equal(losses, regression.losses(params, x, y).detach())
     params, x, _ = _data(mlp)
     with pytest.raises(ValueError, match=r"expected labels of shape \(4,\), got \(4, 3\)"):
-        mlp.correct(params, x, _simplex(4))
+        mlp.tested(params, x, _simplex(4))
 
 
 def _squared_norm(task: ModelTask, params: Tensor, x: Tensor, y: Tensor) -> Tensor:

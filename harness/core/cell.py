@@ -73,6 +73,8 @@ class FederationSpec:
         decay, patience: parameters of the schedule.
         evaluate_every: rounds between evaluations; the last round is always evaluated.
         test_samples: test samples used; None means the whole test set.
+        interim_samples: of these, a subset for the evaluations that are not final, not of an attacked round, and not
+            read by a defense or schedule; 0 means all.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
@@ -95,6 +97,7 @@ class FederationSpec:
     patience: int = 10
     evaluate_every: int = 1
     test_samples: int | None = None
+    interim_samples: int = 1000
 
     def __post_init__(self) -> None:
         names = ["clients", "rounds", "alpha", "shards", "lr", "decay", "patience", "evaluate_every"]
@@ -115,10 +118,9 @@ class FederationSpec:
             raise ValueError(f"expected momentum=0 with fedsgd: a single gradient has none, got {self.momentum}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"expected 0 <= momentum < 1, got momentum={self.momentum}")
-        if self.batch < 0:
-            raise ValueError(f"expected batch >= 0 (0: all), got batch={self.batch}")
-        if not 0 <= self.imbalance < math.inf:
-            raise ValueError(f"expected imbalance >= 0, got imbalance={self.imbalance}")
+        for name in ("batch", "interim_samples", "imbalance"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"expected {name} >= 0, got {name}={getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -227,8 +229,10 @@ class TrainingSpec:
 
     @property
     def meaning(self) -> dict[str, Any]:
-        """The data that the id is made of; without `audit`, `malice` and `strict` if there are none: older ids stay."""
+        """The data that the id is made of, without later options at their defaults: older ids stay."""
         data = dataclasses.asdict(self)
+        if self.federation.interim_samples == FederationSpec.interim_samples:
+            del data["federation"]["interim_samples"]
         return {key: value for key, value in data.items() if value or key not in ("audit", "malice", "strict")}
 
     @property

@@ -19,7 +19,7 @@ Bits = npt.NDArray[np.bool_]
 
 def pack_float32(vector: Vector) -> bytes:
     """4 * d bytes: little-endian IEEE single precision, the same on every machine."""
-    return vector.detach().cpu().numpy().astype("<f4").tobytes()
+    return vector.detach().cpu().numpy().astype("<f4", copy=False).tobytes()
 
 
 def unpack_float32(wire: bytes, dim: int) -> Vector:
@@ -33,7 +33,7 @@ def unpack_float32(wire: bytes, dim: int) -> Vector:
 
 def pack_float64(vector: Tensor) -> bytes:
     """8 * d bytes: little-endian IEEE double precision, the same on every machine."""
-    return vector.detach().cpu().numpy().astype("<f8").tobytes()
+    return vector.detach().cpu().numpy().astype("<f8", copy=False).tobytes()
 
 
 def unpack_float64(wire: bytes, dim: int) -> Tensor:

@@ -301,13 +301,22 @@ class Defense(ABC, Generic[S, M]):
         return math.inf
 
     def decode(self, state: S, received: Sequence[bytes], links: Links, private: Key) -> Vector:
-        """Server: the mean update [d], weighted by the senders' numbers of samples.
+        """Server: the mean update [d], by default `average` of what each message reveals.
 
         Args:
             links: with the shared keys.
             private: key that only the server knows, for this round.
         """
         updates = [self.estimate(state, wire, link) for wire, link in zip(received, links.each(), strict=True)]
+        return self.average(updates, links, private)
+
+    def average(self, updates: Sequence[Vector], links: Links, private: Key) -> Vector:
+        """Server: the mean [d] of what the messages reveal, by default weighted by the senders' numbers of samples.
+
+        Args:
+            updates: one [d] a message, by `estimate`; not modified.
+            links, private: as for `decode`.
+        """
         return weighted_mean(updates, [float(sender.samples) for sender in links.senders])
 
     def advance(self, state: S, feedback: Feedback) -> S:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from leakgauge.harness.core.cell import Cell, TrainingSpec
+from leakgauge.harness.core.cell import Cell, FederationSpec, TrainingSpec
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,11 +83,15 @@ class Flag:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The global model before round `round` (equal to the number of rounds after the last one)."""
+    """The global model before round `round` (equal to the number of rounds after the last one).
+
+    samples: test samples behind accuracy and loss. In a record that was stored without them: all test samples.
+    """
 
     round: int
     accuracy: float | None
     loss: float
+    samples: int = 0
 
 
 @dataclass(frozen=True)
@@ -266,7 +270,7 @@ class TrainingRecord:
     Attributes:
         dim: d, parameters of the model.
         evaluations: test accuracy and loss, in the order of the rounds.
-        test_samples: n behind each accuracy.
+        test_samples: n behind the final accuracy; an interim evaluation may have fewer.
         message_bytes: mean bytes of one client's message, by round, counted from the bytes; 0 if none counted.
         snr_db: mean over the messages of a round of 10 log10(|u|^2 / |decoded - u|^2); None if the decoded update is
             exact or the update is zero.
@@ -292,6 +296,10 @@ class TrainingRecord:
     audited: AuditRecord | None = None
     breaches: tuple[BreachRecord, ...] = ()
     dropped: tuple[Dropped, ...] = ()
+
+    def __post_init__(self) -> None:
+        stated = (one if one.samples else replace(one, samples=self.test_samples) for one in self.evaluations)
+        object.__setattr__(self, "evaluations", tuple(stated))
 
     @property
     def accuracy(self) -> float | None:
@@ -439,15 +447,22 @@ class PartInfo:
     floor: bool = False
 
 
+_LATER = {"strict": "False", "dropped": "()", "interim_samples": repr(FederationSpec.interim_samples)}
+"""Fields of records and specifications that older ones lack, with the default of each."""
+
+
 def to_data(value: Any) -> Any:
     """A dataclass of this module as plain data for JSON."""
     return dataclasses.asdict(value, dict_factory=_plain)
 
 
 def _plain(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The fields of a dataclass, without `TrainingSpec.strict` and `TrainingRecord.dropped` if there is none.
+    """The fields of a dataclass, without later ones at their defaults: the bytes of results without them stay.
 
-    So the bytes of results without them stay as they were. An audit's `strict` is a number, and is kept.
+    An audit's `strict` is a number, and is kept. An evaluation on all test samples states no number of its own.
     """
-    new = "strict", "dropped"
-    return {name: value for name, value in fields if name not in new or repr(value) not in ("False", "()")}
+    found = {name: value for name, value in fields if _LATER.get(name) != repr(value)}
+    for one in found.get("evaluations", ()):
+        if one["samples"] == found["test_samples"]:
+            del one["samples"]
+    return found

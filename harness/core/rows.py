@@ -155,8 +155,8 @@ def _of_training(record: TrainingRecord, seconds: float | None) -> Iterator[Row]
     """The values of a training: curves first, then single numbers, claims, the audit and broken assumptions."""
     for one in record.evaluations:
         if one.accuracy is not None:
-            yield {"round": one.round} | _accuracy(one.accuracy, record.test_samples, "accuracy")
-        yield {"quantity": "loss", "round": one.round, "value": one.loss, "n": record.test_samples}
+            yield {"round": one.round} | _accuracy(one.accuracy, one.samples, "accuracy")
+        yield {"quantity": "loss", "round": one.round, "value": one.loss, "n": one.samples}
     for number, size in enumerate(record.message_bytes):
         yield {"quantity": "message_bytes", "round": number, "value": size, "unit": "bytes"}
     for number, snr in enumerate(record.snr_db):

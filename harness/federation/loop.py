@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +28,11 @@ from leakgauge.harness.core.contract import (
 from leakgauge.harness.core.result import Dropped, Evaluation
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
+from leakgauge.harness.federation.memories import Memories
 from leakgauge.harness.federation.round import Client, Collected, Round, client_key
 from leakgauge.harness.learn.batch import Engine, Indices, LocalPlan, Work, train_clients
+from leakgauge.harness.learn.gradients import keep_freed_memory
+from leakgauge.harness.learn.partition import Holdings, sizes
 from leakgauge.harness.learn.tasks import ModelTask
 
 _NO_RULE = LocalRule()
@@ -81,7 +85,7 @@ class Training:
 
 def make_setting(task: ModelTask, spec: FederationSpec, clients: Mapping[int, Examples], rule: LocalRule) -> Setting:
     """The public setting of a federation of these clients, who train by the defense's rule."""
-    return setting_of(task.layout, spec, [len(data.y) for data in clients.values()], rule)
+    return setting_of(task.layout, spec, list(sizes(clients).values()), rule)
 
 
 def setting_of(layout: Layout, spec: FederationSpec, sizes: Sequence[int], rule: LocalRule) -> Setting:
@@ -146,8 +150,13 @@ def train(
     others are averaged by their weights, its memory stays as it was, and `Training.dropped` names it. A round without
     a message that counts leaves the model as it is, unless it diverged.
 
+    The model is evaluated on `spec.interim_samples` test examples, the same in all rounds and for all defenses of a
+    key. It is evaluated on all of them at the end, before each round of `keep.models`, which is attacked, and always
+    if the defense's state or the learning rate depends on the losses. What everybody knows (`Training.feedback`) are
+    these losses.
+
     Args:
-        clients: data by client number; the listed order does not matter.
+        clients: data by client number; the listed order does not matter. `Holdings` are not copied.
         key: of all random draws. With the same key two defenses start from the same model and have the same clients,
             batches and test set.
         device: where the clients train and the model is evaluated; messages are made, sent and decoded on the CPU.
@@ -159,13 +168,15 @@ def train(
         ValueError: training diverged (the test loss or all updates of a round are not finite), no message counted, the
             defense allows no round, or `strict` and a client would be dropped; the error names round, client, reason.
     """
-    placed = {number: _on(clients[number], device) for number in sorted(clients)}
+    keep_freed_memory()
     params = task.init(key.child("init"))
     training = Training(make_setting(task, spec, clients, defense.local), params)
-    run = _Run(task, spec, defense, placed, _on(test, device), key, engine, keep, device, strict, training)
+    run = _Run(
+        task, spec, defense, _placed(clients, device), _on(test, device), key, engine, keep, device, strict, training
+    )
     state = defense.init(training.setting)
     schedule = _Schedule(spec)
-    before: float | None = run.evaluate(params, 0)
+    before: float | None = run.evaluate(params, 0, whole=False)
     for number in range(spec.rounds):
         if defense.stops(state):
             break
@@ -178,7 +189,7 @@ def train(
         after_round = run.round(sent, state, number, lr, with_snr=before is not None)
         params = after_round if chosen is None else params
         due = (number + 1) % spec.evaluate_every == 0 or number + 1 == spec.rounds
-        after = run.evaluate(params, number + 1) if due else None
+        after = run.evaluate(params, number + 1, whole=number + 1 == spec.rounds) if due else None
         training.feedback.append(Feedback(number, before, after))
         state, before = defense.advance(state, training.feedback[-1]), after
     if not training.feedback:
@@ -186,11 +197,13 @@ def train(
     if not run.turns:
         first = training.dropped[0]
         raise ValueError(f"no message counted in any round: round {first.round}, client {first.client}: {first.reason}")
-    if before is None:
-        run.evaluate(params, len(training.feedback))
+    last = len(training.feedback)
+    if (training.evaluations[-1].round, training.evaluations[-1].samples) != (last, len(test.y)):
+        training.evaluations = [one for one in training.evaluations if one.round < last]
+        run.evaluate(params, last, whole=True)
     training.final = params
-    missed = sum(run.turns[number] < len(training.feedback) for number in placed)
-    training.breaches[EVERY_ROUND] = Breach(missed, len(placed), "client", covered=True)
+    missed = sum(run.turns[number] < len(training.feedback) for number in clients)
+    training.breaches[EVERY_ROUND] = Breach(missed, len(clients), "client", covered=True)
     return training
 
 
@@ -200,15 +213,15 @@ def evaluation(task: ModelTask, params: Vector, test: Examples, number: int) -> 
     Raises:
         ValueError: the loss is not finite.
     """
-    is_classifier, loss, correct = task.model.loss != "squared", 0.0, 0
-    with torch.no_grad():
-        for x, y in zip(*(torch.split(part, 1000) for part in test), strict=True):
-            loss += float(task.losses(params, x, y).double().sum())
-            correct += task.correct(params, x, y) if is_classifier else 0
+    loss, correct = 0.0, None if task.model.loss == "squared" else 0
+    for x, y in zip(*(torch.split(part, 1000) for part in test), strict=True):
+        losses, hits = task.tested(params, x, y)
+        loss += float(losses.double().sum())
+        correct = None if correct is None or hits is None else correct + hits
     loss /= len(test.y)
     if not math.isfinite(loss):
         raise ValueError(f"training diverged: the test loss before round {number} is {loss}")
-    return Evaluation(number, correct / len(test.y) if is_classifier else None, loss)
+    return Evaluation(number, None if correct is None else correct / len(test.y), loss, len(test.y))
 
 
 @dataclass
@@ -241,7 +254,7 @@ class _Run:
     task: ModelTask
     spec: FederationSpec
     defense: Defense[Any, Any]
-    clients: dict[int, Examples]
+    clients: Mapping[int, Examples]
     test: Examples
     key: Key
     engine: Engine
@@ -253,35 +266,48 @@ class _Run:
     def __post_init__(self) -> None:
         self.setting = self.training.setting
         self.turns: Counter[int] = Counter()
-        self.memories = {number: self.defense.remember(self.setting) for number in self.clients}
+        self.memories = Memories(partial(self.defense.remember, self.setting))
+        self.sizes = sizes(self.clients)
+        self.numbers = sorted(self.clients)
+        self.interim = self.test
+        if 0 < self.spec.interim_samples < len(self.test.y):
+            rows = rng.subset(self.key.child("interim"), len(self.test.y), self.spec.interim_samples)
+            self.interim = Examples(self.test.x[rows], self.test.y[rows])
 
-    def evaluate(self, params: Vector, number: int) -> float:
-        """Record accuracy (None for a regression) and mean test loss before round `number`; returns the loss."""
-        self.training.evaluations.append(evaluation(self.task, params.to(self.device), self.test, number))
+    def evaluate(self, params: Vector, number: int, *, whole: bool) -> float:
+        """Record accuracy (None for a regression) and mean test loss before round `number`; returns the loss.
+
+        whole: on all test examples, whatever the round.
+        """
+        reads = type(self.defense).advance is not Defense.advance or self.spec.schedule == "plateau"
+        test = self.test if whole or reads or number in self.keep.models else self.interim
+        self.training.evaluations.append(evaluation(self.task, params.to(self.device), test, number))
         return self.training.evaluations[-1].loss
 
     def round(self, params: Vector, state: Any, number: int, lr: float, *, with_snr: bool) -> Vector:
         """Run one round; returns the next parameters."""
         here, key = Round(self.defense, self.setting, state, number), self.key.child("round", number)
         chosen = rng.subset(key.child("participants"), len(self.clients), self.setting.participants)
-        numbers = [list(self.clients)[i] for i in chosen]
+        numbers = [self.numbers[i] for i in chosen]
         keys = [client_key(self.key, number, k) for k in numbers]
-        work = [Work(self.clients[k], own.child("train")) for k, own in zip(numbers, keys, strict=True)]
+        work = [self._work(k, own.child("train")) for k, own in zip(numbers, keys, strict=True)]
         plan = make_plan(self.spec, lr, self.defense.local, self.defense.step_noise(self.setting))
         trained, batches = train_clients(self.task, params.to(self.device), work, plan, self.engine)
         updates = trained.cpu()
         clients = [
-            Client.of(Sender(k, len(self.clients[k].y)), update, self.memories[k], own)
+            Client.of(Sender(k, self.sizes[k]), update, self.memories.of(k), own)
             for k, update, own in zip(numbers, updates, keys, strict=True)
         ]
         found = here.collect(clients, key.child("channel"), key.child("server"))
-        self._drop(number, found.dropped, diverged=not bool(updates.isfinite().all(1).any()))
+        if found.dropped:
+            self._drop(number, found.dropped, diverged=not bool(updates.isfinite().all(1).any()))
         if found.clients and not number:
             first = found.clients[0]._replace(memory=self.defense.remember(self.setting))
             self.training.unrepeated = here.unrepeated(first, found.exchange.sent[0])
         counted = [sender.number for sender in found.links.senders]
-        after = zip(found.clients, found.exchange.memories, strict=True)
-        self.memories |= {one.sender.number: memory for one, memory in after if one.sender.number in counted}
+        for one, memory in zip(found.clients, found.exchange.memories, strict=True):
+            if one.sender.number in counted:
+                self.memories.keep(one.sender.number, memory)
         self.turns.update(counted)
         if found.clients:
             self._count(found, lr)
@@ -294,6 +320,11 @@ class _Run:
         if found.mean is None:
             return params
         return params - lr * found.mean if self.setting.sends == "gradient" else params + found.mean
+
+    def _work(self, number: int, key: Key) -> Work:
+        """A client's work in a round."""
+        held = self.clients
+        return Work(held.data, key, held.rows[number]) if isinstance(held, Holdings) else Work(held[number], key)
 
     def _drop(self, number: int, dropped: Mapping[int, str], *, diverged: bool) -> None:
         """Record the clients that do not count in a round; refuse a training that is strict or diverged."""
@@ -332,12 +363,21 @@ class _Run:
             return None
         ratios = []
         for client, decoded in zip(found.clients, found.updates, strict=True):
+            if decoded.dtype == client.update.dtype and torch.equal(decoded, client.update):
+                continue
             update = client.update.double()
-            signal = float(update.square().sum())
-            noise = float((decoded.double() - update).square().sum())
+            noise = float((decoded.double() - update).square_().sum())
+            signal = float(update.square_().sum())
             if signal > 0 and noise > 0:
                 ratios.append(10 * float(torch.log10(torch.tensor(signal / noise, dtype=torch.float64))))
         return sum(ratios) / len(ratios) if ratios else None
+
+
+def _placed(clients: Mapping[int, Examples], device: str) -> Mapping[int, Examples]:
+    """The clients' data on a device."""
+    if isinstance(clients, Holdings):
+        return Holdings(_on(clients.data, device), clients.rows)
+    return {number: _on(data, device) for number, data in clients.items()}
 
 
 def _on(data: Examples, device: str) -> Examples:

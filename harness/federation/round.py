@@ -6,6 +6,7 @@ attack meets the same bytes that a training sends.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -117,7 +118,9 @@ class Round:
     number: int = 0
 
     def exchange(self, clients: Sequence[Client] | Sequence[Letter], channel: Key) -> Exchange:
-        """Encode each client's update, seal and open it if it is digital, then transmit all messages.
+        """Encode each client's update, or open its letter, then transmit all messages.
+
+        A message that does not leave the process needs no envelope: to seal and to open it would only copy it.
 
         Args:
             clients: of letters, what they hold takes the place of an encoded update, and there are no memories.
@@ -129,8 +132,8 @@ class Round:
         """
         sent, memories, senders, keys = [], [], [], []
         for one in clients:
-            letter, memory = self._encode(one) if isinstance(one, Client) else (one, None)
-            sent.append(self.opened(letter))
+            wire, memory = self._encode(one) if isinstance(one, Client) else (self.opened(one), None)
+            sent.append(wire)
             memories.append(memory)
             senders.append(one.sender)
             keys.append(one.shared)
@@ -138,7 +141,7 @@ class Round:
         return Exchange(sent, received, memories, Links(self.setting, senders, keys))
 
     def encode(self, client: Client) -> tuple[Any, Any]:
-        """The client's half alone, unchecked: what `exchange` checks, seals and transmits, and the new memory."""
+        """The client's half alone, unchecked: what `exchange` checks and transmits, and the new memory."""
         link = Link(self.setting, client.sender, client.shared)
         return self.defense.encode(self.state, client.memory, client.update, link, client.private)
 
@@ -162,20 +165,25 @@ class Round:
         An update at fault is named in the letter, which is empty, or if the channel superposes, the client's noise.
         """
         try:
-            return self._encode(client)
+            wire, after = self._encode(client)
+            return self._letter(client, wire), after
         except ValueError as error:
-            noise = self._encode(client.silent())[0].sealed if self.defense.superposes else b""
+            noise = self._letter(client, self._encode(client.silent())[0]).sealed if self.defense.superposes else b""
             return Letter(client.sender, noise, client.shared, self._reason(error, client)), client.memory
 
-    def _encode(self, client: Client) -> tuple[Letter, Any]:
-        """A client's letter and its new memory."""
-        sender, shared = client.sender, client.shared
+    def _encode(self, client: Client) -> tuple[bytes, Any]:
+        """A client's message and its new memory, of an update that is checked."""
         try:
             check_update(client.update)
             wire, after = self.encode(client)
+            return b"".join([wire]), after  # bytes of any bytes-like object, without a copy of bytes
         except ValueError as error:
-            raise ValueError(f"round {self.number}, client {sender.number}: {error}") from error
-        return Letter(sender, wire if self.defense.analog else seal(wire, self.number, sender.number), shared), after
+            raise ValueError(f"round {self.number}, client {client.sender.number}: {error}") from error
+
+    def _letter(self, client: Client, wire: bytes) -> Letter:
+        """The letter with a client's message."""
+        number = client.sender.number
+        return Letter(client.sender, wire if self.defense.analog else seal(wire, self.number, number), client.shared)
 
     def opened(self, letter: Letter) -> bytes:
         """The message in a letter.
@@ -218,9 +226,11 @@ class Round:
         counted = [one for one in clients if one.sender.number not in dropped]
         links = Links(self.setting, [one.sender for one in counted], [one.shared for one in counted])
         updates = [self.accept(wire, link) for wire, link in zip(exchange.received, links.each(), strict=False)]
-        return Collected(
-            clients, exchange, links, updates, self.decode(exchange._replace(links=links), server), dropped
-        )
+        if type(self.defense).decode is Defense.decode:  # each message is decoded once, for the mean and for all else
+            mean = _finite(self.defense.average(updates, links, server))
+        else:
+            mean = self.decode(exchange._replace(links=links), server)
+        return Collected(clients, exchange, links, updates, mean, dropped)
 
     def _fault(self, client: C, channel: Key) -> str:
         """Why the server cannot accept what this client sends alone; empty: it can."""
@@ -281,7 +291,8 @@ class Round:
             MessageError: as `estimate`, or the update is longer than that of any honest message.
         """
         found, longest = self.estimate(received, link.sender, link.shared), self.defense.longest(self.state, link)
-        norm = float(torch.linalg.vector_norm(found, dtype=torch.float64))
+        # nothing is longer than infinity, and the norm takes longer than to read a plain message
+        norm = float(torch.linalg.vector_norm(found, dtype=torch.float64)) if longest < math.inf else 0.0
         if norm > (1 + _ROUNDING) * longest:
             raise MessageError(f"expected an update of norm {longest:.6g} or less, which is public, got {norm:.6g}")
         return found

@@ -112,10 +112,20 @@ class LocalPlan:
 
 
 class Work(NamedTuple):
-    """One client's data and key for one round."""
+    """One client's data and key for one round; rows: its places in `data`, None: all of them."""
 
     data: Examples
     key: Key
+    rows: Indices | None = None
+
+    @property
+    def samples(self) -> int:
+        """Number of samples of the client."""
+        return len(self.data.y) if self.rows is None else len(self.rows)
+
+    def places(self, index: Indices) -> Tensor:
+        """The client's samples `index` as places in `data`, on its device."""
+        return torch.from_numpy(index if self.rows is None else self.rows[index]).to(self.data.x.device)
 
 
 class Trained(NamedTuple):
@@ -204,7 +214,7 @@ def train_clients(task: ModelTask, params: Tensor, work: Sequence[Work], plan: L
     if task.mixes and engine != "loop":
         raise ValueError(f"expected engine 'loop' for model {task.model.name!r}, got {engine!r}: it mixes records")
     starts = params.expand(len(work), d)
-    batches = tuple(plan_batches(len(client.data.y), plan, client.key) for client in work)
+    batches = tuple(plan_batches(client.samples, plan, client.key) for client in work)
     if engine == "loop":
         rows = [_train_one(task, *each, plan) for each in zip(starts, work, batches, strict=True)]
         return Trained(torch.stack(rows), batches)
@@ -212,10 +222,11 @@ def train_clients(task: ModelTask, params: Tensor, work: Sequence[Work], plan: L
         raise ValueError(f"expected a dense ReLU stack for engine 'dense', got {task.model.name!r}")
     chunk = len(work)
     if params.device.type == "cpu":
-        chunk = _CHUNK if engine == "dense" else max(_CHUNK, _CACHED // (d * max(len(one.data.y) for one in work)))
-    parts = [slice(i, i + chunk) for i in range(0, len(work), chunk)]
-    updates = [_train_many(task, starts[part], work[part], batches[part], plan, engine) for part in parts]
-    return Trained(torch.cat(updates), batches)
+        chunk = _CHUNK if engine == "dense" else max(_CHUNK, _CACHED // (d * max(one.samples for one in work)))
+    updates = torch.empty(len(work), d, dtype=params.dtype, device=params.device)
+    for part in (slice(i, i + chunk) for i in range(0, len(work), chunk)):
+        _train_many(task, starts[part], work[part], batches[part], plan, engine, updates[part])
+    return Trained(updates, batches)
 
 
 def _train_one(task: ModelTask, params: Vector, work: Work, batches: Sequence[Indices], plan: LocalPlan) -> Vector:
@@ -240,13 +251,13 @@ def _gradient(
     task: ModelTask, tensors: list[Tensor], work: Work, number: int, index: Indices, plan: LocalPlan
 ) -> list[Tensor]:
     """The gradient of step `number` on these samples, with noise and penalty."""
-    rows = torch.from_numpy(index).to(work.data.x.device)
+    rows = work.places(index)
     x, y = work.data.x[rows], work.data.y[rows]
     keep = task.dropout_masks(work.key.child("dropout", number), len(index))
     if plan.clip is None and not plan.poisson:
         return list(torch.autograd.grad(task.loss_at(tensors, x, y, keep), tensors))
     clip = math.inf if plan.clip is None else plan.clip
-    divisor = plan.divisor(len(work.data.y), len(index))
+    divisor = plan.divisor(work.samples, len(index))
     try:
         gradient = clipped_gradient(task, tensors, x, y, keep, clip, divisor)
     except UnknownUse:
@@ -265,7 +276,7 @@ def _gradient(
 def _noise(task: ModelTask, work: Work, number: int, plan: LocalPlan) -> Vector:
     """[d] noise of step `number`."""
     assert plan.clip is not None  # the plan refuses noise without a clip
-    std = plan.noise_multiplier * plan.clip / plan.size(len(work.data.y))
+    std = plan.noise_multiplier * plan.clip / plan.size(work.samples)
     return std * rng.normal(work.key.child("noise", number), (task.layout.dim,)).to(work.data.x.device)
 
 
@@ -276,10 +287,14 @@ def _train_many(
     batches: Sequence[Sequence[Indices]],
     plan: LocalPlan,
     engine: Engine,
-) -> Tensor:
-    """[c, d] updates of clients trained side by side from `starts` [c, d]. A finished client no longer moves."""
-    local = starts.clone(memory_format=torch.contiguous_format)
-    velocity = torch.zeros_like(local)
+    out: Tensor,
+) -> None:
+    """Write to `out` [c, d] the updates of clients trained side by side from `starts` [c, d].
+
+    A finished client no longer moves.
+    """
+    local = starts.clone(memory_format=torch.contiguous_format) if plan.gradient else out.copy_(starts)
+    velocity = out.zero_() if plan.gradient else torch.zeros_like(local)
     accumulate = _dense_step if engine == "dense" else _vmap_step
     for number in range(max(map(len, batches))):
         step = _gather(task, work, batches, number, plan)
@@ -289,10 +304,10 @@ def _train_many(
                 if number < len(used):
                     velocity[row] += _noise(task, client, number, plan)
         if plan.gradient:
-            return velocity
+            return
         everybody = bool(step.running.all())
         local.sub_(velocity if everybody else velocity * step.running[:, None], alpha=plan.lr)
-    return local.sub_(starts)
+    local.sub_(starts)
 
 
 def _gather(
@@ -302,22 +317,29 @@ def _gather(
     running = [number < len(used) for used in batches]
     picks = [used[number] if runs else used[-1] for used, runs in zip(batches, running, strict=True)]
     size = max(1, *map(len, picks))
-    first, device = work[0].data, work[0].data.x.device
-    x = first.x.new_empty((len(work), size, *first.x.shape[1:]))
-    y = first.y.new_empty((len(work), size, *first.y.shape[1:]))
+    device = work[0].data.x.device
     weight = torch.zeros(len(work), size)
-    keeps = []
+    rows, keeps = list[Tensor](), []
     for row, (client, pick) in enumerate(zip(work, picks, strict=True)):
         filler = np.full(size - len(pick), pick[0] if len(pick) else 0)
-        rows = torch.from_numpy(np.concatenate([pick, filler])).to(device)
-        torch.index_select(client.data.x, 0, rows, out=x[row])
-        torch.index_select(client.data.y, 0, rows, out=y[row])
-        weight[row, : len(pick)] = 1.0 / plan.divisor(len(client.data.y), len(pick))
+        rows.append(client.places(np.concatenate([pick, filler])))
+        weight[row, : len(pick)] = 1.0 / plan.divisor(client.samples, len(pick))
         keep = task.dropout_masks(client.key.child("dropout", number), len(pick))
         if keep is not None:
             keeps.append([torch.cat([mask, mask.new_ones(len(filler), *mask.shape[1:])]) for mask in keep])
     stacked = [torch.stack(masks) for masks in zip(*keeps, strict=True)] if keeps else None
+    x, y = (_taken(list(part), rows) for part in zip(*(client.data for client in work), strict=True))
     return _Step(x, y, weight.to(device), torch.tensor(running, dtype=torch.float32, device=device), stacked)
+
+
+def _taken(data: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:
+    """[c, b, ...]: these rows of each client's data; in one call if all clients hold rows of one tensor."""
+    if all(one is data[0] for one in data):
+        return data[0].index_select(0, torch.cat(list(rows))).view(len(rows), -1, *data[0].shape[1:])
+    taken = data[0].new_empty((len(data), len(rows[0]), *data[0].shape[1:]))
+    for part, each, out in zip(data, rows, taken, strict=True):
+        torch.index_select(part, 0, each, out=out)
+    return taken
 
 
 def _dense_step(task: ModelTask, local: Tensor, step: _Step, velocity: Tensor, plan: LocalPlan) -> None:

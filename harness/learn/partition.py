@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Iterator, Mapping
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -9,9 +12,35 @@ from torch import Tensor
 
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec
+from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.rng import Key
 
 Indices = npt.NDArray[np.int64]
+
+
+class Holdings(Mapping[int, Examples]):
+    """The data of each client as rows of one data set; they are copied only where a client is looked up."""
+
+    def __init__(self, data: Examples, rows: Mapping[int, Indices]) -> None:
+        """`rows`: of each client, as indices into `data`."""
+        self.data, self.rows = data, rows
+
+    def __getitem__(self, number: int) -> Examples:
+        rows = self.rows[number]
+        return Examples(self.data.x[rows], self.data.y[rows])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def sizes(clients: Mapping[int, Examples]) -> dict[int, int]:
+    """The number of samples of each client."""
+    if isinstance(clients, Holdings):
+        return {number: len(rows) for number, rows in clients.rows.items()}
+    return {number: len(data.y) for number, data in clients.items()}
 
 
 def partition(spec: FederationSpec, labels: Tensor, key: Key) -> list[Indices]:
@@ -103,10 +132,13 @@ def dirichlet(classes: Indices, clients: int, alpha: float, key: Key) -> list[In
         for hand, part in zip(hands, np.split(members, _cuts(weights, int(count))), strict=True):
             hand.append(part)
     parts = [np.concatenate(hand) for hand in hands]
+    by_size = [(-len(part), number) for number, part in enumerate(parts)]
+    heapq.heapify(by_size)
     for number in range(clients):
         if len(parts[number]) == 0:
-            largest = max(range(clients), key=lambda other: len(parts[other]))
+            size, largest = by_size[0]
             parts[number], parts[largest] = parts[largest][:1], parts[largest][1:]
+            heapq.heapreplace(by_size, (size + 1, largest))
     return parts
 
 

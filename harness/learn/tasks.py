@@ -153,18 +153,20 @@ class ModelTask(Task):
             return tensors[0].new_zeros(())  # not 0 * ||tensors||^2, which is NaN for a diverged model
         return self.model.l2 / 2 * torch.stack([tensor.square().sum() for tensor in tensors]).sum()
 
-    def correct(self, params: Vector, x: Tensor, y: Tensor) -> int:
-        """Number of labels y [b] int64 that have the highest score.
+    def tested(self, params: Vector, x: Tensor, y: Tensor) -> tuple[Tensor, int | None]:
+        """`losses` of the examples, and how many labels y [b] int64 have the highest score; None for a regression.
 
         Raises:
-            ValueError: labels of another shape, or the model is a regression.
+            ValueError: labels of another shape.
         """
-        if self.model.loss == "squared":
-            raise ValueError(f"expected a classifier, which has correct labels, got model {self.model.name!r}")
-        if y.shape != (len(x),):
-            raise ValueError(f"expected labels of shape {(len(x),)}, got {tuple(y.shape)}")
         with torch.no_grad():
-            return int((self.outputs(params, x).argmax(1) == y).sum())
+            scores = self.outputs(params, x)
+            losses = self._losses(scores, y)
+            if self.model.loss == "squared":
+                return losses, None
+            if y.shape != (len(x),):
+                raise ValueError(f"expected labels of shape {(len(x),)}, got {tuple(y.shape)}")
+            return losses, int((scores.argmax(1) == y).sum())
 
     def dropout_masks(self, key: Key, b: int) -> list[Tensor] | None:
         """Masks of the model's dropouts for b examples; None for a model without dropout.

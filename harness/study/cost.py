@@ -177,7 +177,7 @@ class _Rehearsal:
 
         ready = prepare(spec, self.root)
         steps = ready.setting.steps
-        found = _Federation(ready.setting, sum(len(one.y) for one in ready.holdings.values()), 0.0, 0.0, 0.0)
+        found = _Federation(ready.setting, sum(map(len, ready.clients.values())), 0.0, 0.0, 0.0)
         short = self._small(spec, found, 1, 1)
         self._train(short)  # the first of a process compiles
         turn = self._train(short)

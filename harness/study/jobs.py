@@ -59,7 +59,7 @@ from leakgauge.harness.federation.recording import RecordedData, Recording, load
 from leakgauge.harness.learn import models
 from leakgauge.harness.learn.batch import Engine, choose_engine
 from leakgauge.harness.learn.modules import paced
-from leakgauge.harness.learn.partition import partition
+from leakgauge.harness.learn.partition import Holdings, partition
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.environment import code_of, environment
 from leakgauge.harness.study.flags import cell_flags, notice_flag, promise_flags, training_flags
@@ -85,7 +85,7 @@ class Prepared(NamedTuple):
     data: DataSet
     test: Examples
     clients: dict[int, Any]
-    holdings: dict[int, Examples]
+    holdings: Holdings
     defense: Defense[Any, Any]
     setting: Setting
     key: Key
@@ -118,13 +118,13 @@ def prepare(spec: TrainingSpec, root: Path) -> Prepared:
     loaded = load_data(spec.task.data, root)
     task = make_task(spec.task, loaded, spec.federation)
     key = Key(spec.seed)
-    x, y = loaded.train
+    y = loaded.train.y
     recorded = loaded.recording if isinstance(loaded, RecordedData) else None
     if recorded is None:
         clients = dict(enumerate(partition(spec.federation, y, key.child("training", "partition"))))
     else:
         clients = clients_of(recorded, len(y))
-    holdings = {number: Examples(x[rows], y[rows]) for number, rows in clients.items()}
+    holdings = Holdings(loaded.train, clients)
     test = loaded.test
     if spec.federation.test_samples is not None and spec.federation.test_samples < len(test.y):
         rows = subset(key.child("training", "test"), len(test.y), spec.federation.test_samples)

@@ -12,9 +12,10 @@ import numpy as np
 from leakgauge.harness.core.cell import Target
 from leakgauge.harness.core.labels import UNDEFENDED
 from leakgauge.harness.core.metrics import RECOGNIZABLE
-from leakgauge.harness.core.result import TrainingRecord
+from leakgauge.harness.core.result import Estimate, TrainingRecord
+from leakgauge.harness.core.stats import Interval, mean_interval
 from leakgauge.reports.charts.figures import ACCURACY_BETTER, LEAK_BETTER, MOST_SERIES, Chart, Point, Series, slug
-from leakgauge.reports.select import Analysis, Group, best
+from leakgauge.reports.select import Analysis, Group, accuracy_of, best
 from leakgauge.reports.text.notation import fixed, interval, percent
 
 
@@ -130,27 +131,58 @@ def _drawn(analysis: Analysis, lines: Sequence[tuple[str, tuple[Point, ...]]]) -
     return tuple(Series(name, points, at) for at, name, points in found), lines_drawn(found, lines)
 
 
-def _curve(trainings: Sequence[TrainingRecord], name: str) -> list[tuple[int, float, float, float]]:
-    """(round, mean, lowest, highest) of `accuracy` or `loss` over the seeds, at each evaluated round."""
+class _Place(NamedTuple):
+    """A place on a curve of the training: the mean over the seeds, its interval, and the test samples of each seed."""
+
+    round: int
+    mean: float
+    low: float | None
+    high: float | None
+    samples: int
+
+
+def _curve(trainings: Sequence[TrainingRecord], name: str) -> list[_Place]:
+    """`accuracy` or `loss` over the seeds, at each evaluated round."""
     by_round: dict[int, list[float]] = {}
-    for evaluation in (one for training in trainings for one in training.evaluations):
-        value = evaluation.accuracy if name == "accuracy" else evaluation.loss
+    samples: dict[int, int] = {}
+    for one in (evaluation for training in trainings for evaluation in training.evaluations):
+        value = one.accuracy if name == "accuracy" else one.loss
         if value is not None and math.isfinite(value):
-            by_round.setdefault(evaluation.round, []).append(value)
-    return [(at, float(np.mean(v)), min(v), max(v)) for at, v in sorted(by_round.items())]
+            by_round.setdefault(one.round, []).append(value)
+            samples[one.round] = min(one.samples, samples.get(one.round, one.samples))
+    found = []
+    for at, values in sorted(by_round.items()):
+        ends: Estimate | Interval
+        ends = accuracy_of(values, samples[at]) if name == "accuracy" else mean_interval(values)
+        found.append(_Place(at, float(np.mean(values)), ends.low, ends.high, samples[at]))
+    return found
+
+
+def _sampled(places: Sequence[_Place]) -> str:
+    """A sentence if some points are of fewer test samples than the last ones."""
+    most, few = max(place.samples for place in places), min(place.samples for place in places)
+    return f"Points of interim rounds are of {few:,} of {most:,} test samples; the table has all intervals. " * (
+        few < most
+    )
 
 
 def _training_chart(analysis: Analysis, setting: str, name: str) -> Chart | None:
     """Accuracy or loss over the rounds; None if it was evaluated less than twice."""
     scale, write = (100.0, percent) if name == "accuracy" else (1.0, fixed)
     lines: list[tuple[str, tuple[Point, ...]]] = []
-    rows = []
+    rows, drawn = [], list[_Place]()
     for defense, label in analysis.defenses.items():
         found = _curve(analysis.trainings_of(setting, defense), name)
         if len(found) > 1:
-            lines.append((defense, tuple(Point(float(at), scale * mean) for at, mean, _, _ in found)))
+            drawn += found
+            lines.append((defense, tuple(Point(float(place.round), scale * place.mean) for place in found)))
             rows += [
-                (label.text, str(at), write(mean), f"{write(low)} to {write(high)}") for at, mean, low, high in found
+                (
+                    *(label.text, str(place.round), write(place.mean)),
+                    "" if place.low is None else f"{write(place.low)} to {write(place.high)}",
+                    f"{place.samples:,}",
+                )
+                for place in found
             ]
     if not lines:
         return None
@@ -162,8 +194,8 @@ def _training_chart(analysis: Analysis, setting: str, name: str) -> Chart | None
         y_label="test accuracy, %" if name == "accuracy" else "test loss",
         series=series,
         better=ACCURACY_BETTER if name == "accuracy" else "Lower is better: the model fits the test data.",
-        caption=f"Mean over the seeds. {rest}".strip(),
-        header=("Defense", "Round", f"Test {name}", "Lowest to highest seed"),
+        caption=f"Mean over the seeds. {_sampled(drawn)}{rest}".strip(),
+        header=("Defense", "Round", f"Test {name}", "95 % interval", "Test samples"),
         rows=tuple(rows),
         whole_x=True,
     )
