@@ -170,11 +170,17 @@ def gamma(key: Key, shape_parameter: float, shape: tuple[int, ...], dtype: torch
     if shape_parameter in (1, 2):
         drawn = stream.standard_exponential(shape)
     elif shape_parameter in (0.5, 1.5):
-        drawn = np.square(stream.standard_normal(shape)) * 0.5
+        drawn = stream.standard_normal(shape)
     else:
         drawn = stream.standard_gamma(shape_parameter, shape)
-    if shape_parameter in (1.5, 2):
-        drawn += stream.standard_exponential(shape)
+    flat = drawn.reshape(-1)
+    for start in range(0, flat.size if shape_parameter in (0.5, 1.5, 2) else 0, _BLOCK):
+        block = flat[start : start + _BLOCK]
+        if shape_parameter < 2:
+            np.square(block, out=block)
+            block *= 0.5
+        if shape_parameter > 1:
+            block += stream.standard_exponential(block.size)
     return _tensor(drawn, dtype)
 
 
@@ -186,7 +192,9 @@ def chisquare(key: Key, degrees: float, shape: tuple[int, ...], dtype: torch.dty
     Raises:
         ValueError: degrees is not a positive finite number.
     """
-    return _tensor(gamma(key, degrees / 2, shape, torch.float64).numpy() * 2, dtype)
+    drawn = gamma(key, degrees / 2, shape, torch.float64).numpy()
+    drawn *= 2
+    return _tensor(drawn, dtype)
 
 
 def uniform_at(key: Key, counters: npt.NDArray[np.uint64], columns: int) -> npt.NDArray[np.float64]:
