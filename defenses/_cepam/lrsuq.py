@@ -81,23 +81,21 @@ def encode(x: Floats, radii: Floats, dithers: Dithers) -> Encoded:
     """
     count, n = x.shape
     attempts, cells, dither = np.ones(count, np.int64), np.empty((n, count)), np.empty((n, count))
-    rows, attempt, scaled = np.arange(count, dtype=np.int64), 0, np.empty((n, 0))
+    rows, scaled, attempt = np.arange(count, dtype=np.int64), np.empty((n, 0)), 1
     while rows.size:
-        attempt, further = attempt + 1, []
+        further = []
         for here in blocks(rows.size, _BLOCK):
-            to: slice | Integers = here if attempt == 1 else rows[here]
+            these: slice | Integers = here if attempt == 1 else rows[here]
             given = _in_cells(x[here], radii[here]) if attempt == 1 else scaled[:, here]
             drawn = dithers(attempt, rows[here], n).T
-            nearest, distance2 = _attempt(given, drawn)
-            # written also where rejected: a later attempt writes over it
-            cells[:, to], dither[:, to] = nearest, drawn
-            if n > 1:
-                # `take` with indices is several times faster than a mask
-                outside = (distance2 > 0.25).nonzero()[0]
-                further.append((rows[here].take(outside), given.take(outside, axis=1)))
-        rows = np.concatenate([left for left, _ in further]) if further else rows[:0]
-        attempts[rows] = attempt + 1
-        scaled = np.concatenate([given for _, given in further], 1) if further else scaled
+            for into, column in zip(dither, drawn, strict=True):  # also where rejected: a later attempt writes over it
+                into[these] = column
+            outside = _rejected(given, drawn)
+            further.append((rows[here].take(outside), given.take(outside, axis=1)))
+        rows, scaled, attempt = *(np.concatenate(parts, -1) for parts in zip(*further, strict=True)), attempt + 1
+        attempts[rows] = attempt
+    for here in blocks(count, _BLOCK):
+        cells[:, here] = _nearest(_in_cells(x[here], radii[here]) - dither[:, here])
     return Encoded(attempts, cells.T, dither.T)
 
 
@@ -126,12 +124,17 @@ def _in_cells(x: Floats, radii: Floats) -> Floats:
     return scaled
 
 
-def _attempt(scaled: Floats, dither: Floats) -> tuple[Floats, Floats]:
-    """The cells [n, K] for one dither, and the squared errors [K] in cells, which nobody needs where n = 1."""
-    shifted = scaled - dither
+def _nearest(shifted: Floats) -> Floats:
+    """The nearest cell."""
     cells = shifted - 0.5
-    np.ceil(cells, out=cells)
-    if len(cells) > 1:
-        shifted -= cells
-        shifted *= shifted
-    return cells, shifted.sum(axis=0)
+    return np.ceil(cells, out=cells)
+
+
+def _rejected(scaled: Floats, dither: Floats) -> Integers:
+    """The places of the sub-vectors [n, K] whose nearest cell with this dither is too far; none where n = 1."""
+    if len(scaled) == 1:
+        return np.empty(0, np.int64)
+    shifted = scaled - dither
+    shifted -= _nearest(shifted)
+    shifted *= shifted
+    return (shifted.sum(axis=0) > 0.25).nonzero()[0]

@@ -221,31 +221,32 @@ def _pack_attempts(attempts: Ints, contexts: list[list[Contexts]]) -> list[bytes
     """The parts of the message that hold attempts [N]."""
     parts, rows, attempt = [], np.arange(len(attempts)), 1
     while rows.size >= _FEW:
-        accepted = attempts[rows] == attempt
+        accepted = attempts.take(rows) == attempt
         parts.append(encode_integers(accepted.view(np.int8), np.concatenate(contexts[attempt - 1])))
-        rows, attempt = rows[~accepted], attempt + 1
+        rows, attempt = rows.take((~accepted).nonzero()[0]), attempt + 1
     return [*parts, encode_integers(attempts[rows] - attempt, np.zeros(rows.size, np.uint8))]
 
 
 def _unpack_attempts(source: Reader, dither: Floats, radii: Floats, spread: float, key: Key) -> None:
     """Replace the dithers [N, n] of the first attempt by the accepted ones."""
-    rows, attempt, into, n = np.arange(len(dither), dtype=np.int64), 1, dither.T, dither.shape[1]
+    rows, attempt, n = np.arange(len(dither), dtype=np.int64), 1, dither.shape[1]
     drawn = dither
     while rows.size >= _FEW:
         part = _take_framed(source, f"attempt {attempt}")
-        accepted = decode_integers(part, attempt_contexts(drawn, radii[rows], spread))
+        accepted = decode_integers(part, attempt_contexts(drawn, radii.take(rows), spread))
         low, high = accepted.min(), accepted.max()
         if low < 0 or high > 1:
             raise MessageError(f"expected 1 for an accepted dither and 0 for a rejected one, got {low}..{high}")
-        rows, attempt = rows[accepted == 0], attempt + 1
+        rows, attempt = rows.take((accepted == 0).nonzero()[0]), attempt + 1
         drawn = dithers(key, attempt, rows, n)
-        into[:, rows] = drawn.T
+        for column in range(n):
+            dither[:, column][rows] = drawn[:, column]
     further = decode_integers(_take_framed(source, "the last attempts"), np.zeros(rows.size, np.uint8))
     if further.min(initial=0) < 0:
         raise MessageError(f"expected attempts from {attempt} on, got {attempt + int(further.min())}")
     for late in np.unique(further[further > 0]).tolist():
         same = rows[further == late]
-        into[:, same] = dithers(key, attempt + late, same, n).T
+        dither[same] = dithers(key, attempt + late, same, n)
 
 
 def _with_far(cells: Integers, beyond: bytes, contexts: Contexts) -> Integers:

@@ -20,6 +20,7 @@ distributed integer alphabets" (the parameter); Peres 1992, "Iterating von Neuma
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ from leakgauge.harness.core.codec import BitReader, Bits, BitWriter, Integers, g
 from leakgauge.harness.core.errors import MessageError
 
 Ints = npt.NDArray[np.int64]
+A = TypeVar("A", Bits, Integers)
 
 _LINEAR = 16
 """Number of buckets with one cell. The next bucket has 2 cells, and each later one twice as many as the one before."""
@@ -129,7 +131,9 @@ class _Groups:
         # more contexts would make too many pieces of blocks
         size = _BLOCK if narrow.dtype == np.uint8 else max(count, 1)
         self._blocks = [(slice(start, start + size), narrow[start : start + size]) for start in range(0, count, size)]
-        self._usual = int(np.bincount(narrow[:_SAMPLE]).argmax()) if count else 0
+        # the context that prevails, if one does
+        seen = np.bincount(narrow[:_SAMPLE], minlength=1)
+        self._usual = int(seen.argmax()) if 4 * seen.max() > 3 * seen.sum() else -1
         counts = [self._count(part) for _, part in self._blocks]
         self._counts = np.stack(counts) if counts else np.zeros((1, 1), np.int64)
         sizes = self._counts.sum(0)
@@ -139,37 +143,39 @@ class _Groups:
         """The values [n], grouped."""
         grouped = np.empty_like(values)
         for (here, part), places in zip(self._blocks, self._places(), strict=False):
-            block, at = values[here].take(self._order(part)), 0
-            for place in places:
-                grouped[place] = block[at : (at := at + place.stop - place.start)]
+            _put_back(grouped, places, np.concatenate([values[here].take(order) for order in self._orders(part)]))
         return grouped
 
     def scatter(self, grouped: Integers) -> Integers:
         """The values [n] that `gather` grouped."""
         values = np.empty_like(grouped)
         for (here, part), places in zip(self._blocks, self._places(), strict=False):
-            values[here][self._order(part)] = np.concatenate([grouped[place] for place in places])
+            block, at = _joined(grouped, places), 0
+            for order in self._orders(part):
+                values[here][order] = block[at : (at := at + order.size)]
         return values
 
     def _count(self, part: Integers) -> Ints:
         """How often each context occurs; only those that occur if there is one block."""
         if part.dtype != np.uint8:
             return np.unique(part, return_counts=True)[1]
+        if self._usual < 0:
+            return np.bincount(part, minlength=256)
         others = part[part != self._usual]
         counts = np.bincount(others, minlength=256)
         counts[self._usual] = part.size - others.size
         return counts
 
-    def _order(self, part: Integers) -> Ints:
-        """The stable order of contexts."""
+    def _orders(self, part: Integers) -> list[Ints]:
+        """The stable order of contexts, cut into pieces."""
+        if self._usual < 0:
+            return [np.argsort(part, kind="stable")]
+        # a sort would wait for the counter of this context at each symbol
         usual = part == self._usual
         others = (~usual).nonzero()[0]
-        if 2 * others.size > part.size:
-            return np.argsort(part, kind="stable")
-        # where one context prevails, a sort waits for its counter at each symbol
         others = others.take(np.argsort(part.take(others), kind="stable"))
         below = np.count_nonzero(part < self._usual)
-        return np.concatenate([others[:below], usual.nonzero()[0], others[below:]])
+        return [others[:below], usual.nonzero()[0], others[below:]]
 
     def _places(self) -> Iterator[list[slice]]:
         """For each block, where its part of each context lies among the grouped symbols."""
@@ -192,12 +198,12 @@ def _segments(mask: Bits, sizes: Ints) -> list[slice]:
     return [slice(start, end) for start, end in zip((ends - sizes)[mask].tolist(), ends[mask].tolist(), strict=True)]
 
 
-def _joined(bits: Bits, segments: list[slice]) -> Bits:
+def _joined(bits: A, segments: list[slice]) -> A:
     """The bits of these segments, one after the other."""
     return np.concatenate([bits[segment] for segment in segments]) if segments else bits[:0]
 
 
-def _put_back(bits: Bits, segments: list[slice], joined: Bits) -> None:
+def _put_back(bits: A, segments: list[slice], joined: A) -> None:
     """Undo `_joined`, into the bits."""
     at = 0
     for segment in segments:

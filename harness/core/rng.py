@@ -34,7 +34,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
-_BLOCK = 1 << 16
+_BLOCK = 1 << 15
 """Counters hashed at a time: few enough that intermediate results stay in the cache."""
 
 
@@ -214,20 +214,21 @@ def uniform_at(key: Key, counters: npt.NDArray[np.uint64], columns: int) -> npt.
     if counters.dtype != np.uint64:
         raise TypeError(f"expected uint64 counters, got {counters.dtype}")
     drawn = np.empty((columns, len(counters)))
-    spare = np.empty(min(_BLOCK, len(counters)), np.uint64)
-    for column in range(columns):
-        secret = _digest(key.child("column", column))
-        first, second = int.from_bytes(secret[:8], "little"), int.from_bytes(secret[8:], "little")
-        for start in range(0, len(counters), _BLOCK):
-            here = slice(start, start + _BLOCK)
-            state = counters[here] * np.uint64(_GOLDEN)
-            state += np.uint64(first)
-            _finalize(state, spare[: len(state)])
-            state += np.uint64(second)
-            _finalize(state, spare[: len(state)])
+    secrets = [np.frombuffer(_digest(key.child("column", column)), "<u8") for column in range(columns)]
+    own, state, spare = np.empty((3, min(_BLOCK, len(counters))), np.uint64)
+    for start in range(0, len(counters), _BLOCK):
+        given = counters[start : start + _BLOCK]
+        if len(given) < len(own):
+            own, state, spare = own[: len(given)], state[: len(given)], spare[: len(given)]
+        np.multiply(given, np.uint64(_GOLDEN), out=own)
+        for row, (first, second) in zip(drawn, secrets, strict=True):
+            np.add(own, first, out=state)
+            _finalize(state, spare)
+            state += second
+            _finalize(state, spare)
             state >>= np.uint64(11)
             # the processor converts signed words far faster; 53 bits are never negative
-            np.multiply(state.view(np.int64), 2.0**-53, out=drawn[column, here])
+            np.multiply(state.view(np.int64), 2.0**-53, out=row[start : start + _BLOCK])
     return drawn.T
 
 
