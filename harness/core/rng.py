@@ -34,8 +34,11 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
+LARGE = 1 << 20
+"""Elements beyond which a subset is drawn block by block; those of fewer stay what they were."""
+
 _BLOCK = 1 << 15
-"""Counters hashed at a time: few enough that intermediate results stay in the cache."""
+"""Numbers drawn at a time: few enough that intermediate results stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -253,6 +256,9 @@ def permutations(key: Key, count: int, n: int) -> npt.NDArray[np.int64]:
 def subset(key: Key, n: int, size: int) -> npt.NDArray[np.int64]:
     """A uniform subset of 0..n-1, in increasing order.
 
+    More than a fiftieth of more than 2^20 is drawn block by block: first how many of each block, by the hypergeometric
+    law. One draw from all of them waits for memory at each element.
+
     Raises:
         ValueError: size is not between 0 and n.
     """
@@ -260,8 +266,18 @@ def subset(key: Key, n: int, size: int) -> npt.NDArray[np.int64]:
         raise ValueError(f"expected a subset of 0 to {n} elements, got size={size}")
     if size == n:
         return np.arange(n)
-    chosen = _generator(key).choice(n, size, replace=False)
-    chosen.sort()
+    stream = _generator(key)
+    if n <= LARGE or 50 * size <= n:
+        chosen = stream.choice(n, size, replace=False)
+        chosen.sort()
+        return chosen
+    chosen, starts = np.empty(size, np.int64), np.arange(0, n, _BLOCK)
+    lengths = np.minimum(n - starts, _BLOCK)
+    counts = stream.multivariate_hypergeometric(lengths, size, method="marginals")
+    for start, length, end, count in zip(starts, lengths, counts.cumsum(), counts, strict=True):
+        inside = np.zeros(length, np.bool_)
+        inside[stream.choice(length, count, replace=False, shuffle=False)] = True
+        np.add(inside.nonzero()[0], start, out=chosen[end - count : end])
     return chosen
 
 
