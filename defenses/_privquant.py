@@ -37,6 +37,9 @@ six images if all levels match: 0.134, 0.147, 0.176, 0.208 with 256 levels; 0.82
 _EXACT = 1e-9
 """Difference in epsilon that rounding may put between two thresholds' costs."""
 
+_BLOCK = 1 << 15
+"""Coordinates processed at a time; they stay in the cache."""
+
 _LEAST = 1e-250
 """Least probability of a level in `misfit`: negligible even if the channel is the identity, with a finite logarithm."""
 
@@ -139,9 +142,14 @@ class PrivQuant:
         log_chance = _log_uniform(rng.uniform(key.child("matches"), (_DIGITS,), dtype=torch.float64))
         log_branch = _log_uniform(rng.uniform(key.child("branch"), (_DIGITS,), dtype=torch.float64))
         matches = self._matches(log_branch < self.log_rest, log_chance)
-        matching = rng.permutation(key.child("positions"), self.d)[:matches]
+        # beyond this length a permutation waits for memory at each step; below it, stored results hold one
+        positions = key.child("positions")
+        large = self.d > rng.LARGE
+        matching = rng.subset(positions, self.d, matches) if large else rng.permutation(positions, self.d)[:matches]
         sent = rng.integers(key.child("others"), self.d, self.levels - 1)
-        sent += sent >= given
+        for start in range(0, self.d, _BLOCK):
+            block = sent[start : start + _BLOCK]
+            block += block >= given[start : start + _BLOCK]
         sent[matching] = given[matching]
         return torch.from_numpy(sent)
 
@@ -447,9 +455,16 @@ def _position(x: A, bound: float, levels: int) -> A:
 
 def _round_by(x: Tensor, bound: float, levels: int, chance: Tensor) -> Tensor:
     """Levels of x: up if `chance` is below the fraction, else down."""
-    position = _position(x.double().numpy(), bound, levels)
-    floor = np.floor(position)
-    return torch.from_numpy(floor.astype(np.int64) + (chance.numpy() < position - floor))
+    values, chances = x.double().numpy().reshape(-1), chance.numpy().reshape(-1)
+    found = np.empty(values.size, np.int64)
+    for start in range(0, max(values.size, 1), _BLOCK):
+        here = slice(start, start + _BLOCK)
+        position = _position(values[here], bound, levels)
+        floor = np.floor(position)
+        position -= floor
+        found[here] = floor
+        found[here] += chances[here] < position
+    return torch.from_numpy(found.reshape(x.shape))
 
 
 def _log_uniform(digits: Tensor) -> float:

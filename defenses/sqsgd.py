@@ -109,9 +109,12 @@ class SqSGD(Defense[Plan, Tensor]):
         chosen, before = self._chosen(link.key, link.setting), memory.numpy()
         clipped = clip_l2(update.detach().cpu(), self.clip).numpy()
         sent = clip_l2(torch.from_numpy(before[chosen] + self.beta * clipped[chosen]), self.clip)
-        residual = before + self.alpha * clipped
+        residual = self.alpha * clipped
+        residual += before
         residual[chosen] = 0.0
-        rotated = _rotate(sent.double(), state.signs)
+        # `astype`, and in place: memory of numpy is faster to get, and old memory faster than new
+        exact = torch.from_numpy(sent.numpy().astype(np.float64)).mul_(state.signs)
+        rotated = fast_walsh_hadamard(exact).div_(math.sqrt(len(exact)))
         levels = round_levels(rotated, self.clip, 1 << self.bits, private.child("rounding"))
         out = state.channel.privatize(levels, private.child("channel"))
         return pack_levels(out.numpy(), self.bits), torch.from_numpy(residual)
@@ -119,12 +122,13 @@ class SqSGD(Defense[Plan, Tensor]):
     def estimate(self, state: Plan, received: bytes, link: Link) -> Vector:
         """Unbiased on the sent coordinates, zero elsewhere."""
         levels = self._levels(state, received)
-        found = torch.zeros(link.setting.dim)
+        found = np.zeros(link.setting.dim, np.float32)
         if link.shared is not None:
-            values = levels_to_values(levels, self.clip, 1 << self.bits) / state.channel.normalizer
-            back = fast_walsh_hadamard(values) * state.signs / math.sqrt(len(values))
-            found[self.coordinates(link.shared, link.setting)] = back.float()
-        return found
+            table = levels_to_values(torch.arange(1 << self.bits), self.clip, 1 << self.bits) / state.channel.normalizer
+            values = torch.from_numpy(table.numpy().take(levels.numpy()))
+            back = fast_walsh_hadamard(values).mul_(state.signs).div_(math.sqrt(len(values)))
+            found[self._chosen(link.shared, link.setting)] = back.numpy().astype(np.float32)
+        return torch.from_numpy(found)
 
     def likelihood(self, state: Plan, received: Sequence[bytes], links: Links) -> Likelihood:
         """The exact laws of the sent coordinates, continued where they have no slope: see `PrivQuant.misfit`.

@@ -13,7 +13,7 @@ Source: Ling, Wu, Sun, Li, Song, Xu 2025, "Communication-Efficient and Privacy-A
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -33,11 +33,20 @@ _FARTHEST = 2.0**40
 """Largest |x| in cells: float64 then keeps 12 bits of the dither, so that attempts differ."""
 
 
+_BLOCK = 1 << 14
+"""Sub-vectors processed at a time; they stay in the cache."""
+
+
 class Encoded(NamedTuple):
-    """Quantized sub-vectors. attempts: [N] H, from 1 on, always 1 where n = 1; cells: [N, n] M."""
+    """Quantized sub-vectors.
+
+    attempts: [N] H, from 1 on, always 1 where n = 1. cells: [N, n] M, whole numbers. dither: [N, n] v, the accepted
+    dithers. The last two are stored column by column.
+    """
 
     attempts: Integers
-    cells: Integers
+    cells: Floats
+    dither: Floats
 
 
 def gaussian_radii(key: Key, count: int, n: int, sigma: float) -> Floats:
@@ -70,26 +79,32 @@ def encode(x: Floats, radii: Floats, dithers: Dithers) -> Encoded:
     Raises:
         ValueError: x is not finite, a radius is not positive, or x is more than 2^40 cells from 0.
     """
-    scaled = _in_cells(x, radii)
-    n, count = scaled.shape
-    attempts, cells = np.ones(count, np.int64), np.empty((n, count), np.int64)
-    rows, attempt = np.arange(count, dtype=np.int64), 1
+    count, n = x.shape
+    attempts, cells, dither = np.ones(count, np.int64), np.empty((n, count)), np.empty((n, count))
+    rows, scaled, attempt = np.arange(count, dtype=np.int64), np.empty((n, 0)), 1
     while rows.size:
-        nearest, distance2 = _attempt(scaled, dithers(attempt, rows, n).T)
-        if n == 1:
-            cells[:] = nearest
-            break
-        accepted = distance2 <= 0.25
-        # `take` with indices is several times faster than a mask
-        inside, outside = np.flatnonzero(accepted), np.flatnonzero(~accepted)
-        done = rows.take(inside)
-        attempts[done] = attempt
-        cells[:, done] = nearest.take(inside, axis=1)
-        scaled, rows, attempt = scaled.take(outside, axis=1), rows.take(outside), attempt + 1
-    return Encoded(attempts, cells.T)
+        further = []
+        for here in blocks(rows.size, _BLOCK):
+            these: slice | Integers = here if attempt == 1 else rows[here]
+            given = _in_cells(x[here], radii[here]) if attempt == 1 else scaled[:, here]
+            drawn = dithers(attempt, rows[here], n).T
+            for into, column in zip(dither, drawn, strict=True):  # also where rejected: a later attempt writes over it
+                into[these] = column
+            outside = _rejected(given, drawn)
+            further.append((rows[here].take(outside), given.take(outside, axis=1)))
+        rows, scaled, attempt = *(np.concatenate(parts, -1) for parts in zip(*further, strict=True)), attempt + 1
+        attempts[rows] = attempt
+    for here in blocks(count, _BLOCK):
+        cells[:, here] = _nearest(_in_cells(x[here], radii[here]) - dither[:, here])
+    return Encoded(attempts, cells.T, dither.T)
 
 
-def place(cells: Integers, radii: Floats, dither: Floats) -> Floats:
+def blocks(count: int, size: int) -> Iterator[slice]:
+    """The blocks of 0..count-1."""
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
+
+
+def place(cells: Floats, radii: Floats, dither: Floats) -> Floats:
     """The points y = 2r (M + v) of cells M and accepted dithers v: [N, n], stored column by column."""
     y = cells.T + dither.T
     y *= 2 * radii
@@ -109,11 +124,17 @@ def _in_cells(x: Floats, radii: Floats) -> Floats:
     return scaled
 
 
-def _attempt(scaled: Floats, dither: Floats) -> tuple[Floats, Floats]:
-    """The cells [n, K] for one dither, and the squared errors [K] in cells."""
-    shifted = scaled - dither
+def _nearest(shifted: Floats) -> Floats:
+    """The nearest cell."""
     cells = shifted - 0.5
-    np.ceil(cells, out=cells)
-    shifted -= cells
+    return np.ceil(cells, out=cells)
+
+
+def _rejected(scaled: Floats, dither: Floats) -> Integers:
+    """The places of the sub-vectors [n, K] whose nearest cell with this dither is too far; none where n = 1."""
+    if len(scaled) == 1:
+        return np.empty(0, np.int64)
+    shifted = scaled - dither
+    shifted -= _nearest(shifted)
     shifted *= shifted
-    return cells, shifted.sum(axis=0)
+    return (shifted.sum(axis=0) > 0.25).nonzero()[0]

@@ -18,16 +18,14 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 
-from leakgauge.defenses._cepam.lrsuq import Floats, encode, place
+from leakgauge.defenses._cepam.lrsuq import Floats, blocks, encode, place
 from leakgauge.defenses._cepam.lrsuq import Integers as Ints
 from leakgauge.defenses._wire.golomb import decode_integers, encode_integers
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.codec import Reader
+from leakgauge.harness.core.codec import Integers, Reader
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
 
@@ -44,6 +42,9 @@ _MANY = 1 << 16
 
 _BLOCK = 1 << 15
 """Sub-vectors processed at a time; they stay in the cache."""
+
+_WIDE_BLOCK = 1 << 18
+"""Sub-vectors whose attempts go on together: the later ones are few, and each costs many calls."""
 
 _ONE = int(np.float64(1.0).view(np.int64))
 """The bits of 1.0. A double's bits minus these are about its logarithm, in octaves from bit 52 on."""
@@ -65,18 +66,23 @@ def pack(x: Floats, radii: Floats, spread: float, key: Key) -> bytes:
         ValueError: x is not finite or more than 2^40 cells from 0, or a radius is not positive.
     """
     count, n = x.shape
-    attempts, tape = np.empty(count, np.int64), _Tape(key, radii, spread)
-    limit = _limit(x.size)
+    attempts, tape, limit = np.ones(count, np.int64), _Tape(key, radii, spread), _limit(x.size)
     near, contexts = np.empty((count, n), np.min_scalar_type(-limit)), np.empty((count, n), np.uint8)
     far, beyond = [], []
-    for here in _blocks(count):
-        tape.start(here)
-        attempts[here], cells = encode(x[here], radii[here], tape)
-        contexts[here] = cell_contexts(tape.accepted, radii[here], spread)
-        np.clip(_folded(cells, tape.accepted), -limit, limit, out=near[here], casting="unsafe")
-        outside = np.flatnonzero(np.abs(near[here]) == limit)
-        far.append(outside + here.start * n)
-        beyond.append(np.abs(cells[outside // n, outside % n]) - limit)
+    for part in blocks(count, _BLOCK if n == 1 else _WIDE_BLOCK):
+        tape.start = part.start
+        encoded = encode(x[part], radii[part], tape)
+        attempts[part] = encoded.attempts
+        for block in blocks(len(encoded.attempts), _BLOCK):
+            here = slice(part.start + block.start, part.start + block.stop)
+            cells, dither = encoded.cells[block], encoded.dither[block]
+            contexts[here] = cell_contexts(dither, radii[here], spread)
+            folded = _folded(cells, dither)
+            np.minimum(folded, limit, out=folded)
+            np.maximum(folded, -limit, out=near[here], casting="unsafe")
+            outside = np.flatnonzero(np.abs(near[here]) == limit)
+            far.append(outside + here.start * n)
+            beyond.append(np.abs(cells[outside // n, outside % n]).astype(np.int64) - limit)
     where = np.concatenate(far)
     parts = [encode_integers(np.concatenate(beyond), contexts.reshape(-1)[where]) if where.size else b""]
     if n > 1:
@@ -92,18 +98,20 @@ def unpack(wire: bytes, radii: Floats, spread: float, key: Key, n: int) -> Float
     """
     source = Reader(wire)
     beyond = _take_framed(source, "far cells")
-    dither = dithers(key, 1, np.arange(len(radii), dtype=np.int64), n)
+    dither = np.empty((n, len(radii))).T
+    for here in blocks(len(radii), _BLOCK):
+        dither[here] = dithers(key, 1, np.arange(here.start, here.stop), n)
     if n > 1:
         _unpack_attempts(source, dither, radii, spread, key)
     contexts = np.empty((len(radii), n), np.uint8)
-    for here in _blocks(len(radii)):
+    for here in blocks(len(radii), _BLOCK):
         contexts[here] = cell_contexts(dither[here], radii[here], spread)
     cells = decode_integers(source.take(source.left, "cells"), contexts.reshape(-1))
-    _add_far(cells, beyond, contexts.reshape(-1))
-    folded = cells.reshape(-1, n)
-    for here in _blocks(len(radii)):
+    folded = _with_far(cells, beyond, contexts.reshape(-1)).reshape(-1, n)
+    for here in blocks(len(radii), _BLOCK):
         # over the dithers: new memory takes longer than the arithmetic
-        dither[here] = place(_folded(folded[here], dither[here]), radii[here], dither[here])
+        cells = np.array(folded[here], np.float64, order="F")
+        dither[here] = place(_folded(cells, dither[here]), radii[here], dither[here])
     return dither
 
 
@@ -117,13 +125,13 @@ def cell_contexts(dither: Floats, radii: Floats, spread: float) -> Contexts:
     """The contexts [K, n] of cells, given accepted dithers [K, n] and radii [K]."""
     contexts = np.empty(dither.shape, np.uint8)
     width = radii * (2 / spread)
-    row = _logarithm(width, 1, _THIN).clip(0, _WIDE - _THIN)
+    row = _between(_logarithm(width, 1, _THIN), _WIDE - _THIN)
     row *= _DISTANCES
     for coordinate in range(dither.shape[1]):
         distance = np.abs(dither[:, coordinate])
         np.subtract(0.5, distance, out=distance)
         distance *= width
-        level = _logarithm(distance, 1, _CLOSE).clip(0, _DISTANCES - 1)
+        level = _between(_logarithm(distance, 1, _CLOSE), _DISTANCES - 1)
         level += row
         np.take(_CELL_CONTEXT, level, out=contexts[:, coordinate], mode="clip")
     return contexts
@@ -144,8 +152,11 @@ def attempt_contexts(dither: Floats, radii: Floats, spread: float) -> Contexts:
     np.abs(margin, out=margin)
     widths = radii * (2 / spread)
     margin *= widths
-    level = _logarithm(margin, 0, -2).clip(0, 4)
-    return np.where(widths < 0.5, 0, np.where(inside, 6, 1) + level).astype(np.uint8)
+    level = _between(_logarithm(margin, 0, -2), 4).astype(np.uint8)
+    level += 1
+    level += np.multiply(inside, 5, dtype=np.uint8)
+    level *= widths >= 0.5
+    return level
 
 
 def _logarithm(values: Floats, halvings: int, start: int) -> Ints:
@@ -153,6 +164,12 @@ def _logarithm(values: Floats, halvings: int, start: int) -> Ints:
     bits = values.view(np.int64) - (_ONE + (start << (52 - halvings)))
     bits >>= 52 - halvings
     return bits
+
+
+def _between(values: Ints, most: int) -> Ints:
+    """The values moved into 0..most, in place; in half the time of `clip`."""
+    np.maximum(values, 0, out=values)
+    return np.minimum(values, most, out=values)
 
 
 _THIN, _WIDE = -20, 4
@@ -179,33 +196,24 @@ _CELL_CONTEXT = np.array(
 
 
 class _Tape:
-    """The dithers of a block of sub-vectors, each drawn once, with a record of them.
+    """The dithers of sub-vectors, with a record of the contexts of each attempt's open ones.
 
-    accepted: [K, n], stored column by column: the last dither of each sub-vector of the block.
-    contexts: for each attempt, the contexts of the open sub-vectors, block after block.
+    start: the first of the sub-vectors that are being encoded.
     """
 
     def __init__(self, key: Key, radii: Floats, spread: float) -> None:
         self._key, self._radii, self._spread = key, radii, spread
+        self.start = 0
         self.contexts: list[list[Contexts]] = []
 
-    def start(self, here: slice) -> None:
-        """Begin this block."""
-        self._here = here
-        self.accepted: Floats = np.empty((0, 0))
-
     def __call__(self, attempt: int, rows: Ints, n: int) -> Floats:
-        """Implement `Dithers` for rows of the block; all of them in the first attempt."""
-        drawn = dithers(self._key, attempt, rows + self._here.start, n)
-        if attempt == 1:
-            self.accepted = drawn
-        else:
-            self.accepted.T[:, rows] = drawn.T
+        """Implement `Dithers`, for rows from the start on."""
+        rows = rows + self.start
+        drawn = dithers(self._key, attempt, rows, n)
         if n > 1:
             if attempt > len(self.contexts):
                 self.contexts.append([])
-            radii = self._radii[self._here][rows]
-            self.contexts[attempt - 1].append(attempt_contexts(drawn, radii, self._spread))
+            self.contexts[attempt - 1].append(attempt_contexts(drawn, self._radii.take(rows), self._spread))
         return drawn
 
 
@@ -213,35 +221,36 @@ def _pack_attempts(attempts: Ints, contexts: list[list[Contexts]]) -> list[bytes
     """The parts of the message that hold attempts [N]."""
     parts, rows, attempt = [], np.arange(len(attempts)), 1
     while rows.size >= _FEW:
-        accepted = attempts[rows] == attempt
+        accepted = attempts.take(rows) == attempt
         parts.append(encode_integers(accepted.view(np.int8), np.concatenate(contexts[attempt - 1])))
-        rows, attempt = rows[~accepted], attempt + 1
+        rows, attempt = rows.take((~accepted).nonzero()[0]), attempt + 1
     return [*parts, encode_integers(attempts[rows] - attempt, np.zeros(rows.size, np.uint8))]
 
 
 def _unpack_attempts(source: Reader, dither: Floats, radii: Floats, spread: float, key: Key) -> None:
     """Replace the dithers [N, n] of the first attempt by the accepted ones."""
-    rows, attempt, into, n = np.arange(len(dither), dtype=np.int64), 1, dither.T, dither.shape[1]
+    rows, attempt, n = np.arange(len(dither), dtype=np.int64), 1, dither.shape[1]
     drawn = dither
     while rows.size >= _FEW:
         part = _take_framed(source, f"attempt {attempt}")
-        accepted = decode_integers(part, attempt_contexts(drawn, radii[rows], spread))
+        accepted = decode_integers(part, attempt_contexts(drawn, radii.take(rows), spread))
         low, high = accepted.min(), accepted.max()
         if low < 0 or high > 1:
             raise MessageError(f"expected 1 for an accepted dither and 0 for a rejected one, got {low}..{high}")
-        rows, attempt = rows[accepted == 0], attempt + 1
+        rows, attempt = rows.take((accepted == 0).nonzero()[0]), attempt + 1
         drawn = dithers(key, attempt, rows, n)
-        into[:, rows] = drawn.T
+        for column in range(n):
+            dither[:, column][rows] = drawn[:, column]
     further = decode_integers(_take_framed(source, "the last attempts"), np.zeros(rows.size, np.uint8))
     if further.min(initial=0) < 0:
         raise MessageError(f"expected attempts from {attempt} on, got {attempt + int(further.min())}")
     for late in np.unique(further[further > 0]).tolist():
         same = rows[further == late]
-        into[:, same] = dithers(key, attempt + late, same, n).T
+        dither[same] = dithers(key, attempt + late, same, n)
 
 
-def _add_far(cells: Ints, beyond: bytes, contexts: Contexts) -> None:
-    """Add its excess over the limit to each cell at the limit."""
+def _with_far(cells: Integers, beyond: bytes, contexts: Contexts) -> Integers:
+    """The cells, those at the limit with their excess over it."""
     limit = _limit(cells.size)
     peak = max(int(cells.max(initial=0)), -int(cells.min(initial=0)))
     if peak > limit:
@@ -249,12 +258,14 @@ def _add_far(cells: Ints, beyond: bytes, contexts: Contexts) -> None:
     if peak < limit:
         if beyond:
             raise MessageError(f"expected no far cells, got {len(beyond)} bytes of them")
-        return
+        return cells
     far = np.flatnonzero(np.abs(cells) == limit)
     further = decode_integers(beyond, contexts[far])
     if further.min() < 0:
         raise MessageError(f"expected how far cells are beyond {limit}, got {int(further.min())}")
+    cells = cells.astype(np.int64, copy=False)
     cells[far] += np.sign(cells[far]) * further
+    return cells
 
 
 def _limit(count: int) -> int:
@@ -262,18 +273,12 @@ def _limit(count: int) -> int:
     return _NEAR if count >= _MANY else 1 << 53
 
 
-def _folded(cells: Ints, dither: Floats) -> Ints:
+def _folded(cells: Floats, dither: Floats) -> Floats:
     """Cells [K, n] with the sign changed where the dither is negative; its own inverse."""
-    # the sign bit as 0 or -1: x ^ -1 is -x - 1
-    negative = dither.view(np.int64) >> 63
-    folded = cells ^ negative
-    folded -= negative
-    return folded
-
-
-def _blocks(count: int) -> Iterator[slice]:
-    """The blocks of 0..count-1."""
-    return (slice(start, min(start + _BLOCK, count)) for start in range(0, count, _BLOCK))
+    # by the sign bits: twice as fast as a product
+    signs = dither.view(np.int64) & np.iinfo(np.int64).min
+    signs ^= cells.view(np.int64)
+    return signs.view(np.float64)
 
 
 def _framed(part: bytes) -> bytes:

@@ -19,6 +19,9 @@ distributed integer alphabets" (the parameter); Peres 1992, "Iterating von Neuma
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TypeVar
+
 import numpy as np
 import numpy.typing as npt
 
@@ -26,6 +29,7 @@ from leakgauge.harness.core.codec import BitReader, Bits, BitWriter, Integers, g
 from leakgauge.harness.core.errors import MessageError
 
 Ints = npt.NDArray[np.int64]
+A = TypeVar("A", Bits, Integers)
 
 _LINEAR = 16
 """Number of buckets with one cell. The next bucket has 2 cells, and each later one twice as many as the one before."""
@@ -35,6 +39,10 @@ _START = np.where(_SPARE > 0, _LINEAR - 2 + (1 << _SPARE), np.arange(_SPARE.size
 """First cell of each bucket."""
 _CELLS = 256
 """Cells that the choice of a shift distinguishes; all later cells count as one."""
+_BLOCK = 1 << 18
+"""Symbols sorted at a time; they stay in the cache."""
+_SAMPLE = 1 << 10
+"""Symbols among which the most frequent context is looked for."""
 
 
 def encode_integers(values: Integers, context: Integers) -> bytes:
@@ -51,10 +59,10 @@ def encode_integers(values: Integers, context: Integers) -> bytes:
         raise ValueError(f"expected flat integers [n], got {values.dtype} of shape {values.shape}")
     if values.max(initial=0) >= 2**53 or values.min(initial=0) <= -(2**53):
         raise ValueError(f"expected magnitudes below 2**53, got {int(values.min())}..{int(values.max())}")
-    order, sizes = _grouped(context, values.size)
-    peak = max(int(values.max(initial=0)), -int(values.min(initial=0)))
+    groups = _Groups(context, values.size)
+    sizes, peak = groups.sizes, max(int(values.max(initial=0)), -int(values.min(initial=0)))
     # a gather of small integers takes half the time
-    grouped = values.astype(np.min_scalar_type(-peak - 1))[order]
+    grouped = groups.gather(values.astype(np.min_scalar_type(-peak - 1), copy=False))
     magnitudes = np.abs(grouped)
     out, shifts = BitWriter(), _choose_shifts(magnitudes, sizes, peak)
     out.put_counts(shifts, 53)
@@ -64,31 +72,30 @@ def encode_integers(values: Integers, context: Integers) -> bytes:
         _put_buckets(out, bucket, sizes)
         out.put_fields(magnitudes - (_START[bucket] << spread), spread + _SPARE[bucket])
     else:
-        _put_buckets(out, magnitudes.astype(np.uint8), sizes)
+        _put_buckets(out, magnitudes.astype(np.uint8, copy=False), sizes)
     _put_signs(out, grouped, sizes)
     return out.wire()
 
 
-def decode_integers(wire: bytes, context: Integers) -> Ints:
-    """Decode the values [n] of `encode_integers`, given the same `context` [n].
+def decode_integers(wire: bytes, context: Integers) -> Integers:
+    """Decode the values [n] of `encode_integers`, given the same `context` [n]; int8 if all are below 16, else int64.
 
     Raises:
         MessageError: not a message of `encode_integers`.
         ValueError: a context is out of range.
     """
-    order, sizes = _grouped(context, context.size)
-    source = BitReader(wire)
+    groups = _Groups(context, context.size)
+    source, sizes = BitReader(wire), groups.sizes
     shifts = source.take_counts(sizes.size, 53)
     bucket = _take_buckets(source, sizes)
-    magnitudes = bucket.astype(np.int64)
+    magnitudes: Integers = bucket.view(np.int8)
     if shifts.any() or bucket.max(initial=0) >= _LINEAR:
         spread = shifts.repeat(sizes)
         widths = spread + _SPARE[bucket]
         if (top := int(widths.max(initial=0))) > 53:
             raise MessageError(f"expected integers below 2**53, got one with {top} low bits")
         magnitudes = (_START[bucket] << spread) + source.take_fields(widths)
-    values = np.empty_like(magnitudes)
-    values[order] = _take_signs(source, magnitudes, sizes)
+    values = groups.scatter(_take_signs(source, magnitudes, sizes))
     source.done()
     return values
 
@@ -107,22 +114,100 @@ def _take_ones(source: BitReader, sizes: Ints) -> Ints:
     return ones
 
 
-def _grouped(context: Integers, count: int) -> tuple[Ints, Ints]:
-    """The stable order that groups symbols by context, and the sizes of the contexts that occur."""
-    if context.shape != (count,) or context.min(initial=0) < 0:
-        raise ValueError(f"expected {count} contexts >= 0, got shape {context.shape} from {context.min(initial=0)}")
-    # numpy sorts integers of 8 and 16 bits by radix, which is many times faster
-    narrow = context.astype(np.min_scalar_type(context.max(initial=0)))
-    order = np.argsort(narrow, kind="stable")
-    sizes = np.bincount(narrow) if narrow.dtype.itemsize <= 2 else np.unique(narrow, return_counts=True)[1]
-    return order, sizes[sizes > 0]
+class _Groups:
+    """Symbols grouped by their contexts [count], each group in the order of its symbols; sorted block by block.
+
+    sizes: of the contexts that occur, in increasing order.
+
+    Raises:
+        ValueError: a context is below 0, or there are not `count`.
+    """
+
+    def __init__(self, context: Integers, count: int) -> None:
+        if context.shape != (count,) or context.min(initial=0) < 0:
+            raise ValueError(f"expected {count} contexts >= 0, got shape {context.shape} from {context.min(initial=0)}")
+        # numpy sorts integers of 8 and 16 bits by radix, which is many times faster
+        narrow = context.astype(np.min_scalar_type(context.max(initial=0)), copy=False)
+        # more contexts would make too many pieces of blocks
+        size = _BLOCK if narrow.dtype == np.uint8 else max(count, 1)
+        self._blocks = [(slice(start, start + size), narrow[start : start + size]) for start in range(0, count, size)]
+        # the context that prevails, if one does
+        seen = np.bincount(narrow[:_SAMPLE], minlength=1)
+        self._usual = int(seen.argmax()) if 4 * seen.max() > 3 * seen.sum() else -1
+        counts = [self._count(part) for _, part in self._blocks]
+        self._counts = np.stack(counts) if counts else np.zeros((1, 1), np.int64)
+        sizes = self._counts.sum(0)
+        self.sizes: Ints = sizes[sizes > 0]
+
+    def gather(self, values: Integers) -> Integers:
+        """The values [n], grouped."""
+        grouped = np.empty_like(values)
+        for (here, part), places in zip(self._blocks, self._places(), strict=False):
+            _put_back(grouped, places, np.concatenate([values[here].take(order) for order in self._orders(part)]))
+        return grouped
+
+    def scatter(self, grouped: Integers) -> Integers:
+        """The values [n] that `gather` grouped."""
+        values = np.empty_like(grouped)
+        for (here, part), places in zip(self._blocks, self._places(), strict=False):
+            block, at = _joined(grouped, places), 0
+            for order in self._orders(part):
+                values[here][order] = block[at : (at := at + order.size)]
+        return values
+
+    def _count(self, part: Integers) -> Ints:
+        """How often each context occurs; only those that occur if there is one block."""
+        if part.dtype != np.uint8:
+            return np.unique(part, return_counts=True)[1]
+        if self._usual < 0:
+            return np.bincount(part, minlength=256)
+        others = part[part != self._usual]
+        counts = np.bincount(others, minlength=256)
+        counts[self._usual] = part.size - others.size
+        return counts
+
+    def _orders(self, part: Integers) -> list[Ints]:
+        """The stable order of contexts, cut into pieces."""
+        if self._usual < 0:
+            return [np.argsort(part, kind="stable")]
+        # a sort would wait for the counter of this context at each symbol
+        usual = part == self._usual
+        others = (~usual).nonzero()[0]
+        others = others.take(np.argsort(part.take(others), kind="stable"))
+        below = np.count_nonzero(part < self._usual)
+        return [others[:below], usual.nonzero()[0], others[below:]]
+
+    def _places(self) -> Iterator[list[slice]]:
+        """For each block, where its part of each context lies among the grouped symbols."""
+        ends = self._counts.T.cumsum().reshape(self._counts.T.shape).T
+        for end, count in zip(ends, self._counts, strict=True):
+            live = count > 0
+            yield [slice(last - size, last) for last, size in zip(end[live].tolist(), count[live].tolist(), strict=True)]
 
 
-def _sums(bits: Bits, sizes: Ints) -> Ints:
-    """Number of ones in each segment."""
-    ones, live = np.zeros(sizes.size, np.int64), sizes > 0
-    ones[live] = np.add.reduceat(bits, sizes[live].cumsum() - sizes[live], dtype=np.int64)
-    return ones
+def _ones_in(sizes: Ints, at: Ints) -> Ints:
+    """Number of ones in each segment, from their increasing places."""
+    before = np.searchsorted(at, sizes.cumsum())
+    before[1:] -= before[:-1].copy()
+    return before
+
+
+def _segments(mask: Bits, sizes: Ints) -> list[slice]:
+    """The segments in a mask of segments."""
+    ends = sizes.cumsum()
+    return [slice(start, end) for start, end in zip((ends - sizes)[mask].tolist(), ends[mask].tolist(), strict=True)]
+
+
+def _joined(bits: A, segments: list[slice]) -> A:
+    """The bits of these segments, one after the other."""
+    return np.concatenate([bits[segment] for segment in segments]) if segments else bits[:0]
+
+
+def _put_back(bits: A, segments: list[slice], joined: A) -> None:
+    """Undo `_joined`, into the bits."""
+    at = 0
+    for segment in segments:
+        bits[segment] = joined[at : (at := at + segment.stop - segment.start)]
 
 
 def _choose_shifts(magnitudes: Integers, sizes: Ints, peak: int) -> Ints:
@@ -163,13 +248,14 @@ def _put_buckets(out: BitWriter, bucket: npt.NDArray[np.uint8], sizes: Ints) -> 
     parts, lengths = [], [sizes]
     for question in range(_SPARE.size):
         beyond = bucket > question
-        ones = _sums(beyond, lengths[-1])
+        at = beyond.nonzero()[0]
+        ones = _ones_in(lengths[-1], at)
         _put_ones(out, ones, lengths[-1])
         if not ones.any():
             break
         parts.append(beyond)
         lengths.append(ones)
-        bucket = bucket[beyond.nonzero()[0]]
+        bucket = bucket[at]
     if parts:
         _put_segments(out, np.concatenate(parts), np.concatenate(lengths[:-1]), np.concatenate(lengths[1:]))
 
@@ -187,17 +273,17 @@ def _take_buckets(source: BitReader, sizes: Ints) -> npt.NDArray[np.uint8]:
     bits = _take_segments(source, np.concatenate(lengths[:-1]), np.concatenate(lengths[1:]))
     cuts = np.cumsum([int(length.sum()) for length in lengths[:-2]])
     for beyond in reversed(np.split(bits, cuts)):
-        deeper, bucket = bucket, beyond.astype(np.uint8)
+        deeper, bucket = bucket, beyond.view(np.uint8)
         bucket[beyond.nonzero()[0]] += deeper
     return bucket
 
 
 def _put_signs(out: BitWriter, values: Integers, sizes: Ints) -> None:
     """Append one bit for the code of the signs, uncoded or biased, then the signs of the non-zero values."""
-    live = values != 0
-    signs = values[live.nonzero()[0]] < 0
-    lengths = _sums(live, sizes)
-    ones = _sums(signs, lengths)
+    live = (values != 0).nonzero()[0]
+    signs = values[live] < 0
+    lengths = _ones_in(sizes, live)
+    ones = _ones_in(lengths, signs.nonzero()[0])
     entropy = (_weighted_logs(lengths) - _weighted_logs(ones) - _weighted_logs(lengths - ones)).sum()
     biased = 1.02 * entropy + 9 + np.log2(2 * ones + 2).sum() < signs.size
     out.put_number(int(biased), 1)
@@ -208,15 +294,15 @@ def _put_signs(out: BitWriter, values: Integers, sizes: Ints) -> None:
         out.put(signs)
 
 
-def _take_signs(source: BitReader, magnitudes: Ints, sizes: Ints) -> Ints:
+def _take_signs(source: BitReader, magnitudes: Integers, sizes: Ints) -> Integers:
     """Apply the signs that `_put_signs` wrote to the magnitudes, in place."""
-    live = magnitudes != 0
+    live = (magnitudes != 0).nonzero()[0]
     if source.take_number(1):
-        lengths = _sums(live, sizes)
+        lengths = _ones_in(sizes, live)
         signs = _take_segments(source, lengths, _take_ones(source, lengths))
     else:
-        signs = source.take(int(np.count_nonzero(live)))
-    magnitudes[live.nonzero()[0][signs.nonzero()[0]]] *= -1
+        signs = source.take(live.size)
+    magnitudes[live[signs.nonzero()[0]]] *= -1
     return magnitudes
 
 
@@ -230,40 +316,41 @@ def _kinds(sizes: Ints, ones: Ints) -> tuple[Bits, Bits, Bits]:
 def _put_segments(out: BitWriter, bits: Bits, sizes: Ints, ones: Ints) -> None:
     """Append segments of bits, each of one law; the decoder knows `sizes` and `ones`."""
     plain, paired, runs = _kinds(sizes, ones)
-    out.put(bits[plain.repeat(sizes)])
-    rest, lengths = bits[paired.repeat(sizes)], sizes[paired]
+    out.put(_joined(bits, _segments(plain, sizes)))
+    rest, lengths = _joined(bits, _segments(paired, sizes)), sizes[paired]
     # the last bit of a segment of odd length has no partner
     last, halves = (lengths.cumsum() - 1)[lengths % 2 == 1], lengths // 2
     first, second = np.delete(rest, last).reshape(-1, 2).T
     equal = first == second
     for part in (rest[last], equal, first[~equal]):
         out.put(part)
-    coded = np.concatenate([bits[runs.repeat(sizes)], first[equal]])
-    counts = np.concatenate([ones[runs], _sums(first & second, halves)])
-    _put_runs(out, coded, np.concatenate([sizes[runs], _sums(equal, halves)]), counts)
+    coded = np.concatenate([_joined(bits, _segments(runs, sizes)), first[equal]])
+    both, same = (_ones_in(halves, which.nonzero()[0]) for which in (first & second, equal))
+    _put_runs(out, coded, np.concatenate([sizes[runs], same]), np.concatenate([ones[runs], both]))
 
 
 def _take_segments(source: BitReader, sizes: Ints, ones: Ints) -> Bits:
     """Undo `_put_segments`."""
     plain, paired, runs = _kinds(sizes, ones)
     bits = np.empty(int(sizes.sum()), np.bool_)
-    bits[plain.repeat(sizes)] = source.take(int(sizes[plain].sum()))
+    _put_back(bits, _segments(plain, sizes), source.take(int(sizes[plain].sum())))
     odd, halves = sizes[paired] % 2 == 1, sizes[paired] // 2
     last = (sizes[paired].cumsum() - 1)[odd]
     single = source.take(last.size)
     equal = source.take(int(halves.sum()))
     first = np.empty(equal.size, np.bool_)
     first[~equal] = source.take(int(np.count_nonzero(~equal)))
-    lengths = _sums(equal, halves)
+    lengths = _ones_in(halves, equal.nonzero()[0])
     # a pair of ones counts two, an unequal pair one
     twice = ones[paired] - (halves - lengths)
     twice[odd] -= single
     counts = np.concatenate([ones[runs], np.clip(twice // 2, 0, lengths)])
     decoded = _take_runs(source, np.concatenate([sizes[runs], lengths]), counts)
-    bits[runs.repeat(sizes)], first[equal] = np.split(decoded, [int(sizes[runs].sum())])
+    coded, first[equal] = np.split(decoded, [int(sizes[runs].sum())])
+    _put_back(bits, _segments(runs, sizes), coded)
     pairs = np.stack([first, first == equal], axis=1).reshape(-1)
-    bits[paired.repeat(sizes)] = np.insert(pairs, last - np.arange(last.size), single)
-    if (_sums(bits, sizes) != ones).any():
+    _put_back(bits, _segments(paired, sizes), np.insert(pairs, last - np.arange(last.size), single))
+    if (_ones_in(sizes, bits.nonzero()[0]) != ones).any():
         raise MessageError("expected bits with the stated numbers of ones, got other numbers")
     return bits
 

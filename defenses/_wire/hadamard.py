@@ -10,6 +10,12 @@ import torch
 from scipy.linalg import hadamard
 from torch import Tensor
 
+_LARGE = 1 << 23
+"""Bytes of the longest axis that is transformed in one piece."""
+
+_CHUNK = 1 << 17
+"""Entries of a longer one that are transformed at a time."""
+
 _BITS = 4
 """A factor has at most 2**4 rows: fastest in measurements in single and double precision, n = 2**13 to 2**20."""
 
@@ -37,11 +43,30 @@ def fast_walsh_hadamard(x: Tensor) -> Tensor:
         raise ValueError(f"expected float32 or float64, got {x.dtype}")
     if n == 1:
         return x.clone()
-    rows = math.prod(x.shape[:-1])
-    y = x
+    factors = _factors(n)
+    if n * x.element_size() <= _LARGE or x.requires_grad or x.device.type != "cpu":
+        return _applied(x, factors)
+    # two passes over memory: the first factors on rows, the others on columns, a few at a time in the cache
+    low = factors[: len(factors) // 2]
+    width = 1 << sum(low)
+    # numpy asks for large pages of memory
+    y = torch.from_numpy(np.empty(x.shape, x.numpy().dtype))
+    for before, after in zip(x.reshape(-1, n // width, width), y.view(-1, n // width, width), strict=True):
+        for start in range(0, n // width, _CHUNK // width):
+            here = slice(start, start + _CHUNK // width)
+            after[here] = _applied(before[here], low)
+        for start in range(0, width, _CHUNK * width // n):
+            columns = after[:, start : start + _CHUNK * width // n].T
+            columns.copy_(_applied(columns.contiguous(), factors[len(low) :]))
+    return y
+
+
+def _applied(x: Tensor, factors: list[int]) -> Tensor:
+    """The product of the factors' matrices along the last axis of x."""
+    n, rows, y = x.shape[-1], math.prod(x.shape[:-1]), x
     # H is a Kronecker product. Each turn applies one factor to the last axis and moves that axis to the front, so that
     # in the end all axes are back in place, except the rows, which come last
-    for bits in _factors(n):
+    for bits in factors:
         y = _sylvester(bits, x.dtype, x.device) @ y.reshape(rows * n >> bits, 1 << bits).T
     return y.reshape(n, rows).T.reshape(x.shape)
 

@@ -34,8 +34,11 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
-_BLOCK = 1 << 16
-"""Counters hashed at a time: few enough that intermediate results stay in the cache."""
+LARGE = 1 << 20
+"""Elements beyond which a subset is drawn block by block; those of fewer stay what they were."""
+
+_BLOCK = 1 << 15
+"""Numbers drawn at a time: few enough that intermediate results stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -170,11 +173,17 @@ def gamma(key: Key, shape_parameter: float, shape: tuple[int, ...], dtype: torch
     if shape_parameter in (1, 2):
         drawn = stream.standard_exponential(shape)
     elif shape_parameter in (0.5, 1.5):
-        drawn = np.square(stream.standard_normal(shape)) * 0.5
+        drawn = stream.standard_normal(shape)
     else:
         drawn = stream.standard_gamma(shape_parameter, shape)
-    if shape_parameter in (1.5, 2):
-        drawn += stream.standard_exponential(shape)
+    flat = drawn.reshape(-1)
+    for start in range(0, flat.size if shape_parameter in (0.5, 1.5, 2) else 0, _BLOCK):
+        block = flat[start : start + _BLOCK]
+        if shape_parameter < 2:
+            np.square(block, out=block)
+            block *= 0.5
+        if shape_parameter > 1:
+            block += stream.standard_exponential(block.size)
     return _tensor(drawn, dtype)
 
 
@@ -186,7 +195,9 @@ def chisquare(key: Key, degrees: float, shape: tuple[int, ...], dtype: torch.dty
     Raises:
         ValueError: degrees is not a positive finite number.
     """
-    return _tensor(gamma(key, degrees / 2, shape, torch.float64).numpy() * 2, dtype)
+    drawn = gamma(key, degrees / 2, shape, torch.float64).numpy()
+    drawn *= 2
+    return _tensor(drawn, dtype)
 
 
 def uniform_at(key: Key, counters: npt.NDArray[np.uint64], columns: int) -> npt.NDArray[np.float64]:
@@ -206,20 +217,21 @@ def uniform_at(key: Key, counters: npt.NDArray[np.uint64], columns: int) -> npt.
     if counters.dtype != np.uint64:
         raise TypeError(f"expected uint64 counters, got {counters.dtype}")
     drawn = np.empty((columns, len(counters)))
-    spare = np.empty(min(_BLOCK, len(counters)), np.uint64)
-    for column in range(columns):
-        secret = _digest(key.child("column", column))
-        first, second = int.from_bytes(secret[:8], "little"), int.from_bytes(secret[8:], "little")
-        for start in range(0, len(counters), _BLOCK):
-            here = slice(start, start + _BLOCK)
-            state = counters[here] * np.uint64(_GOLDEN)
-            state += np.uint64(first)
-            _finalize(state, spare[: len(state)])
-            state += np.uint64(second)
-            _finalize(state, spare[: len(state)])
+    secrets = [np.frombuffer(_digest(key.child("column", column)), "<u8") for column in range(columns)]
+    own, state, spare = np.empty((3, min(_BLOCK, len(counters))), np.uint64)
+    for start in range(0, len(counters), _BLOCK):
+        given = counters[start : start + _BLOCK]
+        if len(given) < len(own):
+            own, state, spare = own[: len(given)], state[: len(given)], spare[: len(given)]
+        np.multiply(given, np.uint64(_GOLDEN), out=own)
+        for row, (first, second) in zip(drawn, secrets, strict=True):
+            np.add(own, first, out=state)
+            _finalize(state, spare)
+            state += second
+            _finalize(state, spare)
             state >>= np.uint64(11)
             # the processor converts signed words far faster; 53 bits are never negative
-            np.multiply(state.view(np.int64), 2.0**-53, out=drawn[column, here])
+            np.multiply(state.view(np.int64), 2.0**-53, out=row[start : start + _BLOCK])
     return drawn.T
 
 
@@ -244,6 +256,9 @@ def permutations(key: Key, count: int, n: int) -> npt.NDArray[np.int64]:
 def subset(key: Key, n: int, size: int) -> npt.NDArray[np.int64]:
     """A uniform subset of 0..n-1, in increasing order.
 
+    More than a fiftieth of more than 2^20 is drawn block by block: first how many of each block, by the hypergeometric
+    law. One draw from all of them waits for memory at each element.
+
     Raises:
         ValueError: size is not between 0 and n.
     """
@@ -251,8 +266,18 @@ def subset(key: Key, n: int, size: int) -> npt.NDArray[np.int64]:
         raise ValueError(f"expected a subset of 0 to {n} elements, got size={size}")
     if size == n:
         return np.arange(n)
-    chosen = _generator(key).choice(n, size, replace=False)
-    chosen.sort()
+    stream = _generator(key)
+    if n <= LARGE or 50 * size <= n:
+        chosen = stream.choice(n, size, replace=False)
+        chosen.sort()
+        return chosen
+    chosen, starts = np.empty(size, np.int64), np.arange(0, n, _BLOCK)
+    lengths = np.minimum(n - starts, _BLOCK)
+    counts = stream.multivariate_hypergeometric(lengths, size, method="marginals")
+    for start, length, end, count in zip(starts, lengths, counts.cumsum(), counts, strict=True):
+        inside = np.zeros(length, np.bool_)
+        inside[stream.choice(length, count, replace=False, shuffle=False)] = True
+        np.add(inside.nonzero()[0], start, out=chosen[end - count : end])
     return chosen
 
 
