@@ -175,7 +175,11 @@ class Round:
             wire, after = self.encode(client)
         except ValueError as error:
             raise ValueError(f"round {self.number}, client {sender.number}: {error}") from error
-        return Letter(sender, wire if self.defense.analog else seal(wire, self.number, sender.number), shared), after
+        return Letter(sender, self.sealed(wire, sender), shared), after
+
+    def sealed(self, wire: bytes, sender: Sender) -> bytes:
+        """A message in its envelope; a waveform has none."""
+        return wire if self.defense.analog else seal(wire, self.number, sender.number)
 
     def opened(self, letter: Letter) -> bytes:
         """The message in a letter.

@@ -24,7 +24,7 @@ from leakgauge.harness.federation.observe import Scene, observe
 from leakgauge.harness.federation.recording import Recording, spec_of
 from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.study.cost import span
-from leakgauge.harness.study.jobs import attack_key, keep_for, run_training, stored_scene
+from leakgauge.harness.study.jobs import attack_key, keep_for, load_data, run_training, stored_scene
 from leakgauge.harness.study.recorded import those
 from leakgauge.harness.study.run import check_data
 from leakgauge.harness.study.store import Store
@@ -100,6 +100,7 @@ def study_of(task: TaskSpec, recording: Recording, asked: Asked, root: Path, *, 
     attacks = floor if asked.attacks is None else [(one, _for(one, target, asked)) for one in asked.attacks]
     study = _resolved(task, recording, asked, attacks, asked.limit is not False, allow_code)
     check_data(study, root)
+    notes += [f"data: {note}" for note in [load_data(task.data, root).note] if note]
     if asked.attacks is None or (asked.limit is None and any(map(_searches, asked.attacks))):
         with _trial(_resolved(task, recording, asked, floor, False, allow_code), root) as trial:
             limit, why = (asked.limit, []) if asked.limit is not None else trial.limit(60 * asked.minutes)
