@@ -218,6 +218,31 @@ def test_dropout_multiplies_with_the_masks_of_the_key(kind):
         torch.testing.assert_close(task.losses(start, data.x, data.y, keep), task.losses(start, x, data.y))
 
 
+class Attentive(nn.Module):
+    """Attention by itself, and in a layer of a transformer, which torch computes by fast kernels where it can."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.then = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = x.view(-1, 3, 4)
+        return self.fc(self.then(h + self.first(h, h, h, need_weights=False)[0]).mean(1))
+
+
+def test_attention_has_the_gradient_of_torch_and_a_second_one():
+    task, data = own(Attentive, (12,)), batch(5, (12,))
+    modules.check(task)
+    start, net = task.init(Key(0)), Attentive()
+    modules.put(task.model, start, net)
+    wanted = torch.autograd.grad(cross_entropy(net(data.x), data.y), list(net.parameters()))
+    found = task.layout.split(trained(task, start, data, GRADIENT, Key(1)))
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()

@@ -29,6 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import one_hot
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -486,8 +487,21 @@ class _Net:
         # constants follow the type and the device of the inputs
         constants = {key: tensor.to(x) for key, tensor in self.constants.items()}
         state.after = constants | dict(zip(self.names, tensors, strict=True))
-        scores: Tensor = functional_call(self.module, state.after, (x,))  # writes what changes into its argument
+        with _plain_attention():
+            scores: Tensor = functional_call(self.module, state.after, (x,))  # writes what changes into its argument
         return scores
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Attention by plain operations: torch's faster ones have no second derivative, or not for many batches at once."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 class _Watch:
