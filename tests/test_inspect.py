@@ -25,6 +25,8 @@ from leakgauge.harness.federation.loop import Keep, make_plan, replay_state, tra
 from leakgauge.harness.federation.recording import LIST, Facts, Recorded, Recorder, read, spec_of
 from leakgauge.harness.federation.round import Client, Round, client_key
 from leakgauge.harness.learn.batch import Work, choose_engine, train_clients
+from leakgauge.harness.own.inspect import Asked, study_of
+from leakgauge.harness.own.made import part_spec
 from leakgauge.harness.own.messages import Names, flattened
 from leakgauge.harness.study.jobs import make_task, prepare, stored_scene
 from leakgauge.harness.study.recorded import as_recorded
@@ -179,6 +181,10 @@ def test_what_is_sent_over_the_air_is_attacked_as_the_sum_that_a_training_of_its
     found = [[result.estimates for result in run.results.values()] for run in (ours, theirs)]
     assert found[0] == found[1]
     assert theirs.pictures(theirs.cells[0].id).original.shape[:2] == (1, 6)
+    asked = Asked(attacks=[part_spec("attack", "prior")], victims=2)
+    study = study_of(TaskSpec(table["tasks"][0]["data"], "linear"), read(tmp_path / "rec"), asked, Path())
+    assert {cell.target.kind for cell in study.cells} == {"probe"}
+    assert study.notes[0].startswith("ota adds up all messages of a round: probes were attacked")
 
 
 def test_the_first_rounds_of_a_longer_training_have_its_noise_and_the_state_of_its_losses(tmp_path):
