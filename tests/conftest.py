@@ -17,6 +17,8 @@ gc.disable()
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("repeatable")
 
+_LONG = ("tests/test_site.py::test_a_page_runs", "tests/test_notebooks.py::test_a_notebook_runs")
+
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
@@ -34,7 +36,7 @@ def without_law(monkeypatch):
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the rows of a test with `table(n)`, all but each n-th are of the matrix."""
+    """Of the rows of a test with `table(n)`, all but each n-th are of the matrix. What takes longest comes first."""
     seen = Counter[str]()
     for item in items:
         table, name = item.get_closest_marker("table"), item.nodeid.partition("[")[0]
@@ -42,6 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if seen[name] % table.args[0]:
                 item.add_marker(pytest.mark.matrix)
             seen[name] += 1
+    items.sort(key=lambda item: not item.nodeid.startswith(_LONG))  # so that no process is left alone with it
 
 
 def pytest_collection_finish() -> None:

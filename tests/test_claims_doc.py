@@ -44,9 +44,9 @@ def is_slow(command):
 
 @pytest.mark.usefixtures("without_law")
 @pytest.mark.parametrize(
-    "row", [pytest.param(row, id=row[0], marks=[pytest.mark.slow] * is_slow(row[0])) for row in ROWS]
+    "row",
+    [pytest.param(row, id=row[0], marks=pytest.mark.slow if is_slow(row[0]) else pytest.mark.matrix) for row in ROWS],
 )
-@pytest.mark.table(2)
 def test_a_row_is_what_its_command_prints(row):
     command, where, claimed, proved, audited, verdict = row
     deployment, rounds, options = parsed(command)

@@ -306,8 +306,11 @@ ODD = np.arange(10) % 2
         ({"x": GOOD, "y": ODD, "x_test": GOOD, "y_test": ODD / 2}, "got integers in train and floats in test"),
         ({"x": GOOD, "y": ODD[:9]}, "expected one label per example, got x (10, 4) and y (9,)"),
         ({"x": GOOD[:4], "y": ODD[:4]}, "1 or more test examples with labels, got 0 x and 0 y"),
-        ({"x": GOOD, "y": ODD * 10**12}, "expected y up to 99999, got 1000000000000"),
-        ({"x": GOOD, "y": ODD - 1}, "labels from 0 to 0, got -1 to 0"),
+        (
+            {"x": GOOD, "y": -(10**5) - ODD - np.arange(10)},
+            "expected y up to 99999, got 6 different labels up to 100010",
+        ),
+        ({"x": GOOD, "y": np.uint64(2**64 - 1) - ODD.astype(np.uint64)}, "expected y of int64, got larger numbers"),
         ({"x": np.array([None]), "y": ODD}, "Object arrays cannot be loaded when allow_pickle=False"),
     ],
 )

@@ -6,7 +6,7 @@ import tomllib
 from leakgauge.harness import data
 from leakgauge.harness.cli import options
 from leakgauge.harness.core.threats import Threat
-from leakgauge.harness.federation import registry
+from leakgauge.harness.federation import recording, registry
 from leakgauge.harness.gate import judge
 from leakgauge.harness.learn import models
 from leakgauge.harness.study.study import resolve, shipped
@@ -37,7 +37,7 @@ def test_every_threat_and_exit_code_is_named():
 def test_every_part_is_named_in_the_catalogue():
     catalogue = (ROOT / "docs" / "catalogue.md").read_text("utf-8")
     names = [*registry.classes("defense"), *registry.classes("attack"), *shipped()]
-    names += [name for name, _ in [*data.names(), *models.names()]]
+    names += [name for name, _ in [*data.names(), recording.FORM, *models.names()]]
     assert not [name for name in names if f"`{name}`" not in catalogue]
 
 

@@ -67,8 +67,7 @@ CHEAP = (
 )
 
 
-@pytest.mark.table(5)
-@pytest.mark.parametrize("name", registry.classes("defense"))
+@pytest.mark.parametrize("name", list(registry.classes("defense"))[::5])  # all: in the next test
 def test_nothing_is_wrong_with_the_messages_of_a_shipped_defense(name):
     part = named(name, {})
     found = list(examined(CHEAP, wire.Patient(part), part.folder))

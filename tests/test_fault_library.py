@@ -13,9 +13,11 @@ HONEST = [*registry.classes("defense"), "laplace+sdq", "gaussian+sdq", "t-noise+
 
 def rows(epsilon, quick):
     """Every liar; all but each `quick`-th are slow."""
-    each = enumerate(faults(epsilon))
-    slow = pytest.mark.slow
-    return [pytest.param(fault, id=fault.name, marks=[slow] if n % quick else []) for n, fault in each]
+    found = []
+    for n, fault in enumerate(faults(epsilon)):
+        heavy = [pytest.mark.matrix] * fault.name.startswith("MVU")  # its design takes seconds
+        found.append(pytest.param(fault, id=fault.name, marks=[pytest.mark.slow] if n % quick else heavy))
+    return found
 
 
 @pytest.mark.parametrize("fault", rows(8.0, 10))
@@ -32,7 +34,9 @@ def test_a_liar_is_caught_at_epsilon_1(fault):
     assert bool(result.rejects) == ((1.0, fault.name) not in MISSED)
 
 
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.matrix] * name.startswith("cepam")) for name in HONEST]
+)
 @pytest.mark.table(7)
 def test_an_honest_defense_follows_its_law(name):
     result = check_law(registry.build("defense", name, {}), setting_of(36), Key(5))

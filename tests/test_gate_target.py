@@ -40,19 +40,29 @@ def commit(text="a change"):
     return git("rev-parse", "HEAD")
 
 
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory):
+    """The folder of which `run` is a copy."""
+    folder = tmp_path_factory.mktemp("made")
+    write_run(folder / "run")
+    (folder / "repository").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder / "repository")
+        git("init", "--quiet", "--template=", "--initial-branch", "main")
+        update(folder / "run", "first numbers")
+        commit("baseline")
+        git("switch", "--quiet", "-c", "change")
+        commit("nothing yet")
+    return folder
+
+
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(made_once, tmp_path, monkeypatch):
     """A run beside a repository with its baseline on `main`; a branch `change` is checked out there."""
     for name in ("GITHUB_BASE_REF", "CI_MERGE_REQUEST_TARGET_BRANCH_NAME"):
         monkeypatch.delenv(name, raising=False)
-    write_run(tmp_path / "run")
-    (tmp_path / "repository").mkdir()
+    shutil.copytree(made_once, tmp_path, symlinks=True, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path / "repository")
-    git("init", "--quiet", "--initial-branch", "main")
-    update(tmp_path / "run", "first numbers")
-    commit("baseline")
-    git("switch", "--quiet", "-c", "change")
-    commit("nothing yet")
     return tmp_path / "run"
 
 

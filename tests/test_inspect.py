@@ -16,15 +16,17 @@ from typer.testing import CliRunner
 import leakgauge
 from leakgauge.harness.cli.main import app
 from leakgauge.harness.core.cell import PartSpec, TaskSpec
-from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.core.contract import Examples, Sender
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.rng import Key, normal, uniform
 from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.data import load
-from leakgauge.harness.federation.loop import Keep, replay_state, train
+from leakgauge.harness.federation.loop import Keep, make_plan, replay_state, train
 from leakgauge.harness.federation.recording import LIST, Facts, Recorded, Recorder, read, spec_of
-from leakgauge.harness.federation.round import client_key
-from leakgauge.harness.learn.batch import choose_engine
+from leakgauge.harness.federation.round import Client, Round, client_key
+from leakgauge.harness.learn.batch import Work, choose_engine, train_clients
+from leakgauge.harness.own.inspect import Asked, study_of
+from leakgauge.harness.own.made import part_spec
 from leakgauge.harness.own.messages import Names, flattened
 from leakgauge.harness.study.jobs import make_task, prepare, stored_scene
 from leakgauge.harness.study.recorded import as_recorded
@@ -138,7 +140,51 @@ def test_a_recorded_training_has_the_attack_results_of_our_own_bit_for_bit(tmp_p
     (mine,), (found,) = ours.trainings.values(), theirs.trainings.values()
     assert (mine.message_bytes, mine.one_round, mine.whole_run) == (
         found.message_bytes, found.one_round, found.whole_run)  # fmt: skip
-    assert [flag.code for flag in found.flags if flag.severity == "note"] == ["recorded"]
+    assert [flag.code for flag in found.flags if flag.severity == "note"] == ["data"]
+
+
+def test_what_is_sent_over_the_air_is_attacked_as_the_sum_that_a_training_of_its_key_hears(tmp_path):
+    messages = {"kind": "messages", "round": 0, "count": 1}
+    table = {
+        "name": "own",
+        "limit": False,
+        "seeds": [5],
+        "tasks": [{"data": "digits", "model": "linear"}],
+        "federations": [
+            {"clients": 3, "participants": 3, "rounds": 1, "algorithm": "fedsgd", "batch": 0, "samples": 6, "lr": 0.1}
+        ],
+        "defenses": [{"name": "ota", "epsilon": 1e4, "delta": 1e-5, "clip": 1.0}],
+        "attacks": [
+            {**MAP, "target": messages},
+            {"name": "membership-sum", "target": {"kind": "members", "round": 0, "count": 6}},
+        ],
+    }
+    spec = resolve(table).trainings[0]
+    ready, plan = prepare(spec, Path()), make_plan(spec.federation, 0.1)
+    key = ready.key.child("training")
+    start = ready.task.init(key.child("init"))
+    here = Round(ready.defense, ready.setting, ready.defense.init(ready.setting))
+    keys = {k: client_key(key, 0, k) for k in ready.holdings}
+    work = [Work(examples, keys[k].child("train")) for k, examples in ready.holdings.items()]
+    trained = train_clients(ready.task, start, work, plan, choose_engine(ready.task))
+    facts = Facts(3, 3, "gradient", 1)
+    with Recorder(tmp_path / "rec", facts, ready.task.layout, spec.defense, most_bytes=10**6, seed=5) as recorder:
+        recorder.model(0, start, 0.1)
+        for k, update, (batch,) in zip(keys, trained.updates, trained.batches, strict=True):
+            letter, _ = here.send(Client.of(Sender(k, 2), update, None, keys[k]))
+            recorder.message(Recorded(0, k, 2, here.opened(letter), 2, 1, ready.clients[k][batch]))
+    ours = run_study(resolve(table), tmp_path / "ours", workers=0)
+    table["tasks"][0]["data"] = f"recording:{tmp_path}/rec?data=digits"
+    table["federations"] = [dataclasses.asdict(spec_of(read(tmp_path / "rec")))]
+    theirs = run_study(resolve(table), tmp_path / "theirs", workers=0)
+    assert not ours.failures | theirs.failures
+    found = [[result.estimates for result in run.results.values()] for run in (ours, theirs)]
+    assert found[0] == found[1]
+    assert theirs.pictures(theirs.cells[0].id).original.shape[:2] == (1, 6)
+    asked = Asked(attacks=[part_spec("attack", "prior")], victims=2)
+    study = study_of(TaskSpec(table["tasks"][0]["data"], "linear"), read(tmp_path / "rec"), asked, Path())
+    assert {cell.target.kind for cell in study.cells} == {"probe"}
+    assert study.notes[0].startswith("ota adds up all messages of a round: probes were attacked")
 
 
 def test_the_first_rounds_of_a_longer_training_have_its_noise_and_the_state_of_its_losses(tmp_path):
@@ -284,8 +330,12 @@ def test_own_data_keep_the_users_rows_and_half_of_the_others_is_the_attackers(tm
     model = dense()
     sent = [gradient(model, x[one], y[one]) for one in rows]
     run = leakgauge.inspect(
-        model, (x, y[:60]), sent, records=rows, folder=tmp_path, attacks=[MAP, "prior"], public=True, **QUIET
+        model, (x, 2 * y[:60] - 9), sent, records=rows, folder=tmp_path, attacks=[MAP, "prior"], public=True, **QUIET
     )
+    (note,) = run.study["notes"]
+    done = "inputs brought to [0, 1] by their range, and back for the model; labels -9, -7, ..., 9 became the classes 0"
+    assert done in note
+    assert (tmp_path / "report.html").read_text().count(done) >= 3  # limits, flags, provenance
     shown = run.pictures(run.cells[0].id).original
     torch.testing.assert_close(torch.from_numpy(shown[:, 0, ..., 0]), (x[[50, 7], 0] + 1) / 2)
     assert max(values(run)["map"]) < min(values(run)["prior"]) / 3

@@ -51,7 +51,7 @@ def test_one_bit_is_randomized_response_on_the_bytes():
 
 @pytest.mark.parametrize("bits", [1, 2, 3])
 @pytest.mark.parametrize("value", [-0.9, 0.1, 0.6, 7.0])
-@pytest.mark.table(4)
+@pytest.mark.table(7)
 def test_decoding_is_unbiased_for_the_clamped_coordinate(bits, value):
     # alpha 1e-6; an offset of 6 % of the range is more than 20 standard errors
     defense, d = MVU(epsilon=4.0, bits=bits, clip=2.0), 100_000

@@ -83,12 +83,13 @@ def test_the_study_beside_a_skeleton_finds_its_module_there_once_it_may(kind, mo
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_study_beside_a_skeleton_runs_in_worker_processes(kind):
+@pytest.mark.parametrize(("kind", "cells"), [("attack", "whole_attack:MyAttack"), ("task", "under prior")])
+def test_the_study_beside_a_skeleton_runs_in_worker_processes(kind, cells):
+    # all of a defense's: docs/how-to/own-defense.md
     new(kind, f"whole_{kind}.py")
     environment = {key: value for key, value in os.environ.items() if key != "LEAKGAUGE_ALLOW_CODE"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[1])
-    words = ["run", f"whole_{kind}.toml", "-o", "out", "--allow-code", "--workers", "1"]
+    words = ["run", f"whole_{kind}.toml", "-o", "out", "--allow-code", "--workers", "1", "--only", cells]
     code = "from leakgauge.harness.cli.main import main\nif __name__ == '__main__':\n    main()"
     Path("command.py").write_text(code)
     done = subprocess.run(

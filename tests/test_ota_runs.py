@@ -88,7 +88,23 @@ def test_a_probe_is_one_wire_that_holds_the_victim_and_everybodys_noise():
     law, total = stats.chi2(rest.numel()), float(rest.square().sum()) / (696.745373 + 1)
     assert law.ppf(ALPHA / 2) < total < law.ppf(1 - ALPHA / 2) < 1.06**2 * total
     assert np.abs(np.corrcoef(rest.numpy()) - np.eye(6)).max() < 6 / TASK.layout.dim**0.5
-    with pytest.raises(ValueError, match="no single client's message of round 1 reached the receiver"):
+
+
+def test_the_message_of_a_round_is_the_sum_of_all_clients_who_are_one_victim():
+    here = scene(OTA(clip=0.5, **FIRST))
+    seen, truth = observe(here, View(Threat.SERVER), Target(kind="messages", round=1, count=1))
+    assert seen.messages == here.training.messages[1]
+    assert [message.users for message in seen.messages] == [4]
+    (victim,) = truth.victims
+    sent, held = (sorted(x.flatten(1).tolist()) for x in (victim.x, here.train.x[:40]))
+    assert sent == held
+    with pytest.raises(ValueError, match="expected at most 1 messages in round 1, got count=2"):
+        observe(here, View(Threat.SERVER), Target(kind="messages", round=1, count=2))
+    here.training.truth[1][3] = here.training.truth[1][3][:9]
+    with pytest.raises(ValueError, match=r"equally many records of each sender in round 1, whose .*, got 9 to 10"):
+        observe(here, View(Threat.SERVER), Target(kind="messages", round=1, count=1))
+    del here.training.truth[1][3]
+    with pytest.raises(ValueError, match="the records of 3, who sent too in round 1, are unknown"):
         observe(here, View(Threat.SERVER), Target(kind="messages", round=1, count=1))
 
 

@@ -58,6 +58,21 @@ def refused(make, words, kind=DataUnreadable):
     one_line(error)
 
 
+class Items(Dataset):
+    """Items from a function of their number."""
+
+    def __init__(self, make, count=20, classes=None):
+        self.make, self.count = make, count
+        if classes is not None:
+            self.classes = classes
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, number):
+        return self.make(number)
+
+
 # --- scale
 
 
@@ -203,6 +218,46 @@ def test_labels_are_integers_texts_or_the_numbers_of_a_regression(y, classes, fi
     assert mine.train.y.dtype == (torch.int64 if classes else torch.float32)
 
 
+def coded(low, high):
+    return f"labels {low}, {high} became the classes 0 to 1 in ascending order"
+
+
+@pytest.mark.parametrize(
+    ("y", "classes", "first", "note"),
+    [
+        (2 * ODD - 1, ("-1", "1"), [0, 1, 0], coded(-1, 1)),
+        (1 - 2 * ODD.astype(np.int8), ("-1", "1"), [1, 0, 1], coded(-1, 1)),
+        (ODD + 1, ("1", "2"), [0, 1, 0], coded(1, 2)),
+        (255 * ODD.astype(np.uint8), ("0", "255"), [0, 1, 0], coded(0, 255)),
+        (ODD * 10**12, ("0", "1000000000000"), [0, 1, 0], coded(0, 10**12)),
+        (np.arange(20) % 4 * 3 - 5, ("-5", "-2", "1", "4"), [0, 1, 2], "labels -5, -2, 1, 4 became the classes 0 to 3"),
+        (3 - np.arange(20) % 5 // 2, tuple("123"), [2, 2, 1], "labels 1, 2, 3 became the classes 0 to 2"),
+        (ODD * 3, ("0", "1", "2", "3"), [0, 3, 0], ""),
+        (2.0 * ODD - 1, (), [-1, 1, -1], "labels are two floats, which make a regression; integers make classes"),
+    ],
+)
+def test_integers_that_number_no_classes_become_classes_in_ascending_order_with_a_note(
+    y, classes, first, note, tmp_path
+):
+    for mine in (loaded((X, y)), of_npz(tmp_path, x=X, y=y), loaded(Items(lambda i: (X[i], y[i])))):
+        assert (mine.classes, mine.train.y[:3].tolist()) == (classes, first)
+        assert mine.note.startswith(note)
+        assert bool(mine.note) == bool(note)
+    apart = loaded((X, y, X[:5], y[:5]))
+    assert torch.equal(apart.test.y, apart.train.y[:5])
+
+
+def test_names_of_classes_say_which_integers_number_them():
+    def named(classes):
+        return loaded(Items(lambda i: (X[i], 2 + 7 * int(ODD[i])), classes=classes))
+
+    names = [str(n) for n in range(10)]
+    few, both = named(names), named(["low", "high"])
+    assert (few.classes, few.train.y[:2].tolist(), few.note) == (tuple(names), [2, 9], "")
+    assert (both.classes, both.train.y[:2].tolist()) == (("low", "high"), [0, 1])
+    assert both.note.startswith("labels 2, 9 became")
+
+
 def test_every_fifth_example_of_a_regression_is_for_testing():
     mine = loaded((X, X[:, 0]))
     assert torch.equal(mine.test.y, torch.from_numpy(X[4::5, 0]))
@@ -248,21 +303,6 @@ def test_a_thin_image_is_refused_before_it_is_resized(tmp_path):
 
 
 # --- objects
-
-
-class Items(Dataset):
-    """Items from a function of their number."""
-
-    def __init__(self, make, count=20, classes=None):
-        self.make, self.count = make, count
-        if classes is not None:
-            self.classes = classes
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, number):
-        return self.make(number)
 
 
 IMAGES = pixels(20, 6, 4, 3)

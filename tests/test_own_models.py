@@ -1,6 +1,7 @@
 """A user's own network: the same numbers as torch's, or one line that says why not."""
 
 import random
+import re
 import sys
 import textwrap
 import tomllib
@@ -19,6 +20,7 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.errors import StudyError, UnknownNameError
 from leakgauge.harness.core.rng import Key
+from leakgauge.harness.data.torchvision_shim import torchvision
 from leakgauge.harness.gate import rerun
 from leakgauge.harness.gate.rerun import Bench
 from leakgauge.harness.learn import modules
@@ -184,11 +186,18 @@ class Turned(nn.Module):
         return self.fc(self.drop(h.flatten(0, 1)).view(-1, 2, 3).sum(1))
 
 
+def depth(rate, mode="row"):
+    """torchvision's stochastic depth."""
+    return torchvision().ops.StochasticDepth(rate, mode)
+
+
 DROPS = {
     "entries": (lambda: nn.Sequential(nn.Dropout(0.25), nn.Linear(6, 3)), (6,), ((6,),)),
     "channels": (lambda: nn.Sequential(nn.Dropout2d(0.25), nn.Flatten(), nn.Linear(24, 3)), (6, 2, 2), ((6, 1, 1),)),
     "axes": (Turned, (6,), ((2, 3), (2, 3))),
+    "depth": (lambda: nn.Sequential(depth(0.25), nn.Flatten(), nn.Linear(24, 3)), (6, 2, 2), ((1, 1, 1),)),
     "off": (lambda: nn.Sequential(nn.Dropout(0.0), nn.Dropout(0.5).eval(), nn.Linear(6, 3)), (6,), ()),
+    "depth off": (lambda: nn.Sequential(depth(0.0), depth(0.5, "batch").eval(), nn.Linear(6, 3)), (6,), ()),
 }
 
 
@@ -207,6 +216,31 @@ def test_dropout_multiplies_with_the_masks_of_the_key(kind):
         x = data.x.clone()
         x[2] = 0.0
         torch.testing.assert_close(task.losses(start, data.x, data.y, keep), task.losses(start, x, data.y))
+
+
+class Attentive(nn.Module):
+    """Attention by itself, and in a layer of a transformer, which torch computes by fast kernels where it can."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.then = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = x.view(-1, 3, 4)
+        return self.fc(self.then(h + self.first(h, h, h, need_weights=False)[0]).mean(1))
+
+
+def test_attention_has_the_gradient_of_torch_and_a_second_one():
+    task, data = own(Attentive, (12,)), batch(5, (12,))
+    modules.check(task)
+    start, net = task.init(Key(0)), Attentive()
+    modules.put(task.model, start, net)
+    wanted = torch.autograd.grad(cross_entropy(net(data.x), data.y), list(net.parameters()))
+    found = task.layout.split(trained(task, start, data, GRADIENT, Key(1)))
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 class Tied(nn.Module):
@@ -368,6 +402,10 @@ REFUSED = {
         lambda: nn.Sequential(nn.Linear(6, 3), nn.Dropout(1.0)),
         "layer '1': expected a dropout rate below 1, got 1",
     ),
+    "depth": (
+        lambda: nn.Sequential(nn.Linear(6, 3), depth(0.5, "batch")),
+        r"layer '1' \(StochasticDepth\) fails on .*: expected mode='row', got mode='batch', which drops whole batches",
+    ),
     "flow": (lambda: By(lambda net, x: net.fc(x) if x.sum() > 0 else net.fc(-x)), "control flow by data"),
     "constant": (
         lambda: By(lambda net, x: net.fc(x) @ CONSTANT),
@@ -410,8 +448,17 @@ def test_torchvisions_resnet_is_attacked_like_any_model():
     assert float((distance.detach() - nearer) / gain) == pytest.approx(1.0, abs=0.01)
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize(("name", "masks"), [("efficientnet_b0", 10), ("convnext_tiny", 17), ("googlenet", 1)])
+def test_torchvisions_networks_with_stochastic_depth_or_auxiliary_classifiers_are_built(name, masks):
+    model = build(f"torchvision:{name}", (3, 32, 32), 10)
+    assert len(model.dropout) == masks
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "side"), [("resnet18", 8), ("resnet34", 32), ("mobilenet_v3_small", 64)])
+@pytest.mark.parametrize(
+    ("name", "side"), [("resnet18", 8), ("resnet34", 32), ("mobilenet_v3_small", 64), ("efficientnet_b0", 64)]
+)
 def test_torchvisions_classifiers_pass_the_check_where_features_shrink_to_one_pixel(name, side):
     modules.check(ModelTask(build(f"torchvision:{name}", (3, side, side), 10)))
 
@@ -430,7 +477,8 @@ def test_an_unknown_name_suggests_torchvisions():
     with pytest.raises(TypeError, match=r"expected a torch.nn.Module or a function that makes one, got 3"):
         modules.given("three", 3)
     listed = CliRunner().invoke(app, ["list", "tasks"]).output
-    assert all(form in listed for form in ("module:FACTORY", "torchvision:NAME", "given:NAME"))
+    forms = ("module:FACTORY", "torchvision:NAME", "given:NAME", "folder:PATH", "npz:PATH", "recording:DIR")
+    assert all(re.search(rf"^{form} +\[\w+\] \w", listed, re.M) for form in (*forms, "module:factory"))
 
 
 STUDY = textwrap.dedent("""

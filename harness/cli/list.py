@@ -43,14 +43,14 @@ def list_(
 def _rows(what: str) -> list[dict[str, Any]]:
     """The entries of one list. A task is a data set and a model: both are listed, with their kind."""
     from leakgauge.harness import data
-    from leakgauge.harness.federation import registry
+    from leakgauge.harness.federation import recording, registry
     from leakgauge.harness.learn import models
     from leakgauge.harness.study import study
 
     if what == "studies":
         return [{"name": name, "summary": title} for name, title in study.shipped().items()]
     if what == "tasks":
-        tasks = (("data", data.names()), ("model", (*models.names(), *models.FORMS)))
+        tasks = (("data", (*data.names(), recording.FORM)), ("model", (*models.names(), *models.FORMS)))
         return [{"name": name, "summary": text, "kind": kind} for kind, known in tasks for name, text in known]
     kind: registry.Kind = "defense" if what == "defenses" else "attack"
     return [

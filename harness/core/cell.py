@@ -143,10 +143,11 @@ class Target:
 
     Attributes:
         kind: `probe`: `count` victims, each with its own batch, whose messages take the encode path of `round`;
-            `messages`: the first `count` participants of the real round, by client number;
+            `messages`: the first `count` participants of the real round, by client number; if only the sum of their
+            messages arrives, all of them as one victim;
             `members`: `count` training records against `outside` records that took no part.
         round: the first attacked round (default 0). None, for `members` only: no message is attacked.
-        count: number of victims, or of member records.
+        count: number of victims, or of member records; 1 for a sum of `messages`.
         batch: images per victim, for `probe`.
         rounds: number of attacked rounds, from `round` on; the victims send the same images in each. `messages` needs
             rounds that use all samples of a client. `members` attacks all clients' messages in each round.

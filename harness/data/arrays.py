@@ -17,7 +17,13 @@ from leakgauge.harness.data import DataSet, split_by_class
 Array = npt.NDArray[Any]
 
 CHANNELS = (1, 3)
-_MAX_LABEL = 99_999  # larger labels are identifiers, not classes
+_MAX_LABEL = 99_999  # more of them, or larger ones, are identifiers, not classes
+
+_SPARSE = 10
+"""Labels of which not even one in so many numbers from 0 occurs are codes, as 0 and 255 are."""
+
+_EACH = 5
+"""Examples of a class, on average, if labels are beyond `_MAX_LABEL`: identifiers have fewer."""
 
 MAX_ITEMS = 1_000_000
 """Items of a data set; the environment variable LEAKGAUGE_MAX_ITEMS replaces it."""
@@ -50,15 +56,17 @@ def data_set(name: str, train: Arrays, test: Arrays | None, classes: Sequence[st
 
     Args:
         train: x [n, features], [n, height, width], or four axes with 1 or 3 channels second or last, of uint8, which is
-            divided by 255, or of floats, integers or booleans. y [n] or [n, 1]: integers from 0, booleans, texts, or
-            floats, which make a regression.
+            divided by 255, or of floats, integers or booleans. y [n] or [n, 1]: integers, booleans, texts, or floats,
+            which make a regression.
         test: the same; None: every fifth example of a class, or of a regression, is for testing.
         classes: names of integer labels, if there are enough; otherwise the numbers are the names.
 
     Guarantees:
         If all x are in [0, 1], they stay as they are. Otherwise each channel, or each feature of a table, that leaves
         [0, 1] is brought there by its range in train and test; one that is constant becomes 0.
-        Texts become classes in alphabetical order.
+        Integers from 0 are the numbers of classes, of which some may be missing. Others, such as -1 and 1, 1 to 10, or
+        0 and 255, become the classes 0, 1, ... in ascending order, and texts in alphabetical order; their names are the
+        labels. `DataSet.note` says what was done to inputs and labels.
 
     Raises:
         ValueError: anything else, also values that are not finite.
@@ -72,8 +80,11 @@ def data_set(name: str, train: Arrays, test: Arrays | None, classes: Sequence[st
     xs = [_inputs(f"x{suffix}", part.x, part.is_first) for suffix, part in zip(suffixes, parts, strict=True)]
     scale = _scale(xs)
     stored = [x.astype(np.float32) if scale is None else scale.apply(x) for x in xs]
-    ys, found = _labels([f"y{suffix}" for suffix in suffixes], [part.y for part in parts])
-    names = tuple(classes) if found and len(classes) >= len(found) and train.y.dtype.kind in "biu" else found
+    ys, found, coded = _labels([f"y{suffix}" for suffix in suffixes], [part.y for part in parts], len(classes))
+    fits = len(classes) == len(found) if coded else len(classes) >= len(found)
+    names = tuple(classes) if found and fits and train.y.dtype.kind in "biu" else found
+    ranged = "" if scale is None else "inputs brought to [0, 1] by their range, and back for the model"
+    note = "; ".join(filter(None, (note, ranged, coded)))
     examples = [Examples(torch.from_numpy(x.copy(order="C")), y) for x, y in zip(stored, ys, strict=True)]
     split = (examples[0], examples[1]) if test is not None else split_by_class(*examples[0])
     low, span = (None, None) if scale is None else (torch.from_numpy(one.astype(np.float32)) for one in scale)
@@ -151,8 +162,11 @@ def _scale(xs: Sequence[Array]) -> _Scale | None:
     return _Scale(np.where(outside, low, 0.0), span)
 
 
-def _labels(names: Sequence[str], ys: Sequence[Array]) -> tuple[list[Tensor], tuple[str, ...]]:
-    """The labels of each split as tensors, and the classes, of which a regression has none."""
+def _labels(names: Sequence[str], ys: Sequence[Array], named: int) -> tuple[list[Tensor], tuple[str, ...], str]:
+    """The labels of each split as tensors, the classes, of which a regression has none, and a note on them.
+
+    named: classes that have a name; integers below are numbers of classes.
+    """
     flat = [y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y for y in ys]
     for name, y in zip(names, flat, strict=True):
         if y.ndim != 1:
@@ -164,16 +178,36 @@ def _labels(names: Sequence[str], ys: Sequence[Array]) -> tuple[list[Tensor], tu
     if found[0] != found[-1]:
         raise ValueError(f"expected labels of one kind, got {kinds[found[0]]} in train and {kinds[found[-1]]} in test")
     if found[0] == "f":
-        return [_numbers(*pair) for pair in zip(names, flat, strict=True)], ()
+        numbers = [_numbers(*pair) for pair in zip(names, flat, strict=True)]
+        binary = len(np.unique(np.concatenate(flat))) == 2
+        return numbers, (), "labels are two floats, which make a regression; integers make classes" if binary else ""
     if found[0] == "US":
-        texts, numbers = np.unique(np.concatenate([y.astype(str) for y in flat]), return_inverse=True)
-        parts = np.split(numbers.astype(np.int64), [len(flat[0])])[: len(flat)]
-        return [torch.from_numpy(part) for part in parts], tuple(map(str, texts))
-    for name, y in zip(names, flat, strict=True):
-        if y.size and y.max() > _MAX_LABEL:
-            raise ValueError(f"expected {name} up to {_MAX_LABEL}, got {y.max()}; for a regression, make them floats")
-    tensors = [torch.from_numpy(y.astype(np.int64)) for y in flat]
-    return tensors, tuple(map(str, range(1 + max(torch.cat(tensors).tolist(), default=-1))))
+        return *_ranked([y.astype(str) for y in flat]), ""
+    return _integers(names, flat, named)
+
+
+def _integers(names: Sequence[str], ys: Sequence[Array], named: int) -> tuple[list[Tensor], tuple[str, ...], str]:
+    """`_labels` of integers: numbers of classes, or codes of them."""
+    if any(y.size and int(y.max()) > np.iinfo(np.int64).max for y in ys):
+        raise ValueError(f"expected {names[0]} of int64, got larger numbers; for a regression, make them floats")
+    ints = [y.astype(np.int64) for y in ys]
+    known = np.unique(np.concatenate(ints))
+    low, high = (int(known[0]), int(known[-1])) if len(known) else (0, -1)
+    if (low >= 0 and high < named) or (low == 0 and high < min(_MAX_LABEL + 1, _SPARSE * len(known))):
+        return [torch.from_numpy(y) for y in ints], tuple(map(str, range(1 + high))), ""
+    if _EACH * len(known) > sum(map(len, ints)) and max(high, -low) > _MAX_LABEL:
+        text = f"expected {names[0]} up to {_MAX_LABEL}, got {len(known):,} different labels up to {max(high, -low)}"
+        raise ValueError(f"{text}; for a regression, make them floats")
+    tensors, classes = _ranked(ints)
+    few = ", ".join(classes) if len(classes) <= 4 else f"{classes[0]}, {classes[1]}, ..., {classes[-1]}"
+    return tensors, classes, f"labels {few} became the classes 0 to {len(classes) - 1} in ascending order"
+
+
+def _ranked(ys: Sequence[Array]) -> tuple[list[Tensor], tuple[str, ...]]:
+    """Each label's place among all different ones, and these."""
+    known, places = np.unique(np.concatenate(ys), return_inverse=True)
+    parts = np.split(places.astype(np.int64), [len(ys[0])])[: len(ys)]
+    return [torch.from_numpy(part) for part in parts], tuple(map(str, known.tolist()))
 
 
 def _numbers(name: str, y: Array) -> Tensor:

@@ -14,6 +14,9 @@ from types import ModuleType
 import torch
 
 _OPERATORS = ("nms", "qnms")
+_AUXILIARY = ("googlenet", "inception_v3")
+"""Networks that return the scores of auxiliary classifiers too while they train, unless they are made without."""
+
 _declared: list[torch.library.Library] = []
 """Keeps the declarations alive: a schema disappears with its `Library`."""
 
@@ -62,6 +65,7 @@ def classifiers() -> list[str]:
 
 
 def classifier(name: str, num_classes: int) -> torch.nn.Module:
-    """An image classifier of torchvision, its weights drawn from torch's global generator."""
-    net: torch.nn.Module = torchvision().models.get_model(name, num_classes=num_classes, weights=None)
+    """An image classifier of torchvision, its weights drawn from torch's global generator; no auxiliary classifiers."""
+    plain = {"aux_logits": False, "init_weights": True} if name in _AUXILIARY else {}
+    net: torch.nn.Module = torchvision().models.get_model(name, num_classes=num_classes, weights=None, **plain)
     return net

@@ -296,18 +296,21 @@ class _Probe:
 
 
 def _real_messages(scene: Scene, view: View, target: Target) -> _Sent:
-    """The first `count` senders of the first attacked round: their messages in all attacked rounds, and their data."""
-    training, sightings = scene.training, []
+    """The first `count` senders of the first attacked round: their messages in all attacked rounds, and their data.
+
+    If only the sum of all messages arrives, its senders are one victim.
+    """
+    training, sightings, sums = scene.training, [], _defense(scene, view).superposes
     chosen: dict[int, Indices] = {}
     for number in target.looks_at:
-        sighting = _sighting(scene, number, training.messages.get(number, ()))
-        if number not in training.messages or _defense(scene, view).superposes:
-            raise ValueError(f"no single client's message of round {number} reached the receiver, or it was not kept")
-        truth = training.truth[number]
+        if not training.messages.get(number):
+            raise ValueError(f"no message of round {number} reached the receiver, or it was not kept")
+        sighting, truth = _sighting(scene, number, training.messages[number]), training.truth[number]
+        sighting = _summed(scene, sighting) if sums else sighting
         if not chosen:
-            known = [message.sender.number for message in sighting.messages if message.sender.number in truth]
-            chosen = {client: truth[client] for client in known[: target.count]}
-        messages = tuple(message for message in sighting.messages if message.sender.number in chosen)
+            known = [message for message in sighting.messages if sums or message.sender.number in truth]
+            chosen = _behind(known[0], truth) if sums else {k: truth[k] for k in _senders(*known[: target.count])}
+        messages = tuple(message for message in sighting.messages if chosen.keys() >= set(_senders(message)))
         if len(messages) < target.count:
             raise ValueError(
                 f"expected at most {len(messages)} messages in round {number}, got count={target.count}: only that "
@@ -317,8 +320,24 @@ def _real_messages(scene: Scene, view: View, target: Target) -> _Sent:
             raise ValueError("expected the same samples behind a client's messages of several rounds: needs batch = 0")
         sightings.append(sighting._replace(messages=messages))
     rows = [scene.clients[client][used] for client, used in chosen.items()]
-    victims = tuple(scene.rows(part) for part in rows)
-    return _Sent(tuple(sightings), victims, np.concatenate(rows), frozenset(chosen))
+    victims = [np.concatenate(rows)] if sums else rows
+    return _Sent(tuple(sightings), tuple(map(scene.rows, victims)), np.concatenate(rows), frozenset(chosen))
+
+
+def _senders(*messages: Message) -> list[int]:
+    """The clients behind messages."""
+    return [sender.number for message in messages for sender in (message.sender, *message.others)]
+
+
+def _behind(message: Message, truth: Mapping[int, Indices]) -> dict[int, Indices]:
+    """The samples of each sender of a sum: all are known, and equally many."""
+    senders = _senders(message)
+    if unknown := [str(number) for number in senders if number not in truth]:
+        raise ValueError(f"the records of {', '.join(unknown[:8])}, who sent too in round {message.round}, are unknown")
+    if len(sizes := {len(truth[number]) for number in senders}) > 1:
+        text = f"expected equally many records of each sender in round {message.round}, whose messages arrive as a sum"
+        raise ValueError(f"{text}, got {min(sizes)} to {max(sizes)}: an attack deals its images out evenly")
+    return {number: truth[number] for number in senders}
 
 
 def _candidates(scene: Scene, target: Target) -> _Candidates:

@@ -39,6 +39,12 @@ from leakgauge.harness.federation.registry import ParameterError, build_defense,
 from leakgauge.harness.learn.batch import Indices
 
 LIST, _DATA = "recording.jsonl", "data.npz"
+FORM = (
+    f"{RECORDING}DIR",
+    "the models and messages of a training that ran elsewhere; ?data=NAME&public=yes: whose records, and may be shown",
+)
+"""The name that `load` takes beside those of `data.names`, and a line on it."""
+
 _VERSION = 1
 _MOST_LISTED = 64 * 2**20
 """Bytes of the list: 100,000 messages of 100 rows each."""
@@ -665,7 +671,9 @@ def load(name: str, root: Path) -> DataSet:
                 raise DataUnreadable(f"cannot use {path}: {text}")
     public = options.get("public") == "yes" or (recording.records is None and found.public)
     parts = {one.name: getattr(found, one.name) for one in dataclasses.fields(DataSet)}
-    return RecordedData(**{**parts, "name": name, "public": public, "note": _note(recording)}, recording=recording)
+    return RecordedData(
+        **{**parts, "name": name, "public": public, "note": _note(recording, found)}, recording=recording
+    )
 
 
 def _records(name: str, path: str, recording: Recording, named: DataSet | None) -> DataSet:
@@ -686,14 +694,14 @@ def _records(name: str, path: str, recording: Recording, named: DataSet | None) 
         return data_set(name, inside, outside, recording.classes or ())
 
 
-def _note(recording: Recording) -> str:
-    """What a reader must know of a recording."""
+def _note(recording: Recording, records: DataSet) -> str:
+    """What a reader must know of a recording and of its records."""
     models, messages = recording.left_out
     lost = f"{models} models and {messages} messages did not fit into it" if models or messages else ""
     end = "" if recording.closed else "it has no end: it was cut off, or is still being written"
     last = recording.models[-1] if recording.models else None
     final = "" if last == recording.rounds else f"the model before round {last} stands for the final one"
-    return "; ".join(filter(None, ("read from a recording", end, lost, final)))
+    return "; ".join(filter(None, ("read from a recording", end, lost, final, records.note)))
 
 
 def _options(name: str) -> tuple[str, dict[str, str]]:

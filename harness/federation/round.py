@@ -182,8 +182,11 @@ class Round:
 
     def _letter(self, client: Client, wire: bytes) -> Letter:
         """The letter with a client's message."""
-        number = client.sender.number
-        return Letter(client.sender, wire if self.defense.analog else seal(wire, self.number, number), client.shared)
+        return Letter(client.sender, self.sealed(wire, client.sender), client.shared)
+
+    def sealed(self, wire: bytes, sender: Sender) -> bytes:
+        """A message in its envelope; a waveform has none."""
+        return wire if self.defense.analog else seal(wire, self.number, sender.number)
 
     def opened(self, letter: Letter) -> bytes:
         """The message in a letter.

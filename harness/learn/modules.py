@@ -9,7 +9,8 @@ Running statistics have a gradient, themselves less those of the batch, as in `r
 them by lr * (batch - running). Torch moves them by a momentum of their own; `paced` does too, where clients send
 updates. The variance of the batch is the unbiased one, as in torch.
 
-*Dropout* multiplies with masks that the task draws from its keys. A layer that the network has in eval mode is off.
+*Dropout*, and torchvision's stochastic depth, multiply with masks that the task draws from its keys. A layer that the
+network has in eval mode is off.
 
 What cannot be handled is refused in one line with the layer and the reason.
 """
@@ -28,6 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import one_hot
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -51,6 +53,9 @@ _KEY = Key(0, ("own model",))
 
 _MASKS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 3, nn.Dropout2d: 4, nn.Dropout3d: 5}
 """Known dropouts; those of whole channels take inputs with this many axes."""
+
+_DEPTH = ("torchvision.ops.stochastic_depth", "StochasticDepth")
+"""Module and name of the layer that drops all that a record adds to a residual branch; only a shim has torchvision."""
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -315,6 +320,11 @@ def _is_norm(layer: nn.Module) -> bool:
     return isinstance(layer, _BatchNorm) and type(layer).forward in {one.forward for one in _NORMS}
 
 
+def _is_depth(layer: nn.Module) -> bool:
+    """Whether a layer is torchvision's stochastic depth."""
+    return (type(layer).__module__, type(layer).__name__) == _DEPTH
+
+
 def _names(name: str, module: nn.Module, *, statistics: bool) -> tuple[str, ...]:
     """The names of the tensors in the flat vector, of a network whose layers can be handled."""
     moving = set()
@@ -348,7 +358,7 @@ class _Place(NamedTuple):
 
 
 class _Dropped(NamedTuple):
-    """A dropout that was called: its layer, its rate, the shape of its mask, and whether it drops whole channels."""
+    """A dropout that was called: its layer, rate, shape of the mask, and whether it drops whole channels or records."""
 
     path: str
     rate: float
@@ -397,12 +407,15 @@ class _State:
         return h.mean(axes), h.var(axes, correction=0)
 
     def drop(self, path: str, layer: nn.Dropout, h: Tensor) -> Tensor:
-        """The forward of a dropout."""
+        """The forward of a dropout, or of a stochastic depth."""
         if self.found is not None:
-            axes = _MASKS[type(layer)]
+            axes = _MASKS.get(type(layer), h.ndim)
             if axes not in (0, h.ndim):
                 raise ValueError(f"expected inputs of {axes} axes, got {tuple(h.shape)}")
-            shape = (*h.shape[:2], *(1 for _ in h.shape[2:])) if axes else tuple(h.shape)
+            if _is_depth(layer) and layer.mode != "row":
+                raise ValueError(f"expected mode='row', got mode={layer.mode!r}, which drops whole batches")
+            kept = 1 if _is_depth(layer) else 2 if axes else h.ndim
+            shape = (*h.shape[:kept], *(1 for _ in h.shape[kept:]))
             self.found.append(_Dropped(path, float(layer.p), shape, bool(axes)))
         if self.keep is None:
             return h
@@ -438,7 +451,7 @@ class _Net:
                 layer.inplace = False
             if _is_norm(layer):
                 layer.forward = functools.partial(state.norm, layer, layer.training)
-            elif type(layer) in _MASKS and layer.training and layer.p:
+            elif (type(layer) in _MASKS or _is_depth(layer)) and layer.training and layer.p:
                 layer.forward = functools.partial(state.drop, path, layer)
             elif type(layer) in _BENT:
                 layer.forward = _BENT[type(layer)]
@@ -474,8 +487,21 @@ class _Net:
         # constants follow the type and the device of the inputs
         constants = {key: tensor.to(x) for key, tensor in self.constants.items()}
         state.after = constants | dict(zip(self.names, tensors, strict=True))
-        scores: Tensor = functional_call(self.module, state.after, (x,))  # writes what changes into its argument
+        with _plain_attention():
+            scores: Tensor = functional_call(self.module, state.after, (x,))  # writes what changes into its argument
         return scores
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Attention by plain operations: torch's faster ones have no second derivative, or not for many batches at once."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 class _Watch:

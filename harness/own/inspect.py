@@ -15,6 +15,7 @@ from torch.nn.functional import one_hot
 
 from leakgauge.harness.audit.limit import followed
 from leakgauge.harness.core.cell import PartSpec, Target, TaskSpec
+from leakgauge.harness.core.code import named_code
 from leakgauge.harness.core.contract import Reconstruction
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.threads import one_thread
@@ -24,7 +25,7 @@ from leakgauge.harness.federation.observe import Scene, observe
 from leakgauge.harness.federation.recording import Recording, spec_of
 from leakgauge.harness.learn.gradients import gradients
 from leakgauge.harness.study.cost import span
-from leakgauge.harness.study.jobs import attack_key, keep_for, run_training, stored_scene
+from leakgauge.harness.study.jobs import attack_key, keep_for, load_data, run_training, stored_scene
 from leakgauge.harness.study.recorded import those
 from leakgauge.harness.study.run import check_data
 from leakgauge.harness.study.store import Store
@@ -95,11 +96,12 @@ def study_of(task: TaskSpec, recording: Recording, asked: Asked, root: Path, *, 
         StudyError: something is invalid, or does not fit the recording; one line for each problem.
         ValueError: the recording has nothing to attack in this round.
     """
-    target, notes = _target(recording, asked)
+    target, notes = _target(recording, asked, _sums(recording, asked, allow_code))
     floor = [(PartSpec("prior", registry.defaults("attack", "prior")), target)]
     attacks = floor if asked.attacks is None else [(one, _for(one, target, asked)) for one in asked.attacks]
     study = _resolved(task, recording, asked, attacks, asked.limit is not False, allow_code)
     check_data(study, root)
+    notes += [f"data: {note}" for note in [load_data(task.data, root).note] if note]
     if asked.attacks is None or (asked.limit is None and any(map(_searches, asked.attacks))):
         with _trial(_resolved(task, recording, asked, floor, False, allow_code), root) as trial:
             limit, why = (asked.limit, []) if asked.limit is not None else trial.limit(60 * asked.minutes)
@@ -111,8 +113,18 @@ def study_of(task: TaskSpec, recording: Recording, asked: Asked, root: Path, *, 
     return dataclasses.replace(study, notes=tuple(notes))
 
 
-def _target(recording: Recording, asked: Asked) -> tuple[Target, list[str]]:
-    """What is attacked: the messages whose records are known, or probes if none are; with a note then.
+def _sums(recording: Recording, asked: Asked, allow_code: bool) -> str:
+    """Why only sums of messages are seen; empty: single ones are. Code that may not be imported is refused later."""
+    for text in asked.threats:
+        if "sums" in View.parse(text).sees:
+            return f"{text} sees no single message"
+    is_known = allow_code or not named_code([recording.defense.name])
+    adds = is_known and registry.build_defense(recording.defense).superposes
+    return f"{recording.defense.name} adds up all messages of a round" if adds else ""
+
+
+def _target(recording: Recording, asked: Asked, sums: str) -> tuple[Target, list[str]]:
+    """What is attacked: the messages whose records are known, or probes if none are, or `sums`; with a note then.
 
     Raises:
         ValueError: the recording has no model, or fewer messages than asked for.
@@ -123,7 +135,6 @@ def _target(recording: Recording, asked: Asked) -> tuple[Target, list[str]]:
         raise ValueError(f"the recording in {recording.folder} has no model: there is nothing to attack")
     if number not in recording.models:
         raise ValueError(f"the recording has no model of round {number}; {those(recording.models)}")
-    sums = [text for text in asked.threats if "sums" in View.parse(text).sees]
     if number in known and not sums:
         if (asked.victims or 0) > known[number]:
             text = f"expected at most {known[number]} victims in round {number}, whose records are known"
@@ -131,8 +142,7 @@ def _target(recording: Recording, asked: Asked) -> tuple[Target, list[str]]:
         return Target("messages", number, asked.victims or min(VICTIMS, known[number])), []
     notes = []
     if sums:
-        text = f"{sums[0]} sees no single message"
-        notes = [f"{text}: probes were attacked, records of the data set by the same model and defense"]
+        notes = [f"{sums}: probes were attacked, records of the data set by the same model and defense"]
     elif number in recording.sent:
         text = "the records behind the messages are unknown, so no guess could be compared with them"
         notes = [f"{text}: probes were attacked instead, records of the data set by the same model and defense"]

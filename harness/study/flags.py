@@ -97,8 +97,8 @@ def training_flags(
     record: TrainingRecord,
     classes: int,
     unaudited: str = "",
-    recorded: str = "",
     *,
+    data: str = "",
     unrepeated: str = "",
     scores: bool = True,
 ) -> tuple[Flag, ...]:
@@ -106,11 +106,11 @@ def training_flags(
 
     Args:
         unaudited: why a requested audit is missing.
-        recorded: about a recording.
+        data: what was done to the data, and what else a reader must know about them.
         unrepeated: as `Training.unrepeated`.
         scores: whether the defense states a likelihood.
     """
-    flags = [Flag("recorded", recorded, "note")] if recorded else []
+    flags = [Flag("data", data, "note")] if data else []
     if unrepeated:
         flags.append(Flag("not-repeatable", f"another run gives other numbers: {unrepeated}, not from a key"))
     if not scores:

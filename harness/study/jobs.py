@@ -171,9 +171,9 @@ def run_training(spec: TrainingSpec, keep: Keep, store: Store, root: Path, devic
         breaches=_breaches(training, one_round, whole_run),
         dropped=tuple(training.dropped),
     )
-    about = ready.data.note if isinstance(ready.data, RecordedData) else ""
     caveats = training_flags(
-        *(record, len(ready.data.classes), unaudited, about),
+        *(record, len(ready.data.classes), unaudited),
+        data=ready.data.note,
         unrepeated=training.unrepeated,
         scores=type(ready.defense).likelihood is not Defense.likelihood,
     )

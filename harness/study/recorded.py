@@ -19,12 +19,15 @@ from leakgauge.harness.core.vec import Layout
 from leakgauge.harness.data import DataSet
 from leakgauge.harness.federation.loop import Keep, Training, evaluation, replay_state
 from leakgauge.harness.federation.recording import RecordedData, Recording, spec_of
-from leakgauge.harness.federation.round import Round, client_key
+from leakgauge.harness.federation.round import Letter, Round, client_key
 from leakgauge.harness.learn.batch import Indices
 from leakgauge.harness.learn.tasks import ModelTask
 
 _SAME = ("clients", "participants", "rounds", "algorithm", "local_steps", "local_epochs", "batch", "lr", "momentum")
 """Fields of a federation that a recording states."""
+
+_UNHEARD = Key(0, ("unheard",))
+"""Of a channel's noise, if that of the training is unknown."""
 
 
 def disagreements(
@@ -167,17 +170,48 @@ def _receive(
     training: Training, recording: Recording, here: Round, clients: Mapping[int, Indices], key: Key | None
 ) -> None:
     """Add the messages of one round that a server accepts, and the records behind them as places in a client's data."""
-    number, kept, truth = here.number, list[Message](), dict[int, Indices]()
-    for one in recording.messages(number):
-        sender = Sender(one.client, one.samples)
-        shared = key and client_key(key, number, one.client).child("shared")
+    number, sent = here.number, recording.messages(here.number)
+    shared = {one.client: key and client_key(key, number, one.client).child("shared") for one in sent}
+    messages = [
+        Message(number, Sender(one.client, one.samples), one.wire, shared[one.client], one.images, one.steps)
+        for one in sent
+    ]
+    kept, dropped = (_added_up if here.defense.superposes else _accepted)(here, messages, key)
+    training.dropped += [Dropped(number, client, reason) for client, reason in dropped.items()]
+    training.messages[number] = tuple(kept)
+    training.truth[number] = {
+        one.client: np.searchsorted(clients[one.client], one.rows).astype(np.int64)
+        for one in sent
+        if one.rows is not None and one.client not in dropped
+    }
+
+
+def _accepted(here: Round, messages: Sequence[Message], key: Key | None) -> tuple[list[Message], dict[int, str]]:
+    """The messages that a server accepts, and why it refuses others, by client."""
+    dropped = dict[int, str]()
+    for one in messages:
         try:
-            here.accept(one.wire, Link(here.setting, sender, shared))
+            here.accept(one.wire, Link(here.setting, one.sender, one.shared))
         except MessageError as error:
-            training.dropped.append(Dropped(number, one.client, str(error)))
-            continue
-        kept.append(Message(number, sender, one.wire, shared, one.images, one.steps))
-        if one.rows is not None:
-            truth[one.client] = np.searchsorted(clients[one.client], one.rows).astype(np.int64)
-    if not here.defense.superposes:
-        training.messages[number], training.truth[number] = tuple(kept), truth
+            dropped[one.sender.number] = str(error)
+    return [one for one in messages if one.sender.number not in dropped], dropped
+
+
+def _added_up(here: Round, messages: Sequence[Message], key: Key | None) -> tuple[list[Message], dict[int, str]]:
+    """The sum that arrives of what clients sent, with the noise of a training's channel; as `_accepted` otherwise.
+
+    key: of the training; None: other noise of the same law.
+    """
+    own = (key or _UNHEARD).child("round", here.number)
+    letters = [
+        Letter(one.sender, here.sealed(one.wire, one.sender), one.shared or own.child("shared", one.sender.number))
+        for one in messages
+    ]
+    found = here.collect(letters, own.child("channel"), own.child("server"))
+    counted = [one for one in messages if one.sender.number not in found.dropped]
+    if not counted:
+        return [], found.dropped
+    images, steps = sum(one.images for one in counted), max(one.steps for one in counted)
+    others = tuple(one.sender for one in counted[1:])
+    wire = found.exchange.received[0]
+    return [counted[0]._replace(wire=wire, images=images, steps=steps, others=others)], found.dropped

@@ -76,6 +76,12 @@ def _packages(found: Sequence[Environment]) -> tuple[tuple[str, str], ...]:
     return tuple((name, _distinct((e.packages[name] for e in found if name in e.packages), " / ")) for name in names)
 
 
+def _data(run: Run) -> list[str]:
+    """The data sets, each with what was done to it."""
+    notes = {t.spec.task.data: f.message for t in run.trainings.values() for f in t.flags if f.code == "data"}
+    return [f"{name}: {notes[name]}" if name in notes else name for name in sorted(run.data_hashes)]
+
+
 def provenance(analysis: Analysis) -> Provenance:
     """Everything known about the run."""
     run, found = analysis.run, analysis.environments
@@ -90,6 +96,7 @@ def provenance(analysis: Analysis) -> Provenance:
         ("Machine", _distinct((e.machine for e in found), "; ")),
         ("Execution", _distinct(how, "; ")),
         ("Seeds", ", ".join(map(str, seeds)) or "none"),
+        ("Data", "; ".join(_data(run)) or "none"),
         ("Computing time", seconds),
     )
     caution = ""

@@ -99,7 +99,7 @@ def test_attacks_find_in_a_recording_what_they_find_in_our_training(flower, tmp_
     spec = SPECS["whole"]
     superposes = registry.build("defense", name, {}).superposes
     targets = [{"kind": "probe", "round": 1, "count": 2}]
-    targets += [] if superposes else [{"kind": "messages", "round": 1, "count": 2}]
+    targets.append({"kind": "messages", "round": 1, "count": 1 if superposes else 2})
     federation = {key: value for key, value in dataclasses.asdict(spec).items() if value is not None}
     table = {
         "name": "both",
