@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("torch", "torchvision", "numpy", "scipy", "scikit-image", "scikit-learn", "dp-accounting", "opacus")
 
-_SOURCES = (
+SOURCES = (
     *(f"harness/{room}" for room in ("core", "data", "learn", "federation", "audit", "study")),
     "attacks",
     "defenses",
@@ -74,7 +74,7 @@ def _code(
     parts: frozenset[tuple[Literal["defense", "attack"], str]], own: frozenset[str] = frozenset(), weights: str = ""
 ) -> str:
     """The digest of the sources of the package, of the modules of these parts, and of those of a user's task."""
-    others = [part for part in parts if not _shipped(*part)]
+    others = [part for part in parts if not shipped(*part)]
     if not others and not own:
         return fingerprint([package()])
     from leakgauge.harness.federation import registry
@@ -86,7 +86,7 @@ def _code(
     return fingerprint([package(), *digests, *([weights] if weights else [])])
 
 
-def _shipped(kind: Literal["defense", "attack"], name: str) -> bool:
+def shipped(kind: Literal["defense", "attack"], name: str) -> bool:
     """Whether a defense or attack is a file of this package; asked without an import, which takes seconds."""
     file = name.replace("-", "_")
     return file.isidentifier() and (Path(__file__).parents[2] / f"{kind}s" / f"{file}.py").is_file()
@@ -96,7 +96,7 @@ def _shipped(kind: Literal["defense", "attack"], name: str) -> bool:
 def package() -> str:
     """The digest of the sources of this package as they are when this process first asks."""
     digest, root = hashlib.sha256(), Path(__file__).parents[2]
-    for path in sorted(file for folder in _SOURCES for file in (root / folder).rglob("*.py")):
+    for path in sorted(file for folder in SOURCES for file in (root / folder).rglob("*.py")):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
     return digest.hexdigest()
