@@ -38,7 +38,7 @@ TABLE = {
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """An empty folder of answers, for code that is not newer than this process."""
-    monkeypatch.setenv("LEAKGAUGE_AUDITS", str(tmp_path / "audits"))
+    monkeypatch.setenv("LEAKGAUGE_CACHE", str(tmp_path))
     monkeypatch.setattr(cache, "_LOADED", float("inf"))
     monkeypatch.setattr(cache, "_WORTH", 0.0)
     return tmp_path / "audits"
@@ -146,20 +146,20 @@ def test_an_edit_while_the_process_runs_makes_no_entry_and_reads_none(folder, fr
 
 
 def test_off_reads_and_writes_nothing(folder, fresh, monkeypatch):
-    monkeypatch.setenv("LEAKGAUGE_AUDITS", "off")
-    assert cache.folder() is None
+    monkeypatch.setenv("LEAKGAUGE_CACHE", "off")
+    assert environment.cache_folder() is None
     assert ask(lambda: fresh) is fresh
     assert not folder.exists()
 
 
 def test_the_tests_themselves_use_no_stored_audit():
-    assert os.environ["LEAKGAUGE_AUDITS"] == "off"
+    assert os.environ["LEAKGAUGE_CACHE"] == "off"
 
 
 def test_without_a_folder_named_it_is_in_the_users_cache(monkeypatch, tmp_path):
-    monkeypatch.delenv("LEAKGAUGE_AUDITS")
+    monkeypatch.delenv("LEAKGAUGE_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache.folder() == tmp_path / "leakgauge" / "audits"
+    assert environment.cache_folder() == tmp_path / "leakgauge"
 
 
 @pytest.mark.parametrize("broken", ["a file", "infinite"])
@@ -209,7 +209,7 @@ def test_studies_share_the_audits_of_shipped_defenses_and_no_byte_of_a_result_te
     monkeypatch.setattr("leakgauge.harness.study.jobs.audit_for_study", lambda spec, *_: counted(spec, _))
     assert not run_study(resolve(TABLE), second, workers=0).failures
     monkeypatch.undo()
-    assert os.environ["LEAKGAUGE_AUDITS"] == "off"
+    assert os.environ["LEAKGAUGE_CACHE"] == "off"
     assert not run_study(resolve(TABLE), off, workers=0).failures
     assert records(first) == records(second) == records(off)
     shutil.rmtree(folder)

@@ -30,9 +30,6 @@ from leakgauge.harness.study.store import StoreError, write_atomically
 
 T = TypeVar("T")
 
-VARIABLE = "LEAKGAUGE_AUDITS"
-"""Environment variable: the folder, or `off`."""
-
 _WORTH = 0.02
 """Seconds: what is computed faster has no entry."""
 
@@ -53,14 +50,14 @@ def known(kind: type[T], defense: PartSpec, question: dict[str, Any], compute: C
         kind: of the answer, a record of `core.result`.
         question: all arguments of `compute` besides the defense, as data.
     """
-    root = folder()
+    root = environment.cache_folder()
     if root is None or not all(environment.shipped("defense", name) for name in defense.name.split("+")):
         return compute()
     behind = _behind()
     if behind is None:
         return compute()
     asked = {"kind": kind.__name__, "defense": to_data(defense), "question": question, "behind": behind}
-    path = root / fingerprint(behind) / f"{fingerprint(asked, 32)}.json"
+    path = root / "audits" / fingerprint(behind) / f"{fingerprint(asked, 32)}.json"
     stored = load(path, lambda content: _answer(kind, asked, content), {})
     if stored is not None:
         return stored
@@ -78,18 +75,6 @@ def _store(path: Path, kind: type[T], asked: dict[str, Any], found: T) -> None:
         if to_json(to_data(_answer(kind, asked, content))) == to_json(to_data(found)):
             _forget(path.parents[1], path.parent)
             write_atomically(path, content)
-
-
-def folder() -> Path | None:
-    """Where answers are stored: `LEAKGAUGE_AUDITS`, or `leakgauge/audits` in the user's cache; None: nowhere."""
-    named = os.environ.get(VARIABLE)
-    if named == "off":
-        return None
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    try:
-        return Path(named).expanduser() if named else Path(home).expanduser() / "leakgauge" / "audits"
-    except RuntimeError:  # a user without a home
-        return None
 
 
 def _answer(kind: type[T], asked: dict[str, Any], content: bytes) -> T:

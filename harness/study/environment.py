@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import os
 import platform
 import subprocess
 import sys
@@ -27,6 +28,23 @@ SOURCES = (
     "defenses",
 )
 """What a result may depend on. Commands, gate and reports only read results; studies are data, which ids cover."""
+
+
+CACHE = "LEAKGAUGE_CACHE"
+"""Environment variable: the folder of what is computed once, or `off`."""
+
+
+def cache_folder() -> Path | None:
+    """Where what was computed once is stored: `LEAKGAUGE_CACHE`, or `leakgauge` in the user's cache; None: nowhere."""
+    named = os.environ.get(CACHE)
+    if named == "off":
+        return None
+    try:
+        return Path(named or os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / (
+            "" if named else "leakgauge"
+        )
+    except RuntimeError:  # a user without a home
+        return None
 
 
 def code_of(training: TrainingSpec, attack: PartSpec | None = None) -> str:
