@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import platform
 import warnings
-from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from leakgauge.harness.cli.known import known
 from leakgauge.harness.cli.options import USAGE, JsonOption, print_json, refusal
 from leakgauge.harness.core.sinks import line, say
 from leakgauge.harness.study.titles import shipped
@@ -33,7 +30,9 @@ def list_(
 
     if what not in _LISTS:
         raise refusal(USAGE, str(unknown("list of", what, _LISTS)))
-    rows = _known(what)
+    # no digest covers what plug-ins are made of, and studies are read in no time
+    fixed = what != "studies" and not any(entry_points(group=f"leakgauge.{what}"))
+    rows = known(["list", what, _source()], lambda: _rows(what)) if fixed else _rows(what)
     if as_json:
         print_json(rows)
         return
@@ -46,32 +45,9 @@ def list_(
             say(f"{'':<{width}}  {parameters}")
 
 
-def _known(what: str) -> list[dict[str, Any]]:
-    """The entries of one list; those of this code are read from the user's cache, because imports take seconds.
-
-    With plug-ins, the modules are imported each time: no digest covers what a plug-in is made of.
-    """
-    from leakgauge.harness.study.environment import cache_folder, package
-    from leakgauge.harness.study.files import load, sealed, unsealed
-
-    folder, plugged = cache_folder(), any(entry_points(group=f"leakgauge.{what}"))
-    if what == "studies" or folder is None or plugged:
-        return _rows(what)
-    made_by = [package(), hashlib.sha256(Path(__file__).read_bytes()).hexdigest(), platform.python_version()]
-    path = folder / "lists" / f"{what}.json"
-    stored = load(path, unsealed, {})
-    if stored is not None and stored.get("made_by") == made_by:
-        found: list[dict[str, Any]] = json.loads(stored["rows"])
-        return found
-    rows = _rows(what)
-    text = json.dumps(rows)  # as a text, since a sealed file sorts keys, and parameters have an order
-    if json.loads(text) != rows:
-        return rows
-    from leakgauge.harness.study.store import StoreError, write_atomically
-
-    with suppress(StoreError):  # a full disk: the next call imports again
-        write_atomically(path, sealed({"made_by": made_by, "rows": text}))
-    return rows
+def _source() -> str:
+    """This file, which chooses what a row holds, and of which `package` knows nothing."""
+    return Path(__file__).read_text("utf-8")
 
 
 def _rows(what: str) -> list[dict[str, Any]]:

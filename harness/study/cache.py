@@ -9,10 +9,7 @@ Only shipped defenses have entries: of somebody's module neither what it imports
 from __future__ import annotations
 
 import json
-import os
-import platform
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,9 +32,6 @@ _WORTH = 0.02
 
 _CODES = 8
 """Codes whose entries are kept: those written to last."""
-
-_NUMERICAL = ("ATEN_", "BLIS_", "MKL_", "NPY_", "OMP_", "OPENBLAS_")
-"""Environment variables with these beginnings may change the last bit of a sum."""
 
 _LOADED, _MARGIN = time.time(), 10.0
 """When this code was loaded, and the seconds before that in which its other modules were."""
@@ -96,24 +90,8 @@ def _behind() -> dict[str, Any] | None:
     newest = max(path.stat().st_mtime for room in environment.SOURCES for path in (root / room).rglob("*.py"))
     if newest > _LOADED - _MARGIN:
         return None
-    here = environment.environment()
-    return {
-        "code": environment.package(),
-        "python": here.python,
-        "packages": dict(here.packages),
-        "machine": f"{here.machine} {_processor()} {'-'.join(platform.libc_ver())}",
-        "torch": f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads",
-        "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_NUMERICAL)},
-    }
-
-
-def _processor() -> str:
-    """The name of the processor; sums are added in another order on another one."""
-    if sys.platform == "linux":
-        with suppress(OSError):
-            lines = Path("/proc/cpuinfo").read_text().splitlines()
-            return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return platform.processor()
+    torch_of = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+    return {**environment.numerics(), "torch": torch_of}
 
 
 def _forget(root: Path, kept: Path) -> None:

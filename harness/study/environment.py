@@ -10,8 +10,9 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from leakgauge.harness.core.cell import Cell, PartSpec, TaskSpec, TrainingSpec, fingerprint
 from leakgauge.harness.core.code import imported, task_code
@@ -29,6 +30,9 @@ SOURCES = (
 )
 """What a result may depend on. Commands, gate and reports only read results; studies are data, which ids cover."""
 
+
+_NUMERICAL = ("ATEN_", "BLIS_", "MKL_", "NPY_", "OMP_", "OPENBLAS_")
+"""Environment variables with these beginnings may change the last bit of a sum."""
 
 CACHE = "LEAKGAUGE_CACHE"
 """Environment variable: the folder of what is computed once, or `off`."""
@@ -128,9 +132,35 @@ def environment() -> Environment:
         commit=commit or f"release {importlib.metadata.version('leakgauge')}",
         dirty=bool(_git("status", "--porcelain")) if commit else False,
         python=platform.python_version(),
-        packages={name: importlib.metadata.version(name) for name in _PACKAGES},
+        packages=_versions(),
         machine=f"{platform.system()} {platform.machine()}",
     )
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    """The versions of the packages that numbers depend on."""
+    return {name: importlib.metadata.version(name) for name in _PACKAGES}
+
+
+def numerics() -> dict[str, Any]:
+    """All besides a question on which the last bit of an answer depends, as data: code, libraries and machine."""
+    return {
+        "code": package(),
+        "python": platform.python_version(),
+        "packages": _versions(),
+        "machine": [platform.system(), platform.machine(), _processor(), *platform.libc_ver()],
+        "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_NUMERICAL)},
+    }
+
+
+def _processor() -> str:
+    """The name of the processor; sums are added in another order on another one."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            lines = Path("/proc/cpuinfo").read_text().splitlines()
+            return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return platform.processor()
 
 
 def _git(*words: str) -> str | None:
