@@ -11,6 +11,7 @@ from hypothesis import settings
 
 torch.set_num_threads(1)
 os.environ["LEAKGAUGE_ALLOW_CODE"] = "1"  # studies of tests name doubles; without it: tests/test_strangers.py
+os.environ["LEAKGAUGE_CACHE"] = "off"  # a test must not pass by what was computed before: tests/test_cache.py
 for name in ("CI", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):  # a test that is about CI sets them itself
     os.environ.pop(name, None)
 gc.disable()

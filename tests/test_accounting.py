@@ -272,3 +272,16 @@ def test_a_negative_number_is_refused_by_name(bad):
         epsilon(dp.GaussianDpEvent(bad), 1e-5)
     with pytest.raises(ValueError, match="expected rounds >= 0"):
         repeat(dp.GaussianDpEvent(1.0), -1)
+
+
+@pytest.mark.parametrize(
+    ("noise", "share", "count"),
+    [(1.0, 0.1, 5), (0.4, 0.5, 1), (0.7, 0.01, 2), (2.0, 0.999, 30), (0.9, -math.expm1(-0.5), 3)],
+)
+def test_sampled_gaussian_noise_has_the_bits_of_the_accountant(noise, share, count):
+    sampled = dp.PoissonSampledDpEvent(share, dp.GaussianDpEvent(noise))
+    theirs = PLDAccountant(value_discretization_interval=1e-4)
+    theirs.compose(sampled, count)
+    asked = dp.SelfComposedDpEvent(sampled, count)
+    assert [epsilon(asked, at) for at in (0.5, 1e-2, 1e-5)] == [theirs.get_epsilon(at) for at in (0.5, 1e-2, 1e-5)]
+    assert [delta(asked, at) for at in (0.0, 0.7, 4.0)] == [theirs.get_delta(at) for at in (0.0, 0.7, 4.0)]

@@ -111,6 +111,23 @@ def record_claim(claim: Claim, delta: float | None = None) -> ClaimRecord:
     )
 
 
+def claim_to_data(claim: Claim) -> dict[str, Any]:
+    """All that `record_claim` makes of a claim follows from these data."""
+    proofs = [
+        [repr(one.event), one.unit.value, one.method, one.reason, one.tight, *_names(one.against)]
+        for one in (claim.proved, *claim.further)
+    ]
+    numbers = [repr(claim.epsilon), repr(claim.delta)]
+    words = [claim.unit.value, claim.relation.value, claim.horizon.value, claim.source]
+    return {
+        "numbers": numbers,
+        "words": words,
+        "against": _names(claim.against),
+        "assumes": claim.assumes,
+        "proofs": proofs,
+    }
+
+
 def exact_delta(claim: Claim, threat: Threat) -> Delta | None:
     """The delta of the claimed epsilon, if the proof is attained and gives the law itself, not a bound of it.
 

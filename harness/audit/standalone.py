@@ -214,17 +214,7 @@ def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key) -> Au
     Raises:
         ValueError: the small federation cannot use the defense, or its claim cannot be computed.
     """
-    one_round = registry.build_defense(spec).promises is Horizon.ONE_ROUND
-    share = min(1.0, study.batch / study.samples)
-    training: dict[str, Scalar] = {
-        "sends": study.sends,
-        "lr": study.lr,
-        "momentum": study.momentum,
-        "steps": min(study.steps, MOST_STEPS),
-        "batch": max(1, round(_SAMPLES * share)) if study.batch else 0,
-    }
-    audited_rounds = 1 if one_round else min(study.rounds, MOST_ROUNDS)
-    deployment = prepare_audit(spec.name, spec.parameters, training, audited_rounds)
+    deployment = prepare_audit(spec.name, spec.parameters, *audited_part(spec, study))
     defense, setting, history = deployment
     claim = claim_of(defense, history, setting)
     mechanism = Mechanism(*deployment, strongest_adversary(claim))
@@ -262,6 +252,20 @@ def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key) -> Au
         law=law,
         assuming=assuming,
     )
+
+
+def audited_part(spec: PartSpec, study: Setting) -> tuple[dict[str, Scalar], int]:
+    """The local training and the rounds that an audit takes from a study: equal ones have equal audits."""
+    share = min(1.0, study.batch / study.samples)
+    training: dict[str, Scalar] = {
+        "sends": study.sends,
+        "lr": study.lr,
+        "momentum": study.momentum,
+        "steps": min(study.steps, MOST_STEPS),
+        "batch": max(1, round(_SAMPLES * share)) if study.batch else 0,
+    }
+    one_round = registry.build_defense(spec).promises is Horizon.ONE_ROUND
+    return training, 1 if one_round else min(study.rounds, MOST_ROUNDS)
 
 
 def prepare_audit(

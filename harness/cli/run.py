@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -35,6 +36,9 @@ def run(
     max_number: cli.MaxNumberOption = 1_000_000,
     merge: Annotated[bool, typer.Option("--merge", help="Keep the cells of other studies in the folder.")] = False,
     reuse: Annotated[bool, typer.Option("--reuse", help="Keep the results that other code made.")] = False,
+    fresh_audits: Annotated[
+        bool, typer.Option("--fresh-audits", help="Read no audits of earlier studies. Also by LEAKGAUGE_CACHE=off.")
+    ] = False,
     cell_timeout: Annotated[
         float | None, typer.Option(min=0, metavar="SECONDS", help="A training or an attack fails after this time.")
     ] = None,
@@ -48,6 +52,8 @@ def run(
     from leakgauge.harness.study.study import load_study
     from leakgauge.harness.study.supervisor import Limits
 
+    if fresh_audits:
+        os.environ["LEAKGAUGE_CACHE"] = "off"  # for the workers too
     with cli.bugs(out / "run.log", verbose=verbose), cli.user_errors():
         found = load_study(study, allow_code=allow_code, max_cells=max_cells, max_number=max_number)
         loaded = _chosen(found, only)

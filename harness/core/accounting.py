@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -32,6 +32,7 @@ from leakgauge.harness.core.gaussian import check_delta, check_nonnegative
 from leakgauge.harness.core.gaussian import gaussian_delta as gaussian_delta
 from leakgauge.harness.core.gaussian import gaussian_epsilon as gaussian_epsilon
 from leakgauge.harness.core.gaussian import gaussian_mu as gaussian_mu
+from leakgauge.harness.core.sampled import sampled_gaussian
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -189,7 +190,7 @@ class _Numerical(NamedTuple):
 
     def epsilon(self, delta: float) -> float:
         if delta > 0:
-            found = float(_accountant(self.leaves).get_epsilon(delta))
+            found = _numerical_epsilon(self.leaves, delta)
             return found if self.pure is None else min(found, self.pure)
         if self.pure is None:
             raise ValueError(f"no epsilon is known at delta = 0 for {_names(self.leaves)}; use delta > 0")
@@ -198,22 +199,43 @@ class _Numerical(NamedTuple):
     def delta(self, epsilon: float) -> float:
         if self.pure is not None and epsilon >= self.pure:
             return 0.0
-        return float(_accountant(self.leaves).get_delta(epsilon))
+        return float(_losses(self.leaves).delta(epsilon))
+
+
+@functools.lru_cache(maxsize=64)
+def _numerical_epsilon(leaves: tuple[tuple[DpEvent, int], ...], delta: float) -> float:
+    """The bound of epsilon; cached because a claim asks for the same one several times, and each passes all losses."""
+    return float(_losses(leaves).epsilon(delta))
+
+
+class _Losses(NamedTuple):
+    """Epsilon by delta, and delta by epsilon, of a composed privacy loss."""
+
+    epsilon: Callable[[float], float]
+    delta: Callable[[float], float]
 
 
 @functools.lru_cache(maxsize=4)
-def _accountant(leaves: tuple[tuple[DpEvent, int], ...]) -> Any:
-    """A `PLDAccountant` that composes all leaves; cached because a claim evaluates the same one several times."""
+def _losses(leaves: tuple[tuple[DpEvent, int], ...]) -> _Losses:
+    """The composition of all leaves by a `PLDAccountant`; cached because a claim evaluates it several times."""
+    import dp_accounting as dp
     from dp_accounting.pld import PLDAccountant
 
     widest = max(_widest_loss(leaf) * math.sqrt(count) for leaf, count in leaves)
-    accountant = PLDAccountant(value_discretization_interval=max(_FINEST, widest / _POINTS))
+    step = max(_FINEST, widest / _POINTS)
+    leaf, count = leaves[0]
+    if len(leaves) == 1 and isinstance(leaf, dp.PoissonSampledDpEvent) and isinstance(leaf.event, dp.GaussianDpEvent):
+        noise, share = leaf.event.noise_multiplier, leaf.sampling_probability
+        if noise > 0 and 0 < share < 1:
+            losses = sampled_gaussian(noise, share, count, step)
+            return _Losses(losses.get_epsilon_for_delta, losses.get_delta_for_epsilon)
+    accountant = PLDAccountant(value_discretization_interval=step)
     unknown = [pair for pair in leaves if not accountant.supports(pair[0])]
     if unknown:
         raise ValueError(f"no law is known for {_names(unknown)} within {_names(leaves)} at delta > 0")
     for leaf, count in leaves:
         accountant.compose(leaf, count)
-    return accountant
+    return _Losses(accountant.get_epsilon, accountant.get_delta)
 
 
 class _Worst(NamedTuple):

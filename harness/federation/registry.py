@@ -42,11 +42,8 @@ def classes(kind: Kind) -> dict[str, type]:
         ImportError: a file of the package does not hold exactly one class of this kind.
     """
     found: dict[str, type] = {}
-    package = importlib.import_module(f"leakgauge.{_PACKAGE[kind]}")
-    for info in pkgutil.iter_modules(package.__path__):
-        if not info.name.startswith("_"):
-            module = importlib.import_module(f"leakgauge.{_PACKAGE[kind]}.{info.name}")
-            found[info.name.replace("_", "-")] = _only_class(kind, module.__name__, vars(module))
+    for name in _files(kind):
+        found[name] = _of_file(kind, name)
     for entry in importlib.metadata.entry_points(group=f"leakgauge.{_PACKAGE[kind]}"):
         try:
             if entry.name in found:
@@ -57,6 +54,20 @@ def classes(kind: Kind) -> dict[str, type]:
                 text = f"plug-in {entry.name} = {entry.value} is left out: {error}"
                 warnings.warn(line(text), stacklevel=2)
     return dict(sorted(found.items()))
+
+
+@functools.cache
+def _files(kind: Kind) -> tuple[str, ...]:
+    """The names of the files of the package."""
+    package = importlib.import_module(f"leakgauge.{_PACKAGE[kind]}")
+    names = (info.name for info in pkgutil.iter_modules(package.__path__))
+    return tuple(name.replace("_", "-") for name in names if not name.startswith("_"))
+
+
+def _of_file(kind: Kind, name: str) -> type:
+    """The class in a file of the package."""
+    module = importlib.import_module(f"leakgauge.{_PACKAGE[kind]}.{name.replace('-', '_')}")
+    return _only_class(kind, module.__name__, vars(module))
 
 
 def _only_class(kind: Kind, module: str, names: dict[str, Any]) -> type:
@@ -82,6 +93,8 @@ def lookup(kind: Kind, name: str) -> type:
     Raises:
         UnknownNameError: there is no such class.
     """
+    if name in _files(kind):
+        return _of_file(kind, name)  # without the others, whose imports take half a second
     known = classes(kind)
     if name in known:
         return known[name]

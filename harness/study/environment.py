@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import os
 import platform
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from leakgauge.harness.core.cell import Cell, PartSpec, TaskSpec, TrainingSpec, fingerprint
 from leakgauge.harness.core.code import imported, task_code
@@ -21,12 +23,32 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("torch", "torchvision", "numpy", "scipy", "scikit-image", "scikit-learn", "dp-accounting", "opacus")
 
-_SOURCES = (
+SOURCES = (
     *(f"harness/{room}" for room in ("core", "data", "learn", "federation", "audit", "study")),
     "attacks",
     "defenses",
 )
 """What a result may depend on. Commands, gate and reports only read results; studies are data, which ids cover."""
+
+
+_NUMERICAL = ("ATEN_", "BLIS_", "MKL_", "NPY_", "OMP_", "OPENBLAS_")
+"""Environment variables with these beginnings may change the last bit of a sum."""
+
+CACHE = "LEAKGAUGE_CACHE"
+"""Environment variable: the folder of what is computed once, or `off`."""
+
+
+def cache_folder() -> Path | None:
+    """Where what was computed once is stored: `LEAKGAUGE_CACHE`, or `leakgauge` in the user's cache; None: nowhere."""
+    named = os.environ.get(CACHE)
+    if named == "off":
+        return None
+    try:
+        return Path(named or os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / (
+            "" if named else "leakgauge"
+        )
+    except RuntimeError:  # a user without a home
+        return None
 
 
 def code_of(training: TrainingSpec, attack: PartSpec | None = None) -> str:
@@ -74,7 +96,7 @@ def _code(
     parts: frozenset[tuple[Literal["defense", "attack"], str]], own: frozenset[str] = frozenset(), weights: str = ""
 ) -> str:
     """The digest of the sources of the package, of the modules of these parts, and of those of a user's task."""
-    others = [part for part in parts if not _shipped(*part)]
+    others = [part for part in parts if not shipped(*part)]
     if not others and not own:
         return fingerprint([package()])
     from leakgauge.harness.federation import registry
@@ -86,7 +108,7 @@ def _code(
     return fingerprint([package(), *digests, *([weights] if weights else [])])
 
 
-def _shipped(kind: Literal["defense", "attack"], name: str) -> bool:
+def shipped(kind: Literal["defense", "attack"], name: str) -> bool:
     """Whether a defense or attack is a file of this package; asked without an import, which takes seconds."""
     file = name.replace("-", "_")
     return file.isidentifier() and (Path(__file__).parents[2] / f"{kind}s" / f"{file}.py").is_file()
@@ -96,7 +118,7 @@ def _shipped(kind: Literal["defense", "attack"], name: str) -> bool:
 def package() -> str:
     """The digest of the sources of this package as they are when this process first asks."""
     digest, root = hashlib.sha256(), Path(__file__).parents[2]
-    for path in sorted(file for folder in _SOURCES for file in (root / folder).rglob("*.py")):
+    for path in sorted(file for folder in SOURCES for file in (root / folder).rglob("*.py")):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
     return digest.hexdigest()
@@ -110,9 +132,35 @@ def environment() -> Environment:
         commit=commit or f"release {importlib.metadata.version('leakgauge')}",
         dirty=bool(_git("status", "--porcelain")) if commit else False,
         python=platform.python_version(),
-        packages={name: importlib.metadata.version(name) for name in _PACKAGES},
+        packages=_versions(),
         machine=f"{platform.system()} {platform.machine()}",
     )
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    """The versions of the packages that numbers depend on."""
+    return {name: importlib.metadata.version(name) for name in _PACKAGES}
+
+
+def numerics() -> dict[str, Any]:
+    """All besides a question on which the last bit of an answer depends, as data: code, libraries and machine."""
+    return {
+        "code": package(),
+        "python": platform.python_version(),
+        "packages": _versions(),
+        "machine": [platform.system(), platform.machine(), _processor(), *platform.libc_ver()],
+        "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_NUMERICAL)},
+    }
+
+
+def _processor() -> str:
+    """The name of the processor; sums are added in another order on another one."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            lines = Path("/proc/cpuinfo").read_text().splitlines()
+            return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return platform.processor()
 
 
 def _git(*words: str) -> str | None:

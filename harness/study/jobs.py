@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 
 from leakgauge.harness.audit.attacked import Promised, Proved, promised, proved_identification
-from leakgauge.harness.audit.claims import record_claim
+from leakgauge.harness.audit.claims import claim_to_data, record_claim
 from leakgauge.harness.audit.limit import Limit, NoLimit, limits
-from leakgauge.harness.audit.standalone import audit_for_study
+from leakgauge.harness.audit.standalone import audit_for_study, audited_part
 from leakgauge.harness.audit.weights import suspicious
 from leakgauge.harness.core.cell import (
     Cell,
@@ -61,6 +61,7 @@ from leakgauge.harness.learn.batch import Engine, choose_engine
 from leakgauge.harness.learn.modules import paced
 from leakgauge.harness.learn.partition import Holdings, partition
 from leakgauge.harness.learn.tasks import ModelTask
+from leakgauge.harness.study.cache import known
 from leakgauge.harness.study.environment import code_of, environment
 from leakgauge.harness.study.flags import cell_flags, notice_flag, promise_flags, training_flags
 from leakgauge.harness.study.recorded import as_recorded, clients_of, problems, shared_key, sizes_of
@@ -151,7 +152,7 @@ def run_training(spec: TrainingSpec, keep: Keep, store: Store, root: Path, devic
             broadcasts=broadcasts(spec, ready, engine),
             strict=spec.strict,
         )
-    one_round, whole_run = _claims(ready, training)
+    one_round, whole_run = _claims(spec.defense, ready, training)
     audited, unaudited = _audit(ready, spec)
     record = TrainingRecord(
         spec=spec,
@@ -370,11 +371,16 @@ def scored(
     return estimates, {} if pictures is None else {"original": pictures.original, "guess": pictures.guess}
 
 
-def _claims(ready: Prepared, training: Training) -> tuple[ClaimRecord, ClaimRecord]:
+def _claims(spec: PartSpec, ready: Prepared, training: Training) -> tuple[ClaimRecord, ClaimRecord]:
     """The defense's claims for the first round and for all rounds."""
     states = _states(ready.defense, training)
     one_round, whole_run = (claim_of(ready.defense, history, ready.setting) for history in (states[:1], states))
-    return record_claim(one_round), record_claim(whole_run)
+    return _recorded_claim(spec, one_round), _recorded_claim(spec, whole_run)
+
+
+def _recorded_claim(spec: PartSpec, claim: Claim) -> ClaimRecord:
+    """The record of a claim, whose accounting may have been done before."""
+    return known(ClaimRecord, spec, claim_to_data(claim), lambda: record_claim(claim))
 
 
 def _states(defense: Defense[Any, Any], training: Training) -> list[Any]:
@@ -425,7 +431,10 @@ def _audit(ready: Prepared, spec: TrainingSpec) -> tuple[AuditRecord | None, str
     """The audit that the study requests, or the reason why there is none; the training is valid without it."""
     if not spec.audit:
         return None, ""
+    asked = spec.defense, ready.setting, spec.audit, ready.key.child("training", "audit")
     try:
-        return audit_for_study(spec.defense, ready.setting, spec.audit, ready.key.child("training", "audit")), ""
+        training, rounds = audited_part(*asked[:2])
+        question = {"training": training, "rounds": rounds, "trials": spec.audit, "key": repr(asked[3])}
+        return known(AuditRecord, spec.defense, question, lambda: audit_for_study(*asked)), ""
     except ValueError as error:
         return None, " ".join(str(error).split())

@@ -34,6 +34,7 @@ from leakgauge.harness.core.threats import ThreatMismatch, View, require
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.registry import ParameterError, explain
 from leakgauge.harness.study import goal
+from leakgauge.harness.study.titles import shipped as shipped
 
 T = TypeVar("T")
 Table = dict[str, Any]
@@ -102,13 +103,6 @@ class Study:
     def trainings(self) -> tuple[TrainingSpec, ...]:
         """The distinct trainings, in the order of the first cell."""
         return tuple(cells[0].training for cells in self.cells_of.values())
-
-
-def shipped() -> dict[str, str]:
-    """Name and title of each study that ships with leakgauge."""
-    files = sorted(resources.files("leakgauge.studies").iterdir(), key=lambda item: item.name)
-    texts = {item.name.removesuffix(".toml"): item.read_text("utf-8") for item in files if item.name.endswith(".toml")}
-    return {name: str(tomllib.loads(text).get("title", "")) for name, text in texts.items()}
 
 
 def load_study(
