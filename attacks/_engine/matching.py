@@ -86,7 +86,7 @@ def evaluator(
     """
     if chunk < 1:
         raise ValueError(f"expected chunk >= 1, got chunk={chunk}")
-    kernel = kernel_of(task, params, images)
+    kernel = kernel_of(task, params, images, blocks=True)
     if kernel is not None:
         keep_freed_memory()
         chunk = max(1, min(chunk, _ENTRIES // task.layout.dim))

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy, one_hot, softplus
 from leakgauge.harness.core.contract import Task
 from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.kernels import Kernel
-from leakgauge.harness.learn.layers import Chain, Conv
+from leakgauge.harness.learn.layers import Chain, Conv, Network
 from leakgauge.harness.learn.tasks import ModelTask
 
 _TOGETHER = 32
@@ -61,8 +61,11 @@ class _ByHand(torch.autograd.Function):
         return None, *ctx.trace.pull(slopes)
 
 
-def kernel_of(task: Task, params: Vector, images: int) -> Kernel | None:
+def kernel_of(task: Task, params: Vector, images: int, *, blocks: bool = False) -> Kernel | None:
     """The kernel by hand if there is one and it is faster; None: use `vmap`.
+
+    Args:
+        blocks: whether it may be one of a network with residual blocks.
 
     Time of `vmap` over time by hand, measured on one busy CPU core (`benchmarks/matching.py`), 3x32x32, 8 instances or
     more: 1.5 to 2.5 for the LeNet of DLG with one image and 1.2 to 1.4 with four, 3 to 6 for `mlp` (in smaller chunks
@@ -72,6 +75,8 @@ def kernel_of(task: Task, params: Vector, images: int) -> Kernel | None:
     if type(task) is not ModelTask or not task.softmax or task.model.l2 or params.device.type != "cpu":
         return None
     chain = task.model.apply
+    if blocks and isinstance(chain, Network):
+        return Kernel(chain, task.layout, params)
     if not isinstance(chain, Chain):
         return None
     strides = [layer.stride for layer in chain.layers if isinstance(layer, Conv)]
