@@ -58,9 +58,8 @@ def test_directions_equal_those_of_the_two_loop_recursion(pairs, size):
     changes = steps * torch.linspace(0.5, 3, width, dtype=torch.float64) + 0.05 * draw("changes", pairs, n, width)
     memory = _Memory.empty(steps[0], size)
     for step, change in zip(steps, changes, strict=True):
-        memory.store(torch.arange(n), step, change)
         gradient = draw("gradient", n, width)
-        found = memory.directions(gradient)
+        found = memory.directions(torch.ones(n, dtype=torch.bool), step, change, gradient)
     for i in range(n):
         stored = list(zip(steps[-size:, i], changes[-size:, i], strict=True))
         q, alphas = gradient[i].clone(), []
@@ -80,14 +79,13 @@ def test_problems_with_unequal_numbers_of_pairs_have_their_own_directions():
     changes = steps * torch.linspace(0.5, 3, width, dtype=torch.float64)
     together = _Memory.empty(gradient, 3)
     for number, (step, change) in enumerate(zip(steps, changes, strict=True)):
-        rows = torch.arange(n)[number:] if number < n else torch.tensor([0])
-        together.store(rows, step[rows], change[rows])
-        found = together.directions(gradient)
+        rows = torch.arange(n) >= number if number < n else torch.arange(n) == 0
+        found = together.directions(rows, step, change, gradient)
     for i in range(n):
         alone = _Memory.empty(gradient[:1], 3)
         for number in [number for number in range(4) if (i >= number if number < n else i == 0)]:
-            alone.store(torch.tensor([0]), steps[number, i : i + 1], changes[number, i : i + 1])
-            expected = alone.directions(gradient[i : i + 1])
+            pair = steps[number, i : i + 1], changes[number, i : i + 1]
+            expected = alone.directions(torch.tensor([True]), *pair, gradient[i : i + 1])
         assert torch.allclose(found[i], expected[0], rtol=1e-10, atol=1e-12)
 
 

@@ -526,7 +526,10 @@ class _ConvStep:
         layer, (m, inputs, b, *sides) = filters.layer, shape
         after = [(side + 2 * layer.padding - layer.kernel) // layer.stride + 1 for side in sides]
         self.filters, self.shape = filters, (m, layer.outputs, b, *after)
-        self.bias, self.forth, self.back = filters.bias, *(one.expand(m, -1, -1) for one in (filters.forth, filters.back))
+        self.bias, self.forth, self.back = (
+            filters.bias,
+            *(one.expand(m, -1, -1) for one in (filters.forth, filters.back)),
+        )
         self.patches, self.patches_of_t = (filters.ahead(shape, scratch, keep) for keep in (True, False))
         self.patches_back, self.patches_of_a = (
             filters.behind(self.shape, sides, scratch, keep) for keep in (True, False)
