@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.linalg import vector_norm
 
 from leakgauge.attacks._engine.matching import Function
 
@@ -141,40 +140,39 @@ class _Search:
 class _Memory:
     """The last m accepted pairs of each problem, and their inner products.
 
-    steps, changes: [n, m + 1, D], s = x' - x and y = g' - g, in rings from slot 1 on; slot 0 takes zeros in the place
-    of a pair that is not kept. inverse, gram: [n, m + 1, m + 1], of the triangle of s_i.y_j with i not newer than j, and
-    y_i.y_j. curvature: [n, m + 1], s_i.y_i. count: [n] pairs ever stored. scale: [n] s.y / y.y of the newest pair; NaN
-    without pairs. filled: [1] slots that may hold a pair, on the host.
+    pairs: [n, m + 1, 2, D], s = x' - x and y = g' - g, in rings from slot 1 on; slot 0 takes zeros in the place of a
+    pair that is not kept. inverse, gram: [n, m + 1, m + 1], the inverse of the triangle of s_i.y_j with i not newer
+    than j, and y_i.y_j. curvature: [n, m + 1], s_i.y_i. count: [n] pairs ever stored. scale: [n, 1] s.y / y.y of the
+    newest pair; NaN without pairs. turns: how often a pair came.
 
     The inverse of a triangle holds the inverses of its later parts. So the oldest pair leaves with its row and column,
     a new one adds a column, and the order of the slots does not matter.
     """
 
-    steps: Tensor
-    changes: Tensor
+    pairs: Tensor
     inverse: Tensor
     gram: Tensor
     curvature: Tensor
     count: Tensor
     scale: Tensor
+    turns: int = 0
 
     @classmethod
     def empty(cls, start: Tensor, size: int) -> _Memory:
         """No pairs yet."""
         (n, width), slots = start.shape, size + 1
-        steps, changes = start.new_zeros(n, slots, width), start.new_zeros(n, slots, width)
         # float64: triangular solves amplify the rounding of nearly parallel steps
-        exact = start.new_zeros(n, dtype=torch.float64)
+        exact = start.new_zeros(n, slots, dtype=torch.float64)
         inverse, gram = exact.new_zeros(2, n, slots, slots)
-        count, scale = start.new_zeros(n, dtype=torch.int64), exact.fill_(torch.nan)
-        return cls(steps, changes, inverse, gram, exact.new_zeros(n, slots), count, scale)
+        count, scale = start.new_zeros(n, dtype=torch.int64), exact.new_full((n, 1), torch.nan)
+        return cls(start.new_zeros(n, slots, 2, width), inverse, gram, exact, count, scale)
 
     @torch.inference_mode()
     def forget(self, rows: Tensor) -> None:
         """Drop the pairs of the problems `rows` [n] bool."""
-        for field in dataclasses.fields(self):
-            part = getattr(self, field.name)
-            part.masked_fill_(rows.view(-1, *[1] * (part.ndim - 1)), torch.nan if part is self.scale else 0)
+        for part in (self.pairs, self.inverse, self.gram, self.curvature, self.count):
+            part.masked_fill_(rows.view(-1, *[1] * (part.ndim - 1)), 0)
+        self.scale.masked_fill_(rows[:, None], torch.nan)
 
     @torch.inference_mode()
     def directions(self, accepted: Tensor, step: Tensor, change: Tensor, gradient: Tensor) -> Tensor:
@@ -185,35 +183,41 @@ class _Memory:
 
         Source: Byrd, Nocedal and Schnabel 1994, Thm 2.2: the two-loop recursion as matrix products.
         """
-        n, slots = self.curvature.shape
-        every = torch.arange(n, device=gradient.device)
-        curved = (step * change).sum(dim=1) > _CURVATURE * vector_norm(step, dim=1) * vector_norm(change, dim=1)
-        kept = accepted & curved
+        slots = self.curvature.shape[1]
+        self.turns += 1
+        used = slice(min(self.turns + 1, slots))
+        inverse, gram, rings = self.inverse[:, used, used], self.gram[:, used, used], self.pairs[:, used].flatten(1, 2)
+        pair = torch.stack([step, change], dim=1)
+        lengths, change_squared = torch.bmm(pair, pair.mT).unbind(1)
+        step_squared, curvature = lengths.unbind(1)
+        kept = accepted & (curvature > _CURVATURE * (step_squared.sqrt() * change_squared[:, 1].sqrt()))
         slot = torch.where(kept, self.count % (slots - 1) + 1, 0)
         self.count += kept
-        step, change = (torch.where(kept[:, None], one, 0.0) for one in (step, change))
-        self.steps[every, slot], self.changes[every, slot] = step, change
+        every, column_of = torch.arange(len(slot), device=slot.device), slot[:, None]
+        self.pairs[every, slot] = pair = torch.where(kept[:, None, None], pair, 0.0)
 
-        pair = torch.stack([change, gradient], dim=1)
         # rows times the transposed ring is several times faster than the ring times columns
-        on_steps, on_changes = (torch.bmm(pair, ring.mT).double() for ring in (self.steps, self.changes))
-        self.gram[every, slot] = self.gram[every, :, slot] = on_changes[:, 0]
-        self.inverse[every, slot] = self.inverse[every, :, slot] = 0.0
-        solved = torch.bmm(on_steps, self.inverse.mT)
-        curvature, on_newest = on_steps.gather(2, slot[:, None, None].expand(-1, 2, -1))[..., 0].unbind(1)
-        reciprocal = torch.where(kept, 1 / curvature, 0.0)
-        column = (solved[:, 0] * -reciprocal[:, None]).scatter_(1, slot[:, None], reciprocal[:, None])
-        self.inverse[every, :, slot] = column
-        self.curvature[every, slot] = torch.where(kept, curvature, 0.0)
-        self.scale = torch.where(kept, curvature / on_changes[every, 0, slot], self.scale)
+        pair[:, 0] = gradient
+        products = torch.bmm(pair, rings.mT).double().unflatten(2, (-1, 2))
+        on_steps, on_changes = products.unbind(3)
+        gram[every, slot] = gram[every, :, slot] = on_changes[:, 1]
+        newest = on_steps.gather(2, column_of[:, None].expand(-1, 2, -1))[..., 0]
+        on_steps.scatter_(2, column_of[:, None].expand(-1, 2, -1), 0.0)
+        inverse[every, slot] = 0.0
+        solved = torch.bmm(on_steps, inverse.mT)
+        curvature = torch.where(kept, newest[:, 1], torch.inf)[:, None]
+        column = (solved[:, 1] / -curvature).scatter_(1, column_of, 1 / curvature)
+        inverse[every, :, slot] = column
+        self.curvature.scatter_(1, column_of, curvature.nan_to_num(posinf=0.0))
+        now = curvature / on_changes[:, 1].gather(1, column_of)
+        self.scale = torch.where(kept[:, None], now, self.scale)
 
-        scale = self.scale[:, None]
-        u = torch.addcmul(solved[:, 1], column, on_newest[:, None])
-        inner = self.curvature * u + scale * (torch.bmm(u[:, None], self.gram)[:, 0] - on_changes[:, 1])
-        w = torch.bmm(inner[:, None], self.inverse)
-        direction = torch.bmm(w.to(gradient.dtype), self.steps)[:, 0]
-        direction += torch.bmm((-scale * u).to(gradient.dtype)[:, None], self.changes)[:, 0]
-        return direction.addcmul_(scale.to(gradient.dtype), gradient).neg_()
+        u = torch.addcmul(solved[:, 0], column, newest[:, :1])
+        inner = self.curvature[:, used] * u + self.scale * (torch.bmm(u[:, None], gram)[:, 0] - on_changes[:, 0])
+        w = torch.bmm(inner[:, None], inverse)[:, 0]
+        weights = torch.stack([w, -self.scale * u], dim=2).to(gradient.dtype)
+        direction = torch.bmm(weights.flatten(1)[:, None], rings)[:, 0]
+        return direction.addcmul_(self.scale.to(gradient.dtype), gradient).neg_()
 
 
 _State = TypeVar("_State", _Search, _Memory)
@@ -221,7 +225,8 @@ _State = TypeVar("_State", _Search, _Memory)
 
 def _take(state: _State, rows: Tensor) -> _State:
     """The problems `rows` [n] bool of a search or memory."""
-    return type(state)(*(getattr(state, field.name)[rows] for field in dataclasses.fields(state)))
+    fields = (getattr(state, field.name) for field in dataclasses.fields(state))
+    return type(state)(*(field[rows] if isinstance(field, Tensor) else field for field in fields))
 
 
 def _turn(search: _Search, memory: _Memory, function: Function, *, looks: bool) -> None:
