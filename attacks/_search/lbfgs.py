@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -198,7 +198,7 @@ class _Memory:
 
         # rows times the transposed ring is several times faster than the ring times columns
         pair[:, 0] = gradient
-        products = torch.bmm(pair, rings.mT).double().unflatten(2, (-1, 2))
+        products = torch.bmm(pair, rings.mT).double().view(len(slot), 2, -1, 2)
         on_steps, on_changes = products.unbind(3)
         gram[every, slot] = gram[every, :, slot] = on_changes[:, 1]
         newest = on_steps.gather(2, column_of[:, None].expand(-1, 2, -1))[..., 0]
@@ -225,8 +225,8 @@ _State = TypeVar("_State", _Search, _Memory)
 
 def _take(state: _State, rows: Tensor) -> _State:
     """The problems `rows` [n] bool of a search or memory."""
-    fields = (getattr(state, field.name) for field in dataclasses.fields(state))
-    return type(state)(*(field[rows] if isinstance(field, Tensor) else field for field in fields))
+    parts: dict[str, Any] = {name: part[rows] for name, part in vars(state).items() if isinstance(part, Tensor)}
+    return dataclasses.replace(state, **parts)
 
 
 def _turn(search: _Search, memory: _Memory, function: Function, *, looks: bool) -> None:

@@ -210,7 +210,8 @@ def _maker(layer: Layer | Block, tensors: Iterator[Tensor]) -> Maker:
         case Conv():
             return partial(_ConvStep, _Filters(layer, *own))
         case Dense():
-            return partial(_DenseStep, *own)
+            weight, bias = own
+            return partial(_DenseStep, weight, bias)
         case SoftRelu():
             return partial(_SoftReluStep, layer.width)
         case Norm():
@@ -397,7 +398,8 @@ class _MeanStep:
     """Maps to rows of their means."""
 
     def __init__(self, shape: Shape, scratch: _Scratch) -> None:
-        self.before, self.shape, self.entries = shape, (shape[0], shape[2], shape[1]), math.prod(shape[3:])
+        self.before, self.entries = shape, math.prod(shape[3:])
+        self.shape: Shape = (shape[0], shape[2], shape[1])
 
     def forward(self, h: Tensor) -> Tensor:
         return h.mean((3, 4)).transpose(1, 2)

@@ -153,17 +153,19 @@ class Norm:
         initial = zip(names, (0, -1, -1, 0), strict=True)
         return [Slot(f"{self.name}.{name}", (self.channels,), fan_in) for name, fan_in in initial][: self.owns]
 
-    def apply(self, h: Tensor, scale: Tensor, bias: Tensor, *running: Tensor) -> Tensor:
+    def apply(self, h: Tensor, *own: Tensor) -> Tensor:
         """[b, channels, height, width] to the same shape."""
+        scale, bias, *running = own
         if self.groups:
             return group_norm(h, self.groups, scale, bias)
         mean, variance = running
         return _normal(h, mean, variance.clamp(min=0.0), scale, bias)
 
-    def by_batch(self, h: Tensor, scale: Tensor, bias: Tensor, *running: Tensor) -> InTraining:
+    def by_batch(self, h: Tensor, *own: Tensor) -> InTraining:
         """The same by the statistics of h, and the term of the loss that moves the running ones toward these."""
         if self.groups:
-            return InTraining(self.apply(h, scale, bias))
+            return InTraining(self.apply(h, *own))
+        scale, bias, *running = own
         now = h.mean((0, 2, 3)), h.var((0, 2, 3), correction=0)
         term: Tensor = BatchStatistics.apply(*running, *now)  # type: ignore[no-untyped-call]
         return InTraining(_normal(h, *now, scale, bias), term)
@@ -346,6 +348,17 @@ class Network:
             elif not isinstance(layer, Dropout):
                 h = layer.apply(h, *itertools.islice(tensors, layer.owns))
         return h
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network in training, as `Model` takes it: equal to that of an equal network, as a bound method is not."""
+
+    network: Network
+
+    def __call__(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> InTraining:
+        """`Network.in_training`."""
+        return self.network.in_training(tensors, x, keep)
 
 
 def dense_stack(widths: Sequence[int]) -> list[Layer]:

@@ -29,6 +29,7 @@ from leakgauge.harness.learn.layers import (
     Norm,
     Relu,
     Sigmoid,
+    Trained,
     dense_stack,
     stack,
     weights,
@@ -273,14 +274,12 @@ def _resnet(blocks: int, input_shape: tuple[int, ...], classes: int, *, running:
             layers += [_block(f"stage{stage}.block{number}", inputs, outputs, groups), Relu()]
             inputs = outputs
     network = Network((*layers, Mean(), Dense("fc", inputs, classes)))
-    return Model(
-        name, *network.tensors, input_shape, classes, network, training=network.in_training if running else None
-    )
+    return Model(name, *network.tensors, input_shape, classes, network, training=Trained(network) if running else None)
 
 
 def _block(name: str, inputs: int, outputs: int, groups: int) -> Block:
     """Two convolutions with their norms; if the block widens, it halves height and width."""
-    new, halves = outputs - inputs, []
+    new, halves = outputs - inputs, list[Layer]()
     for half, before, stride in ((1, inputs, 2 if new else 1), (2, outputs, 1)):
         halves += [Conv(f"{name}.conv{half}", before, outputs, 3, stride, 1, bias=False)]
         halves += [Norm(f"{name}.norm{half}", outputs, groups), Relu()]
