@@ -118,8 +118,26 @@ def test_a_kernel_is_used_where_it_is_faster():
     assert not is_by_hand(dataclasses.replace(task, model=dataclasses.replace(task.model, l2=0.1)), 1)
 
 
-def is_by_hand(task, images):
-    return kernel_of(task, task.init(KEY), images) is not None
+def is_by_hand(task, images, **how):
+    return kernel_of(task, task.init(KEY), images, **how) is not None
+
+
+def test_an_evaluation_goes_by_hand_through_residual_blocks_where_that_is_faster():
+    chosen = [(name, b) for name in RESIDUAL for b in (1, 4, 5) if is_by_hand(named(name), b, blocks=True)]
+    assert chosen == [("resnet20", 1), ("resnet20-bn", 1), ("resnet20-bn", 4)]
+    assert not any(is_by_hand(named(name), 1) for name in RESIDUAL)
+
+
+@pytest.mark.parametrize("name", RESIDUAL)
+def test_an_evaluation_through_residual_blocks_is_that_of_autograd(name):
+    task = named(name)
+    params, x, logits, v = scene(task, b=1)
+    functions = [
+        evaluator(one, params, SquaredDistance(v), images=1, labels=logits.softmax(2))
+        for one in (task, Mapped(task.model))
+    ]
+    assert [function.kernel is None for function in functions] == [False, True]
+    assert_close(*(function(x.flatten(1), torch.arange(3)) for function in functions), 1e-10)
 
 
 @pytest.mark.parametrize(

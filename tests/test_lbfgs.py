@@ -99,6 +99,33 @@ def test_quadratics_are_solved_and_leave_the_batch():
     assert max(map(len, function.evaluated)) == 6
 
 
+def test_problems_that_are_watched_seldom_end_at_the_next_look():
+    function, centers = quadratics(6, 30)
+    start = torch.zeros(6, 30, dtype=torch.float64)
+    found = minimize(function, start, until(6, evaluations=1001), watch=16)
+    assert set(found.status) == {Status.CONVERGED}
+    assert found.x.numpy() == pytest.approx(centers.numpy(), abs=1e-9)
+    assert (found.evaluations % 16 == 0).all()
+    spent = minimize(function, start, until(6, evaluations=21, tolerance=0.0), watch=16)
+    assert (set(spent.status), set(spent.evaluations.tolist())) == ({Status.SPENT}, {21})
+
+
+def test_directions_stay_those_of_the_two_loop_recursion_after_many_pairs():
+    # an error of the inverse that a pair leaves behind would grow from pair to pair
+    n, width, size = 2, 30, 8
+    matrices = torch.linalg.qr(draw("basis", n, width, width))[0] * torch.logspace(0, 3, width, dtype=torch.float64)
+    matrices = matrices @ matrices.mT
+    memory, fresh = _Memory.empty(torch.zeros(n, width), size), _Memory.empty(torch.zeros(n, width), size)
+    steps, gradients = draw("steps", 500, n, width).float(), draw("gradients", 500, n, width).float()
+    every = torch.ones(n, dtype=torch.bool)
+    for number, (step, gradient) in enumerate(zip(steps, gradients, strict=True)):
+        change = (matrices @ step.double()[..., None])[..., 0].float()
+        found = memory.directions(every, step, change, gradient)
+        if number >= len(steps) - size:
+            expected = fresh.directions(every, step, change, gradient)
+    assert torch.allclose(found, expected, rtol=1e-3, atol=1e-5 * float(expected.abs().max()))
+
+
 def test_rosenbrock_needs_at_most_half_as_many_evaluations_again_as_scipy():
     start = 2 * draw("start", 16, 2)  # in four dimensions there is a second minimum
     found = minimize(Calls(rosenbrock), start, until(16, tolerance=1e-12))

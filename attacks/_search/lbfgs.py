@@ -72,23 +72,24 @@ class Minima(NamedTuple):
     status: tuple[Status, ...]
 
 
-def minimize(function: Function, start: Tensor, stop: Stop) -> Minima:
+def minimize(function: Function, start: Tensor, stop: Stop, watch: int | None = None) -> Minima:
     """Minimize n functions of D variables each.
 
     Args:
         function: values and gradients of any of the n functions. A step to a value or gradient that is not finite is
             too long.
         start: [n, D], not modified. All computation has its dtype, except inner products.
+        watch: turns from one look for ended problems to the next, until which they go on; None: one on a CPU.
 
     Guarantees:
         No value exceeds the value at the start; each x is the point of its value.
         Same arguments, same numbers; a problem that fails changes the others by rounding at most.
-        A problem that has ended is not evaluated again.
+        A problem that has ended is not evaluated again, but for the turns until the host looks.
 
     Source: Liu and Nocedal 1989 (L-BFGS). Differs: steps are halved until they satisfy Armijo's condition only; a pair
         without positive curvature is not stored.
     """
-    n, turn, watch = len(start), 0, 1 if start.device.type == "cpu" else _UNWATCHED
+    n, turn, watch = len(start), 0, watch or (1 if start.device.type == "cpu" else _UNWATCHED)
     ends = start.new_zeros(n, dtype=torch.int64)
     found = Minima(start.clone(), start.new_full((n,), torch.inf), ends.clone(), ())
     search, memory = _Search.begin(start, stop.tolerance), _Memory.empty(start, min(_HISTORY, stop.evaluations))
