@@ -11,12 +11,26 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.gradients import gradients, kernel_of
 from leakgauge.harness.learn.kernels import Kernel
-from leakgauge.harness.learn.layers import Chain, Conv, MaxPool, Relu, Sigmoid, SoftRelu, dense_stack
+from leakgauge.harness.learn.layers import (
+    Block,
+    Chain,
+    Conv,
+    Dense,
+    MaxPool,
+    Mean,
+    Network,
+    Norm,
+    Relu,
+    Sigmoid,
+    SoftRelu,
+    dense_stack,
+)
 from leakgauge.harness.learn.models import Model, build
 from leakgauge.harness.learn.tasks import ModelTask
 
 KEY = Key(0)
 COVERED = ["linear", "mlp-small", "mlp", "cnn2", "cnn3", "lenet-dlg", "lenet5", "cnn-udp"]
+RESIDUAL = ["resnet20", "resnet20-bn"]
 SHAPE, CLASSES = (1, 22, 25), 4  # one channel, neither square nor even: strides and pools leave columns over
 
 
@@ -29,9 +43,10 @@ def named(name, shape=SHAPE, classes=CLASSES):
     return ModelTask(build(name, shape, classes), "dlg" if name == "lenet-dlg" else "default")
 
 
-def chained(*layers, shape=SHAPE, classes=CLASSES):
-    chain = Chain(tuple(layers))
-    return ModelTask(Model("chain", *chain.tensors, shape, classes, chain))
+def chained(*layers, shape=SHAPE, classes=CLASSES, kind=Chain):
+    chain = kind(tuple(layers))
+    training = chain.in_training if kind is Network else None
+    return ModelTask(Model("chain", *chain.tensors, shape, classes, chain, training=training))
 
 
 def scene(task, m=3, b=2, dtype=torch.float64):
@@ -56,7 +71,8 @@ def by_autograd(task, params, x, logits, v):
     rows = []
     for i in range(len(x)):
         leaf, dummy, label = (tensor.clone().requires_grad_() for tensor in (params, x[i], logits[i]))
-        loss = cross_entropy(task.outputs(leaf, dummy), label.softmax(1))
+        scores, term = task.in_training(leaf, dummy)
+        loss = cross_entropy(scores, label.softmax(1)) + (0.0 if term is None else term)
         (gradient,) = torch.autograd.grad(loss, leaf, create_graph=True)
         rows.append((gradient.detach(), *torch.autograd.grad((gradient * v[i]).sum(), (dummy, label))))
     return tuple(torch.stack(column) for column in zip(*rows, strict=True))
@@ -76,12 +92,12 @@ def assert_close(found, expected, share):
 
 
 @pytest.mark.parametrize("b", [1, 3])
-@pytest.mark.parametrize("name", COVERED)
+@pytest.mark.parametrize("name", [*COVERED, *RESIDUAL])
 def test_every_model_of_known_layers_agrees_with_double_backward(name, b):
     assert_both_agree(named(name), b=b)
 
 
-@pytest.mark.parametrize("name", COVERED)
+@pytest.mark.parametrize("name", [*COVERED, *RESIDUAL])
 def test_single_precision_is_as_exact_as_that_of_autograd(name):
     task = named(name)
     exact, scenery = by_autograd(task, *scene(task)), scene(task, dtype=torch.float32)
@@ -102,8 +118,26 @@ def test_a_kernel_is_used_where_it_is_faster():
     assert not is_by_hand(dataclasses.replace(task, model=dataclasses.replace(task.model, l2=0.1)), 1)
 
 
-def is_by_hand(task, images):
-    return kernel_of(task, task.init(KEY), images) is not None
+def is_by_hand(task, images, **how):
+    return kernel_of(task, task.init(KEY), images, **how) is not None
+
+
+def test_an_evaluation_goes_by_hand_through_residual_blocks_where_that_is_faster():
+    chosen = [(name, b) for name in RESIDUAL for b in (1, 4, 5) if is_by_hand(named(name), b, blocks=True)]
+    assert chosen == [("resnet20", 1), ("resnet20-bn", 1), ("resnet20-bn", 4)]
+    assert not any(is_by_hand(named(name), 1) for name in RESIDUAL)
+
+
+@pytest.mark.parametrize("name", RESIDUAL)
+def test_an_evaluation_through_residual_blocks_is_that_of_autograd(name):
+    task = named(name)
+    params, x, logits, v = scene(task, b=1)
+    functions = [
+        evaluator(one, params, SquaredDistance(v), images=1, labels=logits.softmax(2))
+        for one in (task, Mapped(task.model))
+    ]
+    assert [function.kernel is None for function in functions] == [False, True]
+    assert_close(*(function(x.flatten(1), torch.arange(3)) for function in functions), 1e-10)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +158,22 @@ def test_slopes_pass_the_layers_before_the_first_weights(before):
     sides = (11, 12) if before == (MaxPool(),) else SHAPE[1:]
     head = dense_stack((3 * (sides[0] - 2) * (sides[1] - 2), CLASSES))
     assert_both_agree(chained(*before, Conv("conv", 1, 3, 3), Relu(), *head))
+
+
+@pytest.mark.parametrize("groups", [0, 2, 4])
+def test_residual_blocks_and_norms_in_any_order(groups):
+    path = (Norm("norm1", 4, groups), Sigmoid(), Conv("conv1", 4, 6, 3, 2, 1), Norm("norm2", 6, groups // 2), Relu())
+    second = (Conv("conv2", 6, 6, 3, padding=1, bias=False), SoftRelu(0.3))
+    layers = (Block(path, 2), Block(second), Norm("norm3", 6, groups // 2), MaxPool(), Mean(), Dense("fc", 6, CLASSES))
+    assert_both_agree(chained(*layers, shape=(4, 10, 13), kind=Network))
+
+
+def test_a_network_scores_by_running_statistics_and_trains_by_those_of_the_batch():
+    task = named("resnet20-bn")
+    params, x, _, _ = scene(task)
+    alone, batch = (task.in_training(params, part).scores[0] for part in (x[0, :1], x[0]))
+    assert not torch.allclose(alone, batch)
+    assert torch.allclose(task.outputs(params, x[0, :1])[0], task.outputs(params, x[0])[0])
 
 
 @pytest.mark.parametrize(("stride", "padding"), [(0, 0), (1, 3), (1, -1)])
@@ -175,6 +225,18 @@ def test_a_trace_may_be_used_twice_and_is_not_overwritten_by_the_next(shape):
     kernel.trace(x + 1, logits.softmax(2))[1].pull(v)
     for one, other in zip(first, trace.pull(v), strict=True):
         assert torch.equal(one, other)
+
+
+def test_memory_is_used_again_once_its_trace_is_gone_but_gradients_are_kept():
+    task = named("lenet-dlg")
+    params, x, logits, _ = scene(task)
+    kernel, y = Kernel(task.model.apply, task.layout, params), logits.softmax(2)
+    first, trace = kernel.trace(x, y)
+    other, kept, used = kernel.trace(x, y)[1], first.clone(), trace._tape.steps
+    assert other._tape.steps is not used
+    del trace
+    assert kernel.trace(x + 1, y)[1]._tape.steps is used
+    assert torch.equal(first, kept)
 
 
 def test_a_kernel_does_not_see_later_parameters():

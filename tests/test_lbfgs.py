@@ -58,9 +58,8 @@ def test_directions_equal_those_of_the_two_loop_recursion(pairs, size):
     changes = steps * torch.linspace(0.5, 3, width, dtype=torch.float64) + 0.05 * draw("changes", pairs, n, width)
     memory = _Memory.empty(steps[0], size)
     for step, change in zip(steps, changes, strict=True):
-        memory.store(torch.arange(n), step, change)
         gradient = draw("gradient", n, width)
-        found = memory.directions(gradient)
+        found = memory.directions(torch.ones(n, dtype=torch.bool), step, change, gradient)
     for i in range(n):
         stored = list(zip(steps[-size:, i], changes[-size:, i], strict=True))
         q, alphas = gradient[i].clone(), []
@@ -80,14 +79,13 @@ def test_problems_with_unequal_numbers_of_pairs_have_their_own_directions():
     changes = steps * torch.linspace(0.5, 3, width, dtype=torch.float64)
     together = _Memory.empty(gradient, 3)
     for number, (step, change) in enumerate(zip(steps, changes, strict=True)):
-        rows = torch.arange(n)[number:] if number < n else torch.tensor([0])
-        together.store(rows, step[rows], change[rows])
-        found = together.directions(gradient)
+        rows = torch.arange(n) >= number if number < n else torch.arange(n) == 0
+        found = together.directions(rows, step, change, gradient)
     for i in range(n):
         alone = _Memory.empty(gradient[:1], 3)
         for number in [number for number in range(4) if (i >= number if number < n else i == 0)]:
-            alone.store(torch.tensor([0]), steps[number, i : i + 1], changes[number, i : i + 1])
-            expected = alone.directions(gradient[i : i + 1])
+            pair = steps[number, i : i + 1], changes[number, i : i + 1]
+            expected = alone.directions(torch.tensor([True]), *pair, gradient[i : i + 1])
         assert torch.allclose(found[i], expected[0], rtol=1e-10, atol=1e-12)
 
 
@@ -99,6 +97,33 @@ def test_quadratics_are_solved_and_leave_the_batch():
     assert np.bincount(np.concatenate(function.evaluated)).tolist() == found.evaluations.tolist()
     assert function.evaluated[-1] != function.evaluated[0]
     assert max(map(len, function.evaluated)) == 6
+
+
+def test_problems_that_are_watched_seldom_end_at_the_next_look():
+    function, centers = quadratics(6, 30)
+    start = torch.zeros(6, 30, dtype=torch.float64)
+    found = minimize(function, start, until(6, evaluations=1001), watch=16)
+    assert set(found.status) == {Status.CONVERGED}
+    assert found.x.numpy() == pytest.approx(centers.numpy(), abs=1e-9)
+    assert (found.evaluations % 16 == 0).all()
+    spent = minimize(function, start, until(6, evaluations=21, tolerance=0.0), watch=16)
+    assert (set(spent.status), set(spent.evaluations.tolist())) == ({Status.SPENT}, {21})
+
+
+def test_directions_stay_those_of_the_two_loop_recursion_after_many_pairs():
+    # an error of the inverse that a pair leaves behind would grow from pair to pair
+    n, width, size = 2, 30, 8
+    matrices = torch.linalg.qr(draw("basis", n, width, width))[0] * torch.logspace(0, 3, width, dtype=torch.float64)
+    matrices = matrices @ matrices.mT
+    memory, fresh = _Memory.empty(torch.zeros(n, width), size), _Memory.empty(torch.zeros(n, width), size)
+    steps, gradients = draw("steps", 500, n, width).float(), draw("gradients", 500, n, width).float()
+    every = torch.ones(n, dtype=torch.bool)
+    for number, (step, gradient) in enumerate(zip(steps, gradients, strict=True)):
+        change = (matrices @ step.double()[..., None])[..., 0].float()
+        found = memory.directions(every, step, change, gradient)
+        if number >= len(steps) - size:
+            expected = fresh.directions(every, step, change, gradient)
+    assert torch.allclose(found, expected, rtol=1e-3, atol=1e-5 * float(expected.abs().max()))
 
 
 def test_rosenbrock_needs_at_most_half_as_many_evaluations_again_as_scipy():

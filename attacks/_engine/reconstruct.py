@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, but not listed in __all__
 
-from leakgauge.attacks._engine.matching import Evaluation, Function, unpack
+from leakgauge.attacks._engine.matching import Evaluation, Function, Latest, unpack
 from leakgauge.attacks._engine.objective import Explains, Objective, objective
 from leakgauge.attacks._engine.prior import Prior, mapped, near_center
 from leakgauge.attacks._engine.simulate import Local
@@ -437,7 +437,11 @@ class _Subset:
 
     function: Function
     rows: Tensor
+    _numbers: Latest[Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_numbers", Latest(self.rows.__getitem__))
 
     def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
         """Implement `Function`."""
-        return self.function(candidates, self.rows[instances])
+        return self.function(candidates, self._numbers(instances))

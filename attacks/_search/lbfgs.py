@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,9 @@ _HISTORY = 100
 
 _WINDOW = 200
 """Evaluations from one check for stalling to the next."""
+
+_UNWATCHED = 16
+"""Turns from one look for finished problems to the next on an accelerator: the host waits for it to look."""
 
 
 class Status(enum.Enum):
@@ -69,33 +72,37 @@ class Minima(NamedTuple):
     status: tuple[Status, ...]
 
 
-def minimize(function: Function, start: Tensor, stop: Stop) -> Minima:
+def minimize(function: Function, start: Tensor, stop: Stop, watch: int | None = None) -> Minima:
     """Minimize n functions of D variables each.
 
     Args:
         function: values and gradients of any of the n functions. A step to a value or gradient that is not finite is
             too long.
         start: [n, D], not modified. All computation has its dtype, except inner products.
+        watch: turns from one look for ended problems to the next, until which they go on; None: one on a CPU.
 
     Guarantees:
         No value exceeds the value at the start; each x is the point of its value.
         Same arguments, same numbers; a problem that fails changes the others by rounding at most.
-        A problem that has ended is not evaluated again.
+        A problem that has ended is not evaluated again, but for the turns until the host looks.
 
     Source: Liu and Nocedal 1989 (L-BFGS). Differs: steps are halved until they satisfy Armijo's condition only; a pair
         without positive curvature is not stored.
     """
-    n = len(start)
+    n, turn, watch = len(start), 0, watch or (1 if start.device.type == "cpu" else _UNWATCHED)
     ends = start.new_zeros(n, dtype=torch.int64)
     found = Minima(start.clone(), start.new_full((n,), torch.inf), ends.clone(), ())
-    search, memory = _Search.begin(start), _Memory.empty(start, _HISTORY)
+    search, memory = _Search.begin(start, stop.tolerance), _Memory.empty(start, min(_HISTORY, stop.evaluations))
     while len(search.instance):
-        stuck = _turn(search, memory, function)
-        reasons = _reasons(search, stuck, stop)
+        turn += 1
+        _turn(search, memory, function, looks=watch == 1)
+        if turn % watch and turn % _WINDOW and turn < stop.evaluations:
+            continue
+        reasons = _reasons(search, turn, stop)
         done = reasons.any(dim=0)
         if bool(done.any()):
             at = search.instance[done]
-            found.x[at], found.value[at], found.evaluations[at] = search.x[done], search.value[done], search.used[done]
+            found.x[at], found.value[at], found.evaluations[at] = search.x[done], search.value[done], turn
             ends[at] = reasons[:, done].int().argmax(dim=0)
             search, memory = _take(search, ~done), _take(memory, ~done)
     statuses = tuple(Status)
@@ -106,99 +113,112 @@ def minimize(function: Function, start: Tensor, stop: Stop) -> Minima:
 class _Search:
     """The position and direction of each live problem: all [n] or [n, D].
 
-    value: infinite before the first evaluation. slope: of the value along `direction`. used: evaluations. mark_value,
-    mark_used: value and evaluations at the last check for stalling.
+    value: infinite before the first evaluation. slope: of the value along `direction`. stuck: no step lowers the value
+    further. mark: value at the last check for stalling.
     """
 
     instance: Tensor
+    tolerance: Tensor
     x: Tensor
     value: Tensor
     gradient: Tensor
     direction: Tensor
     slope: Tensor
     step: Tensor
-    used: Tensor
-    mark_value: Tensor
-    mark_used: Tensor
+    stuck: Tensor
+    mark: Tensor
 
     @classmethod
-    def begin(cls, start: Tensor) -> _Search:
+    def begin(cls, start: Tensor, tolerance: Tensor) -> _Search:
         """At the start, with zero directions: the first trial point is the start itself."""
         n, still = len(start), torch.zeros_like(start)
         instance, slope, step = torch.arange(n, device=start.device), start.new_zeros(n), start.new_ones(n)
-        value, used = start.new_full((n,), torch.inf), start.new_zeros(n, dtype=torch.int64)
-        marks = value.clone(), used.clone()
-        return cls(instance, start.clone(), value, still, still.clone(), slope, step, used, *marks)
+        value, stuck = start.new_full((n,), torch.inf), start.new_zeros(n, dtype=torch.bool)
+        return cls(instance, tolerance, start.clone(), value, still, still, slope, step, stuck, value)
 
 
 @dataclass
 class _Memory:
-    """The last m accepted pairs of each problem in rings, and their inner products.
+    """The last m accepted pairs of each problem, and their inner products.
 
-    steps, changes: [n, m, D], s = x' - x and y = g' - g. cross, gram: [n, m, m], s_i.y_j and y_i.y_j. count: [n] pairs
-    ever stored; the next goes to slot count % m.
+    pairs: [n, m + 1, 2, D], s = x' - x and y = g' - g, in rings from slot 1 on; slot 0 takes zeros in the place of a
+    pair that is not kept. inverse, gram: [n, m + 1, m + 1], the inverse of the triangle of s_i.y_j with i not newer
+    than j, and y_i.y_j. curvature: [n, m + 1], s_i.y_i. count: [n] pairs ever stored. scale: [n, 1] s.y / y.y of the
+    newest pair; NaN without pairs. turns: how often a pair came.
+
+    The inverse of a triangle holds the inverses of its later parts. So the oldest pair leaves with its row and column,
+    a new one adds a column, and the order of the slots does not matter.
     """
 
-    steps: Tensor
-    changes: Tensor
-    cross: Tensor
+    pairs: Tensor
+    inverse: Tensor
     gram: Tensor
+    curvature: Tensor
     count: Tensor
+    scale: Tensor
+    turns: int = 0
 
     @classmethod
     def empty(cls, start: Tensor, size: int) -> _Memory:
         """No pairs yet."""
-        n, width = start.shape
-        # float64: the triangular solves amplify the rounding of nearly parallel steps
-        cross, gram = start.new_zeros(2, n, size, size, dtype=torch.float64)
-        steps, changes = start.new_zeros(2, n, size, width)
-        return cls(steps, changes, cross, gram, start.new_zeros(n, dtype=torch.int64))
+        (n, width), slots = start.shape, size + 1
+        # float64: triangular solves amplify the rounding of nearly parallel steps
+        exact = start.new_zeros(n, slots, dtype=torch.float64)
+        inverse, gram = exact.new_zeros(2, n, slots, slots)
+        count, scale = start.new_zeros(n, dtype=torch.int64), exact.new_full((n, 1), torch.nan)
+        return cls(start.new_zeros(n, slots, 2, width), inverse, gram, exact, count, scale)
 
+    @torch.inference_mode()
     def forget(self, rows: Tensor) -> None:
         """Drop the pairs of the problems `rows` [n] bool."""
-        at = rows.nonzero()[:, 0]  # a mask would pass over the whole memory at every turn
-        for field in dataclasses.fields(self):
-            getattr(self, field.name)[at] = 0
+        for part in (self.pairs, self.inverse, self.gram, self.curvature, self.count):
+            part.masked_fill_(rows.view(-1, *[1] * (part.ndim - 1)), 0)
+        self.scale.masked_fill_(rows[:, None], torch.nan)
 
-    def store(self, rows: Tensor, step: Tensor, change: Tensor) -> None:
-        """Add a pair, [k, D] each, to each of the problems `rows` [k] int64 if its curvature is positive enough."""
-        curved = (step * change).sum(dim=1) > _CURVATURE * step.norm(dim=1) * change.norm(dim=1)
-        rows = rows[curved]
-        slot = self.count[rows] % self.steps.shape[1]
-        self.steps[rows, slot], self.changes[rows, slot] = step[curved], change[curved]
-        self.count[rows] += 1
+    @torch.inference_mode()
+    def directions(self, accepted: Tensor, step: Tensor, change: Tensor, gradient: Tensor) -> Tensor:
+        """Store a pair of each problem, and return -H g [n, D]; NaN without pairs.
 
-    def directions(self, gradient: Tensor) -> Tensor:
-        """-H g [n, D] of every problem; NaN without pairs. Refreshes the inner products of the newest pair.
+        Args:
+            accepted: [n] bool; the pairs of the others, and those without enough positive curvature, are not stored.
 
-        Source: Byrd, Nocedal and Schnabel 1994, Thm 2.2: the two-loop recursion as four matrix products.
+        Source: Byrd, Nocedal and Schnabel 1994, Thm 2.2: the two-loop recursion as matrix products.
         """
-        size = self.steps.shape[1]
-        every, newest = torch.arange(len(gradient), device=gradient.device), (self.count - 1) % size
-        pair = torch.stack([self.changes[every, newest], gradient], dim=1)
-        # rows times the transposed ring is several times faster than the ring times columns
-        on_steps, on_changes = (torch.bmm(pair, ring.mT).double() for ring in (self.steps, self.changes))
-        self.cross[every, :, newest] = on_steps[:, 0]
-        self.gram[every, :, newest] = self.gram[every, newest] = on_changes[:, 0]
+        slots = self.curvature.shape[1]
+        self.turns += 1
+        used = slice(min(self.turns + 1, slots))
+        inverse, gram, rings = self.inverse[:, used, used], self.gram[:, used, used], self.pairs[:, used].flatten(1, 2)
+        pair = torch.stack([step, change], dim=1)
+        lengths, change_squared = torch.bmm(pair, pair.mT).unbind(1)
+        step_squared, curvature = lengths.unbind(1)
+        kept = accepted & (curvature > _CURVATURE * (step_squared.sqrt() * change_squared[:, 1].sqrt()))
+        slot = torch.where(kept, self.count % (slots - 1) + 1, 0)
+        self.count += kept
+        every, column_of = torch.arange(len(slot), device=slot.device), slot[:, None]
+        self.pairs[every, slot] = pair = torch.where(kept[:, None, None], pair, 0.0)
 
-        # oldest to newest; unused slots are zero and come first
-        order = (self.count[:, None] + torch.arange(size, device=gradient.device)) % size
-        back = order.argsort(dim=1)
-        upper = self.cross[every[:, None, None], order[:, :, None], order[:, None, :]].triu_()
-        diagonal = upper.diagonal(dim1=1, dim2=2)
-        curvature = diagonal.gather(1, back)
-        scale = (diagonal[:, -1] / self.gram[every, newest, newest])[:, None]
-        diagonal[diagonal == 0] = 1.0
-        u = torch.linalg.solve_triangular(upper, on_steps[:, 1].gather(1, order)[..., None], upper=True)
-        u = u[..., 0].gather(1, back)
-        inner = curvature * u + scale * (torch.bmm(u[:, None], self.gram)[:, 0] - on_changes[:, 1])
-        w = torch.linalg.solve_triangular(upper.mT, inner.gather(1, order)[..., None], upper=False)
-        w = w[..., 0].gather(1, back)
-        weights = torch.stack([w, -scale * u], dim=1).to(gradient.dtype)
-        hessian_gradient = scale.to(gradient.dtype) * gradient
-        hessian_gradient += torch.bmm(weights[:, :1], self.steps)[:, 0]
-        hessian_gradient += torch.bmm(weights[:, 1:], self.changes)[:, 0]
-        return hessian_gradient.neg_()
+        # rows times the transposed ring is several times faster than the ring times columns
+        pair[:, 0] = gradient
+        products = torch.bmm(pair, rings.mT).double().view(len(slot), 2, -1, 2)
+        on_steps, on_changes = products.unbind(3)
+        gram[every, slot] = gram[every, :, slot] = on_changes[:, 1]
+        newest = on_steps.gather(2, column_of[:, None].expand(-1, 2, -1))[..., 0]
+        on_steps.scatter_(2, column_of[:, None].expand(-1, 2, -1), 0.0)
+        inverse[every, slot] = 0.0
+        solved = torch.bmm(on_steps, inverse.mT)
+        curvature = torch.where(kept, newest[:, 1], torch.inf)[:, None]
+        column = (solved[:, 1] / -curvature).scatter_(1, column_of, 1 / curvature)
+        inverse[every, :, slot] = column
+        self.curvature.scatter_(1, column_of, curvature.nan_to_num(posinf=0.0))
+        now = curvature / on_changes[:, 1].gather(1, column_of)
+        self.scale = torch.where(kept[:, None], now, self.scale)
+
+        u = torch.addcmul(solved[:, 0], column, newest[:, :1])
+        inner = self.curvature[:, used] * u + self.scale * (torch.bmm(u[:, None], gram)[:, 0] - on_changes[:, 0])
+        w = torch.bmm(inner[:, None], inverse)[:, 0]
+        weights = torch.stack([w, -self.scale * u], dim=2).to(gradient.dtype)
+        direction = torch.bmm(weights.flatten(1)[:, None], rings)[:, 0]
+        return direction.addcmul_(self.scale.to(gradient.dtype), gradient).neg_()
 
 
 _State = TypeVar("_State", _Search, _Memory)
@@ -206,52 +226,47 @@ _State = TypeVar("_State", _Search, _Memory)
 
 def _take(state: _State, rows: Tensor) -> _State:
     """The problems `rows` [n] bool of a search or memory."""
-    return type(state)(*(getattr(state, field.name)[rows] for field in dataclasses.fields(state)))
+    parts: dict[str, Any] = {name: part[rows] for name, part in vars(state).items() if isinstance(part, Tensor)}
+    return dataclasses.replace(state, **parts)
 
 
-def _turn(search: _Search, memory: _Memory, function: Function) -> Tensor:
-    """Evaluate one trial point of every problem and aim the next; returns [n] bool: no step lowers the value
-    further."""
+def _turn(search: _Search, memory: _Memory, function: Function, *, looks: bool) -> None:
+    """Evaluate one trial point of every problem and aim the next.
+
+    looks: whether the host reads which problems need a new start of their directions, to spare the others the work.
+    """
     trial = torch.addcmul(search.x, search.step[:, None], search.direction)
     value, gradient = function(trial, search.instance)
-    search.used += 1
-    bound = search.value + _ARMIJO * search.step * search.slope
-    better = (value <= bound) & value.isfinite() & gradient.isfinite().all(dim=1)
-    rows = better.nonzero()[:, 0]
-    memory.store(rows, trial[rows] - search.x[rows], gradient[rows] - search.gradient[rows])
-    search.x[rows], search.value[rows], search.gradient[rows] = trial[rows], value[rows], gradient[rows]
+    bound = torch.addcmul(search.value, search.step, search.slope, value=_ARMIJO)
+    better = (value <= bound) & (value + gradient.sum(dim=1)).isfinite()
+    direction = memory.directions(better, trial - search.x, gradient - search.gradient, gradient)
+    slope = (direction * gradient).sum(dim=1)
+    accepted = better[:, None]
+    search.x, search.value = torch.where(accepted, trial, search.x), torch.where(better, value, search.value)
+    search.gradient = torch.where(accepted, gradient, search.gradient)
 
-    search.step = torch.where(better, 1.0, search.step / 2)
-    short = search.step < _SHORTEST
-    stuck = short & (memory.count == 0)
-    memory.forget(short)
-    return stuck | _aim(search, memory, better | short)
-
-
-def _aim(search: _Search, memory: _Memory, rows: Tensor) -> Tensor:
-    """Set new directions for the problems `rows` [n] bool; returns [n] bool: no direction leads downhill."""
-    if not bool(rows.any()):
-        return rows
-    # of length 1 at any scale of the values; 1e-30: a zero gradient has no direction
-    steepest = -search.gradient / search.gradient.norm(dim=1, keepdim=True).clamp(min=1e-30)
-    direction = memory.directions(search.gradient)
-    slope = (direction * search.gradient).sum(dim=1)
-    bad = rows & ~(slope < 0)
-    memory.forget(bad)
-    direction = torch.where(bad[:, None], steepest, direction)
-    slope = torch.where(bad, (steepest * search.gradient).sum(dim=1), slope)
-    search.direction = torch.where(rows[:, None], direction, search.direction)
-    search.slope = torch.where(rows, slope, search.slope)
-    search.step = torch.where(rows, 1.0, search.step)
-    return rows & ~(slope < 0)
+    step = torch.where(better, 1.0, search.step / 2)
+    short = step < _SHORTEST
+    lost = short | (better & ~(slope < 0))
+    if not looks or bool(lost.any()):
+        search.stuck |= short & (memory.count == 0)
+        memory.forget(lost)
+        # of length 1 at any scale of the values; 1e-30: a zero gradient has no direction
+        steepest = -search.gradient / search.gradient.norm(dim=1, keepdim=True).clamp(min=1e-30)
+        direction = torch.where(lost[:, None], steepest, direction)
+        slope = torch.where(lost, (steepest * search.gradient).sum(dim=1), slope)
+        search.stuck |= lost & ~(slope < 0)
+    aimed = better | short
+    search.direction = torch.where(aimed[:, None], direction, search.direction)
+    search.slope = torch.where(aimed, slope, search.slope)
+    search.step = torch.where(short, 1.0, step)
 
 
-def _reasons(search: _Search, stuck: Tensor, stop: Stop) -> Tensor:
+def _reasons(search: _Search, turn: int, stop: Stop) -> Tensor:
     """[4, n] bool, one row per `Status`: which reasons to end hold. Marks the values that were checked for stalling."""
-    due = search.used - search.mark_used >= _WINDOW
-    gained = search.mark_value - search.value
-    still = due & ~(gained >= stop.decrease * search.value.abs())
-    search.mark_value = torch.where(due, search.value, search.mark_value)
-    search.mark_used = torch.where(due, search.used, search.mark_used)
-    converged = search.value <= stop.tolerance[search.instance]
-    return torch.stack([search.value.isinf(), converged, stuck | still, search.used >= stop.evaluations])
+    stalled = search.stuck
+    if turn % _WINDOW == 0:
+        stalled = stalled | ~(search.mark - search.value >= stop.decrease * search.value.abs())
+        search.mark = search.value
+    spent = torch.full_like(stalled, turn >= stop.evaluations)
+    return torch.stack([search.value.isinf(), search.value <= search.tolerance, stalled, spent])

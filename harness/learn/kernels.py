@@ -1,4 +1,4 @@
-"""Gradients of a chain of layers by hand, and the slopes of their inner products with given directions.
+"""Gradients of a network of layers by hand, and the slopes of their inner products with given directions.
 
 m instances share the parameters theta; each has its own gradient g and its own direction v. <v, g> is the derivative of
 the loss along v, so its slope in the inputs takes one pass forward with the tangents of v, and one pass back. The
@@ -8,7 +8,9 @@ back carries values alone: 19 products in total for the three convolutions of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -17,7 +19,23 @@ from torch import Tensor
 from torch.nn.functional import linear, max_pool2d, pad, softplus
 
 from leakgauge.harness.core.vec import Layout, Vector
-from leakgauge.harness.learn.layers import Chain, Conv, Dense, Dropout, Flatten, MaxPool, Relu, Sigmoid, SoftRelu
+from leakgauge.harness.learn.layers import (
+    TINY,
+    Block,
+    Chain,
+    Conv,
+    Dense,
+    Dropout,
+    Flatten,
+    Layer,
+    MaxPool,
+    Mean,
+    Network,
+    Norm,
+    Relu,
+    Sigmoid,
+    SoftRelu,
+)
 
 
 class Pulled(NamedTuple):
@@ -27,25 +45,29 @@ class Pulled(NamedTuple):
     y: Tensor
 
 
-class Kernel:
-    """Gradients of the mean softmax cross-entropy of a chain at fixed parameters, with dropout off.
+_KEPT = 4
+"""Tapes that wait for the next evaluation of their shape, at most. An evaluation on one allocates next to nothing: with
+memory and views made anew, a single image behind the LeNet of DLG took three times as long."""
 
-    Not thread-safe: convolutions copy their windows from shared scratch memory.
+
+class Kernel:
+    """Gradients of the mean softmax cross-entropy of a network at fixed parameters, with dropout off.
 
     Args:
-        chain: its output is one row of scores for each input.
+        network: its output is one row of scores for each input; batch norms take the statistics of an instance's batch.
         params: [d]. Not modified; later changes of it have no effect.
         linear: the loss is the inner product of the outputs and y instead, summed over the inputs of an instance.
     """
 
-    def __init__(self, chain: Chain, layout: Layout, params: Vector, *, linear: bool = False) -> None:
+    def __init__(self, network: Chain | Network, layout: Layout, params: Vector, *, linear: bool = False) -> None:
         self._layout, self._head = layout, _Linear if linear else _Softmax
         tensors = iter(layout.split(params.detach().clone()))
-        layers = [layer for layer in chain.layers if not isinstance(layer, Dropout)]
-        self._makers = [_maker(layer, *(next(tensors) for _ in range(layer.owns))) for layer in layers]
+        layers = [layer for layer in network.layers if not isinstance(layer, Dropout)]
+        self._makers = [_maker(layer, tensors) for layer in layers]
         self._owns = [layer.owns for layer in layers]
         self.first = next(position for position, owns in enumerate(self._owns) if owns)
         """The position of the first layer with parameters."""
+        self._free: list[_Tape] = []
 
     @torch.no_grad()
     def trace(self, x: Tensor, y: Tensor) -> tuple[Tensor, Trace]:
@@ -55,16 +77,31 @@ class Kernel:
             x: [m, b, *input_shape]; do not modify it while the trace is in use.
             y: [m, b, classes] probabilities; if linear, the loss's slopes in the outputs.
         """
-        steps: list[_Step] = [make() for make in self._makers]
-        h = x.transpose(1, 2)
-        for step in steps:
-            h = step.forward(h)
-        head = self._head(h, y)
-        gradients = h.new_empty(len(x), self._layout.dim)
-        into, d = self.split(gradients), head.slope
-        for position in reversed(range(self.first, len(steps))):
-            d = steps[position].backward(d, into[position], position > self.first)
-        return gradients, Trace(self, steps, head)
+        gradients = x.new_empty(len(x), self._layout.dim)
+        with torch.inference_mode():  # operations and views take a sixth less time
+            tape, into, h = self._tape(x), self.split(gradients), x.transpose(1, 2)
+            for step in tape.steps:
+                h = step.forward(h)
+            head = self._head(h, y)
+            d = head.slope
+            for position in reversed(range(self.first, len(tape.steps))):
+                d = tape.steps[position].backward(d, into[position], position > self.first)
+        return gradients, Trace(self, tape, head, gradients, into)
+
+    def _tape(self, x: Tensor) -> _Tape:
+        """A free tape for inputs like x, or a new one."""
+        for place, tape in enumerate(self._free):
+            if tape.shape == x.shape:
+                return self._free.pop(place)
+        shape, steps, scratch = (len(x), x.shape[2], x.shape[1], *x.shape[3:]), [], _Scratch(x)
+        for make in self._makers:
+            steps.append(make(shape, scratch))
+            shape = steps[-1].shape
+        return _Tape(x.shape, steps)
+
+    def give_back(self, tape: _Tape) -> None:
+        """Take a tape that nobody reads any more."""
+        self._free = [*self._free[1 - _KEPT :], tape]
 
     def split(self, vectors: Tensor) -> list[list[Tensor]]:
         """Views of the rows of vectors [m, d], one list per layer."""
@@ -72,38 +109,79 @@ class Kernel:
         return [[next(tensors) for _ in range(owns)] for owns in self._owns]
 
 
-class Trace:
-    """The intermediate results of one `Kernel.trace`; `pull` may be called any number of times."""
+class _Tape(NamedTuple):
+    """The steps for inputs [m, b, *input_shape] of this shape, with the memory for their results."""
 
-    def __init__(self, kernel: Kernel, steps: Sequence[_Step], head: _Softmax | _Linear) -> None:
-        self._kernel, self._steps, self._head = kernel, steps, head
+    shape: torch.Size
+    steps: list[_Step]
+
+
+class Trace:
+    """The intermediate results of one `Kernel.trace`; `pull` may be called any number of times.
+
+    Its memory is used again when it is deleted.
+    """
+
+    def __init__(
+        self, kernel: Kernel, tape: _Tape, head: _Softmax | _Linear, gradients: Tensor, parts: list[list[Tensor]]
+    ) -> None:
+        self._kernel, self._tape, self._head, self._gradients, self._parts = kernel, tape, head, gradients, parts
+
+    def __del__(self) -> None:
+        self._kernel.give_back(self._tape)
 
     @property
     def outputs(self) -> Tensor:
-        """[m, b, classes] of the chain."""
+        """[m, b, classes] of the network; valid as long as the trace."""
         return self._head.outputs
 
     @torch.no_grad()
     def pull(self, slopes: Tensor, of_outputs: Tensor | None = None) -> Pulled:
         """The slopes of sum_i <slopes_i, gradients_i> + <of_outputs_i, outputs_i>, with both [m, ...] held fixed."""
-        first, along = self._kernel.first, self._kernel.split(slopes)
-        t: Tensor | None = None
-        for step, directions in zip(self._steps[first:], along[first:], strict=True):
-            t = step.tangent(t, directions)
-        assert t is not None  # the first of these layers has parameters
-        a, y = self._head.pull(t)
-        a = a if of_outputs is None else a + of_outputs
-        for step in reversed(self._steps):
-            a = step.reverse(a)
-        return Pulled(a.transpose(1, 2), y)
+        first, steps = self._kernel.first, self._tape.steps
+        with torch.inference_mode():
+            along = self._parts if slopes is self._gradients else self._kernel.split(slopes)
+            t: Tensor | None = None
+            for step, directions in zip(steps[first:], along[first:], strict=True):
+                t = step.tangent(t, directions)
+            assert t is not None  # the first of these layers has parameters
+            a, y = self._head.pull(t)
+            a = a if of_outputs is None else a + of_outputs
+            for step in reversed(steps):
+                a = step.reverse(a)
+        return Pulled(a.transpose(1, 2).clone(memory_format=torch.contiguous_format), y.clone())
+
+
+class _Scratch:
+    """Makes memory like a tensor."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.like = like.new_empty(0)
+        self.spare = self.like
+
+    def new(self, *shape: int) -> Tensor:
+        """Zeros [*shape]."""
+        return self.like.new_zeros(shape)
+
+    def shared(self, *shape: int) -> Tensor:
+        """[*shape], the same for all who ask: for results that the next operation alone reads."""
+        if self.spare.numel() < math.prod(shape):
+            self.spare = self.new(math.prod(shape))
+        return self.spare[: math.prod(shape)].view(shape)
+
+
+Shape = tuple[int, ...]
 
 
 class _Step(Protocol):
     """A layer in one evaluation; each pass keeps the results that later passes need.
 
     Maps are [m, channels, b, height, width], so that the factors of an instance's weights are contiguous; rows are
-    [m, b, entries].
+    [m, b, entries]. A pass may return memory that its next call overwrites.
     """
+
+    shape: Shape
+    """Of the output."""
 
     def forward(self, h: Tensor) -> Tensor:
         """The layer's output."""
@@ -121,25 +199,28 @@ class _Step(Protocol):
         """From the slope of <v, g> in the output to its slope in the input."""
 
 
-def _maker(
-    layer: Conv | Dense | Sigmoid | Relu | SoftRelu | MaxPool | Flatten, *tensors: Tensor
-) -> Callable[[], _Step]:
-    """A factory of the layer's steps; work that is the same in every evaluation is done here, once."""
+Maker = Callable[[Shape, _Scratch], _Step]
+"""From the shape of a layer's input, [m, channels, b, ...], to its step."""
+
+
+def _maker(layer: Layer | Block, tensors: Iterator[Tensor]) -> Maker:
+    """What makes the layer's steps; work that is the same in every evaluation is done here, once."""
+    own = [] if isinstance(layer, Block) else [next(tensors) for _ in range(layer.owns)]
     match layer:
         case Conv():
-            return partial(_ConvStep, _Filters(layer, *tensors))
+            return partial(_ConvStep, _Filters(layer, *own))
         case Dense():
-            return partial(_DenseStep, *tensors)
-        case Sigmoid():
-            return _SigmoidStep
-        case Relu():
-            return _ReluStep
+            weight, bias = own
+            return partial(_DenseStep, weight, bias)
         case SoftRelu():
             return partial(_SoftReluStep, layer.width)
-        case MaxPool():
-            return _MaxPoolStep
-        case Flatten():
-            return _FlattenStep
+        case Norm():
+            return partial(_NormStep, layer, own)
+        case Block():
+            return partial(_BlockStep, layer, [_maker(inner, tensors) for inner in layer.layers])
+        case Dropout():
+            raise TypeError("expected layers without dropout")
+    return _PLAIN[type(layer)]
 
 
 class _Softmax:
@@ -155,12 +236,12 @@ class _Softmax:
         self.p = scores.softmax(dim=2)
         self.b = scores.shape[1]
         slope = (self.p - y).div_(self.b).scatter_(2, self.likeliest, 0.0)
-        self.slope = slope.scatter_(2, self.likeliest, -slope.sum(dim=2, keepdim=True))
+        self.slope = slope.scatter_(2, self.likeliest, slope.sum(dim=2, keepdim=True).neg_())
 
     def pull(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """Slopes in the scores and in y of the loss's derivative along score tangents t."""
         gaps = (t - t.gather(2, self.likeliest)).div_(self.b)
-        return self.p * (gaps - (self.p * gaps).sum(dim=2, keepdim=True)), -gaps
+        return (gaps - (self.p * gaps).sum(dim=2, keepdim=True)).mul_(self.p), gaps.neg()
 
 
 class _Linear:
@@ -177,8 +258,9 @@ class _Linear:
 class _DenseStep:
     """A dense layer."""
 
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        self.weight, self.bias = weight, bias
+    def __init__(self, weight: Tensor, bias: Tensor, shape: Shape, scratch: _Scratch) -> None:
+        self.weight, self.bias, self.shape = weight, bias, (*shape[:2], len(bias))
+        self.moved, self.back = scratch.new(*self.shape), scratch.new(*shape)
 
     def forward(self, h: Tensor) -> Tensor:
         self.h = h
@@ -189,95 +271,104 @@ class _DenseStep:
         product = torch.mul if d.shape[1] == 1 else torch.bmm  # of one row, mul takes half the time
         product(d.transpose(1, 2), self.h, out=into[0])
         torch.sum(d, dim=1, out=into[1])
-        return d @ self.weight if on else d
+        return torch.matmul(d, self.weight) if on else d
 
     def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
-        moved = torch.baddbmm(along[1][:, None], self.h, along[0].transpose(1, 2))
         self.along = along[0]
-        return moved if t is None else moved.add_(linear(t, self.weight))
+        torch.baddbmm(along[1][:, None], self.h, along[0].transpose(1, 2), out=self.moved)
+        return self.moved if t is None else self.moved.add_(linear(t, self.weight))
 
     def reverse(self, a: Tensor) -> Tensor:
-        return (a @ self.weight).baddbmm_(self.d, self.along)
+        return torch.matmul(a, self.weight, out=self.back).baddbmm_(self.d, self.along)
 
 
-class _SigmoidStep:
-    """1 / (1 + exp(-z)), with h' = h (1 - h) and h'' = h' (1 - 2h)."""
+class _Smooth:
+    """An entry-by-entry function."""
 
-    bend: Tensor | None = None
-    """h'' t times the loss's slope in the output; None before the first layer with weights, where t is zero."""
-
-    def forward(self, h: Tensor) -> Tensor:
-        self.h = h.sigmoid()
-        self.slope = self.h.neg().add_(1).mul_(self.h)
-        return self.h
+    def __init__(self, shape: Shape, scratch: _Scratch) -> None:
+        self.shape, self.one = shape, scratch.new().fill_(1.0)
+        self.h, self.slope, self.d, self.t, self.a, self.bend = (scratch.new(*shape) for _ in range(6))
+        self.bent = False
+        """Whether `bend` holds h'' t times the loss's slope in the output; not before the first layer with weights,
+        where t is zero."""
 
     def backward(self, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
-        self.d = d * self.slope
-        return self.d
+        return torch.mul(d, self.slope, out=self.d)
+
+    def reverse(self, a: Tensor) -> Tensor:
+        if not self.bent:
+            return torch.mul(a, self.slope, out=self.a)
+        return torch.addcmul(self.bend, a, self.slope, out=self.a)
+
+
+class _SigmoidStep(_Smooth):
+    """1 / (1 + exp(-z)), with h' = h (1 - h) and h'' = h' (1 - 2h)."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        torch.sigmoid(h, out=self.h)
+        torch.sub(self.one, self.h, out=self.slope).mul_(self.h)
+        return self.h
 
     def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
         assert t is not None
-        self.bend = self.h.mul(-2).add_(1).mul_(t).mul_(self.d)
-        return t * self.slope
-
-    def reverse(self, a: Tensor) -> Tensor:
-        return a * self.slope if self.bend is None else torch.addcmul(self.bend, a, self.slope)
+        torch.add(self.one, self.h, alpha=-2, out=self.bend).mul_(t).mul_(self.d)
+        self.bent = True
+        return torch.mul(t, self.slope, out=self.t)
 
 
-class _SoftReluStep(_SigmoidStep):
+class _SoftReluStep(_Smooth):
     """softplus(z / width) width, whose slope is the sigmoid of z / width."""
 
-    def __init__(self, width: float) -> None:
+    def __init__(self, width: float, shape: Shape, scratch: _Scratch) -> None:
+        super().__init__(shape, scratch)
         self.width = width
 
     def forward(self, h: Tensor) -> Tensor:
-        self.slope = (h / self.width).sigmoid_()
-        return softplus(h / self.width, threshold=50).mul_(self.width)
+        z = h / self.width
+        torch.sigmoid(z, out=self.slope)
+        return softplus(z, threshold=50).mul_(self.width)
 
     def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
         assert t is not None
-        self.bend = self.slope.neg().add_(1).mul_(t).mul_(self.d).div_(self.width)  # d has one factor slope
-        return t * self.slope
+        # d has one factor slope
+        torch.sub(self.one, self.slope, out=self.bend).mul_(t).mul_(self.d).div_(self.width)
+        self.bent = True
+        return torch.mul(t, self.slope, out=self.t)
 
 
-class _ReluStep:
+class _ReluStep(_Smooth):
     """max(z, 0); its second derivative is zero."""
 
     def forward(self, h: Tensor) -> Tensor:
-        h = h.relu()
-        self.slope = h.sign()
-        return h
-
-    def backward(self, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
-        return self.reverse(d)
+        torch.clamp_min(h, 0.0, out=self.h)
+        torch.sign(self.h, out=self.slope)
+        return self.h
 
     def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
         assert t is not None
-        return t * self.slope
-
-    def reverse(self, a: Tensor) -> Tensor:
-        return a * self.slope
+        return torch.mul(t, self.slope, out=self.t)
 
 
 class _MaxPoolStep:
     """The maximum of each 2 x 2 window; the choice of the entry counts as constant."""
 
+    def __init__(self, shape: Shape, scratch: _Scratch) -> None:
+        self.before, self.shape = shape, (*shape[:3], shape[3] // 2, shape[4] // 2)
+
     def forward(self, h: Tensor) -> Tensor:
-        self.shape = h.shape
         pooled, taken = max_pool2d(h.flatten(0, 1), 2, return_indices=True)
-        self.taken = taken.view(*h.shape[:3], -1)
-        return pooled.view(*h.shape[:3], *pooled.shape[2:])
+        self.taken = taken.view(*self.shape[:3], -1)
+        return pooled.view(self.shape)
 
     def backward(self, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
         return self.reverse(d)
 
     def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
         assert t is not None
-        height, width = self.shape[3:]
-        return t.flatten(3).gather(3, self.taken).view(*t.shape[:3], height // 2, width // 2)
+        return t.flatten(3).gather(3, self.taken).view(self.shape)
 
     def reverse(self, a: Tensor) -> Tensor:
-        empty = a.new_zeros(self.shape)
+        empty = a.new_zeros(self.before)
         empty.view(*self.shape[:3], -1).scatter_(3, self.taken, a.flatten(3))
         return empty
 
@@ -285,63 +376,226 @@ class _MaxPoolStep:
 class _FlattenStep:
     """Maps to rows."""
 
+    def __init__(self, shape: Shape, scratch: _Scratch) -> None:
+        self.before = (shape[0], shape[2], shape[1], *shape[3:])
+        self.shape = (*self.before[:2], math.prod(self.before[2:]))
+
     def forward(self, h: Tensor) -> Tensor:
-        rows = h.transpose(1, 2)
-        self.shape = rows.shape
-        return rows.flatten(2)
+        return h.transpose(1, 2).flatten(2)
 
     def backward(self, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
         return self.reverse(d)
 
     def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
         assert t is not None
-        return t.transpose(1, 2).flatten(2)
+        return self.forward(t)
 
     def reverse(self, a: Tensor) -> Tensor:
-        return a.view(self.shape).transpose(1, 2)
+        return a.view(self.before).transpose(1, 2)
+
+
+class _MeanStep:
+    """Maps to rows of their means."""
+
+    def __init__(self, shape: Shape, scratch: _Scratch) -> None:
+        self.before, self.entries = shape, math.prod(shape[3:])
+        self.shape: Shape = (shape[0], shape[2], shape[1])
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h.mean((3, 4)).transpose(1, 2)
+
+    def backward(self, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
+        return self.reverse(d)
+
+    def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
+        assert t is not None
+        return self.forward(t)
+
+    def reverse(self, a: Tensor) -> Tensor:
+        return (a.transpose(1, 2) / self.entries)[..., None, None].expand(self.before)
+
+
+class _NormStep:
+    """A normalization u = (z - mean) / deviation over sets of entries, times a scale, plus a bias.
+
+    J w = (w - mean(w) - u mean(u w)) / deviation is the derivative of u along w, and symmetric. Its own derivative
+    along an error e and a tangent t, both held fixed, is -(u mean(e J t) + mean(u t) J e + mean(u e) J t) / deviation.
+    """
+
+    def __init__(self, layer: Norm, tensors: Sequence[Tensor], shape: Shape, scratch: _Scratch) -> None:
+        self.shape, self.running, m = shape, tensors[2:], shape[0]
+        self.scale, self.bias = (one[:, None, None, None] for one in tensors[:2])
+        self.sets = (m, layer.groups or layer.channels, -1, shape[2], math.prod(shape[3:]))
+        self.over = (2, 4) if layer.groups else (2, 3, 4)  # a batch norm's sets span the images
+        self.entries = math.prod(shape[2:])
+
+    def forward(self, h: Tensor) -> Tensor:
+        z = h.reshape(self.sets)
+        self.mean = z.mean(self.over, keepdim=True)
+        self.u = z - self.mean
+        self.variance = self.u.square().mean(self.over, keepdim=True)  # `var_mean` takes several times as long
+        self.factor = (self.variance + TINY).rsqrt_()
+        self.u.mul_(self.factor)
+        return torch.addcmul(self.bias, self.u.view(self.shape), self.scale)
+
+    def backward(self, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
+        self.d = d.contiguous()
+        torch.sum(self.d * self.u.view(self.shape), (2, 3, 4), out=into[0])
+        torch.sum(self.d, (2, 3, 4), out=into[1])
+        for own, now, result in zip(self.running, (self.mean, self.variance), into[2:], strict=False):
+            torch.sub(own, now.flatten(1), out=result)
+        self.e, self.of_e = self._along(self.d * self.scale)
+        return self.e.view(self.shape)
+
+    def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
+        self.along = along[0][..., None, None, None]
+        self.moves = [one[:, :, None, None, None] / self.entries for one in along[2:]]
+        moved = torch.addcmul(along[1][..., None, None, None], self.along, self.u.view(self.shape))
+        self.t, self.of_t = self._along(torch.zeros(self.shape).to(moved) if t is None else t)
+        return moved.addcmul_(self.t.view(self.shape), self.scale)
+
+    def reverse(self, a: Tensor) -> Tensor:
+        back, _ = self._along(torch.addcmul(self.d * self.along, a, self.scale))
+        both = (self._sets(self.d * self.scale) * self.t).mean(self.over, keepdim=True)
+        bend = torch.addcmul(self.u * both, self.of_t, self.e).addcmul_(self.of_e, self.t)
+        back.addcmul_(bend, self.factor, value=-1)
+        if self.moves:
+            mean, variance = self.moves
+            back.sub_(mean).addcmul_(self.u, variance / self.factor, value=-2)
+        return back.view(self.shape)
+
+    def _along(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """J w, and mean(u w)."""
+        w = self._sets(w)
+        of_w = (self.u * w).mean(self.over, keepdim=True)
+        return (w - w.mean(self.over, keepdim=True)).addcmul_(self.u, of_w, value=-1).mul_(self.factor), of_w
+
+    def _sets(self, w: Tensor) -> Tensor:
+        """Maps, split into the sets."""
+        return w.reshape(self.sets)
+
+
+class _BlockStep:
+    """A path of layers, plus a shortcut."""
+
+    def __init__(self, block: Block, makers: Sequence[Maker], shape: Shape, scratch: _Scratch) -> None:
+        self.before, self.shape, self.stride, self.steps = shape, shape, block.stride, []
+        for make in makers:
+            self.steps.append(make(self.shape, scratch))
+            self.shape = self.steps[-1].shape
+        ends = list(itertools.accumulate((layer.owns for layer in block.layers), initial=0))
+        self.own = [slice(*ends) for ends in itertools.pairwise(ends)]
+
+    def forward(self, h: Tensor) -> Tensor:
+        after = h
+        for step in self.steps:
+            after = step.forward(after)
+        return self._ahead(after, h)
+
+    def backward(self, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
+        before = d
+        for step, own in zip(reversed(self.steps), reversed(self.own), strict=True):
+            before = step.backward(before, into[own], True)
+        return self._behind(before, d)
+
+    def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
+        after = t = along[0].new_zeros(self.before) if t is None else t
+        for step, own in zip(self.steps, self.own, strict=True):
+            after = step.tangent(after, along[own])
+        return self._ahead(after, t)
+
+    def reverse(self, a: Tensor) -> Tensor:
+        before = a
+        for step in reversed(self.steps):
+            before = step.reverse(before)
+        return self._behind(before, a)
+
+    def _ahead(self, after: Tensor, h: Tensor) -> Tensor:
+        """What comes out of the path, plus the shortcut of its input."""
+        whole = after.clone()
+        whole[:, : self.before[1]].add_(h[..., :: self.stride, :: self.stride])
+        return whole
+
+    def _behind(self, before: Tensor, d: Tensor) -> Tensor:
+        """The slope in the input by way of the path, plus that by way of the shortcut."""
+        whole = before.clone()
+        whole[..., :: self.stride, :: self.stride].add_(d[:, : self.before[1]])
+        return whole
 
 
 class _ConvStep:
     """A convolution as products of weights with patches of its input maps [m, inputs, b, height, width]."""
 
-    def __init__(self, filters: _Filters) -> None:
-        self.filters = filters
+    def __init__(self, filters: _Filters, shape: Shape, scratch: _Scratch) -> None:
+        layer, (m, inputs, b, *sides) = filters.layer, shape
+        after = [(side + 2 * layer.padding - layer.kernel) // layer.stride + 1 for side in sides]
+        self.filters, self.shape = filters, (m, layer.outputs, b, *after)
+        self.bias, shared = filters.bias, (filters.forth, filters.back)
+        self.forth, self.back = (one.expand(m, -1, -1) for one in shared)
+        self.patches, self.patches_of_t = (filters.ahead(shape, scratch, keep) for keep in (True, False))
+        self.patches_back, self.patches_of_a = (
+            filters.behind(self.shape, sides, scratch, keep) for keep in (True, False)
+        )
+        square = (layer.kernel, layer.kernel)
+        self.weights = scratch.shared(m, *filters.forth.shape[1:])
+        self.in_order = self.weights.view(m, layer.outputs, *square, inputs).permute(0, 1, 4, 2, 3)
+        self.padded = scratch.new(m, filters.forth.numel() + 1)  # the last entry stays zero
+        self.along = self.padded[:, :-1].view(self.weights.shape)
+        self.along_in_order = self.along.view(m, layer.outputs, *square, inputs).permute(0, 1, 4, 2, 3)
+        self.turned = scratch.new(m, *filters.back.shape[1:])
+        columns = (m, layer.outputs, b * math.prod(after))
+        self.out, self.moved = scratch.new(*columns), scratch.new(*columns)
+        self.product = scratch.new(m, filters.back.shape[1], self.patches_back.positions)
+        self.unphased = filters.unphased(b, sides)
+        self.maps = self.product.view(shape) if self.unphased is None else scratch.new(*shape)
 
     def forward(self, h: Tensor) -> Tensor:
-        layer, m, b, self.sides = self.filters.layer, len(h), h.shape[2], h.shape[3:]
-        after = [(side + 2 * layer.padding - layer.kernel) // layer.stride + 1 for side in self.sides]
-        self.shape = (m, layer.outputs, b, *after)
-        self.patches = self.filters.patches(h)
-        return torch.baddbmm(self.filters.bias, self._shared(self.filters.forth), self.patches).view(self.shape)
+        if self.bias is None:
+            torch.bmm(self.forth, self.patches(h), out=self.out)
+        else:
+            torch.baddbmm(self.bias, self.forth, self.patches(h), out=self.out)
+        return self.out.view(self.shape)
 
     def backward(self, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
-        weight, bias = into
         columns = d.flatten(2)
-        weight.flatten(1).copy_(self.filters.weights(torch.bmm(columns, self.patches.transpose(1, 2))))
-        torch.sum(columns, dim=2, out=bias)
-        self.patches_back = self.filters.patches_back(d, self.sides)
-        return self._back(torch.bmm(self._shared(self.filters.back), self.patches_back)) if on else d
+        torch.bmm(columns, self.patches.rows, out=self.weights)
+        into[0].copy_(self.in_order)
+        if self.bias is not None:
+            torch.sum(columns, dim=2, out=into[1])
+        torch.bmm(self.back, self.patches_back(d), out=self.product) if on else self.patches_back(d)
+        return self._unphase() if on else d
 
     def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
-        weight, bias = along
-        self.along = self.filters.rows(weight)
-        product = torch.baddbmm(bias[:, :, None], self.along, self.patches)
+        self.along_in_order.copy_(along[0])
+        if self.bias is None:
+            torch.bmm(self.along, self.patches.columns, out=self.moved)
+        else:
+            torch.baddbmm(along[1][:, :, None], self.along, self.patches.columns, out=self.moved)
         if t is not None:
-            product.baddbmm_(self._shared(self.filters.forth), self.filters.patches(t))
-        return product.view(self.shape)
+            self.moved.baddbmm_(self.forth, self.patches_of_t(t))
+        return self.moved.view(self.shape)
 
     def reverse(self, a: Tensor) -> Tensor:
-        product = torch.bmm(self.filters.turned(self.along), self.patches_back)
-        patches = self.filters.patches_back(a, self.sides)
-        return self._back(product.baddbmm_(self._shared(self.filters.back), patches))
+        torch.index_select(self.padded, 1, self.filters.turned, out=self.turned.flatten(1))
+        torch.bmm(self.turned, self.patches_back.columns, out=self.product)
+        self.product.baddbmm_(self.back, self.patches_of_a(a))
+        return self._unphase()
 
-    def _shared(self, weight: Tensor) -> Tensor:
-        """The parameters' weights, expanded over the instances."""
-        return weight.expand(self.shape[0], -1, -1)
+    def _unphase(self) -> Tensor:
+        """The product as maps of the input's sides."""
+        if self.unphased is not None:
+            torch.index_select(self.product.flatten(1), 1, self.unphased, out=self.maps.flatten(1))
+        return self.maps
 
-    def _back(self, product: Tensor) -> Tensor:
-        """Maps of the input's sides."""
-        return self.filters.unphase(product, self.shape[2], self.sides)
+
+_PLAIN: dict[type[Layer], Maker] = {
+    Sigmoid: _SigmoidStep,
+    Relu: _ReluStep,
+    MaxPool: _MaxPoolStep,
+    Flatten: _FlattenStep,
+    Mean: _MeanStep,
+}
+"""Layers without settings."""
 
 
 class _Filters:
@@ -351,75 +605,57 @@ class _Filters:
     With u = stride q + phase and k = stride j + phase, o is q - j: windows of `reach` outputs, one product for all
     phases. Entries are reordered by `index_select` from a list of their places, which takes a third to a tenth of the
     time of copying the permuted view.
+
+    Attributes:
+        forth: [1, outputs, kernel * kernel * inputs].
+        back: [1, stride * stride * inputs, reach * reach * outputs], for the product backwards.
+        turned: the place of each entry of `back` in `forth` with a zero after it.
     """
 
-    def __init__(self, layer: Conv, weight: Tensor, bias: Tensor) -> None:
-        self.layer, self.bias = layer, bias[:, None]
+    def __init__(self, layer: Conv, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.layer, self.bias = layer, None if bias is None else bias[:, None]
         self.reach = -(-layer.kernel // layer.stride)
         self.start = layer.padding // layer.stride
-        places = torch.arange(weight.numel(), device=weight.device).view(weight.shape)
-        self._order = places.permute(0, 2, 3, 1).flatten()
-        self._inverse = self._order.argsort()
-        turned = self._turn(self._inverse.view(weight.shape))
-        self._turned, self._inside = turned.clamp(min=0), (turned >= 0).to(weight.dtype)
+        self.forth = weight.permute(0, 2, 3, 1).reshape(1, layer.outputs, -1)
+        places = torch.arange(weight.numel(), device=weight.device).view(layer.outputs, *weight.shape[2:], -1)
+        self.turned = self._turn(places.permute(0, 3, 1, 2))
+        zeroed = torch.cat([self.forth.flatten(), weight.new_zeros(1)])
+        self.back = zeroed[self.turned].view(1, layer.stride**2 * layer.inputs, -1)
         self._unphased: dict[tuple[int, ...], Tensor] = {}
-        self._ahead: dict[torch.Size, _Windows] = {}
-        self._behind: dict[torch.Size, _Windows] = {}
-        self.forth = self.rows(weight[None])
-        self.back = self.turned(self.forth)
-
-    def rows(self, weight: Tensor) -> Tensor:
-        """[m, outputs, kernel * kernel * inputs] of weights [m, outputs, inputs, kernel, kernel]."""
-        return weight.flatten(1).index_select(1, self._order).view(len(weight), self.layer.outputs, -1)
-
-    def weights(self, rows: Tensor) -> Tensor:
-        """The inverse of `rows`: weights [m, outputs * inputs * kernel * kernel]."""
-        return rows.flatten(1).index_select(1, self._inverse)
-
-    def turned(self, rows: Tensor) -> Tensor:
-        """[m, stride * stride * inputs, reach * reach * outputs] of `rows`, for the product backwards."""
-        entries = rows.flatten(1).index_select(1, self._turned).mul_(self._inside)
-        return entries.view(len(rows), self.layer.stride**2 * self.layer.inputs, -1)
 
     def _turn(self, places: Tensor) -> Tensor:
-        """The place in `rows` of each entry of `turned`, from the places of the weights' entries; -1: zero."""
+        """`turned`, from the places of the weights' entries."""
         stride, reach = self.layer.stride, self.reach
         missing = stride * reach - self.layer.kernel
-        full = pad(places, (0, missing, 0, missing), value=-1)
+        full = pad(places, (0, missing, 0, missing), value=places.numel())
         split = full.view(*places.shape[:2], reach, stride, reach, stride).flip(2, 4)
         return split.permute(3, 5, 1, 2, 4, 0).flatten()
 
-    def patches(self, h: Tensor) -> Tensor:
-        """[m, kernel * kernel * inputs, positions of the output]."""
-        if h.shape not in self._ahead:
-            margins = [(self.layer.padding, self.layer.padding)] * 2
-            self._ahead[h.shape] = _Windows(h, margins, self.layer.kernel, self.layer.stride)
-        return self._ahead[h.shape](h)
+    def ahead(self, shape: Shape, scratch: _Scratch, keep: bool) -> _Windows:
+        """The patches of maps of this shape, [m, kernel * kernel * inputs, positions of the output]."""
+        margins = [(self.layer.padding, self.layer.padding)] * 2
+        return _Windows(shape, margins, self.layer.kernel, self.layer.stride, scratch, keep)
 
-    def patches_back(self, d: Tensor, sides: Sequence[int]) -> Tensor:
-        """[m, reach * reach * outputs, positions of the input / stride]; sides: height and width of the input."""
-        if d.shape not in self._behind:
-            before = self.reach - 1 - self.start
-            margins = [(before, self._end(side) - have) for side, have in zip(sides, d.shape[3:], strict=True)]
-            self._behind[d.shape] = _Windows(d, margins, self.reach, 1)
-        return self._behind[d.shape](d)
+    def behind(self, shape: Shape, sides: Sequence[int], scratch: _Scratch, keep: bool) -> _Windows:
+        """Those of outputs, [m, reach * reach * outputs, positions of the input / stride]; sides: of the input."""
+        before = self.reach - 1 - self.start
+        margins = [(before, self._end(side) - have) for side, have in zip(sides, shape[3:], strict=True)]
+        return _Windows(shape, margins, self.reach, 1, scratch, keep)
 
-    def unphase(self, product: Tensor, b: int, sides: Sequence[int]) -> Tensor:
-        """[m, inputs, b, *sides] of `turned` weights times `patches_back`."""
-        if self.layer.stride > 1:
-            if (b, *sides) not in self._unphased:
-                places = torch.arange(product[0].numel(), device=product.device)
-                self._unphased[b, *sides] = self._unphase(places, b, sides)
-            product = product.flatten(1).index_select(1, self._unphased[b, *sides])
-        return product.view(len(product), self.layer.inputs, b, *sides)
-
-    def _unphase(self, places: Tensor, b: int, sides: Sequence[int]) -> Tensor:
-        """The place in the product of each entry of the maps."""
+    def unphased(self, b: int, sides: Sequence[int]) -> Tensor | None:
+        """The place in the product backwards of each entry of the maps [inputs, b, *sides]; None: its own."""
         stride, skipped = self.layer.stride, self.layer.padding % self.layer.stride
-        counts = [self._end(side) - self.start for side in sides]
-        phases = places.view(stride, stride, self.layer.inputs, b, *counts)
-        full = phases.permute(2, 3, 4, 0, 5, 1).flatten(4).flatten(2, 3)
-        return full[..., skipped : skipped + sides[0], skipped : skipped + sides[1]].flatten()
+        if stride == 1:
+            return None
+        if (b, *sides) not in self._unphased:
+            counts = [self._end(side) - self.start for side in sides]
+            count = stride**2 * self.layer.inputs * b * math.prod(counts)
+            places = torch.arange(count, device=self.turned.device)
+            phases = places.view(stride, stride, self.layer.inputs, b, *counts)
+            full = phases.permute(2, 3, 4, 0, 5, 1).flatten(4).flatten(2, 3)
+            part = full[..., skipped : skipped + sides[0], skipped : skipped + sides[1]]
+            self._unphased[b, *sides] = part.flatten()
+        return self._unphased[b, *sides]
 
     def _end(self, side: int) -> int:
         """One past the last q of an input with this side."""
@@ -430,20 +666,34 @@ class _Windows:
     """All windows of maps [m, channels, b, height, width] in a margin of zeros (before, after; rows, columns).
 
     Channels come last in the padded maps, so that runs of kernel * channels entries are copied: a fifth of the time of
-    torch's `unfold`. The padded maps are scratch memory, kept for the next maps of this shape: allocating them and
-    their views anew cost a tenth of an evaluation.
+    torch's `unfold`.
+
+    Attributes:
+        rows: [m, b * positions, kernel * kernel * channels], of the last maps.
+        columns: the same, transposed.
     """
 
-    def __init__(self, maps: Tensor, margins: Sequence[tuple[int, int]], kernel: int, stride: int) -> None:
-        m, channels, b, height, width = maps.shape
+    def __init__(
+        self,
+        shape: Shape,
+        margins: Sequence[tuple[int, int]],
+        kernel: int,
+        stride: int,
+        scratch: _Scratch,
+        keep: bool,
+    ) -> None:
+        m, channels, b, height, width = shape
         (top, bottom), (left, right) = margins
-        padded = maps.new_zeros(m, b, top + height + bottom, left + width + right, channels)
+        padded = scratch.new(m, b, top + height + bottom, left + width + right, channels)
         self._inside = padded[:, :, top : top + height, left : left + width].permute(0, 4, 1, 2, 3)
         self._all = padded.unfold(2, kernel, stride).unfold(3, kernel, stride).permute(0, 1, 2, 3, 5, 6, 4)
-        self._shape = (m, self._all.shape[1:4].numel(), kernel * kernel * channels)
+        self._copy = (scratch.new if keep else scratch.shared)(*self._all.shape)
+        self.positions = b * math.prod(self._all.shape[2:4])
+        self.rows = self._copy.view(m, self.positions, -1)
+        self.columns = self.rows.transpose(1, 2)
 
     def __call__(self, maps: Tensor) -> Tensor:
-        """[m, kernel * kernel * channels, b * positions]."""
+        """`columns` of these maps."""
         self._inside.copy_(maps)
-        # not `reshape`: of a single window it is a view of the scratch memory, which the next maps overwrite
-        return self._all.clone(memory_format=torch.contiguous_format).view(self._shape).transpose(1, 2)
+        self._copy.copy_(self._all)
+        return self.columns

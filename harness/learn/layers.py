@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv2d, linear, max_pool2d, relu, softplus
+from torch.nn.functional import conv2d, group_norm, linear, max_pool2d, pad, relu, softplus
 
+from leakgauge.harness.core.contract import InTraining
 from leakgauge.harness.core.vec import Layout
+
+TINY = 1e-5
+"""Added to a variance, as in torch."""
 
 
 class Slot(NamedTuple):
@@ -44,18 +48,6 @@ def weights(name: str, *shape: int, bias: bool = True) -> list[Slot]:
     return [weight, Slot(f"{name}.bias", shape[:1], fan_in)] if bias else [weight]
 
 
-def norm(name: str, channels: int, *, running: bool = False) -> list[Slot]:
-    """The scale [channels] of a normalization, initially ones, and its bias [channels], initially zeros.
-
-    Args:
-        running: also the running mean and variance [channels] of a batch norm, initially zeros and ones.
-    """
-    slots = [Slot(f"{name}.scale", (channels,), 0), Slot(f"{name}.bias", (channels,), -1)]
-    if running:
-        slots += [Slot(f"{name}.running_mean", (channels,), -1), Slot(f"{name}.running_var", (channels,), 0)]
-    return slots
-
-
 class BatchStatistics(torch.autograd.Function):
     """A term of the loss with the value 0; running statistics have a gradient in it, themselves less those of a batch.
 
@@ -84,13 +76,11 @@ class BatchStatistics(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution with a square kernel and a bias; the image gets a border of `padding` zeros.
+    """A convolution with a square kernel; the image gets a border of `padding` zeros.
 
     Raises:
         ValueError: stride or padding out of range.
     """
-
-    owns: ClassVar[int] = 2
 
     name: str
     inputs: int
@@ -98,17 +88,23 @@ class Conv:
     kernel: int
     stride: int = 1
     padding: int = 0
+    bias: bool = True
 
     def __post_init__(self) -> None:
         if self.stride < 1 or not 0 <= self.padding < self.kernel:
             raise ValueError(f"expected stride >= 1 and 0 <= padding < kernel, got {self}")
 
     @property
-    def slots(self) -> list[Slot]:
-        """Weight and bias."""
-        return weights(self.name, self.outputs, self.inputs, self.kernel, self.kernel)
+    def owns(self) -> int:
+        """Weight and, if there is one, bias."""
+        return 1 + self.bias
 
-    def apply(self, h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    @property
+    def slots(self) -> list[Slot]:
+        """The same."""
+        return weights(self.name, self.outputs, self.inputs, self.kernel, self.kernel, bias=self.bias)
+
+    def apply(self, h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """[b, inputs, height, width] to [b, outputs, ...]."""
         return conv2d(h, weight, bias, stride=self.stride, padding=self.padding)
 
@@ -131,6 +127,54 @@ class Dense:
     def apply(self, h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """[b, inputs] to [b, outputs]."""
         return linear(h, weight, bias)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A normalization of images, times a scale, plus a bias, for each channel.
+
+    groups: of the channels, whose entries of one image are normalized together. 0: a batch norm, which takes the
+    statistics of a batch in training and running ones otherwise; a defense's noise may have made a variance negative.
+    """
+
+    name: str
+    channels: int
+    groups: int = 0
+
+    @property
+    def owns(self) -> int:
+        """Scale and bias; a batch norm also has a running mean and variance."""
+        return 2 if self.groups else 4
+
+    @property
+    def slots(self) -> list[Slot]:
+        """[channels] each: initially ones and zeros, and of a batch norm zeros and ones."""
+        names = ("scale", "bias", "running_mean", "running_var")
+        initial = zip(names, (0, -1, -1, 0), strict=True)
+        return [Slot(f"{self.name}.{name}", (self.channels,), fan_in) for name, fan_in in initial][: self.owns]
+
+    def apply(self, h: Tensor, *own: Tensor) -> Tensor:
+        """[b, channels, height, width] to the same shape."""
+        scale, bias, *running = own
+        if self.groups:
+            return group_norm(h, self.groups, scale, bias)
+        mean, variance = running
+        return _normal(h, mean, variance.clamp(min=0.0), scale, bias)
+
+    def by_batch(self, h: Tensor, *own: Tensor) -> InTraining:
+        """The same by the statistics of h, and the term of the loss that moves the running ones toward these."""
+        if self.groups:
+            return InTraining(self.apply(h, *own))
+        scale, bias, *running = own
+        now = h.mean((0, 2, 3)), h.var((0, 2, 3), correction=0)
+        term: Tensor = BatchStatistics.apply(*running, *now)  # type: ignore[no-untyped-call]
+        return InTraining(_normal(h, *now, scale, bias), term)
+
+
+def _normal(h: Tensor, mean: Tensor, variance: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    """Each channel of h with this mean and variance, normalized."""
+    factor = scale * (variance + TINY).rsqrt()
+    return (h - mean[:, None, None]) * factor[:, None, None] + bias[:, None, None]
 
 
 @dataclass(frozen=True)
@@ -184,6 +228,14 @@ class Flatten(_WithoutTensors):
         return h.flatten(1)
 
 
+class Mean(_WithoutTensors):
+    """The mean of each channel's map."""
+
+    def apply(self, h: Tensor) -> Tensor:
+        """[b, channels, height, width] to [b, channels]."""
+        return h.mean((2, 3))
+
+
 @dataclass(frozen=True)
 class Dropout(_WithoutTensors):
     """Sets entries of examples of this shape to zero at this rate; the caller passes the mask."""
@@ -192,7 +244,7 @@ class Dropout(_WithoutTensors):
     rate: float
 
 
-Layer = Conv | Dense | Sigmoid | Relu | SoftRelu | MaxPool | Flatten | Dropout
+Layer = Conv | Dense | Norm | Sigmoid | Relu | SoftRelu | MaxPool | Mean | Flatten | Dropout
 
 
 @dataclass(frozen=True)
@@ -229,6 +281,84 @@ class Chain:
             elif keep is not None:
                 h = h * next(masks).to(h)  # masks are drawn on the CPU, h may be elsewhere
         return h
+
+
+@dataclass(frozen=True)
+class Block:
+    """Layers, to whose output a shortcut without parameters adds their input.
+
+    Where the layers widen it, the shortcut takes every second row and column, and its new channels are zero (option A
+    of He et al. 2016).
+    """
+
+    layers: tuple[Layer, ...]
+    new: int = 0
+
+    @property
+    def owns(self) -> int:
+        """The tensors of the layers."""
+        return sum(layer.owns for layer in self.layers)
+
+    @property
+    def slots(self) -> list[Slot]:
+        """The same, in order."""
+        return [slot for layer in self.layers for slot in layer.slots]
+
+    @property
+    def stride(self) -> int:
+        """Of the shortcut."""
+        return 2 if self.new else 1
+
+    def shortcut(self, h: Tensor) -> Tensor:
+        """What is added for the input h."""
+        return pad(h[:, :, ::2, ::2], (0, 0, 0, 0, 0, self.new)) if self.new else h
+
+
+@dataclass(frozen=True)
+class Network:
+    """Layers and residual blocks, one after the other; not a `Chain`, whose readers expect a single path."""
+
+    layers: tuple[Layer | Block, ...]
+
+    @property
+    def tensors(self) -> Tensors:
+        """The tensors of the layers, in their order."""
+        return stack(*(layer.slots for layer in self.layers))
+
+    def __call__(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
+        """[b, classes] scores of x [b, *input_shape]."""
+        return self._through(self.layers, x, iter(tensors), None)
+
+    def in_training(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> InTraining:
+        """The same with batch norms by the statistics of x."""
+        terms: list[Tensor] = []
+        scores = self._through(self.layers, x, iter(tensors), terms)
+        return InTraining(scores, torch.stack(terms).sum() if terms else None)
+
+    def _through(
+        self, layers: Sequence[Layer | Block], h: Tensor, tensors: Iterator[Tensor], terms: list[Tensor] | None
+    ) -> Tensor:
+        """The output of the layers, and in `terms`, if they train, those of the loss."""
+        for layer in layers:
+            if isinstance(layer, Block):
+                h = self._through(layer.layers, h, tensors, terms) + layer.shortcut(h)
+            elif isinstance(layer, Norm) and terms is not None:
+                h, term = layer.by_batch(h, *itertools.islice(tensors, layer.owns))
+                terms += [] if term is None else [term]
+            elif not isinstance(layer, Dropout):
+                h = layer.apply(h, *itertools.islice(tensors, layer.owns))
+        return h
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network in training, as `Model` takes it: equal to that of an equal network, as a bound method is not."""
+
+    network: Network
+
+    def __call__(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> InTraining:
+        """`Network.in_training`."""
+        return self.network.in_training(tensors, x, keep)
 
 
 def dense_stack(widths: Sequence[int]) -> list[Layer]:

@@ -10,23 +10,27 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv2d, group_norm, linear, pad, relu
+from torch.nn.functional import linear
 
 from leakgauge.harness.core.contract import InTraining
 from leakgauge.harness.core.errors import UnknownNameError, unknown
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.learn.layers import (
-    BatchStatistics,
+    Block,
     Chain,
     Conv,
+    Dense,
     Dropout,
     Layer,
     MaxPool,
+    Mean,
+    Network,
+    Norm,
     Relu,
     Sigmoid,
+    Trained,
     dense_stack,
-    norm,
     stack,
     weights,
 )
@@ -38,9 +42,6 @@ Initialization = Literal["default", "dlg"]
 
 _STAGES = (16, 32, 64)
 """Channels of the three stages of a ResNet."""
-
-_TINY = 1e-5
-"""Added to a variance, as in torch."""
 
 _GROUPS = 2
 """Groups of a norm: best for ResNet-20 on label-skewed clients (Hsieh et al. 2020; issue 1 of their repository)."""
@@ -264,79 +265,25 @@ def _resnet(blocks: int, input_shape: tuple[int, ...], classes: int, *, running:
     """
     name = f"resnet{6 * blocks + 2}{'-bn' if running else ''}"
     inputs, _, _ = _image(name, input_shape, 1)
-    layers = [weights("stem", _STAGES[0], inputs, 3, 3, bias=False), norm("stem_norm", _STAGES[0], running=running)]
+    groups = 0 if running else _GROUPS
+    layers: list[Layer | Block] = [Conv("stem", inputs, _STAGES[0], 3, padding=1, bias=False)]
+    layers += [Norm("stem_norm", _STAGES[0], groups), Relu()]
     inputs = _STAGES[0]
     for stage, outputs in enumerate(_STAGES, start=1):
         for number in range(1, blocks + 1):
-            for half in (1, 2):
-                block = f"stage{stage}.block{number}"
-                layers += [weights(f"{block}.conv{half}", outputs, inputs, 3, 3, bias=False)]
-                layers += [norm(f"{block}.norm{half}", outputs, running=running)]
-                inputs = outputs
-    tensors = stack(*layers, weights("fc", classes, inputs))
-    if running:
-        return Model(name, *tensors, input_shape, classes, _apply_running_resnet, training=_train_running_resnet)
-    return Model(name, *tensors, input_shape, classes, _apply_resnet)
+            layers += [_block(f"stage{stage}.block{number}", inputs, outputs, groups), Relu()]
+            inputs = outputs
+    network = Network((*layers, Mean(), Dense("fc", inputs, classes)))
+    return Model(name, *network.tensors, input_shape, classes, network, training=Trained(network) if running else None)
 
 
-def _apply_resnet(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
-    """[b, classes] scores of x [b, channels, height, width]; the number of tensors determines the depth."""
-
-    def by_groups(h: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-        return group_norm(h, _GROUPS, scale, bias)
-
-    return _blocks(tensors, x, by_groups, 3)
-
-
-def _apply_running_resnet(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
-    """The same with batch norm by the running statistics; a defense's noise may have made a variance negative."""
-
-    def by_running(h: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        return _normal(h, mean, variance.clamp(min=0.0), scale, bias)
-
-    return _blocks(tensors, x, by_running, 5)
-
-
-def _train_running_resnet(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> InTraining:
-    """The same with batch norm by the statistics of x, which also move the running statistics."""
-    terms: list[Tensor] = []
-
-    def by_batch(h: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        now = h.mean((0, 2, 3)), h.var((0, 2, 3), correction=0)
-        terms.append(BatchStatistics.apply(mean, variance, *now))  # type: ignore[no-untyped-call]
-        return _normal(h, *now, scale, bias)
-
-    return InTraining(_blocks(tensors, x, by_batch, 5), torch.stack(terms).sum())
-
-
-def _normal(h: Tensor, mean: Tensor, variance: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    """Each channel of h with this mean and variance, normalized."""
-    factor = scale * (variance + _TINY).rsqrt()
-    return (h - mean[:, None, None]) * factor[:, None, None] + bias[:, None, None]
-
-
-def _blocks(tensors: Sequence[Tensor], x: Tensor, normed: Callable[..., Tensor], unit: int) -> Tensor:
-    """[b, classes] scores of a ResNet.
-
-    Args:
-        normed: from (h, the tensors of a norm) to h normalized.
-        unit: tensors of a convolution and its norm together.
-    """
-    units = [tensors[start : start + unit] for start in range(0, len(tensors) - 2, unit)]
-    h = relu(normed(conv2d(x, units[0][0], padding=1), *units[0][1:]))
-    for first, second in zip(units[1::2], units[2::2], strict=True):
-        h = _block(first, second, h, normed)
-    return linear(h.mean((2, 3)), *tensors[-2:])
-
-
-def _block(first: Sequence[Tensor], second: Sequence[Tensor], h: Tensor, normed: Callable[..., Tensor]) -> Tensor:
-    """One residual block; if it widens, it halves height and width, and the shortcut's new channels are zero."""
-    new = first[0].shape[0] - first[0].shape[1]
-    stride = 2 if new else 1
-    inner = relu(normed(conv2d(h, first[0], stride=stride, padding=1), *first[1:]))
-    inner = normed(conv2d(inner, second[0], padding=1), *second[1:])
-    shortcut = pad(h[:, :, ::2, ::2], (0, 0, 0, 0, 0, new)) if new else h
-    return relu(inner + shortcut)
+def _block(name: str, inputs: int, outputs: int, groups: int) -> Block:
+    """Two convolutions with their norms; if the block widens, it halves height and width."""
+    new, halves = outputs - inputs, list[Layer]()
+    for half, before, stride in ((1, inputs, 2 if new else 1), (2, outputs, 1)):
+        halves += [Conv(f"{name}.conv{half}", before, outputs, 3, stride, 1, bias=False)]
+        halves += [Norm(f"{name}.norm{half}", outputs, groups), Relu()]
+    return Block(tuple(halves[:-1]), new)
 
 
 def _apply_scores(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
