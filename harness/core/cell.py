@@ -11,7 +11,17 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, ClassVar, Literal
+
+
+class Size(StrEnum):
+    """How much of a recipe runs: minutes, hours, or what the paper ran."""
+
+    QUICK = "quick"
+    STANDARD = "standard"
+    PAPER = "paper"
+
 
 Scalar = str | int | float | bool | None
 _STRICT = {"extra": "forbid"}
