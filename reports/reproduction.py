@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from leakgauge.harness.core.labels import counted
@@ -58,11 +59,15 @@ class _Scoreboard(NamedTuple):
 def reproduction(recipes: Sequence[Repeated]) -> str:
     """The page; it loads nothing, and the same recipes give the same page."""
     parts: list[Part[Sequence[Repeated]]] = [
-        Part("verdict", "Reproduction of published tables and figures", "Scoreboard", _scoreboard, _BOARD)
+        Part("scoreboard", "Reproduction of published tables and figures", "Scoreboard", _scoreboard, _BOARD)
     ]
-    for at, one in enumerate(recipes):
-        parts.append(Part(one.id, one.name, one.name, lambda found, at=at: found[at], _RECIPE))  
+    parts += [Part(one.id, one.name, one.name, partial(_at, number=at), _RECIPE) for at, one in enumerate(recipes)]
     return page("reproduction", parts, recipes)
+
+
+def _at(recipes: Sequence[Repeated], number: int) -> Repeated:
+    """One of them."""
+    return recipes[number]
 
 
 _BOARD, _RECIPE = ('{% include "' + name + '.html" %}' for name in ("scoreboard", "recipe"))

@@ -43,7 +43,7 @@ def reproduce(
         with ExitStack() as stack:
             done = run(
                 chosen, size, out, root, workers=workers, listen=lambda name: stack.enter_context(listener(name))
-            )  # type: ignore[arg-type]
+            )
         page = reproduction([Repeated(**one.shown) for one in done])
         (out / "index.html").write_text(page, "utf-8")
     for one in done:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from leakgauge.harness.core.cell import PartSpec, Scalar, Target, TrainingSpec, canonical
+from leakgauge.harness.core.cell import PartSpec, Scalar, Target, TrainingSpec
 from leakgauge.harness.core.result import Run, to_data
 from leakgauge.harness.core.rows import rows
 
@@ -120,7 +120,7 @@ def check_alike(group: Sequence[Value], over: Iterable[str]) -> None:
     """
     allowed = {*_REPEATED, *map(path, over)}
     for name in dict.fromkeys(name for value in group for name in value.at):
-        seen = dict.fromkeys(canonical(value.at.get(name)) for value in group)
+        seen = dict.fromkeys(repr(value.at.get(name)) for value in group)
         if name not in allowed and len(seen) > 1:
             raise ValueError(
                 f"mixes values of {name} ({', '.join(list(seen)[:4])}): name it in series, panel, over, where or at"

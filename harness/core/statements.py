@@ -74,11 +74,9 @@ class Statement:
 
     def __post_init__(self) -> None:
         if (self.that in ("flat", "monotone", "interior-minimum")) != bool(self.along):
-            raise ValueError(
-                f"along: expected a path for flat, monotone and interior-minimum alone, got {self.along!r}"
-            )
+            raise ValueError(f"expected a path along which it is {self.that}, or none, got along={self.along!r}")
         if (self.that == "equals") != (self.value is not None):
-            raise ValueError(f"value: expected a number for equals alone, got {self.value}")
+            raise ValueError(f"expected a number for equals alone, got value={self.value}")
         if self.that in ("above", "below", "within") and not (self.a and self.b):
             raise ValueError(f"expected a and b for {self.that!r}")
         if not (math.isfinite(self.margin) and (self.margin >= 0 or self.that in ("above", "below"))):

@@ -13,9 +13,8 @@ A recipe is a study's TOML file with a few more keys. It is data: no recipe has 
 
 from __future__ import annotations
 
-import importlib
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -25,6 +24,7 @@ from leakgauge.harness.core.cell import Size
 from leakgauge.harness.core.errors import StudyError, unknown
 from leakgauge.harness.core.points import Value
 from leakgauge.harness.data import DataMissing, load
+from leakgauge.harness.federation import registry
 from leakgauge.harness.study.study import Study, expand, resolve
 
 Table = dict[str, Any]
@@ -162,7 +162,7 @@ def _values(recipe: str, table: Table) -> Iterable[Value]:
     """What one formula returns: a number, or numbers by quantity; its arguments are the paths."""
     arguments = {key: value for key, value in table.items() if key != "name"}
     try:
-        found = _formula(str(table.get("name")))(**arguments)
+        found = registry.formula(str(table.get("name")))(**arguments)
     except (TypeError, ValueError, LookupError) as error:
         raise StudyError(recipe, [f"formulas.{table.get('name')}: {error}"]) from error
     quantities = found if isinstance(found, dict) else {str(table["name"]): found}
@@ -171,19 +171,3 @@ def _values(recipe: str, table: Table) -> Iterable[Value]:
         for item, number in enumerate(several):
             at = arguments | ({"index": item} if several is value else {})
             yield Value(quantity, float(number), at, exact=True)
-
-
-def _formula(name: str) -> Callable[..., Any]:
-    """The formula `module.function` of a defense's module.
-
-    Raises:
-        LookupError: there is none.
-    """
-    module, _, function = name.rpartition(".")
-    try:
-        known: dict[str, Callable[..., Any]] = importlib.import_module(f"leakgauge.defenses.{module}").FORMULAS
-    except (ImportError, AttributeError) as error:
-        raise LookupError(f"no formulas of a defense {module!r}") from error
-    if function not in known:
-        raise unknown("formula", name, [f"{module}.{one}" for one in known])
-    return known[function]

@@ -327,6 +327,10 @@ def expand(table: Table) -> Iterator[Table]:
         ValueError: `zip` names a key without a list, or lists of different lengths.
     """
     groups = _zipped(table)
+    for group in groups:
+        lengths = {len(table[key]) if isinstance(table.get(key), list) else -1 for key in group}
+        if len(lengths) != 1 or -1 in lengths:
+            raise ValueError(f"{ZIP}: expected keys with lists of one length, got {group}")
     together = {key: group for group in groups for key in group}
     axes: list[list[Table]] = []
     for key, value in table.items():
@@ -347,12 +351,7 @@ def expand(table: Table) -> Iterator[Table]:
 def _zipped(table: Table) -> list[list[str]]:
     """The keys whose lists advance together, in groups."""
     named = table.get(ZIP, [])
-    groups = [named] if named and all(isinstance(one, str) for one in named) else named
-    for group in groups:
-        lengths = {len(table[key]) if isinstance(table.get(key), list) else -1 for key in group}
-        if len(lengths) != 1 or -1 in lengths:
-            raise ValueError(f"{ZIP}: expected keys with lists of one length, got {group}")
-    return groups
+    return [named] if named and all(isinstance(one, str) for one in named) else named
 
 
 def _all(key: str, tables: list[Table], build: Callable[[Table], T], problems: list[str]) -> Iterator[T]:
