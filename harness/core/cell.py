@@ -41,6 +41,16 @@ def fingerprint(data: Any, digits: int = 16) -> str:
     return hashlib.sha256(canonical(data).encode()).hexdigest()[:digits]
 
 
+LATER: dict[str, object] = {"strict": False, "dropped": (), "evaluate_on": "test"}
+"""Fields that came after results were stored, with their defaults: a default is left out, so that older ids stay."""
+
+
+def plain(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The fields of a dataclass, for `dataclasses.asdict`, without those of `LATER` at their defaults."""
+    # by their texts, since an audit's `strict` is a number, which is kept
+    return {name: value for name, value in fields if name not in LATER or repr(value) != repr(LATER[name])}
+
+
 @dataclass(frozen=True)
 class TaskSpec:
     """Data set and model, by name.
@@ -51,13 +61,13 @@ class TaskSpec:
             for a training that ran elsewhere (see `federation.recording.load`).
         model: `mlp-small`, `lenet-dlg`, ... (see `leakgauge list tasks`); `module:factory`, `torchvision:NAME` or
             `given:NAME` for a user's own.
-        init: `default`, or `dlg`: weights and biases uniform in +-0.5 (Zhu et al. 2019).
+        init: `default`; `dlg`: weights and biases uniform in +-0.5 (Zhu et al. 2019); `zero`.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
     data: str
     model: str
-    init: Literal["default", "dlg"] = "default"
+    init: Literal["default", "dlg", "zero"] = "default"
 
 
 @dataclass(frozen=True)
@@ -83,6 +93,7 @@ class FederationSpec:
         decay, patience: parameters of the schedule.
         evaluate_every: rounds between evaluations; the last round is always evaluated.
         test_samples: test samples used; None means the whole test set.
+        evaluate_on: `test`, or `train`: all clients' own samples.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
@@ -105,6 +116,7 @@ class FederationSpec:
     patience: int = 10
     evaluate_every: int = 1
     test_samples: int | None = None
+    evaluate_on: Literal["test", "train"] = "test"
 
     def __post_init__(self) -> None:
         names = ["clients", "rounds", "alpha", "shards", "lr", "decay", "patience", "evaluate_every"]
@@ -237,9 +249,9 @@ class TrainingSpec:
 
     @property
     def meaning(self) -> dict[str, Any]:
-        """The data that the id is made of; without `audit`, `malice` and `strict` if there are none: older ids stay."""
-        data = dataclasses.asdict(self)
-        return {key: value for key, value in data.items() if value or key not in ("audit", "malice", "strict")}
+        """The data that the id is made of; without `audit` and `malice` if there are none: older ids stay."""
+        data = dataclasses.asdict(self, dict_factory=plain)
+        return {key: value for key, value in data.items() if value or key not in ("audit", "malice")}
 
     @property
     def honest(self) -> TrainingSpec:
@@ -269,7 +281,7 @@ class Cell:
     @functools.cached_property
     def id(self) -> str:
         """Sixteen hex digits of SHA-256 of the canonical JSON, without `limit` if true, which keeps older ids."""
-        data = {**dataclasses.asdict(self), "training": self.training.meaning}
+        data = {**dataclasses.asdict(self, dict_factory=plain), "training": self.training.meaning}
         if self.limit:
             del data["limit"]
         return fingerprint(data)

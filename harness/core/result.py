@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from leakgauge.harness.core.cell import Cell, TrainingSpec
+from leakgauge.harness.core.cell import Cell, TrainingSpec, plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -441,13 +441,4 @@ class PartInfo:
 
 def to_data(value: Any) -> Any:
     """A dataclass of this module as plain data for JSON."""
-    return dataclasses.asdict(value, dict_factory=_plain)
-
-
-def _plain(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The fields of a dataclass, without `TrainingSpec.strict` and `TrainingRecord.dropped` if there is none.
-
-    So the bytes of results without them stay as they were. An audit's `strict` is a number, and is kept.
-    """
-    new = "strict", "dropped"
-    return {name: value for name, value in fields if name not in new or repr(value) not in ("False", "()")}
+    return dataclasses.asdict(value, dict_factory=plain)

@@ -243,7 +243,9 @@ def _row(cell: Cell) -> Table:
     task = asdict(cell.training.task)
     parts = {"defense": cell.training.defense, "attack": cell.attack}
     named = {key: {"name": part.name, **part.parameters} for key, part in parts.items()}
-    return {**named, "threat": cell.threat, "task": task, **task, "target": asdict(cell.target)}
+    federation = asdict(cell.training.federation)
+    places = {"task": task, **task, "federation": federation, "target": asdict(cell.target)}
+    return {**named, "threat": cell.threat, "seed": cell.training.seed, **places}
 
 
 def _matches(pattern: object, value: object) -> bool:
