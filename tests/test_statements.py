@@ -132,6 +132,13 @@ def test_a_claim_for_each_value_of_a_path_is_judged_for_each():
     ]
 
 
+def test_the_other_side_of_each_may_lack_its_path():
+    found = values({("a", 1): 0.8, ("a", 2): 0.6})
+    found += [Value("accuracy", 0.7, {"defense.name": "none", "seed": seed}) for seed in range(5)]
+    claim = Statement("a is better", "above", "accuracy", A, {"defense.name": "none"}, each=("defense.bits",))
+    assert [one.where for one in judge([claim], found) if "0.7" in one.measured] == ["defense.bits 1", "defense.bits 2"]
+
+
 def test_what_is_missing_is_not_run_and_says_what():
     assert verdict(values(PAIR), "above", a=A, b={"defense.name": "z"})[2:4] == (
         Verdict.NOT_RUN,

@@ -49,7 +49,7 @@ class Statement:
         a, b: which values, by path.
         at: which values of both.
         along: the path of `flat`, `monotone` and `interior-minimum`.
-        each: paths; the statement is made for each of their values.
+        each: paths; the statement is made for each of their values in a, and for the same in b if b has the path.
         margin: in the unit of the quantity.
         value: of `equals`, as the source prints it.
         direction: of `monotone`.
@@ -168,15 +168,16 @@ def _places(statement: Statement, found: Sequence[Value]) -> list[tuple[str, Sta
     """The statement for each value of its `each`, with the values in words."""
     if statement.missing or not statement.each:
         return [("", statement)]
-    here = select(found, statement.y, statement.at, statement.a)
-    groups = [group for group in grouped(here, statement.each) if None not in group]
-    return [
-        (
-            ", ".join(f"{name} {value}" for name, value in zip(statement.each, group, strict=True)),
-            replace(statement, at={**statement.at, **dict(zip(statement.each, group, strict=True))}),
-        )
-        for group in groups
-    ] or [("", statement)]
+    here, other = (select(found, statement.y, statement.at, side) for side in (statement.a, statement.b))
+    shared = [name for name in statement.each if any(path(name) in value.at for value in other)]
+    places = list[tuple[str, Statement]]()
+    for group in grouped(here, statement.each):
+        one = dict(zip(statement.each, group, strict=True))
+        if None not in group:
+            where = ", ".join(f"{name} {_short(value)}" for name, value in one.items())
+            b = {**statement.b, **{name: one[name] for name in shared}}
+            places.append((where, replace(statement, a={**statement.a, **one}, b=b)))
+    return places or [("", statement)]
 
 
 def _tests(statement: Statement, found: Sequence[Value]) -> _Tests | str:
