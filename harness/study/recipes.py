@@ -14,7 +14,7 @@ A recipe is a study's TOML file with a few more keys. It is data: no recipe has 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -108,13 +108,13 @@ def recipe(source: str, size: Size, root: Path) -> Recipe:
         {key: value for key, value in table.items() if key not in _EXTRA}, table.get("scale", {}).get(size, {})
     )
     trains = "tasks" in scaled
-    there, notes = _there(scaled, root)
+    there, notes, lacking = _there(scaled, root)
     study = resolve({"name": name, **({} if trains else _NOTHING), **there}, name)
     formulas = [one for each in table.get("formulas", []) for one in expand(each)]
     return Recipe(
         *(name, table.get("source", ""), study, trains),
         unstated=tuple(table.get("unstated", ())),
-        missing=table.get("missing", ""),
+        missing=table.get("missing", lacking),
         notes=notes,
         formulas=tuple(formulas),
     )
@@ -134,28 +134,40 @@ def _merged(table: Table, over: Table) -> Table:
     return found
 
 
-def _there(table: Table, root: Path) -> tuple[Table, tuple[str, ...]]:
-    """The study with data that are there, and what stands in for what."""
-    notes = dict[str, None]()
+def _there(table: Table, root: Path) -> tuple[Table, tuple[str, ...], str]:
+    """The study with data that are there, what stands in for what, and which file is missing without a stand-in.
+
+    A stand-in with fewer samples than the study asks for gives all that it has.
+    """
+    notes, most, missing = dict[str, None](), list[int](), list[str]()
 
     def one(name: str) -> str:
         try:
             found = load(name, root)
-        except DataMissing:
+        except DataMissing as error:
             if name not in STAND_INS:
-                raise
+                missing.append(str(error))
+                return "digits"
             notes[f"{name} is not here: {STAND_INS[name]} stands in for it"] = None
             return one(STAND_INS[name])
+        if notes:
+            most.append(len(found.train.y))
         if found.note:
             notes[found.note] = None
         return name
 
-    def task(given: Table) -> Table:
-        data = given.get("data", "")
-        return {**given, "data": [one(each) for each in data] if isinstance(data, list) else one(data)}
+    def each(value: Any, change: Callable[[Any], Any]) -> Any:
+        return [change(item) for item in value] if isinstance(value, list) else change(value)
 
-    tasks = [task(given) for given in table.get("tasks", [])]
-    return {**table, **({"tasks": tasks} if tasks else {})}, tuple(notes)
+    found = {**table, "tasks": [{**task, "data": each(task.get("data", ""), one)} for task in table.get("tasks", [])]}
+    if most:
+        found["federations"] = [
+            {**given, "samples": each(given["samples"], lambda number: min([number, *most]))}
+            if "samples" in given
+            else given
+            for given in table.get("federations", [])
+        ]
+    return found if "tasks" in table else table, tuple(notes), missing[0] if missing else ""
 
 
 def _values(recipe: str, table: Table) -> Iterable[Value]:
