@@ -31,7 +31,8 @@ class Figure:
     Attributes:
         title: of the figure.
         y: a quantity, see `core.rows`.
-        x: a path; or a quantity of the same training, such as `proved_epsilon`, which `x_where` narrows down.
+        x: a path; or a quantity of the same training, such as `proved_epsilon`, which `x_where` narrows down; the
+            largest if there are several.
         series, panel: paths; each combination of their values is a line, or a chart of its own.
         where: which values, by path.
         over: paths beside seed and item over which y is averaged.
@@ -116,9 +117,13 @@ def _with_x(figure: Figure, here: Sequence[Value], found: Sequence[Value]) -> li
     of_x = select(found, figure.x, figure.x_where)
     places = {key: group for key, group in _by_training(of_x).items()}
     for group in places.values():
-        check_alike(group, figure.over)
+        check_alike(
+            group, [*figure.over, *(name for value in group for name in value.at if name.startswith("against."))]
+        )
     return [
-        Value(value.quantity, value.value, {**value.at, figure.x: places[key][0].value}) if key in places else value
+        Value(value.quantity, value.value, {**value.at, figure.x: max(one.value for one in places[key])})
+        if key in places
+        else value
         for key, values in _by_training(here).items()
         for value in values
     ]

@@ -2,7 +2,7 @@
 
 A path names one thing of a question: `task.model`, `federation.clients`, `defense.name`, `defense.bits`,
 `attack.evaluations`, `target.batch`, `threat`, `seed`; then `round`, `item`, and of an epsilon `horizon`,
-`privacy_unit` and `adversaries`. `defense` and `attack` are short for `defense.name` and `attack.name`.
+`privacy_unit` and `against.ADVERSARY`. `defense` and `attack` are short for `defense.name` and `attack.name`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Paths = Mapping[str, Scalar]
 Filter = Mapping[str, Any]
 """Values, or lists of values, by path; a table inside has longer paths: `{defense = {name = "sdq", bits = [1, 2]}}`."""
 
-_OF_ROW = ("round", "item", "horizon", "privacy_unit", "adversaries")
+_OF_ROW = ("round", "item", "horizon", "privacy_unit")
 _COMPUTED = ("claimed_epsilon", "proved_epsilon", "dim")
 _SHORT = {"defense": "defense.name", "attack": "attack.name"}
 _REPEATED = ("seed", "item")
@@ -53,6 +53,7 @@ def values(run: Run, quantities: Iterable[str]) -> list[Value]:
         if "item" in row or (row.get("cell"), row["quantity"]) not in listed:
             at = cells[row["cell"]] if "cell" in row else trainings[row["training"]]
             also = {name: row[name] for name in _OF_ROW if row.get(name) not in (None, "")}
+            also |= {f"against.{who}": True for who in row.get("adversaries", "").split()}
             found.append(Value(row["quantity"], row["value"], at | also, row["quantity"] in _COMPUTED))
     return found
 
