@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from scipy import special
 
-from leakgauge.defenses._cepam.claim import norm_scaled, theorem_12
+from leakgauge.defenses._cepam.claim import norm_scaled, printed, theorem_12
 from leakgauge.defenses._cepam.law import scaled
 from leakgauge.defenses._cepam.mechanism import NormalCepam
 from leakgauge.harness.core.checks import positive
@@ -15,6 +15,9 @@ from leakgauge.harness.core.claim import Claim
 from leakgauge.harness.core.contract import Link, Setting
 from leakgauge.harness.core.law import Law, Normal
 from leakgauge.harness.core.vec import Vector
+
+FORMULAS = {"theorem_12": printed}
+"""Formulas of the paper that recipes draw."""
 
 
 @dataclass(frozen=True)

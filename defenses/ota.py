@@ -15,7 +15,14 @@ from leakgauge.defenses._common.budget import normal_reach
 from leakgauge.defenses._common.clip import clip_l2
 from leakgauge.defenses._common.misfit import gaussian_misfit
 from leakgauge.defenses._ota.channel import OverTheAir, exact, user_of
-from leakgauge.defenses._ota.formulas import Allocation, allocate, colluding_mu
+from leakgauge.defenses._ota.formulas import (
+    Allocation,
+    allocate,
+    colluding_mu,
+    convergence_bound,
+    fixed_noise,
+    noise_powers,
+)
 from leakgauge.defenses._ota.law import Waveform
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.claim import Claim, Proof
@@ -28,6 +35,10 @@ from leakgauge.harness.core.vec import Vector
 
 _RECEIVER = frozenset(Threat) - {Threat.COLLUDING_SERVER, Threat.EAVESDROPPER}
 """The adversaries that observe a round only through the server's receiver."""
+
+
+FORMULAS = {"fixed_noise": fixed_noise, "noise_powers": noise_powers, "convergence_bound": convergence_bound}
+"""Formulas of the paper that recipes draw."""
 
 
 @dataclass(frozen=True)

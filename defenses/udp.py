@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from leakgauge.defenses._udp.claim import Calibrated
-from leakgauge.defenses._udp.formulas import multiplier
+from leakgauge.defenses._udp.formulas import epsilons, moment, multiplier
 from leakgauge.harness.core.contract import Feedback, Setting
+
+FORMULAS = {"moment": moment, "epsilons": epsilons}
+"""Formulas of the paper that recipes draw."""
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,18 @@ import base64
 import hashlib
 import re
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from leakgauge.harness.core.result import Run
 from leakgauge.harness.core.sinks import visible
+from leakgauge.reports.sections.asked import asked
 from leakgauge.reports.sections.changes import Against, changes
 from leakgauge.reports.sections.claims import claims
 from leakgauge.reports.sections.frontier import frontier
@@ -45,7 +46,10 @@ _ENDINGS = {"image/png": "png", "image/svg+xml": "svg"}
 _OURS = re.compile(rf"[0-9a-f]{{16}}\.({'|'.join(_ENDINGS.values())})")
 
 
-class Part(NamedTuple):
+C = TypeVar("C")
+
+
+class Part(NamedTuple, Generic[C]):
     """A section of the page.
 
     Attributes:
@@ -59,11 +63,11 @@ class Part(NamedTuple):
     id: str
     title: str
     short: str
-    build: Callable[[Analysis], object | None]
+    build: Callable[[C], object | None]
     template: str = ""
 
 
-def _parts(images: Images, against: Against | None) -> list[Part]:
+def _parts(images: Images, against: Against | None) -> list[Part[Analysis]]:
     """The sections in the order of the page. A new section is its module in `sections` and a line here."""
     parts = [
         Part("verdict", "Verdict", "Verdict", verdict),
@@ -71,6 +75,7 @@ def _parts(images: Images, against: Against | None) -> list[Part]:
         Part("leakage", "Leakage by defense and attack", "Leakage", leakage),
         Part("pictures", "Originals and reconstructions", "Reconstructions", partial(gallery, images=images)),
         Part("frontier", "Choosing a defense", "Choosing", frontier),
+        Part("asked", "Figures and claims of this study", "Figures", asked),
         Part("tradeoffs", "Trade-offs", "Trade-offs", trade_offs),
         Part("results", "All results", "All results", everything),
         Part("limits", "What this report does not show", "Limits", limits, LIMITS),
@@ -99,12 +104,17 @@ def render(run: Run, *, images: Images = "public", linked: bool = False, against
         A section that cannot be built shows its error instead; the others are unaffected.
         Every text of the run is escaped and cannot change the direction of the text after it.
     """
-    environment, analysis = _environment(), Analysis(run)
-    sections = [(part, _section(environment, part, analysis)) for part in _parts(images, against)]
+    return page(run.name, _parts(images, against), Analysis(run), linked=linked)
+
+
+def page(name: str, parts: Sequence[Part[C]], content: C, *, linked: bool = False) -> str:
+    """A page with these sections, each built from `content`; the guarantees are those of `render`."""
+    environment = _environment()
+    sections = [(part, _section(environment, part, content)) for part in parts]
     style, script = source(STYLE), source(SCRIPT)
     sources = ("'self'", "'self'", "'self'") if linked else ("data:", _hash(style), _hash(script))
     return environment.get_template("page.html").render(
-        name=run.name,
+        name=name,
         policy="default-src 'none'; img-src {}; style-src {}; script-src {}; ".format(*sources)
         + "base-uri 'none'; form-action 'none'",
         linked=linked,
@@ -171,14 +181,14 @@ def _breakable(text: str) -> Markup:
     return Markup(re.sub("([=_])", r"\1<wbr>", str(escape(text))))
 
 
-def _section(environment: Environment, part: Part, analysis: Analysis) -> Markup | None:
+def _section(environment: Environment, part: Part[C], content: C) -> Markup | None:
     """The HTML of one section; of its error if it cannot be built."""
     try:
-        content = part.build(analysis)
-        if content is None:
+        found = part.build(content)
+        if found is None:
             return None
         named = environment.get_template if not part.template else environment.from_string
-        body = named(part.template or f"{part.id}.html").render(data=content, title=part.title)
+        body = named(part.template or f"{part.id}.html").render(data=found, title=part.title)
     except Exception as error:
         last = traceback.format_exception_only(error)[-1].strip()
         body = environment.get_template("broken.html").render(part=part, error=last)

@@ -38,7 +38,7 @@ from leakgauge.harness.core.claim import Breach, Claim, Proof, Relation, Unit, a
 from leakgauge.harness.core.contract import Links, Setting
 from leakgauge.harness.core.gaussian import gaussian_delta
 from leakgauge.harness.core.threats import Threat
-from leakgauge.harness.core.vec import Vector
+from leakgauge.harness.core.vec import Layout, Vector
 
 _RECIPIENTS = frozenset({Threat.AGGREGATOR, Threat.PARTICIPANT, Threat.PUBLIC})
 """The adversaries of the claim, who see averages only."""
@@ -79,6 +79,19 @@ def theorem_12(local_epsilon: float, reach: float, setting: Setting) -> Promise:
     with np.errstate(divide="ignore", over="ignore"):
         total = np.exp(most[relevant] + np.log(single)).sum()
     return Promise(_amplified(local_epsilon, setting), float(total))
+
+
+def printed(
+    local_epsilon: float, steps: int, samples: int, clients: int, noise_std: float, gamma: float
+) -> dict[str, float | list[float]]:
+    """Thm 12 for steps of one sample: `thm_12_epsilon`, and as `thm_12_delta` its delta and that of no noise at all.
+
+    Whatever happens to a record when it is used, (0, p) holds for the chance p that it is.
+    """
+    layout = Layout(("update",), ((1,),))
+    setting = Setting(layout, clients, clients, 1, "update", steps, 0.1, 1, samples)
+    found = theorem_12(local_epsilon, gamma / noise_std, setting)
+    return {"thm_12_epsilon": found.epsilon, "thm_12_delta": [found.delta, 1 - (1 - 1 / samples) ** steps]}
 
 
 def theorem_13(local_epsilon: float, reach: float, setting: Setting) -> Promise:

@@ -297,6 +297,46 @@ def composed_claim(epsilon: float, delta: float, rounds: int, delta_prime: float
     return Composed(spread + rounds * epsilon * math.expm1(epsilon), total)
 
 
+def fixed_noise(
+    users: int, rounds: int, beta: float, power: float, delta: float, channel_seed: int = 0
+) -> dict[str, float]:
+    """The claims of (14) and (16) if all users spend a share beta of their power on noise, at Rayleigh gains.
+
+    The signal is that of the weakest user with the rest of its power; receiver noise 1; delta_prime is delta.
+
+    Returns:
+        `round_epsilon` of one round; `total_epsilon` and `total_delta` of all.
+    """
+    gains = np.array(rayleigh_gains(Key(channel_seed).child("gains"), users))
+    aligned, noise = (1 - beta) * power * gains.min(), beta * power * gains.sum() + 1.0
+    one = claimed_epsilon(2 * math.sqrt(aligned / noise), delta)
+    total = composed_claim(one, delta, rounds, delta)
+    return {"round_epsilon": one, "total_epsilon": total.epsilon, "total_delta": total.delta}
+
+
+def noise_powers(gains: str, power: float, epsilon: float, delta: float) -> dict[str, float | list[float]]:
+    """Theorem 3 for these squared gains, comma-separated: users' noise, its sum and the sum that is needed."""
+    squared = tuple(float(gain) for gain in gains.split(","))
+    found = allocate(Channel(squared, power, 1.0), (epsilon,) * len(squared), delta, 1.0)
+    needed = max(0.0, found.aligned_power / (claimed_mu(epsilon, delta) / 2) ** 2 - 1.0)
+    return {"noise": list(found.noise), "sum": math.fsum(found.noise), "needed": needed, "claimed": found.epsilon}
+
+
+def convergence_bound(
+    users: int,
+    rounds: int,
+    power: float,
+    epsilon: float,
+    delta: float,
+    dim: int = 30,
+    smooth: float = 2.0,
+    convex: float = 1e-3,
+) -> float:
+    """Bound (17) on the loss above the least with L = 1, at gains of 1: 2 mu / (lambda^2 T) (L^2 + d sigma_z^2)."""
+    found = allocate(Channel((1.0,) * users, power, 1.0), (epsilon,) * users, delta, 1.0)
+    return 2 * smooth / (convex**2 * rounds) * (1 + dim * found.gradient_variance)
+
+
 def rayleigh_gains(key: Key, users: int) -> tuple[float, ...]:
     """|h|^2 of `users` independent h ~ CN(0, 1), exponential of mean 1. One draw of the key.
 

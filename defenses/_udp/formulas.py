@@ -280,6 +280,32 @@ def participations(rounds: int, participation: float, quantile: float) -> int:
     return int(np.searchsorted(special.bdtr(np.arange(rounds), rounds, participation), quantile))
 
 
+def moment(share: float, shift: float, order: int) -> dict[str, list[float]]:
+    """The logarithm of the moment of one round, exact and by two bounds: what (13) to (15) say of each other.
+
+    Args:
+        share: q, the chance that a client takes part.
+        shift: the sensitivity over the standard deviation of the noise.
+        order: lambda.
+
+    Returns:
+        `moment`: log E_Q[(P/Q)^(lambda + 1)] with Q = N(0, 1) and P = (1 - q) N(0, 1) + q N(shift, 1), exactly;
+        (15), q x with x = lambda (lambda + 1) shift^2 / 2; (14), ln(1 + q (e^x - 1)).
+    """
+    x = order * (order + 1) * shift**2 / 2
+    # E_Q of a binomial in e^(shift z - shift^2/2): each power has a closed form
+    powers = np.arange(order + 2)
+    terms = special.gammaln(order + 2) - special.gammaln(powers + 1) - special.gammaln(order + 2 - powers)
+    terms = terms + special.xlogy(powers, share) + special.xlogy(order + 1 - powers, 1 - share)
+    exact = float(special.logsumexp(terms + powers * (powers - 1) * shift**2 / 2))
+    return {"moment": [exact, share * x, float(np.logaddexp(math.log1p(-share), math.log(share) + x))]}
+
+
+def epsilons(epsilon: float, delta: float) -> dict[str, list[float]]:
+    """`run_epsilon`: what the paper claims for a whole run with q = 1, and what its noise gives."""
+    return {"run_epsilon": [epsilon, claimed_epsilon(budget(epsilon, delta, 1.0, "paper"), delta, 1.0, "tight")]}
+
+
 def _spent(multipliers: Iterable[float]) -> float:
     """The sum of 1/z^2."""
     all_z = tuple(multipliers)

@@ -19,6 +19,7 @@ from leakgauge.harness.cli.list import list_
 from leakgauge.harness.cli.options import bugs
 from leakgauge.harness.cli.own import doctor, new
 from leakgauge.harness.cli.report import export, report
+from leakgauge.harness.cli.reproduce import reproduce
 from leakgauge.harness.cli.run import run, show
 from leakgauge.harness.cli.verify import verify
 from leakgauge.harness.core.sinks import say
@@ -65,6 +66,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     check,
     new,
     doctor,
+    reproduce,
 )
 for _command in _COMMANDS:
     app.command()(_command)

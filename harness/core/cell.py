@@ -11,7 +11,17 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, ClassVar, Literal
+
+
+class Size(StrEnum):
+    """How much of a recipe runs: minutes, hours, or what the paper ran."""
+
+    QUICK = "quick"
+    STANDARD = "standard"
+    PAPER = "paper"
+
 
 Scalar = str | int | float | bool | None
 _STRICT = {"extra": "forbid"}
@@ -31,6 +41,19 @@ def fingerprint(data: Any, digits: int = 16) -> str:
     return hashlib.sha256(canonical(data).encode()).hexdigest()[:digits]
 
 
+INTERIM = 1000
+"""Test samples of an evaluation that is neither final nor read by anybody."""
+
+LATER: dict[str, object] = {"strict": False, "dropped": (), "interim_samples": INTERIM, "evaluate_on": "test"}
+"""Fields that came after results were stored, with their defaults: a default is left out, so that older ids stay."""
+
+
+def plain(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The fields of a dataclass, for `dataclasses.asdict`, without those of `LATER` at their defaults."""
+    # by their texts, since an audit's `strict` is a number, which is kept
+    return {name: value for name, value in fields if name not in LATER or repr(value) != repr(LATER[name])}
+
+
 @dataclass(frozen=True)
 class TaskSpec:
     """Data set and model, by name.
@@ -41,13 +64,13 @@ class TaskSpec:
             for a training that ran elsewhere (see `federation.recording.load`).
         model: `mlp-small`, `lenet-dlg`, ... (see `leakgauge list tasks`); `module:factory`, `torchvision:NAME` or
             `given:NAME` for a user's own.
-        init: `default`, or `dlg`: weights and biases uniform in +-0.5 (Zhu et al. 2019).
+        init: `default`; `dlg`: weights and biases uniform in +-0.5 (Zhu et al. 2019); `zero`.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
     data: str
     model: str
-    init: Literal["default", "dlg"] = "default"
+    init: Literal["default", "dlg", "zero"] = "default"
 
 
 @dataclass(frozen=True)
@@ -75,6 +98,7 @@ class FederationSpec:
         test_samples: test samples used; None means the whole test set.
         interim_samples: of these, a subset for the evaluations that are not final, not of an attacked round, and not
             read by a defense or schedule; 0 means all.
+        evaluate_on: `test`, or `train`: all clients' own samples.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
@@ -97,7 +121,8 @@ class FederationSpec:
     patience: int = 10
     evaluate_every: int = 1
     test_samples: int | None = None
-    interim_samples: int = 1000
+    interim_samples: int = INTERIM
+    evaluate_on: Literal["test", "train"] = "test"
 
     def __post_init__(self) -> None:
         names = ["clients", "rounds", "alpha", "shards", "lr", "decay", "patience", "evaluate_every"]
@@ -230,11 +255,9 @@ class TrainingSpec:
 
     @property
     def meaning(self) -> dict[str, Any]:
-        """The data that the id is made of, without later options at their defaults: older ids stay."""
-        data = dataclasses.asdict(self)
-        if self.federation.interim_samples == FederationSpec.interim_samples:
-            del data["federation"]["interim_samples"]
-        return {key: value for key, value in data.items() if value or key not in ("audit", "malice", "strict")}
+        """The data that the id is made of; without `audit` and `malice` if there are none: older ids stay."""
+        data = dataclasses.asdict(self, dict_factory=plain)
+        return {key: value for key, value in data.items() if value or key not in ("audit", "malice")}
 
     @property
     def honest(self) -> TrainingSpec:
@@ -264,7 +287,7 @@ class Cell:
     @functools.cached_property
     def id(self) -> str:
         """Sixteen hex digits of SHA-256 of the canonical JSON, without `limit` if true, which keeps older ids."""
-        data = {**dataclasses.asdict(self), "training": self.training.meaning}
+        data = {**dataclasses.asdict(self, dict_factory=plain), "training": self.training.meaning}
         if self.limit:
             del data["limit"]
         return fingerprint(data)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from leakgauge.harness.core.cell import Cell, FederationSpec, TrainingSpec
+from leakgauge.harness.core.cell import Cell, TrainingSpec, plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -447,21 +447,14 @@ class PartInfo:
     floor: bool = False
 
 
-_LATER = {"strict": "False", "dropped": "()", "interim_samples": repr(FederationSpec.interim_samples)}
-"""Fields of records and specifications that older ones lack, with the default of each."""
-
-
 def to_data(value: Any) -> Any:
     """A dataclass of this module as plain data for JSON."""
     return dataclasses.asdict(value, dict_factory=_plain)
 
 
 def _plain(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The fields of a dataclass, without later ones at their defaults: the bytes of results without them stay.
-
-    An audit's `strict` is a number, and is kept. An evaluation on all test samples states no number of its own.
-    """
-    found = {name: value for name, value in fields if _LATER.get(name) != repr(value)}
+    """As `cell.plain`; an evaluation on all test samples states no number of its own."""
+    found = plain(fields)
     for one in found.get("evaluations", ()):
         if one["samples"] == found["test_samples"]:
             del one["samples"]

@@ -4,7 +4,7 @@
 |---|---|
 | a cell | its metrics, `finished` (1, or 0 with the reason in `note`), `seconds` |
 | a training | `accuracy`, `loss`, `message_bytes`, `snr_db` by round |
-| | `final_accuracy`, `bits`, `dim`, `seconds` |
+| | `final_accuracy`, `final_loss`, `rounds_run`, `bits`, `dim`, `seconds` |
 | its claims | `claimed_epsilon` and `proved_epsilon` for one round and for the whole run |
 | its audit | `audited_epsilon`, `audited_strict`, `audited_ceiling`, and the two epsilons of the small federation |
 | its assumptions | `broken` messages, coordinates or rounds, out of `n` |
@@ -161,8 +161,7 @@ def _of_training(record: TrainingRecord, seconds: float | None) -> Iterator[Row]
         yield {"quantity": "message_bytes", "round": number, "value": size, "unit": "bytes"}
     for number, snr in enumerate(record.snr_db):
         yield {"quantity": "snr_db", "round": number, "value": snr, "unit": "dB"}
-    if record.accuracy is not None:
-        yield _accuracy(record.accuracy, record.test_samples, "final_accuracy") | {"flags": _codes(record.flags)}
+    yield from _final(record)
     if record.bits is not None:
         yield {"quantity": "bits", "value": record.bits, "unit": "bits per parameter"}
     yield {"quantity": "dim", "value": record.dim}
@@ -174,6 +173,16 @@ def _of_training(record: TrainingRecord, seconds: float | None) -> Iterator[Row]
     for breach in record.breaches:
         note = f"{breach.assumption}; {'covered by the proof' if breach.covered else 'not covered by the proof'}"
         yield {"quantity": "broken", "value": breach.broken, "n": breach.of, "unit": breach.what, "note": note}
+
+
+def _final(record: TrainingRecord) -> Iterator[Row]:
+    """The last accuracy and loss, and the round after which they are."""
+    if record.accuracy is not None:
+        yield _accuracy(record.accuracy, record.test_samples, "final_accuracy") | {"flags": _codes(record.flags)}
+    if record.evaluations:
+        last = record.evaluations[-1]
+        yield {"quantity": "final_loss", "value": last.loss, "n": record.test_samples}
+        yield {"quantity": "rounds_run", "value": last.round}
 
 
 @functools.lru_cache(1 << 14)

@@ -294,6 +294,19 @@ def placements(scores: Numbers, others: Numbers) -> Numbers:
     return np.asarray(both / (2 * len(ranked)), dtype=np.float64)
 
 
+def holm(p: Numbers) -> Numbers:
+    """p-values [..., m] adjusted for m tests: one below a level is rejected at that family-wise level.
+
+    Source: Holm 1979.
+    """
+    order = np.argsort(p, axis=-1)
+    weights = np.arange(p.shape[-1], 0, -1)
+    ranked = np.maximum.accumulate(np.take_along_axis(p, order, axis=-1) * weights, axis=-1)
+    adjusted = np.empty_like(ranked)
+    np.put_along_axis(adjusted, order, np.minimum(ranked, 1.0), axis=-1)
+    return adjusted
+
+
 def chance(epsilon: float, delta: float) -> float:
     """The highest probability of being right about one bit that (epsilon, delta) allows: which of two neighbors.
 

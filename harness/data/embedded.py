@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Examples
+from leakgauge.harness.core.rng import Key
 from leakgauge.harness.data import DataSet, Source, find, reading, split_by_class
 
 SIDE = 32
@@ -126,7 +128,24 @@ def reduced_photo(name: str) -> npt.NDArray[np.float64]:
     return reduced
 
 
+def gaussian_regression(root: Path) -> DataSet:
+    """3,000 records of 30 features and a number, all independent standard normal; the test records are the same.
+
+    Source: Seif, Tandon, Li 2020, section 4. The number does not depend on the features, so the best weights are small.
+    """
+    drawn = rng.normal(Key(0).child("gaussian-regression"), (3000, 31))
+    x, y = drawn[:, :30], drawn[:, 30].contiguous()
+    low, high = x.min(), x.max()
+    examples = Examples(((x - low) / (high - low)).clamp(0, 1), y)
+    return DataSet(
+        "gaussian-regression", examples, examples, (), public=True, low=low.reshape(1), span=(high - low).reshape(1)
+    )
+
+
 SETS = {
     "digits": Source("1,797 handwritten digits, 8x8 gray, from scikit-learn; no download", digits),
     "photos": Source("32x32 color crops of 8 photographs, from scikit-image; no download", photos),
+    "gaussian-regression": Source(
+        "3,000 records of 30 normal features and a normal number; no download", gaussian_regression
+    ),
 }

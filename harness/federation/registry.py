@@ -227,3 +227,19 @@ def describe(spec: PartSpec) -> PartInfo:
     """The kind and the summary of an attack with these parameters."""
     attack = build_attack(spec)
     return PartInfo(spec.name, summary("attack", spec.name), attack.kind, attack.aware, attack.floor)
+
+
+def formula(name: str) -> Callable[..., Any]:
+    """The formula `module.function` of a defense's module: a pure function in its table `FORMULAS`.
+
+    Raises:
+        LookupError: there is none.
+    """
+    module, _, function = name.rpartition(".")
+    try:
+        known: dict[str, Callable[..., Any]] = importlib.import_module(f"leakgauge.defenses.{module}").FORMULAS
+    except (ImportError, AttributeError, ValueError) as error:
+        raise LookupError(f"no formulas of a defense {module!r}") from error
+    if function not in known:
+        raise unknown("formula", name, [f"{module}.{one}" for one in known])
+    return known[function]

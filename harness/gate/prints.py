@@ -10,7 +10,7 @@ import numpy as np
 
 from leakgauge.harness.core.labels import UNDEFENDED
 from leakgauge.harness.core.prints import DRAWN, DRAWS, STATISTICS, Print
-from leakgauge.harness.core.stats import Numbers
+from leakgauge.harness.core.stats import Numbers, holm
 from leakgauge.harness.gate import rules as statistics
 from leakgauge.harness.gate.judge import Check
 from leakgauge.harness.gate.rules import Rise, Verdict
@@ -79,7 +79,7 @@ def law_checks(now: Iterable[Print], before: Iterable[Print], changed: Changed) 
     tables = [[_table(one) for one in pair] for pair in both]
     rises = [statistics.paired(was, is_now) for is_now, was in tables]
     chances = [2 * np.minimum(rise.chance(), rise.falling().chance()) for rise in rises]
-    adjusted = statistics.holm(np.concatenate([p.ravel() for p in chances])).clip(max=1.0)
+    adjusted = holm(np.concatenate([p.ravel() for p in chances])).clip(max=1.0)
     split = np.split(adjusted, np.cumsum([p.size for p in chances])[:-1])
     return [
         _law_check(one, was, rise, p.reshape(rise.mean.shape))

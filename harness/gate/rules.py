@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scipy import optimize, special
 
 from leakgauge.harness.core.metrics import RECOGNIZABLE
-from leakgauge.harness.core.stats import Numbers
+from leakgauge.harness.core.stats import Numbers, holm
 
 Sides = tuple[Numbers, Numbers]
 """Placements of members and of non-members."""
@@ -181,19 +181,6 @@ def caught(before: Sides, now: Sides, rate: float) -> Rise:
     """
     (found, alarms), (earlier, alarms_then) = _weighed(now, rate), _weighed(before, rate)
     return _of_sides(found - earlier, alarms - alarms_then)
-
-
-def holm(p: Numbers) -> Numbers:
-    """p-values [..., m] adjusted for m tests: one below a level is rejected at that family-wise level.
-
-    Source: Holm 1979.
-    """
-    order = np.argsort(p, axis=-1)
-    weights = np.arange(p.shape[-1], 0, -1)
-    ranked = np.maximum.accumulate(np.take_along_axis(p, order, axis=-1) * weights, axis=-1)
-    adjusted = np.empty_like(ranked)
-    np.put_along_axis(adjusted, order, np.minimum(ranked, 1.0), axis=-1)
-    return adjusted
 
 
 def smallest(error: float, df: float, tests: int, rules: Rules) -> float:

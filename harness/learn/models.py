@@ -38,7 +38,7 @@ from leakgauge.harness.learn.layers import (
 Apply = Callable[[Sequence[Tensor], Tensor, Sequence[Tensor] | None], Tensor]
 Training = Callable[[Sequence[Tensor], Tensor, Sequence[Tensor] | None], InTraining]
 Loss = Literal["cross-entropy", "hinge", "squared"]
-Initialization = Literal["default", "dlg"]
+Initialization = Literal["default", "dlg", "zero"]
 
 _STAGES = (16, 32, 64)
 """Channels of the three stages of a ResNet."""

@@ -29,7 +29,7 @@ class ModelTask(Task):
     Attributes:
         initialization: `default`: weights and biases uniform in +-1/sqrt(fan_in), a norm's scale 1 and bias 0, as in
             torch; `dlg`: all uniform in +-0.5, except a norm's scale 1. A user's network: as it starts itself, or all
-            weights uniform in +-0.5.
+            weights uniform in +-0.5. `zero`: all 0.
         columns: of a table's records, see `DataSet`; empty: the inputs are no table.
 
     Raises:
@@ -81,6 +81,8 @@ class ModelTask(Task):
         Guarantees:
             No entry is larger in magnitude than its tensor's bound.
         """
+        if self.initialization == "zero":
+            return torch.zeros(self.layout.dim)
         if self.model.start is not None:
             return self.model.start(key, self.initialization)
         flat = rng.uniform(key, (self.layout.dim,), -1.0, 1.0)

@@ -127,6 +127,8 @@ def prepare(spec: TrainingSpec, root: Path) -> Prepared:
         clients = clients_of(recorded, len(y))
     holdings = Holdings(loaded.train, clients)
     test = loaded.test
+    if spec.federation.evaluate_on == "train":
+        test = Examples(*(torch.cat(parts) for parts in zip(*holdings.values(), strict=True)))
     if spec.federation.test_samples is not None and spec.federation.test_samples < len(test.y):
         rows = subset(key.child("training", "test"), len(test.y), spec.federation.test_samples)
         test = Examples(test.x[rows], test.y[rows])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -325,6 +325,8 @@ def _described(
         "attacks": {key: described[key] for key in sorted({cell.attack.key for cell in cells})},
         **({"studies": studies} if len(studies) > 1 else {}),
         **({"notes": list(study.notes)} if study.notes else {}),
+        **({"figures": [asdict(one) for one in study.figures]} if study.figures else {}),
+        **({"claims": [asdict(one) for one in study.claims]} if study.claims else {}),
     }
 
 

@@ -1,7 +1,7 @@
 """Studies: a TOML file is a grid of tasks x federations x defenses x attacks x threats x seeds.
 
-A list instead of a single value is swept. All problems of a file are reported together, each with its path, the value
-and what was expected.
+A list instead of a single value is swept; the lists of the keys that `zip` names advance together. All problems of a
+file are reported together, each with its path, the value and what was expected.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ from leakgauge.harness.core.cell import (
 )
 from leakgauge.harness.core.code import code_allowed, import_from, named_code, task_code
 from leakgauge.harness.core.errors import StudyError, unknown
+from leakgauge.harness.core.lines import Figure
+from leakgauge.harness.core.points import flat_filters
+from leakgauge.harness.core.statements import Statement
 from leakgauge.harness.core.threats import ThreatMismatch, View, require
 from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.registry import ParameterError, explain
@@ -45,6 +48,9 @@ MAX_CELLS = 20_000
 MAX_NUMBER = 1_000_000
 """The largest number of clients, rounds, victims, trials, ..."""
 
+ZIP = "zip"
+"""The key of a table that names keys whose lists advance together, or a list of such groups."""
+
 _MAX_DEPTH = 8
 """Tables and lists inside each other; a study needs five."""
 
@@ -52,6 +58,10 @@ _DEEP = f"tables or lists inside each other are more than {_MAX_DEPTH} deep, whi
 
 _MAX_INTEGER = 2**63 - 1
 """What TOML promises to keep, for a seed and for a parameter of a defense."""
+
+
+UTILITY: Table = {"name": "prior", "target": {"count": 1}}
+"""The one attack of a study that names none: blind guessing, which costs nothing and says nothing of leakage."""
 
 
 class _File(BaseModel):
@@ -67,16 +77,19 @@ class _File(BaseModel):
     tasks: list[Table] = Field(min_length=1)
     federations: list[Table] = Field(min_length=1)
     defenses: list[Table] = Field(min_length=1)
-    attacks: list[Table] = Field(min_length=1)
+    attacks: list[Table] = Field(default=[UTILITY], min_length=1)
     strict: bool = False
     exclude: list[Table] = []
+    figures: list[Table] = []
+    claims: list[Table] = []
 
 
 @dataclass(frozen=True)
 class Study:
     """A resolved study: its cells, in order, with every default filled in; `text` is its TOML.
 
-    Defenses with a goal are solved when it runs; `goals` says how. `notes`: what else a reader must know.
+    Defenses with a goal are solved when it runs; `goals` says how. `notes`: what else a reader must know. `figures` and
+    `claims`: what is drawn of its results, and checked on them.
     """
 
     name: str
@@ -85,6 +98,8 @@ class Study:
     text: str = ""
     goals: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    claims: tuple[Statement, ...] = ()
 
     @property
     def hash(self) -> str:
@@ -167,6 +182,8 @@ def resolve(
     federations = list(_all("federations", file.federations, partial(registry.construct, FederationSpec), problems))
     defenses = list(_all("defenses", file.defenses, lambda one: _defense(one, trusted), problems))
     attacks = list(_all("attacks", file.attacks, lambda one: _attack(one, file.threats, trusted), problems))
+    figures = list(_listed("figures", file.figures, Figure, problems))
+    claims = list(_listed("claims", file.claims, Statement, problems))
     if len(set(file.seeds)) < len(file.seeds):
         problems.append(f"seeds: got {file.seeds}, expected each seed once")
     for federation, (_, target, *_) in itertools.product(federations, attacks):
@@ -182,13 +199,16 @@ def resolve(
         for task, federation, defense, seed in itertools.product(tasks, federations, defenses, file.seeds)
     ]
     cells = [
-        Cell(_against(training, malice), attack, target, view, file.limit)
+        Cell(_against(training, malice), attack, target, view, file.limit and "attacks" in table)
         for training in trainings
         for attack, target, views, malice in attacks
         for view in views
     ]
     unique = {cell.id: cell for cell in _not_excluded(cells, file.exclude, source)}
-    return Study(file.name, file.title, tuple(unique.values()))
+    notes = () if "attacks" in table else ("No attack was asked for: this study measures utility, not leakage.",)
+    return Study(
+        file.name, file.title, tuple(unique.values()), notes=notes, figures=tuple(figures), claims=tuple(claims)
+    )
 
 
 def _not_excluded(cells: list[Cell], patterns: list[Table], source: str) -> list[Cell]:
@@ -217,7 +237,9 @@ def _row(cell: Cell) -> Table:
     task = asdict(cell.training.task)
     parts = {"defense": cell.training.defense, "attack": cell.attack}
     named = {key: {"name": part.name, **part.parameters} for key, part in parts.items()}
-    return {**named, "threat": cell.threat, "task": task, **task, "target": asdict(cell.target)}
+    federation = asdict(cell.training.federation)
+    places = {"task": task, **task, "federation": federation, "target": asdict(cell.target)}
+    return {**named, "threat": cell.threat, "seed": cell.training.seed, **places}
 
 
 def _matches(pattern: object, value: object) -> bool:
@@ -272,7 +294,9 @@ def _check_grid(file: _File, source: str, max_cells: int) -> None:
 def _count(table: Table) -> int:
     """How many tables `expand` makes of one."""
     inner = (_count(one) for one in table.values() if isinstance(one, dict))
-    return math.prod(inner) * math.prod(len(one) for one in table.values() if isinstance(one, list))
+    together = {key for group in _zipped(table) for key in group[1:]}
+    lists = (len(one) for key, one in table.items() if isinstance(one, list) and key not in {ZIP, *together})
+    return math.prod(inner) * math.prod(lists)
 
 
 def _file(table: Table, problems: list[str]) -> _File:
@@ -293,23 +317,64 @@ def _line(path: str, text: str) -> str:
 
 
 def expand(table: Table) -> Iterator[Table]:
-    """Every choice of one value from each list in `table` and in its inner tables; the first key varies slowest."""
-    choices = [list(expand(value)) if isinstance(value, dict) else value for value in table.values()]
-    for picked in itertools.product(*(value if isinstance(value, list) else [value] for value in choices)):
-        yield dict(zip(table, picked, strict=True))
+    """Every choice of one value from each list in `table` and in its inner tables; the first key varies slowest.
+
+    Raises:
+        ValueError: `zip` names a key without a list, or lists of different lengths.
+    """
+    groups = _zipped(table)
+    for group in groups:
+        lengths = {len(table[key]) if isinstance(table.get(key), list) else -1 for key in group}
+        if len(lengths) != 1 or -1 in lengths:
+            raise ValueError(f"{ZIP}: expected keys with lists of one length, got {group}")
+    together = {key: group for group in groups for key in group}
+    axes: list[list[Table]] = []
+    for key, value in table.items():
+        if key in together:
+            group = together[key]
+            if key == group[0]:
+                axes.append(
+                    [dict(zip(group, row, strict=True)) for row in zip(*(table[one] for one in group), strict=True)]
+                )
+        elif key != ZIP:
+            choices = list(expand(value)) if isinstance(value, dict) else value if isinstance(value, list) else [value]
+            axes.append([{key: one} for one in choices])
+    for picked in itertools.product(*axes):
+        found = {key: value for one in picked for key, value in one.items()}
+        yield {key: found[key] for key in table if key in found}
+
+
+def _zipped(table: Table) -> list[list[str]]:
+    """The keys whose lists advance together, in groups."""
+    named = table.get(ZIP, [])
+    return [named] if named and all(isinstance(one, str) for one in named) else named
 
 
 def _all(key: str, tables: list[Table], build: Callable[[Table], T], problems: list[str]) -> Iterator[T]:
     """Everything that the expansions of the tables build; failures are added to the problems."""
     for number, table in enumerate(tables):
         at = f"{key}[{number}]"
-        for one in expand(table):
+        try:
+            expanded = list(expand(table))
+        except (TypeError, ValueError) as error:
+            problems.append(f"{at}: {error}")
+            continue
+        for one in expanded:
             try:
                 yield build(one)
             except ParameterError as error:
                 problems += [_line(f"{at}.{path}" if path else at, text) for path, text in error.problems]
             except (LookupError, ThreatMismatch, ValueError) as error:
                 problems.append(f"{at}: {error}")
+
+
+def _listed(key: str, tables: list[Table], kind: type[T], problems: list[str]) -> Iterator[T]:
+    """A figure or a claim for each table, whose lists are lists; failures are added to the problems."""
+    for number, table in enumerate(tables):
+        try:
+            yield registry.construct(kind, flat_filters(table))
+        except ParameterError as error:
+            problems += [_line(f"{key}[{number}].{path}", text) for path, text in error.problems]
 
 
 def _permit(code: list[str], trusted: bool) -> None:

@@ -121,8 +121,11 @@ class Series:
 
     @property
     def style(self) -> Look:
-        """The look itself."""
-        return LOOKS[self.look % MOST_SERIES] if self.look >= 0 else LOOKS[-1]
+        """The look itself; the colors return with other markers and dashes."""
+        if self.look < 0:
+            return LOOKS[-1]
+        look, again = LOOKS[self.look % MOST_SERIES], LOOKS[(self.look + self.look // MOST_SERIES) % MOST_SERIES]
+        return again._replace(name=look.name, color=look.color)
 
 
 @dataclass(frozen=True)

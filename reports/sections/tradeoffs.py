@@ -14,17 +14,10 @@ from leakgauge.reports.charts.epsilon import AUC, MSE, SSIM, accuracy_charts, le
 from leakgauge.reports.charts.figures import Chart, Point, by_defense, drawable
 from leakgauge.reports.charts.roc import roc_charts
 from leakgauge.reports.charts.rounds import attack_charts, training_charts
+from leakgauge.reports.sections.asked import Drawing
 from leakgauge.reports.sections.frontier import frontier_chart
 from leakgauge.reports.select import Analysis, final_accuracy
 from leakgauge.reports.text.notation import fixed, percent, size
-
-
-class Drawing(NamedTuple):
-    """A chart, its SVG, and the markers of its legend."""
-
-    chart: Chart
-    svg: Markup
-    markers: tuple[Markup, ...]
 
 
 class Traffic(NamedTuple):

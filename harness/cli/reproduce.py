@@ -1,0 +1,60 @@
+"""The command `reproduce`: tables and figures of papers, by name, with their claims checked."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leakgauge.harness.cli import options as cli
+from leakgauge.harness.core.cell import Size
+from leakgauge.harness.core.sinks import say
+
+
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Recipes as paper/item, papers, or TOML files; see --list.")
+    ] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder of the results.")] = Path("runs/reproduce"),
+    every: Annotated[bool, typer.Option("--all", help="All shipped recipes.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="Only list the recipes.")] = False,
+    size: Annotated[Size, typer.Option(help="quick (minutes), standard (hours) or paper.")] = Size.QUICK,
+    data: cli.DataOption = None,
+    workers: cli.WorkersOption = None,
+) -> None:
+    """Repeat tables and figures of papers, check what they claim, and write one page and reproduce.json."""
+    from leakgauge.harness.cli.progress import listener
+    from leakgauge.harness.data import default_root
+    from leakgauge.harness.study.recipes import recipe, recipes
+    from leakgauge.harness.study.reproduce import reproduce as run
+    from leakgauge.reports.reproduction import Repeated, reproduction
+
+    known, root = recipes(), data or default_root()
+    chosen = [one for name in names or () for one in _named(name, list(known))] if not every else list(known)
+    with cli.bugs(out / "run.log"), cli.user_errors():
+        if listing:
+            for name in chosen or known:
+                say(f"{name:24} {recipe(name, size, root).study.title}")
+            return
+        if not chosen:
+            raise cli.refusal(cli.USAGE, "expected names of recipes, or --all; 'leakgauge reproduce --list' lists them")
+        with ExitStack() as stack:
+            done = run(
+                chosen, size, out, root, workers=workers, listen=lambda name: stack.enter_context(listener(name))
+            )
+        page = reproduction([Repeated(**one.shown) for one in done])
+        (out / "index.html").write_text(page, "utf-8")
+    for one in done:
+        for judged in one.judged:
+            where = f" ({judged.where})" if judged.where else ""
+            say(f"{judged.verdict:12} {one.recipe.name}: {judged.statement.text}{where}: {judged.measured}")
+    say("", f"{out / 'index.html'} has the figures; {out / 'reproduce.json'} the numbers")
+    if any(one.failures for one in done):
+        raise typer.Exit(cli.INCOMPLETE)
+
+
+def _named(name: str, known: list[str]) -> list[str]:
+    """A recipe, or all of a paper."""
+    return [one for one in known if one.startswith(f"{name}/")] or [name]

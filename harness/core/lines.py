@@ -1,0 +1,186 @@
+"""The figures that a study asks for: any quantity over any path or quantity, averaged, or the best along a path."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from leakgauge.harness.core.cell import Scalar
+from leakgauge.harness.core.labels import UNDEFENDED, value_text
+from leakgauge.harness.core.points import Value, check_alike, grouped, path, select
+from leakgauge.harness.core.stats import mean_interval
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best along a path: where the mean of y is least or greatest, or how much it is there."""
+
+    along: str
+    of: Literal["min", "max"] = "min"
+    show: Literal["where", "value"] = "value"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a study.
+
+    Attributes:
+        title: of the figure.
+        y: a quantity, see `core.rows`.
+        x: a path; or a quantity of the same training, such as `proved_epsilon`, which `x_where` narrows down; the
+            largest if there are several.
+        series, panel: paths; each combination of their values is a line, or a chart of its own.
+        where: which values, by path.
+        over: paths beside seed and item over which y is averaged.
+        best: y is replaced by its best along a path.
+        log_x, log_y: whether an axis is logarithmic.
+        x_label, y_label: words for the axes; empty: the path and the quantity.
+    """
+
+    title: str
+    y: str
+    x: str
+    series: tuple[str, ...] = ("defense",)
+    panel: tuple[str, ...] = ()
+    where: dict[str, Any] = field(default_factory=dict)
+    x_where: dict[str, Any] = field(default_factory=dict)
+    over: tuple[str, ...] = ()
+    best: Best | None = None
+    log_x: bool = False
+    log_y: bool = False
+    x_label: str = ""
+    y_label: str = ""
+
+    @classmethod
+    def of(cls, data: dict[str, Any]) -> Figure:
+        """The figure that `dataclasses.asdict` made these plain data of."""
+        best = data.get("best")
+        return cls(**{**data, "best": None if best is None else Best(**best)})
+
+    @property
+    def quantities(self) -> tuple[str, ...]:
+        """What it needs of a run."""
+        return (self.y, self.x)
+
+
+class Spot(NamedTuple):
+    """A mean of y at an x, with its 95 % interval over seeds and items (None for one value), and how many there are."""
+
+    x: float
+    y: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+class Line(NamedTuple):
+    """A line of a panel. `level`: its y at every x, if it has no x of its own; then it has no spots."""
+
+    label: str
+    spots: tuple[Spot, ...]
+    level: float | None = None
+
+
+class Panel(NamedTuple):
+    """One chart of a figure. `names`: the values of a path that is not of numbers, which x counts."""
+
+    title: str
+    lines: tuple[Line, ...]
+    names: tuple[str, ...] = ()
+
+
+def draw(figure: Figure, found: Sequence[Value]) -> list[Panel]:
+    """The panels of a figure.
+
+    Raises:
+        ValueError: a spot would mix values that differ in something that the figure does not name.
+    """
+    here = select(found, figure.y, figure.where)
+    if figure.x in {value.quantity for value in found}:
+        here = _with_x(figure, here, found)
+    panels = []
+    for place, values in grouped(here, figure.panel).items():
+        known = dict.fromkeys(value.at.get(path(figure.x)) for value in values)
+        texts = [str(one) for one in known if isinstance(one, str | bool)]
+        groups = grouped(values, figure.series).items()
+        lines = [_line(figure, label, group, texts) for label, group in groups]
+        panels.append(Panel(_label(figure.panel, place), tuple(lines), tuple(texts)))
+    return panels
+
+
+def _with_x(figure: Figure, here: Sequence[Value], found: Sequence[Value]) -> list[Value]:
+    """The values with a quantity of their training as their x; without it where the training has none."""
+    of_x = select(found, figure.x, figure.x_where)
+    places = {key: group for key, group in _by_training(of_x).items()}
+    for group in places.values():
+        check_alike(
+            group, [*figure.over, *(name for value in group for name in value.at if name.startswith("against."))]
+        )
+    return [
+        Value(value.quantity, value.value, {**value.at, figure.x: max(one.value for one in places[key])})
+        if key in places
+        else value
+        for key, values in _by_training(here).items()
+        for value in values
+    ]
+
+
+def _by_training(found: Sequence[Value]) -> dict[tuple[Scalar, ...], list[Value]]:
+    """The values by their training."""
+    names = dict.fromkeys(name for value in found for name in value.at)
+    of_training = sorted(name for name in names if name == "seed" or name.split(".")[0] in _OF_TRAINING)
+    groups = dict[tuple[Scalar, ...], list[Value]]()
+    for value in found:
+        key = tuple(f"{name}={value.at[name]}" for name in of_training if name in value.at)
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
+_OF_TRAINING = ("task", "federation", "defense")
+
+
+def _line(figure: Figure, place: tuple[Scalar, ...], values: Sequence[Value], texts: Sequence[str]) -> Line:
+    """One line."""
+    spots, level = list[Spot](), None
+    for (x,), group in grouped(values, (figure.x,)).items():
+        spot = _spot(figure, group)
+        if x is None or (isinstance(x, float) and math.isinf(x)):
+            level = spot.y
+        else:
+            spots.append(spot._replace(x=float(texts.index(str(x))) if texts else float(x)))
+    return Line(_label(figure.series, place), tuple(sorted(spots)), None if spots else level)
+
+
+def _spot(figure: Figure, group: Sequence[Value]) -> Spot:
+    """One spot, at no x yet."""
+    best = figure.best
+    if best is None:
+        check_alike(group, figure.over)
+        return _mean([value.value for value in group])
+    means = dict[Scalar, Spot]()
+    for (along,), values in grouped(group, (best.along,)).items():
+        check_alike(values, figure.over)
+        means[along] = _mean([value.value for value in values])
+    chosen = (min if best.of == "min" else max)(means, key=lambda along: means[along].y)
+    return means[chosen] if best.show == "value" else Spot(0.0, float(chosen or 0), None, None, means[chosen].n)
+
+
+def _mean(values: Sequence[float]) -> Spot:
+    """The mean of some values."""
+    low, high = mean_interval(values) if all(map(math.isfinite, values)) else (None, None)
+    return Spot(0.0, float(np.mean(values)), low, high, len(values))
+
+
+def _label(names: Sequence[str], place: Sequence[Scalar]) -> str:
+    """What a line or a panel is called: names of parts alone, anything else with its path's last word."""
+    words = []
+    for name, value in zip(names, place, strict=True):
+        if path(name) in ("defense.name", "attack.name"):
+            words.append("no defense" if value == UNDEFENDED else str(value))
+        elif value is not None:
+            words.append(f"{name.split('.')[-1]} {value_text(value)}")
+    return ", ".join(words)

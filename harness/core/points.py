@@ -1,0 +1,135 @@
+"""The values of a run as points, each with the path of everything that its question says: for figures and statements.
+
+A path names one thing of a question: `task.model`, `federation.clients`, `defense.name`, `defense.bits`,
+`attack.evaluations`, `target.batch`, `threat`, `seed`; then `round`, `item`, and of an epsilon `horizon`,
+`privacy_unit` and `against.ADVERSARY`. `defense` and `attack` are short for `defense.name` and `attack.name`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from leakgauge.harness.core.cell import PartSpec, Scalar, Target, TrainingSpec
+from leakgauge.harness.core.result import Run, to_data
+from leakgauge.harness.core.rows import rows
+
+Paths = Mapping[str, Scalar]
+Filter = Mapping[str, Any]
+"""Values, or lists of values, by path; a table inside has longer paths: `{defense = {name = "sdq", bits = [1, 2]}}`."""
+
+_OF_ROW = ("round", "item", "horizon", "privacy_unit")
+_COMPUTED = ("claimed_epsilon", "proved_epsilon", "dim")
+_SHORT = {"defense": "defense.name", "attack": "attack.name"}
+_REPEATED = ("seed", "item")
+"""What a point may be averaged over without a word."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value of one quantity. `exact`: it is computed, not measured, and has no error."""
+
+    quantity: str
+    value: float
+    at: Paths
+    exact: bool = False
+
+
+def values(run: Run, quantities: Iterable[str]) -> list[Value]:
+    """The values of these quantities; of a metric that has items, one each."""
+    wanted, found, listed = set(quantities), list[Value](), set[tuple[object, object]]()
+    trainings = {cell.training.id: paths_of(cell.training) for cell in run.cells}
+    cells = {
+        cell.id: trainings[cell.training.id] | _of_part("attack", cell.attack) | _of_target(cell.target, cell.threat)
+        for cell in run.cells
+    }
+    here = [row for row in rows(run, items=True) if row["quantity"] in wanted and row.get("value") is not None]
+    for row in here:
+        if "item" in row:
+            listed.add((row.get("cell"), row["quantity"]))
+    for row in here:
+        if "item" in row or (row.get("cell"), row["quantity"]) not in listed:
+            at = cells[row["cell"]] if "cell" in row else trainings[row["training"]]
+            also = {name: row[name] for name in _OF_ROW if row.get(name) not in (None, "")}
+            also |= {f"against.{who}": True for who in row.get("adversaries", "").split()}
+            found.append(Value(row["quantity"], row["value"], at | also, row["quantity"] in _COMPUTED))
+    return found
+
+
+def paths_of(spec: TrainingSpec) -> dict[str, Scalar]:
+    """The paths of a training."""
+    found = flat({"task": to_data(spec.task), "federation": to_data(spec.federation)})
+    return {**found, **_of_part("defense", spec.defense), "seed": spec.seed}
+
+
+def _of_part(kind: str, part: PartSpec) -> dict[str, Scalar]:
+    """The paths of a defense or an attack."""
+    return {f"{kind}.name": part.name, **{f"{kind}.{name}": value for name, value in part.parameters.items()}}
+
+
+def _of_target(target: Target, threat: str) -> dict[str, Scalar]:
+    """The paths of a target and its adversary."""
+    return {f"target.{name}": value for name, value in dataclasses.asdict(target).items()} | {"threat": threat}
+
+
+def path(name: str) -> str:
+    """The path that a study calls `name`."""
+    return _SHORT.get(name, name)
+
+
+def flat(table: Filter, before: str = "") -> dict[str, Any]:
+    """A table of tables as one, with paths as keys."""
+    found = dict[str, Any]()
+    for key, value in table.items():
+        found |= flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {path(f"{before}{key}"): value}
+    return found
+
+
+def flat_filters(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A figure or a statement whose filters are flat."""
+    return {key: flat(value) if isinstance(value, Mapping) and key != "best" else value for key, value in table.items()}
+
+
+def select(found: Iterable[Value], quantity: str, *filters: Filter) -> list[Value]:
+    """The values of one quantity that match all filters: all that a filter names must be there and equal."""
+    asked = [pair for one in filters for pair in flat(one).items()]
+
+    def matches(value: Value) -> bool:
+        return all(
+            name in value.at and value.at[name] in (wanted if isinstance(wanted, list) else [wanted])
+            for name, wanted in asked
+        )
+
+    return [value for value in found if value.quantity == quantity and matches(value)]
+
+
+def grouped(found: Iterable[Value], names: Sequence[str]) -> dict[tuple[Scalar, ...], list[Value]]:
+    """The values by what they have at these paths, in the order of the first; None where they have nothing there."""
+    groups = dict[tuple[Scalar, ...], list[Value]]()
+    for value in found:
+        groups.setdefault(tuple(value.at.get(path(name)) for name in names), []).append(value)
+    return groups
+
+
+def check_alike(group: Sequence[Value], over: Iterable[str]) -> None:
+    """Refuse values that differ in something that nobody said they may differ in.
+
+    Raises:
+        ValueError: they do; the message names the path and its values.
+    """
+    allowed = {*_REPEATED, *map(path, over)}
+    for name in dict.fromkeys(name for value in group for name in value.at):
+        seen = dict.fromkeys(repr(value.at.get(name)) for value in group)
+        if name not in allowed and len(seen) > 1:
+            raise ValueError(
+                f"mixes values of {name} ({', '.join(list(seen)[:4])}): name it in series, panel, over, where or at"
+            )
+
+
+def varied(found: Iterable[Value], name: str) -> Iterator[Scalar]:
+    """The distinct values at a path, numbers in their order."""
+    seen = dict.fromkeys(value.at.get(path(name)) for value in found)
+    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in seen)
+    return iter(sorted(seen) if numbers else seen)  # type: ignore[type-var]

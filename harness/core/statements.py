@@ -1,0 +1,314 @@
+"""Statements about a run, checked on its values: above, below, within, equals, flat, monotone, interior minimum.
+
+Both sides are paired over seeds and items. A statement is CONFIRMED or CONTRADICTED only where a test at 5 %, adjusted
+by Holm's method over all statements of a study, says so; otherwise it is UNRESOLVED, with the seeds that it would take.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from scipy import special
+
+from leakgauge.harness.core.cell import Scalar
+from leakgauge.harness.core.points import Value, check_alike, grouped, path, select, varied
+from leakgauge.harness.core.stats import holm
+
+LEVEL = 0.05
+"""Chance, at most, that any statement of a study gets a wrong verdict, as far as differences are normal."""
+
+_POWER = 0.8
+Kind = Literal["above", "below", "within", "equals", "flat", "monotone", "interior-minimum"]
+
+
+class Verdict(StrEnum):
+    """How a statement ended."""
+
+    CONFIRMED = "CONFIRMED"
+    CONTRADICTED = "CONTRADICTED"
+    UNRESOLVED = "UNRESOLVED"
+    NOT_RUN = "NOT RUN"
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One statement of a source, as a study says it.
+
+    Attributes:
+        text: in words.
+        that: `above`, `below`: a minus b is above, or below, `margin`; `within`: |a - b| is at most `margin`;
+            `equals`: |a - value| is at most `margin`; `flat`: no two levels along a path differ by more than `margin`;
+            `monotone`: each level along a path exceeds the one before by more than -`margin` (rising), or is as much
+            below it (falling); `interior-minimum`: some level between the ends is below both.
+        y: the quantity.
+        a, b: which values, by path.
+        at: which values of both.
+        along: the path of `flat`, `monotone` and `interior-minimum`.
+        each: paths; the statement is made for each of their values in a, and for the same in b if b has the path.
+        margin: in the unit of the quantity.
+        value: of `equals`, as the source prints it.
+        direction: of `monotone`.
+        printed: what the source prints, for people; it enters no test.
+        missing: what is needed and not there; the statement is then NOT RUN.
+    """
+
+    text: str
+    that: Kind
+    y: str
+    a: dict[str, Any] = field(default_factory=dict)
+    b: dict[str, Any] = field(default_factory=dict)
+    at: dict[str, Any] = field(default_factory=dict)
+    along: str = ""
+    each: tuple[str, ...] = ()
+    over: tuple[str, ...] = ()
+    margin: float = 0.0
+    value: float | None = None
+    direction: Literal["rising", "falling"] = "rising"
+    printed: str = ""
+    missing: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.that in ("flat", "monotone", "interior-minimum")) != bool(self.along):
+            raise ValueError(f"expected a path along which it is {self.that}, or none, got along={self.along!r}")
+        if (self.that == "equals") != (self.value is not None):
+            raise ValueError(f"expected a number for equals alone, got value={self.value}")
+        if self.that in ("above", "below", "within") and not (self.a and self.b):
+            raise ValueError(f"expected a and b for {self.that!r}")
+        if not (math.isfinite(self.margin) and (self.margin >= 0 or self.that in ("above", "below"))):
+            raise ValueError(f"expected margin >= 0, got margin={self.margin}")
+
+
+class Judged(NamedTuple):
+    """A verdict. `where`: what `each` is here; `measured`: the numbers, as a sentence; `seeds`: that it would take."""
+
+    statement: Statement
+    where: str
+    verdict: Verdict
+    measured: str
+    p: float | None = None
+    seeds: int | None = None
+
+
+class _Test(NamedTuple):
+    """A mean difference of pairs, its standard error, its degrees of freedom, and its seeds."""
+
+    mean: float
+    error: float
+    df: float
+    seeds: int
+
+    def above(self, margin: float) -> float:
+        """The p-value of "the mean is at most `margin`"."""
+        if self.error == 0:  # computed, or each pair differs by the same: then a test of signs
+            return float(0.5 ** (self.df + 1)) if self.mean > margin else 1.0
+        if self.df < 1:
+            return 1.0
+        return float(special.stdtr(self.df, -(self.mean - margin) / self.error))
+
+    def below(self, margin: float) -> float:
+        """The p-value of "the mean is at least `margin`"."""
+        return self._replace(mean=-self.mean).above(-margin)
+
+    def within(self, margin: float) -> float:
+        """The p-value of "the mean is further than `margin` from zero": two one-sided tests."""
+        if self.error == 0 and abs(self.mean) <= margin:
+            return float(0.5 ** (self.df + 1))
+        return max(self.above(-margin), self.below(margin))
+
+    def outside(self, margin: float) -> float:
+        """The p-value of "the mean is within `margin`"."""
+        return min(1.0, 2 * min(self.above(margin), self.below(-margin)))
+
+    def takes(self, distance: float, level: float) -> int | None:
+        """Seeds with which a mean this far from a bound would show; None if that is not to be foreseen."""
+        if self.df < 1 or distance == 0 or not self.error:
+            return None
+        wanted = float(special.ndtri(1 - level) + special.ndtri(_POWER))
+        return max(self.seeds + 1, math.ceil(self.seeds * (wanted * self.error / abs(distance)) ** 2))
+
+
+class _Tests(NamedTuple):
+    """The p-values of a statement's contrary and of the statement, the numbers in words, and seeds that it takes."""
+
+    for_it: float
+    against: float
+    measured: str
+    seeds: int | None
+
+
+def judge(statements: Sequence[Statement], found: Sequence[Value]) -> list[Judged]:
+    """The verdict on each statement, for each value of its `each`."""
+    tested: list[tuple[Statement, str, _Tests | str]] = []
+    for statement in statements:
+        groups = _places(statement, found)
+        tested += [(statement, where, _tests(one, found)) for where, one in groups]
+    tests = [one for _, _, one in tested if not isinstance(one, str)]
+    chances = np.array([min(1.0, 2 * min(one.for_it, one.against)) for one in tests])
+    adjusted = iter(holm(chances) if tests else chances)
+    return [_judged(statement, where, one, adjusted) for statement, where, one in tested]
+
+
+def _judged(statement: Statement, where: str, one: _Tests | str, adjusted: Iterable[float]) -> Judged:
+    """One verdict."""
+    if isinstance(one, str):
+        return Judged(statement, where, Verdict.NOT_RUN, one)
+    p = float(next(iter(adjusted)))
+    if p > LEVEL:
+        return Judged(statement, where, Verdict.UNRESOLVED, one.measured, p, one.seeds)
+    verdict = Verdict.CONFIRMED if one.for_it <= one.against else Verdict.CONTRADICTED
+    return Judged(statement, where, verdict, one.measured, p)
+
+
+def _places(statement: Statement, found: Sequence[Value]) -> list[tuple[str, Statement]]:
+    """The statement for each value of its `each`, with the values in words."""
+    if statement.missing or not statement.each:
+        return [("", statement)]
+    here, other = (select(found, statement.y, statement.at, side) for side in (statement.a, statement.b))
+    shared = [name for name in statement.each if any(path(name) in value.at for value in other)]
+    places = list[tuple[str, Statement]]()
+    for group in grouped(here, statement.each):
+        one = dict(zip(statement.each, group, strict=True))
+        if None not in group:
+            where = ", ".join(f"{name} {_short(value)}" for name, value in one.items())
+            b = {**statement.b, **{name: one[name] for name in shared}}
+            places.append((where, replace(statement, a={**statement.a, **one}, b=b)))
+    return places or [("", statement)]
+
+
+def _tests(statement: Statement, found: Sequence[Value]) -> _Tests | str:
+    """The tests of a statement, or why there are none."""
+    if statement.missing:
+        return statement.missing
+    try:
+        return _compared(statement, found) if not statement.along else _levels(statement, found)
+    except LookupError as error:
+        return str(error.args[0])
+
+
+def _compared(statement: Statement, found: Sequence[Value]) -> _Tests:
+    """Above, below, within, equals."""
+    a, margin, digits = _side(statement, found, statement.a), statement.margin, f"{statement.y}"
+    if statement.value is not None:
+        one = _paired(a, {key: (statement.value, True) for key in a})
+        text = f"{digits} {_mean(a):.4g}, printed {statement.value:g}; difference {_interval(one)}"
+    else:
+        b = _side(statement, found, statement.b)
+        one = _paired(a, b)
+        text = f"{digits} {_mean(a):.4g} and {_mean(b):.4g}; difference {_interval(one)}"
+    if statement.that == "above":
+        for_it, against = one.above(margin), one.below(margin)
+        distance = one.mean - margin
+    elif statement.that == "below":
+        for_it, against = one.below(-margin), one.above(-margin)
+        distance = one.mean + margin
+    else:
+        for_it, against = one.within(margin), one.outside(margin)
+        distance = abs(one.mean) - margin
+    return _Tests(for_it, against, text, one.takes(distance, LEVEL / 2))
+
+
+def _levels(statement: Statement, found: Sequence[Value]) -> _Tests:
+    """Flat, monotone, interior minimum: from the paired differences of the levels along a path."""
+    here = select(found, statement.y, statement.at, statement.a)
+    places = [level for level in varied(here, statement.along) if level is not None]
+    if len(places) < (3 if statement.that == "interior-minimum" else 2):
+        raise LookupError(f"{statement.y} has {len(places)} values along {statement.along}; more are needed")
+    sides = [_side(statement, found, {**statement.a, path(statement.along): level}) for level in places]
+    means = [_mean(side) for side in sides]
+    text = f"{statement.y} along {statement.along}: "
+    text += ", ".join(f"{_short(level)}: {mean:.4g}" for level, mean in zip(places, means, strict=True))
+    pairs = {(i, j): _paired(sides[j], sides[i]) for i in range(len(sides)) for j in range(len(sides)) if i != j}
+    margin, last = statement.margin, len(sides) - 1
+    if statement.that == "flat":
+        ordered = [one for (i, j), one in pairs.items() if i < j]
+        for_it = max(one.within(margin) for one in ordered)
+        against = min(1.0, len(ordered) * min(one.outside(margin) for one in ordered))
+        worst = max(ordered, key=lambda one: abs(one.mean))
+        return _Tests(for_it, against, text, worst.takes(abs(worst.mean) - margin, LEVEL / 2))
+    if statement.that == "monotone":
+        sign = 1 if statement.direction == "rising" else -1
+        steps = [pairs[(i, i + 1) if sign > 0 else (i + 1, i)] for i in range(last)]
+        against = min(1.0, len(steps) * min(one.below(-margin) for one in steps))
+        worst = min(steps, key=lambda one: one.mean)
+        return _Tests(
+            max(one.above(-margin) for one in steps), against, text, worst.takes(worst.mean + margin, LEVEL / 2)
+        )
+    inner = range(1, last)
+    lower = [max(pairs[i, 0].above(margin), pairs[i, last].above(margin)) for i in inner]
+    higher = max(min(1.0, 2 * min(pairs[i, 0].below(margin), pairs[i, last].below(margin))) for i in inner)
+    best = min(inner, key=lambda i: means[i])
+    worst = min(pairs[best, 0], pairs[best, last], key=lambda one: one.mean)
+    return _Tests(min(1.0, len(lower) * min(lower)), higher, text, worst.takes(worst.mean - margin, LEVEL / 2))
+
+
+_Side = dict[tuple[Scalar, ...], tuple[float, bool]]
+"""By seed and item: a value, and whether it is exact."""
+
+
+def _side(statement: Statement, found: Sequence[Value], which: dict[str, Any]) -> _Side:
+    """One side of a comparison.
+
+    Raises:
+        LookupError: there is no such value.
+        ValueError: values differ in more than their seed and item.
+    """
+    here = select(found, statement.y, statement.at, which)
+    if not here:
+        raise LookupError(f"no {statement.y} where {_words({**statement.at, **which})}")
+    try:
+        check_alike(here, statement.over)
+    except ValueError as error:
+        raise ValueError(f"claim {statement.text!r}: {error}") from error
+    groups = grouped(here, ("seed", "item"))
+    return {
+        key: (float(np.mean([one.value for one in group])), all(one.exact for one in group))
+        for key, group in groups.items()
+    }
+
+
+def _paired(a: _Side, b: _Side) -> _Test:
+    """The differences of the pairs that both sides have.
+
+    Raises:
+        LookupError: there are none.
+    """
+    keys = [key for key in a if key in b]
+    if not keys:
+        raise LookupError("no seed has a value on both sides")
+    differences = np.array([a[key][0] - b[key][0] for key in keys])
+    seeds = len({seed for seed, _ in keys})
+    if all(a[key][1] and b[key][1] for key in keys):
+        return _Test(float(differences.mean()), 0.0, math.inf, seeds)
+    n = len(differences)
+    error = float(np.std(differences, ddof=1)) / math.sqrt(n) if n > 1 else math.nan
+    return _Test(float(differences.mean()), error, n - 1, seeds)
+
+
+def _mean(side: _Side) -> float:
+    """The mean of a side."""
+    return float(np.mean([value for value, _ in side.values()]))
+
+
+def _interval(one: _Test) -> str:
+    """A difference with its 95 % interval, in words."""
+    if one.df < 1:
+        return f"{one.mean:+.4g}, one seed"
+    if math.isinf(one.df):
+        return f"{one.mean:+.4g}, computed"
+    half = float(special.stdtrit(one.df, 0.975)) * one.error
+    return f"{one.mean:+.4g} [{one.mean - half:.4g}, {one.mean + half:.4g}], n = {one.df + 1:.0f}"
+
+
+def _short(level: Scalar) -> str:
+    """A level in words."""
+    return f"{level:g}" if isinstance(level, float) else str(level)
+
+
+def _words(asked: dict[str, Any]) -> str:
+    """A filter in words."""
+    return ", ".join(f"{name} is {value}" for name, value in asked.items()) or "anything"

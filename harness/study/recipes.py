@@ -1,0 +1,185 @@
+"""Recipes: studies that repeat a table or a figure of a paper, with what it claims.
+
+A recipe is a study's TOML file with a few more keys. It is data: no recipe has code of its own.
+
+| key | what it says |
+|---|---|
+| `source` | the paper, and its table or figure |
+| `unstated` | what the paper leaves open, and what is taken or swept instead, one line each |
+| `formulas` | functions of a defense (`FORMULAS` of its module) with arguments; lists are swept, nothing is trained |
+| `scale.SIZE` | what replaces values of the study at this size; a table is merged into each table of a list |
+| `missing` | why the recipe cannot run; its claims are then NOT RUN |
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from leakgauge.harness.core.cell import Size
+from leakgauge.harness.core.errors import StudyError, unknown
+from leakgauge.harness.core.points import Value
+from leakgauge.harness.data import DataMissing, load
+from leakgauge.harness.federation import registry
+from leakgauge.harness.study.study import Study, expand, resolve
+
+Table = dict[str, Any]
+
+STAND_INS = {
+    "emnist": "mnist",
+    "cifar100": "cifar10",
+    "mnist": "digits",
+    "fashion_mnist": "digits",
+    "cifar10": "photos",
+}
+"""What a recipe uses where the files of a data set are not there; the row says so."""
+
+_EXTRA = ("source", "unstated", "formulas", "scale", "missing")
+_NOTHING: Table = {
+    "tasks": [{"data": "digits", "model": "linear"}],
+    "federations": [{}],
+    "defenses": [{"name": "none"}],
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe at one size.
+
+    Attributes:
+        name: `paper/item`, as its file.
+        source: the paper and its item.
+        study: what runs, with its figures and claims; `trains` says whether anything does.
+        unstated: what the paper leaves open.
+        missing: why it cannot run; empty if it can.
+        notes: what stands in for data that are not there.
+        formulas: tables of formulas with single arguments.
+    """
+
+    name: str
+    source: str
+    study: Study
+    trains: bool
+    unstated: tuple[str, ...] = ()
+    missing: str = ""
+    notes: tuple[str, ...] = ()
+    formulas: tuple[Table, ...] = field(default=(), repr=False)
+
+    def computed(self) -> list[Value]:
+        """The values of its formulas, by their arguments.
+
+        Raises:
+            StudyError: there is no such formula, or it refuses its arguments.
+        """
+        return [value for table in self.formulas for value in _values(self.name, table)]
+
+
+def recipes() -> dict[str, Path]:
+    """The files of the shipped recipes by name."""
+    root = Path(str(resources.files("leakgauge.studies"))) / "papers"
+    return {str(path.relative_to(root).with_suffix("")): path for path in sorted(root.glob("*/*.toml"))}
+
+
+def recipe(source: str, size: Size, root: Path) -> Recipe:
+    """A recipe by name or file, at a size, for the data sets that are in `root`.
+
+    Raises:
+        UnknownNameError: there is no such recipe.
+        StudyError: it is invalid; all problems are reported together.
+    """
+    known = recipes()
+    path = Path(source) if source.endswith(".toml") else known.get(source)
+    if path is None:
+        raise unknown("recipe", source, known)
+    try:
+        text = path.read_text("utf-8")
+        table = tomllib.loads(text)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise StudyError(source, [f"cannot be read: {error}"]) from error
+    name = source if source in known else path.stem
+    wrong = sorted(table.get("scale", {}).keys() - set(Size))
+    if wrong:
+        raise StudyError(name, [f"scale.{wrong[0]}: expected one of {', '.join(Size)}"])
+    scaled = _merged(
+        {key: value for key, value in table.items() if key not in _EXTRA}, table.get("scale", {}).get(size, {})
+    )
+    trains = "tasks" in scaled
+    there, notes, lacking = _there(scaled, root)
+    study = resolve({"name": name, **({} if trains else _NOTHING), **there}, name)
+    formulas = [one for each in table.get("formulas", []) for one in expand(each)]
+    return Recipe(
+        *(name, table.get("source", ""), study, trains),
+        unstated=tuple(table.get("unstated", ())),
+        missing=table.get("missing", lacking),
+        notes=notes,
+        formulas=tuple(formulas),
+    )
+
+
+def _merged(table: Table, over: Table) -> Table:
+    """A table with values replaced; a table over a list of tables is merged into each of them."""
+    found = dict(table)
+    for key, value in over.items():
+        before = found.get(key)
+        if isinstance(value, dict) and isinstance(before, list):
+            found[key] = [_merged(one, value) for one in before]
+        elif isinstance(value, dict) and isinstance(before, dict):
+            found[key] = _merged(before, value)
+        else:
+            found[key] = value
+    return found
+
+
+def _there(table: Table, root: Path) -> tuple[Table, tuple[str, ...], str]:
+    """The study with data that are there, what stands in for what, and which file is missing without a stand-in.
+
+    A stand-in with fewer samples than the study asks for gives all that it has.
+    """
+    notes, most, missing = dict[str, None](), list[int](), list[str]()
+
+    def one(name: str) -> str:
+        try:
+            found = load(name, root)
+        except DataMissing as error:
+            if name not in STAND_INS:
+                missing.append(str(error))
+                return "digits"
+            notes[f"{name} is not here: {STAND_INS[name]} stands in for it"] = None
+            return one(STAND_INS[name])
+        if notes:
+            most.append(len(found.train.y))
+        if found.note:
+            notes[found.note] = None
+        return name
+
+    def each(value: Any, change: Callable[[Any], Any]) -> Any:
+        return [change(item) for item in value] if isinstance(value, list) else change(value)
+
+    found = {**table, "tasks": [{**task, "data": each(task.get("data", ""), one)} for task in table.get("tasks", [])]}
+    if most:
+        found["federations"] = [
+            {**given, "samples": each(given["samples"], lambda number: min([number, *most]))}
+            if "samples" in given
+            else given
+            for given in table.get("federations", [])
+        ]
+    return found if "tasks" in table else table, tuple(notes), missing[0] if missing else ""
+
+
+def _values(recipe: str, table: Table) -> Iterable[Value]:
+    """What one formula returns: a number, or numbers by quantity; its arguments are the paths."""
+    arguments = {key: value for key, value in table.items() if key != "name"}
+    try:
+        found = registry.formula(str(table.get("name")))(**arguments)
+    except (TypeError, ValueError, LookupError) as error:
+        raise StudyError(recipe, [f"formulas.{table.get('name')}: {error}"]) from error
+    quantities = found if isinstance(found, dict) else {str(table["name"]): found}
+    for quantity, value in quantities.items():
+        several = value if isinstance(value, list | tuple) else [value]
+        for item, number in enumerate(several):
+            at = arguments | ({"index": item} if several is value else {})
+            yield Value(quantity, float(number), at, exact=True)

@@ -1,0 +1,158 @@
+"""Run recipes, check their claims and compute their figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from leakgauge.harness.core.cell import Size
+from leakgauge.harness.core.lines import Panel, draw
+from leakgauge.harness.core.points import Value, values
+from leakgauge.harness.core.statements import Judged, Statement, Verdict, judge
+from leakgauge.harness.study.recipes import Recipe, recipe
+from leakgauge.harness.study.run import run_study
+from leakgauge.harness.study.store import write_atomically
+from leakgauge.harness.study.supervisor import Listener
+
+NAME = "reproduce.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a recipe showed. `figures`: the panels of each figure, or why it could not be drawn."""
+
+    recipe: Recipe
+    size: Size
+    judged: tuple[Judged, ...]
+    figures: tuple[tuple[Panel, ...] | str, ...]
+    failures: tuple[str, ...] = ()
+
+    @property
+    def verdicts(self) -> Counter[Verdict]:
+        """How many claims ended how."""
+        return Counter(one.verdict for one in self.judged)
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What its section of the page shows."""
+        made, drawn = self.recipe, zip(self.recipe.study.figures, self.figures, strict=True)
+        return {
+            "name": made.name,
+            "title": made.study.title,
+            "source": made.source,
+            "size": self.size,
+            "unstated": made.unstated,
+            "notes": made.notes,
+            "missing": made.missing,
+            "failures": self.failures,
+            "judged": self.judged,
+            "figures": tuple(drawn),
+        }
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """As plain data for JSON: the same recipe, code and data give the same bytes."""
+        rest = {name: value for name, value in self.shown.items() if name not in ("judged", "figures")}
+        figures = [
+            {
+                "title": figure.title,
+                **({"error": found} if isinstance(found, str) else {"panels": list(map(_panel, found))}),
+            }
+            for figure, found in self.shown["figures"]
+        ]
+        return {**rest, "claims": [_claim(one) for one in self.judged], "figures": figures}
+
+
+def _claim(one: Judged) -> dict[str, Any]:
+    """A claim as plain data."""
+    return {
+        "text": one.statement.text,
+        "where": one.where,
+        "verdict": str(one.verdict),
+        "measured": one.measured,
+        "printed": one.statement.printed,
+        "p": one.p,
+        "seeds_needed": one.seeds,
+    }
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
+    """A panel as plain data; JSON has no infinity."""
+    lines = [
+        {
+            "label": line.label,
+            "level": _finite(line.level),
+            "spots": [[_finite(part) for part in spot] for spot in line.spots],
+        }
+        for line in panel.lines
+    ]
+    return {"title": panel.title, "names": list(panel.names), "lines": lines}
+
+
+def _finite(value: float | None) -> float | str | None:
+    """A number that JSON can hold."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def evaluate(made: Recipe, size: Size, found: Sequence[Value], failures: Sequence[str] = ()) -> Outcome:
+    """The claims and figures of a recipe on the values of its study."""
+    known = [*found, *made.computed()] if not made.missing else []
+    claims = made.study.claims
+    if made.missing:
+        claims = tuple(dataclasses.replace(one, missing=made.missing) for one in claims)
+    judged, panels = judge(claims, known), []
+    for figure in made.study.figures:
+        try:
+            panels.append(tuple(draw(figure, known)) or "no value for it")
+        except ValueError as error:
+            panels.append(str(error))
+    return Outcome(made, size, tuple(judged), tuple(panels), tuple(failures))
+
+
+def reproduce(
+    names: Sequence[str],
+    size: Size,
+    out: Path,
+    root: Path,
+    *,
+    workers: int | None = None,
+    listen: Callable[[str], Listener],
+) -> list[Outcome]:
+    """Run recipes, each in a folder of its own, in which finished cells stay; write `reproduce.json`.
+
+    Args:
+        listen: what hears of the progress of the study of this name.
+
+    Raises:
+        StudyError: a recipe is invalid; before anything runs.
+    """
+    made = [recipe(name, size, root) for name in names]
+    outcomes = []
+    for one in made:
+        found, failures = list[Value](), list[str]()
+        if one.trains and not one.missing:
+            run = run_study(
+                one.study, out / size / one.name, data=root, workers=workers, listen=listen(one.name), merge=True
+            )
+            found = values(run, _quantities(one))
+            failures = [f"{failure.kind}: {failure.message}" for failure in run.failures.values()]
+        outcomes.append(evaluate(one, size, found, tuple(dict.fromkeys(failures))))
+        write(outcomes, out)
+    return outcomes
+
+
+def _quantities(made: Recipe) -> set[str]:
+    """What its figures and claims look at."""
+    claims: tuple[Statement, ...] = made.study.claims
+    return {one.y for one in claims} | {name for figure in made.study.figures for name in figure.quantities}
+
+
+def write(outcomes: Sequence[Outcome], out: Path) -> None:
+    """Write what is known so far as JSON."""
+    text = json.dumps([one.data for one in outcomes], indent=1, sort_keys=True) + "\n"
+    write_atomically(out / NAME, text.encode())

@@ -1,0 +1,85 @@
+"""The page on recipes: a scoreboard, then each recipe with its claims and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+from leakgauge.harness.core.labels import counted
+from leakgauge.harness.core.lines import Figure, Panel
+from leakgauge.harness.core.statements import Judged, Verdict
+from leakgauge.reports.charts.figures import slug
+from leakgauge.reports.html import Part, page
+from leakgauge.reports.sections.asked import Asked, shown
+
+
+class Repeated(NamedTuple):
+    """A recipe that ran: the fields of its text, its verdicts, and its figures with their panels or an error."""
+
+    name: str
+    title: str
+    source: str
+    size: str
+    unstated: tuple[str, ...]
+    notes: tuple[str, ...]
+    missing: str
+    failures: tuple[str, ...]
+    judged: tuple[Judged, ...]
+    figures: tuple[tuple[Figure, tuple[Panel, ...] | str], ...]
+
+    @property
+    def id(self) -> str:
+        """Of its section."""
+        return slug(self.name)
+
+    @property
+    def asked(self) -> Asked:
+        """Its table of claims and its charts."""
+        return shown(self.judged, self.figures, self.id)
+
+
+class _Row(NamedTuple):
+    """A row of the scoreboard."""
+
+    id: str
+    name: str
+    title: str
+    counts: tuple[int, ...]
+
+
+class _Scoreboard(NamedTuple):
+    """The first section."""
+
+    sentence: str
+    columns: tuple[str, ...]
+    rows: tuple[_Row, ...]
+
+
+def reproduction(recipes: Sequence[Repeated]) -> str:
+    """The page; it loads nothing, and the same recipes give the same page."""
+    parts: list[Part[Sequence[Repeated]]] = [
+        Part("scoreboard", "Reproduction of published tables and figures", "Scoreboard", _scoreboard, _BOARD)
+    ]
+    parts += [Part(one.id, one.name, one.name, partial(_at, number=at), _RECIPE) for at, one in enumerate(recipes)]
+    return page("reproduction", parts, recipes)
+
+
+def _at(recipes: Sequence[Repeated], number: int) -> Repeated:
+    """One of them."""
+    return recipes[number]
+
+
+_BOARD, _RECIPE = ('{% include "' + name + '.html" %}' for name in ("scoreboard", "recipe"))
+
+
+def _scoreboard(recipes: Sequence[Repeated]) -> _Scoreboard:
+    """How many claims of each recipe ended how."""
+    rows = [
+        _Row(one.id, one.name, one.title, tuple(sum(each.verdict is kind for each in one.judged) for kind in Verdict))
+        for one in recipes
+    ]
+    totals = [sum(column) for column in zip(*(row.counts for row in rows), strict=True)]
+    words = ", ".join(f"{count} {str(kind).lower()}" for kind, count in zip(Verdict, totals, strict=True) if count)
+    text = f"{counted(sum(totals), 'claim')} of {counted(len(recipes), 'recipe')}: {words}."
+    return _Scoreboard(text, tuple(map(str, Verdict)), tuple(rows))

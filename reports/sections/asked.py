@@ -1,0 +1,147 @@
+"""The figures that a study asks for, and the verdicts on what it states."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+
+from leakgauge.harness.core.lines import Figure, Line, Panel, draw
+from leakgauge.harness.core.points import Value, values
+from leakgauge.harness.core.statements import Judged, Statement, Verdict, judge
+from leakgauge.reports.charts import figures
+from leakgauge.reports.charts.figures import Chart, Point, Series, drawable, slug
+from leakgauge.reports.select import Analysis
+from leakgauge.reports.text.notation import short
+
+TONES = {
+    Verdict.CONFIRMED: "good",
+    Verdict.CONTRADICTED: "bad",
+    Verdict.UNRESOLVED: "warn",
+    Verdict.NOT_RUN: "none",
+}
+
+
+class Drawing(NamedTuple):
+    """A chart, its SVG, and the markers of its legend."""
+
+    chart: Chart
+    svg: Markup
+    markers: tuple[Markup, ...]
+
+
+class Stated(NamedTuple):
+    """A statement with its verdict, for the table."""
+
+    text: str
+    tone: str
+    verdict: str
+    measured: str
+    printed: str
+    more: str
+
+
+class Asked(NamedTuple):
+    """What a study asked for. `errors`: figures that could not be drawn, with the reason."""
+
+    stated: tuple[Stated, ...]
+    drawings: tuple[Drawing, ...]
+    errors: tuple[tuple[str, str], ...]
+
+
+def asked(analysis: Analysis) -> Asked | None:
+    """The figures and claims of the run's own study; None if it asks for none."""
+    study: dict[str, Any] = analysis.run.study
+    wanted = [Figure.of(one) for one in study.get("figures", ())]
+    claims = [Statement(**one) for one in study.get("claims", ())]
+    if not wanted and not claims:
+        return None
+    names = {one.y for one in claims} | {name for one in wanted for name in one.quantities}
+    found = values(analysis.run, names)
+    return shown(judge(claims, found), [(one, _panels(one, found)) for one in wanted], "asked")
+
+
+def _panels(figure: Figure, found: Sequence[Value]) -> tuple[Panel, ...] | str:
+    """The panels of a figure, or why it could not be drawn."""
+    try:
+        return tuple(draw(figure, found)) or "there is no value for it"
+    except ValueError as error:
+        return str(error)
+
+
+def shown(judged: Sequence[Judged], drawn: Sequence[tuple[Figure, tuple[Panel, ...] | str]], prefix: str) -> Asked:
+    """Verdicts and figures for a page. `prefix`: of the ids on it."""
+    charts = [
+        chart_of(figure, panel, f"{number}-{place}")
+        for number, (figure, panels) in enumerate(drawn)
+        for place, panel in enumerate(() if isinstance(panels, str) else panels)
+    ]
+    errors = [(figure.title, panels) for figure, panels in drawn if isinstance(panels, str)]
+    drawings = tuple(_drawing(drawable(one), prefix) for one in charts if any(line.points for line in one.series))
+    return Asked(tuple(map(_stated, judged)), drawings, tuple(errors))
+
+
+def _stated(one: Judged) -> Stated:
+    """A row of the table of statements."""
+    text = one.statement.text + (f" ({one.where})" if one.where else "")
+    more = "" if one.p is None else f"p = {one.p:.2g}"
+    if one.verdict is Verdict.UNRESOLVED and one.seeds is not None:
+        more += f"; about {one.seeds} seeds would show it"
+    return Stated(text, TONES[one.verdict], str(one.verdict), one.measured, one.statement.printed, more)
+
+
+def chart_of(figure: Figure, panel: Panel, name: str) -> Chart:
+    """One panel as a chart; all lines are drawn."""
+    lines = [line for line in panel.lines if line.spots]
+    series = [
+        Series(line.label, _points(line), -1 if line.label == "no defense" else at) for at, line in enumerate(lines)
+    ]
+    levels = [(line.level, line.label) for line in panel.lines if line.level is not None and math.isfinite(line.level)]
+    x_label = figure.x_label or figure.x
+    if panel.names:
+        x_label += ": " + ", ".join(f"{number} {text}" for number, text in enumerate(panel.names))
+    spots = [spot for line in lines for spot in line.spots]
+    rows = [
+        (line.label, short(spot.x), short(spot.y), _ends(spot.low, spot.high), str(spot.n))
+        for line in lines
+        for spot in line.spots
+    ] + [(label, "", short(level), "", "") for level, label in levels]
+    best = figure.best
+    what = (
+        ""
+        if best is None
+        else f" Shown: {'where' if best.show == 'where' else 'the value at which'} {best.along} is best."
+    )
+    return Chart(
+        name=f"{slug(figure.title)}-{name}",
+        title=f"{figure.title}: {panel.title}" if panel.title else figure.title,
+        x_label=x_label,
+        y_label=figure.y_label or figure.y,
+        series=tuple(series),
+        better="",
+        caption=f"Means over {', '.join(('seeds and items', *figure.over))}; bars: 95 % intervals.{what}",
+        header=("Line", x_label, figure.y_label or figure.y, "95 %", "n"),
+        rows=tuple(rows),
+        lines=tuple(levels),
+        log_x=figure.log_x and all(spot.x > 0 for spot in spots),
+        log_y=figure.log_y and all(spot.y > 0 for spot in spots),
+        whole_x=all(spot.x == int(spot.x) for spot in spots),
+    )
+
+
+def _points(line: Line) -> tuple[Point, ...]:
+    """The points of a line that can be drawn."""
+    return tuple(Point(spot.x, spot.y, spot.low, spot.high) for spot in line.spots if math.isfinite(spot.y))
+
+
+def _ends(low: float | None, high: float | None) -> str:
+    """An interval in words."""
+    return "" if low is None or high is None else f"{short(low)} to {short(high)}"
+
+
+def _drawing(chart: Chart, prefix: str) -> Drawing:
+    """A chart with the markers of its legend."""
+    drawn = figures.svg(chart, prefix=f"{prefix}-{chart.name}-")
+    return Drawing(chart, Markup(drawn), tuple(Markup(figures.key(one)) for one in chart.series))

@@ -1,0 +1,128 @@
+"""Recipes: sizes, stand-ins, formulas, and a run that repeats bit for bit."""
+
+import json
+import tomllib
+
+import pytest
+
+from leakgauge.harness.core.cell import Size
+from leakgauge.harness.core.errors import StudyError, UnknownNameError
+from leakgauge.harness.study.recipes import recipe, recipes
+from leakgauge.harness.study.reproduce import reproduce
+from leakgauge.harness.study.study import expand, resolve
+
+SMALL = """
+title = "small"
+source = "a paper, Fig. 1"
+unstated = ["the number of rounds"]
+seeds = [0, 1, 2]
+
+[[tasks]]
+data = "mnist"
+model = "linear"
+
+[[federations]]
+clients = 2
+rounds = 50
+samples = 60
+test_samples = 50
+
+[[defenses]]
+name = "none"
+
+[[defenses]]
+name = "gaussian"
+noise_std = 10.0
+
+[scale.quick]
+federations = { rounds = 2 }
+
+[[figures]]
+title = "Accuracy over rounds"
+x = "round"
+y = "accuracy"
+
+[[claims]]
+text = "noise costs accuracy"
+that = "above"
+y = "final_accuracy"
+a = { defense = "none" }
+b = { defense = "gaussian" }
+"""
+
+
+@pytest.fixture
+def small(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return str(path)
+
+
+def run(source, out, data):
+    return reproduce([source], Size.QUICK, out, data, workers=0, listen=lambda name: lambda progress, outcome: None)
+
+
+def test_a_recipe_runs_resumes_and_gives_the_same_bytes(small, tmp_path):
+    out, again = tmp_path / "out", tmp_path / "again"
+    (done,) = run(small, out, tmp_path)
+    first = (out / "reproduce.json").read_bytes()
+    (cell,) = [path for path in (out / "quick" / "small" / "cells").glob("*") if path.is_dir()][:1]
+    for path in cell.iterdir():
+        path.unlink()
+    run(small, out, tmp_path)
+    run(small, again, tmp_path)
+    assert (out / "reproduce.json").read_bytes() == (again / "reproduce.json").read_bytes() == first
+    (data,) = json.loads(first)
+    assert data["notes"] == ["mnist is not here: digits stands in for it"]
+    assert [claim["verdict"] for claim in data["claims"]] == [str(one.verdict) for one in done.judged]
+    assert [line["label"] for line in data["figures"][0]["panels"][0]["lines"]] == ["no defense", "gaussian"]
+
+
+def test_a_size_replaces_values_in_every_table_of_a_list(small, tmp_path):
+    rounds = {size: recipe(small, size, tmp_path).study.trainings[0].federation.rounds for size in Size}
+    assert rounds == {"quick": 2, "standard": 50, "paper": 50}
+
+
+def test_a_recipe_without_attacks_measures_utility_and_says_so(small, tmp_path):
+    study = recipe(small, Size.QUICK, tmp_path).study
+    assert study.notes == ("No attack was asked for: this study measures utility, not leakage.",)
+    assert {cell.attack.name for cell in study.cells} == {"prior"}
+
+
+def test_lists_that_are_zipped_advance_together():
+    table = {"name": "x", "bits": [1, 2], "ratio": [0.5, 0.25], "clip": [1.0, 2.0], "zip": ["bits", "ratio"]}
+    assert [(one["bits"], one["ratio"], one["clip"]) for one in expand(table)] == [
+        (1, 0.5, 1.0),
+        (1, 0.5, 2.0),
+        (2, 0.25, 1.0),
+        (2, 0.25, 2.0),
+    ]
+    study = tomllib.loads(
+        SMALL.replace("clients = 2\nrounds = 50", 'clients = [2, 3]\nrounds = [1]\nzip = ["clients", "rounds"]')
+    )
+    study = {key: value for key, value in study.items() if key not in ("source", "unstated", "scale")} | {"name": "x"}
+    with pytest.raises(StudyError, match=r"federations\[0\]: zip: expected keys with lists of one length"):
+        resolve(study)
+
+
+def test_what_cannot_be_is_refused_in_a_line(small, tmp_path):
+    with pytest.raises(UnknownNameError, match="no recipe 'jopec/figure-3'; did you mean 'jopeq/figure-3'"):
+        recipe("jopec/figure-3", Size.QUICK, tmp_path)
+    for before, after, text in (
+        ('that = "above"', 'that = "abvoe"', r"claims\[0\].that"),
+        ('x = "round"', 'z = "round"', r"figures\[0\]"),
+        ("[scale.quick]", "[scale.tiny]", r"scale.tiny: expected one of quick, standard, paper"),
+    ):
+        path = tmp_path / "wrong.toml"
+        path.write_text(SMALL.replace(before, after))
+        with pytest.raises(StudyError, match=text):
+            recipe(str(path), Size.QUICK, tmp_path)
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_every_shipped_recipe_is_valid_at_every_size(name, tmp_path):
+    for size in Size:
+        made = recipe(name, size, tmp_path)
+        assert made.source
+        assert made.study.claims or made.study.figures
+        made.computed()

@@ -1,0 +1,168 @@
+"""Statements on values: what confirms and contradicts each kind, and that chance alone seldom does."""
+
+import numpy as np
+import pytest
+
+from leakgauge.harness.core.points import Value
+from leakgauge.harness.core.statements import Statement, Verdict, judge
+
+
+def values(means, seeds=5, noise=0.01, quantity="accuracy", seed=0, exact=False):
+    """Values of each (defense, bits) with a common part for each seed."""
+    draws = np.random.default_rng(seed)
+    common = draws.normal(0, 0.1, seeds)
+    return [
+        Value(
+            quantity,
+            mean + common[number] + draws.normal(0, noise),
+            {"defense.name": name, "defense.bits": bits, "seed": number},
+            exact,
+        )
+        for (name, bits), mean in means.items()
+        for number in range(seeds)
+    ]
+
+
+def verdict(found, that, **more):
+    (judged,) = judge([Statement("a claim", that, "accuracy", **more)], found)
+    return judged
+
+
+A, B = {"defense.name": "a"}, {"defense.name": "b"}
+PAIR = {("a", 1): 0.8, ("b", 1): 0.7}
+CURVES = {
+    "flat": [0.5, 0.5, 0.5, 0.5],
+    "rising": [0.2, 0.4, 0.6, 0.8],
+    "falling": [0.8, 0.6, 0.4, 0.2],
+    "hollow": [0.8, 0.3, 0.4, 0.9],
+}
+
+
+def curve(name, **more):
+    return values({("a", bits): mean for bits, mean in enumerate(CURVES[name])}, **more)
+
+
+@pytest.mark.parametrize(
+    ("that", "more", "expected"),
+    [
+        ("above", {"a": A, "b": B}, "CONFIRMED"),
+        ("above", {"a": B, "b": A}, "CONTRADICTED"),
+        ("above", {"a": A, "b": B, "margin": 0.2}, "CONTRADICTED"),
+        ("below", {"a": A, "b": B}, "CONTRADICTED"),
+        ("below", {"a": B, "b": A, "margin": 0.05}, "CONFIRMED"),
+        ("below", {"a": B, "b": A, "margin": 0.15}, "CONTRADICTED"),
+        ("within", {"a": A, "b": B, "margin": 0.15}, "CONFIRMED"),
+        ("within", {"a": A, "b": B, "margin": 0.05}, "CONTRADICTED"),
+    ],
+)
+def test_paired_differences_far_beyond_their_noise_decide_a_comparison(that, more, expected):
+    assert verdict(values(PAIR), that, **more).verdict == expected
+
+
+@pytest.mark.parametrize(
+    ("that", "shape", "more", "expected"),
+    [
+        ("flat", "flat", {"margin": 0.05}, "CONFIRMED"),
+        ("flat", "rising", {"margin": 0.05}, "CONTRADICTED"),
+        ("monotone", "rising", {}, "CONFIRMED"),
+        ("monotone", "falling", {}, "CONTRADICTED"),
+        ("monotone", "falling", {"direction": "falling"}, "CONFIRMED"),
+        ("monotone", "hollow", {}, "CONTRADICTED"),
+        ("monotone", "flat", {"margin": 0.05}, "CONFIRMED"),
+        ("interior-minimum", "hollow", {}, "CONFIRMED"),
+        ("interior-minimum", "rising", {}, "CONTRADICTED"),
+        ("interior-minimum", "falling", {}, "CONTRADICTED"),
+    ],
+)
+def test_the_course_along_a_path_decides_a_shape(that, shape, more, expected):
+    assert verdict(curve(shape), that, a=A, along="defense.bits", **more).verdict == expected
+
+
+def test_a_printed_number_is_compared_within_its_margin_and_enters_nothing_else():
+    found = values({("a", 1): 3.0}, noise=0.01, seeds=40)
+    assert verdict(found, "equals", a=A, value=3.05, margin=0.3).verdict is Verdict.CONFIRMED
+    assert verdict(found, "equals", a=A, value=5.0, margin=0.3).verdict is Verdict.CONTRADICTED
+    with_text = verdict(found, "above", a=A, b=A, printed="9.9")
+    without = verdict(found, "above", a=A, b=A)
+    assert with_text[2:] == without[2:]
+
+
+def test_one_seed_decides_nothing_and_two_equal_ones_do_not_either():
+    one = verdict(values(PAIR, seeds=1), "above", a=A, b=B)
+    assert one.verdict is Verdict.UNRESOLVED
+    assert one.measured.endswith(", one seed")
+    alike = [
+        Value("accuracy", value, {**side, "seed": seed}) for side, value in ((A, 0.5), (B, 0.4)) for seed in (0, 1)
+    ]
+    assert verdict(alike, "above", a=A, b=B).verdict is Verdict.UNRESOLVED
+
+
+def test_what_is_computed_needs_no_seeds():
+    exact = [Value("accuracy", value, side, exact=True) for side, value in ((A, 0.5), (B, 0.4))]
+    assert verdict(exact, "above", a=A, b=B).verdict is Verdict.CONFIRMED
+    assert verdict(exact, "below", a=A, b=B).verdict is Verdict.CONTRADICTED
+
+
+def test_an_unresolved_claim_says_about_how_many_seeds_it_would_take():
+    found = values({("a", 1): 0.71, ("b", 1): 0.70}, noise=0.02, seeds=4, seed=4)
+    judged = verdict(found, "above", a=A, b=B)
+    assert judged.verdict is Verdict.UNRESOLVED
+    enough = values({("a", 1): 0.71, ("b", 1): 0.70}, noise=0.02, seeds=judged.seeds * 4, seed=4)
+    assert judged.seeds > 4
+    assert verdict(enough, "above", a=A, b=B).verdict is Verdict.CONFIRMED
+
+
+def test_many_claims_of_nothing_seldom_get_any_verdict():
+    wrong = 0
+    for seed in range(200):
+        found = values({("a", 1): 0.5, ("b", 1): 0.5}, seed=seed)
+        claims = [Statement(str(k), that, "accuracy", A, B) for k, that in enumerate(("above", "below"))]
+        found += [value for bits in (1, 2, 3) for value in values({("c", bits): 0.5}, seed=1000 + 10 * seed + bits)]
+        claims.append(Statement("shape", "interior-minimum", "accuracy", {"defense.name": "c"}, along="defense.bits"))
+        wrong += any(one.verdict in ("CONFIRMED", "CONTRADICTED") for one in judge(claims, found))
+    assert wrong <= 18  # 5 % of 200, and three standard deviations
+
+
+def test_a_claim_for_each_value_of_a_path_is_judged_for_each():
+    found = values({("a", 1): 0.8, ("b", 1): 0.7, ("a", 2): 0.6, ("b", 2): 0.7})
+    claim = Statement("a is better", "above", "accuracy", A, B, each=("defense.bits",))
+    assert [(one.where, str(one.verdict)) for one in judge([claim], found)] == [
+        ("defense.bits 1", "CONFIRMED"),
+        ("defense.bits 2", "CONTRADICTED"),
+    ]
+
+
+def test_the_other_side_of_each_may_lack_its_path():
+    found = values({("a", 1): 0.8, ("a", 2): 0.6})
+    found += [Value("accuracy", 0.7, {"defense.name": "none", "seed": seed}) for seed in range(5)]
+    claim = Statement("a is better", "above", "accuracy", A, {"defense.name": "none"}, each=("defense.bits",))
+    assert [one.where for one in judge([claim], found) if "0.7" in one.measured] == ["defense.bits 1", "defense.bits 2"]
+
+
+def test_what_is_missing_is_not_run_and_says_what():
+    assert verdict(values(PAIR), "above", a=A, b={"defense.name": "z"})[2:4] == (
+        Verdict.NOT_RUN,
+        "no accuracy where defense.name is z",
+    )
+    judged = verdict(values(PAIR), "above", a=A, b=B, missing="no such data")
+    assert (judged.verdict, judged.measured) == (Verdict.NOT_RUN, "no such data")
+
+
+def test_a_side_that_mixes_two_questions_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"claim 'a claim': mixes values of defense.bits \(1, 2\)"):
+        verdict(values({("a", 1): 1.0, ("a", 2): 2.0, ("b", 1): 0.0}), "above", a=A, b=B)
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"that": "flat"}, "expected a path along which it is flat"),
+        ({"that": "above", "a": A, "b": B, "along": "seed"}, "or none, got along='seed'"),
+        ({"that": "equals", "a": A}, "expected a number for equals alone"),
+        ({"that": "above", "a": A}, "expected a and b"),
+        ({"that": "within", "a": A, "b": B, "margin": -1.0}, "expected margin >= 0"),
+    ],
+)
+def test_a_statement_that_says_nothing_is_refused(more, text):
+    with pytest.raises(ValueError, match=text):
+        Statement("x", y="accuracy", **more)
