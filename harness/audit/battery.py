@@ -123,7 +123,7 @@ def ratio_values(ratios: Numbers, groups: dict[str, Labels]) -> dict[str, float]
     if not ratios.size:
         return {}
     few = [np.logaddexp(np.log1p(-share), np.log(share) + ratios).sum(0) for share in _RARE]
-    labels = [np.unique(label, return_inverse=True)[1] for label in groups.values()]
+    labels = [_ranks(label) for label in groups.values()]
     of_group = [ratios[inverse == one].sum(0) for inverse in labels for one in range(inverse.max() + 1)]
     found = {"": ratios.sum(0), " in few messages": np.array(few), " in one group": np.array(of_group)}
     return {f"likelihood ratio{where}": _markov(logs) for where, logs in found.items()}
@@ -200,10 +200,18 @@ def _labels(sample: Sample) -> dict[str, Labels]:
     """[n k], from 0 on: what each number belongs to."""
     n, k = sample.uniforms.shape
     known = sample.places >= 0
-    labels = {word: np.repeat(values, k) for word, values in ({"message": np.arange(n)} | sample.groups).items()}
-    labels["coordinate"] = np.where(known, sample.places, -1 - np.arange(k)).ravel()
-    labels["tensor"] = np.where(known, sample.tensors[sample.places], -1).ravel()
-    return {word: np.unique(values, return_inverse=True)[1] for word, values in labels.items()}
+    of_message = {"message": np.arange(n)} | sample.groups
+    labels = {word: np.repeat(_ranks(values), k) for word, values in of_message.items()}
+    labels["coordinate"] = _ranks(np.where(known, sample.places, -1 - np.arange(k)).ravel())
+    labels["tensor"] = _ranks(np.where(known, sample.tensors[sample.places], -1).ravel())
+    return labels
+
+
+def _ranks(values: Labels) -> Labels:
+    """[n] the rank of each value among the distinct ones, without a sort; values are within a small range."""
+    counted = values - values.min()
+    ranks = np.cumsum(np.bincount(counted) > 0) - 1
+    return np.asarray(ranks[counted], np.int64)
 
 
 def _groups(name: str, z: Numbers, labels: dict[str, Labels]) -> Iterator[tuple[str, float]]:
@@ -285,7 +293,7 @@ def _bits(bits: Labels, sample: Sample) -> Iterator[tuple[str, float]]:
     signs = np.sign(sample.carried[:, known])
     coins = np.asarray(2.0 * bits - 1.0, np.float64)
     yield "lowest bits against the update", _linear(coins[:, known], signs)
-    inverse = np.unique(np.repeat(sample.senders, bits.shape[1]), return_inverse=True)[1]
+    inverse = np.repeat(_ranks(sample.senders), bits.shape[1])
     excess = np.bincount(inverse, coins.ravel()) ** 2 / np.bincount(inverse)
     yield "lowest bits by sender", float(special.chdtrc(len(excess), float(excess.sum())))
 

@@ -230,18 +230,33 @@ def _replay(source: Source, inputs: Inputs, zero: Trace, one: Trace) -> _Replay 
     if source.defense.analog:
         return _Replay(source, inputs)
     first, more = _REPLAYED
+    once = _Once(source)  # bytes and estimates are compared with the same replays
     for by_bytes in (True, False) if inputs.focus is None else (False,):
-        replay = _Replay(source, inputs, by_bytes)
+        replay = _Replay(once, inputs, by_bytes)
         if not _hits(replay, zero, one, first)[0]:
             continue
         right, wrong = _hits(replay, zero, one, more)
         if right - wrong > _OFTEN * 2 * min(more, len(zero.wires)):
-            return replay
+            return replace(replay, source=source)
         # coarse messages are equal by chance: as often with a key that nobody knows
         chance, _ = _hits(replace(replay, fresh=True), zero, one, more)
         if right > chance + 2 * math.sqrt(chance + 1):
-            return replay
+            return replace(replay, source=source)
     return None
+
+
+class _Once:
+    """A source that makes each message of one pair of inputs once."""
+
+    def __init__(self, source: Source) -> None:
+        self.defense, self.sees_messages, self.read = source.defense, source.sees_messages, source.read
+        self._source, self._made = source, dict[tuple[int, Key, Key], bytes]()
+
+    def again(self, inputs: Inputs, bit: int, trial: int, shared: Key, private: Key) -> bytes:
+        key = bit, shared, private
+        if key not in self._made:
+            self._made[key] = self._source.again(inputs, bit, trial, shared, private)
+        return self._made[key]
 
 
 def _hits(replay: _Replay, zero: Trace, one: Trace, trials: int) -> tuple[int, int]:
