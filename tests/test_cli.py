@@ -18,8 +18,8 @@ from leakgauge import __version__
 from leakgauge.harness.cli.main import app
 from leakgauge.harness.cli.progress import listener
 from leakgauge.harness.study.run import run_study
+from leakgauge.harness.study.schedule import Progress
 from leakgauge.harness.study.study import load_study
-from leakgauge.harness.study.supervisor import Progress
 
 STUDY = textwrap.dedent("""
     name = "tiny"

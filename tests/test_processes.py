@@ -13,10 +13,12 @@ import pytest
 
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.rng import Key, uniform
+from leakgauge.harness.study.engine import Interrupted
+from leakgauge.harness.study.orphans import handling, interrupt
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store, load_run, verify
 from leakgauge.harness.study.study import resolve
-from leakgauge.harness.study.supervisor import Interrupted, Limits, handling, interrupt
+from leakgauge.harness.study.supervisor import Limits
 from tests.killed import STUDY, ends_within, litter, start, until
 from tests.test_run import COIN, study
 
@@ -178,11 +180,11 @@ def test_a_cell_beyond_a_limit_fails_with_the_reason_and_its_worker_is_replaced(
 
 
 def test_a_limit_is_broken_above_it_and_by_nobody_who_has_ended():
-    assert Limits(seconds=5.0).broken(os.getpid(), 5.0) == ""
-    assert Limits(seconds=5.0).broken(os.getpid(), 5.1) == "took longer than 5 s, the limit of --cell-timeout"
-    assert Limits(megabytes=100_000).broken(os.getpid(), 0.0) == ""
-    assert "more than the 1 MB" in Limits(megabytes=1).broken(os.getpid(), 0.0)
-    assert Limits(megabytes=1).broken(2**22 + 1, 0.0) == ""  # above the largest process id
+    assert Limits(seconds=5.0).broken(5.0, None) == ""
+    assert Limits(seconds=5.0).broken(5.1, None) == "took longer than 5 s, the limit of --cell-timeout"
+    assert Limits(megabytes=2).broken(0.0, 2.0) == ""
+    assert Limits(megabytes=1).broken(0.0, 2.0) == "used 2 MB, more than the 1 MB of --cell-memory"
+    assert Limits(megabytes=1).broken(0.0, None) == ""  # it has ended
 
 
 def test_limits_need_a_worker_that_can_be_ended(tmp_path):

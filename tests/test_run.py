@@ -17,10 +17,12 @@ from leakgauge.harness.core.cell import FederationSpec, PartSpec, TaskSpec, Trai
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.gaussian import gaussian_epsilon
 from leakgauge.harness.core.rng import Key, uniform
+from leakgauge.harness.study.engine import Job
 from leakgauge.harness.study.run import run_study
+from leakgauge.harness.study.schedule import Progress, Schedule
 from leakgauge.harness.study.store import Store, load_run
 from leakgauge.harness.study.study import resolve
-from leakgauge.harness.study.supervisor import Job, Place, Progress, Supervisor, cores
+from leakgauge.harness.study.workers import cores
 
 ECHO, COIN = "tests.doubles:Echo", "tests.doubles:Coin"
 
@@ -160,7 +162,7 @@ def test_a_killed_worker_loses_only_its_cell(tmp_path):
     run = run_study(broken, tmp_path, workers=2)
     assert len(run.results) == 4
     assert {failure.message for failure in run.failures.values()} == {
-        "the worker process died (killed by signal 9); out of memory, or killed"
+        "the worker process died (killed by signal 9); out of memory, or killed; tried 3 times"
     }
 
 
@@ -296,8 +298,7 @@ def test_the_time_left_is_the_mean_of_each_kind_of_job():
 def test_attacks_on_one_target_go_to_one_worker_and_nobody_waits(tmp_path):
     attacks = [{"name": ECHO, "target": {"round": number, "count": 2}} for number in (0, 1)]
     jobs = [Job("attack", cell.training, (cell,)) for cell in study(attacks=attacks).cells[:2]] * 3
-    supervisor = Supervisor(Place(tmp_path, tmp_path, "cpu"), Progress(6), lambda *_: None, (), jobs)
-    one, two = object(), object()
-    rounds = [supervisor._next(worker).cells[0].target.round for worker in (one, two, one, one, two, one)]
+    schedule = Schedule(Store(tmp_path), Progress(6), lambda *_: None, (), jobs)
+    rounds = [schedule.next(slot).cells[0].target.round for slot in (0, 1, 0, 0, 1, 0)]
     assert rounds == [0, 1, 0, 0, 1, 1]  # the last is the other's, who is busy
-    assert supervisor._next(one) is None
+    assert schedule.next(0) is None

@@ -63,8 +63,9 @@ def user_errors(no_baseline: int = USAGE) -> Iterator[None]:
     """
     from leakgauge.harness.core.errors import StudyError, UnknownNameError
     from leakgauge.harness.gate.baseline import BaselineError
+    from leakgauge.harness.study.engine import Interrupted
+    from leakgauge.harness.study.orphans import handling, interrupt
     from leakgauge.harness.study.store import StoreError
-    from leakgauge.harness.study.supervisor import Interrupted, handling, interrupt
 
     try:
         with handling(interrupt):

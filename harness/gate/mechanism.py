@@ -25,8 +25,8 @@ from leakgauge.harness.gate.rules import Rules
 from leakgauge.harness.study.environment import environment
 from leakgauge.harness.study.prints import take
 from leakgauge.harness.study.run import run_study
+from leakgauge.harness.study.schedule import Listener
 from leakgauge.harness.study.study import Study
-from leakgauge.harness.study.supervisor import Listener
 
 _ACKNOWLEDGE = "if that is meant, 'leakgauge baseline acknowledge' records it with a reason"
 

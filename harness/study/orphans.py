@@ -1,10 +1,14 @@
-"""No process outlives the run that started it: the kernel ends it, even in the middle of a long call."""
+"""Stops, by signals; and no process outlives the run that started it: the kernel ends it, even in a long call."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that stop a study."""
@@ -24,3 +28,33 @@ def end_with(pipe: int) -> None:
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def interrupt(number: int, frame: object) -> None:
+    """Let any stop behave as Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def handling(stop: Callable[[int, Any], object]) -> Iterator[None]:
+    """Call `stop` on Ctrl-C, SIGTERM and SIGHUP; not on SIGHUP if it is ignored, as by nohup."""
+    before = {number: signal.getsignal(number) for number in STOPS}
+    if before[signal.SIGHUP] == signal.SIG_IGN:
+        del before[signal.SIGHUP]
+    if threading.current_thread() is not threading.main_thread():
+        before = {}  # only the main thread may have a signal handler
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def deferred_stop() -> Iterator[Callable[[], bool]]:
+    """A stop sets a flag instead of raising anywhere, for example in the middle of a write."""
+    flag = threading.Event()
+    with handling(lambda number, frame: flag.set()):
+        yield flag.is_set

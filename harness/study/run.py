@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,21 +17,14 @@ from leakgauge.harness.core.labels import part_text
 from leakgauge.harness.core.result import Run, TrainingRecord, to_data
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.federation import registry
+from leakgauge.harness.study.engine import Engine, Here, Job, Open, Outcome, Place
 from leakgauge.harness.study.goal import goal_of, solve
 from leakgauge.harness.study.lock import writing
+from leakgauge.harness.study.schedule import Listener, Progress, Schedule
 from leakgauge.harness.study.store import MANIFEST, QUARANTINE, Store, StoreError, load_run
 from leakgauge.harness.study.study import Study
-from leakgauge.harness.study.supervisor import (
-    NO_LIMITS,
-    Job,
-    Limits,
-    Listener,
-    Outcome,
-    Place,
-    Progress,
-    Supervisor,
-    cores,
-)
+from leakgauge.harness.study.supervisor import NO_LIMITS, Limits, supervise
+from leakgauge.harness.study.workers import Workers, warm_up
 
 if TYPE_CHECKING:
     from leakgauge.harness.data import DataSet
@@ -43,16 +38,16 @@ class _Session:
 
     store: Store
     place: Place
-    workers: int | None
+    engine: Engine
     reuse: bool
     limits: Limits
     notes: list[str]
 
     def work(self, total: int, skipped: int, listen: Listener, trainings: list[Job], attacks: list[Job]) -> None:
         """Do all jobs."""
-        count = min(cores() if self.workers is None else self.workers, max(1, len(trainings) + len(attacks)))
-        progress = Progress(total=total, skipped=skipped, notes=self.notes)
-        Supervisor(self.place, progress, listen, trainings, attacks, self.limits).run(count)
+        progress = Progress(total=total, skipped=skipped, workers=self.engine.slots, notes=self.notes)
+        listen(progress, None)
+        supervise(Schedule(self.store, progress, listen, trainings, attacks), self.engine, self.limits)
 
     def usable(self, wanted: dict[Path, str], *, reuse: bool) -> set[str]:
         """The ids of the finished cells and trainings among these folders, each with the code that it should be of.
@@ -98,6 +93,7 @@ def run_study(
     part: bool = False,
     reuse: bool = False,
     limits: Limits = NO_LIMITS,
+    engine: Open | None = None,
 ) -> Run:
     """Run the unfinished cells of a study, and return all results.
 
@@ -111,6 +107,7 @@ def run_study(
         part: keep those of this one; for some cells of a study.
         reuse: keep the results that other code made.
         limits: of one training or attack, which fails beyond them.
+        engine: where jobs run; default in worker processes, or in this process if `workers` is 0.
 
     Raises:
         StudyError: there is no such device, the folder has cells that would be lost, or a data set is missing, has
@@ -124,13 +121,17 @@ def run_study(
     if device != "cpu" and not _has(device):
         raise StudyError(study.name, [f"device: got {device!r}, expected cpu, or cuda if there is one"])
     workers = _workers(study, workers)
+    open_engine = engine or (Here if workers == 0 else partial(Workers, slots=workers))
+    if workers != 0 and engine is None:
+        warm_up()
     if limits != NO_LIMITS and workers == 0:
         raise StudyError(study.name, ["limits of a cell need worker processes: expected workers >= 1, got workers=0"])
     root = data if data is not None else default_root()
     store = Store(Path(folder))
     found = check_data(study, root)
-    with writing(store.folder):
-        session = _Session(store, Place(store.folder, root, device), workers, reuse, limits, [])
+    place = Place(store.folder, root, device)
+    with writing(store.folder), closing(open_engine(place)) as opened:
+        session = _Session(store, place, opened, reuse, limits, [])
         listen = listen or (lambda progress, outcome: None)
         stored = _stored_study(study, session, {name: digest for name, (digest, _) in found.items()}, merge=merge)
         study = _solved(study, session, listen)

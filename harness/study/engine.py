@@ -1,0 +1,196 @@
+"""Where the jobs of a study run: an engine has slots, and each does one job at a time.
+
+`supervisor.supervise` decides what runs next, and what becomes of a job whose worker died; an engine only runs it.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+from leakgauge.harness.core.cell import Cell, TrainingSpec
+from leakgauge.harness.core.labels import cell_text, part_text
+from leakgauge.harness.core.threads import one_thread
+from leakgauge.harness.study.orphans import handling, interrupt
+from leakgauge.harness.study.store import Store
+
+
+class Job(NamedTuple):
+    """One training, or one attack. `cells`: the cells that need the training, or the one cell of the attack.
+
+    A `trial` is a training without attacks, for a goal; `cells` then say only which rounds it keeps.
+    """
+
+    kind: Literal["training", "trial", "attack"]
+    training: TrainingSpec
+    cells: tuple[Cell, ...]
+
+    @property
+    def sort(self) -> str:
+        """The kind; for an attack, its name."""
+        return self.cells[0].attack.name if self.kind == "attack" else self.kind
+
+    @property
+    def label(self) -> str:
+        """A name for people."""
+        if self.kind == "attack":
+            return cell_text(self.cells[0])
+        return f"{self.kind} of {part_text(self.training.defense)}, seed {self.training.seed}"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The folders of the store that it reads, relative to the store's; they are finished when it starts."""
+        return (f"trainings/{self.training.id}",) if self.kind == "attack" else ()
+
+    @property
+    def writes(self) -> str:
+        """The folder of the store that it writes, and nothing else, relative to the store's."""
+        return f"cells/{self.cells[0].id}" if self.kind == "attack" else f"trainings/{self.training.id}"
+
+
+class Place(NamedTuple):
+    """The folder of the results, the folder of the data, and the device."""
+
+    folder: Path
+    root: Path
+    device: str
+
+
+class Outcome(NamedTuple):
+    """How a job ended: `error` is one line, empty for success; `trace` is the whole trace of an exception of `kind`."""
+
+    job: Job
+    seconds: float
+    headline: str
+    error: str
+    trace: str = ""
+    kind: str = ""
+
+
+class Started(NamedTuple):
+    """A slot's job has started: from now on it takes time."""
+
+    slot: int
+
+
+class Ended(NamedTuple):
+    """A slot's job has ended, and what it wrote is in the store; the slot is free."""
+
+    slot: int
+    outcome: Outcome
+
+
+class Died(NamedTuple):
+    """A slot's worker died with its job, for a reason in words; the slot is free, with a new worker."""
+
+    slot: int
+    reason: str
+
+
+Event = Started | Ended | Died
+
+
+class Engine(Protocol):
+    """Runs jobs, one a slot.
+
+    A job reads the folders `Job.reads` of the store at `Place.folder`, and writes `Job.writes` there: `perform` does
+    that for a worker which sees the folder; an engine whose workers do not sees to it itself, before `Ended`.
+
+    Attributes:
+        slots: how many jobs it runs at a time; may change between two calls of `wait`.
+    """
+
+    @property
+    def slots(self) -> int:
+        """How many jobs it runs at a time, in the slots 0 to slots - 1."""
+
+    def start(self, slot: int, job: Job) -> None:
+        """Start a job in a free slot, whose worker keeps what jobs have in common; returns before the job ends."""
+
+    def wait(self, seconds: float) -> list[Event]:
+        """What happened since the last call: returns as soon as something has, or after so many seconds.
+
+        Raises:
+            Interrupted: a stop of the user broke the job off, where it runs in this process.
+        """
+
+    def megabytes(self, slot: int) -> float | None:
+        """Resident memory of the worker of a busy slot; None if it is unknown."""
+
+    def kill(self, slot: int) -> None:
+        """Break off the job of a busy slot without an event; the slot is free, with a new worker."""
+
+    def close(self) -> None:
+        """Break off all jobs, and end all workers."""
+
+
+Open = Callable[[Place], Engine]
+"""Opens an engine whose jobs work at a place."""
+
+
+class Interrupted(Exception):
+    """The user stopped the study; finished results are kept."""
+
+
+def perform(job: Job, place: Place) -> Outcome:
+    """Do one job in this process, whose threads are one; an exception becomes an outcome."""
+    start = time.perf_counter()
+    try:
+        headline = _headline(job, place)
+        return Outcome(job, time.perf_counter() - start, headline, "")
+    except Exception as error:
+        kind, prefix = type(error).__name__, "training failed: " if job.kind == "training" else ""
+        message = prefix + (str(error).split("\n")[0] or kind)
+        return Outcome(job, time.perf_counter() - start, "", message, traceback.format_exc(), kind)
+
+
+def _headline(job: Job, place: Place) -> str:
+    """Do one job, and return the headline of its result."""
+    from leakgauge.harness.study.jobs import keep_for, run_attack, run_training
+
+    store = Store(place.folder)
+    if job.kind != "attack":
+        record = run_training(job.training, keep_for(job.cells), store, place.root, place.device)
+        last = record.evaluations[-1]
+        return f"loss {last.loss:.3f}" if last.accuracy is None else f"accuracy {last.accuracy:.3f}"
+    first = run_attack(job.cells[0], store, place.root).estimates[0]
+    return f"{first.name} {'n/a' if first.value is None else format(first.value, '.3f')}"
+
+
+class Here:
+    """The engine of one slot in this process, which cannot be killed."""
+
+    slots = 1
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.job: Job | None = None
+
+    def start(self, slot: int, job: Job) -> None:
+        """Keep the job until `wait` does it."""
+        self.job = job
+
+    def wait(self, seconds: float) -> list[Event]:
+        """Do the job, on one thread as in a worker."""
+        if self.job is None:
+            return []
+        job, self.job = self.job, None
+        try:
+            with handling(interrupt), one_thread():
+                return [Ended(0, perform(job, self.place))]
+        except KeyboardInterrupt as error:
+            raise Interrupted from error
+
+    def megabytes(self, slot: int) -> float | None:
+        """Unknown: the memory of this process is not that of a job."""
+        return None
+
+    def kill(self, slot: int) -> None:
+        """Forget a job that has not started."""
+        self.job = None
+
+    def close(self) -> None:
+        """Nothing to end."""

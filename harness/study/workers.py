@@ -1,0 +1,131 @@
+"""The default engine: worker processes of this machine, with one pipe each.
+
+If a worker dies, only its job is lost; a standard process pool would lose all of them. A fork server imports torch
+once: a worker then starts in milliseconds.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import threading
+from contextlib import suppress
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from leakgauge.harness.core.threads import one_thread
+from leakgauge.harness.study.engine import Died, Ended, Event, Job, Outcome, Place, Started, perform
+from leakgauge.harness.study.orphans import PARENT, end_with, ignore_stops
+
+
+def cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def warm_up() -> None:
+    """Start the fork server, which imports while this process does other things."""
+    # the kernel would end the fork server with the thread that started it
+    ours = ["leakgauge.harness.study.fork_server"] if threading.current_thread() is threading.main_thread() else []
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*ours, "torch", "leakgauge.harness.study.jobs"])
+    os.environ[PARENT] = str(os.getpid())
+    forkserver.ensure_running()
+
+
+class _Worker(NamedTuple):
+    """A worker process, and our end of its pipe."""
+
+    process: Any
+    pipe: Any
+
+
+class Workers:
+    """The engine of worker processes; a worker starts with the first job of its slot.
+
+    Args:
+        slots: workers at most; default one per core.
+    """
+
+    def __init__(self, place: Place, slots: int | None = None) -> None:
+        self.place, self.slots = place, cores() if slots is None else slots
+        self.context = multiprocessing.get_context("forkserver")
+        self.workers: dict[int, _Worker] = {}
+        self.busy: set[int] = set()
+        warm_up()
+
+    def start(self, slot: int, job: Job) -> None:
+        """Send the job to the worker of the slot."""
+        if slot not in self.workers:
+            ours, theirs = self.context.Pipe()
+            process = self.context.Process(target=_work, args=(theirs, self.place), daemon=True)
+            process.start()
+            theirs.close()
+            self.workers[slot] = _Worker(process, ours)
+        self.busy.add(slot)
+        with suppress(ConnectionError):  # it died idle: `wait` finds that out
+            self.workers[slot].pipe.send(job)
+
+    def wait(self, seconds: float) -> list[Event]:
+        """Take the starts and outcomes of the busy workers, and notice those that died."""
+        pipes = {self.workers[slot].pipe: slot for slot in self.busy}
+        return [self._received(pipes[pipe]) for pipe in multiprocessing.connection.wait(pipes, timeout=seconds)]
+
+    def megabytes(self, slot: int) -> float | None:
+        """Resident memory of a worker process."""
+        try:
+            pages = int(Path(f"/proc/{self.workers[slot].process.pid}/statm").read_text().split()[1])
+        except (OSError, IndexError):
+            return None  # it ended
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    def kill(self, slot: int) -> None:
+        """End a worker; the next job of its slot starts another."""
+        self.busy.discard(slot)
+        process, pipe = self.workers.pop(slot)
+        process.kill()
+        process.join()
+        pipe.close()
+
+    def close(self) -> None:
+        """End the workers."""
+        for slot in list(self.busy):
+            self.kill(slot)
+        for worker in self.workers.values():
+            worker.pipe.close()  # it then ends
+        for worker in self.workers.values():
+            worker.process.join()
+        self.workers.clear()
+
+    def _received(self, slot: int) -> Event:
+        """What a worker sent; a dead worker is replaced."""
+        process, pipe = self.workers[slot]
+        try:
+            found: Outcome | None = pipe.recv()
+        except (EOFError, ConnectionError):
+            process.join()
+            code = process.exitcode
+            self.kill(slot)
+            how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+            return Died(slot, f"the worker process died ({how}); out of memory, or killed")
+        if found is None:
+            return Started(slot)
+        self.busy.discard(slot)
+        return Ended(slot, found)
+
+
+@one_thread()
+def _work(pipe: Any, place: Place) -> None:
+    """A worker process: work until the pipe closes; tell when each job starts, and how it ended."""
+    ignore_stops()
+    main = multiprocessing.parent_process()
+    assert main is not None
+    end_with(main.sentinel)
+    while main.is_alive():
+        try:
+            job: Job = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(None)
+        pipe.send(perform(job, place))
