@@ -80,9 +80,7 @@ class RayEngine:
         gpus = 1 if place.device.startswith("cuda") else 0
         self.unit = "GPU" if gpus else "CPU"
         self.hire = ray.remote(Worker).options(num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0).remote
-        self.home = Home(
-            place.root.absolute(), self.private, place.device, tuple(sys.path), os.getcwd(), versions()
-        )
+        self.home = Home(place.root.absolute(), self.private, place.device, tuple(sys.path), os.getcwd(), versions())
         self.actors: list[_Actor] = []
         self.last: dict[int, _Actor] = {}  # the worker that did a slot's last job
         self.parked: dict[int, Job] = {}  # jobs without a worker yet
@@ -93,6 +91,9 @@ class RayEngine:
         self.gauges: dict[str, Any] = {}
         self.deaths, self.size, self.looked = 0, 0, -_LOOK
         self._staff()
+        if not self.size:
+            self.close()
+            raise _unusable(f"the cluster at {address} has no {self.unit}: give --workers if nodes will join it")
 
     @property
     def slots(self) -> int:
@@ -131,7 +132,9 @@ class RayEngine:
             here = NodeAffinitySchedulingStrategy(actor.where.node, soft=False)
             self.gauges[actor.where.node] = ray.remote(Gauge).options(num_cpus=0, scheduling_strategy=here).remote()
         try:
-            found: float | None = ray.get(self.gauges[actor.where.node].megabytes.remote(actor.where.process), timeout=5)
+            found: float | None = ray.get(
+                self.gauges[actor.where.node].megabytes.remote(actor.where.process), timeout=5
+            )
         except RayError:
             return None
         return found
@@ -180,7 +183,7 @@ class RayEngine:
         attack = job.cells[0] if job.kind == "attack" else None
         names = [job.training.task.data, *([View.parse(attack.threat).other] if attack else [])]
         data = {} if self.private else {name: self._digest(name) for name in names if name}
-        code = code_of(job.training, attack and attack.attack)
+        code = code_of(job.training, attack.attack if attack else None)
         return Order(job, code, data, {name: self._sent(name) for name in job.reads})
 
     def _digest(self, name: str) -> str:
