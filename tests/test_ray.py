@@ -9,14 +9,12 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 import ray
 from ray.cluster_utils import Cluster
 
 from leakgauge.harness.core.errors import StudyError
-from leakgauge.harness.core.rng import Key, uniform
 from leakgauge.harness.study.engine import Job
 from leakgauge.harness.study.environment import code_of
 from leakgauge.harness.study.ray_engine import RayEngine
@@ -28,26 +26,44 @@ from tests.killed import STUDY, litter, start, until
 from tests.test_processes import STUCK, WAITS, finished, of, stuck
 from tests.test_run import COIN, ECHO, study
 
-SLOW = f"""
+GOOD = f"""{STUDY.replace("seeds = [0, 1]", "seeds = [0]")}
 [[attacks]]
 name = "{STUCK}"
 seconds = 1
 target = {{kind = "members", count = [10, 20, 30]}}
 """
+BAD = f"""
+[[attacks]]
+name = "{ECHO}"
+break_with = "kill"
+target = {{count = 2}}
+[[attacks]]
+name = "{STUCK}"
+seconds = 600
+megabytes = 2000
+target = {{kind = "members", count = 10}}
+[[exclude]]
+defense = "gaussian"
+attack = {{name = "{ECHO}", break_with = "kill"}}
+[[exclude]]
+defense = "gaussian"
+attack = {{name = "{STUCK}", seconds = 600}}
+"""
 
 
-def images(folder, seed):
+def census(folder, age):
     """A small data set in a folder."""
-    folder.mkdir(exist_ok=True)
-    x = uniform(Key(seed), (40, 1, 8, 8)).numpy().astype(np.float32)
-    y = np.arange(40) % 4
-    np.savez(folder / "own.npz", x_train=x[:30], y_train=y[:30], x_test=x[30:], y_test=y[30:])
+    row = "{}, Private, 1, HS-grad, 9, Never-married, Sales, Husband, White, Male, 0, 0, 40, Peru, {}\n"
+    rows = "".join(row.format(20 + n % age, ("<=50K", ">50K")[n % 2]) for n in range(40))
+    (folder / "adult").mkdir(parents=True)
+    for name in ("adult.data", "adult.test"):
+        (folder / "adult" / name).write_text(rows)
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reference")
-    assert not run_study(of(STUDY + SLOW), folder, workers=0).missing
+    assert not run_study(of(GOOD), folder, workers=0).missing
     return folder
 
 
@@ -55,7 +71,7 @@ def reference(tmp_path_factory):
 def cluster(tmp_path_factory):
     """Two nodes with one processor each, and a folder of data of their own."""
     folder = tmp_path_factory.mktemp("data")
-    images(folder, seed=1)
+    census(folder, age=30)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LEAKGAUGE_DATA", str(folder))
         made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -73,73 +89,59 @@ def family(node):
     return {process for one in started for process in (one, *one.children(recursive=True))}
 
 
-def test_a_job_that_kills_its_worker_three_times_or_breaks_a_limit_is_a_failed_cell(cluster, tmp_path):
-    attacks = [
-        {"name": ECHO, "break_with": "kill"},
-        {"name": STUCK, "seconds": 600, "megabytes": 2000},
-        {"name": COIN, "target": {"kind": "members", "count": [9, 10]}},
-    ]
-    notes = []
-
-    def listen(progress, outcome):
-        notes.extend(progress.notes)
-        progress.notes.clear()
-
-    asked = study(attacks=attacks, defenses=[{"name": "none"}])
-    engine, limits = partial(RayEngine, address=cluster.address), Limits(megabytes=1800)
-    run = run_study(asked, tmp_path, engine=engine, listen=listen, limits=limits)
-    assert [result.cell.attack.name for result in run.results.values()] == [COIN] * 2
-    said = sorted((failure.kind, failure.message) for failure in run.failures.values())
-    died = f"the worker process on {platform.node()} died (out of memory, or killed)"
-    assert [kind for kind, _ in said] == ["LimitExceeded", "WorkerDied"]
-    assert said[0][1].endswith("MB, more than the 1800 MB of --cell-memory")
-    assert said[1][1] == f"{died}; tried 3 times"
-    assert [note.partition(": the worker")[2] for note in notes] == [died.removeprefix("the worker")] * 2
+def lives(process):
+    """Whether a process does anything."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_a_node_with_other_data_ends_the_run_in_one_line(cluster, tmp_path):
-    images(tmp_path / "data", seed=2)
-    asked = study(tasks=[{"data": "npz:own.npz", "model": "linear"}], federations=[{"clients": 2, "rounds": 1}])
-    with pytest.raises(StudyError, match=r"^ray: the node \S+ has another data set 'npz:own.npz' in .*data0: every"):
+    census(tmp_path / "data", age=31)
+    asked = study(tasks=[{"data": "adult", "model": "linear"}], attacks=[{"name": COIN, "target": {"kind": "members"}}])
+    with pytest.raises(StudyError, match=r"^ray: the node \S+ has another data set 'adult' in .*: every node needs"):
         run_study(asked, tmp_path / "out", data=tmp_path / "data", engine=partial(RayEngine, address=cluster.address))
 
 
-def test_a_cluster_that_loses_a_node_in_mid_run_gives_the_bytes_of_the_serial_run(cluster, reference, tmp_path):
+def test_whatever_dies_on_a_cluster_the_other_cells_have_the_bytes_of_the_serial_run(cluster, reference, tmp_path):
     (lost,) = cluster.worker_nodes
     ended, notes = [], []
 
     def listen(progress, outcome):
         notes.extend(progress.notes)
         progress.notes.clear()
-        if outcome is not None:
-            ended.append(outcome.job.writes)
-        busy = len(progress.running) == 2 and "Stuck" in progress.running[0] + progress.running[1]
-        if busy and lost in cluster.worker_nodes:
+        ended.extend([outcome.job.writes] if outcome else [])
+        if len(progress.running) == 2 and len(ended) > 3 and lost in cluster.worker_nodes:
             for process in family(lost):
                 process.kill()
             cluster.worker_nodes.discard(lost)
 
-    run = run_study(of(STUDY + SLOW), tmp_path, engine=partial(RayEngine, address=cluster.address), listen=listen)
-    assert (run.failures, run.missing) == ({}, ())
-    assert len(notes) == 1
-    assert notes[0].startswith("done again: ")
-    assert sorted(ended) == sorted({f"{one.parent.name}/{one.name}" for one in reference.glob("[ct]*s/*/")})
+    engine, limits = partial(RayEngine, address=cluster.address), Limits(megabytes=1800)
+    run = run_study(of(GOOD + BAD), tmp_path, engine=engine, listen=listen, limits=limits)
     assert finished(tmp_path) == finished(reference)
-    assert verify(tmp_path)[1] == {}
+    assert verify(tmp_path)[0] == len(ended) == len(set(ended)) == len(list(reference.glob("[ct]*s/*/"))) + 2
     assert litter(tmp_path) == []
+    said = sorted((failure.kind, failure.message) for failure in run.failures.values())
+    died = f"the worker process on {platform.node()} died (out of memory, or killed)"
+    assert said[0][0] == "LimitExceeded"
+    assert said[0][1].endswith("MB, more than the 1800 MB of --cell-memory")
+    assert said[1:] == [("WorkerDied", f"{died}; tried 3 times")]
+    assert len(notes) in (2, 3)  # the node may die under the attack that kills
+    assert all(note.startswith("done again: ") for note in notes)
 
 
 def test_a_private_ray_ends_with_its_run_even_if_that_is_killed(tmp_path):
     process = start(tmp_path, "--engine", "ray", "--workers", 2, study=STUDY + WAITS)
     until(lambda: stuck(tmp_path) or process.poll() is not None)
-    ours = psutil.Process(process.pid).children(recursive=True)
-    assert any(one.name() == "raylet" for one in ours), process.communicate()
+    ours = {one: one.name() for one in psutil.Process(process.pid).children(recursive=True)}
+    assert "raylet" in ours.values(), process.communicate()
     process.kill()
-    gone, left = psutil.wait_procs(ours, timeout=20)
+    until(lambda: not any(lives(one) for one, name in ours.items() if "Agent" not in name), seconds=20)
+    left = [one for one in ours if lives(one)]
     for one in left:
         one.kill()
-    assert gone
-    assert not left
+    assert all("Agent" in ours[one] for one in left)  # Ray's own, which wait some time for the others
     assert finished(tmp_path / "out")
 
 
@@ -168,7 +170,7 @@ def test_a_node_with_other_code_or_versions_does_nothing():
         own = code_of(job.training)
         with pytest.raises(Unfit, match=rf"has code {own} instead of 0123$"):
             worker.perform(Order(job, "0123", {}, {}))
-        with pytest.raises(Unfit, match=r"cannot load what the job needs: .*'own.npz'"):
+        with pytest.raises(Unfit, match=r"cannot load what the job needs: no npz file: looked for own.npz"):
             worker.perform(Order(job, own, {"npz:own.npz": "0123"}, {}))
     finally:
         worker.leave()
