@@ -1,6 +1,7 @@
 """Shared by all tests: one thread, and the folder of the real data."""
 
 import gc
+import importlib.util
 import os
 from collections import Counter
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
+
+collect_ignore = [] if importlib.util.find_spec("ray") else ["test_ray.py"]
 
 torch.set_num_threads(1)
 os.environ["LEAKGAUGE_ALLOW_CODE"] = "1"  # studies of tests name doubles; without it: tests/test_strangers.py

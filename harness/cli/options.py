@@ -9,12 +9,16 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from leakgauge.harness.core.sinks import emit, say, spelled
+
+if TYPE_CHECKING:
+    from leakgauge.harness.study.engine import Open
 
 INCREASED, USAGE, NOT_COMPARABLE, INCOMPLETE, UNSOUND, BUG, INTERRUPTED, CLOSED = 1, 2, 4, 5, 7, 70, 130, 141
 """Exit codes: leakage increased; invalid study or arguments; no usable baseline; incomplete results; the doctor found
@@ -37,6 +41,10 @@ DataOption = Annotated[
 WorkersOption = Annotated[
     int | None, typer.Option(min=0, help="Worker processes; default: one per core; 0: work in this process.")
 ]
+EngineOption = Annotated[str, typer.Option(help="Where jobs run: workers, of this machine; or ray.")]
+AddressOption = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Of a Ray cluster; default: a private Ray of this machine.")
+]
 AllowCodeOption = Annotated[
     bool,
     typer.Option("--allow-code", help="Import what the study names as module:Class. Also by LEAKGAUGE_ALLOW_CODE=1."),
@@ -52,6 +60,29 @@ def refusal(code: int, *lines: str) -> typer.Exit:
     """The exit with this code; the lines are printed on standard error."""
     say(*(f"leakgauge: {line}" for line in lines), err=True)
     return typer.Exit(code)
+
+
+def engine_of(name: str, address: str | None, workers: int | None) -> Open | None:
+    """The engine of this name; None for the default one.
+
+    Raises:
+        StudyError: there is none, or it lacks what it needs.
+    """
+    from leakgauge.harness.core.errors import StudyError
+
+    if name not in ("workers", "ray"):
+        raise StudyError("engine", [f"expected workers or ray, got {name!r}"])
+    if name == "workers":
+        if address is not None:
+            raise StudyError("engine", [f"an address needs the engine ray, got --address {address} without it"])
+        return None
+    if workers == 0:
+        raise StudyError("engine", ["ray needs worker processes: expected workers >= 1, got workers=0"])
+    try:
+        from leakgauge.harness.study.ray_engine import RayEngine
+    except ImportError as error:
+        raise StudyError("engine", ["Ray is not installed: pip install 'leakgauge[ray]'"]) from error
+    return partial(RayEngine, address=address, slots=workers)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from leakgauge.harness.cli.options import engine_of
 from leakgauge.harness.core.result import Run
 from leakgauge.harness.study.study import Study, load_study
 
@@ -17,6 +18,8 @@ def run(
     *,
     data: Path | None = None,
     workers: int | None = None,
+    engine: str = "workers",
+    address: str | None = None,
     device: str = "cpu",
     progress: bool = True,
     allow_code: bool = False,
@@ -34,6 +37,8 @@ def run(
         folder: of the results; the same call resumes.
         data: folder of the data sets; default `LEAKGAUGE_DATA`, or `~/.cache/leakgauge`.
         workers: worker processes; default one per core; 0: work in this process.
+        engine: `workers` of this machine, or `ray`.
+        address: HOST:PORT of a Ray cluster; default a private Ray of this machine.
         device: where clients train, `cpu` or `cuda`.
         allow_code: whether a TOML file may name code to import, as in `module:Class`; a study that was loaded may.
         progress: show it: live in a terminal and in a notebook, else one line for each finished job.
@@ -64,6 +69,7 @@ def run(
             merge=merge,
             reuse=reuse,
             limits=Limits(cell_timeout, cell_memory),
+            engine=engine_of(engine, address, workers),
         )
     write_atomically(Path(folder) / "report.html", report(found).html.encode())
     return found

@@ -24,6 +24,8 @@ def run(
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder of the results; the same command resumes.")],
     data: cli.DataOption = None,
     workers: cli.WorkersOption = None,
+    engine: cli.EngineOption = "workers",
+    address: cli.AddressOption = None,
     device: Annotated[str, typer.Option(help="Where clients train: cpu or cuda.")] = "cpu",
     images: ImagesOption = "public",
     only: Annotated[
@@ -60,6 +62,7 @@ def run(
         if dry_run:
             _print_study(loaded, data, out)
             return
+        opened = cli.engine_of(engine, address, workers)
         with listener(loaded.name) as listen:
             heard = logged(listen, out, verbose=verbose)
             finished = run_study(
@@ -73,6 +76,7 @@ def run(
                 part=bool(only),
                 reuse=reuse,
                 limits=Limits(cell_timeout, cell_memory),
+                engine=opened,
             )
         publish(finished, out, images)
 

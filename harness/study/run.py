@@ -115,7 +115,7 @@ def run_study(
         part: keep those of this one; for some cells of a study.
         reuse: keep the results that other code made.
         limits: of one training or attack, which fails beyond them.
-        engine: where jobs run; default in worker processes, or in this process if `workers` is 0.
+        engine: opens where jobs run; default in worker processes, or in this process if `workers` is 0.
 
     Raises:
         StudyError: there is no such device, the folder has cells that would be lost, or a data set is missing, has
@@ -126,9 +126,9 @@ def run_study(
     from leakgauge.harness.data import default_root
     from leakgauge.harness.study.environment import folders
 
-    if device != "cpu" and not _has(device):
+    if device != "cpu" and engine is None and not _has(device):
         raise StudyError(study.name, [f"device: got {device!r}, expected cpu, or cuda if there is one"])
-    workers = _workers(study, workers)
+    workers = _workers(study, workers, elsewhere=engine is not None)
     open_engine = engine or (Here if workers == 0 else partial(Workers, slots=workers))
     if workers != 0 and engine is None:
         warm_up()
@@ -169,16 +169,17 @@ def _dims(study: Study, root: Path) -> dict[TaskSpec, int]:
     return {task: make_task(task, load_data(task.data, root)).layout.dim for task in tasks}
 
 
-def _workers(study: Study, workers: int | None) -> int | None:
+def _workers(study: Study, workers: int | None, *, elsewhere: bool) -> int | None:
     """The number of worker processes: none for a model or data that only this process has.
 
     Raises:
-        StudyError: another number was asked for.
+        StudyError: another number was asked for, or an engine of processes elsewhere.
     """
     named = {name for spec in study.trainings for name in (spec.task.model, records_of(spec.task.data))}
     here = {name for name in named if name.startswith("given:")}
-    if here and workers:
-        text = f"only this process has {min(here)!r}: expected workers=0, got workers={workers}"
+    if here and (workers or elsewhere):
+        got = "another engine" if elsewhere else f"workers={workers}"
+        text = f"only this process has {min(here)!r}: expected workers=0, got {got}"
         raise StudyError(study.name, [text])
     return 0 if here else workers
 

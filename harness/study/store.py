@@ -214,23 +214,22 @@ class Store:
 
     def _write(self, folder: Path, files: dict[str, bytes], seconds: float, code: str) -> None:
         """Write the files of a folder, and finish it."""
+        self.receive(folder, files | _end(folder.name, files, seconds, code))
+
+    def receive(self, folder: Path, files: Mapping[str, bytes]) -> None:
+        """Write the files of a finished folder, perhaps of another store: at last the manifest, which marks it so."""
         _remove(folder / MANIFEST)  # or a stop in between would look like damage
         for name, content in files.items():
-            write_atomically(folder / name, content)
-        self._finish(folder, files, seconds, code)
-
-    def _finish(self, folder: Path, files: dict[str, bytes], seconds: float, code: str) -> None:
-        """Write the time, and at last the manifest that marks a folder as finished."""
-        write_atomically(folder / TIMING, sealed({"id": folder.name, "seconds": round(seconds, 3)}))
+            if name != MANIFEST:
+                write_atomically(folder / name, content)
         _remove(folder / FAILURE)
-        digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-        write_atomically(folder / MANIFEST, sealed({"id": folder.name, "code": code, "files": digests}))
+        write_atomically(folder / MANIFEST, files[MANIFEST])
 
     def adopt(self, folder: Path) -> None:
         """Finish a folder from before there were manifests, with unknown code."""
         paths = [folder / _MAIN[folder.parent.name][0], *folder.glob("*.npz")]
         files = {path.name: content for path in paths if (content := load(path, bytes, {})) is not None}
-        self._finish(folder, files, self.seconds(folder) or 0.0, "")
+        self.receive(folder, _end(folder.name, files, self.seconds(folder) or 0.0, ""))
 
     def set_aside(self, path: Path, reason: str) -> None:
         """Move a file or a folder to the quarantine, with its reason."""
@@ -377,6 +376,13 @@ def load_run(folder: str | Path) -> Run:
         attacks={label: PartInfo(**part) for label, part in study["attacks"].items()},
         faults=tuple(faults),
     )
+
+
+def _end(name: str, files: Mapping[str, bytes], seconds: float, code: str) -> dict[str, bytes]:
+    """The time and the manifest of the folder `name` with these files."""
+    digests = {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
+    manifest = {"id": name, "code": code, "files": digests}
+    return {TIMING: sealed({"id": name, "seconds": round(seconds, 3)}), MANIFEST: sealed(manifest)}
 
 
 def _remove(path: Path) -> None:

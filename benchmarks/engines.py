@@ -1,0 +1,100 @@
+"""The cost of an engine: 48 cells of one second of processor time each, in worker processes and on Ray, in turns.
+
+    python benchmarks/engines.py [--turns 3] [--cells 48] [--workers 2]
+
+Each run has a folder of its own. "All" is everything from the call to the table, with imports in the workers; "jobs"
+is from the start of the first attack. Bar: Ray takes at most 1.10 times the supervisor. Needs `leakgauge[ray]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import ClassVar
+
+from leakgauge.harness.core.contract import Attack, Membership, Observation
+from leakgauge.harness.core.rng import Key, normal
+from leakgauge.harness.study.engine import Open, Outcome
+from leakgauge.harness.study.run import run_study
+from leakgauge.harness.study.schedule import Progress
+from leakgauge.harness.study.study import Study, resolve
+
+
+@dataclass(frozen=True)
+class Burn(Attack):
+    """Random membership scores after so many seconds of processor time."""
+
+    kind: ClassVar[str] = "membership"
+    seconds: float = 1.0
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The records in question."""
+        return frozenset({"candidates"})
+
+    def run(self, seen: Observation, key: Key) -> Membership:
+        """Use the processor, then guess."""
+        end = time.process_time() + self.seconds
+        while time.process_time() < end:
+            pass
+        return Membership(normal(key, (len(seen.candidates.y),)))
+
+
+def grid(cells: int) -> Study:
+    """A small training, and so many cells on it."""
+    table = {
+        "name": "grid",
+        "tasks": [{"data": "digits", "model": "linear"}],
+        "federations": [{"clients": 2, "rounds": 1, "samples": 400, "test_samples": 50, "local_steps": 1}],
+        "defenses": [{"name": "none"}],
+        "attacks": [{"name": "engines:Burn", "target": {"kind": "members", "count": [2 + n for n in range(cells)]}}],
+    }
+    return resolve(table, allow_code=True)
+
+
+def timed(study: Study, workers: int, engine: Open | None) -> tuple[float, float]:
+    """Seconds of a run, and of its attacks."""
+    first: list[float] = []
+
+    def listen(progress: Progress, outcome: Outcome | None) -> None:
+        if progress.running and not progress.running[0].startswith("training") and not first:
+            first.append(time.perf_counter())
+
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        run = run_study(study, Path(folder) / "out", workers=workers, engine=engine, listen=listen)
+        end = time.perf_counter()
+    assert len(run.results) == len(study.cells), run.failures
+    return end - start, end - first[0]
+
+
+def main() -> None:
+    """Print the seconds of each turn, and the ratios."""
+    from leakgauge.harness.study.ray_engine import RayEngine
+
+    parser = argparse.ArgumentParser()
+    for name, default in {"turns": 3, "cells": 48, "workers": 2}.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    asked = parser.parse_args()
+    study, ray = grid(asked.cells), partial(RayEngine, slots=asked.workers)
+    ratios: list[tuple[float, float]] = []
+    for turn in range(asked.turns):
+        ours, theirs = (timed(study, asked.workers, engine) for engine in (None, ray))
+        ratios.append((theirs[0] / ours[0], theirs[1] / ours[1]))
+        texts = [
+            f"{name} {all_:.1f} s (jobs {jobs:.1f})" for name, (all_, jobs) in {"workers": ours, "Ray": theirs}.items()
+        ]
+        print(f"turn {turn + 1}: {', '.join(texts)}; ratio {ratios[-1][0]:.3f} (jobs {ratios[-1][1]:.3f})", flush=True)
+    both = [f"{median(part):.3f} ({min(part):.3f} to {max(part):.3f})" for part in zip(*ratios, strict=True)]
+    print(f"Ray to workers, {asked.cells} cells, {asked.workers} workers: all {both[0]}, jobs {both[1]}")
+
+
+if __name__ == "__main__":
+    sys.modules["engines"] = sys.modules["__main__"]
+    main()

@@ -1,0 +1,288 @@
+"""The engine on Ray: workers on the nodes of a cluster, or in a private Ray of this machine. Needs `leakgauge[ray]`.
+
+A worker is an actor with one processor, and with one GPU if clients train there. It keeps what the jobs of its slot
+have in common, works in a folder of its own, and sends finished folders back: this process alone writes to the store.
+Ray itself repeats nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from leakgauge.harness.core.errors import StudyError
+from leakgauge.harness.core.threats import View
+from leakgauge.harness.study.engine import Died, Ended, Event, Job, Place, Started
+from leakgauge.harness.study.environment import code_of
+from leakgauge.harness.study.ray_worker import Answer, Gauge, Home, Order, Unfit, Where, Worker, versions
+from leakgauge.harness.study.store import MANIFEST, Store
+from leakgauge.harness.study.workers import cores
+
+_LOOK = 2.0
+"""Seconds between two looks at the size of the cluster."""
+
+_SENT = 8
+"""Folders of the store in the cluster's memory, besides those that a running job needs."""
+
+_TRIES = 3
+"""Workers in a row that may die before they are ready."""
+
+
+def _unusable(problem: object) -> StudyError:
+    """The error, in one line, if there is no such cluster or a node cannot do the jobs."""
+    return StudyError("ray", [" ".join(str(problem).split())])
+
+
+@dataclass(eq=False)
+class _Actor:
+    """A worker.
+
+    Attributes:
+        handle: Ray's.
+        pending: what it does now: it gets ready, or it does a job; None: it is idle.
+        where: None before it is ready.
+        slot: whose job it does.
+    """
+
+    handle: Any
+    pending: Any
+    where: Where | None = None
+    slot: int | None = None
+
+
+class RayEngine:
+    """Runs jobs on Ray.
+
+    Args:
+        address: HOST:PORT of a cluster of which this machine is a node; None: a private Ray of this machine.
+        slots: workers at most; default one for each processor, or for each GPU if clients train there.
+
+    Raises:
+        StudyError: there is no such cluster, or it cannot be used.
+    """
+
+    def __init__(self, place: Place, address: str | None = None, slots: int | None = None) -> None:
+        self.place, self.store, self.private, self.asked = place, Store(place.folder), address is None, slots
+        self.is_ours = not ray.is_initialized()  # else it is the caller's
+        if self.is_ours:
+            _connect(address, slots)
+        gpus = 1 if place.device.startswith("cuda") else 0
+        self.unit = "GPU" if gpus else "CPU"
+        self.hire = ray.remote(Worker).options(num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0).remote
+        self.home = Home(place.root.absolute(), self.private, place.device, tuple(sys.path), os.getcwd(), versions())
+        self.actors: list[_Actor] = []
+        self.last: dict[int, _Actor] = {}  # the worker that did a slot's last job
+        self.parked: dict[int, Job] = {}  # jobs without a worker yet
+        self.jobs: dict[int, Job] = {}
+        self.events: list[Event] = []
+        self.sent: dict[str, tuple[int, Any]] = {}
+        self.digests: dict[str, str] = {}
+        self.gauges: dict[str, Any] = {}
+        self.deaths, self.size, self.looked = 0, 0, -_LOOK
+        self._staff()
+        if not self.size:
+            self.close()
+            raise _unusable(f"the cluster at {address} has no {self.unit}: give --workers if nodes will join it")
+
+    @property
+    def slots(self) -> int:
+        """Workers that the cluster has room for; a job that has none yet waits for one."""
+        return max(1, self.size)
+
+    def start(self, slot: int, job: Job) -> None:
+        """Give the job to the slot's last worker, or to any that is idle."""
+        self.parked[slot] = job
+        self._dispatch()
+
+    def wait(self, seconds: float) -> list[Event]:
+        """What happened.
+
+        Raises:
+            StudyError: a node cannot do the jobs as this machine does.
+            StoreError: what a job wrote cannot be stored.
+        """
+        self._staff()
+        pending = {actor.pending: actor for actor in self.actors if actor.pending is not None}
+        if pending:
+            for reference in ray.wait(list(pending), timeout=0 if self.events else seconds)[0]:
+                self._settle(pending[reference])
+        elif not self.events:
+            time.sleep(seconds)
+        self._dispatch()
+        events, self.events = self.events, []
+        return events
+
+    def megabytes(self, slot: int) -> float | None:
+        """Resident memory of a worker, which a process of its node tells."""
+        actor = self.last.get(slot)
+        if actor is None or actor.where is None or actor.slot != slot:
+            return None
+        if actor.where.node not in self.gauges:
+            here = NodeAffinitySchedulingStrategy(actor.where.node, soft=False)
+            self.gauges[actor.where.node] = ray.remote(Gauge).options(num_cpus=0, scheduling_strategy=here).remote()
+        try:
+            found: float | None = ray.get(
+                self.gauges[actor.where.node].megabytes.remote(actor.where.process), timeout=5
+            )
+        except RayError:
+            return None
+        return found
+
+    def kill(self, slot: int) -> None:
+        """End the slot's worker."""
+        self.jobs.pop(slot, None)
+        if self.parked.pop(slot, None) is None:
+            self._dismiss(self.last[slot])
+
+    def close(self) -> None:
+        """End all workers, and Ray with them if it is private."""
+        idle = [actor for actor in self.actors if actor.pending is None]
+        with suppress(RayError):
+            ray.get([actor.handle.leave.remote() for actor in idle], timeout=5)
+        for one in [actor.handle for actor in self.actors] + list(self.gauges.values()):
+            with suppress(RayError):
+                ray.kill(one)
+        if self.is_ours:
+            ray.shutdown()
+
+    def _staff(self) -> None:
+        """Hire workers for the room that the cluster has."""
+        if time.monotonic() - self.looked >= _LOOK:
+            self.looked = time.monotonic()
+            self.size = int(ray.cluster_resources().get(self.unit, 0)) if self.asked is None else self.asked
+        while len(self.actors) < self.slots:
+            handle = self.hire(self.home)
+            self.actors.append(_Actor(handle, handle.ready.remote()))
+
+    def _dispatch(self) -> None:
+        """Give the jobs that wait to idle workers."""
+        for slot, job in list(self.parked.items()):
+            idle = [actor for actor in self.actors if actor.pending is None]
+            if not idle:
+                return
+            taken = {id(actor) for other, actor in self.last.items() if other != slot}
+            actor = min(idle, key=lambda one: (one is not self.last.get(slot), id(one) in taken))
+            self.last = {other: one for other, one in self.last.items() if one is not actor} | {slot: actor}
+            self.jobs[slot] = self.parked.pop(slot)
+            actor.slot, actor.pending = slot, actor.handle.perform.remote(self._order(job))
+            self.events.append(Started(slot))
+
+    def _order(self, job: Job) -> Order:
+        """A job with what it needs."""
+        attack = job.cells[0] if job.kind == "attack" else None
+        names = [job.training.task.data, *([View.parse(attack.threat).other] if attack else [])]
+        data = {} if self.private else {name: self._digest(name) for name in names if name}
+        code = code_of(job.training, attack.attack if attack else None)
+        return Order(job, code, data, {name: self._sent(name) for name in job.reads})
+
+    def _digest(self, name: str) -> str:
+        """The digest of a data set of this machine."""
+        from leakgauge.harness.study.jobs import load_data
+
+        if name not in self.digests:
+            self.digests[name] = load_data(name, self.place.root).digest
+        return self.digests[name]
+
+    def _sent(self, name: str) -> Any:
+        """A reference to the files of a folder of the store, which are put into the cluster's memory once."""
+        folder = self.store.folder / name
+        written = (folder / MANIFEST).stat().st_mtime_ns
+        known, reference = self.sent.pop(name, (0, None))
+        if known != written:
+            reference = ray.put({path.name: path.read_bytes() for path in folder.iterdir()})
+        self.sent[name] = written, reference
+        if len(self.sent) > _SENT:
+            del self.sent[next(iter(self.sent))]
+        return reference
+
+    def _settle(self, actor: _Actor) -> None:
+        """Note what a worker has done, or that it died."""
+        try:
+            found: Where | Answer = ray.get(actor.pending)
+        except RayError as error:
+            self._lost(actor, error)
+            return
+        actor.pending, slot = None, actor.slot
+        if isinstance(found, Where):
+            actor.where, self.deaths = found, 0
+            return
+        assert slot is not None
+        actor.slot = None
+        if found.files:
+            self.store.receive(self.store.folder / self.jobs[slot].writes, found.files)
+        del self.jobs[slot]
+        self.events.append(Ended(slot, found.outcome))
+
+    def _lost(self, actor: _Actor, error: RayError) -> None:
+        """Note that a worker died.
+
+        Raises:
+            StudyError: its node cannot do the jobs.
+        """
+        slot, host = actor.slot, actor.where.host if actor.where else "a node"
+        cause = error.cause if isinstance(error, RayTaskError) else None
+        if isinstance(cause, Unfit):
+            raise _unusable(f"{cause}: every node needs the same leakgauge and Python, packages and data") from error
+        self._dismiss(actor)
+        if slot is None:
+            self.deaths += 1
+            if self.deaths == _TRIES:
+                raise _unusable(f"no worker gets ready: {str(error).splitlines()[-1]}") from error
+            return
+        del self.jobs[slot]
+        how = "its node died" if "node has died" in str(error) else "out of memory, or killed"
+        self.events.append(Died(slot, f"the worker process on {host} died ({how})"))
+
+    def _dismiss(self, actor: _Actor) -> None:
+        """End a worker."""
+        with suppress(RayError):
+            ray.kill(actor.handle)
+        self.actors.remove(actor)
+        self.last = {slot: one for slot, one in self.last.items() if one is not actor}
+
+
+def _connect(address: str | None, slots: int | None) -> None:
+    """Join the cluster at an address, or start a private one.
+
+    Raises:
+        StudyError: there is none, or it cannot be used.
+    """
+    for name, value in {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}.items():
+        os.environ.setdefault(name, value)
+    words: dict[str, Any] = {"address": address or "local", "log_to_driver": False, "logging_level": "ERROR"}
+    if address is None:
+        words |= {"num_cpus": slots or cores(), "include_dashboard": False}
+    else:
+        _knock(address)
+    main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(**words)
+    except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
+        raise _unusable(f"the cluster at {address} cannot be used: {error}" if address else error) from error
+    finally:
+        if main_thread:
+            signal.signal(signal.SIGTERM, before)  # Ray's own would exit
+
+
+def _knock(address: str) -> None:
+    """Raise StudyError if nobody listens at HOST:PORT, which Ray would wait for."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal()) or "/" in host:
+        raise _unusable(f"expected --address HOST:PORT, got {address!r}")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        start = "start one there with 'ray start --head --port=6379'"
+        raise _unusable(f"no cluster at {address} ({error.strerror or error}): {start}") from error

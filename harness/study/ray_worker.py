@@ -1,0 +1,195 @@
+"""What runs on the nodes of a Ray cluster: jobs in a store of their own, whose finished folders go back as bytes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import ray
+
+from leakgauge.harness.core.threads import one_thread
+from leakgauge.harness.study.engine import Job, Outcome, Place, perform
+
+_KEPT = 2
+"""Trainings on the disk of a worker: those that it holds in memory too (`jobs.stored_scene`)."""
+
+
+class Unfit(Exception):
+    """A node would not give the bytes that the driver would; one line."""
+
+
+class Home(NamedTuple):
+    """What workers take over from the driver.
+
+    Attributes:
+        root: the folder of the data.
+        private: whether all nodes are this machine; else a LEAKGAUGE_DATA of a node goes before `root`.
+        paths: where modules are found.
+        cwd: the working folder, from which relative names count.
+        versions: of Python and of packages, as a result states them.
+    """
+
+    root: Path
+    private: bool
+    device: str
+    paths: tuple[str, ...]
+    cwd: str
+    versions: dict[str, str]
+
+
+class Where(NamedTuple):
+    """A worker: its host, its process there, and Ray's name of the node."""
+
+    host: str
+    process: int
+    node: str
+
+
+class Order(NamedTuple):
+    """A job, and what it needs.
+
+    Attributes:
+        code: the digest of the code that should do it.
+        data: the digest of each data set that it reads.
+        reads: the folders of the store that it reads, each with a reference to its files.
+    """
+
+    job: Job
+    code: str
+    data: Mapping[str, str]
+    reads: Mapping[str, Any]
+
+
+class Answer(NamedTuple):
+    """How a job ended, and the files of the folder that it wrote, by name; none if it failed."""
+
+    outcome: Outcome
+    files: dict[str, bytes]
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python and of packages, as a result states them."""
+    from leakgauge.harness.study.environment import environment
+
+    return {"Python": environment().python, **environment().packages}
+
+
+class Worker:
+    """A process of a node, which does one job at a time."""
+
+    def __init__(self, home: Home) -> None:
+        sys.path += [path for path in home.paths if path not in sys.path]
+        with suppress(OSError):
+            os.chdir(home.cwd)
+        self.folder, self.lock = _scratch()
+        own = "" if home.private else os.environ.get("LEAKGAUGE_DATA", "")
+        self.place = Place(self.folder, Path(own or home.root), home.device)
+        self.home = home
+        self.has: dict[str, Any] = {}  # the folders of the store that are here
+        self.checked: set[tuple[str, str]] = set()
+
+    def ready(self) -> Where:
+        """Where it is, after the imports of jobs.
+
+        Raises:
+            Unfit: Python or a package are not the driver's.
+        """
+        import leakgauge.harness.study.jobs  # noqa: F401
+
+        own, asked = versions(), self.home.versions
+        others = [f"{name} {own.get(name)} instead of {asked[name]}" for name in asked if own.get(name) != asked[name]]
+        if others:
+            raise self._unfit(f"has {', '.join(others)}")
+        return Where(platform.node(), os.getpid(), ray.get_runtime_context().get_node_id())
+
+    def perform(self, order: Order) -> Answer:
+        """Do a job, on one thread.
+
+        Raises:
+            Unfit: code or data of this node are not the driver's.
+        """
+        self._check(order)
+        for name, reference in order.reads.items():
+            self._fetch(name, reference)
+        with one_thread():
+            outcome = perform(order.job, self.place)
+        written = self.folder / order.job.writes
+        files = {} if outcome.error else {path.name: path.read_bytes() for path in written.iterdir()}
+        self._drop(order.job.writes)
+        return Answer(outcome, files)
+
+    def leave(self) -> None:
+        """Remove the folder of this worker."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _check(self, order: Order) -> None:
+        """Raise `Unfit` if code or data of this node are not the driver's."""
+        from leakgauge.harness.study.environment import code_of
+        from leakgauge.harness.study.jobs import load_data
+
+        job = order.job
+        try:
+            own = code_of(job.training, job.cells[0].attack if job.kind == "attack" else None)
+            if own != order.code:
+                raise self._unfit(f"has code {own} instead of {order.code}")
+            for name, digest in order.data.items():
+                if (name, digest) not in self.checked and load_data(name, self.place.root).digest != digest:
+                    raise self._unfit(f"has another data set {name!r} in {self.place.root}")
+                self.checked.add((name, digest))
+        except (LookupError, ValueError, OSError) as error:
+            raise self._unfit(f"cannot load what the job needs: {error}") from error
+
+    def _unfit(self, problem: str) -> Unfit:
+        """The error, which names the node."""
+        return Unfit(f"the node {platform.node()} {problem}")
+
+    def _fetch(self, name: str, reference: Any) -> None:
+        """Have a folder of the store here."""
+        if self.has.get(name) == reference:
+            return
+        self._drop(name)
+        (self.folder / name).mkdir(parents=True)
+        for file, content in ray.get(reference).items():
+            (self.folder / name / file).write_bytes(content)
+        self.has[name] = reference
+        while len(self.has) > _KEPT:
+            self._drop(next(iter(self.has)))
+
+    def _drop(self, name: str) -> None:
+        """Remove a folder of the store from here."""
+        self.has.pop(name, None)
+        shutil.rmtree(self.folder / name, ignore_errors=True)
+
+
+class Gauge:
+    """A process of a node that tells how much memory the others use."""
+
+    def megabytes(self, process: int) -> float | None:
+        """Resident memory of a process; None if it has ended."""
+        try:
+            return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+        except (OSError, IndexError):
+            return None
+
+
+def _scratch() -> tuple[Path, TextIO]:
+    """A new folder for this process, and its lock. Removes the folders of processes that were killed."""
+    top, prefix = Path(tempfile.gettempdir()), f"leakgauge-ray-{os.getuid()}-"
+    with (top / f"{prefix}lock").open("w") as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        for left in top.glob(f"{prefix}*/lock"):
+            with suppress(OSError), left.open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left.parent, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=prefix))
+        lock = (folder / "lock").open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return folder, lock
