@@ -181,8 +181,8 @@ class _Groups:
         """For each block, where its part of each context lies among the grouped symbols."""
         ends = self._counts.T.cumsum().reshape(self._counts.T.shape).T
         for end, count in zip(ends, self._counts, strict=True):
-            live = count > 0
-            yield [slice(last - size, last) for last, size in zip(end[live].tolist(), count[live].tolist(), strict=True)]
+            pairs = zip(end.tolist(), count.tolist(), strict=True)
+            yield [slice(last - size, last) for last, size in pairs if size]
 
 
 def _ones_in(sizes: Ints, at: Ints) -> Ints:
