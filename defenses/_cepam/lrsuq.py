@@ -139,4 +139,5 @@ def _rejected(scaled: Floats, dither: Floats) -> Integers:
     shifted = scaled - dither
     shifted -= _nearest(shifted)
     shifted *= shifted
-    return (shifted.sum(axis=0) > 0.25).nonzero()[0]
+    places: Integers = (shifted.sum(axis=0) > 0.25).nonzero()[0]
+    return places
