@@ -9,6 +9,7 @@ import torch
 from scipy import stats
 from scipy.special import ndtr
 
+from leakgauge.defenses._cepam import lrsuq
 from leakgauge.defenses._cepam import wire as _cepam_wire
 from leakgauge.defenses._cepam.lrsuq import encode, gaussian_radii, place
 from leakgauge.defenses._cepam.wire import attempt_contexts, cell_contexts, dithers, pack, unpack
@@ -46,6 +47,8 @@ def test_the_cuts_of_the_work_change_nothing(n, monkeypatch):
     x, radii = quantized(n, 1000, 0.1)
     wire, y = pack(x, radii, 1.0, Key(3)), unpack(pack(x, radii, 1.0, Key(3)), radii, 1.0, Key(3), n)
     monkeypatch.setattr(_cepam_wire, "_BLOCK", 77)
+    monkeypatch.setattr(_cepam_wire, "_WIDE_BLOCK", 400)
+    monkeypatch.setattr(lrsuq, "_BLOCK", 30)
     assert pack(x, radii, 1.0, Key(3)) == wire
     assert np.array_equal(unpack(wire, radii, 1.0, Key(3), n), y)
     monkeypatch.setattr(_cepam_wire, "_MANY", 1)

@@ -191,9 +191,20 @@ def test_edge_cases_come_back(values):
     for contexts in (1, 3, 300, 70_000):
         kept, context = values.copy(), np.arange(values.size) * 7919 % contexts
         back = golomb.decode_integers(golomb.encode_integers(values, context), context)
-        assert back.dtype == np.int64
+        assert back.dtype == (np.int8 if np.abs(kept).max(initial=0) < 16 else np.int64)
         assert np.array_equal(back, kept)
         assert np.array_equal(values, kept)
+
+
+@pytest.mark.parametrize("laws", [[0.9, 0.05, 0.05], [0.3, 0.4, 0.3]], ids=["one context prevails", "none does"])
+def test_blocks_change_nothing(laws, monkeypatch):
+    values = integers(ROOT.child("blocks"), 1000, 7) - 3
+    context = np.searchsorted(np.cumsum(laws), uniform(ROOT.child("blocks", "of"), (1000,)).numpy()) * 3
+    wire = golomb.encode_integers(values, context)
+    for block in (1, 77, 250, 999):  # a last block of each kind: whole, partial, of one symbol
+        monkeypatch.setattr(golomb, "_BLOCK", block)
+        assert golomb.encode_integers(values, context) == wire
+        assert np.array_equal(golomb.decode_integers(wire, context), values)
 
 
 @given(st.lists(st.tuples(st.sampled_from([-1, 0, 1, 1, 40, -5000]), st.integers(0, 3)), max_size=60))

@@ -5,6 +5,7 @@ import pytest
 import torch
 from scipy.linalg import hadamard
 
+from leakgauge.defenses._wire import hadamard as _hadamard
 from leakgauge.defenses._wire.hadamard import fast_walsh_hadamard
 from leakgauge.harness.core.rng import Key, integers, normal
 
@@ -57,6 +58,20 @@ def test_every_row_is_transformed_by_itself(shape):
     assert got.dtype == x.dtype
     rows = [fast_walsh_hadamard(row) for row in x.reshape(-1, shape[-1])] if x.numel() else []
     assert torch.equal(got.reshape(-1, shape[-1]), torch.stack(rows) if rows else got.reshape(-1, shape[-1]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(2**9,), (3, 2**10), (0, 2**9), (2, 2, 2**11)])
+@pytest.mark.parametrize("chunk", [1, 2**6, 2**20])
+def test_two_passes_over_memory_give_the_same(shape, chunk, dtype, monkeypatch):
+    x = whole(*shape, dtype=dtype)
+    expected, before = fast_walsh_hadamard(x), x.clone()
+    monkeypatch.setattr(_hadamard, "_LARGE", 2**8)
+    monkeypatch.setattr(_hadamard, "_CHUNK", chunk)
+    found = fast_walsh_hadamard(x)
+    assert torch.equal(found, expected)
+    found.fill_(3.0)
+    assert torch.equal(x, before)
 
 
 @pytest.mark.parametrize("n", [1, 4, 2**9])

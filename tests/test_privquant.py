@@ -177,15 +177,17 @@ def test_the_number_of_matches_is_the_inverse_of_its_exact_law(d, levels, tau):
             assert pq._matches(k < tau, log_chance + 1e-10) == (k + 1 if k < tau else k - 1)
 
 
-def test_matches_lie_anywhere_and_the_other_coordinates_are_uniform_over_the_other_levels():
-    # one message of 2^17 coordinates, 120,000 of them without a match. Alpha 1e-6; the twins move 6 % of one of fifteen
-    # levels to the next (chi-square 58 on 14 degrees of freedom), and 12 % of the matches to every other of 64 blocks
+@pytest.mark.parametrize("large", [rng.LARGE, 2**10], ids=["by a permutation", "by a subset"])
+def test_matches_lie_anywhere_and_the_other_coordinates_are_uniform_over_the_other_levels(large, monkeypatch):
+    # one message of 2^17 coordinates, 120,000 of them without a match. Alpha 1e-6; the twins move 9 % of one of fifteen
+    # levels to the next (chi-square 130 on 14 degrees of freedom), and 12 % of the matches to every other of 64 blocks
+    monkeypatch.setattr(rng, "LARGE", large)
     pq, u = choose(2**17, 16, 400.0), torch.from_numpy(rng.integers(Key(4), 2**17, 16))
     sent = pq.privatize(u, Key(5))
     shift = np.bincount((sent - u).remainder(16), minlength=16)
     blocks = (sent == u).reshape(64, -1).sum(1).numpy()
     assert shift[0] == blocks.sum() >= pq.tau
-    moved, tilted = shift[1:] + np.array([-480, 480] + [0] * 13), blocks * np.tile([1.12, 0.88], 32)
+    moved, tilted = shift[1:] + np.array([-720, 720] + [0] * 13), blocks * np.tile([1.12, 0.88], 32)
     for counted, twin in [(shift[1:], moved), (blocks, tilted)]:
         assert stats.chisquare(counted).pvalue > ALPHA
         assert stats.chisquare(twin).pvalue < ALPHA
@@ -213,6 +215,15 @@ def test_at_epsilon_400_one_bit_is_the_identity_and_the_lesser_branch_is_known()
     assert 1 / (1 + math.exp(-pq.logit)) == 1.0
     assert pq.log_rest == pytest.approx(-pq.logit, rel=1e-15)
     assert math.exp(choose(8192, 16, 2000.0).log_rest) == pytest.approx(1.4e-87, abs=0.05e-87)
+
+
+def test_the_cuts_of_the_work_change_nothing(monkeypatch):
+    pq, x = choose(512, 16, 400.0), rng.normal(Key(1), (512,))
+    levels = round_levels(x, 1.0, 16, Key(2))
+    sent = pq.privatize(levels, Key(3))
+    monkeypatch.setattr(_privquant, "_BLOCK", 77)
+    assert torch.equal(round_levels(x, 1.0, 16, Key(2)), levels)
+    assert torch.equal(pq.privatize(levels, Key(3)), sent)
 
 
 def test_the_key_decides_and_the_input_is_not_modified():

@@ -58,6 +58,36 @@ def test_permutations_are_independent_and_a_subset_is_sorted_without_repeats():
         rng.subset(Key(0), 4, 5)
 
 
+def test_a_large_subset_is_drawn_block_by_block_with_the_law_of_one_draw(monkeypatch):
+    # 24 of 48 in three blocks. Alpha 1e-6: counts of a block are hypergeometric; the twin, of independent elements, has
+    # 1.5 times their variance. Each element is in half of the subsets; the twin's in 0.6, 11 standard errors off
+    monkeypatch.setattr(rng, "LARGE", 40)
+    monkeypatch.setattr(rng, "_BLOCK", 16)
+    draws = 3000
+    subsets = np.stack([rng.subset(Key(3).child(i), 48, 24) for i in range(draws)])
+    assert (np.diff(subsets) > 0).all()
+    inside = np.bincount(subsets.ravel(), minlength=48)
+    assert np.abs(stats.norm.isf(ALPHA / 96)) > np.abs(2 * inside - draws).max() / draws**0.5
+    assert abs(2 * 0.6 * draws - draws) / draws**0.5 > stats.norm.isf(ALPHA / 96)
+    cells = [0, 6, 7, 8, 9, 10, 11]  # the first of each group of counts
+    one, twin = (law.pmf(np.arange(17)) for law in (stats.hypergeom(48, 16, 24), stats.binom(16, 0.5)))
+    for block in range(3):
+        seen = np.bincount((subsets // 16 == block).sum(1), minlength=17)
+        found, right, wrong = (np.add.reduceat(counts, cells) for counts in (seen, draws * one, draws * twin))
+        assert stats.chisquare(found, right).pvalue > ALPHA
+        assert stats.chisquare(found, wrong).pvalue < ALPHA
+    # few of many are as before, and a last block may be partial
+    assert np.array_equal(rng.subset(Key(3), 5000, 40), np.sort(rng._generator(Key(3)).choice(5000, 40, replace=False)))
+    assert len(set(rng.subset(Key(3), 50, 49).tolist())) == 49
+
+
+@pytest.mark.parametrize("parameter", [0.5, 1.0, 1.5, 2.0, 2.5])
+def test_the_cuts_of_gamma_draws_change_nothing(parameter, monkeypatch):
+    drawn = rng.gamma(Key(6), parameter, (10, 100))
+    monkeypatch.setattr(rng, "_BLOCK", 77)
+    assert torch.equal(rng.gamma(Key(6), parameter, (10, 100)), drawn)
+
+
 LAWS = [
     (rng.normal, stats.norm.cdf),
     (rng.laplace, stats.laplace.cdf),

@@ -81,15 +81,19 @@ def encode(x: Floats, radii: Floats, dithers: Dithers) -> Encoded:
     """
     count, n = x.shape
     attempts, cells, dither = np.ones(count, np.int64), np.empty((n, count)), np.empty((n, count))
-    rows, scaled, attempt = np.arange(count, dtype=np.int64), np.empty((n, 0)), 1
+    for here in blocks(count, _BLOCK):
+        dither[:, here] = dithers(1, np.arange(here.start, here.stop), n).T
+    # where n = 1, every dither is accepted
+    rows, scaled, attempt = np.arange(count if n > 1 else 0, dtype=np.int64), np.empty((n, 0)), 1
     while rows.size:
         further = []
         for here in blocks(rows.size, _BLOCK):
-            these: slice | Integers = here if attempt == 1 else rows[here]
-            given = _in_cells(x[here], radii[here]) if attempt == 1 else scaled[:, here]
-            drawn = dithers(attempt, rows[here], n).T
-            for into, column in zip(dither, drawn, strict=True):  # also where rejected: a later attempt writes over it
-                into[these] = column
+            if attempt == 1:
+                given, drawn = _in_cells(x[here], radii[here]), dither[:, here]
+            else:
+                given, drawn = scaled[:, here], dithers(attempt, rows[here], n).T
+                for into, column in zip(dither, drawn, strict=True):  # rejected ones are written over later
+                    into[rows[here]] = column
             outside = _rejected(given, drawn)
             further.append((rows[here].take(outside), given.take(outside, axis=1)))
         rows, scaled, attempt = *(np.concatenate(parts, -1) for parts in zip(*further, strict=True)), attempt + 1
@@ -131,10 +135,9 @@ def _nearest(shifted: Floats) -> Floats:
 
 
 def _rejected(scaled: Floats, dither: Floats) -> Integers:
-    """The places of the sub-vectors [n, K] whose nearest cell with this dither is too far; none where n = 1."""
-    if len(scaled) == 1:
-        return np.empty(0, np.int64)
+    """The places of the sub-vectors [n, K] whose nearest cell with this dither is too far."""
     shifted = scaled - dither
     shifted -= _nearest(shifted)
     shifted *= shifted
-    return (shifted.sum(axis=0) > 0.25).nonzero()[0]
+    places: Integers = (shifted.sum(axis=0) > 0.25).nonzero()[0]
+    return places

@@ -110,8 +110,8 @@ def unpack(wire: bytes, radii: Floats, spread: float, key: Key, n: int) -> Float
     folded = _with_far(cells, beyond, contexts.reshape(-1)).reshape(-1, n)
     for here in blocks(len(radii), _BLOCK):
         # over the dithers: new memory takes longer than the arithmetic
-        cells = np.array(folded[here], np.float64, order="F")
-        dither[here] = place(_folded(cells, dither[here]), radii[here], dither[here])
+        exact = np.array(folded[here], np.float64, order="F")
+        dither[here] = place(_folded(exact, dither[here]), radii[here], dither[here])
     return dither
 
 

@@ -20,7 +20,7 @@ distributed integer alphabets" (the parameter); Peres 1992, "Iterating von Neuma
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ from leakgauge.harness.core.codec import BitReader, Bits, BitWriter, Integers, g
 from leakgauge.harness.core.errors import MessageError
 
 Ints = npt.NDArray[np.int64]
-A = TypeVar("A", Bits, Integers)
+Symbols = npt.NDArray[Any]
 
 _LINEAR = 16
 """Number of buckets with one cell. The next bucket has 2 cells, and each later one twice as many as the one before."""
@@ -181,8 +181,8 @@ class _Groups:
         """For each block, where its part of each context lies among the grouped symbols."""
         ends = self._counts.T.cumsum().reshape(self._counts.T.shape).T
         for end, count in zip(ends, self._counts, strict=True):
-            live = count > 0
-            yield [slice(last - size, last) for last, size in zip(end[live].tolist(), count[live].tolist(), strict=True)]
+            pairs = zip(end.tolist(), count.tolist(), strict=True)
+            yield [slice(last - size, last) for last, size in pairs if size]
 
 
 def _ones_in(sizes: Ints, at: Ints) -> Ints:
@@ -198,12 +198,12 @@ def _segments(mask: Bits, sizes: Ints) -> list[slice]:
     return [slice(start, end) for start, end in zip((ends - sizes)[mask].tolist(), ends[mask].tolist(), strict=True)]
 
 
-def _joined(bits: A, segments: list[slice]) -> A:
+def _joined(bits: Symbols, segments: list[slice]) -> Symbols:
     """The bits of these segments, one after the other."""
     return np.concatenate([bits[segment] for segment in segments]) if segments else bits[:0]
 
 
-def _put_back(bits: A, segments: list[slice], joined: A) -> None:
+def _put_back(bits: Symbols, segments: list[slice], joined: Symbols) -> None:
     """Undo `_joined`, into the bits."""
     at = 0
     for segment in segments:

@@ -52,11 +52,13 @@ def fast_walsh_hadamard(x: Tensor) -> Tensor:
     # numpy asks for large pages of memory
     y = torch.from_numpy(np.empty(x.shape, x.numpy().dtype))
     for before, after in zip(x.reshape(-1, n // width, width), y.view(-1, n // width, width), strict=True):
-        for start in range(0, n // width, _CHUNK // width):
-            here = slice(start, start + _CHUNK // width)
+        several = max(1, _CHUNK // width)
+        for start in range(0, n // width, several):
+            here = slice(start, start + several)
             after[here] = _applied(before[here], low)
-        for start in range(0, width, _CHUNK * width // n):
-            columns = after[:, start : start + _CHUNK * width // n].T
+        several = max(1, _CHUNK * width // n)
+        for start in range(0, width, several):
+            columns = after[:, start : start + several].T
             columns.copy_(_applied(columns.contiguous(), factors[len(low) :]))
     return y
 
