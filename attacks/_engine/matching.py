@@ -177,9 +177,9 @@ class Evaluator:
         """One chunk, without a graph, except the misfit's."""
         x, y = self._batch(candidates.detach(), instances)
         gradients, trace = kernel.trace(x, y)
-        if not torch.is_grad_enabled():
-            return Evaluation(self.misfit(gradients, instances), torch.zeros_like(candidates))
         value, slopes, factor = _sloped(self.misfit, gradients, instances)
+        if not torch.is_grad_enabled():
+            return Evaluation(value, torch.zeros_like(candidates))
         pulled = trace.pull(slopes)
         slope = pulled.x.flatten(1)
         if self.labels is None:
@@ -206,9 +206,11 @@ class Evaluator:
 
 
 def _sloped(misfit: Misfit, gradients: Tensor, instances: Tensor) -> Sloped:
-    """The misfit [m] and its slope in the gradients [m, d]."""
+    """The misfit [m] and its slope in the gradients [m, d]; under `torch.no_grad`, the slope means nothing."""
     if isinstance(misfit, SlopedMisfit):
         return misfit.sloped(gradients, instances)
+    if not torch.is_grad_enabled():
+        return Sloped(misfit(gradients, instances), gradients)
     leaf = gradients.requires_grad_()
     value = misfit(leaf, instances)
     (slope,) = torch.autograd.grad(value.sum(), leaf)
