@@ -115,6 +115,7 @@ def compare(task: ModelTask, folder: Path, name: str, repeats: int) -> bool:
 
     apart = (ours(defenses["none"]).final - plain(task, data, clients)).abs().max()
     print(f"largest difference of the two models: {float(apart):.1e}")
+    assert apart < 1e-3, "the plain loop is another training"
     alone = {one: own_work(task, defense, clients) for one, defense in defenses.items()}
     ratios: dict[str, list[float]] = {one: [] for one in (*defenses, f"{name} without its messages")}
     for _ in range(repeats):
@@ -136,11 +137,15 @@ def remember(task: ModelTask, folder: Path, count: int, rounds: int) -> bool:
     spec = FederationSpec(clients=count, participants=10, rounds=rounds, local_steps=5)
     clients = Holdings(data, dict(enumerate(partition(spec, data.y, KEY.child("partition")))))
     defense = build_defense(PartSpec("top-k", {"fraction": 0.01, "feedback": True}))
+    before = most()
     train(task, spec, defense, clients, test, KEY, engine="dense", keep=Keep())
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
-    print(f"{count} clients, {rounds} rounds of 10: {peak:.2f} GB at most, of which data and torch are about half")
-    return peak <= MEMORY
+    print(f"{count} clients, {rounds} rounds of 10: {most():.2f} GB at most, {before:.2f} GB before the training")
+    return most() <= MEMORY
+
+
+def most() -> float:
+    """The largest resident memory of this process so far, in GB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
