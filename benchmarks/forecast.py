@@ -1,0 +1,2 @@
+def measure(): return {}
+def tables(data): return ""
