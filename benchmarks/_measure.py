@@ -12,7 +12,6 @@ import ctypes
 import gc
 import hashlib
 import json
-import math
 import os
 import resource
 import statistics
@@ -38,8 +37,8 @@ FEWEST, LEAST, MOST = 3, 5, 400
 
 SLOW = 3.0
 
-CONFIDENCE = 0.99
-"""Of the interval of the median ratio."""
+CONFIDENCE = 0.9
+"""Of the interval of the median ratio, at least."""
 
 LONG = 0.1
 """Seconds of a first run from which on it tells how often to repeat the other side."""
@@ -125,7 +124,9 @@ class Row:
     note: str
 
     @classmethod
-    def paired(cls, work: Work, taken: Sequence[Sequence[float]], peak: float = 0.0, limit: float = 0.0, bound: str = "") -> Row:
+    def paired(
+        cls, work: Work, taken: Sequence[Sequence[float]], peak: float = 0.0, limit: float = 0.0, bound: str = ""
+    ) -> Row:
         """A row from the seconds of both sides, in pairs."""
         ratios = [a / b for a, b in zip(*taken, strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
@@ -154,7 +155,7 @@ def measure_machine() -> Machine:
     """The rates of one core: a memory pass beyond all caches, a product of matrices, Philox, SHA-256, small files."""
     big, square = torch.ones(2**25), torch.ones(1024, 1024)
     out, room = torch.empty_like(big), torch.empty_like(square)
-    philox, block = np.random.Generator(np.random.Philox(0)), bytes(2**24)  # noqa: NPY002, TID251  # the rate only
+    philox, block = np.random.Generator(np.random.Philox(0)), bytes(2**24)  # noqa: TID251  # the rate only
     numbers = np.empty(2**22, np.float32)
     with tempfile.TemporaryDirectory() as folder:
         files = best(lambda: _small_files(Path(folder), 50), 3)
@@ -208,7 +209,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[low], ordered[n - 1 - low]
 
 
-def measure(work: Work, seconds: float, machine: Machine | None) -> Row:
+def measure(work: Work, seconds: float, machine: Machine | None, least: int = LEAST) -> Row:
     """Run both sides in turns for about so many seconds; without a machine, no memory and no limit."""
     clock = time.perf_counter if work.wall else time.process_time
     runs = work.ours, work.base
@@ -218,7 +219,7 @@ def measure(work: Work, seconds: float, machine: Machine | None) -> Row:
         peak = peak_of(work.ours, others=work.wall)
         limit, bound = limit_of(work, flops_of(*runs) if work.flops is None else work.flops, machine)
     once = [one if one > LONG else _timed(run, 1, clock) for run, one in zip(runs, once, strict=True)]
-    least = FEWEST if max(once) > SLOW else LEAST
+    least = FEWEST if max(once) > SLOW else least
     longest = max(SHARE * max(once), NOISE)  # the shorter side has more noise
     times = [max(1, round(longest / max(one, 1e-9))) for one in once]
     taken: tuple[list[float], list[float]] = ([], [])
@@ -297,12 +298,12 @@ def in_child(function: Callable[[], Any]) -> Any:
     return answer["value"]
 
 
-def measured(build: Build, seconds: float, machine: Machine | None) -> Row:
+def measured(build: Build, seconds: float, machine: Machine | None, least: int = LEAST) -> Row:
     """A row, measured in a process of its own."""
 
     def row() -> dict[str, Any]:
         built = build()
-        return asdict(built if isinstance(built, Row) else measure(built, seconds, machine))
+        return asdict(built if isinstance(built, Row) else measure(built, seconds, machine, least))
 
     return Row.of(in_child(row))
 
@@ -318,7 +319,9 @@ def check(now: Mapping[str, Row], then: Mapping[str, Row], again: Callable[[str]
     Args:
         again: measures a row once more, for longer.
     """
-    gone = [f"{name}: expected this row of the committed table, it was not measured" for name in then if name not in now]
+    gone = [
+        f"{name}: expected this row of the committed table, it was not measured" for name in then if name not in now
+    ]
     new = [f"{name}: not in the committed table" for name in now if name not in then]
     slow = []
     for name, row in now.items():

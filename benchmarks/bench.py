@@ -1,10 +1,11 @@
 """Everything that is to be fast, in one table: `make bench`.
 
-    python benchmarks/bench.py                 # measure all rows; write bench.json and the tables of two pages
-    python benchmarks/bench.py --quick         # measure the quick rows, and compare them with bench.json
-    python benchmarks/bench.py --quick --record    # take them as the new comparison
+    python benchmarks/bench.py                     # measure all rows; write bench.json and the tables of two pages
+    python benchmarks/bench.py --quick             # measure the quick rows, and compare them with bench.json
     python benchmarks/bench.py --only NAME ...     # rows whose name begins so; nothing is written
-    python benchmarks/bench.py --pages         # write the tables of the pages anew
+    python benchmarks/bench.py --scale             # the constants of docs/scale.md; nothing is written
+    python benchmarks/bench.py --quick --record    # as --only and --scale: takes this part into bench.json
+    python benchmarks/bench.py --pages             # write the tables of the pages anew
 
 A row is a ratio of ours to a reference, run in turns in one process (see `_measure`). `--quick` has exit code 1 if a
 ratio is 1.3 times the committed one, also when it is measured again for longer, or if a row has come or gone.
@@ -30,7 +31,7 @@ sys.path.insert(0, str(ROOT))  # the sources of this checkout, and the report's 
 
 import forecast  # noqa: E402
 import torch  # noqa: E402
-from _measure import Build, Machine, Row, Skipped, check, measure_machine, measured, rounded  # noqa: E402
+from _measure import LEAST, Build, Machine, Row, Rows, Skipped, check, measure_machine, measured, rounded  # noqa: E402
 from rows import attacks, audits, encoders, flower, studies, training  # noqa: E402
 
 JSON = ROOT / "benchmarks" / "bench.json"
@@ -42,8 +43,8 @@ SECTIONS = {
     "Studies": studies,
     "Flower": flower,
 }
-SECONDS, QUICK, AGAIN = 4.0, 0.5, 4.0
-"""Measuring time of a row, of one of the quick table, and of one that seems to be slower than before."""
+SECONDS, QUICK, AGAIN, MORE = 4.0, 0.5, 4.0, 15
+"""Measuring time of a row, of one of the quick table, and of one that seems slower than before, with pairs at least."""
 
 
 def builds(quick: bool) -> dict[str, Build]:
@@ -51,12 +52,12 @@ def builds(quick: bool) -> dict[str, Build]:
     return {name: build for module in SECTIONS.values() for name, build in module.rows(quick).items()}
 
 
-def run(chosen: Mapping[str, Build], seconds: float, machine: Machine | None) -> dict[str, Row]:
+def run(chosen: Rows, seconds: float, machine: Machine | None, least: int = LEAST) -> dict[str, Row]:
     """Measure and print rows; one that cannot run here is named."""
     found = {}
     for name, build in chosen.items():
         try:
-            found[name] = measured(build, seconds, machine)
+            found[name] = measured(build, seconds, machine, least)
             print(line(name, found[name]), flush=True)
         except Skipped as why:
             print(f"{name}: skipped, {why}", flush=True)
@@ -95,33 +96,37 @@ def machine_text() -> str:
     return f"{model}, {cores} cores, torch {torch.__version__}, Python {platform.python_version()}"
 
 
-def full() -> dict[str, Any]:
-    """Measure everything."""
-    machine = measure_machine()
+def take(given: argparse.Namespace) -> dict[str, Any]:
+    """Measure what the arguments say, in the form of the JSON, on top of what is there."""
+    data: dict[str, Any] = json.loads(JSON.read_text()) if JSON.exists() else {}
+    machine, everything = measure_machine(), not (given.only or given.quick or given.scale)
     print(machine, flush=True)
-    table = run(builds(False), SECONDS, machine)
-    return {
-        "command": "make bench",
-        "commit": commit(),
-        "machine": machine_text(),
-        "rates": asdict(machine),
-        "rows": {name: asdict(row) for name, row in table.items()},
-        "quick": {name: asdict(row) for name, row in run(builds(True), SECONDS, None).items()},
-        "scale": forecast.measure(),
-    }
+    asked = {"command": "make bench", "commit": commit(), "machine": machine_text(), "rates": asdict(machine)}
+    data = {} if everything else data
+    parts = {"rows": data.get("rows", {}), "quick": data.get("quick", {}), "scale": data.get("scale", {})}
+    if everything or given.only:
+        rows = run(named(builds(False), given.only), given.seconds, machine)
+        parts["rows"] |= {name: asdict(row) for name, row in rows.items()}
+    if everything or given.quick:
+        parts["quick"] = {name: asdict(row) for name, row in run(builds(True), given.seconds, None).items()}
+    if everything or given.scale:
+        parts["scale"] = forecast.measure()
+    return asked | parts
 
 
-def quick(*, record: bool) -> int:
+def named(every: Rows, names: Sequence[str] | None) -> Rows:
+    """The rows whose name begins with one of these; all, if there are none."""
+    return {name: build for name, build in every.items() if not names or name.startswith(tuple(names))}
+
+
+def quick() -> int:
     """Measure the quick rows; return 1 if one is worse than the committed one."""
     start, chosen = time.perf_counter(), builds(True)
-    now = run(chosen, SECONDS if record else QUICK, None)
+    now = run(chosen, QUICK, None)
     took = time.perf_counter() - start
     data = json.loads(JSON.read_text())
-    if record:
-        write({**data, "quick": {name: asdict(row) for name, row in now.items()}})
-        return 0
     then = {name: Row.of(row) for name, row in data["quick"].items()}
-    faults = check(now, then, lambda name: run({name: chosen[name]}, AGAIN, None)[name])
+    faults = check(now, then, lambda name: run({name: chosen[name]}, AGAIN, None, MORE)[name])
     print(f"{len(now)} rows in {took:.0f} s, compared with commit {data['commit']}: ", end="")
     print("\n".join([f"{len(faults)} faults", *faults]) if faults else "none is 1.3 times worse")
     return int(bool(faults))
@@ -130,8 +135,7 @@ def quick(*, record: bool) -> int:
 def write(data: Mapping[str, Any]) -> None:
     """Write the JSON and the tables of the pages."""
     JSON.write_text(json.dumps(rounded(data), indent=1) + "\n")
-    if "rows" in data:
-        pages()
+    pages()
 
 
 def pages() -> None:
@@ -190,19 +194,23 @@ def main(arguments: Sequence[str]) -> int:
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="measure the quick rows and compare them with bench.json")
-    parser.add_argument("--record", action="store_true", help="with --quick: take them as the new comparison")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="rows whose name begins so; nothing is written")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="rows of the large table whose name begins so")
+    parser.add_argument("--scale", action="store_true", help="the constants of docs/scale.md")
+    parser.add_argument("--record", action="store_true", help="with one of these: keep what was measured in bench.json")
     parser.add_argument("--pages", action="store_true", help="write the tables of the pages anew")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of measuring, for a row that is recorded")
     given = parser.parse_args(arguments)
+    part = given.quick or given.only or given.scale
     if given.pages:
         pages()
-    elif given.only:
-        names = tuple(given.only)
-        run({name: build for name, build in builds(given.quick).items() if name.startswith(names)}, SECONDS, None)
+    elif given.record or not part:
+        write(take(given))
     elif given.quick:
-        return quick(record=given.record)
+        return quick()
+    elif given.only:
+        run(named(builds(False), given.only), given.seconds, None)
     else:
-        write(full())
+        forecast.main()
     return 0
 
 

@@ -60,7 +60,10 @@ def limit(size: int) -> Work:
     )
     basis, variances = gaussian_prior(auxiliary.x, 0.0).axes
     directions = (basis * variances.sqrt()).T
-    flops = flops_of(partial(_gradient, net, truth.x.double(), truth.y)) * len(directions) + len(directions) ** 2 * task.layout.dim
+    flops = (
+        flops_of(partial(_gradient, net, truth.x.double(), truth.y)) * len(directions)
+        + len(directions) ** 2 * task.layout.dim
+    )
     return Work(
         lambda: limits(seen, [truth], Key(5)),
         partial(_plain_limit, net, truth, directions),

@@ -41,7 +41,7 @@ def laplace(trials: int) -> float:
     for bit in (0, 1):
         center = np.full(DIM, 2.0 * bit - 1.0, np.float32)
         for trial in range(trials):
-            stream = np.random.Generator(np.random.Philox(2 * trial + bit))  # noqa: NPY002, TID251
+            stream = np.random.Generator(np.random.Philox(2 * trial + bit))  # noqa: TID251
             message = (center + stream.laplace(0.0, scale, DIM)).astype(np.float32).tobytes()
             above[bit] += float(np.frombuffer(message, np.float32).sum()) > 0
     wrong, right = above

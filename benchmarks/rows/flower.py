@@ -44,7 +44,9 @@ def row(name: str) -> Row:
         why = (done.stderr.strip().splitlines() or ["it printed no times"])[-1]
         raise Skipped(f"Flower's simulation failed: {why[:200]}")
     found = json.loads(lines[0])
-    work = Work(_no, _no, "Flower's simulation", 1, "round", note=f"flwr {found['version']}, 2 actors of Ray; wall time")
+    work = Work(
+        _no, _no, "Flower's simulation", 1, "round", note=f"flwr {found['version']}, 2 actors of Ray; wall time"
+    )
     return Row.paired(work, (found["ours"], found["base"]))
 
 
@@ -58,7 +60,6 @@ def main(name: str) -> None:
     import torch
     from flwr.app import Message, MetricRecord, RecordDict
     from rows.training import CLIENTS, PLAIN, PLAN, SAMPLES, clients, step_by_step
-    from tests.flower.simulated import InOrder, app_of, as_record, as_vector, simulate
     from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
     from leakgauge.defenses.none import NoDefense
@@ -69,10 +70,11 @@ def main(name: str) -> None:
     from leakgauge.harness.learn.batch import choose_engine
     from leakgauge.harness.learn.models import build
     from leakgauge.harness.learn.tasks import ModelTask
+    from tests.flower.simulated import InOrder, app_of, as_record, as_vector, simulate
 
     torch.set_num_threads(1)
     task = ModelTask(build(name, (1, 28, 28), 10))
-    
+
     def local(message: Message, context: Any) -> Message:
         turn, net = clients(CLIENTS, SAMPLES)[int(context.node_config["partition-id"])], PLAIN[name]()
         vector_to_parameters(as_vector(task, message.content["arrays"]), net.parameters())

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import torch
 from _measure import Rows, Work
@@ -41,7 +42,7 @@ def mlp(*widths: int) -> Callable[[], nn.Module]:
 
     def make() -> nn.Module:
         layers: list[nn.Module] = [nn.Flatten()]
-        for inputs, outputs in zip(widths, widths[1:], strict=False):
+        for inputs, outputs in pairwise(widths):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
         return nn.Sequential(*layers[:-1])
 
