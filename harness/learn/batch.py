@@ -1,6 +1,6 @@
 """Local training: the only place that decides how clients' steps are computed.
 
-Measured (`benchmarks/local_training.py`): on a CPU a lean loop over clients is fastest for convolutions, where `vmap`
+Measured (`make bench`): on a CPU a lean loop over clients is fastest for convolutions, where `vmap`
 takes 1.5-2 times as long; a batched product over clients is fastest for dense stacks; `vmap` over clients is for a GPU,
 and for hundreds of clients of a tiny model. Every result records its engine. The engines agree within a tested
 tolerance.

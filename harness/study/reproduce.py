@@ -16,8 +16,8 @@ from leakgauge.harness.core.points import Value, values
 from leakgauge.harness.core.statements import Judged, Statement, Verdict, judge
 from leakgauge.harness.study.recipes import Recipe, recipe
 from leakgauge.harness.study.run import run_study
+from leakgauge.harness.study.schedule import Listener
 from leakgauge.harness.study.store import write_atomically
-from leakgauge.harness.study.supervisor import Listener
 
 NAME = "reproduce.json"
 
