@@ -7,11 +7,14 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from typer.testing import CliRunner
 
 from leakgauge.harness.audit.claims import claim_to_data, prepare, record_claim
 from leakgauge.harness.audit.standalone import audit_for_study
+from leakgauge.harness.cli.main import app
 from leakgauge.harness.core.cell import PartSpec
 from leakgauge.harness.core.contract import claim_of
+from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, to_data
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation import registry
@@ -150,6 +153,24 @@ def test_off_reads_and_writes_nothing(folder, fresh, monkeypatch):
     assert environment.cache_folder() is None
     assert ask(lambda: fresh) is fresh
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("command", ["gate", "check", "run --fresh-audits"])
+def test_a_gate_and_a_run_that_is_asked_to_read_no_stored_answer(folder, monkeypatch, command):
+    seen = []
+
+    def load(*_, **__):
+        seen.append(environment.cache_folder())
+        raise StudyError("a study", ["nothing to do"])
+
+    monkeypatch.setattr("leakgauge.harness.study.study.load_study", load)
+    monkeypatch.setattr("leakgauge.harness.study.store.load_run", load)
+    name, *options = command.split()
+    baseline = [] if name == "run" else ["--baseline", "a.json"]
+    out = [] if name == "check" else ["-o", str(folder)]
+    assert CliRunner().invoke(app, [name, "smoke", *baseline, *out, *options]).exit_code == 2
+    assert seen == [None]
+    assert environment.cache_folder() is not None, "only meanwhile"
 
 
 def test_the_tests_themselves_use_no_stored_audit():

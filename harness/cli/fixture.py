@@ -12,6 +12,7 @@ from typing import Any, Literal, NoReturn
 
 import pytest
 
+from leakgauge.harness.cli.options import computed_anew
 from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec
 from leakgauge.harness.core.contract import Defense
 from leakgauge.harness.core.result import Run
@@ -91,7 +92,8 @@ class Leakage:
         self._calls += 1
         number = "" if self._calls == 1 else f"-{self._calls}"
         name = re.sub(r"[^\w.-]+", "-", self._options.test).strip("-") + number
-        run = run_study(Study(name, "", cells), self._options.scratch / name, data=data_root, workers=0)
+        with computed_anew():
+            run = run_study(Study(name, "", cells), self._options.scratch / name, data=data_root, workers=0)
         return Leak(run, self._options, self._options.folder / f"{name}.json")
 
 

@@ -83,7 +83,7 @@ def gate(
     from leakgauge.harness.gate.target import trusted
     from leakgauge.harness.study.study import load_study
 
-    with cli.user_errors(cli.NOT_COMPARABLE):
+    with cli.computed_anew(), cli.user_errors(cli.NOT_COMPARABLE):
         asked = load_study(study, allow_code=allow_code)
         held, own = trusted(baseline, target, accept_baseline), read(baseline)
         with listener(asked.name) as listen:
@@ -119,7 +119,7 @@ def check(
     from leakgauge.harness.gate.target import trusted
     from leakgauge.harness.study.store import load_run
 
-    with cli.user_errors(cli.NOT_COMPARABLE):
+    with cli.computed_anew(), cli.user_errors(cli.NOT_COMPARABLE):
         now, held = measured(load_run(folder)), trusted(baseline, target, accept_baseline)
         bench = Bench(folder, data, workers, allow_code)
         base, outcome = _judged(now, held, bench, rerun_base=rerun_base, rerun=not no_rerun)

@@ -110,6 +110,21 @@ def user_errors(no_baseline: int = USAGE) -> Iterator[None]:
 
 
 @contextmanager
+def computed_anew(wanted: bool = True) -> Iterator[None]:
+    """Read no audit or claim of an earlier study, also in worker processes that are started meanwhile: for gates."""
+    from leakgauge.harness.study.environment import CACHE
+
+    before = os.environ.get(CACHE)
+    if wanted:
+        os.environ[CACHE] = "off"
+    try:
+        yield
+    finally:
+        os.environ.pop(CACHE, None)
+        os.environ.update({} if before is None else {CACHE: before})
+
+
+@contextmanager
 def bugs(log: Path | None = None, *, verbose: bool = False) -> Iterator[None]:
     """Turn any other exception into one line and an exit code of its own; Python's would be 1, the gate's.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -54,9 +53,7 @@ def run(
     from leakgauge.harness.study.study import load_study
     from leakgauge.harness.study.supervisor import Limits
 
-    if fresh_audits:
-        os.environ["LEAKGAUGE_CACHE"] = "off"  # for the workers too
-    with cli.bugs(out / "run.log", verbose=verbose), cli.user_errors():
+    with cli.computed_anew(fresh_audits), cli.bugs(out / "run.log", verbose=verbose), cli.user_errors():
         found = load_study(study, allow_code=allow_code, max_cells=max_cells, max_number=max_number)
         loaded = _chosen(found, only)
         if dry_run:
