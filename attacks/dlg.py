@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from leakgauge.attacks._engine.matching import at_once
 from leakgauge.attacks._engine.objective import Explains, Kind, received_gradients
 from leakgauge.attacks._engine.posterior import believing
 from leakgauge.attacks._engine.prior import check_prior, needs_of
@@ -64,6 +65,10 @@ class DLG(Attack):
     def needs(self) -> frozenset[str]:
         """Messages, the round's model, and auxiliary data for a prior that is fitted to them."""
         return frozenset({"messages", "models"}) | needs_of(self.prior)
+
+    def at_once(self, dim: int) -> int | None:
+        """As many as one search takes at once."""
+        return at_once(dim)
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
         """Raw inputs, not clipped, each with its most likely label, or number."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from leakgauge.attacks._engine.matching import at_once
 from leakgauge.attacks._engine.objective import Explains, Kind, received_gradients
 from leakgauge.attacks._engine.posterior import believing
 from leakgauge.attacks._engine.prior import check_prior, needs_of
@@ -64,6 +65,10 @@ class IDLG(ByLabels):
     def _search(self) -> Search:
         """The checked parameters."""
         return Search(self.restarts, self.evaluations, self.start, Explains(self.objective))
+
+    def at_once(self, dim: int) -> int | None:
+        """As many as one search takes at once."""
+        return at_once(dim)
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
         """Raw inputs, not clipped, and the labels."""

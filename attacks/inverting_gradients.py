@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from leakgauge.attacks._engine.matching import unpack
+from leakgauge.attacks._engine.matching import at_once, unpack
 from leakgauge.attacks._engine.objective import received_gradients
 from leakgauge.attacks._engine.prior import check_prior, mapped, near_center, needs_of, prior_of
 from leakgauge.attacks._engine.reconstruct import Start, failed, unusable
@@ -79,6 +79,10 @@ class InvertingGradients(ByLabels):
     def needs(self) -> frozenset[str]:
         """Those of `ByLabels`, and auxiliary data for a prior that is fitted to them."""
         return super().needs | needs_of(self.prior)
+
+    def at_once(self, dim: int) -> int | None:
+        """As many as one search takes at once."""
+        return at_once(dim)
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
         """Images in [0, 1], other inputs unchanged, and the labels."""

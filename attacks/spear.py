@@ -72,6 +72,10 @@ class Spear(Attack):
         """Messages and the round's model."""
         return frozenset({"messages", "models"})
 
+    def at_once(self, dim: int) -> int | None:
+        """One: no victim needs another."""
+        return 1
+
     def run(self, seen: Observation, key: Key) -> Reconstruction:
         """Raw inputs, not clipped, each with its label; the objective is the squared distance of the gradients."""
         (messages, model, _), targets = seen.sightings[0], received_gradients(seen)

@@ -123,6 +123,19 @@ class Echo(Attack):
 
 
 @dataclass(frozen=True)
+class Pairs(Echo):
+    """Takes two victims at once, and fails at the third."""
+
+    def at_once(self, dim):
+        return 2
+
+    def run(self, seen, key):
+        if seen.messages[0].sender.number == 2:
+            raise RuntimeError("victim 2")
+        return super().run(seen, key)
+
+
+@dataclass(frozen=True)
 class Coin(Attack):
     """Random membership scores."""
 

@@ -8,18 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 
 import numpy as np
 import pytest
 
-from leakgauge.harness.core.cell import FederationSpec, PartSpec, TaskSpec, TrainingSpec
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.gaussian import gaussian_epsilon
 from leakgauge.harness.core.rng import Key, uniform
-from leakgauge.harness.study.engine import Job
 from leakgauge.harness.study.run import run_study
-from leakgauge.harness.study.schedule import Progress, Schedule
 from leakgauge.harness.study.store import Store, load_run
 from leakgauge.harness.study.study import resolve
 from leakgauge.harness.study.workers import cores
@@ -281,24 +277,3 @@ def test_ctrl_c_is_exit_code_130_and_keeps_finished_results(tmp_path):
 
 def test_workers_are_one_a_core():
     assert 1 <= cores() <= (os.cpu_count() or 1)
-
-
-def test_the_time_left_is_the_mean_of_each_kind_of_job():
-    progress = Progress(total=3, workers=2, waiting=Counter({"training": 2, "map": 4, "idlg": 1}))
-    assert progress.seconds_left is None
-    training = TrainingSpec(TaskSpec("digits", "linear"), FederationSpec(), PartSpec("none"), 0)
-    progress.running[:] = [Job("training", training, ()).label]
-    progress.ended(Job("training", training, ()), 10.0)
-    assert progress.seconds_left == (10 + 4 * 10 + 10) / 2
-    progress.took["map"] = [1.0, 3.0]
-    # another training of 10 s, four attacks of 2 s, and one of unknown length: the mean of all that ended
-    assert progress.seconds_left == pytest.approx((10 + 4 * 2 + (10 + 1 + 3) / 3) / 2)
-
-
-def test_attacks_on_one_target_go_to_one_worker_and_nobody_waits(tmp_path):
-    attacks = [{"name": ECHO, "target": {"round": number, "count": 2}} for number in (0, 1)]
-    jobs = [Job("attack", cell.training, (cell,)) for cell in study(attacks=attacks).cells[:2]] * 3
-    schedule = Schedule(Store(tmp_path), Progress(6), lambda *_: None, (), jobs)
-    rounds = [schedule.next(slot).cells[0].target.round for slot in (0, 1, 0, 0, 1, 0)]
-    assert rounds == [0, 1, 0, 0, 1, 1]  # the last is the other's, who is busy
-    assert schedule.next(0) is None

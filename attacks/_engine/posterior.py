@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from leakgauge.attacks._engine.matching import at_once
 from leakgauge.attacks._engine.objective import Explains, Kind, received_gradients
 from leakgauge.attacks._engine.prior import BOX, TV, ImagePrior, Prior, check_prior, needs_of, prior_of
 from leakgauge.attacks._engine.reconstruct import Search, Start, match
@@ -76,6 +77,10 @@ class ByPosterior(ByLabels):
         return Search(
             self.restarts, self.evaluations, self.start, explains, _DECREASE, self.ease, self.warm, self.solve
         )
+
+    def at_once(self, dim: int) -> int | None:
+        """As many as one search takes at once."""
+        return at_once(dim)
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
         """Raw inputs, not clipped, and the labels."""

@@ -118,12 +118,13 @@ class Limit(NamedTuple):
         return np.asarray((off @ self.basis).square().sum(1).numpy() / off.shape[1], np.float64)
 
 
-def limits(seen: Observation, truth: Sequence[Examples], key: Key) -> list[Limit]:
+def limits(seen: Observation, truth: Sequence[Examples], key: Key, only: range | None = None) -> list[Limit]:
     """The limit of each victim, in the order of the messages.
 
     Args:
         truth: the images and labels behind each message.
         key: of the fresh messages, which tell the defense's information.
+        only: the victims whose limit is wanted; None: all. A limit does not depend on the other victims.
 
     Raises:
         NoLimit: the adversary sees no message or no auxiliary data, a parameter is not finite, the model is too large
@@ -150,7 +151,8 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key) -> list[Limit
     linear = seen.defense.error_variance(first.model.state, wires, links) is not None
     mean, found = prior.mean.double(), []
     axes, slopes = prior.axes, torch.empty(0, 0, dtype=torch.float64)
-    for number, victim in enumerate(truth):
+    for number in range(len(truth)) if only is None else only:
+        victim = truth[number]
         images, k = len(victim.y), max(1, min(most // len(victim.y), len(axes[1])))
         basis, variances = axes[0][:, :k], axes[1][:k]
         information = np.zeros((images * k, images * k), order="F")

@@ -518,6 +518,19 @@ class Observation:
         assert self.model is not None
         return (Sighting(self.messages, self.model, self.lr), *self.later)
 
+    def of(self, victims: range) -> Observation:
+        """The same of some of the victims, numbered by their messages."""
+
+        def part(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+            return tuple(messages[i] for i in victims)
+
+        return dataclasses.replace(
+            self,
+            messages=None if self.messages is None else part(self.messages),
+            later=tuple(sighting._replace(messages=part(sighting.messages)) for sighting in self.later),
+            labels=None if self.labels is None else tuple(self.labels[i] for i in victims),
+        )
+
 
 class Guess(NamedTuple):
     """An attack's result for one victim. `failure` is empty, or states why there is no usable reconstruction.
@@ -584,6 +597,14 @@ class Attack(ABC):
             ValueError: there are no such parameters for this task.
         """
         raise NotImplementedError(f"{type(self).__name__} broadcasts nothing")
+
+    def at_once(self, dim: int) -> int | None:
+        """How many victims it takes at once where a model has `dim` parameters; None: all of a target.
+
+        A target of more is attacked in groups of so many, in order, perhaps on several workers: `run` sees one group,
+        and must not need the others.
+        """
+        return None
 
     @abstractmethod
     def run(self, seen: Observation, key: Key) -> Reconstruction | Labels | Membership:

@@ -121,13 +121,13 @@ def estimate(study: Study, root: Path, seconds: float = 10.0) -> Cost:
     tries = [first_try(spec) for spec, goal in goals if goal is not None and goal.accuracy_loss is not None]
     with _rehearsal(root, seconds) as small:
         small.measure(trainings, _place, small.federation)
-        small.measure(cells, _attacked, small.attack)
-        small.measure(trainings, _defended, small.training)
-    kinds = {*map(_attacked, cells), *map(_defended, trainings)}
+        small.measure(cells, attacked, small.attack)
+        small.measure(trainings, defended, small.training)
+    kinds = {*map(attacked, cells), *map(defended, trainings)}
     return Cost(
-        small.total(trainings, _defended) + _TRIES * small.total(tries, _defended),
+        small.total(trainings, defended) + _TRIES * small.total(tries, defended),
         _AUDIT * sum(spec.audit > 0 for spec in trainings),
-        small.total(cells, _attacked),
+        small.total(cells, attacked),
         sum(kind in small.prices for kind in kinds),
         len(kinds),
         small.problem,
@@ -236,7 +236,7 @@ class _Rehearsal:
     def _attackable(self, cell: Cell) -> Cell:
         """The cell on a training that is no longer than its attack needs, or on round 0 if that takes long too."""
         spec, target = cell.training, cell.target
-        kind = _defended(spec)
+        kind = defended(spec)
         price = self.prices[kind] = self.prices.get(kind) or self.training(spec)
         federation = replace(
             spec.federation, rounds=max(target.looks_at, default=0) + 1, evaluate_every=spec.federation.rounds
@@ -307,12 +307,12 @@ def _place(spec: TrainingSpec) -> _Kind:
     return spec.task, spec.federation
 
 
-def _defended(spec: TrainingSpec) -> _Kind:
+def defended(spec: TrainingSpec) -> _Kind:
     """The kind of a training: the other parameters of its defense hardly change its time."""
     return _place(spec), spec.defense.name
 
 
-def _attacked(cell: Cell) -> _Kind:
+def attacked(cell: Cell) -> _Kind:
     """The kind of an attack: the number of its victims and its amount of work scale its time."""
     target, amount = cell.target, _amount(cell.attack)[0]
     others = tuple((name, value) for name, value in cell.attack.parameters.items() if name != amount)

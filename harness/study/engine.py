@@ -15,40 +15,55 @@ from leakgauge.harness.core.cell import Cell, TrainingSpec
 from leakgauge.harness.core.labels import cell_text, part_text
 from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.study.orphans import handling, interrupt
+from leakgauge.harness.study.splits import limit_id, named
 from leakgauge.harness.study.store import Store
 
 
 class Job(NamedTuple):
-    """One training, or one attack. `cells`: the cells that need the training, or the one cell of the attack.
+    """One piece of work of a study.
 
-    A `trial` is a training without attacks, for a goal; `cells` then say only which rounds it keeps.
+    Attributes:
+        kind: `training`; `trial`: a training without attacks, for a goal; `attack`: the attack on a cell, its score and
+            its result; `search`, `limit`: what an attack finds of some victims, and their limit, for attacks to read.
+        cells: those that need the training, for a trial those that say which rounds it keeps; else the one cell.
+        part: the victims of a search or a limit, from the first to the end.
+        parts: of an attack, the parts that it reads.
     """
 
-    kind: Literal["training", "trial", "attack"]
+    kind: Literal["training", "trial", "attack", "search", "limit"]
     training: TrainingSpec
     cells: tuple[Cell, ...]
+    part: tuple[int, int] = (0, 0)
+    parts: tuple[str, ...] = ()
 
     @property
-    def sort(self) -> str:
-        """The kind; for an attack, its name."""
-        return self.cells[0].attack.name if self.kind == "attack" else self.kind
+    def victims(self) -> range:
+        """Those of a search or a limit; of an attack all."""
+        return range(self.cells[0].target.count) if self.kind == "attack" else range(*self.part)
 
     @property
     def label(self) -> str:
         """A name for people."""
-        if self.kind == "attack":
-            return cell_text(self.cells[0])
-        return f"{self.kind} of {part_text(self.training.defense)}, seed {self.training.seed}"
+        if self.kind in ("training", "trial"):
+            return f"{self.kind} of {part_text(self.training.defense)}, seed {self.training.seed}"
+        about = cell_text(self.cells[0])
+        return about if self.kind == "attack" else f"{self.kind}, victims {self.part[0]} to {self.part[1] - 1}: {about}"
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The folders of the store that it reads, relative to the store's; they are finished when it starts."""
-        return (f"trainings/{self.training.id}",) if self.kind == "attack" else ()
+        parts = tuple(f"parts/{name}" for name in self.parts)
+        return () if self.kind in ("training", "trial") else (f"trainings/{self.training.id}", *parts)
 
     @property
     def writes(self) -> str:
         """The folder of the store that it writes, and nothing else, relative to the store's."""
-        return f"cells/{self.cells[0].id}" if self.kind == "attack" else f"trainings/{self.training.id}"
+        if self.kind in ("training", "trial"):
+            return f"trainings/{self.training.id}"
+        (cell,) = self.cells
+        if self.kind == "attack":
+            return f"cells/{cell.id}"
+        return f"parts/{named(cell.id if self.kind == 'search' else limit_id(cell), self.victims)}"
 
 
 class Place(NamedTuple):
@@ -149,14 +164,18 @@ def perform(job: Job, place: Place) -> Outcome:
 
 def _headline(job: Job, place: Place) -> str:
     """Do one job, and return the headline of its result."""
-    from leakgauge.harness.study.jobs import keep_for, run_attack, run_training
+    from leakgauge.harness.study.jobs import keep_for, run_attack, run_limit, run_search, run_training
 
     store = Store(place.folder)
-    if job.kind != "attack":
+    if job.kind in ("training", "trial"):
         record = run_training(job.training, keep_for(job.cells), store, place.root, place.device)
         last = record.evaluations[-1]
         return f"loss {last.loss:.3f}" if last.accuracy is None else f"accuracy {last.accuracy:.3f}"
-    first = run_attack(job.cells[0], store, place.root).estimates[0]
+    (cell,) = job.cells
+    if job.kind != "attack":
+        run = run_search if job.kind == "search" else run_limit
+        return f"{run(cell, job.victims, store, place.root)} victims"
+    first = run_attack(cell, store, place.root, job.parts).estimates[0]
     return f"{first.name} {'n/a' if first.value is None else format(first.value, '.3f')}"
 
 

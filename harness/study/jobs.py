@@ -60,9 +60,11 @@ from leakgauge.harness.learn import models
 from leakgauge.harness.learn.batch import Engine, choose_engine
 from leakgauge.harness.learn.modules import paced
 from leakgauge.harness.learn.partition import partition
+from leakgauge.harness.learn.prior import gaussian_prior
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.environment import code_of, environment
 from leakgauge.harness.study.flags import cell_flags, notice_flag, promise_flags, training_flags
+from leakgauge.harness.study.parts import of_guesses, of_limits, to_guesses, to_limits
 from leakgauge.harness.study.recorded import as_recorded, clients_of, problems, shared_key, sizes_of
 from leakgauge.harness.study.replay import from_arrays, holds, to_arrays
 from leakgauge.harness.study.score import (
@@ -72,6 +74,7 @@ from leakgauge.harness.study.score import (
     score_promise,
     score_reconstruction,
 )
+from leakgauge.harness.study.splits import groups, limit_id, named, victims_of
 from leakgauge.harness.study.store import Arrays, Store, arrays_digest
 
 _ASKED = 8
@@ -286,19 +289,72 @@ def stored_scene(spec: TrainingSpec, store: Store, root: Path) -> Scene:
     return _scene(store.folder, spec.id, root, written)
 
 
-def run_attack(cell: Cell, store: Store, root: Path) -> Result:
-    """Attack one cell of a stored training, score it, and store the result.
+def run_search(cell: Cell, victims: range, store: Store, root: Path) -> int:
+    """Attack some victims of a cell, whole groups of them, and store what was found; returns how many they are."""
+    start = time.perf_counter()
+    seen, _ = observe_cell(cell, store, root)
+    found = _searched(cell, seen, [], victims)
+    assert isinstance(found, Reconstruction)  # only these are split
+    arrays, seconds = of_guesses(found), time.perf_counter() - start
+    store.write_part(named(cell.id, victims), arrays, seconds, _code_behind(cell, store))
+    return len(victims)
+
+
+def run_limit(cell: Cell, victims: range, store: Store, root: Path) -> int:
+    """Compute the limit of some victims of a cell's target, and store it; returns how many they are."""
+    start = time.perf_counter()
+    seen, truth = observe_cell(cell, store, root)
+    arrays = of_limits(_limits(stored_scene(cell.training, store, root), seen, truth, cell.target, victims))
+    name, seconds = named(limit_id(cell), victims), time.perf_counter() - start
+    store.write_part(name, arrays, seconds, _code_behind(cell, store))
+    return len(victims)
+
+
+def observe_cell(cell: Cell, store: Store, root: Path) -> tuple[Observation, Truth]:
+    """What the adversary of a cell of a stored training sees, and the truth."""
+    view = View.parse(cell.threat)
+    return observe(seen_by(stored_scene(cell.training, store, root), view, root), view, cell.target)
+
+
+def _searched(
+    cell: Cell, seen: Observation, known: Sequence[tuple[range, Reconstruction]], victims: range | None = None
+) -> Reconstruction | Labels | Membership:
+    """What the attack of a cell finds, group by group, without the victims whose guesses are known.
 
     The attack's randomness depends on the seed, the attack and the target, not on the defense: the attack starts from
     the same points against every defense.
     """
+    attack = registry.build_attack(cell.attack)
+    key = attack_key(cell.training.seed, cell.attack, cell.target)
+    size = attack.at_once(seen.setting.dim)
+    if size is None or cell.target.kind == "members" or seen.messages is None:
+        return attack.run(seen, key)
+    guesses = {i: guess for part, one in known for i, guess in zip(part, one.guesses, strict=True)}
+    words = next((one.prior for _, one in known), "")
+    wanted = range(len(seen.messages)) if victims is None else victims
+    for group in groups(wanted, size):
+        if not guesses.keys() >= set(group):
+            found = attack.run(seen.of(group), key)
+            assert isinstance(found, Reconstruction)  # what an attack finds of a group
+            guesses |= zip(group, found.guesses, strict=True)
+            words = found.prior
+    return Reconstruction(tuple(guesses[i] for i in wanted), words)
+
+
+def run_attack(cell: Cell, store: Store, root: Path, parts: Sequence[str] = ()) -> Result:
+    """Attack one cell of a stored training, score it, and store the result.
+
+    Args:
+        parts: names of stored parts of the attack and of its limit; what they lack is computed.
+    """
     start = time.perf_counter()
     scene = stored_scene(cell.training, store, root)
     attack = registry.build_attack(cell.attack)
-    view = View.parse(cell.threat)
-    seen, truth = observe(seen_by(scene, view, root), view, cell.target)
-    found = attack.run(seen, attack_key(cell.training.seed, cell.attack, cell.target))
-    bounds = bounds_of(cell, store, root) if cell.limit and isinstance(found, Reconstruction) else None
+    seen, truth = observe_cell(cell, store, root)
+    stored = [(one, store.read_part(one, _code_behind(cell, store))) for one in parts if one.startswith(cell.id)]
+    known = [(victims_of(name), to_guesses(arrays)) for name, arrays in stored if arrays is not None]
+    found = _searched(cell, seen, known)
+    bounds = bounds_of(cell, store, root, parts) if cell.limit and isinstance(found, Reconstruction) else None
     estimates, arrays = scored(found, truth, bounds, scene.task.columns)
     flags = cell_flags(attack, scene.defense, cell.target, found, truth, estimates, bounds.limits if bounds else "")
     made = None if attack.floor else _promise_of(cell, seen, store, root)
@@ -316,7 +372,8 @@ def run_attack(cell: Cell, store: Store, root: Path) -> Result:
     }
     execution = Execution("cpu", torch.get_num_threads(), scene.engine)
     result = Result(cell, execution, environment(), estimates, flags, fingerprint(content, 64))
-    store.write_result(result, arrays, time.perf_counter() - start, _code_behind(cell, store))
+    spent = sum(store.seconds(store.part(name)) or 0.0 for name, _ in stored)
+    store.write_result(result, arrays, spent + time.perf_counter() - start, _code_behind(cell, store))
     return result
 
 
@@ -333,24 +390,61 @@ class Bounds(NamedTuple):
     proved: Proved | None
 
 
-def bounds_of(cell: Cell, store: Store, root: Path) -> Bounds:
-    """The bounds of a cell, which are the same for every attack on its target."""
-    written = (store.training(cell.training.id) / "kept.npz").stat().st_mtime_ns
-    return _bounds(store.folder, cell.training.id, root, written, cell.target, cell.threat)
+def bounds_of(cell: Cell, store: Store, root: Path, parts: Sequence[str] = ()) -> Bounds:
+    """The bounds of a cell, which are the same for every attack on its target; `parts` as for `run_attack`."""
+    written, whole = (store.training(cell.training.id) / "kept.npz").stat().st_mtime_ns, limit_id(cell)
+    stored = tuple(one for one in parts if one.startswith(whole))
+    return _bounds(store.folder, root, written, _Asked(cell), stored)
+
+
+class _Asked:
+    """A cell of which only the target, the adversary and the training count."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell, self.id = cell, limit_id(cell)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Asked) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
 
 
 @functools.lru_cache(maxsize=8)
-def _bounds(folder: Path, training_id: str, root: Path, written: int, target: Target, threat: str) -> Bounds:
+def _bounds(folder: Path, root: Path, written: int, asked: _Asked, parts: tuple[str, ...]) -> Bounds:
     """`bounds_of`, cached for the next attacks on the same messages."""
-    scene, view = _scene(folder, training_id, root, written), View.parse(threat)
-    seen, truth = observe(seen_by(scene, view, root), view, target)
+    cell, store = asked.cell, Store(folder)
+    scene, target = _scene(folder, cell.training.id, root, written), cell.target
+    seen, truth = observe_cell(cell, store, root)
     among = 1 + truth.rivals
     claim = _claim(scene, target.looks_at) if seen.messages and among > 1 else None
-    proved = proved_identification(claim, view.threat, among) if claim else None
+    proved = proved_identification(claim, seen.view.threat, among) if claim else None
+    stored = [store.read_part(name, _code_behind(cell, store)) for name in sorted(parts, key=_first)]
+    known = [arrays for arrays in stored if arrays is not None]
+    if not parts or len(known) < len(stored):
+        return Bounds(_limits(scene, seen, truth, target, None), proved)
+    lacks = any("reason" in arrays for arrays in known)
+    prior = None if lacks or seen.auxiliary is None else gaussian_prior(seen.auxiliary.x, 0.0)
+    joined: dict[int, Limit] = {}
+    for name, arrays in zip(sorted(parts, key=_first), known, strict=True):
+        found = to_limits(arrays, prior) if not lacks or "reason" in arrays else []
+        if isinstance(found, str):
+            return Bounds(found, proved)
+        joined |= zip(victims_of(name), found, strict=bool(found))
+    return Bounds([joined[number] for number in range(len(truth.victims))], proved)
+
+
+def _first(part: str) -> int:
+    """The first victim of a part."""
+    return victims_of(part).start
+
+
+def _limits(scene: Scene, seen: Observation, truth: Truth, target: Target, only: range | None) -> list[Limit] | str:
+    """The limit of some victims of a target, None: all; or the reason why there is none."""
     try:
-        return Bounds(limits(seen, truth.victims, scene.key.child("limit", canonical(to_data(target)))), proved)
+        return limits(seen, truth.victims, scene.key.child("limit", canonical(to_data(target))), only)
     except NoLimit as error:
-        return Bounds(str(error), proved)
+        return str(error)
 
 
 def scored(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakgauge.harness.core.cell import Cell, TrainingSpec, fingerprint
+from leakgauge.harness.core.cell import Cell, TaskSpec, TrainingSpec, fingerprint
 from leakgauge.harness.core.code import records_of
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.labels import part_text
@@ -20,11 +20,12 @@ from leakgauge.harness.federation import registry
 from leakgauge.harness.study.engine import Engine, Here, Job, Open, Outcome, Place
 from leakgauge.harness.study.goal import goal_of, solve
 from leakgauge.harness.study.lock import writing
+from leakgauge.harness.study.pace import Pace
 from leakgauge.harness.study.schedule import Listener, Progress, Schedule
 from leakgauge.harness.study.store import MANIFEST, QUARANTINE, Store, StoreError, load_run
 from leakgauge.harness.study.study import Study
 from leakgauge.harness.study.supervisor import NO_LIMITS, Limits, supervise
-from leakgauge.harness.study.workers import Workers, warm_up
+from leakgauge.harness.study.workers import Workers
 
 if TYPE_CHECKING:
     from leakgauge.harness.data import DataSet
@@ -42,12 +43,19 @@ class _Session:
     reuse: bool
     limits: Limits
     notes: list[str]
+    pace: Pace
 
-    def work(self, total: int, skipped: int, listen: Listener, trainings: list[Job], attacks: list[Job]) -> None:
-        """Do all jobs."""
-        progress = Progress(total=total, skipped=skipped, workers=self.engine.slots, notes=self.notes)
+    def work(
+        self, total: int, finished: Collection[str], listen: Listener, trainings: list[Job], attacks: list[Job]
+    ) -> None:
+        """Do all jobs; no attack on the `finished` cells."""
+        slots = self.engine.slots
+        progress = Progress(total=total, skipped=len(finished), workers=slots, notes=self.notes)
         listen(progress, None)
-        supervise(Schedule(self.store, progress, listen, trainings, attacks), self.engine, self.limits)
+        schedule = Schedule(
+            *(self.store, progress, listen, trainings, attacks), pace=self.pace, finished=finished, slots=slots
+        )
+        supervise(schedule, self.engine, self.limits)
 
     def usable(self, wanted: dict[Path, str], *, reuse: bool) -> set[str]:
         """The ids of the finished cells and trainings among these folders, each with the code that it should be of.
@@ -122,16 +130,14 @@ def run_study(
         raise StudyError(study.name, [f"device: got {device!r}, expected cpu, or cuda if there is one"])
     workers = _workers(study, workers, elsewhere=engine is not None)
     open_engine = engine or (Here if workers == 0 else partial(Workers, slots=workers))
-    if workers != 0 and engine is None:
-        warm_up()
     if limits != NO_LIMITS and workers == 0:
         raise StudyError(study.name, ["limits of a cell need worker processes: expected workers >= 1, got workers=0"])
     root = data if data is not None else default_root()
     store = Store(Path(folder))
-    found = check_data(study, root)
     place = Place(store.folder, root, device)
-    with writing(store.folder), closing(open_engine(place)) as opened:
-        session = _Session(store, place, opened, reuse, limits, [])
+    # an engine starts while this process reads the data
+    with closing(open_engine(place)) as opened, nullcontext(check_data(study, root)) as found, writing(store.folder):
+        session = _Session(store, place, opened, reuse, limits, [], Pace(_dims(study, root)))
         listen = listen or (lambda progress, outcome: None)
         stored = _stored_study(study, session, {name: digest for name, (digest, _) in found.items()}, merge=merge)
         study = _solved(study, session, listen)
@@ -144,9 +150,21 @@ def run_study(
         usable = session.usable(mine, reuse=reuse)
         session.usable({one: code for one, code in theirs.items() if one not in mine}, reuse=True)
         store.write_study(_described(study, found, stored, others))
-        trainings, attacks, skipped = plan(study, store, usable)
-        session.work(len(study.cells), skipped, listen, trainings, attacks)
+        trainings, attacks, finished = plan(study, store, usable)
+        for cell in study.cells:
+            if cell.id in finished and (seconds := store.seconds(store.cell(cell.id))):
+                session.pace.learn(Job("attack", cell.training, (cell,)), seconds)
+        session.work(len(study.cells), finished, listen, trainings, attacks)
+        store.drop_parts()
         return load_run(store.folder)
+
+
+def _dims(study: Study, root: Path) -> dict[TaskSpec, int]:
+    """The parameters of the model of each task."""
+    from leakgauge.harness.study.jobs import load_data, make_task
+
+    tasks = dict.fromkeys(training.task for training in study.trainings)
+    return {task: make_task(task, load_data(task.data, root)).layout.dim for task in tasks}
 
 
 def _workers(study: Study, workers: int | None, *, elsewhere: bool) -> int | None:
@@ -188,7 +206,7 @@ def _solved(study: Study, session: _Session, listen: Listener) -> Study:
             listen(progress, outcome)
 
         if missing:
-            session.work(len(study.cells), 0, watch, [Job("trial", spec, study.cells) for spec in missing], [])
+            session.work(len(study.cells), (), watch, [Job("trial", spec, study.cells) for spec in missing], [])
         found = {spec.id: store.read_training(spec.id) for spec in specs}
         if None in found.values():
             raise ValueError(f"target: {'; '.join(errors)}")
@@ -330,15 +348,15 @@ def _described(
     }
 
 
-def plan(study: Study, store: Store, usable: Collection[str]) -> tuple[list[Job], list[Job], int]:
-    """(trainings to run, attacks whose training is stored, number of finished cells), without the usable ids."""
+def plan(study: Study, store: Store, usable: Collection[str]) -> tuple[list[Job], list[Job], set[str]]:
+    """(trainings to run, attacks whose training is stored, finished cells), without the usable ids."""
     from leakgauge.harness.study.jobs import keep_for, training_suffices
 
-    trainings, attacks, skipped = [], [], 0
+    trainings, attacks, finished = [], [], set[str]()
     for training in study.trainings:
         cells = study.cells_of[training.id]
         unfinished = [cell for cell in cells if cell.id not in usable]
-        skipped += len(cells) - len(unfinished)
+        finished.update(cell.id for cell in cells if cell.id in usable)
         if not unfinished and training.id in usable:
             continue
         if training_suffices(training, keep_for(unfinished), store):
@@ -346,4 +364,4 @@ def plan(study: Study, store: Store, usable: Collection[str]) -> tuple[list[Job]
         else:
             # keep what all of its cells need: a cell added later then finds it
             trainings.append(Job("training", training, cells))
-    return trainings, attacks, skipped
+    return trainings, attacks, finished

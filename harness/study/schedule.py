@@ -1,20 +1,33 @@
-"""What runs next: the jobs of a study in their order, and how far they are."""
+"""What runs next: the jobs of a study in their order, and how far they are.
+
+What would end last starts first. Other jobs go to the slot that ran their training, whose worker has it in memory. A
+long attack, or a long limit, is split when its turn comes: what a worker computes never depends on that.
+"""
 
 from __future__ import annotations
 
-import itertools
+import heapq
+import math
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from statistics import fmean
 
+from leakgauge.harness.core.cell import Cell
 from leakgauge.harness.core.result import Failure
+from leakgauge.harness.federation import registry
 from leakgauge.harness.study.engine import Job, Outcome
+from leakgauge.harness.study.pace import Pace
+from leakgauge.harness.study.splits import limit_id, named, shares, victims_of
 from leakgauge.harness.study.store import Store, StoreError
 
-_AHEAD = 64
-"""Waiting attacks among which a worker finds its next one."""
+_SHARED = 1.0
+"""Seconds of a limit from which on it is a job of its own, which all attacks on the target read; it costs two files."""
+
+_PART = 4.0
+"""Seconds of a part, at least: the worker of each observes the target anew."""
+
+_URGENT = 0.5
+"""A job is urgent whose chain takes this share of what each slot has left to do."""
 
 
 @dataclass
@@ -22,8 +35,7 @@ class Progress:
     """The state of a running study, in cells; the listener receives it after every change.
 
     Attributes:
-        waiting: the number of jobs to do, by kind (`Job.sort`).
-        took: the seconds of those that ended.
+        left: seconds of the jobs that remain, on one worker; None: unknown.
         workers: how many of them run at a time.
         notes: what became of stored results, one line each, for a listener to take away.
     """
@@ -33,8 +45,7 @@ class Progress:
     failed: int = 0
     skipped: int = 0
     running: list[str] = field(default_factory=list)
-    waiting: Counter[str] = field(default_factory=Counter)
-    took: dict[str, list[float]] = field(default_factory=dict)
+    left: float | None = None
     workers: int = 1
     notes: list[str] = field(default_factory=list)
     start: float = field(default_factory=time.monotonic)
@@ -46,18 +57,8 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the end: each job takes the mean of its kind, or of all so far; None before the first ended."""
-        if not self.took:
-            return None
-        mean = fmean(seconds for kind in self.took.values() for seconds in kind)
-        expected = {kind: fmean(self.took[kind]) if kind in self.took else mean for kind in self.waiting}
-        return sum(number * expected[kind] for kind, number in self.waiting.items()) / max(1, self.workers)
-
-    def ended(self, job: Job, seconds: float) -> None:
-        """Note the end of a running job."""
-        self.running.remove(job.label)
-        self.waiting[job.sort] -= 1
-        self.took.setdefault(job.sort, []).append(seconds)
+        """Until the end; None before the first job has ended."""
+        return None if self.left is None else self.left / max(1, self.workers)
 
     @property
     def finished(self) -> int:
@@ -68,31 +69,73 @@ class Progress:
 Listener = Callable[[Progress, Outcome | None], None]
 
 
+@dataclass(eq=False)
+class _Task:
+    """A job that has not ended.
+
+    Attributes:
+        cost: its expected seconds. later: those of the longest job that waits for it alone.
+        then: the attack whose part it is.
+        waits: how many jobs it waits for. taken: whether it runs, or is given up.
+        tried: whether it was split, or cannot be.
+    """
+
+    job: Job
+    cost: float = 0.0
+    later: float = 0.0
+    then: list[_Task] = field(default_factory=list)
+    waits: int = 0
+    taken: bool = False
+    tried: bool = False
+
+
 class Schedule:
-    """Chooses the next job of a slot, and notes how jobs ended."""
+    """Chooses the next job of a slot, and notes how jobs ended.
+
+    Args:
+        trainings: to run; each is followed by the attacks on its unfinished cells.
+        attacks: to run, on stored trainings.
+        finished: the ids of the cells that need no attack.
+        pace: how long jobs take.
+        slots: jobs that run at a time; one a part, at most twice as many.
+    """
 
     def __init__(
-        self, store: Store, progress: Progress, listen: Listener, trainings: Iterable[Job], attacks: Iterable[Job]
+        self,
+        store: Store,
+        progress: Progress,
+        listen: Listener,
+        trainings: Iterable[Job],
+        attacks: Iterable[Job],
+        *,
+        pace: Pace,
+        finished: Collection[str] = (),
+        slots: int = 1,
     ) -> None:
         self.store, self.progress, self.listen = store, progress, listen
-        self.trainings, self.attacks = deque(trainings), deque(attacks)
-        progress.waiting.update(job.sort for job in (*self.trainings, *self.attacks))
-        progress.waiting.update(attack.sort for job in self.trainings for attack in self._waiting(job))
-        self.looks_at: dict[object, int] = {}  # the slot that has what attacks on a target have in common
+        self.finished, self.pace, self.slots = finished, pace, slots
+        self.heap: list[tuple[float, int, _Task]] = []  # what may start, the longest chain first
+        self.families: dict[str, list[tuple[float, int, _Task]]] = {}  # the attacks among it, by training
+        self.open: dict[str, _Task] = {}  # tasks that have not ended, by what they write
+        self.behind: dict[str, list[_Task]] = {}  # the attacks on a training that is to run
+        self.parts: dict[str, dict[str, _Task]] = {}  # those that have not ended, by what they are of and by name
+        self.users: dict[str, int] = {}  # attacks that still read a limit
+        self.has: dict[int, str] = {}  # the training that a slot's worker has in memory
+        self.numbers, self.ended_jobs = 0, 0
+        self.left = 0.0
+        for job in (*trainings, *attacks):
+            self._add(job)
+        self._reprice()
 
     def next(self, slot: int) -> Job | None:
-        """The next job of a slot: trainings first, since every attack needs one.
-
-        Attacks on one target go to one slot, whose worker computes their limit once; a slot without one takes any.
-        """
-        if self.trainings or not self.attacks:
-            return self.trainings.popleft() if self.trainings else None
-        owners = (self.looks_at.get(_target(job), slot) for job in itertools.islice(self.attacks, _AHEAD))
-        at = next((number for number, owner in enumerate(owners) if owner == slot), 0)
-        job = self.attacks[at]
-        del self.attacks[at]
-        self.looks_at.setdefault(_target(job), slot)
-        return job
+        """The next job of a slot; None if there is none now."""
+        while task := self._pick(slot):
+            if self._split(task):
+                continue
+            task.taken = True
+            self.has[slot] = task.job.training.id
+            return task.job
+        return None
 
     def started(self, job: Job) -> None:
         """Report the start of a job."""
@@ -103,45 +146,183 @@ class Schedule:
         """Queue a job again whose worker died."""
         self.progress.running.remove(job.label)
         self.progress.notes.append(f"done again: {job.label}: {reason}")
-        (self.attacks if job.kind == "attack" else self.trainings).appendleft(job)
+        if (task := self.open.get(job.writes)) is not None:  # else it is of no use any more
+            task.taken = False
+            self._push(task)
         self.listen(self.progress, None)
 
     def ended(self, outcome: Outcome) -> None:
-        """Report how a job ended; a finished training queues its attacks."""
+        """Report how a job ended; what waited for it may start."""
         job = outcome.job
-        if outcome.error:
-            outcome = self._failed(outcome)
-        self.progress.ended(job, outcome.seconds)
-        if job.kind == "attack":
-            self.progress.failed += bool(outcome.error)
-            self.progress.done += not outcome.error
-        elif job.kind == "training":
-            waiting = self._waiting(job)
-            if outcome.error:
-                self.progress.failed += len(waiting)
-                self.progress.waiting.subtract(attack.sort for attack in waiting)
-            else:
-                self.attacks.extend(waiting)
+        self.progress.running.remove(job.label)
+        task = self._close(job.writes)
+        if not outcome.error:
+            self.pace.learn(job, outcome.seconds)
+        if task is not None:
+            outcome = self._failed(task, outcome) if outcome.error else self._succeeded(task, outcome)
+        self.ended_jobs += 1
+        if self.ended_jobs & (self.ended_jobs - 1) == 0:
+            self._reprice()
+        self.progress.left = max(0.0, self.left)
         self.listen(self.progress, outcome)
 
-    def _failed(self, outcome: Outcome) -> Outcome:
-        """Store why the cells of a failed job have no result; the outcome states if that fails too."""
-        job, kind, message = outcome.job, outcome.kind, outcome.error
+    def _succeeded(self, task: _Task, outcome: Outcome) -> Outcome:
+        """Let start what waits for the task."""
+        job = task.job
+        if job.kind == "attack":
+            self.progress.done += 1
+            self._clean(job.cells[0])
+        for later in (*task.then, *self.behind.pop(job.writes, ())):
+            later.waits -= 1
+            if not later.waits:
+                self._push(later)
+        return outcome
+
+    def _failed(self, task: _Task, outcome: Outcome) -> Outcome:
+        """Give up what cannot be done without the task, and store why its cells have no result."""
+        job, cells = task.job, list[Cell]()
+        if job.kind == "limit":  # each attack tries it by itself
+            return self._succeeded(task, outcome)
+        if job.kind == "attack":
+            cells = list(job.cells)
+        for later in (*task.then, *self.behind.pop(job.writes, ())):
+            cells += later.job.cells
+            self._give_up(later)
+        for cell in cells:
+            self._clean(cell)
+        self.progress.failed += len(cells)
+        kind, message = outcome.kind, outcome.error
         try:
-            for cell in job.cells if job.kind != "trial" else ():
-                if self.store.read_result(cell.id) is None:
-                    self.store.write_failure(Failure(cell, kind, message, outcome.trace))
+            for cell in cells:
+                self.store.write_failure(Failure(cell, kind, message, outcome.trace))
         except StoreError as error:
             message = message if kind == "StoreError" else f"{message} (and {error})"
         return outcome._replace(error=message)
 
-    def _waiting(self, training: Job) -> list[Job]:
-        """The attacks to do after a training; none after a trial."""
-        cells = training.cells if training.kind == "training" else ()
-        return [Job("attack", training.training, (one,)) for one in cells if self.store.read_result(one.id) is None]
+    def _give_up(self, attack: _Task) -> None:
+        """Take an attack out, and its parts that have not started; those that run are of no use when they end."""
+        attack.taken = True
+        self._close(attack.job.writes)
+        for other in self.parts.pop(attack.job.cells[0].id, {}).values():
+            other.taken = True
+            self._close(other.job.writes)
+
+    def _add(self, job: Job) -> _Task:
+        """A job that may start; behind a training, the attacks on it."""
+        task = self.open[job.writes] = _Task(job)
+        if job.kind == "training":
+            cells = [cell for cell in job.cells if cell.id not in self.finished]
+            after = [self._wait(_Task(Job("attack", job.training, (cell,)))) for cell in cells]
+            self.behind[job.writes] = after
+        elif job.kind == "attack":
+            self._wait(task, 0)
+        task.cost = self.pace.expected(job)
+        self.left += task.cost
+        return task
+
+    def _wait(self, attack: _Task, waits: int = 1) -> _Task:
+        """Note an attack, which waits for so many jobs."""
+        self.open[attack.job.writes], attack.waits = attack, waits
+        limit = limit_id(attack.job.cells[0])
+        self.users[limit] = self.users.get(limit, 0) + 1
+        return attack
+
+    def _close(self, writes: str) -> _Task | None:
+        """Forget a task; None if it is already."""
+        task = self.open.pop(writes, None)
+        if task is not None:
+            self.left -= task.cost
+            if task.job.kind in ("search", "limit"):
+                name = writes.removeprefix("parts/")
+                self.parts.get(name.partition("-")[0], {}).pop(name, None)
+        return task
+
+    def _clean(self, cell: Cell) -> None:
+        """Remove the parts of a cell that is over, and its limit after the last attack on the target."""
+        self.store.drop_parts(cell.id)
+        limit = limit_id(cell)
+        self.users[limit] -= 1
+        if not self.users[limit]:
+            self.store.drop_parts(limit)
+
+    def _reprice(self) -> None:
+        """Take the seconds of all jobs anew, from those that have ended: after 1, 2, 4, 8, ... of them."""
+        self.heap.clear()
+        self.families.clear()
+        for task in self.open.values():
+            task.cost = self.pace.expected(task.job)
+        for writes, after in self.behind.items():
+            self.open[writes].later = max((one.cost for one in after), default=0.0)
+        self.left = math.fsum(task.cost for task in self.open.values())
+        for task in self.open.values():
+            if not task.taken and not task.waits:
+                self._push(task)
+
+    def _push(self, task: _Task) -> None:
+        """Let a task start when its turn comes."""
+        self.numbers += 1
+        entry = -(task.cost + task.later), self.numbers, task
+        heapq.heappush(self.heap, entry)
+        if task.job.kind not in ("training", "trial"):
+            heapq.heappush(self.families.setdefault(task.job.training.id, []), entry)
+
+    def _pick(self, slot: int) -> _Task | None:
+        """The job with the longest chain if that is urgent, else one on the slot's training, else the first anyway."""
+        first, own = _top(self.heap), _top(self.families.get(self.has.get(slot, ""), []))
+        if first is None or own is None or first.cost + first.later >= _URGENT * self.left / max(1, self.slots):
+            return first
+        return own
+
+    def _split(self, task: _Task) -> bool:
+        """Split a long attack, and its limit off; whether it waits for something now."""
+        job = task.job
+        if job.kind != "attack" or task.tried:
+            return False
+        task.tried, cell = True, job.cells[0]
+        if cell.target.kind == "members" or cell.target.users > 1:
+            return False
+        attack, before, parts = registry.build_attack(cell.attack), list[_Task](), list[str]()
+        if attack.kind != "reconstruction":
+            return False
+        dim = self.pace.dims.get(job.training.task, 0)
+        limit = Job("limit", job.training, (cell,), (0, cell.target.count))
+        seconds = self.pace.expected(limit) if cell.limit else 0.0
+        if seconds >= (_SHARED if self.users[limit_id(cell)] > 1 else 2 * _PART):
+            self._divide(task, limit, limit_id(cell), 1, before, parts)
+        size = attack.at_once(dim) if dim else None
+        if size is not None and size < cell.target.count and self.slots > 1:
+            search = Job("search", job.training, (cell,), (0, cell.target.count))
+            self._divide(task, search, cell.id, size, before, parts)
+        self._close(job.writes)
+        task.job = job._replace(parts=tuple(parts))
+        task.waits, task.cost = len(before), self.pace.expected(task.job)
+        self.open[job.writes] = task
+        self.left += task.cost
+        return bool(before)
+
+    def _divide(self, task: _Task, whole: Job, name: str, size: int, before: list[_Task], parts: list[str]) -> None:
+        """Let a task wait for the parts of `whole`: those that are stored, those that are queued, and new ones."""
+        known, queued = self.store.parts_of(name), self.parts.setdefault(name, {})
+        covered = {i for one in (*known, *queued) for i in victims_of(one)}
+        seconds = self.pace.expected(whole)
+        count = min(2 * self.slots, max(1, int(seconds / _PART))) if self.slots > 1 else 1
+        new = [] if covered >= set(whole.victims) else shares(whole.victims, size, count)
+        if whole.kind == "search" and len(new) == 1 and not known:
+            return
+        for victims in new:
+            if not covered >= set(victims):
+                job = whole._replace(part=(victims.start, victims.stop))
+                queued[named(name, victims)] = self._add(job)
+                self._push(queued[named(name, victims)])
+        for other in queued.values():  # of a limit, also for the other attacks on the target
+            other.then.append(task)
+            other.later = max(other.later, task.cost)
+            before.append(other)
+        parts += [*known, *queued]
 
 
-def _target(attack: Job) -> object:
-    """Which attacks look at the same messages as this one."""
-    cell = attack.cells[0]
-    return attack.training.id, cell.threat, cell.target
+def _top(heap: list[tuple[float, int, _Task]]) -> _Task | None:
+    """The first task of a heap that has not been taken; those that have are removed."""
+    while heap and (heap[0][2].taken or heap[0][2].waits):
+        heapq.heappop(heap)
+    return heap[0][2] if heap else None

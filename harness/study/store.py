@@ -6,6 +6,7 @@
     DIR/cells/<id>/failure.json         why a cell has no result
     .../timing.json                     seconds; separate, so that the same cell gives the same bytes
     .../manifest.json                   the digest of each file, and the code that made them
+    DIR/parts/<name>/part.npz           of a cell or a limit that is computed in parts, until it is joined
     DIR/quarantine/                     what was damaged or of other code, each with its reason
 
 A cell or a training is finished if it has a manifest, and whole if every file is what the manifest says and is of the
@@ -21,6 +22,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping
 from itertools import count
@@ -43,6 +45,7 @@ TEMPORARY = ".part"
 """The end of the name of a file that is being written."""
 
 _MAIN: dict[str, tuple[str, type]] = {"cells": ("result.json", Result), "trainings": ("record.json", TrainingRecord)}
+_PART = "part.npz"
 _STUDY = {"name", "title", "text", "goals", "hash", "cells", "data", "public", "attacks"}
 """The keys of a study.json from before there were manifests."""
 
@@ -134,6 +137,10 @@ class Store:
         """The folder of a training."""
         return self.folder / "trainings" / training_id
 
+    def part(self, name: str) -> Path:
+        """The folder of a part, `<id of the whole>-<first victim>-<end>`."""
+        return self.folder / "parts" / name
+
     def write_study(self, data: dict[str, Any]) -> None:
         """Write the resolved study, and beside it the TOML of each study in it."""
         for name, text in _tomls(data).items():
@@ -182,6 +189,24 @@ class Store:
         """Write a finished training with the models and messages for its attacks, and the code that made it."""
         files = {"kept.npz": _npz(kept), "record.json": to_json(to_data(record))}
         self._write(self.training(record.spec.id), files, seconds, code)
+
+    def write_part(self, name: str, arrays: Arrays, seconds: float, code: str) -> None:
+        """Write a finished part, and the code that made it."""
+        self._write(self.part(name), {_PART: _npz(arrays)}, seconds, code)
+
+    def read_part(self, name: str, code: str) -> dict[str, npt.NDArray[Any]] | None:
+        """The arrays of a part that this code made; None if it is not finished, damaged or of other code."""
+        manifest = self._manifest(self.part(name), {})
+        return self.read_arrays(self.part(name) / _PART) if manifest is not None and manifest.code == code else None
+
+    def parts_of(self, whole: str) -> list[str]:
+        """The names of the finished parts of a whole, with the id `whole`."""
+        return sorted(path.parent.name for path in self.folder.glob(f"parts/{whole}-*/{MANIFEST}"))
+
+    def drop_parts(self, whole: str = "") -> None:
+        """Remove the parts of a whole, or all."""
+        for path in self.folder.glob(f"parts/{whole}-*" if whole else "parts"):
+            shutil.rmtree(path, ignore_errors=True)
 
     def write_failure(self, failure: Failure) -> None:
         """Write why a cell has no result."""
@@ -242,7 +267,7 @@ class Store:
 
     def _manifest(self, folder: Path, faults: dict[str, str]) -> _Manifest | None:
         """The manifest of a folder."""
-        main = folder / _MAIN[folder.parent.name][0]
+        main = folder / _MAIN.get(folder.parent.name, (_PART,))[0]
         if not (folder / MANIFEST).exists() and main.exists() and self.before_manifests:
             return _Manifest("", None)
         return load(folder / MANIFEST, functools.partial(_manifest_of, folder.name), faults)
