@@ -8,11 +8,10 @@ Ray itself repeats nothing.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -75,12 +74,11 @@ class RayEngine:
     def __init__(self, place: Place, address: str | None = None, slots: int | None = None) -> None:
         self.place, self.store, self.private, self.asked = place, Store(place.folder), address is None, slots
         self.is_ours = not ray.is_initialized()  # else it is the caller's
-        if self.is_ours:
-            _connect(address, slots)
+        if self.is_ours and address is not None:
+            _knock(address)
         gpus = 1 if place.device.startswith("cuda") else 0
         self.unit = "GPU" if gpus else "CPU"
         self.hire = ray.remote(Worker).options(num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0).remote
-        self.home = Home(place.root.absolute(), self.private, place.device, tuple(sys.path), os.getcwd(), versions())
         self.actors: list[_Actor] = []
         self.last: dict[int, _Actor] = {}  # the worker that did a slot's last job
         self.parked: dict[int, Job] = {}  # jobs without a worker yet
@@ -90,14 +88,18 @@ class RayEngine:
         self.digests: dict[str, str] = {}
         self.gauges: dict[str, Any] = {}
         self.deaths, self.size, self.looked = 0, 0, -_LOOK
-        self._staff()
-        if not self.size:
-            self.close()
-            raise _unusable(f"the cluster at {address} has no {self.unit}: give --workers if nodes will join it")
+        # its thread lives as long as the engine: the kernel would end a private Ray with the thread that started it
+        self.pool = ThreadPoolExecutor(1)
+        self.opening = self.pool.submit(self._open, address)
 
     @property
     def slots(self) -> int:
-        """Workers that the cluster has room for; a job that has none yet waits for one."""
+        """Workers that the cluster has room for; a job that has none yet waits for one.
+
+        Raises:
+            StudyError: the cluster cannot be used.
+        """
+        self.opening.result()
         return max(1, self.size)
 
     def start(self, slot: int, job: Job) -> None:
@@ -147,6 +149,7 @@ class RayEngine:
 
     def close(self) -> None:
         """End all workers, and Ray with them if it is private."""
+        wait([self.opening])
         idle = [actor for actor in self.actors if actor.pending is None]
         with suppress(RayError):
             ray.get([actor.handle.leave.remote() for actor in idle], timeout=5)
@@ -155,13 +158,24 @@ class RayEngine:
                 ray.kill(one)
         if self.is_ours:
             ray.shutdown()
+        self.pool.shutdown()
+
+    def _open(self, address: str | None) -> None:
+        """Join the cluster or start one, and hire the first workers."""
+        if self.is_ours:
+            _connect(address, self.asked)
+        root, device = self.place.root.absolute(), self.place.device
+        self.home = Home(root, self.private, device, tuple(sys.path), os.getcwd(), versions())
+        self._staff()
+        if not self.size:
+            raise _unusable(f"the cluster at {address} has no {self.unit}: give --workers if nodes will join it")
 
     def _staff(self) -> None:
         """Hire workers for the room that the cluster has."""
         if time.monotonic() - self.looked >= _LOOK:
             self.looked = time.monotonic()
             self.size = int(ray.cluster_resources().get(self.unit, 0)) if self.asked is None else self.asked
-        while len(self.actors) < self.slots:
+        while len(self.actors) < self.size:
             handle = self.hire(self.home)
             self.actors.append(_Actor(handle, handle.ready.remote()))
 
@@ -180,10 +194,10 @@ class RayEngine:
 
     def _order(self, job: Job) -> Order:
         """A job with what it needs."""
-        attack = job.cells[0] if job.kind == "attack" else None
-        names = [job.training.task.data, *([View.parse(attack.threat).other] if attack else [])]
+        cell = job.cells[0] if job.reads else None
+        names = [job.training.task.data, View.parse(cell.threat).other if cell else ""]
         data = {} if self.private else {name: self._digest(name) for name in names if name}
-        code = code_of(job.training, attack.attack if attack else None)
+        code = code_of(job.training, cell.attack if cell else None)
         return Order(job, code, data, {name: self._sent(name) for name in job.reads})
 
     def _digest(self, name: str) -> str:
@@ -263,17 +277,10 @@ def _connect(address: str | None, slots: int | None) -> None:
     words: dict[str, Any] = {"address": address or "local", "log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
         words |= {"num_cpus": slots or cores(), "include_dashboard": False}
-    else:
-        _knock(address)
-    main_thread = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(**words)
     except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
         raise _unusable(f"the cluster at {address} cannot be used: {error}" if address else error) from error
-    finally:
-        if main_thread:
-            signal.signal(signal.SIGTERM, before)  # Ray's own would exit
 
 
 def _knock(address: str) -> None:

@@ -19,7 +19,7 @@ from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.study.engine import Job, Outcome, Place, perform
 
 _KEPT = 2
-"""Trainings on the disk of a worker: those that it holds in memory too (`jobs.stored_scene`)."""
+"""Trainings on the disk of a worker: those that it may hold in memory too (`jobs.stored_scene`)."""
 
 
 class Unfit(Exception):
@@ -123,7 +123,9 @@ class Worker:
             outcome = perform(order.job, self.place)
         written = self.folder / order.job.writes
         files = {} if outcome.error else {path.name: path.read_bytes() for path in written.iterdir()}
-        self._drop(order.job.writes)
+        trainings = [name for name in self.has if name.startswith("trainings/")]
+        for name in {order.job.writes, *self.has} - {*trainings[-_KEPT:]}:
+            self._drop(name)
         return Answer(outcome, files)
 
     def leave(self) -> None:
@@ -137,7 +139,7 @@ class Worker:
 
         job = order.job
         try:
-            own = code_of(job.training, job.cells[0].attack if job.kind == "attack" else None)
+            own = code_of(job.training, job.cells[0].attack if job.reads else None)
             if own != order.code:
                 raise self._unfit(f"has code {own} instead of {order.code}")
             for name, digest in order.data.items():
@@ -153,15 +155,12 @@ class Worker:
 
     def _fetch(self, name: str, reference: Any) -> None:
         """Have a folder of the store here."""
-        if self.has.get(name) == reference:
-            return
-        self._drop(name)
-        (self.folder / name).mkdir(parents=True)
-        for file, content in ray.get(reference).items():
-            (self.folder / name / file).write_bytes(content)
-        self.has[name] = reference
-        while len(self.has) > _KEPT:
-            self._drop(next(iter(self.has)))
+        if self.has.get(name) != reference:
+            self._drop(name)
+            (self.folder / name).mkdir(parents=True)
+            for file, content in ray.get(reference).items():
+                (self.folder / name / file).write_bytes(content)
+        self.has[name] = self.has.pop(name, reference)  # the last one used is the last
 
     def _drop(self, name: str) -> None:
         """Remove a folder of the store from here."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from leakgauge.harness.study.schedule import Listener, Progress, Schedule
 from leakgauge.harness.study.store import MANIFEST, QUARANTINE, Store, StoreError, load_run
 from leakgauge.harness.study.study import Study
 from leakgauge.harness.study.supervisor import NO_LIMITS, Limits, supervise
-from leakgauge.harness.study.workers import Workers, warm_up
+from leakgauge.harness.study.workers import Workers
 
 if TYPE_CHECKING:
     from leakgauge.harness.data import DataSet
@@ -130,15 +130,13 @@ def run_study(
         raise StudyError(study.name, [f"device: got {device!r}, expected cpu, or cuda if there is one"])
     workers = _workers(study, workers, elsewhere=engine is not None)
     open_engine = engine or (Here if workers == 0 else partial(Workers, slots=workers))
-    if workers != 0 and engine is None:
-        warm_up()
     if limits != NO_LIMITS and workers == 0:
         raise StudyError(study.name, ["limits of a cell need worker processes: expected workers >= 1, got workers=0"])
     root = data if data is not None else default_root()
     store = Store(Path(folder))
-    found = check_data(study, root)
     place = Place(store.folder, root, device)
-    with writing(store.folder), closing(open_engine(place)) as opened:
+    # an engine starts while this process reads the data
+    with closing(open_engine(place)) as opened, nullcontext(check_data(study, root)) as found, writing(store.folder):
         session = _Session(store, place, opened, reuse, limits, [], Pace(_dims(study, root)))
         listen = listen or (lambda progress, outcome: None)
         stored = _stored_study(study, session, {name: digest for name, (digest, _) in found.items()}, merge=merge)
