@@ -59,7 +59,7 @@ slow: $(VENV)/installed
 	$(VENV)/bin/pytest -n 2 --dist worksteal -m slow
 
 benchmarks: $(VENV)/installed
-	for name in local_training clipping matching inversion scale encoders; do $(VENV)/bin/python benchmarks/$$name.py || exit 1; done
+	for name in local_training clipping matching inversion scale encoders large; do $(VENV)/bin/python benchmarks/$$name.py || exit 1; done
 
 clean:
 	rm -rf $(VENV) $(DOCS_VENV) runs build *.egg-info
