@@ -1,9 +1,9 @@
 """Encoders and decoders: millions of coordinates per second, encode and decode together, one thread, draws included.
 
-Each defense gets one tensor of 10^6 coordinates, or 1.1 * 10^7, that resembles an update. It is timed from the update to the bytes and
-from the bytes to the estimate; the best of several repeats counts, because other work on the machine only adds time.
-Prints the measured rate beside its bar, and the bits per coordinate, counted from the bytes. Exit code 1 if a bar is
-missed.
+Each defense gets one tensor of 10^6 coordinates, or 1.1 * 10^7, that resembles an update. It is timed from the update
+to the bytes and from the bytes to the estimate; the best of several repeats counts, because other work on the machine
+only adds time. Prints the measured rate beside its bar, and the bits per coordinate, counted from the bytes. Exit code
+1 if a bar is missed.
 
     python benchmarks/encoders.py [NAME ...]
 """
