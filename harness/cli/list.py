@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leakgauge.harness.cli.known import known
 from leakgauge.harness.cli.options import USAGE, JsonOption, print_json, refusal
 from leakgauge.harness.core.sinks import line, say
 from leakgauge.harness.study.titles import shipped
@@ -26,6 +25,7 @@ def list_(
     as_json: JsonOption = False,
 ) -> None:
     """List the defenses, attacks, tasks or studies, each with one line of description."""
+    from leakgauge.harness.cli.known import known
     from leakgauge.harness.core.errors import unknown
 
     if what not in _LISTS:
