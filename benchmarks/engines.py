@@ -46,14 +46,20 @@ class Burn(Attack):
         return Membership(normal(key, (len(seen.candidates.y),)))
 
 
-def grid(cells: int) -> Study:
+def grid(cells: int, seconds: float = 1.0) -> Study:
     """A small training, and so many cells on it."""
     table = {
         "name": "grid",
         "tasks": [{"data": "digits", "model": "linear"}],
         "federations": [{"clients": 2, "rounds": 1, "samples": 400, "test_samples": 50, "local_steps": 1}],
         "defenses": [{"name": "none"}],
-        "attacks": [{"name": "engines:Burn", "target": {"kind": "members", "count": [2 + n for n in range(cells)]}}],
+        "attacks": [
+            {
+                "name": "engines:Burn",
+                "seconds": seconds,
+                "target": {"kind": "members", "count": [2 + n for n in range(cells)]},
+            }
+        ],
     }
     return resolve(table, allow_code=True)
 
