@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.batch import LocalPlan, Work, choose_engine, plan_batches, train_clients
+from leakgauge.harness.learn.partition import Holdings, sizes
 from tests.clipping_case import clients
 from tests.doubles import random_examples, small_task
 
@@ -50,6 +51,22 @@ def test_every_engine_is_the_textbook_loop(model, shape, engine, momentum):
     wanted = torch.stack([by_hand(task, params, client, plan) for client in work])
     assert wanted.abs().max() > 1e-3
     torch.testing.assert_close(found.updates, wanted, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("engine", ["loop", "dense", "vmap"])
+def test_clients_that_hold_rows_of_one_data_set_train_as_on_their_own_copies(engine):
+    task, data = small_task(), random_examples(100)
+    rows = [np.arange(1, 30, 3), np.arange(40, 90), np.arange(90, 97)]
+    holdings = Holdings(data, dict(enumerate(rows)))
+    assert [len(holdings[k].y) for k in holdings] == list(sizes(holdings).values()) == [10, 50, 7]
+    keys, params = [Key(k) for k in range(3)], task.init(Key(1))
+    views = [Work(data, key, own) for key, own in zip(keys, rows, strict=True)]
+    copies = [Work(holdings[k], key) for k, key in enumerate(keys)]
+    mixed = [views[0], copies[1], views[2]]
+    found, other, both = (train_clients(task, params, work, PLAN, engine) for work in (views, copies, mixed))
+    assert torch.equal(found.updates, other.updates)
+    assert torch.equal(found.updates, both.updates)
+    assert all(map(np.array_equal, found.batches[1], other.batches[1]))
 
 
 @pytest.mark.parametrize("engine", ["loop", "dense", "vmap"])

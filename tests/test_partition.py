@@ -12,7 +12,7 @@ from scipy.stats import chi2, norm
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.cell import FederationSpec
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.learn.partition import partition
+from leakgauge.harness.learn.partition import dirichlet, partition
 
 KEY = Key(0, ("partition",))
 KINDS = ("iid", "shards", "dirichlet", "unbalanced")
@@ -139,3 +139,17 @@ def test_an_impossible_deal_is_refused_with_the_numbers(spec, message):
         partition(spec, TEN, KEY)
     with pytest.raises(ValueError, match=r"one axis, got shape \(10, 2\)"):
         partition(FederationSpec(), torch.zeros(10, 2, dtype=torch.int64), KEY)
+
+
+@pytest.mark.parametrize("alpha", [0.2, 1.0])
+def test_a_client_without_a_sample_takes_the_first_one_of_the_largest_the_first_if_tied(alpha, monkeypatch):
+    classes = rng.integers(KEY.child("classes"), 305, 10)
+    filled = dirichlet(classes, 300, alpha, KEY)
+    monkeypatch.setattr("leakgauge.harness.learn.partition._fill", lambda parts: None)
+    parts = dirichlet(classes, 300, alpha, KEY)
+    assert sum(len(part) == 0 for part in parts) > 10
+    for number in range(300):
+        if len(parts[number]) == 0:
+            largest = max(range(300), key=lambda other: len(parts[other]))
+            parts[number], parts[largest] = parts[largest][:1], parts[largest][1:]
+    assert all(map(np.array_equal, filled, parts))

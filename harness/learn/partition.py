@@ -132,14 +132,19 @@ def dirichlet(classes: Indices, clients: int, alpha: float, key: Key) -> list[In
         for hand, part in zip(hands, np.split(members, _cuts(weights, int(count))), strict=True):
             hand.append(part)
     parts = [np.concatenate(hand) for hand in hands]
+    _fill(parts)
+    return parts
+
+
+def _fill(parts: list[Indices]) -> None:
+    """Give each client without a sample the first one of the largest client, the first if tied."""
     by_size = [(-len(part), number) for number, part in enumerate(parts)]
     heapq.heapify(by_size)
-    for number in range(clients):
-        if len(parts[number]) == 0:
+    for number, part in enumerate(parts):
+        if len(part) == 0:
             size, largest = by_size[0]
             parts[number], parts[largest] = parts[largest][:1], parts[largest][1:]
             heapq.heapreplace(by_size, (size + 1, largest))
-    return parts
 
 
 def unbalanced(used: int, clients: int, imbalance: float, key: Key) -> list[Indices]:
