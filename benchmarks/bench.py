@@ -104,11 +104,12 @@ def take(given: argparse.Namespace) -> dict[str, Any]:
     asked = {"command": "make bench", "commit": commit(), "machine": machine_text(), "rates": asdict(machine)}
     data = {} if everything else data
     parts = {"rows": data.get("rows", {}), "quick": data.get("quick", {}), "scale": data.get("scale", {})}
-    if everything or given.only:
+    if everything or (given.only and not given.quick):
         rows = run(named(builds(False), given.only), given.seconds, machine)
         parts["rows"] |= {name: asdict(row) for name, row in rows.items()}
     if everything or given.quick:
-        parts["quick"] = {name: asdict(row) for name, row in run(builds(True), given.seconds, None).items()}
+        rows = run(named(builds(True), given.only), given.seconds, None)
+        parts["quick"] = (parts["quick"] if given.only else {}) | {name: asdict(row) for name, row in rows.items()}
     if everything or given.scale:
         parts["scale"] = forecast.measure()
     return asked | parts
@@ -119,13 +120,13 @@ def named(every: Rows, names: Sequence[str] | None) -> Rows:
     return {name: build for name, build in every.items() if not names or name.startswith(tuple(names))}
 
 
-def quick() -> int:
-    """Measure the quick rows; return 1 if one is worse than the committed one."""
-    start, chosen = time.perf_counter(), builds(True)
+def quick(names: Sequence[str] | None) -> int:
+    """Measure the quick rows, or some; return 1 if one is worse than the committed one."""
+    start, chosen = time.perf_counter(), named(builds(True), names)
     now = run(chosen, QUICK, None)
     took = time.perf_counter() - start
     data = json.loads(JSON.read_text())
-    then = {name: Row.of(row) for name, row in data["quick"].items()}
+    then = {name: Row.of(row) for name, row in data["quick"].items() if not names or name.startswith(tuple(names))}
     faults = check(now, then, lambda name: run({name: chosen[name]}, AGAIN, None, MORE)[name])
     print(f"{len(now)} rows in {took:.0f} s, compared with commit {data['commit']}: ", end="")
     print("\n".join([f"{len(faults)} faults", *faults]) if faults else "none is 1.3 times worse")
@@ -134,8 +135,16 @@ def quick() -> int:
 
 def write(data: Mapping[str, Any]) -> None:
     """Write the JSON and the tables of the pages."""
-    JSON.write_text(json.dumps(rounded(data), indent=1) + "\n")
+    JSON.write_text(text_of(rounded(data)) + "\n")
     pages()
+
+
+def text_of(data: Any, depth: int = 0) -> str:
+    """JSON with a line for each row."""
+    if not isinstance(data, dict) or depth == 2:
+        return json.dumps(data)
+    lines = (f"{json.dumps(key)}: {text_of(value, depth + 1)}" for key, value in data.items())
+    return "{\n" + ",\n".join(lines) + "\n}"
 
 
 def pages() -> None:
@@ -194,7 +203,7 @@ def main(arguments: Sequence[str]) -> int:
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="measure the quick rows and compare them with bench.json")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="rows of the large table whose name begins so")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="rows whose name begins so")
     parser.add_argument("--scale", action="store_true", help="the constants of docs/scale.md")
     parser.add_argument("--record", action="store_true", help="with one of these: keep what was measured in bench.json")
     parser.add_argument("--pages", action="store_true", help="write the tables of the pages anew")
@@ -206,7 +215,7 @@ def main(arguments: Sequence[str]) -> int:
     elif given.record or not part:
         write(take(given))
     elif given.quick:
-        return quick()
+        return quick(given.only)
     elif given.only:
         run(named(builds(False), given.only), given.seconds, None)
     else:

@@ -160,7 +160,7 @@ def span(seconds: float) -> str:
     for unit, length in (("days", 86_400.0), ("hours", 3600.0), ("min", 60.0)):
         if seconds >= 2 * length:
             return f"{seconds / length:.3g} {unit}"
-    return f"{seconds:.2g} s"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
 def many_cells(measured: Measured) -> list[str]:
@@ -177,7 +177,7 @@ def many_cells(measured: Measured) -> list[str]:
 
 
 def many_clients(scale: Mapping[str, Measured]) -> list[str]:
-    """10^6 clients with 100 participants, of a linear model with 650 weights and of one with 203,530."""
+    """10^6 clients with 100 participants, of a linear model with 650 weights."""
     lines = ["| defense | before the first round | 100 rounds | memory |", "|---|---|---|---|"]
     for what, measured in scale.items():
         if what.startswith("clients"):
