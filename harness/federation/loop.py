@@ -31,6 +31,7 @@ from leakgauge.harness.core.vec import Layout, Vector
 from leakgauge.harness.federation.memories import Memories
 from leakgauge.harness.federation.round import Client, Collected, Round, client_key
 from leakgauge.harness.learn.batch import Engine, Indices, LocalPlan, Work, train_clients
+from leakgauge.harness.learn.gradients import keep_freed_memory
 from leakgauge.harness.learn.partition import Holdings, sizes
 from leakgauge.harness.learn.tasks import ModelTask
 
@@ -167,6 +168,7 @@ def train(
         ValueError: training diverged (the test loss or all updates of a round are not finite), no message counted, the
             defense allows no round, or `strict` and a client would be dropped; the error names round, client, reason.
     """
+    keep_freed_memory()
     params = task.init(key.child("init"))
     training = Training(make_setting(task, spec, clients, defense.local), params)
     run = _Run(
@@ -361,7 +363,8 @@ class _Run:
             return None
         ratios = []
         for client, decoded in zip(found.clients, found.updates, strict=True):
-            if decoded.dtype == client.update.dtype and torch.equal(decoded, client.update):
+            # numpy: a third of the time of `torch.equal`
+            if np.array_equal(decoded.numpy(), client.update.numpy()):
                 continue
             update = client.update.double()
             noise = float((decoded.double() - update).square_().sum())

@@ -123,9 +123,9 @@ class Work(NamedTuple):
         """Number of samples of the client."""
         return len(self.data.y) if self.rows is None else len(self.rows)
 
-    def places(self, index: Indices) -> Tensor:
-        """The client's samples `index` as places in `data`, on its device."""
-        return torch.from_numpy(index if self.rows is None else self.rows[index]).to(self.data.x.device)
+    def places(self, index: Indices) -> Indices:
+        """The client's samples `index` as places in `data`."""
+        return index if self.rows is None else self.rows[index]
 
 
 class Trained(NamedTuple):
@@ -251,7 +251,7 @@ def _gradient(
     task: ModelTask, tensors: list[Tensor], work: Work, number: int, index: Indices, plan: LocalPlan
 ) -> list[Tensor]:
     """The gradient of step `number` on these samples, with noise and penalty."""
-    rows = work.places(index)
+    rows = torch.from_numpy(work.places(index)).to(work.data.x.device)
     x, y = work.data.x[rows], work.data.y[rows]
     keep = task.dropout_masks(work.key.child("dropout", number), len(index))
     if plan.clip is None and not plan.poisson:
@@ -318,25 +318,29 @@ def _gather(
     picks = [used[number] if runs else used[-1] for used, runs in zip(batches, running, strict=True)]
     size = max(1, *map(len, picks))
     device = work[0].data.x.device
-    weight = torch.zeros(len(work), size)
-    rows, keeps = list[Tensor](), []
+    # numpy: a tenth of the time for a few numbers
+    weight = np.zeros((len(work), size), np.float32)
+    rows, keeps = np.empty((len(work), size), np.int64), []
     for row, (client, pick) in enumerate(zip(work, picks, strict=True)):
-        filler = np.full(size - len(pick), pick[0] if len(pick) else 0)
-        rows.append(client.places(np.concatenate([pick, filler])))
+        rows[row, len(pick) :] = client.places(pick[:1] if len(pick) else np.zeros(1, np.int64))
+        rows[row, : len(pick)] = client.places(pick)
         weight[row, : len(pick)] = 1.0 / plan.divisor(client.samples, len(pick))
         keep = task.dropout_masks(client.key.child("dropout", number), len(pick))
         if keep is not None:
-            keeps.append([torch.cat([mask, mask.new_ones(len(filler), *mask.shape[1:])]) for mask in keep])
+            keeps.append([torch.cat([mask, mask.new_ones(size - len(pick), *mask.shape[1:])]) for mask in keep])
     stacked = [torch.stack(masks) for masks in zip(*keeps, strict=True)] if keeps else None
-    x, y = (_taken(list(part), rows) for part in zip(*(client.data for client in work), strict=True))
-    return _Step(x, y, weight.to(device), torch.tensor(running, dtype=torch.float32, device=device), stacked)
+    places = torch.from_numpy(rows).to(device)
+    x, y = (_taken(part, places) for part in zip(*(client.data for client in work), strict=True))
+    return _Step(
+        x, y, torch.from_numpy(weight).to(device), torch.tensor(running, dtype=torch.float32, device=device), stacked
+    )
 
 
-def _taken(data: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:
-    """[c, b, ...]: these rows of each client's data; in one call if all clients hold rows of one tensor."""
+def _taken(data: Sequence[Tensor], rows: Tensor) -> Tensor:
+    """[c, b, ...]: rows [c, b] of each client's data; in one call if all clients hold rows of one tensor."""
     if all(one is data[0] for one in data):
-        return data[0].index_select(0, torch.cat(list(rows))).view(len(rows), -1, *data[0].shape[1:])
-    taken = data[0].new_empty((len(data), len(rows[0]), *data[0].shape[1:]))
+        return data[0].index_select(0, rows.view(-1)).view(*rows.shape, *data[0].shape[1:])
+    taken = data[0].new_empty((*rows.shape, *data[0].shape[1:]))
     for part, each, out in zip(data, rows, taken, strict=True):
         torch.index_select(part, 0, each, out=out)
     return taken
