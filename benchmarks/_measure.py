@@ -29,6 +29,8 @@ import torch
 from scipy.stats import binom
 from torch.utils.flop_counter import FlopCounterMode
 
+from leakgauge.harness.learn.gradients import keep_freed_memory
+
 WORSE = 1.3
 """A ratio that is so many times the committed one is a fault."""
 
@@ -213,6 +215,7 @@ def measure(work: Work, seconds: float, machine: Machine | None, least: int = LE
     """Run both sides in turns for about so many seconds; without a machine, no memory and no limit."""
     clock = time.perf_counter if work.wall else time.process_time
     runs = work.ours, work.base
+    keep_freed_memory()  # else it depends on the heap's history whether short runs fault new pages in
     once = [_timed(run, 1, clock) for run in runs]  # the first run fills the caches
     peak, limit, bound = 0.0, 0.0, ""
     if machine is not None:
