@@ -48,6 +48,10 @@ def run(
     ] = None,
 ) -> None:
     """Run a study, print its table, and write the report; DIR/run.log has every job. The same command again resumes."""
+    from leakgauge.harness.study.workers import warm_up
+
+    if workers != 0 and not dry_run:
+        warm_up()  # workers import while this process does
     from leakgauge.harness.cli.progress import listener, logged
     from leakgauge.harness.study.run import run_study
     from leakgauge.harness.study.study import load_study

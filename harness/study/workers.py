@@ -29,7 +29,8 @@ def warm_up() -> None:
     """Start the fork server, which imports while this process does other things."""
     # the kernel would end the fork server with the thread that started it
     ours = ["leakgauge.harness.study.fork_server"] if threading.current_thread() is threading.main_thread() else []
-    multiprocessing.get_context("forkserver").set_forkserver_preload([*ours, "torch", "leakgauge.harness.study.jobs"])
+    modules = [*ours, "torch", "leakgauge.harness.study.preload"]
+    multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
     os.environ[PARENT] = str(os.getpid())
     forkserver.ensure_running()
 
