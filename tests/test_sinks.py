@@ -284,7 +284,7 @@ OWNERS = {
     "stderr": frozenset({"harness.core.sinks", *CHILDREN}),
     "Text": frozenset({"harness.core.sinks"}),
     "Console": frozenset({"harness.cli.options", "harness.cli.progress", "reports.text.tables"}),
-    "Markup": frozenset({"reports.html", "reports.sections.tradeoffs"}),
+    "Markup": frozenset({"reports.html", "reports.sections.asked"}),
     "write_text": frozenset[str](),
     "emit": frozenset(
         {"harness.core.sinks", *(f"harness.cli.{name}" for name in ("options", "gate", "report", "compare"))}

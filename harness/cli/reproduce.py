@@ -29,6 +29,7 @@ def reproduce(
     from leakgauge.harness.data import default_root
     from leakgauge.harness.study.recipes import recipe, recipes
     from leakgauge.harness.study.reproduce import reproduce as run
+    from leakgauge.harness.study.store import write_atomically
     from leakgauge.reports.reproduction import Repeated, reproduction
 
     known, root = recipes(), data or default_root()
@@ -45,7 +46,7 @@ def reproduce(
                 chosen, size, out, root, workers=workers, listen=lambda name: stack.enter_context(listener(name))
             )
         page = reproduction([Repeated(**one.shown) for one in done])
-        (out / "index.html").write_text(page, "utf-8")
+        write_atomically(out / "index.html", page.encode())
     for one in done:
         for judged in one.judged:
             where = f" ({judged.where})" if judged.where else ""

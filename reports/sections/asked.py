@@ -79,7 +79,7 @@ def shown(judged: Sequence[Judged], drawn: Sequence[tuple[Figure, tuple[Panel, .
         for place, panel in enumerate(() if isinstance(panels, str) else panels)
     ]
     errors = [(figure.title, panels) for figure, panels in drawn if isinstance(panels, str)]
-    drawings = tuple(_drawing(drawable(one), prefix) for one in charts if any(line.points for line in one.series))
+    drawings = tuple(drawing(drawable(one), prefix) for one in charts if any(line.points for line in one.series))
     return Asked(tuple(map(_stated, judged)), drawings, tuple(errors))
 
 
@@ -141,7 +141,7 @@ def _ends(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"{short(low)} to {short(high)}"
 
 
-def _drawing(chart: Chart, prefix: str) -> Drawing:
-    """A chart with the markers of its legend."""
+def drawing(chart: Chart, prefix: str) -> Drawing:
+    """A chart with the markers of its legend. `prefix`: of the ids in it."""
     drawn = figures.svg(chart, prefix=f"{prefix}-{chart.name}-")
-    return Drawing(chart, Markup(drawn), tuple(Markup(figures.key(one)) for one in chart.series))
+    return Drawing(chart, Markup(drawn), tuple(Markup(figures.key(one, joined=chart.joined)) for one in chart.series))

@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from markupsafe import Markup
 
 from leakgauge.harness.core.result import TrainingRecord
-from leakgauge.reports.charts import figures
 from leakgauge.reports.charts.epsilon import AUC, MSE, SSIM, accuracy_charts, leakage_charts
 from leakgauge.reports.charts.figures import Chart, Point, by_defense, drawable
 from leakgauge.reports.charts.roc import roc_charts
 from leakgauge.reports.charts.rounds import attack_charts, training_charts
-from leakgauge.reports.sections.asked import Drawing
+from leakgauge.reports.sections.asked import Drawing, drawing
 from leakgauge.reports.sections.frontier import frontier_chart
 from leakgauge.reports.select import Analysis, final_accuracy
 from leakgauge.reports.text.notation import fixed, percent, size
@@ -53,7 +51,7 @@ def trade_offs(analysis: Analysis) -> tuple[TradeOffs, ...] | None:
     """The trade-offs of each setting that has any; None without any."""
     found = []
     for index, (setting, name) in enumerate(analysis.settings.items()):
-        drawings = tuple(_drawing(chart, index) for chart in charts(analysis, setting))
+        drawings = tuple(drawing(chart, f"s{index}") for chart in charts(analysis, setting))
         rows = _traffic(analysis, setting)
         if drawings or rows:
             found.append(TradeOffs(name, drawings, rows))
@@ -72,12 +70,6 @@ def charts(analysis: Analysis, setting: str) -> tuple[Chart, ...]:
         *training_charts(analysis, setting),
     ]
     return tuple(drawable(chart) for chart in found if chart.places >= 2)
-
-
-def _drawing(chart: Chart, index: int) -> Drawing:
-    """A chart of one setting with the markers of its legend."""
-    drawn = figures.svg(chart, prefix=f"s{index}-{chart.name}-")
-    return Drawing(chart, Markup(drawn), tuple(Markup(figures.key(s, joined=chart.joined)) for s in chart.series))
 
 
 def _mean(values: Sequence[float]) -> float | None:
