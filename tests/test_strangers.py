@@ -337,7 +337,7 @@ def test_a_broken_plug_in_is_a_warning_with_its_name_and_a_good_one_needs_no_per
     for name, (where, why) in BROKEN.items():
         start = f"plug-in {name} = {where} is left out: "
         lines = [line for line in shown.stderr.splitlines() if start in line and why in line]
-        assert len(lines) == (2 if name in ("torn", "exits") else 1), shown.stderr
+        assert len(lines) == 1, shown.stderr
     assert "Traceback" not in shown.stderr
     listed = command("list", "defenses")
     assert (listed.returncode, "counting" in listed.stdout, "torn" in listed.stdout) == (0, True, False)
