@@ -9,59 +9,18 @@ is from the start of the first attack. Bar: Ray takes at most 1.10 times the sup
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import ClassVar
 
-from leakgauge.harness.core.contract import Attack, Membership, Observation
-from leakgauge.harness.core.rng import Key, normal
+from _cells import equal
+
 from leakgauge.harness.study.engine import Open, Outcome
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Progress
-from leakgauge.harness.study.study import Study, resolve
-
-
-@dataclass(frozen=True)
-class Burn(Attack):
-    """Random membership scores after so many seconds of processor time."""
-
-    kind: ClassVar[str] = "membership"
-    seconds: float = 1.0
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The records in question."""
-        return frozenset({"candidates"})
-
-    def run(self, seen: Observation, key: Key) -> Membership:
-        """Use the processor, then guess."""
-        end = time.process_time() + self.seconds
-        while time.process_time() < end:
-            pass
-        return Membership(normal(key, (len(seen.candidates.y),)))
-
-
-def grid(cells: int, seconds: float = 1.0) -> Study:
-    """A small training, and so many cells on it."""
-    table = {
-        "name": "grid",
-        "tasks": [{"data": "digits", "model": "linear"}],
-        "federations": [{"clients": 2, "rounds": 1, "samples": 400, "test_samples": 50, "local_steps": 1}],
-        "defenses": [{"name": "none"}],
-        "attacks": [
-            {
-                "name": "engines:Burn",
-                "seconds": seconds,
-                "target": {"kind": "members", "count": [2 + n for n in range(cells)]},
-            }
-        ],
-    }
-    return resolve(table, allow_code=True)
+from leakgauge.harness.study.study import Study
 
 
 def timed(study: Study, workers: int, engine: Open | None) -> tuple[float, float]:
@@ -88,7 +47,7 @@ def main() -> None:
     for name, default in {"turns": 3, "cells": 48, "workers": 2}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     asked = parser.parse_args()
-    study, ray = grid(asked.cells), partial(RayEngine, slots=asked.workers)
+    study, ray = equal(asked.cells, 1.0), partial(RayEngine, slots=asked.workers)
     ratios: list[tuple[float, float]] = []
     for turn in range(asked.turns):
         ours, theirs = (timed(study, asked.workers, engine) for engine in (None, ray))
@@ -102,5 +61,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.modules["engines"] = sys.modules["__main__"]
     main()

@@ -22,8 +22,9 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
+from _cells import equal  # noqa: E402
 from _measure import MEMORY, Machine, Row, in_child, measure_machine, peak_of  # noqa: E402
-from rows import encoders, studies  # noqa: E402
+from rows import encoders  # noqa: E402
 
 from leakgauge.harness.core import rng  # noqa: E402
 from leakgauge.harness.core.cell import FederationSpec  # noqa: E402
@@ -70,7 +71,7 @@ def cells(count: int) -> dict[str, float]:
     def go() -> None:
         with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
             start = time.process_time()
-            run_study(studies.grid(count, 0.0), Path(folder), workers=0)
+            run_study(equal(count, 0.0), Path(folder), workers=0)
             middle = time.process_time()
             page = render(load_run(folder))
             found["run s"], found["report s"] = middle - start, time.process_time() - middle

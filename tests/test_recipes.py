@@ -111,6 +111,8 @@ def test_what_cannot_be_is_refused_in_a_line(small, tmp_path):
     for before, after, text in (
         ('that = "above"', 'that = "abvoe"', r"claims\[0\].that"),
         ('x = "round"', 'z = "round"', r"figures\[0\]"),
+        ('x = "round"', 'x = "round"\ncolor = "red"', r"figures\[0\].color: unknown key"),
+        ('that = "above"', 'that = "above"\nmargins = 0.1', r"claims\[0\].margins"),
         ("[scale.quick]", "[scale.tiny]", r"scale.tiny: expected one of quick, standard, paper"),
     ):
         path = tmp_path / "wrong.toml"

@@ -9,27 +9,22 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.util
-import inspect
 import json
 import tempfile
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-import torch
+from _cells import equal
 from _measure import MEMORY, Rows, Skipped, Work
 
 from leakgauge.harness.core.cell import Cell, PartSpec, Target
-from leakgauge.harness.core.contract import Attack, Membership, Observation
 from leakgauge.harness.core.result import Run, to_data
-from leakgauge.harness.core.rng import Key
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store, load_run, write_atomically
-from leakgauge.harness.study.study import Study, resolve
+from leakgauge.harness.study.study import Study
 from leakgauge.reports.html import render
 from tests import report_fixtures as double
 
@@ -46,47 +41,11 @@ DEFENSES = [
 ]
 
 
-@dataclass(frozen=True)
-class Busy(Attack):
-    """Membership scores of zero, after some seconds of one core; `number` tells cells apart."""
-
-    kind: ClassVar[str] = "membership"
-    seconds: float = 0.0
-    number: int = 0
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The records in question."""
-        return frozenset({"candidates"})
-
-    def run(self, seen: Observation, key: Key) -> Membership:
-        """The scores."""
-        end = time.process_time() + self.seconds
-        while time.process_time() < end:
-            pass
-        assert seen.candidates is not None
-        return Membership(torch.zeros(len(seen.candidates.y)))
-
-
-def grid(cells: int, seconds: float) -> Study:
-    """So many equal cells on one small training."""
-    attack = {"name": "rows.studies:Busy", "seconds": seconds, "number": list(range(cells))}
-    table = {
-        "name": "grid",
-        "seeds": [0],
-        "tasks": [{"data": "digits", "model": "linear"}],
-        "federations": [{"rounds": 1, "clients": 2, "samples": 40, "test_samples": 20}],
-        "defenses": [{"name": "none"}],
-        "attacks": [{**attack, "target": {"kind": "members", "count": 10}}],
-    }
-    return resolve(table, allow_code=True)
-
-
 def ran(study: Study, *, report: bool = False, **options: Any) -> None:
     """Run a study in a new folder, and make its report; every cell has a result."""
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         run = run_study(study, Path(folder), **options)
-        assert not run.missing
+        assert len(run.results) == len(run.cells), run.failures
         if report:
             render(load_run(folder))
 
@@ -94,7 +53,7 @@ def ran(study: Study, *, report: bool = False, **options: Any) -> None:
 def empty(cells: int) -> Work:
     """Empty cells: planned, run in this process, reported."""
     return Work(
-        lambda: ran(grid(cells, 0.0), report=True, workers=0),
+        lambda: ran(equal(cells, 0.0), report=True, workers=0),
         partial(written, cells),
         "the same files alone",
         cells,
@@ -117,15 +76,17 @@ def written(cells: int) -> None:
                 hashlib.sha256(data).digest()
 
 
-def workers(**options: Any) -> Work:
-    """Equal cells in several processes, beside one."""
-    if "engine" in options:
+def workers(count: int, *, ray: bool = False) -> Work:
+    """Equal cells in several processes, or on a Ray of this machine, beside one process."""
+    engine = None
+    if ray:
         if importlib.util.find_spec("ray") is None:
             raise Skipped("Ray is not installed")
-        if "engine" not in inspect.signature(run_study).parameters:
-            raise Skipped("this version has no engine but its own")
-    study = grid(CELLS, SECONDS)
-    ours, serial = partial(ran, study, **options), partial(ran, study, workers=0)
+        from leakgauge.harness.study.ray_engine import RayEngine
+
+        engine = partial(RayEngine, slots=count)
+    study = equal(CELLS, SECONDS)
+    ours, serial = partial(ran, study, workers=count, engine=engine), partial(ran, study, workers=0)
     return Work(ours, serial, "one process", CELLS, "cell", wall=True, note="peak of the largest process")
 
 
@@ -200,8 +161,8 @@ def rows(quick: bool) -> Rows:
     found: dict[str, Callable[[], Work]] = {
         "empty cells": partial(empty, 500),
         "report": partial(report, len(DEFENSES), (0, 1)),
-        f"grid of {CELLS} cells of {SECONDS:g} s, 1 worker": partial(workers, workers=1),
-        f"grid of {CELLS} cells of {SECONDS:g} s, 2 workers": partial(workers, workers=2),
-        f"grid of {CELLS} cells of {SECONDS:g} s, Ray, 2 workers": partial(workers, workers=2, engine="ray"),
+        f"grid of {CELLS} cells of {SECONDS:g} s, 1 worker": partial(workers, 1),
+        f"grid of {CELLS} cells of {SECONDS:g} s, 2 workers": partial(workers, 2),
+        f"grid of {CELLS} cells of {SECONDS:g} s, Ray, 2 workers": partial(workers, 2, ray=True),
     }
     return found

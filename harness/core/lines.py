@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from leakgauge.harness.core.stats import mean_interval
 class Best:
     """The best along a path: where the mean of y is least or greatest, or how much it is there."""
 
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     along: str
     of: Literal["min", "max"] = "min"
     show: Literal["where", "value"] = "value"
@@ -41,6 +42,7 @@ class Figure:
         x_label, y_label: words for the axes; empty: the path and the quantity.
     """
 
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     title: str
     y: str
     x: str

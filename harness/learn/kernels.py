@@ -373,7 +373,24 @@ class _MaxPoolStep:
         return empty
 
 
-class _FlattenStep:
+class _FixedStep:
+    """A linear map without parameters: its slopes are itself forward, and `reverse` backward."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def reverse(self, a: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def backward(self, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
+        return self.reverse(d)
+
+    def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
+        assert t is not None
+        return self.forward(t)
+
+
+class _FlattenStep(_FixedStep):
     """Maps to rows."""
 
     def __init__(self, shape: Shape, scratch: _Scratch) -> None:
@@ -383,18 +400,11 @@ class _FlattenStep:
     def forward(self, h: Tensor) -> Tensor:
         return h.transpose(1, 2).flatten(2)
 
-    def backward(self, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
-        return self.reverse(d)
-
-    def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
-        assert t is not None
-        return self.forward(t)
-
     def reverse(self, a: Tensor) -> Tensor:
         return a.view(self.before).transpose(1, 2)
 
 
-class _MeanStep:
+class _MeanStep(_FixedStep):
     """Maps to rows of their means."""
 
     def __init__(self, shape: Shape, scratch: _Scratch) -> None:
@@ -403,13 +413,6 @@ class _MeanStep:
 
     def forward(self, h: Tensor) -> Tensor:
         return h.mean((3, 4)).transpose(1, 2)
-
-    def backward(self, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
-        return self.reverse(d)
-
-    def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
-        assert t is not None
-        return self.forward(t)
 
     def reverse(self, a: Tensor) -> Tensor:
         return (a.transpose(1, 2) / self.entries)[..., None, None].expand(self.before)
