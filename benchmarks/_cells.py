@@ -9,13 +9,13 @@ from typing import ClassVar
 import torch
 
 from leakgauge.harness.core.contract import Attack, Membership, Observation
-from leakgauge.harness.core.rng import Key, normal
+from leakgauge.harness.core.rng import Key
 from leakgauge.harness.study.study import Study, resolve
 
 
 @dataclass(frozen=True)
 class Busy(Attack):
-    """Computes for `seconds` of processor time; random scores. `number` makes cells different."""
+    """Computes for `seconds` of processor time; scores of zero. `number` makes cells different."""
 
     kind: ClassVar[str] = "membership"
     seconds: float = 1.0
@@ -27,20 +27,20 @@ class Busy(Attack):
         return frozenset({"candidates"})
 
     def run(self, seen: Observation, key: Key) -> Membership:
-        """Random scores."""
+        """Scores of zero."""
         assert seen.candidates is not None
         end, x = time.process_time() + self.seconds, torch.ones(200, 200)
         while time.process_time() < end:
             x @ x
-        return Membership(normal(key, (len(seen.candidates.y),)))
+        return Membership(torch.zeros(len(seen.candidates.y)))
 
 
 def equal(cells: int, seconds: float) -> Study:
     """Equal cells on one small training."""
     table = {
         "name": "equal",
-        "tasks": [{"data": "digits", "model": "mlp-small"}],
-        "federations": [{"rounds": 2, "clients": 4, "samples": 100, "test_samples": 50}],
+        "tasks": [{"data": "digits", "model": "linear"}],
+        "federations": [{"rounds": 1, "clients": 2, "samples": 40, "test_samples": 20}],
         "defenses": [{"name": "none"}],
         "attacks": [
             {
