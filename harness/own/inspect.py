@@ -44,7 +44,7 @@ _TRIED: tuple[tuple[str, dict[str, int]], ...] = (
 )
 """The attacks that are tried beside the floor, with the most that a search may spend."""
 
-_ENOUGH, _FEW, _SMALL, _MORE = 60, 20, 2, 5
+_ENOUGH, _FEW, _SMALL, _MORE = 60, 20, 2, 8
 """Evaluations of a search for which victims are left out; that it has at least; of the two trials."""
 
 _SLOW = 60.0
@@ -301,20 +301,22 @@ class _Trial:
         if name in ("idlg", "analytic") and len(self.truth.victims[0].y) > 1:
             return None, "it is for messages of one record"
         try:
-            few = self._seconds(name, most, _SMALL)  # the first of a kind compiles
+            few, small = self._seconds(name, most, _SMALL)  # the first of a kind compiles
             if "evaluations" not in most:
                 return _Price(few, 0.0), ""
             if few > _SLOW:
                 return _Price(0.0, few / _SMALL), ""
-            few = self._seconds(name, most, _SMALL)
-            unit = (self._seconds(name, most, _MORE) - few) / (_MORE - _SMALL)
+            few, small = self._seconds(name, most, _SMALL)
+            seconds, more = self._seconds(name, most, _MORE)
         except ValueError as error:
             return None, " ".join(str(error).split())
+        unit = (seconds - few) / max(1, more - small)
         unit = unit if unit > 0 else few / _SMALL  # noise of a busy machine: as if starting took no time
+        unit *= len(most.keys() - {"restarts"})  # a search with `warm` has so many evaluations before the others
         return _Price(max(0.0, few - _SMALL * unit), unit), ""
 
-    def _seconds(self, name: str, most: Mapping[str, int], evaluations: int) -> float:
-        """Seconds of the processor for each victim of an attack with so few evaluations.
+    def _seconds(self, name: str, most: Mapping[str, int], evaluations: int) -> tuple[float, float]:
+        """Seconds of the processor, and evaluations, for each victim of an attack with so few evaluations.
 
         Raises:
             ValueError: it does not fit, or fails.
@@ -331,4 +333,5 @@ class _Trial:
             raise ValueError(found.guesses[0].failure)
         spent = time.process_time() - start
         self.spent, self.took = self.spent + spent, self.took + time.perf_counter() - before
-        return spent / self.count
+        made = sum(guess.evaluations for guess in found.guesses) if isinstance(found, Reconstruction) else 0
+        return spent / self.count, made / self.count
