@@ -1,6 +1,6 @@
 """False alarms and power of the gate on a study: all private noise redrawn, or less of it in one defense at a time.
 
-    python benchmarks/gate.py redraws [--number 20] [--study smoke]
+    python benchmarks/gate.py redraws [--number 20] [--first 0] [--study smoke]
     python benchmarks/gate.py power [--study smoke]
 
 `redraws` runs the study's attacks again with other names of all private keys and judges each run as `leakgauge gate`
@@ -52,22 +52,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", choices=("redraws", "power"))
     parser.add_argument("--number", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="of the redraws, to share them among processes")
     parser.add_argument("--study", default="smoke")
     given = parser.parse_args()
     torch.set_num_threads(1)
     study = load_study(given.study)
     if given.what == "redraws":
-        redraws(study, given.number)
+        redraws(study, range(given.first, given.first + given.number))
     else:
         power(study)
 
 
-def redraws(study: Study, number: int) -> None:
+def redraws(study: Study, numbers: range) -> None:
     """Runs of the same code with other draws, each against the first."""
     light = dataclasses.replace(study, cells=tuple(_light(cell) for cell in study.cells))
     before, base = _run(light), take(_floors(study))
     alarms = 0
-    for at in range(number):
+    for at in numbers:
         start = time.process_time()
         with renamed(at):
             now, prints = _run(light), take(_floors(study))
@@ -78,7 +79,7 @@ def redraws(study: Study, number: int) -> None:
         said = "; ".join(f"{check.key}: {check.reason}" for check in failed)
         seconds = time.process_time() - start
         print(f"redraw {at + 1}: {len(failed)} of {len(checks)} checks fail, {seconds:.0f} s {said}", flush=True)
-    print(f"{alarms} of {number} runs with an alarm")
+    print(f"{alarms} of {len(numbers)} runs with an alarm")
 
 
 def power(study: Study) -> None:

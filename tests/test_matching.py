@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
+from leakgauge.attacks._engine import matching
 from leakgauge.attacks._engine.matching import SquaredDistance, evaluator, unpack
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
@@ -87,6 +88,18 @@ def test_other_candidates_change_a_value_by_rounding_only(chunk):
     whole, parts = (evaluator(task, params, misfit, images=2, labels=y, chunk=size) for size in (5, chunk))
     for one, other in zip(whole(x.flatten(1), torch.arange(5)), parts(x.flatten(1), torch.arange(5)), strict=True):
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_of_large_models_few_candidates_are_computed_at_once(monkeypatch):
+    task, params, x, y = scene("cnn2", shape=(1, 16, 16))
+    misfit = SquaredDistance(rng.normal(KEY.child("targets"), (5, task.layout.dim)))
+    whole = evaluator(task, params, misfit, images=2, labels=y)
+    monkeypatch.setattr(matching, "_WIDE", 2 * task.layout.dim + 1)
+    parts = evaluator(task, params, misfit, images=2, labels=y)
+    assert (whole.kernel, whole.chunk, parts.chunk) == (None, 8, 2)
+    found = [function(x.flatten(1), torch.arange(5)) for function in (whole, parts)]
+    assert torch.allclose(found[0].value, found[1].value, rtol=1e-5)
+    assert torch.allclose(found[0].gradient, found[1].gradient, rtol=1e-4, atol=1e-5)
 
 
 def test_candidates_and_parameters_are_not_modified():
