@@ -291,7 +291,8 @@ def test_a_strict_study_fails_its_cells_with_round_client_and_reason(tmp_path):
 def test_the_new_fields_change_neither_ids_nor_bytes_of_a_study_without_them(tmp_path):
     spec = TrainingSpec(TaskSpec("digits", "mlp-small"), FederationSpec(), PartSpec("none"), 0)
     old = {key: dataclasses.asdict(spec)[key] for key in ("task", "federation", "defense", "seed")}
-    assert (old["federation"].pop("interim_samples"), old["federation"].pop("evaluate_on")) == (1000, "test")
+    later = ("interim_samples", "evaluate_on", "labels", "sizes")
+    assert [old["federation"].pop(name) for name in later] == [1000, "test", 1, ()]
     assert spec.id == fingerprint(old)
     other = dataclasses.replace(spec, federation=FederationSpec(interim_samples=999))
     assert other.id == fingerprint({**old, "federation": old["federation"] | {"interim_samples": 999}})

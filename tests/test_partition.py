@@ -1,5 +1,6 @@
 """Who holds which training samples."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -10,9 +11,10 @@ from hypothesis import strategies as st
 from scipy.stats import chi2, norm
 
 from leakgauge.harness.core import rng
-from leakgauge.harness.core.cell import FederationSpec
+from leakgauge.harness.core.cell import FederationSpec, plain
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.partition import dirichlet, partition
+from leakgauge.harness.study.study import resolve
 
 KEY = Key(0, ("partition",))
 KINDS = ("iid", "shards", "dirichlet", "unbalanced")
@@ -153,3 +155,67 @@ def test_a_client_without_a_sample_takes_the_first_one_of_the_largest_the_first_
             largest = max(range(300), key=lambda other: len(parts[other]))
             parts[number], parts[largest] = parts[largest][:1], parts[largest][1:]
     assert all(map(np.array_equal, filled, parts))
+
+
+@pytest.mark.parametrize(("clients", "each"), [(10, 1), (10, 4), (13, 3), (50, 10), (7, 9)])
+def test_each_client_has_exactly_so_many_labels_and_each_label_equally_many_clients(clients, each):
+    spec = FederationSpec(clients=clients, partition="labels", labels=each, samples=900)
+    parts = partition(spec, TEN, KEY)
+    assert [len(np.unique(TEN[part])) for part in parts] == [each] * clients
+    assert len(np.unique(np.concatenate(parts))) == sum(map(len, parts)) == 900
+    holders = [sum(bool((TEN[part] == label).any()) for part in parts) for label in range(10)]
+    assert max(holders) - min(holders) <= 1
+    for label in range(10):
+        shares = [n for part in parts if (n := int((TEN[part] == label).sum()))]
+        assert max(shares) - min(shares) <= 1
+
+
+def test_the_labels_of_clients_are_drawn():
+    spec = FederationSpec(clients=50, partition="labels", labels=4)
+    sets = [{tuple(np.unique(TEN[part])) for part in partition(spec, TEN, KEY.child(n))} for n in range(2)]
+    assert sets[0] != sets[1]
+    assert min(map(len, sets)) > 10  # 14 and more; a circle of labels would have 5
+
+
+@pytest.mark.parametrize(("clients", "each"), [(10, 11), (3, 3)])
+def test_labels_that_do_not_go_round_are_refused(clients, each):
+    with pytest.raises(ValueError, match=f"hold all 10 labels, .* got {clients} clients with labels={each}"):
+        partition(FederationSpec(clients=clients, partition="labels", labels=each), TEN, KEY)
+
+
+def test_a_label_with_too_few_samples_is_refused():
+    labels = torch.tensor([0] * 30 + [1])
+    with pytest.raises(ValueError, match="a sample of label 1 for each of 4 clients, got 1"):
+        partition(FederationSpec(clients=4, partition="labels", labels=2), labels, KEY)
+
+
+def test_given_sizes_are_repeated():
+    spec = FederationSpec(clients=5, partition="sizes", sizes=(40, 60, 80))
+    parts = partition(spec, TEN, KEY)
+    assert [len(part) for part in parts] == [40, 60, 80, 40, 60]
+    assert len(np.unique(np.concatenate(parts))) == 280
+    with pytest.raises(ValueError, match="expected samples <= 1000 training samples, got samples=1200"):
+        partition(dataclasses.replace(spec, sizes=(240,)), TEN, KEY)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"sizes": (4,)}, "expected sizes >= 1 with partition sizes, and none otherwise, got \\[4\\]"),
+        ({"partition": "sizes"}, "expected sizes >= 1 with partition sizes"),
+        ({"partition": "sizes", "sizes": (4, 0)}, "expected sizes >= 1 with partition sizes"),
+        ({"partition": "sizes", "sizes": (4,), "samples": 8}, "expected no samples beside sizes"),
+    ],
+)
+def test_sizes_stand_alone(wrong, why):
+    with pytest.raises(ValueError, match=why):
+        FederationSpec(**wrong)
+
+
+def test_a_study_names_sizes_as_a_list_of_lists_and_older_cells_keep_their_ids():
+    table = {"name": "sizes", "tasks": [{"data": "digits", "model": "linear"}], "defenses": [{"name": "none"}]}
+    sizes = {"clients": 4, "rounds": 1, "partition": "sizes", "sizes": [[40, 60], [50]]}
+    found = resolve(table | {"federations": [sizes]}).trainings
+    assert [one.federation.sizes for one in found] == [(40, 60), (50,)]
+    assert len({one.id for one in found}) == 2
+    assert not {"labels", "sizes"} & set(dataclasses.asdict(FederationSpec(), dict_factory=plain))

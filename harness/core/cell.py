@@ -44,7 +44,14 @@ def fingerprint(data: Any, digits: int = 16) -> str:
 INTERIM = 1000
 """Test samples of an evaluation that is neither final nor read by anybody."""
 
-LATER: dict[str, object] = {"strict": False, "dropped": (), "interim_samples": INTERIM, "evaluate_on": "test"}
+LATER: dict[str, object] = {
+    "strict": False,
+    "dropped": (),
+    "interim_samples": INTERIM,
+    "evaluate_on": "test",
+    "labels": 1,
+    "sizes": (),
+}
 """Fields that came after results were stored, with their defaults: a default is left out, so that older ids stay."""
 
 
@@ -82,9 +89,12 @@ class FederationSpec:
         participants: U, the number of clients drawn for each round; None means all.
         rounds: communication rounds.
         algorithm: `fedavg` sends the update after local training, `fedsgd` the gradient of one batch.
-        partition: `iid`, `shards` (label shards), `dirichlet`, `unbalanced` (log-normal sizes).
-        alpha, shards, imbalance: concentration of `dirichlet`, label shards per client of `shards`, standard deviation
-            of the log of the sizes of `unbalanced`.
+        partition: `iid`, `shards` (label shards), `labels` (as many labels for each client), `dirichlet`, `unbalanced`
+            (log-normal sizes), `sizes` (given sizes).
+        alpha, shards, labels, imbalance: concentration of `dirichlet`, label shards per client of `shards`, labels per
+            client of `labels`, standard deviation of the log of the sizes of `unbalanced`.
+        sizes: samples of the clients of `sizes`, repeated until each client has a size. In a study, a list of such
+            lists.
         samples: training samples of all clients together; None means the whole training set.
         local_steps: SGD steps per round; excludes local_epochs.
         local_epochs: passes over the local data per round.
@@ -106,10 +116,12 @@ class FederationSpec:
     participants: int | None = None
     rounds: int = 20
     algorithm: Literal["fedavg", "fedsgd"] = "fedavg"
-    partition: Literal["iid", "shards", "dirichlet", "unbalanced"] = "iid"
+    partition: Literal["iid", "shards", "labels", "dirichlet", "unbalanced", "sizes"] = "iid"
     alpha: float = 0.5
     shards: int = 2
+    labels: int = 1
     imbalance: float = 0.5
+    sizes: tuple[int, ...] = ()
     samples: int | None = None
     local_steps: int | None = None
     local_epochs: int | None = None
@@ -125,7 +137,7 @@ class FederationSpec:
     evaluate_on: Literal["test", "train"] = "test"
 
     def __post_init__(self) -> None:
-        names = ["clients", "rounds", "alpha", "shards", "lr", "decay", "patience", "evaluate_every"]
+        names = ["clients", "rounds", "alpha", "shards", "labels", "lr", "decay", "patience", "evaluate_every"]
         names += ["participants", "samples", "local_steps", "local_epochs", "test_samples"]
         for name in names:
             value = getattr(self, name)
@@ -143,9 +155,16 @@ class FederationSpec:
             raise ValueError(f"expected momentum=0 with fedsgd: a single gradient has none, got {self.momentum}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"expected 0 <= momentum < 1, got momentum={self.momentum}")
+        self._check_sizes()
         for name in ("batch", "interim_samples", "imbalance"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"expected {name} >= 0, got {name}={getattr(self, name)}")
+
+    def _check_sizes(self) -> None:
+        if bool(self.sizes) != (self.partition == "sizes") or min(self.sizes, default=1) < 1:
+            raise ValueError(f"expected sizes >= 1 with partition sizes, and none otherwise, got {list(self.sizes)}")
+        if self.sizes and self.samples is not None:
+            raise ValueError(f"expected no samples beside sizes, whose sum is used, got samples={self.samples}")
 
 
 @dataclass(frozen=True)

@@ -56,16 +56,18 @@ def partition(spec: FederationSpec, labels: Tensor, key: Key) -> list[Indices]:
 
     Guarantees:
         Every used sample belongs to one client; no client is empty.
-        `spec.samples` samples are used: a uniform subset, the same for every kind of partition.
+        `spec.samples` samples, or the sum of the given sizes, are used: a uniform subset, the same for every kind of
+        partition.
 
     Raises:
-        ValueError: `spec.samples` exceeds n, there are fewer samples than clients or than shards, or a regression is
-            to be dealt by classes.
+        ValueError: there are too few samples, clients or classes for the partition, or a regression is to be dealt by
+            classes.
     """
     check_labels(spec, labels)
     if labels.ndim != 1:
         raise ValueError(f"expected labels with one axis, got shape {tuple(labels.shape)}")
-    available, used = len(labels), spec.samples or len(labels)
+    given = np.resize(np.asarray(spec.sizes, dtype=np.int64), spec.clients) if spec.sizes else None
+    available, used = len(labels), spec.samples or (len(labels) if given is None else int(given.sum()))
     if used > available:
         raise ValueError(f"expected samples <= {available} training samples, got samples={used}")
     if used < spec.clients:
@@ -79,6 +81,11 @@ def partition(spec: FederationSpec, labels: Tensor, key: Key) -> list[Indices]:
             parts = shards(classes, spec.clients, spec.shards, key)
         case "dirichlet":
             parts = dirichlet(classes, spec.clients, spec.alpha, key)
+        case "labels":
+            parts = some_labels(classes, spec.clients, spec.labels, key)
+        case "sizes":
+            assert given is not None
+            parts = np.split(rng.permutation(key.child("deal"), used), np.cumsum(given)[:-1])
         case "unbalanced":
             parts = unbalanced(used, spec.clients, spec.imbalance, key)
     return [np.sort(chosen[part]) for part in parts]
@@ -86,10 +93,10 @@ def partition(spec: FederationSpec, labels: Tensor, key: Key) -> list[Indices]:
 
 def check_labels(spec: FederationSpec, labels: Tensor) -> None:
     """Raise ValueError if samples without classes are to be dealt by class."""
-    if labels.is_floating_point() and spec.partition in ("shards", "dirichlet"):
+    if labels.is_floating_point() and spec.partition in ("shards", "labels", "dirichlet"):
         raise ValueError(
             f"partition: got {spec.partition!r}, which deals by class, but the labels are the numbers of a regression; "
-            "expected iid or unbalanced"
+            "expected iid, unbalanced or sizes"
         )
 
 
@@ -110,6 +117,43 @@ def shards(classes: Indices, clients: int, each: int, key: Key) -> list[Indices]
     pieces = np.array_split(np.argsort(classes, kind="stable"), count)
     dealt = rng.permutation(key.child("deal"), count).reshape(clients, each)
     return [np.concatenate([pieces[number] for number in hand]) for hand in dealt]
+
+
+def some_labels(classes: Indices, clients: int, each: int, key: Key) -> list[Indices]:
+    """Give each client exactly `each` labels; a label's samples are dealt equally (to within one) to its clients.
+
+    Each label has equally many clients, to within one: a client takes the labels that still need most clients, in
+    random order where they tie.
+
+    Raises:
+        ValueError: there are fewer labels than `each`, some label has no client, or fewer samples than clients.
+    """
+    present = np.unique(classes)
+    if each > len(present) or clients * each < len(present):
+        raise ValueError(
+            f"expected clients that together hold all {len(present)} labels, and at most so many each, got {clients} "
+            f"clients with labels={each}"
+        )
+    needs = np.full(len(present), clients * each // len(present))
+    order = rng.permutation(key.child("labels"), len(present))
+    needs[order[: clients * each % len(present)]] += 1
+    holders: list[list[int]] = [[] for _ in present]
+    for client in range(clients):
+        ties = rng.permutation(key.child("labels", client), len(present))
+        for label in np.lexsort((ties, -needs))[:each]:
+            needs[label] -= 1
+            holders[label].append(client)
+    hands: list[list[Indices]] = [[] for _ in range(clients)]
+    for value, numbers in zip(present, holders, strict=True):
+        members = np.flatnonzero(classes == value)
+        if len(members) < len(numbers):
+            raise ValueError(
+                f"expected a sample of label {value} for each of {len(numbers)} clients, got {len(members)}"
+            )
+        members = members[rng.permutation(key.child("deal", int(value)), len(members))]
+        for number, part in zip(numbers, np.array_split(members, len(numbers)), strict=True):
+            hands[number].append(part)
+    return [np.concatenate(hand) for hand in hands]
 
 
 def dirichlet(classes: Indices, clients: int, alpha: float, key: Key) -> list[Indices]:
