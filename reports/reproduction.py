@@ -9,9 +9,9 @@ from typing import NamedTuple
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.lines import Figure, Panel
 from leakgauge.harness.core.statements import Judged, Verdict
-from leakgauge.reports.charts.figures import slug
+from leakgauge.reports.charts.figures import Chart, slug
 from leakgauge.reports.html import Part, page
-from leakgauge.reports.sections.asked import Asked, shown
+from leakgauge.reports.sections.asked import Asked, charts_of, shown
 
 
 class Repeated(NamedTuple):
@@ -37,6 +37,11 @@ class Repeated(NamedTuple):
     def asked(self) -> Asked:
         """Its table of claims and its charts."""
         return shown(self.judged, self.figures, self.id)
+
+    @property
+    def charts(self) -> list[Chart]:
+        """Its charts alone."""
+        return charts_of(self.figures)
 
 
 class _Row(NamedTuple):

@@ -4,7 +4,9 @@ import json
 import tomllib
 
 import pytest
+from typer.testing import CliRunner
 
+from leakgauge.harness.cli.main import app
 from leakgauge.harness.core.cell import Size
 from leakgauge.harness.core.errors import StudyError, UnknownNameError
 from leakgauge.harness.study.recipes import recipe, recipes
@@ -60,6 +62,19 @@ def small(tmp_path):
 
 def run(source, out, data):
     return reproduce([source], Size.QUICK, out, data, workers=0, listen=lambda name: lambda progress, outcome: None)
+
+
+def test_the_charts_of_recipes_and_studies_are_written_as_files(small, tmp_path):
+    out = tmp_path / "out"
+    words = ["reproduce", small, "-o", str(out), "--data", str(tmp_path), "--workers", "0", "--figures", "svg,pdf"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    names = sorted(path.name for path in (out / "figures").iterdir())
+    assert names == [f"small-accuracy-over-rounds-0-0.{kind}" for kind in ("pdf", "svg")]
+    assert "Accuracy over rounds" in (out / "figures" / names[1]).read_text()
+    folder = out / "quick" / "small"
+    assert CliRunner().invoke(app, ["report", str(folder), "--figures", "svg"]).exit_code == 0
+    assert (folder / "figures" / "asked-accuracy-over-rounds-0-0.svg").exists()
 
 
 def test_a_recipe_runs_resumes_and_gives_the_same_bytes(small, tmp_path):

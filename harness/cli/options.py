@@ -53,6 +53,9 @@ MaxCellsOption = Annotated[int, typer.Option("--max-cells", min=1, help="The mos
 MaxNumberOption = Annotated[
     int, typer.Option("--max-number", min=1, help="The most clients, rounds, victims, ... that a study may ask for.")
 ]
+FiguresOption = Annotated[
+    str, typer.Option(help="Formats such as png,pdf,svg: also write each chart to the folder `figures` of the results.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -147,6 +150,16 @@ def bugs(log: Path | None = None, *, verbose: bool = False) -> Iterator[None]:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         shown = trace.splitlines() if verbose else []
         raise refusal(BUG, *shown, f"internal error, please report it: {text}; {where}") from error
+
+
+def figure_formats(text: str) -> tuple[str, ...]:
+    """The formats that `--figures` names."""
+    from leakgauge.reports.charts.files import formats
+
+    try:
+        return formats(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="'--figures'") from error
 
 
 def print_json(data: Any) -> None:

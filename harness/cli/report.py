@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from leakgauge.harness.cli.options import INCOMPLETE, USAGE, FolderArgument, print_table, refusal, user_errors
+from leakgauge.harness.cli.options import (
+    INCOMPLETE,
+    USAGE,
+    FiguresOption,
+    FolderArgument,
+    figure_formats,
+    print_table,
+    refusal,
+    user_errors,
+)
 from leakgauge.harness.core.sinks import emit, say
 
 if TYPE_CHECKING:
@@ -31,22 +40,17 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="The page, or its folder; default: DIR/report.html or DIR/report.")
     ] = None,
-    figures: Annotated[
-        str, typer.Option(help="Formats such as png,pdf,svg: also write each chart to DIR/figures.")
-    ] = "",
+    figures: FiguresOption = "",
     against: Annotated[
         Path | None, typer.Option(help="A baseline, or another folder of results: adds a section on the changes.")
     ] = None,
 ) -> None:
     """Write the HTML report of a folder of results again, and print its table."""
     from leakgauge.harness.study.store import load_run, write_atomically
-    from leakgauge.reports.charts.files import figure_files, formats
+    from leakgauge.reports.charts.files import figure_files
     from leakgauge.reports.select import Analysis
 
-    try:
-        kinds = formats(figures)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="'--figures'") from error
+    kinds = figure_formats(figures)
     with user_errors():
         finished = load_run(folder)
         for name, content in figure_files(Analysis(finished), kinds):

@@ -23,6 +23,7 @@ def reproduce(
     size: Annotated[Size, typer.Option(help="quick (minutes), standard (hours) or paper.")] = Size.QUICK,
     data: cli.DataOption = None,
     workers: cli.WorkersOption = None,
+    figures: cli.FiguresOption = "",
 ) -> None:
     """Repeat tables and figures of papers, check what they claim, and write one page and reproduce.json."""
     from leakgauge.harness.cli.progress import listener
@@ -30,8 +31,10 @@ def reproduce(
     from leakgauge.harness.study.recipes import recipe, recipes
     from leakgauge.harness.study.reproduce import reproduce as run
     from leakgauge.harness.study.store import write_atomically
+    from leakgauge.reports.charts.files import chart_files
     from leakgauge.reports.reproduction import Repeated, reproduction
 
+    kinds = cli.figure_formats(figures)
     known, root = recipes(), data or default_root()
     chosen = [one for name in names or () for one in _named(name, list(known))] if not every else list(known)
     with cli.bugs(out / "run.log"), cli.user_errors():
@@ -45,8 +48,11 @@ def reproduce(
             done = run(
                 chosen, size, out, root, workers=workers, listen=lambda name: stack.enter_context(listener(name))
             )
-        page = reproduction([Repeated(**one.shown) for one in done])
-        write_atomically(out / "index.html", page.encode())
+        pages = [Repeated(**one.shown) for one in done]
+        write_atomically(out / "index.html", reproduction(pages).encode())
+        for shown in pages:
+            for file, content in chart_files(shown.charts, shown.id, kinds):
+                write_atomically(out / "figures" / file, content)
     for one in done:
         for judged in one.judged:
             where = f" ({judged.where})" if judged.where else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import matplotlib
 from matplotlib.artist import Artist, getp
@@ -19,6 +19,7 @@ from matplotlib.text import Text
 from leakgauge.reports.charts import figures
 from leakgauge.reports.charts.figures import Chart, Series, slug
 from leakgauge.reports.html import STYLE, source
+from leakgauge.reports.sections.asked import asked
 from leakgauge.reports.sections.tradeoffs import charts
 from leakgauge.reports.select import Analysis
 
@@ -52,7 +53,8 @@ def formats(text: str) -> tuple[str, ...]:
 def figure_files(analysis: Analysis, kinds: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Each chart of the page in each of the formats, as (file name, bytes): `1-ssim-record-replace-one-round.png`.
 
-    The number is that of the setting, in the study's order. A file name has lower-case letters, digits and dashes.
+    The number is that of the setting, in the study's order; the names of figures that the study asks for begin with
+    `asked-`. A file name has lower-case letters, digits and dashes.
 
     Guarantees:
         Same run, same bytes: no date, no random id.
@@ -63,6 +65,15 @@ def figure_files(analysis: Analysis, kinds: Sequence[str]) -> Iterator[tuple[str
         for chart in charts(analysis, setting):
             for kind in kinds:
                 yield f"{number}-{slug(chart.name)}.{kind}", _file(chart, name if several else "", kind)
+    wanted = asked(analysis) if kinds else None
+    yield from chart_files([one.chart for one in wanted.drawings] if wanted else [], "asked", kinds)
+
+
+def chart_files(charts: Iterable[Chart], prefix: str, kinds: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """These charts in each of the formats; `prefix` is the first word of the names."""
+    for chart in charts:
+        for kind in kinds:
+            yield f"{prefix}-{slug(chart.name)}.{kind}", _file(chart, "", kind)
 
 
 def _light() -> dict[str, str]:

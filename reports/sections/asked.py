@@ -73,14 +73,20 @@ def _panels(figure: Figure, found: Sequence[Value]) -> tuple[Panel, ...] | str:
 
 def shown(judged: Sequence[Judged], drawn: Sequence[tuple[Figure, tuple[Panel, ...] | str]], prefix: str) -> Asked:
     """Verdicts and figures for a page. `prefix`: of the ids on it."""
+    charts = charts_of(drawn)
+    errors = [(figure.title, panels) for figure, panels in drawn if isinstance(panels, str)]
+    drawings = tuple(drawing(one, prefix) for one in charts)
+    return Asked(tuple(map(_stated, judged)), drawings, tuple(errors))
+
+
+def charts_of(drawn: Sequence[tuple[Figure, tuple[Panel, ...] | str]]) -> list[Chart]:
+    """The charts of figures: one for each panel with a point."""
     charts = [
         chart_of(figure, panel, f"{number}-{place}")
         for number, (figure, panels) in enumerate(drawn)
         for place, panel in enumerate(() if isinstance(panels, str) else panels)
     ]
-    errors = [(figure.title, panels) for figure, panels in drawn if isinstance(panels, str)]
-    drawings = tuple(drawing(drawable(one), prefix) for one in charts if any(line.points for line in one.series))
-    return Asked(tuple(map(_stated, judged)), drawings, tuple(errors))
+    return [drawable(one) for one in charts if any(line.points for line in one.series)]
 
 
 def _stated(one: Judged) -> Stated:
