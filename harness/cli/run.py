@@ -1,4 +1,4 @@
-"""The commands `run` and `show`: run a study, or show what it resolves to."""
+"""The commands `run` and `show`: run a study, or show its cells and its estimated cost."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ def run(
 
 
 def _chosen(study: Study, pattern: str) -> Study:
-    """The study with those of its cells whose text holds the pattern, whatever its case; all without a pattern.
+    """The study with only the cells whose text holds the pattern, ignoring case; an empty pattern keeps all cells.
 
     Raises:
-        StudyError: none does.
+        StudyError: no cell holds the pattern.
     """
     from leakgauge.harness.core.errors import StudyError
     from leakgauge.harness.core.labels import cell_text
@@ -99,7 +99,7 @@ def _chosen(study: Study, pattern: str) -> Study:
 
 
 def _defense_text(defense: PartSpec) -> str:
-    """A defense, or the goal for which it is to be solved."""
+    """A defense, or the goal for which its parameter is solved."""
     from leakgauge.harness.core.labels import part_text
     from leakgauge.harness.study.goal import goal_of
 
@@ -129,7 +129,7 @@ def show(
 
 
 def _print_study(study: Study, data: Path | None, folder: Path | None = None) -> None:
-    """Print the trainings with their cells, which of them are finished in a folder, and the estimated cost."""
+    """Print the trainings with their cells, mark the cells that are finished in the folder, and print the cost."""
     from leakgauge.harness.core.labels import part_text, server_text, where
     from leakgauge.harness.data import default_root
     from leakgauge.harness.study.cost import estimate

@@ -1,4 +1,4 @@
-"""The command `verify`: whether the files of a folder of results are as they were written."""
+"""The command `verify`: check that no file in a folder of results is damaged or missing."""
 
 from __future__ import annotations
 
