@@ -323,7 +323,7 @@ class Recorder:
     def _add(self, entry: _Entry) -> None:
         """Write a line."""
         line = _line(entry)
-        with (self.folder / LIST).open("ab") as file:  # opened anew for each line, so nothing is lost without `close`
+        with (self.folder / LIST).open("ab") as file:  # opened for each line: an unclosed Recorder leaks no handle
             file.write(line)
         self.written += len(line)
         self._listed += len(line)
