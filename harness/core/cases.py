@@ -56,7 +56,7 @@ class Case:
 
     @property
     def kind(self) -> str:
-        """`reconstruction`, `labels` or `membership`: the attack's kind; if unknown, the kind that the target implies."""
+        """`reconstruction`, `labels` or `membership`: the attack's kind, or if unknown, the kind by the target."""
         return self.info.kind or ("membership" if self.target.kind == "members" else "reconstruction")
 
     def estimates(self, name: str) -> list[Estimate]:

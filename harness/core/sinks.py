@@ -162,6 +162,9 @@ def harmless(value: Scalar) -> str:
 
 
 def latex(text: str) -> str:
-    """A text in LaTeX, on one line. A leading `[` or `*` is protected: it would be an argument of a row end before it."""
+    """A text in LaTeX, on one line.
+
+    A leading `[` or `*` is protected; otherwise a row end before it would take it as its argument.
+    """
     plain = "".join(_TEX.get(sign, sign) for sign in line(text))
     return f"{{}}{plain}" if plain.lstrip().startswith(("[", "*")) else plain
