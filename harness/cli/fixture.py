@@ -164,7 +164,7 @@ class Leak:
                 warnings.warn(line(f"inconclusive: {one.name}: {one.reason}"), LeakageWarning, stacklevel=2)
 
     def _reconstructions(self) -> list[Measure]:
-        """The mean SSIM of each attack; the test fails if one has no number."""
+        """The mean SSIM of each attack; the test fails if an attack has no number."""
         found = [one for one in self.measured.measures if one.metric == "ssim"]
         lost = [f"{one.name}: {one.problem}" for one in found if one.problem or one.value is None]
         if lost or not found:

@@ -322,7 +322,7 @@ def _write(path: Path, text: str, *, append: bool = False) -> None:
     """Write a text file that other users of the machine may read.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: the file cannot be written.
     """
     from leakgauge.harness.study.store import StoreError
 

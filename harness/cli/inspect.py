@@ -70,7 +70,7 @@ def inspect(
             default: no defense.
         attacks: given like the defense; default: the floor, and those of `map`, `idlg`, `analytic` and
             `label-restoration` that fit.
-        threats: adversaries; see `leakgauge list threats`.
+        threats: adversaries; see `harness.core.threats`.
         auxiliary: the attacker's data, of the same kind.
         limit: compare with the best that any attack could do; default: if it does not take too long.
         minutes: time limit for all default attacks together; the report states what is cut short.

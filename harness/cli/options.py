@@ -134,7 +134,7 @@ def bugs(log: Path | None = None, *, verbose: bool = False) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError as error:
-        sys.stdout = io.StringIO()  # Python flushes it at the end
+        sys.stdout = io.StringIO()  # because Python flushes stdout at exit
         raise typer.Exit(CLOSED) from error
     except (Exception, SystemExit) as error:
         if hasattr(error, "exit_code"):  # typer handles its own exceptions

@@ -47,11 +47,11 @@ def run(
         int | None, typer.Option(min=0, metavar="MB", help="It fails if its worker process uses more memory than this.")
     ] = None,
 ) -> None:
-    """Run a study, print its table, and write the report; DIR/run.log has every job. The same command again resumes."""
+    """Run a study, print its table, and write the report; DIR/run.log lists every job. The same command resumes."""
     from leakgauge.harness.study.workers import warm_up
 
     if workers != 0 and not dry_run:
-        warm_up()  # workers import while this process does
+        warm_up()  # workers import modules in parallel with this process
     from leakgauge.harness.cli.progress import listener, logged
     from leakgauge.harness.study.run import run_study
     from leakgauge.harness.study.study import load_study
@@ -115,7 +115,7 @@ def show(
     max_cells: cli.MaxCellsOption = 20_000,
     max_number: cli.MaxNumberOption = 1_000_000,
 ) -> None:
-    """Show the cells that a study resolves to, and about how long they take: measured, for about ten seconds."""
+    """Show the cells of a study and their estimated run time; measuring it takes about ten seconds."""
     from leakgauge.harness.core.result import to_data
     from leakgauge.harness.study.study import load_study
 

@@ -178,7 +178,7 @@ class LocalRule(NamedTuple):
 
     Attributes:
         clip: each record's gradient is scaled to an l2 norm of at most this before a batch is averaged; None: no bound.
-        full_batch: one step on all samples of the client, whatever the study sets.
+        full_batch: always one step on all samples of the client, regardless of the study.
         poisson: each step samples every record independently, instead of cutting a permutation into batches.
     """
 
@@ -392,7 +392,7 @@ class Defense(ABC, Generic[S, M]):
         return None
 
     def quieter(self) -> Defense[S, M] | None:
-        """This defense with the least noise that it allows, so that an audit sees the numbers under the noise."""
+        """This defense with the least noise it allows, to audit the numbers under the noise; None: not stated."""
         return None
 
     def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:

@@ -68,7 +68,7 @@ def server_text(spec: TrainingSpec) -> str:
 
 
 def label_parts(parts: Iterable[PartSpec]) -> dict[str, Label]:
-    """The label of each part among all of them, by `PartSpec.key`."""
+    """The label of each defense or attack, given all of them, by `PartSpec.key`."""
     distinct = {part.key: part for part in parts}
     named: dict[str, list[PartSpec]] = {}
     for part in distinct.values():
@@ -83,7 +83,7 @@ def label_parts(parts: Iterable[PartSpec]) -> dict[str, Label]:
 
 
 def varying_parameters(parts: Sequence[PartSpec]) -> list[str]:
-    """Names of the parameters in which parts of one name differ, in their order."""
+    """Names of the parameters in which defenses or attacks of one name differ, in their order."""
     names = [name for part in parts for name in part.parameters]
     return [name for name in dict.fromkeys(names) if len({part.parameters.get(name) for part in parts}) > 1]
 

@@ -22,7 +22,7 @@ class GateTest(StrEnum):
     DELONG = "DeLong"
     """DeLong's test on the placements of the records."""
     RATE = "rate"
-    """A paired test of the true-positive rate at a false-positive rate, on the same placements."""
+    """A paired test of the true positive rate at a false positive rate, on the same placements."""
     AUDIT = "audit"
     """The largest value over the seeds must not exceed the claim."""
     NEVER = "never"
@@ -55,7 +55,7 @@ class Metric:
         gate: how the gate tests the metric; None: the gate ignores it.
         headline: whether the report rates attacks of this kind by this metric.
         chance: the score of blind guessing; None: unknown.
-        false_positives: the false positive rate of a true-positive rate.
+        false_positives: for a true positive rate, its false positive rate.
         recognizable: the value from which a single item counts as recognizable; one image can become recognizable
             while the mean hardly changes.
         decimals: the number of decimals that a baseline keeps of each value.
@@ -173,13 +173,13 @@ _TABLE = (
 )
 
 METRICS = {metric.name: metric for metric in _TABLE}
-"""By name, in the order in which the gate lists them."""
+"""The metrics by name, in the order in which the gate lists them."""
 
 
 def metric(name: str) -> Metric:
     """The metric called `name`; a metric outside the table has no range, no direction and no test.
 
-    A true-positive rate at another false positive rate, such as `tpr@20%`, is like those in the table, but without a
+    A true positive rate at another false positive rate, such as `tpr@20%`, is like those in the table, but without a
     test; `column/age` is the share of records in which the column `age` is right.
     """
     if name in METRICS:

@@ -83,7 +83,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The global model before round `round` (equal to the number of rounds after the last one).
+    """The quality of the global model before round `round`, which after the last round is the number of rounds.
 
     samples: number of test samples behind accuracy and loss. A record stored without it used all test samples.
     """
@@ -182,7 +182,7 @@ class AssumedBound:
 
 @dataclass(frozen=True)
 class AuditRecord:
-    """A measured lower bound of a defense's epsilon in a small federation, with the claim and the proof there.
+    """A measured lower bound of a defense's epsilon in a small federation, with the claim and the proof for it.
 
     Attributes:
         claimed, proved: epsilons in the small federation, at `delta`; None is infinity.
@@ -277,7 +277,7 @@ class TrainingRecord:
             exact or the update is zero.
         one_round, whole_run: the claim for one round and for all rounds.
         audited: audit of the defense alone; None if the study requests no audit, or if a flag states why it is missing.
-        breaches: of those assumptions of the claims that messages can break; empty in results older than these counts.
+        breaches: counts for the assumptions that messages can break; empty in results older than these counts.
         dropped: the clients that did not count in a round, in the order of the rounds.
     """
 

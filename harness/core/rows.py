@@ -84,7 +84,7 @@ def frame(found: Sequence[Row]) -> pd.DataFrame:
 
 
 def column(found: Iterable[Row], name: str) -> list[Any]:
-    """One column of rows: an empty text, or None, where a row has no value."""
+    """One column of rows; a row without a value gives an empty text, or None in columns of numbers."""
     nothing = "" if COLUMNS[name] == "str" else None
     return [nothing if (value := row.get(name)) is None else value for row in found]
 

@@ -133,7 +133,7 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
 
     | estimates | pooled |
     |---|---|
-    | one, or none with a value | the first, unchanged |
+    | only one, or no value in any | the first, unchanged |
     | means of per-item values | `of_items` of all items |
     | other numbers (an AUC) | the mean of one value per seed, Student's t over the seeds |
 
@@ -216,9 +216,9 @@ def roc(members: Numbers, nonmembers: Numbers) -> Roc:
 def auc(members: Numbers, nonmembers: Numbers, *, level: float = 0.95) -> Estimate:
     """The probability that a member's score exceeds a non-member's, ties counting half; 0.5 is chance.
 
-    DeLong's interval on the logit scale, which keeps it inside (0, 1). If DeLong's variance is zero or unknown (perfect
-    separation, one record on a side), the variance is the largest possible one, A (1 - A) / min(m, n), in Wilson's
-    form.
+    The interval is DeLong's on the logit scale, which keeps it inside (0, 1). If DeLong's variance is zero or unknown
+    (perfect separation, one record on a side), the largest possible variance, A (1 - A) / min(m, n), is used, in
+    Wilson's form.
 
     Raises:
         ValueError: a side is empty, or a score is not finite.

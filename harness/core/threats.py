@@ -40,7 +40,7 @@ GRANTS = frozenset({"labels", "broadcast"})
 """Side knowledge or powers that a study grants to an adversary by name, as in `server+labels`."""
 
 _OTHER = "auxiliary="
-"""A grant that names the data set of the auxiliary data, as in `server+auxiliary=fashion_mnist`; it is unlabeled."""
+"""A grant that names the data set of the (unlabeled) auxiliary data, as in `server+auxiliary=fashion_mnist`."""
 
 
 class ThreatMismatch(ValueError):

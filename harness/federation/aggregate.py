@@ -75,23 +75,23 @@ class Aggregated(Defense[Any, Any]):
 
     @property
     def local(self) -> LocalRule:
-        """That of `inner`."""
+        """The rule of `inner`."""
         return self.inner.local
 
     def step_noise(self, setting: Setting) -> float:
-        """That of `inner`."""
+        """The step noise of `inner`."""
         return self.inner.step_noise(setting)
 
     def parts(self, setting: Setting) -> Parts:
-        """Those of `inner`."""
+        """The sub-vectors of `inner`."""
         return self.inner.parts(setting)
 
     def init(self, setting: Setting) -> Any:
-        """That of `inner`."""
+        """The first public state of `inner`."""
         return self.inner.init(setting)
 
     def remember(self, setting: Setting) -> Any:
-        """That of `inner`."""
+        """The first memory of `inner`."""
         return self.inner.remember(setting)
 
     def encode(self, state: Any, memory: Any, update: Vector, link: Link, private: Key) -> tuple[bytes, Any]:
@@ -113,11 +113,11 @@ class Aggregated(Defense[Any, Any]):
         return (unpack_float64(total, links.setting.dim) / len(links.senders)).float()
 
     def advance(self, state: Any, feedback: Feedback) -> Any:
-        """That of `inner`."""
+        """The next public state of `inner`."""
         return self.inner.advance(state, feedback)
 
     def stops(self, state: Any) -> bool:
-        """As `inner`."""
+        """Whether `inner` stops."""
         return self.inner.stops(state)
 
     def likelihood(self, state: Any, received: Sequence[bytes], links: Links) -> Likelihood:
@@ -203,7 +203,7 @@ class Aggregated(Defense[Any, Any]):
         return torch.stack(made)
 
     def claim(self, history: Sequence[Any], setting: Setting) -> Claim:
-        """That of `inner`."""
+        """The claim of `inner`."""
         return self.inner.claim(history, setting)
 
 

@@ -49,7 +49,7 @@ def weights(name: str, *shape: int, bias: bool = True) -> list[Slot]:
 
 
 class BatchStatistics(torch.autograd.Function):
-    """A loss term with the value 0, whose gradient in the running statistics is them minus those of a batch.
+    """A loss term with the value 0; its gradient in the running statistics is running minus batch statistics.
 
     It takes (running mean, running variance, mean, variance), each [channels]. The gradient is differentiable in all
     four; the statistics of the batch themselves get no gradient, so the term affects no other parameter.
@@ -64,7 +64,7 @@ class BatchStatistics(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Keep the statistics."""
+        """Save the statistics for the backward pass."""
         ctx.save_for_backward(*inputs)
 
     @staticmethod
@@ -353,7 +353,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Trained:
-    """`Network.in_training` for `Model`; unlike bound methods, two of equal networks compare as equal."""
+    """`Network.in_training` for `Model`; unlike bound methods, instances of equal networks are equal."""
 
     network: Network
 

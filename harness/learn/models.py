@@ -292,7 +292,7 @@ def _apply_scores(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] |
 
 
 def _apply_margin(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
-    """(-w.x / 2, w.x / 2): the second score exceeds the first by w.x."""
+    """The scores (-w.x / 2, w.x / 2), of which the second exceeds the first by w.x."""
     half = linear(x.flatten(1), tensors[0]) / 2
     return torch.cat([-half, half], 1)
 
