@@ -1,6 +1,6 @@
 """leakgauge measures how much a federated-learning defense really leaks.
 
-Public names are imported at first use, so that the command starts without torch.
+Public names are imported at their first use, so the command starts without torch.
 """
 
 from __future__ import annotations

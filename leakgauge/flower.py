@@ -1,4 +1,4 @@
-"""Flower apps: `tap` records what clients send, `defend` and `defended` put a defense on the wire.
+"""Flower apps: `tap` records what clients send, `defend` and `defended` apply a defense to it.
 
 Needs the extra `leakgauge[flower]`.
 """

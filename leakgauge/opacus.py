@@ -1,4 +1,4 @@
-"""Opacus: `inspect` says what a training promises, audits its own optimizer, and attacks its gradients."""
+"""Opacus: `inspect` states the epsilon of a training, audits its optimizer, and attacks its gradients."""
 
 from leakgauge.harness.cli.opacus import Inspection, inspect
 from leakgauge.harness.own.opacus import OpacusError

@@ -1,1 +1,1 @@
-"""The command, and the pytest plugin."""
+"""The command `leakgauge`, its Python functions, and the pytest plugin."""

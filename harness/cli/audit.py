@@ -1,4 +1,4 @@
-"""The commands `claim` and `audit`: the epsilon that a defense claims, the one that is proved, and a measured bound."""
+"""The commands `claim` and `audit`: claimed epsilon, proved epsilon, and a measured lower bound of a defense."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leakgauge.harness.core.sinks import say
 
 
 def _seconds(text: str) -> float:
-    """Seconds of a text such as 30, 30s or 2m."""
+    """Parse a time such as 30, 30s or 2m into seconds."""
     unit = 60.0 if text.endswith("m") else 1.0
     try:
         return unit * float(text.removesuffix("m").removesuffix("s"))
@@ -31,7 +31,7 @@ def claim(
     setting: cli.SettingOption = None,
     as_json: cli.JsonOption = False,
 ) -> None:
-    """Show what a defense claims, what provably holds, and the verdict."""
+    """Show the epsilon that a defense claims, the epsilon that is proved, and the verdict."""
     from leakgauge.harness.cli.known import known
     from leakgauge.harness.study.environment import shipped
 
@@ -69,7 +69,7 @@ def audit(
     seed: Annotated[int, typer.Option(help="Seed of every random draw.")] = 0,
     as_json: cli.JsonOption = False,
 ) -> None:
-    """Audit a defense: show a measured lower bound of epsilon beside the claimed and the proved one."""
+    """Audit a defense: show a measured lower bound of epsilon beside the claimed and the proved epsilon."""
     from leakgauge.harness.audit import standalone
     from leakgauge.harness.audit.claims import assignments
 

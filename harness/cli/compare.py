@@ -1,4 +1,4 @@
-"""The command `compare`: how two runs differ."""
+"""The command `compare`: shows how two runs differ."""
 
 from __future__ import annotations
 

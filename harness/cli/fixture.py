@@ -1,4 +1,4 @@
-"""The fixture `leakage`: measures in a test what a user's own defense leaks; see `harness.cli.pytest_plugin`."""
+"""The fixture `leakage`: measures in a test how much a user's own defense leaks; see `harness.cli.pytest_plugin`."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Options:
     """The command-line options, and the test.
 
     Attributes:
-        folder: of the baselines, one file per test.
-        update: the reason to accept the current numbers; None: they are compared with the baseline.
+        folder: folder of the baselines, one file per test.
+        update: the reason to accept the current numbers; None: the numbers are compared with the baseline.
         inconclusive: whether an inconclusive check warns or fails.
         scratch: folder of the runs.
-        test: name of the test; the name of its baseline file follows from it.
+        test: name of the test, from which the name of its baseline file is made.
     """
 
     folder: Path
@@ -74,13 +74,13 @@ class Leakage:
         Args:
             defense: an object whose class is at the top level of a module, or the name of a shipped defense.
             attacks: reconstruction attacks: names, or tables with a name and parameters as in a study.
-            images: victims, with one image each; comparisons need 8.
+            images: number of victims, with one image each; comparisons need at least 8.
             data, model, threat, federation: as in a study; by default 10 clients and one round of gradients.
             audit: trials with each of two inputs in a separate audit of the defense; 0: no audit.
             data_root: folder of the data sets; default `LEAKGAUGE_DATA`.
 
         Raises:
-            ValueError, LookupError, StudyError: this cannot be run; one line.
+            ValueError, LookupError, StudyError: these arguments cannot be run; the error is one line.
         """
         part = _part(defense)
         table = {"clients": 10, "rounds": 1, "algorithm": "fedsgd", "samples": 500, **(federation or {})}
@@ -103,7 +103,7 @@ class Leak:
 
     Attributes:
         run: all results.
-        file: the baseline.
+        file: the file of the baseline.
     """
 
     run: Run
@@ -112,7 +112,7 @@ class Leak:
 
     @functools.cached_property
     def measured(self) -> Measured:
-        """The compared numbers."""
+        """The numbers that are compared with the baseline."""
         return measured(self.run)
 
     def assert_below(self, limit: float) -> None:
@@ -139,9 +139,9 @@ class Leak:
             _fail(f"{len(seen)} images are recognizable, at most {at_most} may be: image {named}")
 
     def assert_no_increase(self) -> None:
-        """Fail if more leaks than in the baseline of this test; `--leakage-update REASON` makes a new baseline.
+        """Fail if leakage increased over the baseline of this test; `--leakage-update REASON` makes a new baseline.
 
-        The rules are those of `leakgauge check`, with bits and accuracy. Needs 8 images.
+        The rules are those of `leakgauge check`, including bits and accuracy. Needs at least 8 images.
         """
         self._reconstructions()
         now = self.measured
@@ -164,7 +164,7 @@ class Leak:
                 warnings.warn(line(f"inconclusive: {one.name}: {one.reason}"), LeakageWarning, stacklevel=2)
 
     def _reconstructions(self) -> list[Measure]:
-        """The mean SSIM of each attack; the test fails if one has no number."""
+        """The mean SSIM of each attack; the test fails if an attack has no number."""
         found = [one for one in self.measured.measures if one.metric == "ssim"]
         lost = [f"{one.name}: {one.problem}" for one in found if one.problem or one.value is None]
         if lost or not found:

@@ -1,8 +1,8 @@
 """The commands of the gate: `gate`, `check`, and `baseline` with `update`, `acknowledge`, `show` and `diff`.
 
 Exit codes: 0 no increase detected, 1 leakage increased, 2 invalid arguments or no results, 3 inconclusive with
-`--inconclusive fail`, 4 not comparable or no baseline, 5 a gated cell failed or is missing, 6 a change of the baseline
-or of the rules that nobody accepted, 70 a bug in leakgauge, 130 interrupted.
+`--inconclusive fail`, 4 not comparable or no baseline, 5 a gated cell failed or is missing, 6 an unaccepted change of
+the baseline or of the rules, 70 a bug in leakgauge, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ AnnotationsOption = Annotated[
 
 
 class _Outputs(NamedTuple):
-    """Where the outcome goes besides the terminal."""
+    """Where the outcome is written besides the terminal."""
 
     inconclusive_fails: bool
     junit: Path | None
@@ -76,7 +76,7 @@ def gate(
     workers: cli.WorkersOption = None,
     allow_code: cli.AllowCodeOption = False,
 ) -> None:
-    """Check this code against a baseline: run and judge what it changed. Exit code 0: no increase; 1: increased."""
+    """Check this code against a baseline: run and judge what changed. Exit code 0: no increase; 1: an increase."""
     from leakgauge.harness.cli.progress import listener
     from leakgauge.harness.gate.baseline import read
     from leakgauge.harness.gate.mechanism import gate as judged
@@ -129,7 +129,7 @@ def check(
 
 
 def _publish(outcome: Outcome, now: Measured, base: Baseline, path: Path, to: _Outputs) -> None:
-    """Print the outcome and write it where it is asked for."""
+    """Print the outcome and write the requested files."""
     from leakgauge.harness.gate import output
     from leakgauge.harness.gate.measure import titles
 
@@ -245,7 +245,7 @@ def diff(
 
 
 def _judged(now: Measured, held: Trusted, bench: Bench, *, rerun_base: bool, rerun: bool) -> tuple[Baseline, Outcome]:
-    """The baseline, rerun if that is asked for, and the outcome of the comparison with it."""
+    """The baseline, rerun on request, and the outcome of the comparison with it."""
     from leakgauge.harness.gate.judge import Outcome, judge
     from leakgauge.harness.gate.rerun import about_code, again, at_commit
 
@@ -309,7 +309,7 @@ def _check_accepted(outcome: Outcome | None, accepted: list[str]) -> None:
 
 
 def _print_compared(before: Measured, now: Measured, outcome: Outcome) -> None:
-    """Print the old and new numbers, and why nothing could be compared if that is so."""
+    """Print the old and new numbers, and the reasons if nothing could be compared."""
     from leakgauge.harness.gate.baseline import moves
 
     say(*_moved(moves(before, now)))
@@ -322,7 +322,7 @@ def _write(path: Path, text: str, *, append: bool = False) -> None:
     """Write a text file that other users of the machine may read.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: the file cannot be written.
     """
     from leakgauge.harness.study.store import StoreError
 
@@ -335,7 +335,7 @@ def _write(path: Path, text: str, *, append: bool = False) -> None:
 
 
 def _table(outcome: Outcome, named: dict[str, str]) -> Iterable[str]:
-    """Problems and warnings, then the checks, worst first; under each that did not pass, its name and reason."""
+    """Problems and warnings, then the checks, worst first; a check that did not pass is followed by name and reason."""
     from leakgauge.harness.gate.judge import Verdict
     from leakgauge.harness.gate.output import change, number, signed
 

@@ -1,4 +1,4 @@
-"""`leakgauge.inspect` and the command `inspect`: attacks on messages that somebody else made or recorded."""
+"""`leakgauge.inspect` and the command `inspect`: attacks on given or recorded messages."""
 
 from __future__ import annotations
 
@@ -48,38 +48,41 @@ def inspect(
 ) -> Run:
     """Attack gradients or updates, write `folder/report.html` with floor, limit and attacks, and return the results.
 
-    The messages are written to `folder/recording` first; the same call resumes, with other messages it is refused.
+    The messages are written to `folder/recording` first. The same call resumes; a call with other messages is refused.
 
     Args:
-        model: as it is before the messages; or the name of a shipped model, with fresh weights.
+        model: with the weights it has before the messages; or the name of a shipped model, with fresh weights.
         data: a torch `Dataset`, a pair (train, test) of them, arrays (x, y) or (x, y, x_test, y_test), a `DataSet`, or
-            a name such as `digits`. Without a test part, half of the records behind no message are the attacker's.
-        messages: gradients or updates (trained less initial weights) of one victim each: a flat tensor, a list of
+            a name such as `digits`. Without a test part, the attacker gets half of the records that are behind no
+            message.
+        messages: gradients or updates (trained minus initial weights), one per victim: a flat tensor, a list of
             tensors in the order of `model.parameters()`, a dictionary by name, with or without the running statistics
             of batch norms, or bytes that the defense made.
-        records: for each message, the rows of `data` (of their training part) behind it; without them nothing can be
-            compared, and probes are attacked instead.
+        records: for each message, the rows of `data` (of its training part) behind it; without rows, reconstructions
+            cannot be scored, and probes are attacked instead.
         train_step: called as `train_step(model, x, y)` for each victim on a copy of the model, with `batch` records;
             returns what `messages` holds, or None if it trained the model in place, which needs `sends="update"`.
-            With neither messages nor this, our own client trains.
-        sends, lr, steps, momentum: `gradient`, or `update` after so many full-batch steps of local SGD.
+            With neither `messages` nor `train_step`, leakgauge's own client trains.
+        sends, lr, steps, momentum: `gradient`, or `update` after `steps` full-batch steps of local SGD.
         batch: records of each victim.
-        victims: drawn from the data; default 8, or fewer if attacks on all would take too long.
-        defense: through which vectors go: a name, a table such as `{"name": "gaussian", "epsilon": 8.0}`, or an object;
-            default: none.
-        attacks: likewise; default: the floor, and those of `map`, `idlg`, `analytic` and `label-restoration` that fit.
-        threats: adversaries; see `leakgauge list threats`.
+        victims: how many are drawn from the data; default 8, or fewer if attacks on all would take too long.
+        defense: encodes the messages: a name, a table such as `{"name": "gaussian", "epsilon": 8.0}`, or an object;
+            default: no defense.
+        attacks: given like the defense; default: the floor, and those of `map`, `idlg`, `analytic` and
+            `label-restoration` that fit.
+        threats: adversaries; see `harness.core.threats`.
         auxiliary: the attacker's data, of the same kind.
         limit: compare with the best that any attack could do; default: if it does not take too long.
-        minutes: that the default attacks may take together; what is cut short for it stands in the report.
-        audit: trials for each input of an audit of the defense; 0: none.
+        minutes: time limit for all default attacks together; the report states what is cut short.
+        audit: trials for each input of an audit of the defense; 0: no audit.
         public: the report may show the records.
         root: folder of the data sets; default `LEAKGAUGE_DATA`, or `~/.cache/leakgauge`.
         workers: worker processes, which do not have this process's objects; 0: work in this process.
-        progress: show it.
+        progress: show progress.
 
     Raises:
-        ValueError, LookupError: model, data, messages, defense and attacks do not fit each other; one line.
+        ValueError, LookupError: model, data, messages, defense and attacks do not fit each other; the error is one
+            line.
         StoreError: the folder cannot be written, or another process writes to it.
 
     Example:

@@ -1,4 +1,4 @@
-"""What a command has answered before, read without the imports that the answer takes. Imports no torch."""
+"""A cache of command answers, read without the imports that computing an answer takes. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from leakgauge.harness.study.files import load, sealed, unsealed
 T = TypeVar("T")
 
 _MOST = 200
-"""Answers that are kept: those that were given last."""
+"""Number of kept answers; the oldest are deleted."""
 
 
 def known(question: list[Any], answer: Callable[[], T]) -> T:
-    """The answer to a command, stored for the next time that code, libraries, machine and question are these.
+    """The answer to a command, from the cache if code, libraries, machine and question are the same.
 
     Args:
         question: plain data.
-        answer: gives plain data, which depend on nothing but the question and the shipped code.
+        answer: returns plain data that depend only on the question and the shipped code.
     """
     from leakgauge.harness.core.cell import fingerprint
 
@@ -36,11 +36,11 @@ def known(question: list[Any], answer: Callable[[], T]) -> T:
         found: T = json.loads(stored["answer"])
         return found
     given = answer()
-    text = json.dumps(given)  # a sealed file sorts keys, and parameters have an order
+    text = json.dumps(given)  # as text, because a sealed file sorts keys and the order of parameters matters
     if json.loads(text) == given:
         from leakgauge.harness.study.store import StoreError, write_atomically
 
-        with suppress(StoreError, OSError):  # a full disk: the next time it is computed again
+        with suppress(StoreError, OSError):  # if the disk is full, the answer is computed again next time
             write_atomically(path, sealed({"asked": asked, "answer": text}))
             for old in sorted(folder.glob("*.json"), key=lambda one: one.stat().st_mtime)[:-_MOST]:
                 old.unlink(missing_ok=True)

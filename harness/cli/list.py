@@ -30,7 +30,7 @@ def list_(
 
     if what not in _LISTS:
         raise refusal(USAGE, str(unknown("list of", what, _LISTS)))
-    # no digest covers what plug-ins are made of, and studies are read in no time
+    # no digest covers the code of plug-ins; studies are read fast enough without a cache
     fixed = what != "studies" and not any(entry_points(group=f"leakgauge.{what}"))
     rows = known(["list", what, _source()], lambda: _rows(what)) if fixed else _rows(what)
     if as_json:
@@ -46,12 +46,12 @@ def list_(
 
 
 def _source() -> str:
-    """This file, which chooses what a row holds, and of which `package` knows nothing."""
+    """The source of this file: it determines the rows, and no other digest covers it."""
     return Path(__file__).read_text("utf-8")
 
 
 def _rows(what: str) -> list[dict[str, Any]]:
-    """The entries of one list. A task is a data set and a model: both are listed, with their kind."""
+    """The entries of one list. A task consists of a data set and a model; the list has both, each with its kind."""
     if what == "studies":
         return [{"name": name, "summary": title} for name, title in shipped().items()]
     from leakgauge.harness import data
@@ -69,7 +69,7 @@ def _rows(what: str) -> list[dict[str, Any]]:
 
 
 def _defaults(kind: registry.Kind, name: str) -> dict[str, Scalar]:
-    """The default parameters; none of a plug-in that cannot be built from them."""
+    """The default parameters; empty, with a warning, for a plug-in that cannot be built from its defaults."""
     from leakgauge.harness.federation import registry
 
     try:

@@ -26,7 +26,7 @@ from leakgauge.harness.core.sinks import say
 
 
 class _Commands(TyperGroup):
-    """The commands; an uncaught exception of any of them ends in one line."""
+    """The commands; an uncaught exception in any command is printed as one line."""
 
     def invoke(self, ctx: Any) -> Any:
         with bugs(verbose=ctx.params["verbose"]):
@@ -79,6 +79,6 @@ def main() -> None:
     """Entry point of the console script."""
     try:
         app()
-    except Exception:  # the interpreter would print the message of the error as it is
+    except Exception:  # the interpreter would print the error message unescaped
         say(*traceback.format_exc().splitlines(), err=True)
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""`leakgauge.opacus.inspect`: what an Opacus training promises, an audit of its optimizer, attacks on its gradients."""
+"""`leakgauge.opacus.inspect`: an Opacus training's epsilon, an audit of its optimizer, attacks on its gradients."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found; as text, a few lines for each part.
+    """The results of an inspection; its text has a few lines for each part.
 
     Attributes:
-        facts: of the training.
-        promise: of one record over the whole training: the accountant's epsilon, the proved one, and the verdict.
-        audit: of one step that takes the record, by this optimizer: as `leakgauge.audit` returns it.
-        run: the attacks on the gradients of single records, whose batch the adversary knows otherwise.
-        page: the report.
+        facts: facts about the training.
+        promise: for one record over the whole training: the accountant's epsilon, the proved epsilon, and the verdict.
+        audit: an audit of one optimizer step that takes the record, in the form that `leakgauge.audit` returns.
+        run: the attacks on the gradients of single records; the adversary knows the other records of the batch.
+        page: the file of the report.
     """
 
     facts: Facts
@@ -71,20 +71,21 @@ def inspect(
 ) -> Inspection:
     """Inspect what `PrivacyEngine.make_private` returned: promise, optimizer, gradients; writes `folder/report.html`.
 
-    The audit and the attacks use this optimizer's own step; nothing of the training changes, nor its accountant.
+    The audit and the attacks use this optimizer's own step; they change neither the training nor its accountant.
 
     Args:
-        model, optimizer, loader: as `make_private` returned them. The model's weights are those that are attacked.
-        epochs: of the whole training.
-        delta: at which its epsilon is stated.
-        accountant: that of the engine: prv, its default, rdp or gdp.
-        loss: of scores and labels, the mean over a batch; the attacks know cross-entropy.
-        victims: records whose gradients are attacked.
+        model, optimizer, loader: as `make_private` returned them. The attacks use the model's current weights.
+        epochs: number of epochs of the whole training.
+        delta: delta at which the training's epsilon is stated.
+        accountant: the engine's accountant: prv (its default), rdp or gdp.
+        loss: loss of scores and labels, averaged over a batch; the attacks assume cross-entropy.
+        victims: number of records whose gradients are attacked.
         attacks, minutes, progress: as for `leakgauge.inspect`.
-        trials: of the audit, with each input; default: 1000, or more if the proof needs them.
+        trials: trials of the audit with each input; default: 1000, or more if the proof needs them.
 
     Raises:
-        OpacusError, ValueError: ghost, per-layer or adaptive clipping, or a model that cannot be attacked; one line.
+        OpacusError, ValueError: ghost, per-layer or adaptive clipping, or a model that cannot be attacked; the error
+            is one line.
 
     Source: Abadi et al. 2016, Algorithm 1; Opacus 1.6.
     """

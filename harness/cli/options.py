@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 INCREASED, USAGE, NOT_COMPARABLE, INCOMPLETE, UNSOUND, BUG, INTERRUPTED, CLOSED = 1, 2, 4, 5, 7, 70, 130, 141
 """Exit codes: leakage increased; invalid study or arguments; no usable baseline; incomplete results; the doctor found
-something wrong; an internal error
-(EX_SOFTWARE of sysexits.h); stopped; nobody reads the output."""
+an error; an internal error (EX_SOFTWARE of sysexits.h); interrupted; the reader closed the pipe."""
 
 StudyArgument = Annotated[str, typer.Argument(help="A TOML file, or the name of a shipped study.")]
 FolderArgument = Annotated[Path, typer.Argument(help="Folder of results that 'leakgauge run' wrote.")]
@@ -60,16 +59,16 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def refusal(code: int, *lines: str) -> typer.Exit:
-    """The exit with this code; the lines are printed on standard error."""
+    """Print the lines on standard error and return the exit with this code."""
     say(*(f"leakgauge: {line}" for line in lines), err=True)
     return typer.Exit(code)
 
 
 def engine_of(name: str, address: str | None, workers: int | None) -> Open | None:
-    """The engine of this name; None for the default one.
+    """The engine of this name; None for the default engine.
 
     Raises:
-        StudyError: there is none, or it lacks what it needs.
+        StudyError: no engine has this name, its options contradict each other, or Ray is not installed.
     """
     from leakgauge.harness.core.errors import StudyError
 
@@ -114,7 +113,7 @@ def user_errors(no_baseline: int = USAGE) -> Iterator[None]:
 
 @contextmanager
 def computed_anew(wanted: bool = True) -> Iterator[None]:
-    """Read no audit or claim of an earlier study, also in worker processes that are started meanwhile: for gates."""
+    """Read no cached audit or claim, also in worker processes started inside; used by the gates."""
     from leakgauge.harness.study.environment import CACHE
 
     before = os.environ.get(CACHE)
@@ -129,18 +128,19 @@ def computed_anew(wanted: bool = True) -> Iterator[None]:
 
 @contextmanager
 def bugs(log: Path | None = None, *, verbose: bool = False) -> Iterator[None]:
-    """Turn any other exception into one line and an exit code of its own; Python's would be 1, the gate's.
+    """Turn any other exception into one line and its own exit code; Python's code 1 means that leakage increased.
 
     Args:
-        log: where the traceback goes, unless it is printed.
+        log: file for the traceback, unless it is printed.
+        verbose: print the traceback.
     """
     try:
         yield
     except BrokenPipeError as error:
-        sys.stdout = io.StringIO()  # Python flushes it at the end
+        sys.stdout = io.StringIO()  # because Python flushes stdout at exit
         raise typer.Exit(CLOSED) from error
     except (Exception, SystemExit) as error:
-        if hasattr(error, "exit_code"):  # typer's own
+        if hasattr(error, "exit_code"):  # typer handles its own exceptions
             raise
         trace, where = traceback.format_exc(), "'leakgauge --verbose ...' prints the traceback"
         if log is not None and log.parent.is_dir() and not verbose:
@@ -168,7 +168,7 @@ def print_json(data: Any) -> None:
 
 
 def print_table(make: Callable[[int], Any]) -> None:
-    """Print the rich table for this width: that of the terminal; 140 columns, or COLUMNS, if there is no terminal."""
+    """Print the rich table of `make` for the terminal's width; without a terminal, for COLUMNS or 140 columns."""
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", "140")))

@@ -1,4 +1,4 @@
-"""The commands `new` and `doctor`: a defense, an attack or a task of one's own, from a skeleton to a verdict."""
+"""The commands `new` and `doctor`: write the skeleton of a user's defense, attack or task, and check it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def new(
     kind: Annotated[str, typer.Argument(help="What to write.", metavar="defense|attack|task")],
     file: Annotated[Path, typer.Argument(help="The file, such as my_defense.py. Nothing is overwritten.")],
 ) -> None:
-    """Write the skeleton of a defense, an attack or a task, which runs as it is, and a small study of it."""
+    """Write a runnable skeleton of a defense, an attack or a task, and a small study of it."""
     from leakgauge.harness.own.new import write
 
     with cli.user_errors():
@@ -33,7 +33,7 @@ def doctor(
     set_: cli.SetOption = None,
     as_json: cli.JsonOption = False,
 ) -> None:
-    """Examine a defense, an attack or a task: one line for each check, with what is wrong, where, and what to do."""
+    """Check a defense, an attack or a task: one line per check; a failed check says what is wrong, where, and a fix."""
     from leakgauge.harness.audit.claims import assignments
     from leakgauge.harness.own.doctor import examine
 

@@ -1,4 +1,4 @@
-"""Progress of a running study: a live table on a terminal, else one line for each finished job."""
+"""Progress of a running study: a live table on a terminal or in a notebook, else one line for each finished job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from leakgauge.harness.study.schedule import Listener, Progress
 from leakgauge.harness.study.store import StoreError
 
 _RECENT = 8
-"""Finished jobs in the live table."""
+"""Number of finished jobs in the live table."""
 
 
 @contextmanager
@@ -43,10 +43,10 @@ def listener(name: str, console: Console | None = None) -> Iterator[Listener]:
 
 
 def logged(listen: Listener, folder: Path, *, verbose: bool = False) -> Listener:
-    """A listener that also prints notes, and appends them, starts and ends to `folder/run.log`, with the time.
+    """A listener that also prints notes, and appends notes, starts and ends to `folder/run.log`, with the time.
 
     Args:
-        verbose: also prints starts, and traces.
+        verbose: also print starts and traces.
     """
     known: list[str] = []
 
@@ -79,7 +79,7 @@ def logged(listen: Listener, folder: Path, *, verbose: bool = False) -> Listener
 
 
 def _in_notebook(status: Callable[[Progress, Outcome | None], str], recent: Iterable[Outcome]) -> Listener:
-    """Shows the status and the last finished jobs in one output of the notebook's cell."""
+    """A listener that shows the status and the last finished jobs in one output of the notebook's cell."""
     from IPython.display import HTML, display
 
     shown = display(HTML(""), display_id=True)
@@ -92,7 +92,7 @@ def _in_notebook(status: Callable[[Progress, Outcome | None], str], recent: Iter
 
 
 def _line(outcome: Outcome) -> str:
-    """The line of a finished job."""
+    """One line that describes a finished job."""
     state, text = ("failed", outcome.error) if outcome.error else ("done  ", outcome.headline)
     return f"{state} {outcome.seconds:7.1f} s  {outcome.job.label}: {text}"
 
@@ -114,13 +114,13 @@ def _view(status: str, progress: Progress, recent: Iterable[Outcome]) -> Group:
 
 
 def _status(progress: Progress) -> str:
-    """The counts of cells, and the time."""
+    """The numbers of finished, reused and failed cells, and the elapsed and remaining time."""
     skipped = f", {progress.skipped} of them from before" if progress.skipped else ""
     failed = f", {progress.failed} failed" if progress.failed else ""
     return f"{progress.finished} of {progress.total} cells{skipped}{failed}, {span(progress.seconds)}{_left(progress)}"
 
 
 def _left(progress: Progress) -> str:
-    """About how long the study still takes."""
+    """The estimated time until the study is finished; empty if unknown or finished."""
     left = progress.seconds_left
     return "" if left is None or progress.finished == progress.total else f", about {span(left)} left"

@@ -6,7 +6,7 @@
         leak.assert_recognizable(at_most=0)
         leak.assert_no_increase()
 
-Every test has its own baseline file, so that tests may run in parallel. Nothing heavy is imported before a test uses
+Every test has its own baseline file, so tests may run in parallel. Heavy modules are imported only when a test uses
 the fixture.
 """
 
@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def leakage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Leakage:
-    """Attacks a defense: `leakage(MyDefense())`; see `harness.cli.fixture.Leakage`."""
+    """A callable that attacks a defense: `leakage(MyDefense())`; see `harness.cli.fixture.Leakage`."""
     from leakgauge.harness.cli.fixture import Leakage, Options
 
     config = request.config

@@ -1,4 +1,4 @@
-"""What a script or a notebook calls: run a study as the command does, and show its report."""
+"""The functions for scripts and notebooks: run a study as the command does, and show its report."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def run(
 
     Args:
         study: a study, the path of a TOML file, or the name of a shipped study.
-        folder: of the results; the same call resumes.
+        folder: folder of the results; the same call resumes.
         data: folder of the data sets; default `LEAKGAUGE_DATA`, or `~/.cache/leakgauge`.
         workers: worker processes; default one per core; 0: work in this process.
         engine: `workers` of this machine, or `ray`.
         address: HOST:PORT of a Ray cluster; default a private Ray of this machine.
         device: where clients train, `cpu` or `cuda`.
-        allow_code: whether a TOML file may name code to import, as in `module:Class`; a study that was loaded may.
-        progress: show it: live in a terminal and in a notebook, else one line for each finished job.
-        merge: keep the cells of other studies in the folder; without it they are refused.
-        reuse: keep the results that other code made; without it they are set aside and run again.
-        cell_timeout, cell_memory: seconds and megabytes of one training or attack, which fails beyond them.
+        allow_code: whether a TOML file may name code to import, as in `module:Class`; a `Study` object always may.
+        progress: show progress: live in a terminal and in a notebook, else one line for each finished job.
+        merge: keep the cells of other studies in the folder; without this, such a folder is refused.
+        reuse: keep the results that other code made; without this, they are set aside and run again.
+        cell_timeout, cell_memory: limits in seconds and megabytes; a training or an attack that exceeds one fails.
 
     Raises:
         StudyError: the study is invalid, or a data set is missing or does not fit a model; one line for each problem.
-        UnknownNameError: neither a file nor a shipped study.
+        UnknownNameError: `study` is neither a file nor a shipped study.
         StoreError: the folder cannot be written, or another process writes to it.
         Interrupted: Ctrl-C, SIGTERM or SIGHUP; finished results are kept.
     """
@@ -77,7 +77,7 @@ def run(
 
 @dataclass(frozen=True, repr=False)
 class Page:
-    """A report, shown inline by a notebook. `html`: the whole page, which loads nothing."""
+    """A report, shown inline by a notebook. `html`: the whole page, which loads no other files."""
 
     name: str
     html: str

@@ -1,4 +1,4 @@
-"""The commands `report` and `export`: results as a page, or as a table for other programs."""
+"""The commands `report` and `export`: results as an HTML page, or as a table for other programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `reproduce`: tables and figures of papers, by name, with their claims checked."""
+"""The command `reproduce`: repeats tables and figures of papers, by name, and checks their claims."""
 
 from __future__ import annotations
 
@@ -63,5 +63,5 @@ def reproduce(
 
 
 def _named(name: str, known: list[str]) -> list[str]:
-    """A recipe, or all of a paper."""
+    """The recipes of a paper, or the name itself if it is no paper."""
     return [one for one in known if one.startswith(f"{name}/")] or [name]

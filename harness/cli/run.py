@@ -1,4 +1,4 @@
-"""The commands `run` and `show`: run a study, or show what it resolves to."""
+"""The commands `run` and `show`: run a study, or show its cells and its estimated cost."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def run(
         int | None, typer.Option(min=0, metavar="MB", help="It fails if its worker process uses more memory than this.")
     ] = None,
 ) -> None:
-    """Run a study, print its table, and write the report; DIR/run.log has every job. The same command again resumes."""
+    """Run a study, print its table, and write the report; DIR/run.log lists every job. The same command resumes."""
     from leakgauge.harness.study.workers import warm_up
 
     if workers != 0 and not dry_run:
-        warm_up()  # workers import while this process does
+        warm_up()  # workers import modules in parallel with this process
     from leakgauge.harness.cli.progress import listener, logged
     from leakgauge.harness.study.run import run_study
     from leakgauge.harness.study.study import load_study
@@ -83,10 +83,10 @@ def run(
 
 
 def _chosen(study: Study, pattern: str) -> Study:
-    """The study with those of its cells whose text holds the pattern, whatever its case; all without a pattern.
+    """The study with only the cells whose text holds the pattern, ignoring case; an empty pattern keeps all cells.
 
     Raises:
-        StudyError: none does.
+        StudyError: no cell holds the pattern.
     """
     from leakgauge.harness.core.errors import StudyError
     from leakgauge.harness.core.labels import cell_text
@@ -99,7 +99,7 @@ def _chosen(study: Study, pattern: str) -> Study:
 
 
 def _defense_text(defense: PartSpec) -> str:
-    """A defense, or the goal for which it is to be solved."""
+    """A defense, or the goal for which its parameter is solved."""
     from leakgauge.harness.core.labels import part_text
     from leakgauge.harness.study.goal import goal_of
 
@@ -115,7 +115,7 @@ def show(
     max_cells: cli.MaxCellsOption = 20_000,
     max_number: cli.MaxNumberOption = 1_000_000,
 ) -> None:
-    """Show the cells that a study resolves to, and about how long they take: measured, for about ten seconds."""
+    """Show the cells of a study and their estimated run time; measuring it takes about ten seconds."""
     from leakgauge.harness.core.result import to_data
     from leakgauge.harness.study.study import load_study
 
@@ -129,7 +129,7 @@ def show(
 
 
 def _print_study(study: Study, data: Path | None, folder: Path | None = None) -> None:
-    """Print the trainings with their cells, which of them are finished in a folder, and the estimated cost."""
+    """Print the trainings with their cells, mark the cells that are finished in the folder, and print the cost."""
     from leakgauge.harness.core.labels import part_text, server_text, where
     from leakgauge.harness.data import default_root
     from leakgauge.harness.study.cost import estimate

@@ -1,4 +1,4 @@
-"""The command `verify`: whether the files of a folder of results are as they were written."""
+"""The command `verify`: check that no file in a folder of results is damaged or missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from leakgauge.harness.core.sinks import say
 
 
 def verify(folder: FolderArgument, as_json: JsonOption = False) -> None:
-    """List every damaged or missing file of a folder of results with its reason. Exit code 0: none; 5: some."""
+    """List every damaged or missing file of a folder of results, with the reason. Exit code 0: none found; 5: some."""
     from leakgauge.harness.study import store
 
     with user_errors():

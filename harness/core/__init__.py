@@ -1,1 +1,1 @@
-"""Parameters and draws, messages and claims, cells and results: what every other room is built on."""
+"""The base of all other packages: parameters and random draws, messages and claims, cells and results."""

@@ -13,7 +13,7 @@ z = noise_std / sensitivity; the sensitivity is 2 * clip if a record is replaced
 | `Leak`, repeated or not | infinite | exact: 0 from its delta on, infinite below |
 | any other composition of these | exact | upper bound; ValueError if it contains a randomized response |
 | any other event that `PLDAccountant` supports (add or remove) | ValueError | upper bound |
-| the rest | ValueError | ValueError |
+| any other event | ValueError | ValueError |
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ if TYPE_CHECKING:
 
 
 _FINEST = 1e-4
-"""Step of a discretized privacy loss: the default of dp_accounting."""
+"""Step of a discretized privacy loss; the default of dp_accounting."""
 
 _POINTS = 2e6
-"""Most steps of a privacy loss; wider steps still give an upper bound. Noise of 0.01 clips would else take 4 GB."""
+"""Maximum number of steps of a privacy loss; wider steps still give an upper bound. Without this limit, noise of 0.01
+clips would take 4 GB."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Pure:
 
 @dataclass(frozen=True)
 class Leak:
-    """`times` mechanisms, each of which reveals everything with probability `delta`, and nothing otherwise.
+    """`times` mechanisms; each reveals everything with probability `delta`, and nothing otherwise.
 
     Its delta is the same at every epsilon. Example: uniform noise on two overlapping intervals.
     """
@@ -68,7 +69,7 @@ Event: TypeAlias = "DpEvent | Pure | Leak"
 
 
 def epsilon(event: Event | None, delta: float) -> float:
-    """Smallest epsilon known for `event` at `delta`; infinite if `event` is None, which promises nothing.
+    """Smallest epsilon known for `event` at `delta`; infinite if `event` is None.
 
     Raises:
         ValueError: delta is outside [0, 1), or the event has no known law; the message names it.
@@ -96,7 +97,7 @@ def is_gaussian(event: Event | None) -> bool:
 
 
 def is_sampled(event: Event | None) -> bool:
-    """Whether the law counts on a random choice of records or clients, which an attacked one may not have had."""
+    """Whether the law relies on random sampling of records or clients, which may not apply to attacked ones."""
     if event is None or isinstance(event, Pure | Leak):
         return False
     return any(hasattr(leaf, "event") for leaf, _ in _leaves(event, 1))
@@ -154,7 +155,7 @@ class _Laplace(NamedTuple):
 class _Response(NamedTuple):
     """`times` randomized responses; the privacy loss of each is +one, 0 or -one.
 
-    This closed form exists because `PLDAccountant` of dp_accounting 0.6.0 counts a repeated response once. For two
+    This closed form is needed because `PLDAccountant` of dp_accounting 0.6.0 counts a repeated response once. For two
     buckets it is Kairouz, Oh, Viswanath 2015, Thm 3.3.
     """
 
@@ -204,7 +205,7 @@ class _Numerical(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _numerical_epsilon(leaves: tuple[tuple[DpEvent, int], ...], delta: float) -> float:
-    """The bound of epsilon; cached because a claim asks for the same one several times, and each passes all losses."""
+    """The bound of epsilon; cached because a claim asks for the same bound several times, and each is slow."""
     return float(_losses(leaves).epsilon(delta))
 
 
@@ -245,7 +246,7 @@ class _Worst(NamedTuple):
 
     @property
     def _response(self) -> _Response | None:
-        """The responses; None if rounding loses exp(-epsilon): the bound is then the sum of the epsilons."""
+        """The responses; None if exp(-epsilon) is lost to rounding, so that the bound is the sum of the epsilons."""
         one, times = self.event.epsilon, self.event.times
         return _Response(2 / (1 + math.exp(one)), 2, times) if one <= 30 and times > 0 else None
 
@@ -272,7 +273,7 @@ class _Uneven(NamedTuple):
 
 
 def _law(event: Event) -> _Law:
-    """The law of `event`, in closed form where there is one."""
+    """The law of `event`, in closed form where one is known."""
     if isinstance(event, Pure):
         return _Worst(event)
     if isinstance(event, Leak):

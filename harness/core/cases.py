@@ -15,13 +15,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Case:
-    """The cells that differ only in their seed, with what came out.
+    """The cells that differ only in their seed, with their results and failures.
 
     Attributes:
-        identity: fingerprint of the question without its seed: the same in every run.
-        cells: in the study's order; results and failures: of those that finished or failed, in the same order.
-        info: what the attack is.
-        kind: of the attack: `reconstruction`, `labels` or `membership`.
+        identity: fingerprint of the question without its seed; the same in every run.
+        cells: in the study's order; results and failures: of the finished or failed cells, in the same order.
+        info: description of the attack.
     """
 
     identity: str
@@ -42,7 +41,7 @@ class Case:
 
     @property
     def target(self) -> Target:
-        """Where the attack looks."""
+        """The target of the attack."""
         return self.cells[0].target
 
     @property
@@ -52,21 +51,21 @@ class Case:
 
     @property
     def missing(self) -> int:
-        """Cells that neither finished nor failed."""
+        """Number of cells that neither finished nor failed."""
         return len(self.cells) - len(self.results) - len(self.failures)
 
     @property
     def kind(self) -> str:
-        """By the attack, or by the target where the attack does not say."""
+        """`reconstruction`, `labels` or `membership`: the attack's kind, or if unknown, the kind by the target."""
         return self.info.kind or ("membership" if self.target.kind == "members" else "reconstruction")
 
     def estimates(self, name: str) -> list[Estimate]:
-        """The estimates of this name, one a result that has it."""
+        """The estimates of this name, one per result that has it."""
         return [one for result in self.results for one in result.estimates if one.name == name]
 
 
 def headline_estimate(result: Result, kind: str) -> Estimate | None:
-    """The headline metric of this kind of attack; without it the first metric whose higher value means more leakage."""
+    """The headline metric of this kind of attack, or the first metric whose higher value means more leakage."""
     first = next((one for one in result.estimates if one.higher_leaks), None)
     return next((one for one in result.estimates if one.name == headline(kind)), first)
 
@@ -97,7 +96,7 @@ def cases(run: Run) -> tuple[Case, ...]:
 
 
 def trainings(run: Run) -> dict[str, list[TrainingSpec]]:
-    """The trainings of a run by `training_identity`, one a seed, in the study's order."""
+    """The trainings of a run by `training_identity`, one per seed, in the study's order."""
     specs = {cell.training.id: cell.training for cell in run.cells}.values()
     return _grouped((training_identity(spec), spec) for spec in specs)
 
@@ -106,7 +105,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 def _grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
-    """The values of each key, both in their order."""
+    """The values of each key; keys and values keep their order."""
     found: dict[K, list[T]] = {}
     for key, value in pairs:
         found.setdefault(key, []).append(value)

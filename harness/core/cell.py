@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 
 
 class Size(StrEnum):
-    """How much of a recipe runs: minutes, hours, or what the paper ran."""
+    """How much of a recipe runs: minutes, hours, or the experiment of the paper."""
 
     QUICK = "quick"
     STANDARD = "standard"
@@ -28,7 +28,7 @@ _STRICT = {"extra": "forbid"}
 
 
 def canonical(data: Any) -> str:
-    """JSON with sorted keys and no spaces: one text per value.
+    """JSON with sorted keys and no spaces, so that equal values have equal texts.
 
     Raises:
         ValueError: a number is NaN or infinite.
@@ -42,7 +42,7 @@ def fingerprint(data: Any, digits: int = 16) -> str:
 
 
 INTERIM = 1000
-"""Test samples of an evaluation that is neither final nor read by anybody."""
+"""Default number of test samples of an interim evaluation, see `FederationSpec.interim_samples`."""
 
 LATER: dict[str, object] = {
     "strict": False,
@@ -52,12 +52,12 @@ LATER: dict[str, object] = {
     "labels": 1,
     "sizes": (),
 }
-"""Fields that came after results were stored, with their defaults: a default is left out, so that older ids stay."""
+"""Fields added after results were stored, with their defaults; defaults are left out, so that older ids stay valid."""
 
 
 def plain(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     """The fields of a dataclass, for `dataclasses.asdict`, without those of `LATER` at their defaults."""
-    # by their texts, since an audit's `strict` is a number, which is kept
+    # compared by text: an audit's field `strict` is a number, and 0.0 == False must not drop it
     return {name: value for name, value in fields if name not in LATER or repr(value) != repr(LATER[name])}
 
 
@@ -67,8 +67,8 @@ class TaskSpec:
 
     Attributes:
         data: `digits`, `photos`, `mnist`, ...; for a user's own data `folder:PATH?size=64`, `npz:PATH?x=KEY&y=KEY`
-            (options may be left out), `module:factory`, or `given:NAME`, registered in this process; `recording:DIR`
-            for a training that ran elsewhere (see `federation.recording.load`).
+            (options may be left out), `module:factory`, or `given:NAME` if it is registered in this process;
+            `recording:DIR` for a training that ran elsewhere (see `federation.recording.load`).
         model: `mlp-small`, `lenet-dlg`, ... (see `leakgauge list tasks`); `module:factory`, `torchvision:NAME` or
             `given:NAME` for a user's own.
         init: `default`; `dlg`: weights and biases uniform in +-0.5 (Zhu et al. 2019); `zero`.
@@ -106,8 +106,8 @@ class FederationSpec:
         decay, patience: parameters of the schedule.
         evaluate_every: rounds between evaluations; the last round is always evaluated.
         test_samples: test samples used; None means the whole test set.
-        interim_samples: of these, a subset for the evaluations that are not final, not of an attacked round, and not
-            read by a defense or schedule; 0 means all.
+        interim_samples: size of the subset of test samples for evaluations that are not final, not of an attacked
+            round, and not read by a defense or schedule; 0 means all test samples.
         evaluate_on: `test`, or `train`: all clients' own samples.
     """
 
@@ -183,21 +183,21 @@ class PartSpec:
 
 @dataclass(frozen=True)
 class Target:
-    """What an attack attacks.
+    """The messages or records that an attack targets.
 
     Attributes:
-        kind: `probe`: `count` victims, each with its own batch, whose messages take the encode path of `round`;
+        kind: `probe`: `count` victims, each with its own batch, whose messages are encoded like those of `round`;
             `messages`: the first `count` participants of the real round, by client number; if only the sum of their
             messages arrives, all of them as one victim;
             `members`: `count` training records against `outside` records that took no part.
         round: the first attacked round (default 0). None, for `members` only: no message is attacked.
         count: number of victims, or of member records; 1 for a sum of `messages`.
         batch: images per victim, for `probe`.
-        rounds: number of attacked rounds, from `round` on; the victims send the same images in each. `messages` needs
-            rounds that use all samples of a client. `members` attacks all clients' messages in each round.
-        users: for `probe`, clients that send at once. A channel that superposes delivers `count` sums of `users`
-            messages each; the remaining clients are silent, because the adversary knows their data. Any other defense
-            has `count` times `users` victims with the same images.
+        rounds: number of attacked rounds, from `round` on; the victims send the same images in each round. `messages`
+            needs rounds that use all samples of a client. `members` attacks all clients' messages in each round.
+        users: for `probe`, the number of clients that send at once. A channel that superposes delivers `count` sums of
+            `users` messages each; the remaining clients are silent, because the adversary knows their data. With any
+            other defense, the same images belong to `count` times `users` separate victims.
         client: for `members`, the client in whose data membership is in question; None: any client.
         outside: for `members`, the number of non-members; None: `count`.
     """
@@ -243,7 +243,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Malice:
-    """A server that chooses the parameters that it broadcasts: the attack that names them, and where."""
+    """A malicious server's broadcast: the attack that chooses the parameters, and its target."""
 
     attack: PartSpec
     target: Target
@@ -254,10 +254,10 @@ class TrainingSpec:
     """One federated training, shared by all attacks on it.
 
     Attributes:
-        audit: trials per input of an audit of the defense by itself, with two inputs; 0: no audit.
-        malice: what a malicious server broadcasts in the attacked rounds, whose updates it throws away; None: the
-            server is honest.
-        strict: the training fails where it would drop a client for a round.
+        audit: trials per input of a separate audit of the defense, with two inputs; 0: no audit.
+        malice: what a malicious server broadcasts in the attacked rounds; it discards the updates of these rounds.
+            None: the server is honest.
+        strict: the training fails instead of dropping a client for a round.
     """
 
     task: TaskSpec
@@ -274,13 +274,13 @@ class TrainingSpec:
 
     @property
     def meaning(self) -> dict[str, Any]:
-        """The data that the id is made of; without `audit` and `malice` if there are none: older ids stay."""
+        """The data behind the id; `audit` and `malice` are left out if not set, so that older ids stay valid."""
         data = dataclasses.asdict(self, dict_factory=plain)
         return {key: value for key, value in data.items() if value or key not in ("audit", "malice")}
 
     @property
     def honest(self) -> TrainingSpec:
-        """The same training by an honest server."""
+        """The same training with an honest server."""
         return dataclasses.replace(self, malice=None)
 
     @functools.cached_property
@@ -291,7 +291,7 @@ class TrainingSpec:
 
 @dataclass(frozen=True)
 class Cell:
-    """One question: an attack by an adversary on a training. Semantics only; `Execution` holds how it runs.
+    """One question: an attack by an adversary on a training. `Execution`, not the cell, holds how it runs.
 
     Attributes:
         limit: whether a reconstruction is compared with the best that any attack could do.
@@ -305,7 +305,7 @@ class Cell:
 
     @functools.cached_property
     def id(self) -> str:
-        """Sixteen hex digits of SHA-256 of the canonical JSON, without `limit` if true, which keeps older ids."""
+        """Sixteen hex digits of SHA-256 of the canonical JSON; `limit` is left out if true, so older ids stay valid."""
         data = {**dataclasses.asdict(self, dict_factory=plain), "training": self.training.meaning}
         if self.limit:
             del data["limit"]

@@ -11,17 +11,17 @@ from leakgauge.harness.core.accounting import Event, Leak, Pure, epsilon, repeat
 from leakgauge.harness.core.threats import Threat
 
 _EQUAL = 1e-6
-"""Relative difference of two epsilons that rounding may explain."""
+"""Relative difference of two epsilons that is attributed to rounding."""
 
 VACUOUS = 10.0
-"""Above this epsilon an adversary may be right about one bit with probability 0.99995: the claim promises nothing."""
+"""Above this epsilon an adversary may guess one bit correctly with probability 0.99995: the claim promises nothing."""
 
 _LOOSE = 0.01
-"""A claim is loose if it exceeds the proved epsilon by more than this, relatively: it needs less noise than it adds."""
+"""A claim is loose if it exceeds the proved epsilon by more than this, relatively: less noise would suffice."""
 
 
 EVERY_ROUND = "the client takes part in every round"
-"""The assumption of a sum over rounds. The epsilon of a client that misses rounds is smaller."""
+"""The assumption behind a sum of epsilons over rounds. A client that misses rounds has a smaller epsilon."""
 
 
 class Unit(enum.Enum):
@@ -35,7 +35,7 @@ class Unit(enum.Enum):
 
 
 class Relation(enum.Enum):
-    """Which pairs of inputs are neighbors."""
+    """The definition of neighboring inputs."""
 
     REPLACE = "replace"
     ADD_REMOVE = "add-remove"
@@ -43,7 +43,7 @@ class Relation(enum.Enum):
 
 
 class Horizon(enum.Enum):
-    """How much of the run one epsilon covers."""
+    """The part of the run that one epsilon covers."""
 
     ONE_ROUND = "one round"
     WHOLE_RUN = "whole run"
@@ -55,7 +55,7 @@ class Horizon(enum.Enum):
 
 
 class Verdict(enum.Enum):
-    """The result of checking a claim by formulas, the best first; an audited bound above the claim makes it BROKEN."""
+    """The result of checking a claim by formulas, best first; an audited bound above the claim makes it BROKEN."""
 
     HOLDS = "HOLDS"
     LOOSE = "LOOSE"
@@ -66,7 +66,7 @@ class Verdict(enum.Enum):
 
 
 class Code(enum.Enum):
-    """The result of auditing the code behind a claim: whether it is the mechanism of the proof, as far as was seen."""
+    """The result of auditing the code behind a claim: whether the observed behavior matches the proved mechanism."""
 
     CONTRADICTED = "CONTRADICTED"
     CONSISTENT = "CONSISTENT"
@@ -82,7 +82,7 @@ class Proof:
         event: the law of the adversary's view; None: no bound, epsilon is infinite at every delta below 1.
         method: how the number is computed, e.g. `analytic Gaussian`, `closed form`, `privacy loss distribution`.
         reason: one sentence that explains the number.
-        tight: whether some pair of neighbors attains the bound, so that a smaller claim is false, not only unproved.
+        tight: whether some pair of neighbors attains the bound; a smaller claim is then false, not only unproved.
         against: the adversaries that the proof covers; empty: the adversaries of the claim.
     """
 
@@ -148,10 +148,10 @@ class Breach(NamedTuple):
     """How often messages break one assumption of a claim.
 
     Attributes:
-        broken: in how many the assumption fails.
-        of: in how many it was looked at.
-        what: what is counted, in the singular: coordinate, pair, message, round or client.
-        covered: the proof holds all the same: only the source's formula, or the tightness, needs the assumption.
+        broken: the number of counted items in which the assumption fails.
+        of: the number of counted items in all.
+        what: the counted item, in the singular: coordinate, pair, message, round or client.
+        covered: the proof holds anyway: only the source's formula, or the tightness, needs the assumption.
     """
 
     broken: int
@@ -160,7 +160,7 @@ class Breach(NamedTuple):
     covered: bool = False
 
     def plus(self, other: Breach) -> Breach:
-        """Both counts together, of the same assumption."""
+        """The sum of both counts, for the same assumption."""
         return self._replace(broken=self.broken + other.broken, of=self.of + other.of)
 
 
@@ -170,8 +170,8 @@ class Claim:
 
     Attributes:
         epsilon: by the formula of the source, for this horizon; infinite: nothing is promised.
-        delta: of the claim (0 for a pure claim).
-        against: the adversaries of the claim; empty exactly if nothing is promised.
+        delta: the claimed delta (0 for a pure claim).
+        against: the adversaries of the claim; empty if and only if nothing is promised.
         assumes: the assumptions of the source; `Defense.breaches` counts those that messages can break.
         proved: the proof for the claim's unit, against the claim's adversaries.
         further: proofs for other units or adversaries that a reader may confuse with those of the claim.
@@ -205,14 +205,14 @@ class Judgment(NamedTuple):
 
 
 def judge(claim: Claim) -> Judgment:
-    """Compare the claimed epsilon with the proved one, at the claim's own delta.
+    """Compare the claimed with the proved epsilon, at the claim's own delta.
 
     | proved | verdict |
     |---|---|
     | nothing is claimed | NOTHING PROMISED |
     | above the claim, and attained | BROKEN |
     | above the claim, an upper bound only | UNPROVED: neither shown nor refuted |
-    | not above the claim, but above `VACUOUS` | VACUOUS |
+    | at most the claim, but above `VACUOUS` | VACUOUS |
     | more than 1 % below the claim | LOOSE |
     | else | HOLDS |
     """
@@ -244,7 +244,8 @@ def claim_over(
 ) -> Claim:
     """The claim of a mechanism over `rounds` rounds, for the unit of its proof, by default against every adversary.
 
-    Over several rounds it assumes that the client takes part in each of them. An infinite epsilon has no adversaries.
+    Over several rounds, the claim assumes that the client takes part in each round. An infinite epsilon has no
+    adversaries.
     """
     horizon = Horizon.of(rounds)
     against = against if math.isfinite(epsilon) else frozenset()
@@ -253,7 +254,7 @@ def claim_over(
 
 
 def added_up(source: str, rounds: int) -> str:
-    """The source of a claim; the sum over several rounds is ours, not the paper's."""
+    """The source of a claim; states that a sum over several rounds is ours, not the paper's."""
     return source + (", rounds added up by us" if rounds > 1 else "")
 
 

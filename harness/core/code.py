@@ -1,4 +1,4 @@
-"""Code that a text names, as `module:Class` or `module:function`: a stranger's study may not have it imported."""
+"""Code that a text names, as `module:Class` or `module:function`; it is imported only with permission."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from urllib.parse import unquote
 from leakgauge.harness.core.errors import UnknownNameError
 
 RECORDING = "recording:"
-"""Before the folder, in the name of a recording that takes the place of data."""
+"""Prefix of the folder in the name of a recording that is used as data."""
 
 _FORMS = {"model": ("torchvision", "given"), "data": ("given", "folder", "npz", "recording")}
-"""Names of a task with a colon that are no code."""
+"""Prefixes of model and data names with a colon that do not name code."""
 
 
 def code_allowed(asked: bool) -> bool:
@@ -25,19 +25,19 @@ def code_allowed(asked: bool) -> bool:
 
 
 def import_from(folder: Path) -> None:
-    """Let modules be imported from a folder, after all other places: a console script does not look where it is run."""
+    """Add a folder to the end of the import path; a console script does not search its working folder by itself."""
     name = str(folder.resolve())
     if name not in sys.path:
         sys.path.append(name)
 
 
 def named_code(values: Iterable[object]) -> list[str]:
-    """Those values of a defense's or an attack's table that name code, as in `module:Class`."""
+    """The values in a defense's or an attack's table that name code, as in `module:Class`."""
     return [value for value in values if isinstance(value, str) and ":" in value]
 
 
 def task_code(model: str, data: str) -> list[str]:
-    """Those names of a task that name code."""
+    """The names in a task that name code."""
     names = {"model": model, "data": records_of(data)}
     return [name for kind, name in names.items() if ":" in name and name.partition(":")[0] not in _FORMS[kind]]
 
@@ -50,12 +50,12 @@ def recording_options(name: str) -> tuple[str, dict[str, str]]:
 
 
 def records_of(data: str) -> str:
-    """The name of the data that a recording takes its records from, or this name itself."""
+    """The name of the data set that gives a recording its records, or `data` itself."""
     return recording_options(data)[1].get("data", data) if data.startswith(RECORDING) else data
 
 
 def imported(kind: str, name: str) -> Any:
-    """What `module:attribute` names.
+    """The object that `module:attribute` names.
 
     Raises:
         UnknownNameError: as `loaded`.
@@ -65,10 +65,10 @@ def imported(kind: str, name: str) -> Any:
 
 
 def loaded(kind: str, name: str, load: Callable[[], Any]) -> Any:
-    """What `load` imports from somebody's module, which may fail in any way.
+    """The object that `load` imports from a foreign module, which may raise any exception.
 
     Raises:
-        UnknownNameError: it does; one line.
+        UnknownNameError: `load` fails; the error is one line.
     """
     try:
         return load()

@@ -1,4 +1,4 @@
-"""How numbers become bytes on the wire, and back."""
+"""Encodes numbers as bytes on the wire, and decodes them."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class BitWriter:
         self.put(_bits(number, width))
 
     def put_fields(self, values: Integers, widths: npt.NDArray[np.int64]) -> None:
-        """Append non-negative integers [n] below 2**widths [n]: the lowest bits of all, then the next bits of all."""
+        """Append non-negative integers [n] below 2**widths [n]: first the lowest bit of each, then the next bit, ..."""
         narrowest = int(widths.min(initial=64))
         for bit in range(int(widths.max(initial=0))):
             self.put((values if bit < narrowest else values[widths > bit]) >> bit & 1 != 0)
@@ -173,10 +173,11 @@ class BitWriter:
     def put_counts(self, counts: Integers, top: int) -> None:
         """Append integers [n] in 0..top: their bit lengths, then the bits below the highest. Best for similar sizes.
 
-        The range of the bit lengths takes about 8 bits. Equal lengths take no more, others ceil(log2(range)) bits each.
+        The range of the bit lengths takes about 8 bits. If the lengths are equal, they take no further bits; otherwise
+        each takes ceil(log2(range)) bits.
         """
         room = top.bit_length()
-        # the exponent that frexp splits off is the bit length
+        # frexp returns the bit length as its exponent
         lengths = np.frexp(counts)[1].astype(np.int64)
         least = int(lengths.min()) if lengths.size else 0
         span = (int(lengths.max(initial=0)) - least).bit_length()
@@ -187,7 +188,7 @@ class BitWriter:
         self.put_fields(counts, np.maximum(lengths - 1, 0))
 
     def put_unary(self, values: Integers) -> None:
-        """Append non-negative integers [n], each as that number of zeros and a one."""
+        """Append non-negative integers [n], each encoded as that number of zeros and a one."""
         ends = values.cumsum(dtype=np.int64) + np.arange(values.size)
         bits = np.zeros(int(ends[-1]) + 1 if values.size else 0, np.bool_)
         bits[ends] = True
@@ -257,7 +258,7 @@ class BitReader:
         """The integers [count] that `put_unary` appended, from at most `limit` bits in total.
 
         Raises:
-            MessageError: these bits hold fewer integers.
+            MessageError: these bits hold fewer than `count` integers.
         """
         ends = self._bits[self._at : self._at + limit].nonzero()[0][:count]
         if ends.size < count:
@@ -269,7 +270,7 @@ class BitReader:
         """Check that only zero bits up to a whole byte are left.
 
         Raises:
-            MessageError: more is left.
+            MessageError: other bits are left.
         """
         if self.left >= 8 or self._bits[self._at :].any():
             raise MessageError(f"expected a message of {self._at} bits, then zeros, got {self._bits.size} bits")
@@ -277,12 +278,12 @@ class BitReader:
 
 @functools.lru_cache(1 << 10)
 def _bits(number: int, width: int) -> Bits:
-    """The lowest bits [width] of a number; nobody changes them."""
+    """The lowest bits [width] of a number; cached, so callers must not modify them."""
     return np.array([number >> bit & 1 for bit in range(width)], np.bool_)
 
 
 def gaps_before(at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The number of zeros before each one, from the places [n] of the ones; `np.diff` takes several times as long."""
+    """The number of zeros before each one-bit, from the one-bits' places [n]; several times faster than `np.diff`."""
     gaps = at.copy()
     gaps[1:] -= at[:-1] + 1
     return gaps
@@ -315,7 +316,7 @@ def _cell(width: int) -> int:
 
 
 def _squeeze(words: Words, width: int, cell: int) -> Words:
-    """Close the gaps between the cells of each 64-bit word, towards its low end; each turn halves their number."""
+    """Close the gaps between the cells of each 64-bit word, towards its low end; each pass halves their number."""
     while cell < 64:
         low, high = _masks(width, cell)
         words = (words & low) | ((words >> np.uint64(cell - width)) & high)
@@ -334,7 +335,7 @@ def _spread(words: Words, width: int, cell: int) -> Words:
 
 @functools.cache
 def _masks(width: int, cell: int) -> tuple[np.uint64, np.uint64]:
-    """Masks of the two levels in each pair of cells: the first, and the second once it follows without a gap."""
+    """Masks of the two levels in each pair of cells: of the first, and of the second after its gap is closed."""
     low = sum((2**width - 1) << (2 * cell * pair) for pair in range(32 // cell))
     return np.uint64(low), np.uint64(low << width)
 

@@ -1,4 +1,4 @@
-"""What the parts agree on: model, defense, adversary, attack, and the messages between them.
+"""The interfaces of model, defense, adversary and attack, and the messages between them.
 
 A defense has a client half and a server half; only bytes pass between them. An `Observation` is all that one adversary
 sees. It is built in one place (`harness.federation.observe`) from one table (`SEES`). An attack is a function of an
@@ -31,7 +31,7 @@ M = TypeVar("M")
 
 
 class InTraining(NamedTuple):
-    """scores: [b, classes]; term: what their loss has besides, a scalar; None: nothing."""
+    """scores: [b, classes]; term: a scalar added to their loss; None: nothing is added."""
 
     scores: Tensor
     term: Tensor | None = None
@@ -62,11 +62,11 @@ class Task(Protocol):
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """What the entries of a table's records are, in their order; empty: the inputs are no table."""
+        """The columns of a tabular input, in the order of its entries; empty: the inputs are not tabular."""
 
     @property
     def mixes(self) -> bool:
-        """Whether the records of a batch change each other's scores while a client trains, as by a batch norm."""
+        """Whether the records of a batch change each other's scores while a client trains, as with a batch norm."""
 
     def init(self, key: Key) -> Vector:
         """Fresh parameters."""
@@ -75,17 +75,17 @@ class Task(Protocol):
         """[b, classes] scores of the inputs x [b, *input_shape], with dropout off."""
 
     def in_training(self, params: Vector, x: Tensor) -> InTraining:
-        """The same as while a client trains: a batch norm takes the statistics of x."""
+        """The scores that x has while a client trains: a batch norm uses the statistics of x."""
 
     def loss(self, params: Vector, x: Tensor, y: Tensor) -> Tensor:
-        """What a client minimizes over x [b, *input_shape] and labels y: [b], or [b, classes] probabilities.
+        """The scalar that a client minimizes: the mean loss, plus a penalty if the task has one.
 
-        A scalar: the mean loss, and a penalty if there is one.
+        x is [b, *input_shape]; the labels y are [b], or [b, classes] probabilities.
         """
 
 
 class Examples(NamedTuple):
-    """x: [n, *input_shape] float32, in [0, 1] for images; y: [n] int64, or float32 numbers of a regression."""
+    """x: [n, *input_shape] float32, in [0, 1] for images; y: [n] int64, or float32 targets of a regression."""
 
     x: Tensor
     y: Tensor
@@ -93,7 +93,7 @@ class Examples(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """What everybody knows about a federation before it starts.
+    """The public facts about a federation before it starts.
 
     Attributes:
         layout: the tensors in the flat vector; `layout.dim` is d.
@@ -124,14 +124,14 @@ class Setting:
 
     @property
     def step_weights(self) -> list[float]:
-        """How often each step's gradient enters a message: once, plus its part of later steps by momentum."""
+        """The weight of each step's gradient in a message: 1, plus its share of later steps through momentum."""
         if self.sends == "gradient":
             return [1.0]
         return list(itertools.accumulate(self.momentum**k for k in range(self.steps)))
 
 
 class Sender(NamedTuple):
-    """What everybody knows about the client behind a message: its number and its number of training samples."""
+    """The public facts about the client behind a message: its number and its number of training samples."""
 
     number: int
     samples: int
@@ -178,7 +178,7 @@ class LocalRule(NamedTuple):
 
     Attributes:
         clip: each record's gradient is scaled to an l2 norm of at most this before a batch is averaged; None: no bound.
-        full_batch: one step on all samples of the client, whatever the study sets.
+        full_batch: always one step on all samples of the client, regardless of the study.
         poisson: each step samples every record independently, instead of cutting a permutation into batches.
     """
 
@@ -193,12 +193,12 @@ class Likelihood(Protocol):
     def __call__(self, update: Tensor) -> Tensor:
         """[n] scores of update [n, d], one candidate for each of n received messages.
 
-        If the channel superposes, update is [n, users, d]: the updates that the channel added up in each message.
+        If the channel superposes messages, update is [n, users, d]: the updates that it added up in each message.
         """
 
 
 class Feedback(NamedTuple):
-    """What everybody knows after a round: test losses of the model before and after it (None: not evaluated)."""
+    """The public facts after a round: test losses of the model before and after it (None: not evaluated)."""
 
     round: int
     before: float | None
@@ -209,28 +209,28 @@ class Feedback(NamedTuple):
 class Defense(ABC, Generic[S, M]):
     """A frozen dataclass whose fields are its hyper-parameters; concrete classes are final.
 
-    S is the type of the public state, which everybody knows. M is the type of a client's memory, which never leaves it.
+    S is the type of the public state. M is the type of a client's memory, which never leaves the client.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     randomized: ClassVar[bool] = True
-    """Whether two encodings of one update under one shared key differ."""
+    """Whether two encodings of one update under one shared key can differ."""
 
     analog: ClassVar[bool] = False
-    """Whether a wire is a waveform (real numbers on channel uses) and not bits."""
+    """Whether a message is a waveform (one real number per channel use) instead of bits."""
 
     superposes: ClassVar[bool] = False
     """Whether the channel adds up all messages of a round, so that only the sum arrives."""
 
     relies: ClassVar[str] = ""
-    """The assumption of the claim that fails in a round in which a participant sends nothing; empty: none."""
+    """The assumption of the claim that fails if a participant sends nothing in a round; empty: none does."""
 
     promises: ClassVar[Horizon] = Horizon.ONE_ROUND
     """The horizon for which the source states its epsilon."""
 
     @property
     def local(self) -> LocalRule:
-        """What it requires of local training; `encode` receives updates that follow this rule."""
+        """The rule for local training; `encode` receives updates that follow this rule."""
         return LocalRule()
 
     def step_noise(self, setting: Setting) -> float:
@@ -238,17 +238,18 @@ class Defense(ABC, Generic[S, M]):
         return 0.0
 
     def training_noise(self, setting: Setting, samples: int) -> float:
-        """Standard deviation of that noise in each coordinate of a message, for a client with so many samples.
+        """Standard deviation of the step noise in each coordinate of a message, for a client with `samples` samples.
 
-        All steps together, each weighted by momentum. That a step's noise moves the start of later ones is ignored; the
-        learning rate is that of round 0, the number of steps that of the largest client.
+        The noise of all steps is added up, each step weighted by momentum. The effect of a step's noise on the starting
+        point of later steps is ignored. The learning rate is that of round 0, the number of steps that of the largest
+        client.
         """
         scale = (self.local.clip or 0.0) * (1.0 if setting.sends == "gradient" else setting.lr)
         each = scale * self.step_noise(setting) * math.hypot(*setting.step_weights)
         return each / max(1, min(setting.batch or samples, samples))
 
     def parts(self, setting: Setting) -> Parts:
-        """The sub-vectors of an update; by default each coordinate is one."""
+        """The sub-vectors of an update; by default each coordinate is its own sub-vector."""
         return Parts(torch.arange(setting.dim)[:, None])
 
     def init(self, setting: Setting) -> S:
@@ -266,14 +267,14 @@ class Defense(ABC, Generic[S, M]):
         Args:
             update: [d] float32; not modified.
             link: the setting, this client, and the key that client and server share in this round.
-            private: key that only this client knows, for this round.
+            private: this client's own key of this round; no one else knows it.
 
         Raises:
             ValueError: update is not finite.
         """
 
     def transmit(self, state: S, wires: Sequence[bytes], links: Links, channel: Key) -> Sequence[bytes]:
-        """Channel: what arrives of the sent messages. An over-the-air channel returns one superposition of all.
+        """Channel: the received messages. An over-the-air channel returns one superposition of all sent messages.
 
         Args:
             links: without shared keys.
@@ -293,28 +294,28 @@ class Defense(ABC, Generic[S, M]):
         """
 
     def longest(self, state: S, link: Link) -> float:
-        """The largest l2 norm of `estimate` for an honest message, whatever the update; the server refuses more.
+        """The largest l2 norm of `estimate` for an honest message of any update; the server refuses larger norms.
 
-        With unbounded noise, an honest message exceeds it with a probability below 1e-12. inf: there is no public
-        bound, or no bytes decode to more. Must not use `link.shared`.
+        With unbounded noise, an honest message exceeds this norm with a probability below 1e-12. inf: there is no
+        public bound, or no bytes decode to a larger norm. Must not use `link.shared`.
         """
         return math.inf
 
     def decode(self, state: S, received: Sequence[bytes], links: Links, private: Key) -> Vector:
-        """Server: the mean update [d], by default `average` of what each message reveals.
+        """Server: the mean update [d], by default `average` of the estimates of all messages.
 
         Args:
             links: with the shared keys.
-            private: key that only the server knows, for this round.
+            private: the server's own key of this round; no one else knows it.
         """
         updates = [self.estimate(state, wire, link) for wire, link in zip(received, links.each(), strict=True)]
         return self.average(updates, links, private)
 
     def average(self, updates: Sequence[Vector], links: Links, private: Key) -> Vector:
-        """Server: the mean [d] of what the messages reveal, by default weighted by the senders' numbers of samples.
+        """Server: the mean [d] of the estimated updates, by default weighted by the senders' numbers of samples.
 
         Args:
-            updates: one [d] a message, by `estimate`; not modified.
+            updates: one estimate [d] per message; not modified.
             links, private: as for `decode`.
         """
         return weighted_mean(updates, [float(sender.samples) for sender in links.senders])
@@ -324,29 +325,29 @@ class Defense(ABC, Generic[S, M]):
         return state
 
     def stops(self, state: S) -> bool:
-        """Whether the federation ends before the round of this state."""
+        """Whether the federation ends before the round that has this state."""
         return False
 
     def likelihood(self, state: S, received: Sequence[bytes], links: Links) -> Likelihood:
-        """The score of candidate updates by an adversary who knows this defense, for n messages at once.
+        """The likelihood of candidate updates for an adversary that knows this defense, for n messages at once.
 
         Args:
             links: `links.shared` is None for an outsider without the shared keys.
 
         Raises:
-            NoLikelihood: none is stated, as here: attacks that need it are refused, others run.
+            NoLikelihood: the defense states none (the default): attacks that need a likelihood are refused, others run.
         """
         raise NoLikelihood(f"{type(self).__name__} states no likelihood, which this needs; write `likelihood`")
 
     def in_clear(self, updates: Tensor, setting: Setting) -> Tensor:
-        """[n, h] what messages of updates [n, d] show without noise beside the numbers, such as a norm; differentiable.
+        """[n, h] numbers that messages of updates [n, d] show without noise, such as a norm; differentiable.
 
-        Few numbers; those of coordinates are part of `likelihood`.
+        h is small; numbers that encode coordinates belong to `likelihood` instead.
         """
         return updates.new_zeros(len(updates), 0)
 
     def sent_in_clear(self, received: Sequence[bytes], setting: Setting) -> Tensor:
-        """[n, h] float64: the numbers of `in_clear` as n messages hold them, which anybody reads without a key.
+        """[n, h] float64: the numbers of `in_clear`, read from n messages; this needs no key.
 
         Raises:
             MessageError: the bytes are not a message of this defense.
@@ -356,8 +357,9 @@ class Defense(ABC, Generic[S, M]):
     def error_variance(self, state: S, received: Sequence[bytes], links: Links) -> Tensor | None:
         """[n, d] the variance of each coordinate given its message, for messages without Fisher information.
 
-        A law whose ends move with the update has none: a uniform error. `inf`: nothing of the coordinate was sent.
-        None: the messages have Fisher information, the mean square of the slope of `likelihood`.
+        A law whose support moves with the update, such as a uniform error, has no Fisher information. `inf`: the
+        coordinate was not sent. None: the messages have Fisher information, the mean square of the slope of
+        `likelihood`.
 
         Args:
             links: as for `likelihood`.
@@ -365,41 +367,42 @@ class Defense(ABC, Generic[S, M]):
         return None
 
     def law(self, state: S, memory: M, update: Vector, link: Link) -> Law | None:
-        """The law of the message that `encode` sends of this update, as under Guarantees; None: none is stated.
+        """The law of the message that `encode` sends for this update, as under Guarantees; None: none is stated.
 
-        An audit tests the bytes against it. Analog messages that do not superpose: the law of what arrives.
+        An audit tests the bytes against this law. For analog messages that do not superpose, it is the law of the
+        received messages.
 
         Args:
-            memory: the client's, before this message.
+            memory: the client's memory before this message.
         """
         return None
 
     def step_law(self, setting: Setting) -> StepLaw | None:
-        """The law of a local step, for a defense of records; None: training is as any other.
+        """The law of a local step, for a record-level defense; None: local steps are ordinary SGD.
 
-        Stated apart from `local` and `step_noise`, which an audit tests against it.
+        It is stated apart from `local` and `step_noise`, because an audit tests these two against it.
         """
         return None
 
     def aggregate_law(self, state: S, updates: Sequence[Vector], links: Links) -> Law | None:
-        """The law, given all updates of a round, of what arrives if messages superpose, else of the decoded mean.
+        """The law, given all updates of a round, of the received sum if messages superpose, else of the decoded mean.
 
-        None: it follows from the messages. The mean is read as float32.
+        None: this law follows from those of the messages. The mean is read as float32.
         """
         return None
 
     def quieter(self) -> Defense[S, M] | None:
-        """This defense with as little noise as it allows, so that an audit sees the numbers under the noise."""
+        """This defense with the least noise it allows, to audit the numbers under the noise; None: not stated."""
         return None
 
     def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
         """How often one round breaks the assumptions of the claim, by their texts in `Claim.assumes`.
 
-        A training adds up the counts of its rounds. Without a count: an assumption about a secret, about trust or about
-        a choice, which no message shows. `EVERY_ROUND` is counted by the training.
+        A training adds up the counts of its rounds. Assumptions about a secret, about trust or about a choice have no
+        count, because no message shows them. The training itself counts `EVERY_ROUND`.
 
         Args:
-            updates: one [d] a sender, as `encode` receives them; not modified.
+            updates: one [d] per sender, as `encode` receives them; not modified.
             links: without shared keys.
             lr: the learning rate of the round.
         """
@@ -418,7 +421,7 @@ def likelihood_of(defense: Defense[Any, Any], state: Any, received: Sequence[byt
     """The defense's likelihood.
 
     Raises:
-        NoLikelihood: it states none, or what it returns is no function.
+        NoLikelihood: the defense states none, or returns something that is not a function.
     """
     found: Any = defense.likelihood(state, received, links)
     if not callable(found):
@@ -432,7 +435,7 @@ def claim_of(defense: Defense[Any, Any], history: Sequence[Any], setting: Settin
     """The defense's claim.
 
     Raises:
-        ValueError: what it returns is no claim.
+        ValueError: `Defense.claim` returns something that is not a `Claim`.
     """
     found: object = defense.claim(history, setting)
     if not isinstance(found, Claim):
@@ -452,9 +455,9 @@ class Snapshot(NamedTuple):
 class Message(NamedTuple):
     """One message as it crossed the wire. `shared` is None for an adversary without the key.
 
-    images, steps: distinct images and SGD steps behind the message; both are public, as the clients' sizes are.
+    images, steps: distinct images and SGD steps behind the message; both are public, like the clients' sizes.
     others: the remaining senders, if the channel added up several updates. `images` then counts all senders' images; in
-        a probe every sender has equally many.
+        a probe every sender has the same number of images.
     """
 
     round: int
@@ -472,7 +475,7 @@ class Message(NamedTuple):
 
 
 def links_of(setting: Setting, messages: Sequence[Message]) -> Links:
-    """The links of several messages as an adversary sees them: without shared keys unless it holds all of them."""
+    """The links of several messages as an adversary sees them; with shared keys only if it holds all of them."""
     keys = [message.shared for message in messages if message.shared is not None]
     senders = [message.sender for message in messages]
     return Links(setting, senders, keys if len(keys) == len(messages) else None)
@@ -488,16 +491,17 @@ class Sighting(NamedTuple):
 
 @dataclass(frozen=True)
 class Observation:
-    """All that one adversary sees. None: this adversary does not see it.
+    """All that one adversary sees. A field is None if this adversary does not see it.
 
     Attributes:
         lr: learning rate of the attacked round, the first one if there are several.
         messages: the victims' messages of that round; for membership, all clients' messages.
         model: the model of that round; needs `models`.
-        later: the same for the later attacked rounds: same victims, same images. Empty if one round is attacked.
+        later: messages, model and learning rate of the later attacked rounds, with the same victims and images; empty
+            if one round is attacked.
         models: the models of all rounds that were kept.
         final: the parameters after the last round.
-        auxiliary: data of the same kind that belongs to no victim and is no candidate.
+        auxiliary: data of the same kind that belong to no victim and are not candidates.
         candidates: the records whose membership is in question, in random order.
         suspect: the client in whose data membership is in question; None: in any client's data.
         others: data of the clients that are not attacked, by client number, without the victims' rows.
@@ -528,7 +532,7 @@ class Observation:
         return (Sighting(self.messages, self.model, self.lr), *self.later)
 
     def of(self, victims: range) -> Observation:
-        """The same of some of the victims, numbered by their messages."""
+        """The observation restricted to some victims, numbered by their messages."""
 
         def part(messages: tuple[Message, ...]) -> tuple[Message, ...]:
             return tuple(messages[i] for i in victims)
@@ -544,8 +548,8 @@ class Observation:
 class Guess(NamedTuple):
     """An attack's result for one victim. `failure` is empty, or states why there is no usable reconstruction.
 
-    x: [b, *input_shape]; y: [b] int64, or numbers of a regression; objective: the attacker's own, by which it chose
-    among the restarts.
+    x: [b, *input_shape]; y: [b] int64, or targets of a regression; objective: the attacker's objective, by which it
+    chose among its restarts.
     """
 
     x: Tensor
@@ -556,7 +560,7 @@ class Guess(NamedTuple):
 
 
 class Reconstruction(NamedTuple):
-    """One guess per victim, in the order of the messages; `prior`: what the attack believed about inputs, in words."""
+    """One guess per victim, in the order of the messages; `prior`: the attack's assumption about inputs, in words."""
 
     guesses: tuple[Guess, ...]
     prior: str = ""
@@ -583,7 +587,7 @@ class Attack(ABC):
     """`reconstruction`, `labels` or `membership`."""
 
     floor: ClassVar[bool] = False
-    """Whether it uses nothing that the defense protects: a control, not an attack."""
+    """Whether it uses nothing that the defense protects; it is then a control, not an attack."""
 
     @property
     def aware(self) -> bool:
@@ -600,24 +604,24 @@ class Attack(ABC):
 
         Args:
             seen: what the server knows before the round: the honest model, auxiliary data, candidates; no message.
-            key: the key of `run`, in every round.
+            key: the key of `run`, the same in every round.
 
         Raises:
-            ValueError: there are no such parameters for this task.
+            ValueError: the attack has no such parameters for this task.
         """
         raise NotImplementedError(f"{type(self).__name__} broadcasts nothing")
 
     def at_once(self, dim: int) -> int | None:
-        """How many victims it takes at once where a model has `dim` parameters; None: all of a target.
+        """How many victims one `run` takes if the model has `dim` parameters; None: all victims of a target.
 
-        A target of more is attacked in groups of so many, in order, perhaps on several workers: `run` sees one group,
-        and must not need the others.
+        A target with more victims is split into groups of this size, in order, perhaps on several workers: `run` sees
+        one group and must not need the others.
         """
         return None
 
     @abstractmethod
     def run(self, seen: Observation, key: Key) -> Reconstruction | Labels | Membership:
-        """Attack an observation. A victim on which the attack diverged gives a guess with a `failure`, no exception."""
+        """Attack an observation. If the attack diverges on a victim, its guess has a `failure`; nothing is raised."""
 
     def parameters(self) -> dict[str, Any]:
         """The parameters, defaults included."""

@@ -1,4 +1,4 @@
-"""Errors of the user, one line each. Imports no torch, so that the command reports them quickly."""
+"""User errors, one line each. Imports no torch, so the command reports them quickly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The nearest known name, whatever its case, and all known ones, as the end of a sentence on an unknown name."""
+    """The end of an error message on an unknown name: the nearest known name, ignoring case, and all known names."""
     listed = list(known)
     plain = {one.casefold(): one for one in listed}
     near = difflib.get_close_matches(name.casefold(), plain, 1)
@@ -37,7 +37,7 @@ class StudyError(ValueError):
 
 
 class NoLikelihood(ValueError):
-    """The defense states no likelihood of its messages, which an attack or an audit asked for."""
+    """An attack or an audit needs the likelihood of a defense that states none."""
 
 
 class MessageError(ValueError):

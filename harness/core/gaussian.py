@@ -62,7 +62,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return float(optimize.brentq(lambda eps: _log_delta(mu, eps) - target, 0.0, high, xtol=1e-15 * high))
 
 
-@functools.lru_cache(maxsize=1024)  # a server asks once a round
+@functools.lru_cache(maxsize=1024)  # a server calls this once per round
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """Largest mu = sensitivity / noise_std that is (epsilon, delta)-DP: the inverse of `gaussian_delta` in mu.
 
@@ -128,6 +128,6 @@ def _log_delta(mu: float, epsilon: float) -> float:
 
 def _descent(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """-R'(x) = 1 - x R(x), for x >= -1."""
-    # at 200 the difference has lost 4 of 16 digits, and the series has an error of 105 / x^6
+    # at x = 200 the difference has lost 4 of 16 digits, and the series has an error of 105 / x^6
     far = np.maximum(x, 200.0)
     return np.where(x < 200, 1 - x * _mills(x), far**-2.0 * (1 - 3 * far**-2.0 + 15 * far**-4.0))

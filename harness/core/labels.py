@@ -1,6 +1,6 @@
-"""How defenses, attacks, settings, targets and cells are called, in the terminal, the report, the gate and the exports.
+"""Labels of defenses, attacks, settings, targets and cells in the terminal, the report, the gate and the exports.
 
-Only the parameters in which the parts of a study differ are spelled out. Nothing reads a label back.
+A label names only the parameters in which the defenses or attacks of a study differ. Labels are never parsed.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ UNDEFENDED = "none"
 
 
 class Label(NamedTuple):
-    """What a defense or an attack is called.
+    """The label of a defense or an attack.
 
     Attributes:
-        name: without parameters; the defense `none` is called `no defense`.
-        varying: the parameters in which the parts of this name differ.
+        name: the name without parameters; the defense `none` is called `no defense`.
+        varying: the parameters in which defenses or attacks of this name differ.
         full: all parameters.
     """
 
@@ -47,7 +47,7 @@ class Label(NamedTuple):
 
 
 def value_text(value: Scalar) -> str:
-    """One parameter's value as a study spells it: `1`, `0.05`, `1e-5`."""
+    """One parameter's value as written in a study: `1`, `0.05`, `1e-5`."""
     return _EXPONENT.sub(r"e\1\2", f"{value:g}").replace("e+", "e") if isinstance(value, float) else str(value)
 
 
@@ -63,12 +63,12 @@ def part_text(part: PartSpec) -> str:
 
 
 def server_text(spec: TrainingSpec) -> str:
-    """Who chooses the parameters that the server broadcasts: `honest`, or the attack, and where."""
+    """`honest`, or the attack that chooses the parameters that the server broadcasts, and its target."""
     return "honest" if spec.malice is None else f"{part_text(spec.malice.attack)}, {where(spec.malice.target)}"
 
 
 def label_parts(parts: Iterable[PartSpec]) -> dict[str, Label]:
-    """The label of each part among all of them, by `PartSpec.key`."""
+    """The label of each defense or attack, given all of them, by `PartSpec.key`."""
     distinct = {part.key: part for part in parts}
     named: dict[str, list[PartSpec]] = {}
     for part in distinct.values():
@@ -83,13 +83,13 @@ def label_parts(parts: Iterable[PartSpec]) -> dict[str, Label]:
 
 
 def varying_parameters(parts: Sequence[PartSpec]) -> list[str]:
-    """Names of the parameters in which parts of one name differ, in their order."""
+    """Names of the parameters in which defenses or attacks of one name differ, in their order."""
     names = [name for part in parts for name in part.parameters]
     return [name for name in dict.fromkeys(names) if len({part.parameters.get(name) for part in parts}) > 1]
 
 
 def where(target: Target) -> str:
-    """Where an attack looks: `probe, round 0`, `probe, rounds 2 to 5`, `members of client 3, rounds 0 to 9`."""
+    """The target of an attack: `probe, round 0`, `probe, rounds 2 to 5`, `members of client 3, rounds 0 to 9`."""
     kind = target.kind if target.client is None else f"{target.kind} of client {target.client}"
     if target.round is None:
         return kind
@@ -106,17 +106,17 @@ def cell_text(cell: Cell) -> str:
 
 
 def case_text(defense: str, attack: str, threat: str, target: str) -> str:
-    """One case in one phrase; of a training, which has no attack, the defense alone."""
+    """One case in one phrase; for a training, which has no attack, the defense alone."""
     return f"{defense} under {attack}, {threat}, {target}" if attack else defense
 
 
 def assumption(method: str) -> str:
-    """What the bound of an audit assumes about the mechanism, by its method."""
+    """The assumption of an audit's bound about the mechanism, by the bound's method."""
     return "the law's family" if "Gaussian" in method else "nothing"
 
 
 def setting_key(task: TaskSpec, federation: FederationSpec) -> str:
-    """One text for one task and federation; cells of different settings are never compared."""
+    """A text that identifies a task and federation; cells of different settings are never compared."""
     return canonical([dataclasses.asdict(task), dataclasses.asdict(federation)])
 
 
@@ -127,7 +127,7 @@ def setting_text(task: TaskSpec, federation: FederationSpec, more: Sequence[str]
 
 
 def label_settings(cells: Iterable[Cell]) -> dict[str, str]:
-    """A name for each setting, by `setting_key`: `setting_text`, and what else differs between them."""
+    """A name for each setting, by `setting_key`: `setting_text`, and the other fields in which settings differ."""
     settings = {}
     for cell in cells:
         task, federation = cell.training.task, cell.training.federation
@@ -147,17 +147,17 @@ def label_settings(cells: Iterable[Cell]) -> dict[str, str]:
 
 
 def unique(names: Mapping[str, str]) -> dict[str, str]:
-    """The names by key; those that several keys share end in their key's last six characters."""
+    """The names by key; a name that several keys share gets the last six characters of each key appended."""
     counts = Counter(names.values())
     return {key: f"{name} [{key[-6:]}]" if counts[name] > 1 else name for key, name in names.items()}
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 check`, `2 checks`, `4 batches`; thousands are grouped by a space that does not break a line."""
+    """`1 check`, `2 checks`, `4 batches`; thousands are grouped by a no-break space."""
     ending = "es" if noun.endswith(("ch", "x", "s")) else "s"
     return f"{count:,}".replace(",", "\u00a0") + f" {noun}" + ("" if count == 1 else ending)
 
 
 def odds(chance: float) -> str:
-    """How often an epsilon lets an adversary be right about one bit, by `stats.chance`."""
+    """The probability from `stats.chance` that an adversary guesses one bit correctly, in words."""
     return "right over 99.99 %" if chance > 0.9999 else f"right up to {100 * chance:.4g} %"

@@ -1,12 +1,12 @@
-"""Laws of messages as data: what a defense guarantees about its bytes, so that an audit can test it.
+"""Laws of messages as data: a defense's guarantees about its bytes, which an audit can test.
 
-A law states the distribution of a message given everything but its noise: the update, the public state, the client's
-memory and the shared key. `Law.read` turns a message into independent uniform numbers (Rosenblatt's transform): their
-own probability integral transform for a density, and lo + v (hi - lo) with the auditor's own uniform v for a discrete
-outcome between the cumulative probabilities lo and hi. One battery of tests then serves every mechanism.
+A law states the distribution of a message given everything except its noise: the update, the public state, the client's
+memory and the shared key. `Law.read` turns a message into independent uniform numbers (Rosenblatt's transform): the
+probability integral transform for a density, and lo + v (hi - lo) with the auditor's own uniform v for a discrete
+outcome between the cumulative probabilities lo and hi. The same tests then work for every mechanism.
 
-A law is written in numpy and float64, apart from the code that it describes: a law that called the defense's own clip
-would pass a wrong clip.
+A law is written in numpy and float64, separately from the code that it describes: a law that called the defense's own
+clip would accept a wrong clip.
 
 Source: Rosenblatt 1952, "Remarks on a multivariate transformation".
 """
@@ -31,13 +31,13 @@ from leakgauge.harness.core.stats import Numbers
 Integers = npt.NDArray[np.int64]
 
 SHARES = (-0.25, -0.05, 0.02, 0.035, 0.05, 0.1, 0.25, 0.5, 0.9)
-"""What the alternatives of a discrete law lack of its noise; where negative, they have more."""
+"""Shares of the noise that the alternatives of a discrete law lack; a negative share means more noise."""
 
 _FEW = (0.01, 0.1)
-"""Shares of the numbers of a message that lack noise in further alternatives."""
+"""Further alternatives, in which this share of the message's numbers lacks nearly all noise."""
 
 _HEADER = 1e-6
-"""Relative difference that rounding may put between a sent scale and its definition."""
+"""Relative rounding tolerance between a sent scale and its definition."""
 
 
 class LawError(ValueError):
@@ -49,11 +49,11 @@ class Reading(NamedTuple):
 
     Attributes:
         uniforms: [k]; independent and uniform on (0, 1) if the message follows the law.
-        places: [k] int; the coordinate of the update that each number carries, -1 if it carries no single one.
+        places: [k] int; the coordinate of the update that each number carries, -1 if it carries no single coordinate.
         bits: [k] the lowest mantissa bit of each sent float; None: the message holds no floats.
-        lowest: [k] lowest mantissa bits that need not be fair coins, but must not depend on the signs of the update.
-        ratios: [a] logarithms of the message's likelihood ratios, alternatives over law, of a discrete law: those of
-            `SHARES` first. The ratios' mean is at most 1 under the law. None: its noise is continuous.
+        lowest: [k] lowest mantissa bits that may be biased, but must not depend on the signs of the update.
+        ratios: [a] for a discrete law, logarithms of the message's likelihood ratios, alternatives over law, with the
+            alternatives of `SHARES` first. The ratios' mean is at most 1 under the law. None: the noise is continuous.
     """
 
     uniforms: Numbers
@@ -67,8 +67,8 @@ class Branches(NamedTuple):
     """A message under a law that takes one of two branches at random, up to a common factor.
 
     Attributes:
-        likelier, lesser: logarithms of its likelihoods in the two branches.
-        gain: of the law; its epsilon is the logit of the likelier branch's chance plus this.
+        likelier, lesser: logarithms of the message's likelihoods in the two branches.
+        gain: the law's epsilon minus the logit of the likelier branch's probability.
     """
 
     likelier: float
@@ -83,7 +83,7 @@ class StepLaw(NamedTuple):
         clip: bound on the l2 norm of one record's gradient.
         noise: standard deviation of the noise in a step's sum of gradients, in units of the clip.
         share: probability with which a step takes a record, independently of the others.
-        single: whether a round is one step, whatever the study sets.
+        single: whether a round always has one step.
     """
 
     clip: float
@@ -96,14 +96,14 @@ class Law(ABC):
     """The law of one message."""
 
     from_shared: bool = False
-    """Whether its randomness comes from the shared key, and not from the private one."""
+    """Whether the message's randomness comes from the shared key instead of the private key."""
 
     @property
     def product(self) -> bool:
         """Whether the numbers of a message are independent given the update.
 
         If number i carries coordinate i, its law then depends on no other coordinate, as long as the header stays the
-        same. An audit may then count each number as a trial of its own.
+        same. An audit may then count each number as a separate trial.
         """
         return False
 
@@ -124,7 +124,7 @@ class Law(ABC):
 
 
 class Noise(ABC):
-    """The law of noise in units of its scale."""
+    """The law of noise, in units of the noise's scale."""
 
     product: ClassVar[bool] = True
     """Whether the numbers are independent."""
@@ -170,12 +170,12 @@ class StudentPairs(Noise):
 
 @dataclass(frozen=True)
 class Exact(Law):
-    """A message without randomness: these bytes."""
+    """The law of a message without randomness: exactly these bytes."""
 
     wire: bytes
 
     def read(self, wire: bytes, own: Key) -> Reading:
-        """No numbers: the bytes are equal, or impossible."""
+        """An empty reading: the bytes are either equal or impossible."""
         if wire != self.wire:
             raise LawError("bytes other than those of a message without randomness")
         return Reading(np.zeros(0), np.zeros(0, np.int64))
@@ -189,8 +189,8 @@ class Additive(Law):
         scale: a number, or [k].
         places: as in `Reading`; by default number i carries coordinate i.
         header: the float32 numbers before the noisy ones.
-        dtype: of the noisy numbers on the wire.
-        fair: whether their lowest mantissa bits are fair coins: noise that is added in float32 leaves traces in them.
+        dtype: type of the noisy numbers on the wire.
+        fair: whether their lowest mantissa bits are fair coins; noise that is added in float32 makes them unfair.
     """
 
     center: Numbers
@@ -203,11 +203,11 @@ class Additive(Law):
 
     @property
     def product(self) -> bool:
-        """As its noise."""
+        """Whether the numbers of its noise are independent."""
         return self.noise.product
 
     def read(self, wire: bytes, own: Key) -> Reading:
-        """By the cdf of the noise."""
+        """Transform the numbers by the cdf of the noise."""
         body, floats = split(wire, self.header), np.dtype(self.dtype)
         expect_size(body, floats.itemsize * len(self.center))
         sent = np.frombuffer(body, floats)
@@ -220,14 +220,14 @@ class Additive(Law):
 
 @dataclass(frozen=True, eq=False)
 class Choices(Law):
-    """A header of exact float32 numbers, then packed outcomes, of which outcome j has the law `chances[j]`.
+    """A header of exact float32 numbers, then packed outcomes; number i has outcome j with probability chances[i, j].
 
     Attributes:
         chances: [k, m] probabilities of the m outcomes of each number, or [1, m] if all have one law.
         width: bits of an outcome on the wire.
         places: [k], as in `Reading`; by default number i carries coordinate i.
-        others: [len(SHARES), ...] the probabilities if the channel lacks these shares of its noise, which an audit
-            tells from `chances`; by convention, a channel of epsilon then has epsilon / (1 - share).
+        others: [len(SHARES), ...] the probabilities if the channel lacks these shares of its noise; an audit tests
+            them against `chances`. By convention, the channel's epsilon then is epsilon / (1 - share).
     """
 
     chances: Numbers
@@ -238,11 +238,11 @@ class Choices(Law):
 
     @property
     def product(self) -> bool:
-        """Outcomes are drawn one by one."""
+        """True: outcomes are drawn independently."""
         return True
 
     def read(self, wire: bytes, own: Key) -> Reading:
-        """By the cumulative probabilities, rare outcomes first: errors then move all numbers alike."""
+        """Transform by the cumulative probabilities, rare outcomes first, so that errors shift all numbers alike."""
         places = np.arange(len(self.chances)) if self.places is None else self.places
         found, rows = (
             outcomes(split(wire, self.header), len(places), self.width),
@@ -266,22 +266,22 @@ class Choices(Law):
 
 
 def powers(chances: Numbers) -> Numbers:
-    """[len(SHARES), ..., m] the powers 1 / (1 - share) of laws [..., m]: as if noise were Laplace."""
+    """[len(SHARES), ..., m] laws [..., m] raised to the powers 1 / (1 - share) and normalized, as for Laplace noise."""
     found = np.asarray(chances ** (1 / (1 - np.array(SHARES))).reshape(-1, *(1,) * chances.ndim), np.float64)
     return np.asarray(found / found.sum(-1, keepdims=True), np.float64)
 
 
 def evidence(ratios: Numbers) -> Numbers:
-    """[a] log likelihood ratios of a message of independent numbers, whose own are `ratios` [len(SHARES), k].
+    """[a] log likelihood ratios of a message from those of its independent numbers, `ratios` [len(SHARES), k].
 
-    All numbers lack a share of their noise, or a few of them nearly all.
+    In the alternatives, all numbers lack a share of their noise, or a few numbers lack nearly all noise.
     """
     few = [np.logaddexp(np.log1p(-share), np.log(share) + ratios[-1]).sum() for share in _FEW]
     return np.append(ratios.sum(1), few)
 
 
 def split(wire: bytes, header: Numbers) -> bytes:
-    """What follows the header.
+    """The bytes after the header.
 
     Raises:
         LawError: the header does not hold these float32 numbers.
@@ -308,7 +308,7 @@ def outcomes(body: bytes, count: int, width: int) -> Integers:
     """[count] packed outcomes of `width` bits.
 
     Raises:
-        LawError: another number of bytes, or padding that is not zero.
+        LawError: the number of bytes is wrong, or the padding is not zero.
     """
     expect_size(body, -(-count * width // 8))
     try:
@@ -318,12 +318,12 @@ def outcomes(body: bytes, count: int, width: int) -> Integers:
 
 
 def clamped(update: Tensor, bound: float) -> Numbers:
-    """[d] float64: each coordinate moved into [-bound, bound]."""
+    """[d] float64: the update with each coordinate clamped to [-bound, bound]."""
     return numbers(update).clip(-bound, bound)
 
 
 def projected(update: Tensor, bound: float) -> Numbers:
-    """[d] float64: the update, moved to the nearest point of the ball of radius `bound` in l2 norm."""
+    """[d] float64: the update, projected onto the l2 ball of radius `bound`."""
     found = numbers(update)
     largest = np.abs(found).max(initial=0.0)
     if largest == 0:

@@ -1,4 +1,4 @@
-"""The figures that a study asks for: any quantity over any path or quantity, averaged, or the best along a path."""
+"""The figures of a study: any quantity over any path or quantity, averaged, or at its best along a path."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from leakgauge.harness.core.stats import mean_interval
 
 @dataclass(frozen=True)
 class Best:
-    """The best along a path: where the mean of y is least or greatest, or how much it is there."""
+    """The best along a path: the place where the mean of y is least or greatest, or that mean."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     along: str
@@ -30,14 +30,14 @@ class Figure:
     """A figure of a study.
 
     Attributes:
-        title: of the figure.
+        title: title of the figure.
         y: a quantity, see `core.rows`.
-        x: a path; or a quantity of the same training, such as `proved_epsilon`, which `x_where` narrows down; the
-            largest if there are several.
-        series, panel: paths; each combination of their values is a line, or a chart of its own.
-        where: which values, by path.
-        over: paths beside seed and item over which y is averaged.
-        best: y is replaced by its best along a path.
+        x: a path; or a quantity of the same training, such as `proved_epsilon`, filtered by `x_where`; if several
+            values remain, the largest.
+        series, panel: paths; each combination of their values is one line (series) or one chart (panel).
+        where: filter of the values, by path.
+        over: paths besides seed and item over which y is averaged.
+        best: if given, y is replaced by its best along a path.
         log_x, log_y: whether an axis is logarithmic.
         x_label, y_label: words for the axes; empty: the path and the quantity.
     """
@@ -59,18 +59,18 @@ class Figure:
 
     @classmethod
     def of(cls, data: dict[str, Any]) -> Figure:
-        """The figure that `dataclasses.asdict` made these plain data of."""
+        """The figure from the plain data that `dataclasses.asdict` made of it."""
         best = data.get("best")
         return cls(**{**data, "best": None if best is None else Best(**best)})
 
     @property
     def quantities(self) -> tuple[str, ...]:
-        """What it needs of a run."""
+        """The quantities of a run that the figure needs."""
         return (self.y, self.x)
 
 
 class Spot(NamedTuple):
-    """A mean of y at an x, with its 95 % interval over seeds and items (None for one value), and how many there are."""
+    """A mean of y at an x, its 95 % interval over seeds and items (None for one value), and the number of values."""
 
     x: float
     y: float
@@ -80,7 +80,7 @@ class Spot(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of a panel. `level`: its y at every x, if it has no x of its own; then it has no spots."""
+    """A line of a panel. `level`: the constant y of a line whose values have no x; such a line has no spots."""
 
     label: str
     spots: tuple[Spot, ...]
@@ -88,7 +88,7 @@ class Line(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One chart of a figure. `names`: the values of a path that is not of numbers, which x counts."""
+    """One chart of a figure. `names`: the values of a non-numeric path; x is then an index into them."""
 
     title: str
     lines: tuple[Line, ...]
@@ -99,7 +99,7 @@ def draw(figure: Figure, found: Sequence[Value]) -> list[Panel]:
     """The panels of a figure.
 
     Raises:
-        ValueError: a spot would mix values that differ in something that the figure does not name.
+        ValueError: a spot would mix values that differ in a path that the figure does not name.
     """
     here = select(found, figure.y, figure.where)
     if figure.x in {value.quantity for value in found}:
@@ -115,7 +115,7 @@ def draw(figure: Figure, found: Sequence[Value]) -> list[Panel]:
 
 
 def _with_x(figure: Figure, here: Sequence[Value], found: Sequence[Value]) -> list[Value]:
-    """The values with a quantity of their training as their x; without it where the training has none."""
+    """The values, with a quantity of their training added as x if the training has it."""
     of_x = select(found, figure.x, figure.x_where)
     places = {key: group for key, group in _by_training(of_x).items()}
     for group in places.values():
@@ -132,7 +132,7 @@ def _with_x(figure: Figure, here: Sequence[Value], found: Sequence[Value]) -> li
 
 
 def _by_training(found: Sequence[Value]) -> dict[tuple[Scalar, ...], list[Value]]:
-    """The values by their training."""
+    """The values grouped by their training."""
     names = dict.fromkeys(name for value in found for name in value.at)
     of_training = sorted(name for name in names if name == "seed" or name.split(".")[0] in _OF_TRAINING)
     groups = dict[tuple[Scalar, ...], list[Value]]()
@@ -158,7 +158,7 @@ def _line(figure: Figure, place: tuple[Scalar, ...], values: Sequence[Value], te
 
 
 def _spot(figure: Figure, group: Sequence[Value]) -> Spot:
-    """One spot, at no x yet."""
+    """One spot; its x is 0 until the caller sets it."""
     best = figure.best
     if best is None:
         check_alike(group, figure.over)
@@ -178,7 +178,7 @@ def _mean(values: Sequence[float]) -> Spot:
 
 
 def _label(names: Sequence[str], place: Sequence[Scalar]) -> str:
-    """What a line or a panel is called: names of parts alone, anything else with its path's last word."""
+    """The label of a line or a panel: a defense's or an attack's name, or the path's last word with the value."""
     words = []
     for name, value in zip(names, place, strict=True):
         if path(name) in ("defense.name", "attack.name"):

@@ -1,7 +1,7 @@
 """Every metric in one table: its words, range and direction, and how the gate tests it.
 
-The score, the gate, the report, the terminal and the exports read this table. A new metric is one row here and the code
-that computes its estimate.
+The scoring, the gate, the report, the terminal and the exports read this table. A new metric needs one row here and the
+code that computes its estimate.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Literal
 
 RECOGNIZABLE = 0.5
-"""SSIM from which a reconstruction that identifies its original counts as recognizable."""
+"""Minimum SSIM at which a reconstruction that identifies its original counts as recognizable."""
 
 
 class GateTest(StrEnum):
@@ -22,15 +22,15 @@ class GateTest(StrEnum):
     DELONG = "DeLong"
     """DeLong's test on the placements of the records."""
     RATE = "rate"
-    """A paired test of the true-positive rate at a false-positive rate, on the same placements."""
+    """A paired test of the true positive rate at a false positive rate, on the same placements."""
     AUDIT = "audit"
-    """The largest value over the seeds must not pass the claim."""
+    """The largest value over the seeds must not exceed the claim."""
     NEVER = "never"
-    """No seed may have it if none had it in the baseline."""
+    """The metric must be zero in all seeds if it was zero in all seeds of the baseline."""
     RISE = "rise"
-    """The mean over the seeds must not rise by more than a share."""
+    """The mean over the seeds must not rise by more than a relative tolerance."""
     LAW = "law"
-    """The messages of two versions of the code follow one law; see `gate.prints`."""
+    """The messages of two versions of the code must follow the same law; see `gate.prints`."""
     FALL = "fall"
     """The mean over the seeds must not fall by more than a tolerance."""
 
@@ -43,24 +43,25 @@ class Metric:
     """One metric.
 
     Attributes:
-        name: as in results, keys and baselines.
-        words: for people.
+        name: the name in results, keys and baselines.
+        words: the name for readers.
         item: what one value belongs to.
-        kind: of the attack (see `Attack.kind`), or `training`.
+        kind: the kind of attack (see `Attack.kind`), or `training`.
         interval: method of the 95 % interval of one run.
-        low, high: range; None where it has no end.
+        low, high: ends of the range; None: the range has no such end.
         unit: for example `dB`; empty for a pure number.
-        higher_leaks: True if a higher value means that the adversary learns more; None if it says nothing of leakage.
-        gate: how the gate tests it; None: the gate does not look at it.
-        headline: whether the report rates the attacks of this kind by it.
-        chance: what blind guessing scores; None where that is not known.
-        false_positives: of a true-positive rate, the false-positive rate.
-        recognizable: the value from which a single item counts as recognizable: one image may become so while the mean
-            hardly moves.
-        decimals: that a baseline keeps of each value.
+        higher_leaks: True if a higher value means that the adversary learns more; None if the value does not measure
+            leakage.
+        gate: how the gate tests the metric; None: the gate ignores it.
+        headline: whether the report rates attacks of this kind by this metric.
+        chance: the score of blind guessing; None: unknown.
+        false_positives: for a true positive rate, its false positive rate.
+        recognizable: the value from which a single item counts as recognizable; one image can become recognizable
+            while the mean hardly changes.
+        decimals: the number of decimals that a baseline keeps of each value.
         failed, passed: the gate's verdicts in words.
-        fell, rose: what a passing change is called.
-        percent: whether it is written as a percentage.
+        fell, rose: the words for a change that passes.
+        percent: whether the value is written as a percentage.
     """
 
     name: str
@@ -86,7 +87,7 @@ class Metric:
 
     @property
     def items(self) -> str:
-        """What its values belong to, in the plural."""
+        """The name of its items, in the plural."""
         return f"{self.item}s"
 
 
@@ -172,14 +173,14 @@ _TABLE = (
 )
 
 METRICS = {metric.name: metric for metric in _TABLE}
-"""By name, in the order in which the gate lists them."""
+"""The metrics by name, in the order in which the gate lists them."""
 
 
 def metric(name: str) -> Metric:
-    """The metric called `name`; one that the table does not know has no range, no direction and no test.
+    """The metric called `name`; a metric outside the table has no range, no direction and no test.
 
-    A true-positive rate at another false-positive rate, `tpr@20%`, is like those in the table, without a test;
-    `column/age` is the share of records in which the column `age` is right.
+    A true positive rate at another false positive rate, such as `tpr@20%`, is like those in the table, but without a
+    test; `column/age` is the share of records in which the column `age` is right.
     """
     if name in METRICS:
         return METRICS[name]
@@ -196,5 +197,5 @@ def gated(*tests: GateTest) -> list[Metric]:
 
 
 def headline(kind: str) -> str:
-    """The metric by which the report rates attacks of this kind; empty where there is none."""
+    """The metric by which the report rates attacks of this kind; empty if there is none."""
     return next((one.name for one in METRICS.values() if one.headline and one.kind == kind), "")

@@ -1,7 +1,7 @@
-"""The values of a run as points, each with the path of everything that its question says: for figures and statements.
+"""The values of a run as points for figures and statements; each point has all properties of its question, by path.
 
-A path names one thing of a question: `task.model`, `federation.clients`, `defense.name`, `defense.bits`,
-`attack.evaluations`, `target.batch`, `threat`, `seed`; then `round`, `item`, and of an epsilon `horizon`,
+A path names one property of a question: `task.model`, `federation.clients`, `defense.name`, `defense.bits`,
+`attack.evaluations`, `target.batch`, `threat`, `seed`; then `round`, `item`, and for an epsilon `horizon`,
 `privacy_unit` and `against.ADVERSARY`. `defense` and `attack` are short for `defense.name` and `attack.name`.
 """
 
@@ -18,18 +18,18 @@ from leakgauge.harness.core.rows import rows
 
 Paths = Mapping[str, Scalar]
 Filter = Mapping[str, Any]
-"""Values, or lists of values, by path; a table inside has longer paths: `{defense = {name = "sdq", bits = [1, 2]}}`."""
+"""Values, or lists of values, by path; a nested table extends the path: `{defense = {name = "sdq", bits = [1, 2]}}`."""
 
 _OF_ROW = ("round", "item", "horizon", "privacy_unit")
 _COMPUTED = ("claimed_epsilon", "proved_epsilon", "dim")
 _SHORT = {"defense": "defense.name", "attack": "attack.name"}
 _REPEATED = ("seed", "item")
-"""What a point may be averaged over without a word."""
+"""Paths over which a figure or statement may average without naming them."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """One value of one quantity. `exact`: it is computed, not measured, and has no error."""
+    """One value of one quantity. `exact`: the value is computed, not measured, and has no error."""
 
     quantity: str
     value: float
@@ -38,7 +38,7 @@ class Value:
 
 
 def values(run: Run, quantities: Iterable[str]) -> list[Value]:
-    """The values of these quantities; of a metric that has items, one each."""
+    """The values of these quantities; one value per item for a metric that has items."""
     wanted, found, listed = set(quantities), list[Value](), set[tuple[object, object]]()
     trainings = {cell.training.id: paths_of(cell.training) for cell in run.cells}
     cells = {
@@ -80,7 +80,7 @@ def path(name: str) -> str:
 
 
 def flat(table: Filter, before: str = "") -> dict[str, Any]:
-    """A table of tables as one, with paths as keys."""
+    """A nested table as one flat table, with paths as keys."""
     found = dict[str, Any]()
     for key, value in table.items():
         found |= flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {path(f"{before}{key}"): value}
@@ -88,12 +88,12 @@ def flat(table: Filter, before: str = "") -> dict[str, Any]:
 
 
 def flat_filters(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A figure or a statement whose filters are flat."""
+    """The table of a figure or a statement, with flat filters."""
     return {key: flat(value) if isinstance(value, Mapping) and key != "best" else value for key, value in table.items()}
 
 
 def select(found: Iterable[Value], quantity: str, *filters: Filter) -> list[Value]:
-    """The values of one quantity that match all filters: all that a filter names must be there and equal."""
+    """The values of one quantity that match all filters: each path in a filter must be present and equal."""
     asked = [pair for one in filters for pair in flat(one).items()]
 
     def matches(value: Value) -> bool:
@@ -106,7 +106,7 @@ def select(found: Iterable[Value], quantity: str, *filters: Filter) -> list[Valu
 
 
 def grouped(found: Iterable[Value], names: Sequence[str]) -> dict[tuple[Scalar, ...], list[Value]]:
-    """The values by what they have at these paths, in the order of the first; None where they have nothing there."""
+    """The values grouped by their entries at these paths (None if missing), in order of first appearance."""
     groups = dict[tuple[Scalar, ...], list[Value]]()
     for value in found:
         groups.setdefault(tuple(value.at.get(path(name)) for name in names), []).append(value)
@@ -114,10 +114,10 @@ def grouped(found: Iterable[Value], names: Sequence[str]) -> dict[tuple[Scalar, 
 
 
 def check_alike(group: Sequence[Value], over: Iterable[str]) -> None:
-    """Refuse values that differ in something that nobody said they may differ in.
+    """Refuse values that differ at a path other than seed, item and `over`.
 
     Raises:
-        ValueError: they do; the message names the path and its values.
+        ValueError: the values differ; the message names the path and its values.
     """
     allowed = {*_REPEATED, *map(path, over)}
     for name in dict.fromkeys(name for value in group for name in value.at):
@@ -129,7 +129,7 @@ def check_alike(group: Sequence[Value], over: Iterable[str]) -> None:
 
 
 def varied(found: Iterable[Value], name: str) -> Iterator[Scalar]:
-    """The distinct values at a path, numbers in their order."""
+    """The distinct values at a path; numbers are sorted."""
     seen = dict.fromkeys(value.at.get(path(name)) for value in found)
     numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in seen)
     return iter(sorted(seen) if numbers else seen)  # type: ignore[type-var]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Execution:
-    """How a cell ran: recorded, not part of its id."""
+    """How a cell ran; recorded, but not part of the cell's id."""
 
     device: str
     threads: int
@@ -42,14 +42,14 @@ class Estimate:
     """A number with its interval.
 
     Attributes:
-        name: of the metric, e.g. `ssim`.
+        name: name of the metric, e.g. `ssim`.
         value: None if there is no meaningful number ("n/a"); `note` gives the reason.
-        low, high: ends of the interval, None if there is none.
+        low, high: ends of the interval; None without an interval.
         level: confidence of the interval.
-        n: items behind the number.
+        n: number of items behind the value.
         unit: e.g. `dB`; empty for a pure number.
         higher_leaks: True if a higher value means that the adversary learns more, False if less, None if neither.
-        method: of the interval.
+        method: how the interval is computed.
         values: per item, in the order of the victims; None for a failed item.
         note: why there is no value, or a caveat.
     """
@@ -83,9 +83,9 @@ class Flag:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The global model before round `round` (equal to the number of rounds after the last one).
+    """The quality of the global model before round `round`, which after the last round is the number of rounds.
 
-    samples: test samples behind accuracy and loss. In a record that was stored without them: all test samples.
+    samples: number of test samples behind accuracy and loss. A record stored without it used all test samples.
     """
 
     round: int
@@ -98,7 +98,7 @@ class Evaluation:
 class ProofRecord:
     """A proved epsilon for one unit; None is infinity.
 
-    `tight`: some pair of neighbors attains it. `against`: the adversaries it covers.
+    `tight`: some pair of neighbors attains the epsilon. `against`: the adversaries that the proof covers.
     """
 
     epsilon: float | None
@@ -118,7 +118,7 @@ class ClaimRecord:
         proved: the proof for the claim's unit and adversaries, at the requested delta.
         further: proofs for other units or adversaries.
         verdict: a `claim.Verdict`, at the claim's own delta.
-        reason: for the verdict, with both numbers.
+        reason: the reason for the verdict, with both numbers.
     """
 
     epsilon: float | None
@@ -140,12 +140,13 @@ class LawRecord:
     """Messages tested against the law that their defense states.
 
     Attributes:
-        rejects: what departs from the law, worst first; empty: nothing was found.
+        rejects: the deviations from the law, worst first; empty: none was found.
         p: the smallest p-value, times the number of tests.
-        messages, numbers: how many were tested.
+        messages, numbers: how many messages and numbers were tested.
         tests: the number of p-values among which the level is split.
-        detects: the smallest missing share of the noise's scale that is seen with 95 % power; of a channel of epsilon,
-            the share s that turns it into one of epsilon / (1 - s). None: no noise, or it shows too seldom.
+        detects: the smallest missing share of the noise's scale that is detected with 95 % power; for a discrete
+            channel with epsilon, the share s that changes its epsilon to epsilon / (1 - s). None: the law has no
+            noise, or the noise shows too rarely.
     """
 
     rejects: tuple[str, ...]
@@ -162,10 +163,10 @@ class AssumedBound:
 
     Attributes:
         epsilon_lower, strict: as in `AuditRecord`, for this unit.
-        assumes: what: a declared product, or the law's family.
-        proved: for this unit.
+        assumes: the assumption: a declared product, or the law's family.
+        proved: the proved epsilon for this unit.
         numbers: how many numbers of a message are counted; 1: the message as a whole.
-        trials: messages with each input, or with one if the family needs no other.
+        trials: messages with each input, or with only one input if the family needs no second one.
         pair: the inputs.
     """
 
@@ -181,24 +182,24 @@ class AssumedBound:
 
 @dataclass(frozen=True)
 class AuditRecord:
-    """A measured lower bound of a defense's epsilon in a small federation, with the claim and the proof there.
+    """A measured lower bound of a defense's epsilon in a small federation, with the claim and the proof for it.
 
     Attributes:
         claimed, proved: epsilons in the small federation, at `delta`; None is infinity.
-        epsilon_lower: lower bound of epsilon there, at `confidence`.
-        delta, unit, relation, horizon: of the claim there.
+        epsilon_lower: lower bound of epsilon in the small federation, at `confidence`.
+        delta, unit, relation, horizon: as in the claim for the small federation.
         rounds: rounds of each trial.
-        clients, samples, dim: the small federation: clients, records of each, coordinates of an update.
+        clients, samples, dim: the small federation: clients, records per client, coordinates of an update.
         trials: number of counted trials with each of the two inputs.
         distinguisher, pair: the test that separates the two inputs, and the inputs.
         threat: the adversary.
-        method: of the bound. `any_mechanism`: the bound without assumptions about the mechanism.
+        method: how the bound is computed. any_mechanism: the bound without assumptions about the mechanism.
         strict: the bound that decides on verdicts. ceiling: the largest `strict` that these trials could have shown;
-            None for Gaussian scores, which have no largest one.
-        verdict, reason: of the claim there.
-        code: CONTRADICTED, CONSISTENT or INCONCLUSIVE; contradictions: why the code is not the mechanism of the proof.
+            None for Gaussian scores, which have no largest bound.
+        verdict, reason: the judgment of the claim in the small federation.
+        code: CONTRADICTED, CONSISTENT or INCONCLUSIVE; contradictions: how the code differs from the proved mechanism.
         seen: one sentence on the code. law: None if the defense states no law.
-        assuming: bounds that assume a part of the law; empty without one.
+        assuming: bounds that assume a part of the law; may be empty.
     """
 
     claimed: float | None
@@ -237,9 +238,9 @@ class AuditRecord:
 
 @dataclass(frozen=True)
 class BreachRecord:
-    """How often a training broke one assumption of its claims; the fields are those of `claim.Breach`.
+    """How often a training broke one assumption of its claims; the other fields are those of `claim.Breach`.
 
-    assumption: its text in `ClaimRecord.assumes`.
+    assumption: the text of the assumption in `ClaimRecord.assumes`.
     """
 
     assumption: str
@@ -256,7 +257,7 @@ class BreachRecord:
 
 @dataclass(frozen=True)
 class Dropped:
-    """A client that did not count in a round, since its update was not finite or its message was refused."""
+    """A client that did not count in a round, because its update was not finite or its message was refused."""
 
     round: int
     client: int
@@ -268,15 +269,15 @@ class TrainingRecord:
     """The record of one training, without any attack.
 
     Attributes:
-        dim: d, parameters of the model.
+        dim: d, the number of parameters of the model.
         evaluations: test accuracy and loss, in the order of the rounds.
         test_samples: n behind the final accuracy; an interim evaluation may have fewer.
-        message_bytes: mean bytes of one client's message, by round, counted from the bytes; 0 if none counted.
+        message_bytes: mean length in bytes of one client's message, by round; 0 if no message counted.
         snr_db: mean over the messages of a round of 10 log10(|u|^2 / |decoded - u|^2); None if the decoded update is
             exact or the update is zero.
         one_round, whole_run: the claim for one round and for all rounds.
-        audited: audit of the defense alone; None if the study asks for none, or a flag states why there is none.
-        breaches: of those assumptions of the claims that messages can break; none in results from before these counts.
+        audited: audit of the defense alone; None if the study requests no audit, or if a flag states why it is missing.
+        breaches: counts for the assumptions that messages can break; empty in results older than these counts.
         dropped: the clients that did not count in a round, in the order of the rounds.
     """
 
@@ -309,7 +310,7 @@ class TrainingRecord:
 
     @property
     def bits(self) -> float | None:
-        """Bits that a client sends in a round for each parameter, on average; None without a round."""
+        """Mean bits per parameter that a client sends in a round; None without a round."""
         return 8 * float(np.mean(self.message_bytes)) / self.dim if self.message_bytes else None
 
 
@@ -328,7 +329,7 @@ class Result:
         """The estimate called `name`.
 
         Raises:
-            LookupError: there is none.
+            LookupError: there is no such estimate.
         """
         for estimate in self.estimates:
             if estimate.name == name:
@@ -338,7 +339,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Failure:
-    """One cell that failed: the error in one line, and the whole trace."""
+    """One cell that failed: the error in one line, and the full traceback."""
 
     cell: Cell
     kind: str
@@ -361,8 +362,8 @@ class Pictures:
 class Scores:
     """Scores of a membership attack; a higher score means member.
 
-    members: [m] float64, of the records that took part; outside: [n] float64, of those that did not. who: a digest of
-    which candidates took part, in their order.
+    members: [m] float64, scores of records that took part; outside: [n] float64, scores of records that did not. who:
+    a digest of the membership of all candidates, in their order.
     """
 
     members: npt.NDArray[np.float64]
@@ -375,21 +376,21 @@ class Run:
     """Everything in a folder of results: the input of reports and of the gate.
 
     Attributes:
-        name: of the study.
-        study: the study as resolved, plain data.
+        name: name of the study.
+        study: the resolved study as plain data.
         study_hash: fingerprint of the resolved cells.
         cells: all planned cells, in the study's order.
         trainings: finished trainings by id.
         results: finished cells by id.
         failures: failed cells by id.
-        missing: ids of cells with neither.
-        pictures: loads the pictures of a cell id; None if it has none.
-        scores: loads the membership scores of a cell id; None if it has none.
-        seconds: by cell id and training id, where known.
+        missing: ids of cells with neither result nor failure.
+        pictures: loads the pictures of a cell id; None if the cell has no pictures.
+        scores: loads the membership scores of a cell id; None if the cell has no scores.
+        seconds: durations by cell id and training id, where known.
         public_data: names of the data sets whose images are shown by default.
-        data_hashes: by data set name.
+        data_hashes: digests by data set name.
         attacks: the attacks of the cells, by `PartSpec.key`.
-        faults: the damaged files, each with its reason; what they belong to counts as missing.
+        faults: the damaged files, each with its reason; their cells and trainings count as missing.
     """
 
     name: str
@@ -409,13 +410,14 @@ class Run:
     faults: tuple[str, ...] = ()
 
     def frame(self, *, items: bool = False) -> pd.DataFrame:
-        """All values as a tidy pandas data frame: one row a value, with its question, interval, n and unit.
+        """All values as a tidy pandas data frame: one row per value, with its question, interval, n and unit.
 
-        Metrics, accuracy and loss by round, bytes, bits, signal-to-noise ratio, seconds, and the claimed, proved and
-        audited epsilons. `core.rows` lists the quantities and columns; `leakgauge export` writes the same rows.
+        The values are metrics, accuracy and loss by round, bytes, bits, signal-to-noise ratio, seconds, and the
+        claimed, proved and audited epsilons. `core.rows` lists the quantities and columns; `leakgauge export` writes
+        the same rows.
 
         Args:
-            items: also one row for each victim or record behind a metric.
+            items: also give one row for each victim or record behind a metric.
 
         Raises:
             ImportError: pandas is not installed.
@@ -453,7 +455,7 @@ def to_data(value: Any) -> Any:
 
 
 def _plain(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """As `cell.plain`; an evaluation on all test samples states no number of its own."""
+    """As `cell.plain`; `samples` is left out of an evaluation on all test samples."""
     found = plain(fields)
     for one in found.get("evaluations", ()):
         if one["samples"] == found["test_samples"]:

@@ -4,12 +4,12 @@ A key is a name, not a stream: its numbers depend on the seed and the path alone
 chunking or the number of processes. Draws come from numpy's Philox, keyed with 128 bits of SHA-256(seed, path). A CPU
 `torch.Generator` uses only 32 bits of its seed: two of 10^5 hashed streams would collide with probability 0.69.
 
-One key, one draw: for two draws take two children.
+Use each key for one draw; for two draws take two children.
 
-`uniform32` and `signed_exponential` are faster than `uniform` and `laplace` and draw other numbers. These two, `gamma`,
-`chisquare` and `uniform_at` use arithmetic and numpy's rejection samplers, but no vectorized logarithm, whose last bit
-depends on the processor: client and server get the same bits from the same key. Only `uniform_at` is counter-based: it
-draws a number without the numbers before it.
+`uniform32` and `signed_exponential` are faster than `uniform` and `laplace` but draw other numbers. `uniform32`,
+`signed_exponential`, `gamma`, `chisquare` and `uniform_at` avoid vectorized logarithms, whose last bit depends on the
+processor; they use arithmetic and numpy's rejection samplers, so client and server get the same bits from the same key.
+Only `uniform_at` is counter-based: it draws any number of a sequence directly.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
 LARGE = 1 << 20
-"""Elements beyond which a subset is drawn block by block; those of fewer stay what they were."""
+"""Number of elements above which a subset is drawn block by block; smaller subsets are drawn as before."""
 
 _BLOCK = 1 << 15
-"""Numbers drawn at a time: few enough that intermediate results stay in the cache."""
+"""Numbers drawn at a time; small enough that intermediate results stay in the processor's cache."""
 
 
 @dataclass(frozen=True)
 class Key:
     """A name in the tree of randomness.
 
-    `private` keys are known to one client, `shared` keys to client and server; parameters that take a key have these
+    One client knows its `private` keys; client and server know the `shared` keys. Parameters that take a key have these
     names. Equal keys draw equal numbers on every machine with the same numpy.
     """
 
@@ -58,7 +58,7 @@ class Key:
 
     def child(self, *parts: str | int) -> Key:
         """The key named `parts` below this one."""
-        child = object.__new__(Key)  # the seed is checked already; a federation makes several keys per message
+        child = object.__new__(Key)  # skips the seed check for speed: a federation makes several keys per message
         content = child.__dict__
         content["seed"], content["path"] = self.seed, self.path + parts
         content["text"] = self.text + "".join(map(_text, parts))
@@ -66,7 +66,7 @@ class Key:
 
     @functools.cached_property
     def text(self) -> str:
-        """The path as the entries of a list in JSON, each with a comma after it: no two paths share a text."""
+        """The path as entries of a JSON list, each followed by a comma: different paths have different texts."""
         return "".join(map(_text, self.path))
 
 
@@ -77,7 +77,7 @@ def _text(part: str | int) -> str:
 
 
 class _Streams(threading.local):
-    """The generator of a thread: to set its state takes a third of the time of a new one."""
+    """The generator of a thread; setting its state takes a third of the time of making a new generator."""
 
     def __init__(self) -> None:
         self.generator = np.random.Generator(np.random.Philox(0))
@@ -93,7 +93,7 @@ def _digest(key: Key) -> bytes:
 
 
 def _generator(key: Key) -> np.random.Generator:
-    """The stream of `key`: Philox with a 128-bit key. The next call in this thread takes the generator back."""
+    """The stream of `key`: Philox with a 128-bit key. The next call in this thread reuses the same generator."""
     state = _STREAMS.start
     state["state"]["key"] = np.frombuffer(_digest(key), "<u8")
     _STREAMS.generator.bit_generator.state = state
@@ -101,12 +101,12 @@ def _generator(key: Key) -> np.random.Generator:
 
 
 def _tensor(drawn: npt.NDArray[np.float64], dtype: torch.dtype) -> Tensor:
-    """The draws as a tensor; numpy casts a few numbers in a third of the time."""
+    """The draws as a tensor; for few numbers, numpy casts in a third of torch's time."""
     return torch.from_numpy(drawn.astype(_NUMPY[dtype], copy=False))
 
 
 def global_states() -> dict[str, bytes]:
-    """The states of the generators of this process from which nothing may draw, by the name that a user knows."""
+    """The states of this process's global generators, from which nothing may draw, by the names that users know."""
     words = np.random.get_state(legacy=False)["state"]
     return {
         "torch": torch.get_rng_state().numpy().tobytes(),
@@ -125,7 +125,7 @@ def uniform(
 ) -> Tensor:
     """Uniform draws from [low, high) of the given shape; drawn as float64, then cast."""
     stream = _generator(key)
-    # the same numbers, in half the time
+    # `random` draws the same numbers in half the time
     drawn = stream.random(shape) if (low, high) == (0.0, 1.0) else stream.uniform(low, high, shape)
     return _tensor(drawn, dtype)
 
@@ -149,9 +149,9 @@ def uniform32(key: Key, shape: tuple[int, ...], low: float = 0.0, high: float = 
 
 
 def signed_exponential(key: Key, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Laplace draws of scale 1 (variance 2) as float64, then cast: the law of `laplace` in under half its time.
+    """Laplace draws of scale 1 (variance 2) as float64, then cast; same law as `laplace`, in under half its time.
 
-    The tail is correct up to 44, exceeded with probability 2^-64; the inverse of a 24-bit uniform ends at 16.6.
+    The tail is correct up to 44, exceeded with probability 2^-64; inverting a 24-bit uniform would end at 16.6.
     """
     stream = _generator(key)
     drawn = stream.standard_exponential(shape)
@@ -205,9 +205,9 @@ def uniform_at(key: Key, counters: npt.NDArray[np.uint64], columns: int) -> npt.
 
     An entry depends only on (key, counter, column), not on the order or number of the counters.
 
-    Two rounds of the SplitMix64 finalizer. Each (key, column) has its own hashed 128-bit key, half of which is added
-    before each round. After a single round the sequences of all keys would be shifts of one sequence. Not a cipher:
-    only for numbers that the adversary may know.
+    It applies two rounds of the SplitMix64 finalizer. Each (key, column) has its own hashed 128-bit key, half of which
+    is added before each round. With a single round, the sequences of all keys would be shifts of one sequence. This is
+    not a cipher: use it only for numbers that the adversary may know.
 
     Raises:
         TypeError: the counters are not uint64.
@@ -230,7 +230,7 @@ def uniform_at(key: Key, counters: npt.NDArray[np.uint64], columns: int) -> npt.
             state += second
             _finalize(state, spare)
             state >>= np.uint64(11)
-            # the processor converts signed words far faster; 53 bits are never negative
+            # signed words convert far faster, and 53 bits are never negative
             np.multiply(state.view(np.int64), 2.0**-53, out=row[start : start + _BLOCK])
     return drawn.T
 
@@ -256,8 +256,8 @@ def permutations(key: Key, count: int, n: int) -> npt.NDArray[np.int64]:
 def subset(key: Key, n: int, size: int) -> npt.NDArray[np.int64]:
     """A uniform subset of 0..n-1, in increasing order.
 
-    More than a fiftieth of more than 2^20 is drawn block by block: first how many of each block, by the hypergeometric
-    law. One draw from all of them waits for memory at each element.
+    If n > 2^20 and size > n / 50, the subset is drawn block by block, after the number of elements of each block, which
+    follows the hypergeometric law. A single draw would wait for memory at each element.
 
     Raises:
         ValueError: size is not between 0 and n.
@@ -293,10 +293,10 @@ def dirichlet(key: Key, alpha: npt.NDArray[np.float64], n: int) -> npt.NDArray[n
 
 @contextmanager
 def global_generators(key: Key) -> Iterator[Callable[[], object]]:
-    """The global generators of torch, numpy and Python, for code of others that may draw from them.
+    """Seed the global generators of torch, numpy and Python from the key, for foreign code that may draw from them.
 
-    They start from the key, and are as before afterwards. Yields a function that gives their state: if it is the same
-    twice, nothing was drawn in between.
+    Afterwards, their states are restored. Yields a function that returns their states: if two calls return the same,
+    nothing was drawn in between.
     """
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()
     seed = int.from_bytes(_digest(key)[:4], "big")

@@ -1,4 +1,4 @@
-"""The results of a run as rows, one a value: `Run.frame`, the exports and a notebook show these.
+"""The results of a run as rows, one per value, for `Run.frame`, the exports and notebooks.
 
 | rows of | quantities |
 |---|---|
@@ -9,7 +9,7 @@
 | its audit | `audited_epsilon`, `audited_strict`, `audited_ceiling`, and the two epsilons of the small federation |
 | its assumptions | `broken` messages, coordinates or rounds, out of `n` |
 
-A row of a training has no cell, attack, adversary and target. An infinite epsilon is `inf`.
+A row of a training has no cell, attack, adversary or target. An infinite epsilon is `inf`.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ COLUMNS: dict[str, str] = {
     "delta": "float64",
     **dict.fromkeys(("adversaries", "verdict", "flags", "note"), "str"),
 }
-"""Each column with its type in a data frame. A value that does not apply is missing; a text is then empty."""
+"""Each column with its type in a data frame. A value that does not apply is missing; in a text column, it is empty."""
 
 
 def rows(run: Run, *, items: bool = False) -> Iterator[Row]:
     """Every value of a run with its question, in the study's order: a training's values, then those of its cells.
 
     Args:
-        items: also one row for each victim or record of a metric, numbered in `item`.
+        items: also give one row for each victim or record of a metric, numbered in `item`.
     """
     cells: dict[str, list[Cell]] = {}
     for cell in run.cells:
@@ -84,7 +84,7 @@ def frame(found: Sequence[Row]) -> pd.DataFrame:
 
 
 def column(found: Iterable[Row], name: str) -> list[Any]:
-    """One column of rows: an empty text, or None, where a row has no value."""
+    """One column of rows; a row without a value gives an empty text, or None in columns of numbers."""
     nothing = "" if COLUMNS[name] == "str" else None
     return [nothing if (value := row.get(name)) is None else value for row in found]
 
@@ -104,7 +104,7 @@ _SUMMARY = ("defense", "attack", "adversary", "target", "metric", "value", "95 %
 
 
 def _numbers(case: Case, run: Run) -> list[str]:
-    """What came out of a case, as texts."""
+    """The numbers of a case, as texts."""
     known = [r.accuracy for cell in case.cells if (r := run.trainings.get(cell.training.id)) and r.accuracy is not None]
     accuracy = f"{np.mean(known):.1%}" if known else ""
     found = [one for result in case.results if (one := headline_estimate(result, case.kind)) is not None]
@@ -116,7 +116,7 @@ def _numbers(case: Case, run: Run) -> list[str]:
 
 
 def _question(spec: TrainingSpec) -> Row:
-    """What the rows of a training and of its cells have in common."""
+    """The columns that the rows of a training and of its cells have in common."""
     return {
         "training": spec.id,
         "data": spec.task.data,
@@ -176,7 +176,7 @@ def _of_training(record: TrainingRecord, seconds: float | None) -> Iterator[Row]
 
 
 def _final(record: TrainingRecord) -> Iterator[Row]:
-    """The last accuracy and loss, and the round after which they are."""
+    """The last accuracy and loss, and the number of rounds before them."""
     if record.accuracy is not None:
         yield _accuracy(record.accuracy, record.test_samples, "final_accuracy") | {"flags": _codes(record.flags)}
     if record.evaluations:
@@ -213,7 +213,7 @@ def _of_claim(claim: ClaimRecord) -> Iterator[Row]:
 
 
 def _of_proof(proof: ProofRecord) -> Row:
-    """A proved epsilon, an upper bound; where some pair of neighbors attains it, a lower one too."""
+    """A proved epsilon as upper bound; also as lower bound if some pair of neighbors attains it."""
     value = _epsilon(proof.epsilon)
     terms = {"delta": proof.delta, "privacy_unit": proof.unit, "adversaries": " ".join(proof.against)}
     ends = {"high": value, "low": value if proof.tight else None}
@@ -221,7 +221,7 @@ def _of_proof(proof: ProofRecord) -> Row:
 
 
 def _of_audit(audit: AuditRecord) -> Iterator[Row]:
-    """The bounds of an audit, and the epsilons of the small federation that was audited."""
+    """The bounds of an audit, and the epsilons of the audited small federation."""
     federation = f"{counted(audit.clients, 'client')}, {counted(audit.rounds, 'round')}, d = {audit.dim}"
     terms = {"relation": audit.relation, "horizon": audit.horizon, "adversaries": audit.threat, "delta": audit.delta}
     unit = {"privacy_unit": audit.unit}

@@ -1,7 +1,7 @@
-"""The privacy loss of Poisson-sampled Gaussian noise, by arrays: dp_accounting inverts it point by point, in Python.
+"""The privacy loss of Poisson-sampled Gaussian noise, vectorized; dp_accounting inverts it point by point, in Python.
 
-Source: dp_accounting 0.6.0, `privacy_loss_mechanism.AdditiveNoisePrivacyLoss` and `from_gaussian_mechanism`. The same
-    operations in the same order, so the same bits.
+Source: dp_accounting 0.6.0, `privacy_loss_mechanism.AdditiveNoisePrivacyLoss` and `from_gaussian_mechanism`. The
+    operations and their order are the same, so the results have the same bits.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 _Numbers = npt.NDArray[np.float64]
 
 _NEAR = 1e-9
-"""Relative difference up to which a loss counts as the limit that sampling sets."""
+"""Relative difference below which a loss counts as equal to the limit that sampling sets."""
 
 
 def sampled_gaussian(noise_multiplier: float, share: float, count: int, step: float) -> PrivacyLossDistribution:
-    """`count` runs of Gaussian noise on a Poisson sample, neighbors by adding or removing a record.
+    """The privacy loss of `count` runs of Gaussian noise on a Poisson sample, for adding or removing a record.
 
     Args:
-        noise_multiplier: above zero, in sensitivities.
+        noise_multiplier: above zero, in units of the sensitivity.
         share: the probability that a record is sampled, above 0 and below 1.
-        step: between the discretized losses.
+        step: the distance between the discretized losses.
 
     Guarantees:
-        The distribution that `PLDAccountant(value_discretization_interval=step)` composes, bit by bit.
+        The distribution equals that of `PLDAccountant(value_discretization_interval=step)`, bit by bit.
     """
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, identity
 
@@ -64,7 +64,7 @@ def _inverse(losses: _Numbers, noise: float, share: float, *, added: bool) -> _N
     sign, rate = (-1 if added else 1), 1 / share
     signed = sign * losses
     limit = math.log(1 - share)
-    with np.errstate(divide="ignore", invalid="ignore"):  # at the limit, which is replaced
+    with np.errstate(divide="ignore", invalid="ignore"):  # invalid at the limit, whose value is replaced below
         scaled = signed + np.log(rate)
         unsampled = scaled + np.log1p(-np.exp(np.log(rate - 1) - scaled))
     unsampled[signed == 0] = np.log(rate + (1 - rate))

@@ -1,20 +1,20 @@
-"""Where text leaves the program: for each sink the one function that escapes what a stranger wrote.
+"""Output of text: for each sink, the one function that escapes untrusted text.
 
-Names, reasons and messages come from studies, baselines, plug-ins and errors. They are not trusted.
+Names, reasons and messages come from studies, baselines, plug-ins and errors, and are not trusted.
 
-| sink | function | what a stranger's text cannot do |
+| sink | function | what untrusted text cannot do |
 |---|---|---|
 | terminal | `say`; `styled` for a table | begin a line, a workflow command or markup |
 | GitHub | `command` | end its command or begin another |
 | Markdown | `markdown`, `table_row` | end its cell, or be markup, a link or an element |
 | JUnit | `line`, `clipped`; the writer of the XML escapes | hold a character that XML forbids |
-| HTML | `visible`, by the templates; `element` | be an element, or turn the text after it |
+| HTML | `visible`, by the templates; `element` | be an element, or reverse the direction of the text after it |
 | JSON | `spelled` | hold a workflow command |
 | CSV | `harmless` | be a formula |
 | LaTeX | `latex` | be a command |
 
-No sink shows control characters, lone surrogates or changes of direction. HTML spells them out, and so does JSON, which
-keeps every text; the other sinks drop them. Parquet and data frames hold the texts as they are.
+No sink shows control characters, lone surrogates or changes of text direction. HTML and JSON spell them out, so JSON
+loses no text; the other sinks drop them. Parquet and data frames hold the texts unchanged.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 LONGEST = 400
-"""Characters of a name or a sentence, since an error message may hold a whole traceback."""
+"""Maximum number of characters of a name or a sentence; an error message may hold a whole traceback."""
 
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\ufffe\uffff]"
 )
-"""What no page can show, what a terminal interprets, and what turns the text that follows it around."""
+"""Characters that no page can show, that a terminal interprets, or that reverse the direction of the following text."""
 
 _BRACKET = re.compile(r"##(?=\w*\[)")
-"""Begins the older workflow commands `##[error]` and `##vso[...]`, anywhere in a line."""
+"""Start of the older workflow commands `##[error]` and `##vso[...]`, anywhere in a line."""
 
 _COLONS = re.compile(r":(?=:)")
 _COMMAND = re.compile(r"\A(\s*):(?=:)")
@@ -49,8 +49,8 @@ _MARKDOWN = re.compile(r"([\\`*_\[\]{}#|~!$])")
 _INSIDE_WORD = re.compile(r"(?<=[^\W_])\\_(?=[^\W_])")
 _SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20"
 _FORMULA = re.compile(rf"\A(?=[{_SIGNS}\t\r\n]|[^\S\r\n]*::)|(?<=[;\t\r\n])(?=[{_SIGNS}]|[^\S\r\n]*::)")
-"""Where a formula could begin: at a sign, also a wide one of an East Asian keyboard. `;`, tabs and line ends begin a
-cell in the spreadsheets of countries where the comma is the decimal mark. And where a workflow command could."""
+"""Where a formula or a workflow command could begin. A formula begins at a sign, also at a full-width sign of an East
+Asian keyboard. `;`, tabs and line ends start a new cell where the comma is the decimal mark."""
 
 _TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _TEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"<": r"\textless{}", ">": r"\textgreater{}"}
@@ -64,7 +64,7 @@ def visible(text: _Text) -> _Text:
 
 
 def spelled(document: str) -> str:
-    """JSON of the same meaning without hidden characters, and without workflow commands inside a line."""
+    """Equivalent JSON without hidden characters, and without workflow commands inside a line."""
     return _BRACKET.sub(r"#\\u0023", visible(document))
 
 
@@ -74,17 +74,17 @@ def clean(text: str) -> str:
 
 
 def line(text: str) -> str:
-    """The text cleaned, on one line that is no workflow command."""
+    """The cleaned text, on one line that is not a workflow command."""
     return _COMMAND.sub(r"\1: ", clean(" ".join(text.splitlines())).replace("\t", " "))
 
 
 def clipped(text: str) -> str:
-    """`line` with single spaces, cut to `LONGEST` with a mark."""
+    """`line` with single spaces, cut to `LONGEST` and marked if cut."""
     return cut(" ".join(line(text).split()))
 
 
 def cut(text: str) -> str:
-    """The text cut to `LONGEST` with a mark."""
+    """The text, cut to `LONGEST` and marked if it is longer."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
@@ -96,17 +96,17 @@ def say(*texts: str, err: bool = False) -> None:
 
 
 def emit(document: str | bytes) -> None:
-    """Print a finished document, which was escaped where it was written."""
+    """Print a finished document that is already escaped."""
     import typer
 
     typer.echo(document, nl=False)
 
 
 def styled(text: str, style: str = "", *, cropped: bool = False) -> Text:
-    """A text for rich, without markup. rich decides where lines begin, so no part of it is a workflow command.
+    """A text for rich, without markup. rich may break lines anywhere, so workflow commands are escaped everywhere.
 
     Args:
-        cropped: on one line, which ends in dots if it is too long.
+        cropped: put the text on one line, which ends in dots if it is too long.
     """
     from rich.text import Text
 
@@ -129,7 +129,7 @@ def markdown(text: str, *, bare: bool = False) -> str:
     """A text on one line as literal Markdown, also inside a table.
 
     Args:
-        bare: for people who read the source: `_` inside a word, which means nothing there, stays as it is.
+        bare: leave `_` inside a word unescaped, where it has no meaning, for readers of the source.
     """
     plain = _MARKDOWN.sub(r"\\\1", line(text))
     plain = plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
@@ -147,14 +147,14 @@ def table_row(fields: Iterable[str]) -> str:
 
 
 def element(text: str) -> str:
-    """A text in HTML that no template makes."""
+    """A text in HTML that is made without a template."""
     return html.escape(visible(text))
 
 
 def harmless(value: Scalar) -> str:
-    """A value as a field of a CSV that no spreadsheet runs as a formula: a quote goes before each start of one.
+    """A value as a CSV field that no spreadsheet runs as a formula: a quote is put before each start of a formula.
 
-    Numbers are unchanged: -0.5 is a number of the results, "-0.5" is a text from outside.
+    Numbers are unchanged: the number -0.5 comes from results, the text "-0.5" may come from outside.
     """
     if value is None:
         return ""
@@ -162,6 +162,9 @@ def harmless(value: Scalar) -> str:
 
 
 def latex(text: str) -> str:
-    """A text in LaTeX, on one line. After the end of a row, `[` and `*` would be an argument of that end."""
+    """A text in LaTeX, on one line.
+
+    A leading `[` or `*` is protected; otherwise a row end before it would take it as its argument.
+    """
     plain = "".join(_TEX.get(sign, sign) for sign in line(text))
     return f"{{}}{plain}" if plain.lstrip().startswith(("[", "*")) else plain

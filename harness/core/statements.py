@@ -1,7 +1,8 @@
 """Statements about a run, checked on its values: above, below, within, equals, flat, monotone, interior minimum.
 
-Both sides are paired over seeds and items. A statement is CONFIRMED or CONTRADICTED only where a test at 5 %, adjusted
-by Holm's method over all statements of a study, says so; otherwise it is UNRESOLVED, with the seeds that it would take.
+Both sides are paired over seeds and items. A statement is CONFIRMED or CONTRADICTED only if a test at 5 %, adjusted by
+Holm's method over all statements of a study, shows it; otherwise it is UNRESOLVED, with the number of seeds that it
+would take.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from leakgauge.harness.core.points import Value, check_alike, grouped, path, sel
 from leakgauge.harness.core.stats import holm
 
 LEVEL = 0.05
-"""Chance, at most, that any statement of a study gets a wrong verdict, as far as differences are normal."""
+"""Bound on the probability that any statement of a study gets a wrong verdict, if differences are normal."""
 
 _POWER = 0.8
 Kind = Literal["above", "below", "within", "equals", "flat", "monotone", "interior-minimum"]
 
 
 class Verdict(StrEnum):
-    """How a statement ended."""
+    """The result of testing a statement."""
 
     CONFIRMED = "CONFIRMED"
     CONTRADICTED = "CONTRADICTED"
@@ -37,24 +38,26 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Statement:
-    """One statement of a source, as a study says it.
+    """One statement of a source, as written in a study.
 
     Attributes:
-        text: in words.
-        that: `above`, `below`: a minus b is above, or below, `margin`; `within`: |a - b| is at most `margin`;
-            `equals`: |a - value| is at most `margin`; `flat`: no two levels along a path differ by more than `margin`;
-            `monotone`: each level along a path exceeds the one before by more than -`margin` (rising), or is as much
-            below it (falling); `interior-minimum`: some level between the ends is below both.
+        text: the statement in words.
+        that: `above`: a - b is above `margin`; `below`: a - b is below -`margin`; `within`: |a - b| is at most
+            `margin`; `equals`: |a - value| is at most `margin`; `flat`: no two levels along a path differ by more than
+            `margin`; `monotone`: each level along a path minus the previous level is above -`margin` (rising), or
+            below `margin` (falling); `interior-minimum`: some level between the ends is below both by more than
+            `margin`.
         y: the quantity.
-        a, b: which values, by path.
-        at: which values of both.
+        a, b: filters of the two sides, by path.
+        at: filter of both sides.
         along: the path of `flat`, `monotone` and `interior-minimum`.
         each: paths; the statement is made for each of their values in a, and for the same in b if b has the path.
+        over: paths besides seed and item over which y is averaged.
         margin: in the unit of the quantity.
-        value: of `equals`, as the source prints it.
-        direction: of `monotone`.
-        printed: what the source prints, for people; it enters no test.
-        missing: what is needed and not there; the statement is then NOT RUN.
+        value: the value of `equals`, as the source prints it.
+        direction: the direction of `monotone`.
+        printed: what the source prints, for readers; it enters no test.
+        missing: what the statement needs but is not available; the statement is then NOT RUN.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -85,7 +88,7 @@ class Statement:
 
 
 class Judged(NamedTuple):
-    """A verdict. `where`: what `each` is here; `measured`: the numbers, as a sentence; `seeds`: that it would take."""
+    """A verdict. `where`: the values of `each`; `measured`: the numbers, in words; `seeds`: how many it would take."""
 
     statement: Statement
     where: str
@@ -105,7 +108,7 @@ class _Test(NamedTuple):
 
     def above(self, margin: float) -> float:
         """The p-value of "the mean is at most `margin`"."""
-        if self.error == 0:  # computed, or each pair differs by the same: then a test of signs
+        if self.error == 0:  # computed values, or equal differences of all pairs: then a sign test
             return float(0.5 ** (self.df + 1)) if self.mean > margin else 1.0
         if self.df < 1:
             return 1.0
@@ -126,7 +129,7 @@ class _Test(NamedTuple):
         return min(1.0, 2 * min(self.above(margin), self.below(-margin)))
 
     def takes(self, distance: float, level: float) -> int | None:
-        """Seeds with which a mean this far from a bound would show; None if that is not to be foreseen."""
+        """Number of seeds that would show a mean this far from a bound; None if it cannot be predicted."""
         if self.df < 1 or distance == 0 or not self.error:
             return None
         wanted = float(special.ndtri(1 - level) + special.ndtri(_POWER))
@@ -134,7 +137,11 @@ class _Test(NamedTuple):
 
 
 class _Tests(NamedTuple):
-    """The p-values of a statement's contrary and of the statement, the numbers in words, and seeds that it takes."""
+    """The p-values for and against a statement, the numbers in words, and how many seeds a verdict would take.
+
+    for_it: the p-value of the statement's contrary; a small value supports the statement.
+    against: the p-value of the statement; a small value contradicts it.
+    """
 
     for_it: float
     against: float
@@ -182,7 +189,7 @@ def _places(statement: Statement, found: Sequence[Value]) -> list[tuple[str, Sta
 
 
 def _tests(statement: Statement, found: Sequence[Value]) -> _Tests | str:
-    """The tests of a statement, or why there are none."""
+    """The tests of a statement, or the reason why it cannot be tested."""
     if statement.missing:
         return statement.missing
     try:
@@ -192,7 +199,7 @@ def _tests(statement: Statement, found: Sequence[Value]) -> _Tests | str:
 
 
 def _compared(statement: Statement, found: Sequence[Value]) -> _Tests:
-    """Above, below, within, equals."""
+    """The tests of `above`, `below`, `within` and `equals`."""
     a, margin, digits = _side(statement, found, statement.a), statement.margin, f"{statement.y}"
     if statement.value is not None:
         one = _paired(a, {key: (statement.value, True) for key in a})
@@ -214,7 +221,7 @@ def _compared(statement: Statement, found: Sequence[Value]) -> _Tests:
 
 
 def _levels(statement: Statement, found: Sequence[Value]) -> _Tests:
-    """Flat, monotone, interior minimum: from the paired differences of the levels along a path."""
+    """The tests of `flat`, `monotone` and `interior-minimum`, from the paired differences of levels along a path."""
     here = select(found, statement.y, statement.at, statement.a)
     places = [level for level in varied(here, statement.along) if level is not None]
     if len(places) < (3 if statement.that == "interior-minimum" else 2):
@@ -276,7 +283,7 @@ def _paired(a: _Side, b: _Side) -> _Test:
     """The differences of the pairs that both sides have.
 
     Raises:
-        LookupError: there are none.
+        LookupError: the sides have no pair in common.
     """
     keys = [key for key in a if key in b]
     if not keys:

@@ -1,7 +1,7 @@
 """Estimates with their intervals, from plain numbers.
 
-Every interval is two-sided. If items are not independent (images of one batch), an interval is too narrow, and the
-caller adds a note. Unit and direction of an estimate come from `core.metrics`.
+Every interval is two-sided. If items are not independent (such as images of one batch), an interval is too narrow, and
+the caller adds a note. Unit and direction of an estimate come from `core.metrics`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Numbers = npt.NDArray[np.float64]
 
 
 class Interval(NamedTuple):
-    """Ends of an interval; None if there is none."""
+    """Ends of an interval; both are None without an interval."""
 
     low: float | None
     high: float | None
 
 
 class Roc(NamedTuple):
-    """The corners of a ROC curve from (0, 0) to (1, 1): [k] each, one step for each distinct score."""
+    """The corners [k] of a ROC curve from (0, 0) to (1, 1), with one step per distinct score."""
 
     fpr: Numbers
     tpr: Numbers
@@ -74,7 +74,7 @@ def mean_interval(values: Sequence[float] | Numbers, level: float = 0.95) -> Int
 def median_interval(values: Sequence[float] | Numbers, level: float = 0.95) -> Interval:
     """The narrowest symmetric pair of order statistics that covers the median: the inverted sign test.
 
-    None if even (smallest, largest) covers less than `level`: below 6 values at 0.95.
+    The ends are None if even (smallest, largest) covers less than `level`: at 0.95, with fewer than 6 values.
 
     Guarantees:
         Covers the median of any continuous distribution with probability at least `level`.
@@ -92,7 +92,7 @@ def median_interval(values: Sequence[float] | Numbers, level: float = 0.95) -> I
 def proportion(
     name: str, successes: int, n: int, *, values: Sequence[float | None] = (), note: str = "", level: float = 0.95
 ) -> Estimate:
-    """A share of `n` items of the metric `name`, with its Clopper-Pearson interval; no value where n is 0."""
+    """A share of `n` items of the metric `name`, with its Clopper-Pearson interval; no value if n is 0."""
     if n == 0:
         value, interval, note = None, Interval(None, None), _join("no item to judge", note)
     else:
@@ -120,7 +120,7 @@ def median(name: str, values: Sequence[float | None], *, note: str = "", level: 
 
 
 def of_items(name: str, values: Sequence[float | None], *, level: float = 0.95) -> Estimate:
-    """The mean of items: with Clopper-Pearson's interval for a share of items that are 0 or 1, else Student's."""
+    """The mean of items, with Clopper-Pearson's interval for a share of items that are 0 or 1, else Student's."""
     known = _present(values)
     is_share = metric(name).interval == "Clopper-Pearson"
     if is_share and len(known) and bool(np.isin(known, (0.0, 1.0)).all()):
@@ -133,9 +133,9 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
 
     | estimates | pooled |
     |---|---|
-    | one, or none with a value | the first, unchanged |
+    | only one, or no value in any | the first, unchanged |
     | means of per-item values | `of_items` of all items |
-    | other numbers (an AUC) | the mean of one value a seed, Student's t over the seeds |
+    | other numbers (an AUC) | the mean of one value per seed, Student's t over the seeds |
 
     `values` keeps the items of all seeds in order. Intervals are cut to the metric's range.
 
@@ -160,7 +160,7 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def pool_shares(estimates: Sequence[Estimate]) -> Estimate:
-    """One share pooled over several trainings; no value if one of them has none."""
+    """One share pooled over several trainings; no value if one training has no value."""
     lacking = next((estimate for estimate in estimates if estimate.value is None), None)
     if lacking is not None:
         return lacking
@@ -169,7 +169,7 @@ def pool_shares(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def cut(estimate: Estimate) -> Estimate:
-    """The estimate with its interval cut to the metric's range, which Student's t ignores."""
+    """The estimate with its interval cut to the metric's range, because Student's t ignores the range."""
     low, high, known = estimate.low, estimate.high, metric(estimate.name)
     if low is not None and known.low is not None:
         low = max(known.low, low)
@@ -216,9 +216,9 @@ def roc(members: Numbers, nonmembers: Numbers) -> Roc:
 def auc(members: Numbers, nonmembers: Numbers, *, level: float = 0.95) -> Estimate:
     """The probability that a member's score exceeds a non-member's, ties counting half; 0.5 is chance.
 
-    DeLong's interval on the logit scale, which keeps it inside (0, 1). If DeLong's variance is zero or unknown (perfect
-    separation, one record on a side), the variance is the largest possible one, A (1 - A) / min(m, n), in Wilson's
-    form.
+    The interval is DeLong's on the logit scale, which keeps it inside (0, 1). If DeLong's variance is zero or unknown
+    (perfect separation, one record on a side), the largest possible variance, A (1 - A) / min(m, n), is used, in
+    Wilson's form.
 
     Raises:
         ValueError: a side is empty, or a score is not finite.
@@ -244,10 +244,10 @@ def auc(members: Numbers, nonmembers: Numbers, *, level: float = 0.95) -> Estima
 
 
 def tpr_at_fpr(members: Numbers, nonmembers: Numbers, fpr: float, *, level: float = 0.95) -> Estimate:
-    """The share of members above the lowest threshold that at most `fpr` of these non-members exceed.
+    """The share of members above the lowest threshold that at most a share `fpr` of these non-members exceeds.
 
-    No value if fpr times the number of non-members is below one: no non-member would determine the threshold. The
-    Clopper-Pearson interval covers the share at this threshold, not the share at the true false-positive rate.
+    There is no value if fpr times the number of non-members is below one, because then no non-member determines the
+    threshold. The Clopper-Pearson interval covers the share at this threshold, not at the true false positive rate.
 
     Raises:
         ValueError: a side is empty, a score is not finite, or fpr is outside [0, 1).
@@ -267,7 +267,7 @@ def tpr_at_fpr(members: Numbers, nonmembers: Numbers, fpr: float, *, level: floa
 
 
 def balanced_accuracy(members: Numbers, nonmembers: Numbers, *, level: float = 0.95) -> Estimate:
-    """The largest (TPR + 1 - FPR) / 2 over all thresholds; 0.5 is chance, and no threshold does worse.
+    """The largest (TPR + 1 - FPR) / 2 over all thresholds; 0.5 is chance, and the smallest possible value.
 
     The threshold is chosen on the same records, so the value is optimistic. The interval covers the best balanced
     accuracy in the population. It holds for all thresholds at once, so it is wide.
@@ -288,14 +288,14 @@ def balanced_accuracy(members: Numbers, nonmembers: Numbers, *, level: float = 0
 
 
 def placements(scores: Numbers, others: Numbers) -> Numbers:
-    """For each score the share of the others below it, ties counting half."""
+    """For each score, the share of `others` below it, ties counting half."""
     ranked = np.sort(others)
     both = np.searchsorted(ranked, scores, side="left") + np.searchsorted(ranked, scores, side="right")
     return np.asarray(both / (2 * len(ranked)), dtype=np.float64)
 
 
 def holm(p: Numbers) -> Numbers:
-    """p-values [..., m] adjusted for m tests: one below a level is rejected at that family-wise level.
+    """p-values [..., m] adjusted for m tests: an adjusted value below a level is rejected at that family-wise level.
 
     Source: Holm 1979.
     """
@@ -308,9 +308,9 @@ def holm(p: Numbers) -> Numbers:
 
 
 def chance(epsilon: float, delta: float) -> float:
-    """The highest probability of being right about one bit that (epsilon, delta) allows: which of two neighbors.
+    """The highest probability, under (epsilon, delta), of guessing correctly which of two neighbors is the input.
 
-    (e^epsilon + delta) / (1 + e^epsilon), both neighbors equally likely; 1 for an infinite epsilon.
+    It is (e^epsilon + delta) / (1 + e^epsilon) for equally likely neighbors, and 1 for an infinite epsilon.
 
     Source: Kairouz, Oh, Viswanath 2015, Thm 2.1.
     """
@@ -324,7 +324,7 @@ def _check_level(level: float) -> None:
 
 
 def _finite(values: Sequence[float] | Numbers) -> Numbers:
-    """The values as an array; a ValueError where one is not finite."""
+    """The values as an array; raises ValueError if one is not finite."""
     x = np.asarray(values, dtype=np.float64)
     bad = int(np.sum(~np.isfinite(x)))
     if x.ndim != 1 or bad:
@@ -352,5 +352,5 @@ def _wilson(share: float, n: int, z: float) -> Interval:
 
 
 def _join(*notes: str) -> str:
-    """The notes that are not empty, in one line."""
+    """The nonempty notes, in one line."""
     return "; ".join(note for note in notes if note)

@@ -1,4 +1,4 @@
-"""Columns of a table that was encoded as vectors: which entries are one column, and when a guess of it is right."""
+"""Columns of a table encoded as vectors: which entries form a column, and when a guess of a column is right."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Column(NamedTuple):
     """One column.
 
     Attributes:
-        width: entries: 1 for a number in [0, 1], otherwise one for each category, of which one is 1.
+        width: number of entries: 1 for a number in [0, 1], else one entry per category (one-hot).
         tolerance: a guess of a number is right up to this difference.
     """
 
@@ -28,7 +28,7 @@ def parts(x: Tensor, columns: Sequence[Column]) -> Iterator[tuple[Column, Tensor
 
 
 def records(x: Tensor, columns: Sequence[Column]) -> Tensor:
-    """The nearest possible records to any vectors x [..., p]: the largest entry of a category, numbers in [0, 1]."""
+    """The valid records nearest to vectors x [..., p]: one-hot at the largest entry, numbers clamped to [0, 1]."""
     found = []
     for column, part in parts(x, columns):
         number, largest = column.width == 1, torch.nn.functional.one_hot(part.argmax(-1), column.width)
@@ -37,7 +37,7 @@ def records(x: Tensor, columns: Sequence[Column]) -> Tensor:
 
 
 def commonest(x: Tensor, columns: Sequence[Column]) -> Tensor:
-    """[p]: the guess that is right most often for records x [n, p], column by column."""
+    """[p] the guess that is right most often for records x [n, p], column by column."""
     each = [
         likeliest_number(part[:, 0], torch.ones_like(part[:, 0]), column.tolerance)[None]
         if column.width == 1
@@ -48,7 +48,7 @@ def commonest(x: Tensor, columns: Sequence[Column]) -> Tensor:
 
 
 def likeliest_number(x: Tensor, weights: Tensor, tolerance: float) -> Tensor:
-    """[...]: of numbers x [..., n] the one with the most weight within its tolerance; the middle one of several."""
+    """[...] the number of x [..., n] with the most weight within its tolerance; of several, the middle one."""
     ordered, order = x.double().sort(-1)
     total = torch.nn.functional.pad(weights.double().gather(-1, order).cumsum(-1), (1, 0))
     ends = [torch.searchsorted(ordered, ordered + tolerance * sign, right=sign > 0) for sign in (1, -1)]
@@ -62,5 +62,5 @@ def likeliest_number(x: Tensor, weights: Tensor, tolerance: float) -> Tensor:
 def columns_right(truth: Tensor, guess: Tensor, columns: Sequence[Column]) -> Tensor:
     """[..., number of columns] bool: whether each column of `records(guess)` is that of the truth [..., p]."""
     pairs = zip(parts(truth, columns), parts(records(guess, columns), columns), strict=True)
-    # float32 of a number may be a step away from the bound
+    # rounding to float32 may move a number one step beyond the tolerance
     return torch.stack([((a - b).abs() <= column.tolerance + 1e-6).all(-1) for (column, a), (_, b) in pairs], -1)

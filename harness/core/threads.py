@@ -1,6 +1,6 @@
-"""How a process computes: on one thread, with memory that it keeps.
+"""Settings of a process: computing on one thread, and keeping freed memory.
 
-More threads make small computations slower, and round other sums.
+More threads slow small computations down, and change how sums are rounded.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 _LARGEST = 2**30
-"""Bytes of an array above which the system is asked for new memory each time."""
+"""Array size in bytes above which memory always comes fresh from the system."""
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread for torch and for the linear algebra of numpy and scipy; also a decorator.
+    """Use one thread for torch and for the linear algebra of numpy and scipy; also a decorator.
 
-    The process also keeps its memory, from then on (`keep_memory`).
+    From then on, the process also keeps its freed memory (`keep_memory`).
     """
     import torch
     from threadpoolctl import threadpool_limits
@@ -33,11 +33,11 @@ def one_thread() -> Iterator[None]:
 
 
 def keep_memory() -> None:
-    """Let this process use freed memory again instead of giving it back to the system; only glibc can.
+    """Let this process reuse freed memory instead of returning it to the system; works only with glibc.
 
     The system clears each page that it hands out. With 11 million parameters, whose arrays exceed the 32 MB that glibc
-    reuses by itself, that takes as long as a gradient: an evaluation of gradient matching for two images took 0.53 s,
-    and takes 0.27 s. The peak of memory may rise by a fifth.
+    reuses by itself, clearing takes as long as a gradient: reuse shortens an evaluation of gradient matching for two
+    images from 0.53 s to 0.27 s. Peak memory may rise by a fifth.
     """
     with suppress(OSError, AttributeError):
         for parameter in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD

@@ -19,8 +19,8 @@ class Threat(enum.Enum):
 
 
 _PUBLIC = frozenset({"task", "setting", "defense", "auxiliary", "candidates"})
-"""Known to everybody: the model's architecture, the federation's settings, the defense with its parameters and state
-(Kerckhoffs), data of the same kind that belongs to no victim, and the records whose membership is in question."""
+"""Known to every adversary: the model's architecture, the federation's settings, the defense with its parameters and
+state (Kerckhoffs), data of the same kind that belong to no victim, and the records whose membership is in question."""
 
 SEES: dict[Threat, frozenset[str]] = {
     Threat.SERVER: _PUBLIC | {"messages", "shared", "models", "final"},  # honest but curious; must decode
@@ -31,16 +31,16 @@ SEES: dict[Threat, frozenset[str]] = {
     Threat.PARTICIPANT: _PUBLIC | {"models", "final"},  # the model of every round, never a message
     Threat.PUBLIC: _PUBLIC | {"final"},  # the final model
 }
-"""What each adversary sees, without grants. `sums`: of each round, the sum of what its messages decode to.
+"""What each adversary sees, without grants. `sums`: for each round, the sum of its decoded messages.
 
-`broadcast`: it chooses the parameters of the attacked rounds.
+`broadcast`: the adversary chooses the parameters of the attacked rounds.
 """
 
 GRANTS = frozenset({"labels", "broadcast"})
-"""Side knowledge, or a power, that no adversary has by default; a study grants it by name, as in `server+labels`."""
+"""Side knowledge or powers that a study grants to an adversary by name, as in `server+labels`."""
 
 _OTHER = "auxiliary="
-"""A grant that names a data set, as in `server+auxiliary=fashion_mnist`: the auxiliary data are these, unlabeled."""
+"""A grant that names the data set of the (unlabeled) auxiliary data, as in `server+auxiliary=fashion_mnist`."""
 
 
 class ThreatMismatch(ValueError):
@@ -51,7 +51,7 @@ class ThreatMismatch(ValueError):
 class View:
     """An adversary: a threat model and the side knowledge that the study grants; written `server+labels`.
 
-    other: the data set that its auxiliary data are from, if they are not of the victims' kind; then empty.
+    other: the data set of its auxiliary data; empty: the auxiliary data are of the victims' kind.
     """
 
     threat: Threat
@@ -85,7 +85,7 @@ class View:
 
     @property
     def messages(self) -> bool:
-        """Whether it sees messages of the attacked rounds, if only their sum."""
+        """Whether it sees messages of the attacked rounds, or at least their sum."""
         return bool(self.sees & {"messages", "sums"})
 
     @property

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 Vector = Tensor
-"""[d] float32: all parameters of a model, or an update of them, in the order of its layout."""
+"""[d] float32: all parameters of a model, or an update of them, in the order of the model's layout."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Parts(NamedTuple):
 
     Attributes:
         places: [k, n] int64, the coordinates of the k whole sub-vectors of length n in the first tensor.
-        self_scaled: whether the update's numbers are in units of a norm of the update, which is sent too. The claim is
-            then for updates of one norm and mean whose numbers lie in [-1, 1] or in the unit disc.
+        self_scaled: whether the update is scaled by its own norm, which is sent too. The claim then covers updates of
+            equal norm and mean whose scaled numbers lie in [-1, 1] or in the unit disc.
     """
 
     places: Tensor
@@ -77,7 +77,7 @@ def weighted_mean(vectors: Sequence[Tensor], weights: Sequence[float]) -> Tensor
     total = math.fsum(weights)
     if not total > 0:
         raise ValueError(f"expected weights with a positive sum, got {list(weights)}")
-    # float64: a float32 sum over clients would differ between one and two threads
+    # float64, because a float32 sum over clients would differ between one and two threads
     mean = torch.zeros_like(vectors[0], dtype=torch.float64)
     for vector, weight in zip(vectors, weights, strict=True):
         mean.add_(vector, alpha=weight / total)

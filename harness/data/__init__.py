@@ -28,27 +28,28 @@ _BROKEN = (
     *(TypeError, AttributeError, LookupError, MemoryError),  # pickle, see the docs of UnpicklingError
     NotImplementedError,  # zipfile: a damaged version or method
     SyntaxError,  # Pillow: a damaged PNG chunk
-    RecursionError,  # json and pickle: nested without end
+    RecursionError,  # json and pickle: too deeply nested
 )
-"""Errors that readers raise for damaged or inaccessible files, as observed."""
+"""Errors that readers were observed to raise for damaged or inaccessible files."""
 
 MAX_UNPACKED = 128 * 2**20
-"""Bytes to which a packed file may grow; the environment variable LEAKGAUGE_MAX_UNPACKED replaces it."""
+"""Bytes to which a packed file may grow; the environment variable LEAKGAUGE_MAX_UNPACKED overrides this limit."""
 
 _RATIO = 50
-"""A file may also grow this often: photographs grow 10 to 20 times, Fashion-MNIST 1.8, MNIST 5; a bomb 200 to 1,000."""
+"""A file may also grow by this factor: photographs grow 10 to 20 times, Fashion-MNIST 1.8, MNIST 5; a bomb 200 to
+1,000."""
 
 
 _ELSEWHERE = ("recording",)
-"""Texts before a colon that other rooms read."""
+"""Prefixes before a colon that other packages handle."""
 
 
 class DataMissing(LookupError):
-    """A file of a data set is missing; one line with the file, the places searched, and how to get it."""
+    """A file of a data set is missing; one line names the file, the places searched, and how to get it."""
 
 
 class DataUnreadable(ValueError):
-    """A file of a data set cannot be used; one line with the file and the reason."""
+    """A file of a data set cannot be used; one line gives the file and the reason."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,12 +60,12 @@ class DataSet:
         name: as in `load`, e.g. `mnist` or `npz:faces.npz`.
         train, test: x float32 in [0, 1], [n, channels, height, width] for images, else [n, features]; y int64, or
             float32 numbers for a regression.
-        classes: names, in the order of the labels; empty for a regression.
+        classes: class names, in the order of the labels; empty for a regression.
         public: whether a report may show its images by default.
-        note: what a reader must know about this copy, e.g. that a part is missing; usually empty.
-        columns: what the entries of a table's records are, in their order; empty: not a table.
-        low, span: float32, of the shape of one input or with axes of length 1, where x was brought to [0, 1]; a model
-            gets x * span + low. None: x is as the data are.
+        note: a remark for the reader about this copy, e.g. that a part is missing; usually empty.
+        columns: the columns of tabular inputs, in the order of the entries; empty: the inputs are not tabular.
+        low, span: float32, of the shape of one input or with axes of length 1, if x was scaled to [0, 1]; a model gets
+            x * span + low. None: x is not scaled.
 
     Raises:
         ValueError: shapes, dtypes, counts, ranges, labels or columns are not as above, or a split is empty.
@@ -114,12 +115,12 @@ class DataSet:
 
     @property
     def scale(self) -> bytes:
-        """The bytes of low and span; empty if x is as the data are."""
+        """The bytes of low and span; empty if x is not scaled."""
         return b"".join(one.contiguous().numpy().tobytes() for one in (self.low, self.span) if one is not None)
 
 
 def _check(split: str, examples: Examples, classes: tuple[str, ...]) -> None:
-    """Raise ValueError if one split is not as `DataSet` says."""
+    """Raise ValueError if one split does not meet the conditions of `DataSet`."""
     (x, y), kind = examples, torch.int64 if classes else torch.float32
     if x.ndim not in (2, 4):
         raise ValueError(f"expected 2 or 4 axes in {split} x, got {tuple(x.shape)}")
@@ -145,9 +146,9 @@ class Source(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A way to name a user's own data: what stands after `kind:`, a one-line summary, the reader and its options.
+    """A way to name a user's own data: the text after `kind:`, a one-line summary, the reader and its options.
 
-    read: takes what stands between the colon and the options, and the options by name.
+    read: takes the text between the colon and the options, and the options by name.
     """
 
     rest: str
@@ -160,16 +161,16 @@ def load(name: str, root: Path) -> DataSet:
     """The data set named `name`.
 
     Args:
-        name: one of `names()`. Options follow the last `?`, as in `folder:PATH?size=64`; a PATH that holds a `?` is
-            followed by another one. A relative PATH starts at the working directory. `module:factory` is code and runs:
-            see `harness.data.given`.
-        root: folder of the downloaded sets, never written to. `digits`, `photos` and a user's own data need none.
+        name: one of `names()`. Options follow the last `?`, as in `folder:PATH?size=64`; if PATH itself contains a `?`,
+            end it with another `?`. A relative PATH starts at the working directory. `module:factory` names code, which
+            is run: see `harness.data.given`.
+        root: folder of the downloaded sets, never written to. `digits`, `photos` and a user's own data do not use it.
 
     Guarantees:
-        Same files, same tensors, in the same order.
+        The same files give the same tensors, in the same order.
 
     Raises:
-        UnknownNameError: unknown name.
+        UnknownNameError: the name is unknown.
         ValueError: the path is missing in `folder:PATH` or `npz:PATH`, or an option is unknown or wrong.
         DataMissing: a file is missing.
         DataUnreadable: a file cannot be opened, is truncated, or has the wrong content; code fails or returns no data.
@@ -188,13 +189,13 @@ def load(name: str, root: Path) -> DataSet:
 
 
 def is_code(name: str) -> bool:
-    """Whether a data set's name is `module:factory`: then loading it imports and runs code."""
+    """Whether a data set's name is `module:factory`, so that loading it imports and runs code."""
     kind, colon, _ = name.partition(":")
     return bool(colon) and kind not in (*_forms(), *_ELSEWHERE)
 
 
 def _options(name: str, query: str, known: tuple[str, ...]) -> dict[str, str]:
-    """What stands after the `?` of a name: key=value, joined by `&`."""
+    """The options after the `?` of a name: key=value, joined by `&`."""
     found: dict[str, str] = {}
     for pair in query.split("&") if query else ():
         key, _, value = pair.partition("=")
@@ -218,9 +219,9 @@ def default_root() -> Path:
 
 
 def split_by_class(x: torch.Tensor, y: torch.Tensor) -> tuple[Examples, Examples]:
-    """The fixed split of a data set without its own: every fifth example of each class is a test example.
+    """The fixed split of a data set that has no split: every fifth example of each class is a test example.
 
-    For a regression, whose y are numbers, every fifth of all.
+    For a regression, whose y are numbers, every fifth of all examples is a test example.
     """
     is_test = torch.zeros(len(y), dtype=torch.bool)
     if y.is_floating_point():
@@ -238,8 +239,8 @@ def find(what: str, folders: list[Path], names: list[str], hint: str) -> Path:
         hint: how to get it, for the error: a command or a URL.
 
     Raises:
-        DataMissing: no such file.
-        DataUnreadable: a folder on the way cannot be entered.
+        DataMissing: there is no such file.
+        DataUnreadable: a folder on the path cannot be entered.
     """
     for path in (folder / name for folder in folders for name in names):
         with reading(path):
@@ -255,14 +256,14 @@ def most_unpacked(packed: int) -> int:
 
 
 def check_unpacked(size: int, packed: int) -> None:
-    """Raise ValueError if files of `packed` bytes grow to `size` bytes, and this is too much."""
+    """Raise ValueError if `size` bytes are too many for the contents of files of `packed` bytes."""
     if size > (most := most_unpacked(packed)):
         text = f"{packed:,} bytes unpack to {size:,} or more, expected at most {most:,}"
         raise ValueError(f"{text}; the environment variable LEAKGAUGE_MAX_UNPACKED=BYTES raises this limit")
 
 
 def unpacked(path: Path) -> bytes:
-    """The bytes of a file, unpacked if it is a `.gz`; ValueError if they are too many."""
+    """The bytes of a file, unpacked if it is a `.gz`; raises ValueError if there are too many."""
     if path.suffix != ".gz":
         return path.read_bytes()
     packed = path.stat().st_size
@@ -284,14 +285,14 @@ def reading(path: Path) -> Iterator[None]:
     except (DataMissing, DataUnreadable):
         raise
     except _BROKEN as error:
-        # a plain ValueError is our own sentence; other errors need their type to be understood
+        # a plain ValueError has a message of this package; other errors are understood only with their type
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
         raise DataUnreadable(f"cannot read {path}: {kind}{' '.join(str(error).split())}") from error
 
 
 @functools.cache
 def _forms() -> dict[str, Form]:
-    """The forms of a user's own data by the text before the colon."""
+    """The forms of a user's own data, by the text before the colon."""
     from leakgauge.harness.data import files, given
 
     return files.FORMS | given.FORMS
@@ -306,7 +307,7 @@ def _code() -> Form:
 
 @functools.cache
 def _sources() -> dict[str, Source]:
-    """The `SETS` of every module in this folder: a new data set is one file."""
+    """The `SETS` of every module in this folder; a new data set needs only a new file."""
     names = [info.name for info in pkgutil.iter_modules(__path__) if not info.name.endswith("_shim")]
     modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
     return {name: source for module in modules for name, source in vars(module).get("SETS", {}).items()}

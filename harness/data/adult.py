@@ -25,8 +25,9 @@ NUMERIC = {"age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "ho
 CLASSES = ("<=50K", ">50K")
 
 TOLERANCE = 0.319
-"""A number is reconstructed within this many standard deviations: the mean of a normal law then is right for a quarter
-of its draws. Source: Vero et al. 2023, "TabLeak: tabular data leakage in federated learning" (arXiv 2210.01785)."""
+"""A reconstructed number is right within this many standard deviations; guessing the mean of a normal law is then right
+for a quarter of its draws. Source: Vero et al. 2023, "TabLeak: tabular data leakage in federated learning" (arXiv
+2210.01785)."""
 
 Columns = npt.NDArray[np.str_]
 
@@ -35,12 +36,13 @@ def adult(root: Path) -> DataSet:
     """The 14 columns of Adult as [n, 108] features: numbers scaled, categories one-hot.
 
     The columns keep their order. A number is scaled to [0, 1] by the least and greatest training value; test values
-    outside are clipped. A category has one feature per training value, sorted; the unknown `?` is a value too. Label 1
-    is an income over 50,000 dollars. No row is left out.
+    outside this range are clipped. A category has one feature per training value, sorted; the unknown `?` counts as a
+    value. Label 1 is an income over 50,000 dollars. No row is left out.
 
     Raises:
         DataMissing: adult.data or adult.test is missing, both packed and unpacked.
-        DataUnreadable: a row does not have 15 columns, a number is not one, or a category occurs only in test rows.
+        DataUnreadable: a row does not have 15 columns, a number cannot be parsed, or a category occurs only in test
+            rows.
 
     Source: Becker and Kohavi 1996, UCI Machine Learning Repository, doi:10.24432/C5XW20.
     """
@@ -87,7 +89,7 @@ def _numbers(name: str, values: Columns, train: Columns) -> npt.NDArray[np.float
 
 
 def _categories(name: str, values: Columns, train: Columns) -> npt.NDArray[np.float64]:
-    """[n, number of training values], one 1 per row."""
+    """[n, number of training values], one-hot."""
     known = np.unique(train)
     if not np.isin(values, known).all():
         raise ValueError(f"expected a {name} of the training rows, got {', '.join(np.setdiff1d(values, known))}")

@@ -17,23 +17,23 @@ from leakgauge.harness.data import DataSet, split_by_class
 Array = npt.NDArray[Any]
 
 CHANNELS = (1, 3)
-_MAX_LABEL = 99_999  # more of them, or larger ones, are identifiers, not classes
+_MAX_LABEL = 99_999  # larger labels are identifiers, not classes
 
 _SPARSE = 10
-"""Labels of which not even one in so many numbers from 0 occurs are codes, as 0 and 255 are."""
+"""Labels are codes, such as 0 and 255, if fewer than one in this many numbers from 0 to the largest label occurs."""
 
 _EACH = 5
-"""Examples of a class, on average, if labels are beyond `_MAX_LABEL`: identifiers have fewer."""
+"""Minimum mean number of examples per class if labels exceed `_MAX_LABEL`; identifiers have fewer."""
 
 MAX_ITEMS = 1_000_000
-"""Items of a data set; the environment variable LEAKGAUGE_MAX_ITEMS replaces it."""
+"""Maximum number of items of a data set; the environment variable LEAKGAUGE_MAX_ITEMS overrides this limit."""
 
 MAX_BYTES = 2**31
-"""Bytes of its inputs as float32; the environment variable LEAKGAUGE_MAX_UNPACKED replaces it."""
+"""Maximum bytes of its inputs as float32; the environment variable LEAKGAUGE_MAX_UNPACKED overrides this limit."""
 
 
 class Arrays(NamedTuple):
-    """Inputs and labels of a split. is_first: images have their channels second for sure, as torch has them."""
+    """Inputs and labels of a split. is_first: images are known to have their channels second, as in torch."""
 
     x: Array
     y: Array
@@ -41,7 +41,7 @@ class Arrays(NamedTuple):
 
 
 class _Scale(NamedTuple):
-    """What brings inputs to [0, 1], float64, of the shape of one input with axes of length 1."""
+    """The scale that brings inputs to [0, 1], float64, of the shape of one input with axes of length 1."""
 
     low: Array
     span: Array
@@ -58,18 +58,18 @@ def data_set(name: str, train: Arrays, test: Arrays | None, classes: Sequence[st
         train: x [n, features], [n, height, width], or four axes with 1 or 3 channels second or last, of uint8, which is
             divided by 255, or of floats, integers or booleans. y [n] or [n, 1]: integers, booleans, texts, or floats,
             which make a regression.
-        test: the same; None: every fifth example of a class, or of a regression, is for testing.
+        test: as `train`; None: every fifth example of a class, or of a regression, is for testing.
         classes: names of integer labels, if there are enough; otherwise the numbers are the names.
 
     Guarantees:
-        If all x are in [0, 1], they stay as they are. Otherwise each channel, or each feature of a table, that leaves
-        [0, 1] is brought there by its range in train and test; one that is constant becomes 0.
-        Integers from 0 are the numbers of classes, of which some may be missing. Others, such as -1 and 1, 1 to 10, or
-        0 and 255, become the classes 0, 1, ... in ascending order, and texts in alphabetical order; their names are the
-        labels. `DataSet.note` says what was done to inputs and labels.
+        If all x are in [0, 1], they are not scaled. Otherwise each channel, or each feature of a table, that leaves
+        [0, 1] is scaled to [0, 1] by its range in train and test; a constant one becomes 0.
+        Integers from 0 are class numbers; some classes may be missing. Other integers, such as -1 and 1, 1 to 10, or 0
+        and 255, become the classes 0, 1, ... in ascending order, and texts in alphabetical order; the class names are
+        the original labels. `DataSet.note` states the changes of inputs and labels.
 
     Raises:
-        ValueError: anything else, also values that are not finite.
+        ValueError: the arrays have any other form, or a value is not finite.
     """
     parts = [train] if test is None else [train, test]
     suffixes = ("", "_test")[: len(parts)]
@@ -92,7 +92,7 @@ def data_set(name: str, train: Arrays, test: Arrays | None, classes: Sequence[st
 
 
 def check_size(items: int, entries: int) -> None:
-    """Raise ValueError if there are too many items, or entries of all their inputs."""
+    """Raise ValueError if there are too many items, or too many entries in all inputs together."""
     most = int(os.environ.get("LEAKGAUGE_MAX_ITEMS") or MAX_ITEMS)
     if items > most:
         raise ValueError(
@@ -108,10 +108,10 @@ def check_size(items: int, entries: int) -> None:
 
 
 def stacked(images: Sequence[Array]) -> Array:
-    """[n, ...]: inputs of one shape, as one array; images [1, h, w] become RGB if others are [3, h, w].
+    """[n, ...] inputs of one shape, as one array; images [1, h, w] become RGB if others are [3, h, w].
 
     Raises:
-        ValueError: other shapes differ; the error has the number of the first that differs, in `args[1]`.
+        ValueError: shapes still differ; `args[1]` of the error is the number of the first input that differs.
     """
     color = any(image.ndim == 3 and len(image) == 3 for image in images)
     if color:
@@ -123,7 +123,7 @@ def stacked(images: Sequence[Array]) -> Array:
 
 
 def _inputs(name: str, x: Array, is_first: bool) -> Array:
-    """Features or images with the channels second: float32 of uint8, otherwise of their own type."""
+    """Features, or images with the channels second; uint8 becomes float32, other types are kept."""
     if x.ndim == 3:
         x = x[:, None]
     elif x.ndim == 4:
@@ -147,7 +147,7 @@ def _inputs(name: str, x: Array, is_first: bool) -> Array:
 
 
 def _scale(xs: Sequence[Array]) -> _Scale | None:
-    """By the range of all arrays of one input shape; None: nothing is outside [0, 1], as float32."""
+    """The scale from the range of all arrays of one input shape; None: all values, as float32, are in [0, 1]."""
     if len({x.shape[1:] for x in xs}) > 1:
         return None  # refused by `DataSet`
     axes = (0, 2, 3) if xs[0].ndim == 4 else (0,)
@@ -163,9 +163,9 @@ def _scale(xs: Sequence[Array]) -> _Scale | None:
 
 
 def _labels(names: Sequence[str], ys: Sequence[Array], named: int) -> tuple[list[Tensor], tuple[str, ...], str]:
-    """The labels of each split as tensors, the classes, of which a regression has none, and a note on them.
+    """The labels of each split as tensors, the classes (empty for a regression), and a note on the labels.
 
-    named: classes that have a name; integers below are numbers of classes.
+    named: number of classes that have a name; integers below it are class numbers.
     """
     flat = [y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y for y in ys]
     for name, y in zip(names, flat, strict=True):
@@ -187,7 +187,7 @@ def _labels(names: Sequence[str], ys: Sequence[Array], named: int) -> tuple[list
 
 
 def _integers(names: Sequence[str], ys: Sequence[Array], named: int) -> tuple[list[Tensor], tuple[str, ...], str]:
-    """`_labels` of integers: numbers of classes, or codes of them."""
+    """`_labels` of integers, which are class numbers or codes."""
     if any(y.size and int(y.max()) > np.iinfo(np.int64).max for y in ys):
         raise ValueError(f"expected {names[0]} of int64, got larger numbers; for a regression, make them floats")
     ints = [y.astype(np.int64) for y in ys]
@@ -204,14 +204,14 @@ def _integers(names: Sequence[str], ys: Sequence[Array], named: int) -> tuple[li
 
 
 def _ranked(ys: Sequence[Array]) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Each label's place among all different ones, and these."""
+    """Each label's rank among all distinct labels, and the distinct labels."""
     known, places = np.unique(np.concatenate(ys), return_inverse=True)
     parts = np.split(places.astype(np.int64), [len(ys[0])])[: len(ys)]
     return [torch.from_numpy(part) for part in parts], tuple(map(str, known.tolist()))
 
 
 def _numbers(name: str, y: Array) -> Tensor:
-    """Finite float32."""
+    """Numeric labels as float32; raises ValueError if one is not finite."""
     with np.errstate(over="ignore"):
         found = torch.from_numpy(y.astype(np.float32))
     if wrong := int((~found.isfinite()).sum()):

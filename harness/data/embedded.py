@@ -1,4 +1,4 @@
-"""Data sets of installed packages: nothing to download, nothing to configure."""
+"""Data sets of installed packages, which need no download and no configuration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ SIDE = 32
 STRIDE = 8
 FLAT = 0.05
 CAPS = {"train": 400, "test": 100}
-"""Most crops per class. Uncapped classes differ in size by a factor of up to three in training and ten in testing."""
+"""Maximum number of crops per class. Without it, class sizes would differ by a factor of up to three in training and
+ten in testing."""
 
 FACTORS = {
     "astronaut": 2,
@@ -31,8 +32,8 @@ FACTORS = {
     "retina": 3,
     "rocket": 2,
 }
-"""The photographs by file name, with the factor of their reduction: a crop then shows an object and not a texture.
-motorcycle_right is left out: it shows the same scene as motorcycle_left."""
+"""The photographs by file name, with their reduction factor, chosen so that a crop shows an object and not a texture.
+motorcycle_right is left out, because it shows the same scene as motorcycle_left."""
 
 
 def digits(root: Path) -> DataSet:
@@ -129,7 +130,7 @@ def reduced_photo(name: str) -> npt.NDArray[np.float64]:
 
 
 def gaussian_regression(root: Path) -> DataSet:
-    """3,000 records of 30 features and a number, all independent standard normal; the test records are the same.
+    """3,000 records of 30 features and a number, all independent standard normal; test and training records are equal.
 
     Source: Seif, Tandon, Li 2020, section 4. The number does not depend on the features, so the best weights are small.
     """

@@ -19,36 +19,36 @@ from leakgauge.harness.data.arrays import Array, Arrays, data_set, stacked
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # as torchvision's ImageFolder
+_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # as in torchvision.ImageFolder
 
 _MOST_PIXELS = 4096
-"""The longest side to which images are resized."""
+"""Maximum side to which images are resized."""
 
 _LISTED = 12
-"""Keys of a file that an error names."""
+"""Maximum number of keys of a file that an error names."""
 
 INPUTS = ("x", "data", "image", "images", "img", "pixelvalues", "feature", "features", "input", "inputs")
 LABELS = ("y", "label", "labels", "target", "targets")
-"""Common names of inputs and labels, in lower case and without signs."""
+"""Common names of inputs and labels, in lower case and with letters only."""
 
 
 def folder(rest: str, options: Mapping[str, str]) -> DataSet:
     """Images in one folder per class: PATH/train/<class>/* with PATH/test/<class>/*, or PATH/<class>/*.
 
     Without `train` or `test`, every fifth image of a class, sorted by name, is a test image. Gray images (modes 1 and L
-    of Pillow) have one channel; palette images and images with transparency become RGB, and gray ones too if any other
-    is RGB. Links to folders, out of PATH, or to an image that is there anyway are left out, with a note.
+    of Pillow) have one channel; palette images and images with transparency become RGB, and if any image is RGB, gray
+    images do too. Links to folders, to places outside PATH, or to images already included are left out, with a note.
 
     Args:
         rest: PATH.
-        options: `size`, as in 64 or 64x48 (width x height): an image is resized until it covers that, and cut out in
-            its middle.
+        options: `size`, as in 64 or 64x48 (width x height): an image is resized until it covers this size, and its
+            center is cut out.
 
     Raises:
-        DataMissing: no such folder.
+        DataMissing: there is no such folder.
         DataUnreadable: an image cannot be read, or differs from the first one in size; a class has no image; `train`
             and `test` have different classes; the images are too large.
-        ValueError: a size that is none.
+        ValueError: the size is invalid.
     """
     path, size = Path(rest).expanduser(), _size(options.get("size", ""))
     hint = "expected PATH/train/<class>/* with PATH/test/<class>/*, or PATH/<class>/*"
@@ -72,20 +72,20 @@ def folder(rest: str, options: Mapping[str, str]) -> DataSet:
 def npz(rest: str, options: Mapping[str, str]) -> DataSet:
     """The arrays of an npz file: inputs and labels, optionally those of a test set; see `arrays.data_set`.
 
-    They are found by common names (`x`, `images`, `X_train`, `labels`, `test_images`, ...) or named by options; if `x`
-    or `y` is an option, the test set counts only if it is named too.
+    The arrays are found by common names (`x`, `images`, `X_train`, `labels`, `test_images`, ...) or named by options;
+    if `x` or `y` is an option, a test set is used only if it is named too.
 
     Args:
         rest: PATH.
         options: the file's keys of `x`, `y`, `x_test` and `y_test`.
 
     Raises:
-        DataMissing: no such file.
+        DataMissing: there is no such file.
         DataUnreadable: the file is not as above, or holds pickled objects.
     """
     path = Path(rest).expanduser()
     find("npz file", [path.parent], [path.name], "make it: numpy.savez(PATH, x=..., y=...)")
-    with reading(path), zipfile.ZipFile(path) as members:  # what a member declares, its reader does not exceed
+    with reading(path), zipfile.ZipFile(path) as members:  # a member never unpacks to more than its declared size
         check_unpacked(sum(member.file_size for member in members.infolist()), path.stat().st_size)
     with reading(path), np.load(path, allow_pickle=False) as arrays:
         keys = _keys(list(arrays), options)
@@ -115,7 +115,7 @@ def _keys(keys: Sequence[str], options: Mapping[str, str]) -> dict[str, str]:
 
 
 def role_of(key: str) -> str:
-    """What a key names by its common names: x, y, x_test or y_test; empty if nothing."""
+    """The role of a key with a common name: x, y, x_test or y_test; empty for other keys."""
     plain = re.sub(r"[^a-z]", "", key.casefold())
     for part, suffix in (("train", ""), ("test", "_test"), ("", "")):
         bare = plain.removeprefix(part).removesuffix(part)
@@ -127,7 +127,8 @@ def role_of(key: str) -> str:
 def _trees(path: Path, parts: Sequence[str]) -> tuple[list[dict[str, list[Path]]], int]:
     """The images in each part of a folder by class, sorted, and the number of links that are left out.
 
-    A folder behind a link is not entered. A linked image counts if it lies in `path` and is not there by its own name.
+    Linked folders are not entered. A linked image counts if it lies in `path` and is not already included by its own
+    name.
     """
     trees = [
         {
@@ -152,7 +153,7 @@ def _trees(path: Path, parts: Sequence[str]) -> tuple[list[dict[str, list[Path]]
 
 
 def _size(text: str) -> tuple[int, int] | None:
-    """(width, height) of the option `size`; None: images stay as they are."""
+    """(width, height) of the option `size`; None: images are not resized."""
     if not text:
         return None
     found = re.fullmatch("([0-9]{1,4})(?:x([0-9]{1,4}))?", text)
@@ -172,7 +173,7 @@ def _images(files: Iterable[Path], size: tuple[int, int] | None) -> Array:
         images.append(_image(path, most * len(images), packed, size))
         paths.append(path)
         most = max(most, images[-1].nbytes)
-    check_unpacked(most * (len(images) - 1), packed)  # if the last one is the first that is RGB
+    check_unpacked(most * (len(images) - 1), packed)  # in case only the last image is RGB
     try:
         return stacked(images)
     except ValueError as error:
@@ -182,7 +183,10 @@ def _images(files: Iterable[Path], size: tuple[int, int] | None) -> Array:
 
 
 def _image(path: Path, before: int, packed: int, size: tuple[int, int] | None) -> Array:
-    """[1 or 3, height, width] bytes; `before` of them, of all `packed` bytes on disk, are unpacked already."""
+    """[1 or 3, height, width] bytes of an image.
+
+    before, packed: bytes that earlier images took unpacked, and bytes of all images on disk so far.
+    """
     from PIL import Image
 
     try:
@@ -196,13 +200,13 @@ def _image(path: Path, before: int, packed: int, size: tuple[int, int] | None) -
 
 
 def pixels(image: Image, size: tuple[int, int] | None = None) -> Array:
-    """[1 or 3, height, width] bytes of an image, resized until it covers (width, height), and cut out in its middle.
+    """[1 or 3, height, width] bytes of an image, resized until it covers (width, height), and cropped to its center.
 
     Guarantees:
         The same pixels as torchvision's `Resize` (by bilinear filter) and `CenterCrop`, if `size` is a square.
 
     Raises:
-        ValueError: more than 8 bits a channel, or a side is so long that the other becomes huge.
+        ValueError: the image has more than 8 bits per channel, or is so elongated that resizing makes it huge.
     """
     if image.mode.startswith(("I", "F")):
         raise ValueError(f"expected 8 bits per channel, got an image of mode {image.mode}")
@@ -233,4 +237,4 @@ FORMS = {
         ("x", "y", "x_test", "y_test"),
     ),
 }
-"""By the text before the colon."""
+"""The forms of data in files, by the text before the colon."""

@@ -19,7 +19,7 @@ from leakgauge.harness.data.arrays import Array, Arrays, check_size, data_set, s
 from leakgauge.harness.data.files import pixels, role_of
 
 _KEY = Key(0).child("given data")
-"""Where the global generators start while a user's code makes and reads its data."""
+"""Seed of the global generators while a user's code makes and reads its data."""
 
 _EXPECTED = (
     "expected a torch Dataset with a length, a pair (train, test) of them, arrays (x, y) or (x, y, x_test, y_test), or "
@@ -31,7 +31,7 @@ _GIVEN: dict[str, DataSet] = {}
 
 @runtime_checkable
 class _Items(Protocol):
-    """A map-style torch Dataset, a list, or what is read like one."""
+    """A map-style torch Dataset, a list, or an object that is read like one."""
 
     def __len__(self) -> int: ...
 
@@ -46,7 +46,7 @@ class _ArrayLike(Protocol):
 
 
 class _Read(NamedTuple):
-    """Arrays of a split, the names of its classes if it has some, and whether its items are drawn at random."""
+    """Arrays of a split, the names of its classes if known, and whether its items are drawn at random."""
 
     arrays: Arrays
     classes: tuple[str, ...] = ()
@@ -57,19 +57,19 @@ def given(name: str, data: object) -> str:
     """Register data under a name in this process, read once; returns `given:NAME`, the name for studies.
 
     Args:
-        data: a torch `Dataset` that has a length, or a list, of items (x, y), or dictionaries with keys such as `image`
-            and `label`; x is a tensor, an array or a PIL image, y a number or a text. Or a pair (train, test) of them.
-            Or arrays (x, y) or (x, y, x_test, y_test), of numpy, torch or pandas; see `arrays.data_set` for what they
-            may hold. Or a `DataSet`. Several worker processes do not have it: run the study with `workers=0`.
+        data: a torch `Dataset` with a length, or a list, of items (x, y) or of dictionaries with keys such as `image`
+            and `label`; x is a tensor, an array or a PIL image, y a number or a text. Or a pair (train, test) of these.
+            Or arrays (x, y) or (x, y, x_test, y_test), of numpy, torch or pandas; `arrays.data_set` states their
+            allowed contents. Or a `DataSet`. Worker processes do not have the data: run the study with `workers=0`.
 
     Guarantees:
-        The global generators of torch, numpy and Python start at the same state whenever items are read, and are as
-        before afterwards. If an item is drawn at random, as by a random transform, one draw is taken, and
+        The global generators of torch, numpy and Python start at the same state whenever items are read, and are
+        restored afterwards. If items are drawn at random, as by a random transform, one draw of each is taken, and
         `DataSet.note` says so.
 
     Raises:
-        ValueError: a name that is empty or holds a `?`.
-        DataUnreadable: the data are none of these, or cannot be read.
+        ValueError: the name is empty or contains a `?`.
+        DataUnreadable: the data have none of these forms, or cannot be read.
 
     Example:
         >>> import numpy as np
@@ -95,7 +95,7 @@ def _registered(name: str, options: Mapping[str, str]) -> DataSet:
 
 
 def _made(name: str, options: Mapping[str, str]) -> DataSet:
-    """What `module:factory` returns; an object that is no function counts itself."""
+    """The data set that `module:factory` returns; the name may also be that of the data themselves."""
     module, _, attribute = name.partition(":")
     with _one_line(name), global_generators(_KEY) as state:
         try:
@@ -112,7 +112,7 @@ def _made(name: str, options: Mapping[str, str]) -> DataSet:
 
 @contextmanager
 def _one_line(name: str) -> Iterator[None]:
-    """Turn whatever a user's code raises into one line."""
+    """Turn any exception of a user's code into one line."""
     try:
         yield
     except (DataMissing, DataUnreadable, UnknownNameError):
@@ -145,7 +145,7 @@ def _data_set(name: str, data: object, state: Callable[[], object]) -> DataSet:
 
 
 def _read(items: object, split: str, state: Callable[[], object]) -> _Read:
-    """All items, one after the other."""
+    """Read all items, in order."""
     if not isinstance(items, _Items) or isinstance(items, str | bytes | Mapping):
         raise ValueError(f"{_EXPECTED}, got {type(items).__name__}")
     count, xs, ys, before = len(items), [], [], state()
@@ -195,7 +195,7 @@ def _pair(item: object) -> tuple[Array, bool | int | float | str]:
 
 
 def _array(x: Any) -> Array:
-    """A tensor, an image or what numpy takes, as an array; images with the channels first."""
+    """A tensor, a PIL image or anything that numpy converts, as an array; PIL images get the channels first."""
     if isinstance(x, Tensor):
         x = x.detach().cpu()
         return np.asarray(x.float() if x.dtype in (torch.bfloat16, torch.float16) else x)
@@ -208,6 +208,6 @@ def _array(x: Any) -> Array:
 
 
 FORMS = {"given": Form("NAME", "data registered in this process by harness.data.given.given(NAME, data)", _registered)}
-"""By the text before the colon."""
+"""The form of registered data, by the text before the colon."""
 
 CODE = Form("module:factory", "code that returns a torch Dataset, (train, test), or arrays (x, y); --allow-code", _made)

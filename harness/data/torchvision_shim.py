@@ -1,7 +1,8 @@
 """The only module that imports torchvision.
 
 torchvision's Linux wheel on PyPI is built for the CUDA build of torch. With a CPU-only torch, `import torchvision`
-fails with "operator torchvision::nms does not exist", although its readers need no operator. Two schemas are enough.
+fails with "operator torchvision::nms does not exist", although torchvision's readers need no operator. Declaring two
+schemas is enough.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 
 _OPERATORS = ("nms", "qnms")
 _AUXILIARY = ("googlenet", "inception_v3")
-"""Networks that return the scores of auxiliary classifiers too while they train, unless they are made without."""
+"""Networks that in training also return the scores of auxiliary classifiers, unless they are built without them."""
 
 _declared: list[torch.library.Library] = []
 """Keeps the declarations alive: a schema disappears with its `Library`."""
@@ -65,7 +66,7 @@ def classifiers() -> list[str]:
 
 
 def classifier(name: str, num_classes: int) -> torch.nn.Module:
-    """An image classifier of torchvision, its weights drawn from torch's global generator; no auxiliary classifiers."""
+    """An image classifier of torchvision without auxiliary classifiers; torch's global generator draws its weights."""
     plain = {"aux_logits": False, "init_weights": True} if name in _AUXILIARY else {}
     net: torch.nn.Module = torchvision().models.get_model(name, num_classes=num_classes, weights=None, **plain)
     return net

@@ -28,10 +28,10 @@ class Idx(NamedTuple):
     """An image set in idx files.
 
     Attributes:
-        name, title: names in this package, and of torchvision's class and folder.
+        name, title: the name in this package, and the name of torchvision's class and folder.
         summary: one line for lists.
         starts: first part of the file names of the training and the test split.
-        classes: names, in the order of the labels.
+        classes: class names, in the order of the labels.
         is_transposed: whether the files hold the images with rows and columns exchanged.
         arguments: arguments of torchvision's class in the download command.
     """
@@ -136,7 +136,7 @@ def unpickle(path: Path) -> dict[str, Any]:
     """The dictionary in a pickle file of Python 2 or 3.
 
     Raises:
-        DataUnreadable: the file is no pickle, not a dictionary, or needs more than arrays and plain data.
+        DataUnreadable: the file is not a pickle, not a dictionary, or needs more than arrays and plain data.
     """
     with reading(path), path.open("rb") as file:
         data = _ArraysOnly(file, encoding="latin1").load()
@@ -146,7 +146,7 @@ def unpickle(path: Path) -> dict[str, Any]:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Resolves only the names in a pickled array: loading a file must not run it."""
+    """Resolves only the names in a pickled array, because loading a file must not run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ARRAY_NAMES:
@@ -155,7 +155,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def _dtype(name: str, *flags: object) -> np.dtype[Any]:
-    """np.dtype(name) without its flags, which are integers in old pickles: numpy 2.4 warns about them."""
+    """np.dtype(name) without its flags, which are integers in old pickles, and about which numpy 2.4 warns."""
     return np.dtype(name)
 
 

@@ -1,1 +1,1 @@
-"""The federated loop: rounds of messages, what an adversary sees of them, and the parts by name."""
+"""The federated loop: rounds of messages, what an adversary sees of them, and defenses and attacks by name."""

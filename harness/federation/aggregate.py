@@ -1,4 +1,4 @@
-"""A digital defense behind secure aggregation: what arrives of a round is the sum of what its messages decode to."""
+"""A digital defense behind secure aggregation: the server receives only the sum of a round's decoded messages."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from leakgauge.harness.core.vec import Parts, Vector
 from leakgauge.harness.federation.round import Round
 
 _KEY = Key(0).child("aggregate")
-"""Of the messages that an adversary imitates: public, and no one else draws from it."""
+"""Key of the messages that an adversary imitates; it is public, and used for nothing else."""
 
 _TIMES = 4
-"""Imitated messages, from whose many coordinates the size of the errors is taken."""
+"""Number of imitated messages; the size of the errors is estimated from their many coordinates."""
 
 _LONGER = 1e3
-"""An update so much longer shows whether the defense clips."""
+"""Factor on an update's length; an update scaled by it shows whether the defense clips."""
 
 _NEVER = 1e15
-"""The length at which a defense clips that does not; finite, for the sake of derivatives."""
+"""Clip length that stands for no clipping; finite, so that derivatives exist."""
 
 _ROUNDING = 1e-6
 """Assumed standard deviation of a coordinate without noise, as in `defenses._common.misfit`."""
 
 
 class _Errors(NamedTuple):
-    """What a defense does to an update u: shrink * u, of a length of at most `clip`, plus errors of this variance.
+    """The effect of a defense on an update u: shrink * u, clipped to length `clip`, plus errors of this variance.
 
-    omits: 1 if it leaves coordinates out, which then decode to zero; else 0.
+    omits: 1 if the defense leaves coordinates out, which then decode to zero; else 0.
     """
 
     shrink: float
@@ -58,14 +58,14 @@ class _Errors(NamedTuple):
 
 @dataclass(frozen=True)
 class Aggregated(Defense[Any, Any]):
-    """The defense `inner` as an aggregator sees it: of each round, the sum of what the clients' messages decode to.
+    """The defense `inner` as an aggregator sees it: for each round, the sum of the clients' decoded messages.
 
-    The messages are those of `inner`; each is decoded with its shared key before the sum. Noise that the server adds
-    itself is not part of it. Attacks meet it as they meet a channel that superposes.
+    The messages are those of `inner`; each is decoded with its shared key before the sum. The sum excludes noise that
+    the server adds. Attacks treat it like a channel that superposes.
 
-    Its likelihood is normal: the errors of `inner` add up over the clients, and an attack measures their size on
-    messages that it imitates, of updates about as long as those in the sum. Coordinates that no client sends are left
-    out. So for one client of a defense without normal noise, the attack knows less than of a single message.
+    The likelihood is normal: the errors of `inner` add up over the clients, and an attack estimates their size from
+    imitated messages, whose updates are about as long as those in the sum. Coordinates that no client sends are left
+    out. So if one client sends and the noise of `inner` is not normal, the attack knows less than from its message.
     """
 
     superposes: ClassVar[bool] = True
@@ -75,36 +75,36 @@ class Aggregated(Defense[Any, Any]):
 
     @property
     def local(self) -> LocalRule:
-        """That of `inner`."""
+        """The rule of `inner`."""
         return self.inner.local
 
     def step_noise(self, setting: Setting) -> float:
-        """That of `inner`."""
+        """The step noise of `inner`."""
         return self.inner.step_noise(setting)
 
     def parts(self, setting: Setting) -> Parts:
-        """Those of `inner`."""
+        """The sub-vectors of `inner`."""
         return self.inner.parts(setting)
 
     def init(self, setting: Setting) -> Any:
-        """That of `inner`."""
+        """The first public state of `inner`."""
         return self.inner.init(setting)
 
     def remember(self, setting: Setting) -> Any:
-        """That of `inner`."""
+        """The first memory of `inner`."""
         return self.inner.remember(setting)
 
     def encode(self, state: Any, memory: Any, update: Vector, link: Link, private: Key) -> tuple[bytes, Any]:
-        """What the message of `inner` decodes to, [d] float64."""
+        """The decoded message of `inner`, [d] float64."""
         wire, memory = self.inner.encode(state, memory, update, link, private)
         return pack_float64(self.inner.estimate(state, wire, link).double()), memory
 
     def transmit(self, state: Any, wires: Sequence[bytes], links: Links, channel: Key) -> Sequence[bytes]:
-        """The sum."""
+        """The sum of the decoded messages."""
         return [pack_float64(torch.stack([unpack_float64(wire, links.setting.dim) for wire in wires]).sum(0))]
 
     def estimate(self, state: Any, received: bytes, link: Link) -> Vector:
-        """The sum of all updates; the sender's if the others are zero."""
+        """The sum of all updates, which is the sender's update if the others are zero."""
         return unpack_float64(received, link.setting.dim).float()
 
     def decode(self, state: Any, received: Sequence[bytes], links: Links, private: Key) -> Vector:
@@ -113,15 +113,15 @@ class Aggregated(Defense[Any, Any]):
         return (unpack_float64(total, links.setting.dim) / len(links.senders)).float()
 
     def advance(self, state: Any, feedback: Feedback) -> Any:
-        """That of `inner`."""
+        """The next public state of `inner`."""
         return self.inner.advance(state, feedback)
 
     def stops(self, state: Any) -> bool:
-        """As `inner`."""
+        """Whether `inner` stops."""
         return self.inner.stops(state)
 
     def likelihood(self, state: Any, received: Sequence[bytes], links: Links) -> Likelihood:
-        """|sum - sum of the shrunk and clipped updates|^2 / (2 * variance of all errors), where anything is sent."""
+        """|sum - sum of the shrunk and clipped updates|^2 / (2 * variance of all errors), over the sent coordinates."""
         setting = links.setting
         sums = torch.stack([unpack_float64(wire, setting.dim) for wire in received])
 
@@ -144,9 +144,9 @@ class Aggregated(Defense[Any, Any]):
         return score
 
     def _errors(self, state: Any, total: Tensor, users: int, who: Sender, setting: Setting) -> _Errors:
-        """What `inner` does to updates of which `users` like `who` are behind a sum, and the variance of its errors.
+        """The effect of `inner` on each update if `users` clients like `who` are behind a sum, and the error variance.
 
-        The length of the updates follows from that of the sum: the variance of their errors is taken as a + b length^2.
+        The length of the updates is estimated from that of the sum, with an error variance of a + b length^2.
         """
         silent, d = max(0, setting.participants - users), setting.dim
         nothing = torch.zeros_like(total)
@@ -162,7 +162,7 @@ class Aggregated(Defense[Any, Any]):
             sent = float((known @ update.square()).sum().clamp(min=1e-60))
             shrink = float((made @ update).sum()) / sent
             error = float(((made - shrink * update) * known).square().sum() / known.sum().clamp(min=1))
-            # what the noise of a few messages hides is no shrinking
+            # a deviation from 1 within the noise of these few messages does not count as shrinking
             return 1.0 if (shrink - 1) ** 2 < 9 * error / sent else shrink, error
 
         long = math.sqrt(energy / users)
@@ -178,9 +178,10 @@ class Aggregated(Defense[Any, Any]):
         return _Errors(shrink, clip, users * (error + _ROUNDING**2) + silent * idle, omits)
 
     def _direction(self, total: Tensor, setting: Setting) -> Tensor:
-        """[d] of length 1: normal numbers, with as much in each tensor as the sum has. The sum itself shows too much.
+        """[d] normal numbers of total length 1, with the same share of energy in each tensor as the sum.
 
-        For example, a defense that sends the largest coordinates sends all of a sum that has no others.
+        The sum itself is unsuitable: for example, a defense that sends only the largest coordinates would send all
+        nonzero coordinates of the sum.
         """
         drawn = setting.layout.split(normal(_KEY.child("direction"), (setting.dim,), torch.float64))
         sizes = [part.norm() for part in setting.layout.split(total)]
@@ -191,7 +192,7 @@ class Aggregated(Defense[Any, Any]):
         return torch.as_tensor(joined / joined.norm().clamp(min=1e-30))
 
     def _imitated(self, state: Any, update: Tensor, who: Sender, setting: Setting) -> Tensor:
-        """[times, d] what messages of a sender with this update before the noise of its training decode to."""
+        """[times, d] decoded messages of a sender with this update, to which training noise is added first."""
         made, std = [], self.training_noise(setting, who.samples)
         for number in range(_TIMES):
             key = _KEY.child(number)
@@ -202,15 +203,15 @@ class Aggregated(Defense[Any, Any]):
         return torch.stack(made)
 
     def claim(self, history: Sequence[Any], setting: Setting) -> Claim:
-        """That of `inner`."""
+        """The claim of `inner`."""
         return self.inner.claim(history, setting)
 
 
 def aggregated(defense: Defense[Any, Any]) -> Defense[Any, Any]:
-    """The defense as an aggregator sees it; a channel that superposes shows no more than the sum anyway.
+    """The defense as an aggregator sees it; a defense that superposes is returned unchanged, it shows only the sum.
 
     Raises:
-        ValueError: each client sends a waveform of its own, which no protocol adds up.
+        ValueError: each client sends a separate waveform, which secure aggregation cannot add up.
     """
     if defense.analog and not defense.superposes:
         raise ValueError("secure aggregation needs digital messages, and here each client sends a waveform")
@@ -218,7 +219,7 @@ def aggregated(defense: Defense[Any, Any]) -> Defense[Any, Any]:
 
 
 def summed(here: Round, messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The one message of a round that an aggregator sees of these."""
+    """The one message that an aggregator sees instead of these messages of a round."""
     if not messages or here.defense.superposes:
         return tuple(messages)
     total = torch.stack([here.read(message).double() for message in messages]).sum(0)

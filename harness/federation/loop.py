@@ -38,11 +38,11 @@ from leakgauge.harness.learn.tasks import ModelTask
 _NO_RULE = LocalRule()
 
 Broadcast = Callable[[Snapshot, float], Vector]
-"""The parameters that a malicious server sends instead of a round's model and state, at its learning rate."""
+"""A function of a round's model and learning rate: the parameters that a malicious server sends instead."""
 
 
 class Keep(NamedTuple):
-    """What to keep of a training for the attacks: the models before some rounds, the messages of some rounds."""
+    """The rounds whose models and messages a training keeps for the attacks."""
 
     models: frozenset[int] = frozenset()
     messages: frozenset[int] = frozenset()
@@ -54,16 +54,16 @@ class Training:
 
     Attributes:
         final: parameters after the last round.
-        evaluations: in the order of the rounds.
-        feedback: what everybody learned after each round; it replays the defense's state.
+        evaluations: evaluations in the order of the rounds.
+        feedback: the public facts after each round; the defense's state is replayed from them.
         learning_rates: one per round.
         models: parameters from which the clients train in the kept rounds.
         messages: messages of the kept rounds, in the order of the senders' numbers; one if the channel adds them up.
         truth: for the kept rounds, by sender: the samples (indices into its data) behind its message.
         message_bytes: mean bytes of a client's message, by round.
         snr_db: mean over a round's messages, by evaluated round; None if decoding was exact.
-        breaches: by assumption, how often the rounds broke it (`Defense.breaches`); by `EVERY_ROUND`, the clients that
-            missed a round.
+        breaches: by assumption, how often the rounds broke it (`Defense.breaches`); under `EVERY_ROUND`, the clients
+            that missed a round.
         dropped: the clients that did not count in a round, in the order of the rounds.
         unrepeated: why the first message does not follow from its keys (`Round.unrepeated`); empty: it does.
     """
@@ -84,12 +84,12 @@ class Training:
 
 
 def make_setting(task: ModelTask, spec: FederationSpec, clients: Mapping[int, Examples], rule: LocalRule) -> Setting:
-    """The public setting of a federation of these clients, who train by the defense's rule."""
+    """The public setting of a federation of these clients; they train by the defense's rule."""
     return setting_of(task.layout, spec, list(sizes(clients).values()), rule)
 
 
 def setting_of(layout: Layout, spec: FederationSpec, sizes: Sequence[int], rule: LocalRule) -> Setting:
-    """The public setting of a federation whose clients have so many samples."""
+    """The public setting of a federation whose clients have these numbers of samples."""
     plan = make_plan(spec, spec.lr, rule)
     passes = -(-max(sizes) // plan.size(max(sizes))) * (plan.epochs or 1)
     return Setting(
@@ -123,7 +123,7 @@ def make_plan(spec: FederationSpec, lr: float, rule: LocalRule = _NO_RULE, noise
 
 
 def replay_state(defense: Defense[Any, Any], setting: Setting, feedback: Sequence[Feedback]) -> Any:
-    """The defense's public state after these rounds: a function of what everybody knows."""
+    """The defense's public state after these rounds, computed from public facts alone."""
     state = defense.init(setting)
     for item in feedback:
         state = defense.advance(state, item)
@@ -147,22 +147,21 @@ def train(
     """Run the whole federation.
 
     A client whose update is not finite, or whose message is refused, is dropped for the round (`Round.collect`): the
-    others are averaged by their weights, its memory stays as it was, and `Training.dropped` names it. A round without
-    a message that counts leaves the model as it is, unless it diverged.
+    others are averaged by their weights, the client's memory stays unchanged, and `Training.dropped` names it. If no
+    message of a round counts, the model stays unchanged.
 
     The model is evaluated on `spec.interim_samples` test examples, the same in all rounds and for all defenses of a
-    key. It is evaluated on all of them at the end, before each round of `keep.models`, which is attacked, and always
-    if the defense's state or the learning rate depends on the losses. What everybody knows (`Training.feedback`) are
-    these losses.
+    key. It is evaluated on all test examples at the end, before each round of `keep.models`, and always if the
+    defense's state or the learning rate depends on the losses. These losses are public (`Training.feedback`).
 
     Args:
         clients: data by client number; the listed order does not matter. `Holdings` are not copied.
-        key: of all random draws. With the same key two defenses start from the same model and have the same clients,
-            batches and test set.
+        key: key of all random draws. With the same key, two defenses start from the same model and have the same
+            clients, batches and test set.
         device: where the clients train and the model is evaluated; messages are made, sent and decoded on the CPU.
-        broadcasts: what a malicious server sends, by round; it throws the updates of these rounds away, and goes on
+        broadcasts: what a malicious server sends, by round; it discards the updates of these rounds, and continues
             from its own model.
-        strict: refuse a training instead of dropping a client.
+        strict: raise an error instead of dropping a client.
 
     Raises:
         ValueError: training diverged (the test loss or all updates of a round are not finite), no message counted, the
@@ -208,7 +207,7 @@ def train(
 
 
 def evaluation(task: ModelTask, params: Vector, test: Examples, number: int) -> Evaluation:
-    """Accuracy (None for a regression) and mean loss on test examples of the model before round `number`.
+    """Accuracy (None for a regression) and mean loss of the model before round `number` on test examples.
 
     Raises:
         ValueError: the loss is not finite.
@@ -277,7 +276,7 @@ class _Run:
     def evaluate(self, params: Vector, number: int, *, whole: bool) -> float:
         """Record accuracy (None for a regression) and mean test loss before round `number`; returns the loss.
 
-        whole: on all test examples, whatever the round.
+        whole: evaluate on all test examples.
         """
         reads = type(self.defense).advance is not Defense.advance or self.spec.schedule == "plateau"
         test = self.test if whole or reads or number in self.keep.models else self.interim
@@ -343,7 +342,7 @@ class _Run:
         total |= {text: breach.plus(total[text]) if text in total else breach for text, breach in found.items()}
 
     def _keep(self, number: int, found: Collected[Client], batches: Sequence[Sequence[Indices]]) -> None:
-        """Record a round's messages that count, and the samples behind each."""
+        """Record a round's messages that count, and the samples behind each message."""
         # the distinct samples behind a message, in the order of their first use
         samples = [np.array(list(dict.fromkeys(np.concatenate(used).tolist())), np.int64) for used in batches]
         senders, keys, received = found.links.senders, found.links.keys, found.exchange.received
@@ -363,7 +362,7 @@ class _Run:
             return None
         ratios = []
         for client, decoded in zip(found.clients, found.updates, strict=True):
-            # numpy: a third of the time of `torch.equal`
+            # numpy takes a third of the time of `torch.equal`
             if np.array_equal(decoded.numpy(), client.update.numpy()):
                 continue
             update = client.update.double()

@@ -1,4 +1,4 @@
-"""The memories of clients, such as residuals: only of clients that have taken part, and beyond a bound on the disk."""
+"""The memories of clients that have taken part, such as residuals; above a size limit they are stored on disk."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 RESIDENT = 2**27
-"""Bytes of tensors in main memory; those of further clients lie in a temporary file, in the system's folder for them.
+"""Maximum bytes of tensors in main memory; further clients' tensors are stored in a temporary file.
 
-What is left of an update after `top-k` is dense, so that memories of all clients take clients * d floats wherever they
-lie. A round reads and writes those of its participants alone: 0.1 ms for 203,530 weights. Zipped, those of MNIST would
-take 0.6 of the room and 13 ms; rounded, they would be other numbers.
+The residual of `top-k` is dense, so the memories of all clients take clients * d floats in main memory or on disk. A
+round reads and writes only the memories of its participants: 0.1 ms for 203,530 weights. Compression would reduce the
+memories of MNIST to 0.6 of their size but take 13 ms; rounding would change the numbers.
 """
 
 
 class _Slot(NamedTuple):
-    """Where a tensor lies in the file."""
+    """The place of a tensor in the file."""
 
     start: int
     dtype: torch.dtype
@@ -32,8 +32,8 @@ class Memories:
     """The memory of each client of a defense.
 
     Guarantees:
-        A client's memory is what was kept last, bit for bit; `first()` if nothing was.
-        At most `resident` bytes of plain tensors are held in main memory. What is no tensor stays there.
+        A client's memory is the last one kept, bit for bit; before that, `first()`.
+        At most `resident` bytes of plain tensors are held in main memory. Memories of other types always stay there.
     """
 
     def __init__(self, first: Callable[[], Any], resident: int | None = None) -> None:
@@ -60,14 +60,14 @@ class Memories:
         if size <= self._left or not size:
             self._left -= size
             self._slots.pop(client, None)
-            # a view would hold the whole tensor that it is a part of
+            # a view would keep its whole base tensor alive
             part = size and memory.untyped_storage().nbytes() > size
             self._here[client] = memory.clone() if part else memory
         else:
             self._write(client, memory.contiguous())
 
     def _write(self, client: int, memory: Tensor) -> None:
-        """Write a tensor to its place in the file, or at the end."""
+        """Write a tensor to the client's old place in the file if it fits, else at the end."""
         if self._file is None:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as this object
             weakref.finalize(self, self._file.close)
@@ -88,7 +88,7 @@ class Memories:
 
 
 def _bytes(memory: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor, which can be written."""
+    """The writable bytes of a contiguous tensor."""
     return memory.view(-1).view(torch.uint8).numpy().data
 
 

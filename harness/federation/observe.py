@@ -1,4 +1,4 @@
-"""Builds what one adversary sees, and beside it the truth, which only the scoring sees."""
+"""Builds the observation of one adversary, and the truth, which only the scoring sees."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from leakgauge.harness.learn.batch import Engine, Indices, Work, train_clients
 from leakgauge.harness.learn.tasks import ModelTask
 
 IN_LINEUP = 100
-"""Inputs among which a reconstruction is to identify its own; fewer if there are fewer."""
+"""Size of the lineup among which a reconstruction must identify its true input; smaller if the data are fewer."""
 
 
 class _Sent(NamedTuple):
@@ -36,7 +36,7 @@ class _Sent(NamedTuple):
 
 
 class _Candidates(NamedTuple):
-    """Candidates in random order, which of them are members, their training and test rows, and a note."""
+    """Candidates in random order, their membership, the members' training rows, the non-members' test rows, a note."""
 
     examples: Examples
     is_member: Tensor
@@ -47,12 +47,12 @@ class _Candidates(NamedTuple):
 
 @dataclass(frozen=True)
 class Scene:
-    """A finished training with its data: everything that an adversary's view is taken from.
+    """A finished training with its data: the source of every adversary's view.
 
     Attributes:
         clients: indices into `train` by client number.
         key: key of the study's seed, not of the training: its draws are the same for every defense.
-        auxiliary: the adversary's auxiliary data; None: test samples that are no candidates.
+        auxiliary: the adversary's auxiliary data; None: test samples that are not candidates.
     """
 
     task: ModelTask
@@ -74,16 +74,17 @@ class Scene:
 
 @dataclass(frozen=True)
 class Truth:
-    """The data behind the messages, or who was a member. Only `harness.study.score` sees it.
+    """The data behind the messages, or the membership of the candidates. Only `harness.study.score` sees it.
 
     Attributes:
         victims: each victim's images and labels; empty for membership.
         is_member: [n] bool, one per candidate; None for reconstruction.
-        note: what a reader must know about the choice of candidates.
+        note: a remark for the reader on the choice of candidates.
         alike: whether members and non-members are drawn from the same records, uniformly.
         pool: [n, ...] all training inputs; None for membership.
         lineups: for each victim [b, k]: rows of the pool that no victim sent, k for each of its inputs; empty if there
-            are none. A reconstruction identifies its input if it is nearer to it than to these.
+            are no such rows. A reconstruction identifies its input if it is nearer to the input than to all of these
+            rows.
     """
 
     victims: tuple[Examples, ...] = ()
@@ -95,11 +96,11 @@ class Truth:
 
     @property
     def rivals(self) -> int:
-        """The inputs of a lineup besides the true one."""
+        """The number of inputs of a lineup besides the true input."""
         return min((rows.shape[1] for rows in self.lineups), default=0)
 
     def others(self) -> Iterator[Tensor] | None:
-        """The inputs [b, k, ...] of each victim's lineup, one victim at a time; None if there are none."""
+        """The inputs [b, k, ...] of each victim's lineup, one victim at a time; None if there are no lineups."""
         if self.pool is None or not self.lineups:
             return None
         pool = self.pool
@@ -109,10 +110,10 @@ class Truth:
 def observe(scene: Scene, view: View, target: Target) -> tuple[Observation, Truth]:
     """What the adversary `view` sees of the scene at `target`, and the truth.
 
-    The only place that builds an observation: a field that `view.sees` does not name stays None.
+    This is the only place that builds an observation: a field that `view.sees` does not name stays None.
 
     Raises:
-        ValueError: the scene does not hold what the target needs; the error names it.
+        ValueError: the scene lacks something that the target needs; the error names it.
     """
     sees, training, seen = view.sees, scene.training, _base(scene, view)
     if target.kind == "members":
@@ -141,7 +142,7 @@ def observe(scene: Scene, view: View, target: Target) -> tuple[Observation, Trut
 
 
 def _auxiliary(scene: Scene, view: View, alike: Examples) -> Examples | None:
-    """The adversary's auxiliary data: `alike`, which are of the victims' kind, unless it has others."""
+    """The adversary's auxiliary data: `alike`, of the victims' kind, unless the view names other data."""
     if "auxiliary" not in view.sees:
         return None
     if view.other and scene.auxiliary is None:
@@ -150,7 +151,7 @@ def _auxiliary(scene: Scene, view: View, alike: Examples) -> Examples | None:
 
 
 def _base(scene: Scene, view: View) -> Observation:
-    """What the adversary knows without the attacked rounds."""
+    """The observation without the attacked rounds."""
     training, sees = scene.training, view.sees
     return Observation(
         view=view,
@@ -164,7 +165,7 @@ def _base(scene: Scene, view: View) -> Observation:
 
 
 def _defense(scene: Scene, view: View) -> Defense[Any, Any]:
-    """The defense as the adversary meets it."""
+    """The defense as the adversary sees it."""
     return aggregated(scene.defense) if "sums" in view.sees else scene.defense
 
 
@@ -172,7 +173,7 @@ def before_rounds(scene: Scene, view: View, target: Target) -> Observation:
     """What a malicious server knows before the attacked rounds: no message and no model; the loop adds the model.
 
     Args:
-        scene: its training need not have begun.
+        scene: its training may not have started yet.
     """
     if target.kind == "members":
         seen, _ = observe(scene, view, dataclasses.replace(target, round=None, rounds=1))
@@ -182,7 +183,7 @@ def before_rounds(scene: Scene, view: View, target: Target) -> Observation:
 
 
 def _lineups(scene: Scene, sent: _Sent) -> tuple[Indices, ...]:
-    """`Truth.lineups`: drawn like the victims, from the same data, so a blind guess is right once in `IN_LINEUP`."""
+    """`Truth.lineups`: drawn like the victims from the same data, so a blind guess is right once in `IN_LINEUP`."""
     others = np.setdiff1d(np.arange(len(scene.train.y)), sent.rows)
     count, key, made = min(IN_LINEUP - 1, len(others)), scene.key.child("lineups"), 0
     lineups = []
@@ -193,7 +194,7 @@ def _lineups(scene: Scene, sent: _Sent) -> tuple[Indices, ...]:
 
 
 def _with_sightings(seen: Observation, sightings: tuple[Sighting, ...]) -> Observation:
-    """Add what the adversary sees of the attacked rounds; unchanged if there are none."""
+    """Add what the adversary sees of the attacked rounds; unchanged without sightings."""
     if not sightings:
         return seen
     sees = seen.view.sees
@@ -234,7 +235,7 @@ def _summed(scene: Scene, sighting: Sighting) -> Sighting:
 
 
 def _probes(scene: Scene, view: View, target: Target) -> _Sent:
-    """Victims with images of the clients, on the real encode path; the study's seed alone draws the images."""
+    """Victims with images of the clients, encoded like real messages; the images depend only on the study's seed."""
     used = np.sort(np.concatenate(list(scene.clients.values())))
     if target.images > len(used):
         raise ValueError(
@@ -252,9 +253,9 @@ def _probes(scene: Scene, view: View, target: Target) -> _Sent:
 
 
 class _Probe:
-    """Clients that send the same images in every round, with the memory of a client.
+    """Clients that send the same images in every round and keep their memory, like a real client.
 
-    rows: [clients, batch]; if only sums of messages arrive, `together` of the clients send at once.
+    rows: [clients, batch]; if only sums of messages arrive, groups of `together` clients send at once.
     """
 
     def __init__(self, scene: Scene, defense: Defense[Any, Any], rows: Indices, together: int) -> None:
@@ -287,7 +288,7 @@ class _Probe:
         return Sighting(tuple(messages), model, lr)
 
     def _send(self, here: Round, clients: list[Client]) -> tuple[bytes, list[Any]]:
-        """What arrives from clients that send at once, while the others are silent, and the new memories."""
+        """What arrives from clients that send at once while the others are silent, and the senders' new memories."""
         key = self.scene.key.child("probe", here.number, clients[0].sender.number)
         silent = here.silent([client.sender for client in clients], key) if here.defense.superposes else []
         exchange = here.exchange([*clients, *silent], key.child("channel"))
@@ -330,7 +331,7 @@ def _senders(*messages: Message) -> list[int]:
 
 
 def _behind(message: Message, truth: Mapping[int, Indices]) -> dict[int, Indices]:
-    """The samples of each sender of a sum: all are known, and equally many."""
+    """The samples of each sender of a sum; raises ValueError unless all are known and equally many."""
     senders = _senders(message)
     if unknown := [str(number) for number in senders if number not in truth]:
         raise ValueError(f"the records of {', '.join(unknown[:8])}, who sent too in round {message.round}, are unknown")
@@ -341,7 +342,7 @@ def _behind(message: Message, truth: Mapping[int, Indices]) -> dict[int, Indices
 
 
 def _candidates(scene: Scene, target: Target) -> _Candidates:
-    """Members and non-members: the latter are samples that no client holds, or test samples if these are too few."""
+    """Members and non-members; non-members are samples that no client holds, or test samples if these are too few."""
     used = np.sort(np.concatenate(list(scene.clients.values())))
     idle = np.setdiff1d(np.arange(len(scene.train.y)), used)
     key = scene.key.child("candidates")

@@ -1,12 +1,12 @@
-"""Recordings: the models and messages of a training that ran elsewhere, as a folder that a study takes for a training.
+"""Recordings: a folder with the models and messages of a training that ran elsewhere; a study can attack it.
 
     DIR/recording.jsonl                     one line for the federation, each model, each message, the data, the end
     DIR/rounds/NNNNN/model.npy              the parameters from which the clients of a round train
     DIR/rounds/NNNNN/client-NNNNN.bin       a message as it crossed the wire
     DIR/data.npz                            the records behind the messages, and others of the same kind
 
-A file is complete before its line is written, and the line has its size and SHA-256. So a recording that was cut off
-holds what is complete. A list that only grows costs the same for each message; one file that is written anew would not.
+Each file is complete before its line is written, and the line has the file's size and SHA-256. So an interrupted
+recording holds all complete files. Appending a line costs the same for each message; rewriting one file would not.
 """
 
 from __future__ import annotations
@@ -43,35 +43,35 @@ FORM = (
     f"{RECORDING}DIR",
     "the models and messages of a training that ran elsewhere; ?data=NAME&public=yes: whose records, and may be shown",
 )
-"""The name that `load` takes beside those of `data.names`, and a line on it."""
+"""The name that `load` accepts besides those of `data.names`, and its one-line description."""
 
 _VERSION = 1
 _MOST_LISTED = 64 * 2**20
-"""Bytes of the list: 100,000 messages of 100 rows each."""
+"""Maximum bytes of the list: room for 100,000 messages of 100 rows each."""
 
 _MOST_ENTRIES = 2**31
-"""Parameters of a model."""
+"""Maximum number of parameters of a model."""
 
 _MOST_NUMBER = 10_000_000
 """The largest number of a round or a client."""
 
 _HEADER = 4096
-"""Bytes of a file of numpy beside its numbers, with room to spare."""
+"""Maximum bytes of a numpy file besides its numbers, well above the real size."""
 
 _WIRE, _LONG_WIRE = 2**20, 64
-"""A message has at most so many bytes, and so many for each parameter; a waveform has 16."""
+"""Maximum bytes of a message: a constant, plus bytes per parameter (a waveform has 16)."""
 
 
 class Facts(NamedTuple):
-    """What everybody knows of a federation.
+    """The public facts about a federation.
 
     Attributes:
         clients, participants: all clients, and how many of them train in a round.
         sends: `gradient` of one batch, or the `update` after local training.
-        steps, epochs: of local training; at most one of them.
-        batch: records of a step; 0: all of the client.
-        lr, momentum: of local SGD; the learning rate of each round stands with its model.
-        rounds: that were planned, on which a defense's noise may depend; 0: those that were recorded.
+        steps, epochs: length of local training; at most one of the two is set.
+        batch: records per step; 0: all records of the client.
+        lr, momentum: of local SGD; the learning rate of each round is stored with its model.
+        rounds: planned rounds, on which a defense's noise may depend; 0: the recorded rounds.
     """
 
     clients: int
@@ -89,11 +89,11 @@ class Recorded(NamedTuple):
     """One message of a training.
 
     Attributes:
-        samples: of the client, as a weight of its message.
-        wire: as it crossed the wire.
-        images, steps: distinct records and SGD steps behind it; public.
-        rows: which records these are, among the training records of the recording, or if it has none, of the data set
-            that is named beside it; None: unknown.
+        samples: number of the client's records, the weight of its message.
+        wire: the bytes as they crossed the wire.
+        images, steps: distinct records and SGD steps behind the message; public.
+        rows: indices of these records among the training records of the recording, or if it has none, of the data set
+            named in `?data=NAME`; None: unknown.
     """
 
     round: int
@@ -106,7 +106,7 @@ class Recorded(NamedTuple):
 
 
 class _Strict:
-    """A line of the list; no other keys."""
+    """A line of the list; unknown keys are refused."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
@@ -171,11 +171,11 @@ def _line(entry: _Entry) -> bytes:
 
 
 _LAST = len(_line(_End(_MOST_NUMBER, _MOST_NUMBER)))
-"""Bytes that are kept free for the end."""
+"""Bytes that are reserved for the end line."""
 
 
 def _place(entry: _File) -> str:
-    """The file of an entry; nothing in the list names a path."""
+    """The file of an entry, derived from its numbers; the list itself contains no paths."""
     if isinstance(entry, _Data):
         return _DATA
     name = "model.npy" if isinstance(entry, _Model) else f"client-{entry.client:05d}.bin"
@@ -183,21 +183,22 @@ def _place(entry: _File) -> str:
 
 
 class Recorder:
-    """Writes a recording: one process, never more than `most_bytes` in all its files.
+    """Writes a recording from one process, with at most `most_bytes` in all its files.
 
-    Everything is counted before it is written. What does not fit is left out, and its number is in the recording; a
-    round without its model has no messages.
+    Everything is counted before it is written. Models and messages that do not fit are left out, and the recording
+    states how many; a round without its model has no messages.
 
     Args:
-        folder: missing or empty.
-        layout: of the flat vectors.
-        defense: behind the messages; `none` if there is none.
-        seed: of the shared keys: those of client k in round t are children of
-            `client_key(Key(seed).child("training"), t, k)`; None: unknown, so everybody is an outsider.
+        folder: a missing or empty folder.
+        layout: layout of the flat vectors.
+        defense: the defense that made the messages; `none` without a defense.
+        seed: seed of the shared keys: those of client k in round t are children of
+            `client_key(Key(seed).child("training"), t, k)`; None: unknown, so every adversary is an outsider.
 
     Raises:
         LookupError: there is no such defense.
-        ValueError: the folder holds something, `most_bytes` is too small for a description, or facts contradict.
+        ValueError: the folder is not empty, `most_bytes` is too small for the description, or the facts contradict each
+            other.
     """
 
     def __init__(
@@ -221,13 +222,13 @@ class Recorder:
         self._add(start)
 
     def model(self, number: int, params: Vector, lr: float, loss: float | None = None) -> bool:
-        """The parameters [d] before round `number`; False: they do not fit, and nothing of this round is kept.
+        """Record the parameters [d] before round `number`; False: they do not fit, and nothing of this round is kept.
 
         Args:
-            loss: of this model on test data, as everybody was told; a defense's state may depend on it. None: unknown.
+            loss: the public loss of this model on test data; a defense's state may depend on it. None: unknown.
 
         Raises:
-            ValueError: another length, or the round has its model.
+            ValueError: the vector has another length, or the round already has a model.
         """
         if params.shape != (self.layout.dim,):
             raise ValueError(f"expected a model of {self.layout.dim} numbers, got shape {tuple(params.shape)}")
@@ -245,10 +246,11 @@ class Recorder:
         return kept
 
     def message(self, one: Recorded) -> bool:
-        """One message of a round whose model was given; False: it or the model does not fit, and it is left out.
+        """Record one message of a round whose model was given; False: message or model does not fit, it is left out.
 
         Raises:
-            ValueError: the round has no model, or has a message of this client; numbers contradict each other.
+            ValueError: the round has no model, or already has a message of this client, or numbers contradict each
+                other.
         """
         if one.round not in self._rates and one.round not in self._left:
             raise ValueError(f"expected the model of round {one.round} before its messages")
@@ -274,14 +276,14 @@ class Recorder:
         return False
 
     def data(self, train: Examples, auxiliary: Examples | None, names: tuple[str, ...]) -> None:
-        """The records, of which messages name rows, and others of the same kind that are behind no message.
+        """Record the training records, whose rows the messages name, and auxiliary records that are behind no message.
 
         Args:
             train, auxiliary: x as the model takes it, [n, *input_shape] float32; y int64, or float32 for a regression.
-            names: of the classes; empty for a regression.
+            names: names of the classes; empty for a regression.
 
         Raises:
-            ValueError: they do not fit into `most_bytes`; give them first, or fewer.
+            ValueError: the records do not fit into `most_bytes`; pass them before the messages, or pass fewer.
         """
         arrays = {"x": train.x, "y": train.y}
         arrays |= {} if auxiliary is None else {"x_auxiliary": auxiliary.x, "y_auxiliary": auxiliary.y}
@@ -293,7 +295,7 @@ class Recorder:
             raise ValueError(f"expected records of at most {left:,} bytes, got {len(held):,}: raise most_bytes")
 
     def close(self) -> None:
-        """Write the end, with the numbers of models and messages that were left out; again: nothing happens."""
+        """Write the end, with the numbers of models and messages that were left out; a second call does nothing."""
         if not self._closed:
             self._add(_End(len(self._left), self._lost))
             self._closed = True
@@ -321,7 +323,7 @@ class Recorder:
     def _add(self, entry: _Entry) -> None:
         """Write a line."""
         line = _line(entry)
-        with (self.folder / LIST).open("ab") as file:  # not kept open: whoever never closes leaves nothing behind
+        with (self.folder / LIST).open("ab") as file:  # opened for each line: an unclosed Recorder leaks no handle
             file.write(line)
         self.written += len(line)
         self._listed += len(line)
@@ -329,13 +331,13 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Recording:
-    """A recording as it is on disk; its files were what its list says when it was read, and are checked again at use.
+    """A recording on disk; its files are checked against its list when it is read, and again when they are used.
 
     Attributes:
         facts, layout, defense, seed: as in `Recorder`.
-        digest: of the list, and so of every file.
-        closed: whether it has its end.
-        left_out: models and messages that did not fit.
+        digest: digest of the list, which covers every file.
+        closed: whether the recording has its end line.
+        left_out: numbers of models and of messages that did not fit.
     """
 
     folder: Path
@@ -352,28 +354,28 @@ class Recording:
 
     @property
     def models(self) -> tuple[int, ...]:
-        """The rounds that have their model, in order."""
+        """The rounds that have a model, in order."""
         return tuple(self._models)
 
     @property
     def sent(self) -> dict[int, tuple[int, ...]]:
-        """The clients of the messages, in order, of each round that has one."""
+        """For each round with messages, the clients that sent them, in order."""
         return {number: tuple(sorted(one.client for one in sent)) for number, sent in self._messages.items()}
 
     @property
     def message_bytes(self) -> tuple[float, ...]:
-        """The mean bytes of a message, for each round that has one."""
+        """The mean bytes of a message, for each round with messages."""
         return tuple(sum(one.size for one in sent) / len(sent) for sent in self._messages.values())
 
     @property
     def rounds(self) -> int:
-        """The rounds that the training had at least: a last model without messages is the one after the last round."""
+        """The least number of rounds of the training: a last model without messages follows the last round."""
         last = max(self._models, default=0)
         return last if self._messages and last and last not in self._messages else last + 1
 
     @property
     def samples(self) -> dict[int, int]:
-        """How many records the clients say to have, by client."""
+        """The number of records that each client reports, by client."""
         return {one.client: one.samples for sent in self._messages.values() for one in sent}
 
     @cached_property
@@ -383,11 +385,11 @@ class Recording:
         return {t: {one.client: np.array(one.rows, np.int64) for one in sent} for t, sent in known.items()}
 
     def lr(self, number: int) -> float:
-        """The learning rate of a round; that of the federation if the round has no model."""
+        """The learning rate of a round; the federation's learning rate if the round has no model."""
         return self._models[number].lr if number in self._models else self.facts.lr
 
     def loss(self, number: int) -> float | None:
-        """The test loss before round `number` that everybody was told; None: unknown."""
+        """The public test loss before round `number`; None: unknown."""
         return self._models[number].loss if number in self._models else None
 
     def model(self, number: int) -> Vector:
@@ -406,10 +408,10 @@ class Recording:
         return torch.from_numpy(held.astype(np.float32, copy=False))
 
     def messages(self, number: int) -> tuple[Recorded, ...]:
-        """The messages of round `number`, by client number; empty if there are none.
+        """The messages of round `number`, by client number; may be empty.
 
         Raises:
-            ValueError: one is damaged.
+            ValueError: a message is damaged.
         """
         rows = self.rows.get(number, {})
         return tuple(
@@ -429,10 +431,10 @@ class Recording:
 
     @cached_property
     def records(self) -> tuple[Examples, Examples | None] | None:
-        """The records behind the messages, and the auxiliary ones; None: it has none.
+        """The records behind the messages, and the auxiliary records; None: the recording has no records.
 
         Raises:
-            ValueError: they are damaged.
+            ValueError: the records are damaged.
         """
         if self._data is None:
             return None
@@ -449,12 +451,12 @@ class Recording:
 
 
 def _pairs(names: set[str]) -> list[tuple[str, str]]:
-    """The names of records and labels."""
+    """The pairs of array names of inputs and labels."""
     return [("x", "y"), *([("x_auxiliary", "y_auxiliary")] if "x_auxiliary" in names else [])]
 
 
 def _few(numbers: tuple[int, ...]) -> str:
-    """The first numbers, for an error."""
+    """The first numbers and the last, for an error message."""
     shown = ", ".join(map(str, numbers[:8]))
     return f"{shown}, ... {numbers[-1]}" if len(numbers) > 8 else shown or "none"
 
@@ -462,11 +464,11 @@ def _few(numbers: tuple[int, ...]) -> str:
 def read(folder: Path) -> Recording:
     """The recording in a folder; every file is checked, and nothing in it is trusted.
 
-    A recording without its end holds what is complete.
+    A recording without its end line holds all complete files.
 
     Raises:
         DataMissing: there is no recording.
-        DataUnreadable: a file is missing, is not what the list says, or the list is not one; one line that names it.
+        DataUnreadable: a file is missing or differs from the list, or the list is invalid; one line names the file.
     """
     path = folder / LIST
     if not path.exists():
@@ -484,10 +486,10 @@ def read(folder: Path) -> Recording:
 
 
 def _entries(content: bytes) -> Iterator[_Entry]:
-    """The entries of a list; the rest after the last end of a line was being written.
+    """The entries of a list; an unfinished last line is ignored.
 
     Raises:
-        ValueError: a line is no entry; it names the line.
+        ValueError: a line is not an entry; the error names the line.
     """
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
         try:
@@ -504,10 +506,10 @@ def _entries(content: bytes) -> Iterator[_Entry]:
 
 
 def _listed(folder: Path, content: bytes, entries: list[_Entry]) -> tuple[Recording, list[_File]]:
-    """The recording of a list, and its files.
+    """The recording that a list describes, and its files.
 
     Raises:
-        ValueError: entries are missing, double, or contradict each other.
+        ValueError: entries are missing, appear twice, or contradict each other.
     """
     if not entries or not isinstance(start := entries[0], _Start):
         raise ValueError("expected the description of a federation in the first line")
@@ -549,7 +551,7 @@ def _listed(folder: Path, content: bytes, entries: list[_Entry]) -> tuple[Record
 
 
 def _layout(start: _Start) -> Layout:
-    """The layout of a description."""
+    """The layout in a description, checked."""
     layout = Layout(start.names, start.shapes)
     if len(set(layout.names)) < len(layout.names) or any(length < 0 for shape in layout.shapes for length in shape):
         raise ValueError("expected tensors of different names, with lengths from 0")
@@ -559,7 +561,7 @@ def _layout(start: _Start) -> Layout:
 
 
 def _check_model(entry: _Model, models: dict[int, _Model], dim: int) -> None:
-    """Raise ValueError unless an entry is that of a new model of this length."""
+    """Raise ValueError unless an entry is a valid model of this length in a new round."""
     if not 0 <= entry.round <= _MOST_NUMBER or entry.round in models:
         raise ValueError(f"round {entry.round}: expected one model, of a round from 0 to {_MOST_NUMBER}")
     if entry.loss is not None and not math.isfinite(entry.loss):
@@ -571,7 +573,7 @@ def _check_model(entry: _Model, models: dict[int, _Model], dim: int) -> None:
 
 
 def _check_message(entry: _Message, dim: int) -> None:
-    """Raise ValueError unless the numbers of a message are possible."""
+    """Raise ValueError unless the numbers of a message are consistent."""
     where, rows = f"round {entry.round}, client {entry.client}", entry.rows
     if min(entry.samples, entry.images, entry.steps) < 1 or entry.client < 0:
         counts = f"samples={entry.samples}, images={entry.images}, steps={entry.steps}"
@@ -583,7 +585,7 @@ def _check_message(entry: _Message, dim: int) -> None:
 
 
 def _regular(path: Path) -> int:
-    """The size of a file that is neither a link nor a device."""
+    """The size of a regular file; raises ValueError for a link or a device."""
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
         raise ValueError("expected a regular file")
@@ -591,10 +593,11 @@ def _regular(path: Path) -> int:
 
 
 def _content(folder: Path, entry: _File) -> bytes:
-    """The content of an entry's file, if it is what the list says; its size is looked at first.
+    """The content of an entry's file, checked against the list; the size is checked before the file is read.
 
     Raises:
-        ValueError: it is not.
+        DataMissing: the file is missing.
+        ValueError: the file differs from the list.
     """
     path = folder / _place(entry)
     if not path.exists():
@@ -608,10 +611,10 @@ def _content(folder: Path, entry: _File) -> bytes:
 
 
 def spec_of_facts(facts: Facts, rounds: int) -> FederationSpec:
-    """The federation of these facts, of so many rounds.
+    """The federation with these facts and this number of rounds.
 
     Raises:
-        ValueError: they contradict each other.
+        ValueError: the facts contradict each other.
     """
     gradient = facts.sends == "gradient"
     return FederationSpec(
@@ -628,7 +631,7 @@ def spec_of_facts(facts: Facts, rounds: int) -> FederationSpec:
 
 
 def spec_of(recording: Recording) -> FederationSpec:
-    """The federation that a recording is of; its rounds are those that were planned, at least up to the last model.
+    """The federation of a recording; its rounds are the planned rounds, or the recorded rounds if these are more.
 
     Raises:
         ValueError: its facts contradict each other.
@@ -638,7 +641,7 @@ def spec_of(recording: Recording) -> FederationSpec:
 
 @dataclass(frozen=True, eq=False)
 class RecordedData(DataSet):
-    """The records of a recording as a data set; its digest covers the models and messages too."""
+    """The records of a recording as a data set; the digest covers models and messages too."""
 
     recording: Recording = field(kw_only=True)
 
@@ -652,8 +655,8 @@ def load(name: str, root: Path) -> DataSet:
     """The data set of this name, which may be `recording:DIR` or `recording:DIR?data=NAME&public=yes`.
 
     Args:
-        name: `data=NAME` gives the records, if the recording has none: of the training part those that its messages
-            name, of the test part the auxiliary ones. `public=yes`: a report may show them.
+        name: `data=NAME` names a data set for a recording without records: the rows that its messages name are in the
+            training part, and the test part gives the auxiliary records. `public=yes`: a report may show the records.
 
     Raises:
         ValueError, LookupError: as `data.load` and `read`, or records are missing or do not fit the messages.
@@ -677,7 +680,7 @@ def load(name: str, root: Path) -> DataSet:
 
 
 def _records(name: str, path: str, recording: Recording, named: DataSet | None) -> DataSet:
-    """The records of a recording as a data set, or those of a data set that is named beside it."""
+    """The records of a recording as a data set, or those of the data set named in `?data=NAME`."""
     own = recording.records
     if own is None or own[1] is None:
         if named is None:
@@ -695,7 +698,7 @@ def _records(name: str, path: str, recording: Recording, named: DataSet | None) 
 
 
 def _note(recording: Recording, records: DataSet) -> str:
-    """What a reader must know of a recording and of its records."""
+    """The report's remarks on a recording and its records."""
     models, messages = recording.left_out
     lost = f"{models} models and {messages} messages did not fit into it" if models or messages else ""
     end = "" if recording.closed else "it has no end: it was cut off, or is still being written"

@@ -1,7 +1,7 @@
-"""Finds defenses and attacks: one file each in the packages `defenses` and `attacks`, entry points, or `module:Class`.
+"""Finds defenses and attacks: in files of the packages `defenses` and `attacks`, entry points, or `module:Class`.
 
-A file is named after its part (`membership_loss.py` is `membership-loss`) and holds one public class. No other module
-imports the two packages.
+A file is named after its defense or attack (`membership_loss.py` is `membership-loss`) and holds one public class. No
+other module imports the two packages.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def classes(kind: Kind) -> dict[str, type]:
                 raise UnknownNameError(f"two {_PACKAGE[kind]} are named {entry.name!r}")
             found[entry.name] = _loaded(kind, entry.name, entry.load)
         except UnknownNameError as error:
-            if multiprocessing.parent_process() is None:  # once, not in each worker
+            if multiprocessing.parent_process() is None:  # warn once, not in each worker
                 text = f"plug-in {entry.name} = {entry.value} is left out: {error}"
                 warnings.warn(line(text), stacklevel=2)
     return dict(sorted(found.items()))
@@ -80,7 +80,7 @@ def _only_class(kind: Kind, module: str, names: dict[str, Any]) -> type:
 
 
 def _loaded(kind: Kind, name: str, load: Callable[[], Any]) -> type:
-    """The class that `load` imports from somebody's module, which may fail in any way."""
+    """The class that `load` imports from a foreign module, which may raise any exception."""
     found = loaded(kind, name, load)
     if not (inspect.isclass(found) and issubclass(found, _BASE[kind])):
         raise UnknownNameError(f"expected a subclass of {_BASE[kind].__name__} for {name!r}, got {found!r}")
@@ -94,7 +94,7 @@ def lookup(kind: Kind, name: str) -> type:
         UnknownNameError: there is no such class.
     """
     if name in _files(kind):
-        return _of_file(kind, name)  # without the others, whose imports take half a second
+        return _of_file(kind, name)  # skips importing the others, which takes half a second
     known = classes(kind)
     if name in known:
         return known[name]
@@ -105,7 +105,7 @@ def lookup(kind: Kind, name: str) -> type:
 
 
 class ParameterError(ValueError):
-    """Parameters that a defense or an attack does not accept; `problems` holds (key, what came and was expected)."""
+    """Parameters that a defense or an attack does not accept; `problems` holds (key, given and expected value)."""
 
     def __init__(self, name: str, problems: list[tuple[str, str]]) -> None:
         super().__init__("; ".join(f"{name}.{key}: {text}" if key else f"{name}: {text}" for key, text in problems))
@@ -116,7 +116,7 @@ def build(kind: Kind, name: str, parameters: dict[str, Scalar]) -> Any:
     """The defense or attack named `name` with these parameters, checked strictly.
 
     Raises:
-        UnknownNameError: no such name.
+        UnknownNameError: there is no such name.
         ParameterError: unknown keys, wrong types or values out of range; all problems are reported together.
     """
     if kind == "defense" and "+" in name:
@@ -163,12 +163,12 @@ def _parts(name: str) -> tuple[str, str]:
 
 
 def construct(kind: type[P], table: dict[str, Any], name: str = "") -> P:
-    """A dataclass from a table, checked strictly: no text for a number, no unknown key.
+    """A dataclass from a table, checked strictly: text is not accepted as a number, and unknown keys are refused.
 
     Raises:
-        ParameterError: all problems together, under this name.
+        ParameterError: the table does not fit; all problems are reported together, under `name`.
     """
-    # through JSON: there strict mode accepts a table for a dataclass and an integer for a float
+    # through JSON, because strict mode then accepts a table for a dataclass and an integer for a float
     adapter: Any = _adapter(kind)  # type: ignore[arg-type]  # a type is hashable, but mypy does not know it of P
     try:
         found: P = adapter.validate_json(json.dumps(table, default=str), strict=True)
@@ -185,7 +185,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def explain(item: Any, known: Collection[str] = ()) -> tuple[str, str]:
-    """One of pydantic's errors as (path, text); the text states what came and what was expected, or the known keys."""
+    """One of pydantic's errors as (path, text); the text states the given and the expected value, or the known keys."""
     path = ".".join(str(part) for part in item["loc"])
     came = item["input"]
     if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
@@ -233,7 +233,7 @@ def formula(name: str) -> Callable[..., Any]:
     """The formula `module.function` of a defense's module: a pure function in its table `FORMULAS`.
 
     Raises:
-        LookupError: there is none.
+        LookupError: there is no such formula.
     """
     module, _, function = name.rpartition(".")
     try:

@@ -1,7 +1,7 @@
 """One round of messages: only this module and the defenses themselves call `encode`, `transmit`, `estimate`, `decode`.
 
-Training, probes, audits, shadow federations and attacks that imitate a client all go through `Round`, so an audit or an
-attack meets the same bytes that a training sends.
+Training, probes, audits, shadow federations and attacks that imitate a client all use `Round`, so audits and attacks
+see the same bytes that a training sends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HEADER = struct.Struct("<II")
 """The envelope of a digital message: its round and its sender, 4 bytes each."""
 
 _ROUNDING = 1e-3
-"""How far rounding to float32 may carry an honest message beyond its bound, relatively, with room to spare."""
+"""Relative tolerance above a message's norm bound, well above the float32 rounding of an honest message."""
 
 
 def client_key(key: Key, number: int, client: int) -> Key:
@@ -54,9 +54,9 @@ class Client(NamedTuple):
 
 
 class Letter(NamedTuple):
-    """What a server holds of a client that is elsewhere: the message in its envelope, and the shared key of the round.
+    """A remote client's message in its envelope, and the shared key of the round, as the server holds them.
 
-    fault: why the client says that it does not count; it has then sent its noise alone. Empty: it counts.
+    fault: the client's reason why its message does not count; the client then sends only its noise. Empty: it counts.
     """
 
     sender: Sender
@@ -65,7 +65,7 @@ class Letter(NamedTuple):
     fault: str = ""
 
     def silent(self) -> Letter:
-        """The letter as noise: what is in it stays."""
+        """The letter with its fault cleared, so that its content enters the sum as noise."""
         return self._replace(fault="")
 
 
@@ -77,7 +77,7 @@ class Exchange(NamedTuple):
 
     Attributes:
         sent: each client's message, without its envelope.
-        received: what arrives: the same messages, or their one superposition.
+        received: the received messages: the sent ones, or their one superposition.
         memories: each client's memory after the round.
         links: one per message, with the shared keys.
     """
@@ -92,12 +92,12 @@ class Collected(NamedTuple, Generic[C]):
     """A round as the server collects it.
 
     Attributes:
-        clients: those that count, and on a channel that superposes those that send their noise alone.
-        exchange: their messages.
-        links: of the clients that count.
-        updates: what each received message decodes to; the sum if the channel superposes.
-        mean: the mean update [d] of the clients that count; None: there is none.
-        dropped: by client number, why it does not count.
+        clients: the clients that count, and on a channel that superposes also those that send only their noise.
+        exchange: the messages of `clients`.
+        links: links of the clients that count.
+        updates: the decoded update of each received message; the sum if the channel superposes.
+        mean: the mean update [d] of the clients that count; None: no client counts.
+        dropped: for each client that does not count, by its number, the reason.
     """
 
     clients: Sequence[C]
@@ -120,10 +120,10 @@ class Round:
     def exchange(self, clients: Sequence[Client] | Sequence[Letter], channel: Key) -> Exchange:
         """Encode each client's update, or open its letter, then transmit all messages.
 
-        A message that does not leave the process needs no envelope: to seal and to open it would only copy it.
+        A message that stays in this process has no envelope, because sealing and opening would only copy it.
 
         Args:
-            clients: of letters, what they hold takes the place of an encoded update, and there are no memories.
+            clients: a letter's content replaces the encoded update, and the letter has no memory.
             channel: key of the channel noise.
 
         Raises:
@@ -141,14 +141,14 @@ class Round:
         return Exchange(sent, received, memories, Links(self.setting, senders, keys))
 
     def encode(self, client: Client) -> tuple[Any, Any]:
-        """The client's half alone, unchecked: what `exchange` checks and transmits, and the new memory."""
+        """The client's half alone, without checks: the message that `exchange` transmits, and the new memory."""
         link = Link(self.setting, client.sender, client.shared)
         return self.defense.encode(self.state, client.memory, client.update, link, client.private)
 
     def unrepeated(self, client: Client, sent: bytes) -> str:
         """Why the message `sent` of a client with a new memory does not follow from its keys; empty: it does.
 
-        One encoding more: numbers from a generator of the process, or from the system, belong to no key.
+        It encodes once more: numbers drawn from a global generator, or from the operating system, do not repeat.
         """
         before = global_states()
         again, _ = self.encode(client)
@@ -160,9 +160,10 @@ class Round:
         return drawn or "`encode` sends other bytes for the same update and keys"
 
     def send(self, client: Client) -> tuple[Letter, Any]:
-        """Client: the letter to a server that is elsewhere, and the client's memory if the server accepts it.
+        """Client: the letter to a remote server, and the client's memory if the server accepts the letter.
 
-        An update at fault is named in the letter, which is empty, or if the channel superposes, the client's noise.
+        If the update is faulty, the letter states the fault. Its message is then empty, or the client's noise alone if
+        the channel superposes.
         """
         try:
             wire, after = self._encode(client)
@@ -172,11 +173,11 @@ class Round:
             return Letter(client.sender, noise, client.shared, self._reason(error, client)), client.memory
 
     def _encode(self, client: Client) -> tuple[bytes, Any]:
-        """A client's message and its new memory, of an update that is checked."""
+        """Check a client's update and encode it: its message and its new memory."""
         try:
             check_update(client.update)
             wire, after = self.encode(client)
-            return b"".join([wire]), after  # bytes of any bytes-like object, without a copy of bytes
+            return b"".join([wire]), after  # turns any bytes-like object into bytes, without copying bytes
         except ValueError as error:
             raise ValueError(f"round {self.number}, client {client.sender.number}: {error}") from error
 
@@ -192,7 +193,7 @@ class Round:
         """The message in a letter.
 
         Raises:
-            MessageError: it has a fault, or its envelope is of another round or client.
+            MessageError: the letter has a fault, or its envelope is of another round or client.
         """
         if letter.fault:
             raise MessageError(letter.fault)
@@ -201,9 +202,9 @@ class Round:
     def collect(self, clients: Sequence[C], channel: Key, server: Key) -> Collected[C]:
         """`exchange` and `decode` without the clients whose update is not finite or whose message is refused.
 
-        The others count as if these had not been drawn. If the channel superposes, a client whose update is at fault
-        sends its noise alone, on which the others rely; all are dropped if only the sum is at fault. A letter without a
-        fault of its own that is refused is left out of the sum too.
+        The round proceeds as if these clients had not been drawn. If the channel superposes, a client with a faulty
+        update sends only its noise, because the others rely on this noise; if only the sum is faulty, all clients are
+        dropped. A letter that states no fault but is refused is left out of the sum too.
 
         Args:
             channel, server: keys of the channel noise and of the server.
@@ -221,7 +222,7 @@ class Round:
             return self._collect([], {one.sender.number: str(error) for one in clients} | dropped, channel, server)
 
     def _collect(self, clients: Sequence[C], dropped: dict[int, str], channel: Key, server: Key) -> Collected[C]:
-        """The round of clients that all send, of which some do not count."""
+        """The round of clients that all send; the clients in `dropped` do not count."""
         if not clients:
             nothing = Links(self.setting, [], [])
             return Collected([], Exchange([], [], [], nothing), nothing, [], None, dropped)
@@ -229,14 +230,14 @@ class Round:
         counted = [one for one in clients if one.sender.number not in dropped]
         links = Links(self.setting, [one.sender for one in counted], [one.shared for one in counted])
         updates = [self.accept(wire, link) for wire, link in zip(exchange.received, links.each(), strict=False)]
-        if type(self.defense).decode is Defense.decode:  # each message is decoded once, for the mean and for all else
+        if type(self.defense).decode is Defense.decode:  # each message is decoded only once
             mean = _finite(self.defense.average(updates, links, server))
         else:
             mean = self.decode(exchange._replace(links=links), server)
         return Collected(clients, exchange, links, updates, mean, dropped)
 
     def _fault(self, client: C, channel: Key) -> str:
-        """Why the server cannot accept what this client sends alone; empty: it can."""
+        """Why the server refuses the message of this client alone; empty: it accepts the message."""
         try:
             exchange = self.exchange([client], channel)
             self.accept(exchange.received[0], exchange.links.each()[0])
@@ -245,13 +246,13 @@ class Round:
         return ""
 
     def _reason(self, error: ValueError, client: Client | Letter) -> str:
-        """An error without round and client, which stand beside it."""
+        """The error text without round and client, which are stored beside it."""
         return str(error).removeprefix(f"round {self.number}, client {client.sender.number}: ")
 
     def silent(self, clients: Sequence[Sender], key: Key) -> list[Client]:
-        """The remaining participants, with zero updates and new memories: the lowest client numbers that are free.
+        """The remaining participants, with zero updates and new memories: the lowest free client numbers.
 
-        They add only their noise to the aggregate: an adversary who knows their data can subtract everything else.
+        They add only their noise to the aggregate: an adversary that knows their data can subtract their updates.
         """
         taken = {sender.number % self.setting.clients for sender in clients}
         free = [Sender(k, self.setting.samples) for k in range(self.setting.clients) if k not in taken]
@@ -265,14 +266,14 @@ class Round:
         """Server: the mean update [d]. Only the server knows `private`.
 
         Raises:
-            MessageError: a message is not one of the defense, or the mean is not finite.
+            MessageError: a message does not belong to the defense, or the mean is not finite.
         """
         return _finite(self.defense.decode(self.state, exchange.received, exchange.links, private))
 
     def revealed(self, exchange: Exchange, threat: Threat, private: Key) -> Vector:
-        """[d] what an adversary who sees no single message learns: the decoded mean.
+        """[d] the decoded mean, for an adversary that sees no single message.
 
-        An aggregator learns the mean of what the messages decode to, without the noise that the server adds itself.
+        For an aggregator, it is the unweighted mean of the decoded messages, without the noise that the server adds.
         """
         if threat is not Threat.AGGREGATOR or self.defense.superposes:
             return self.decode(exchange, private)
@@ -288,26 +289,26 @@ class Round:
         return _finite(self.defense.estimate(self.state, received, Link(self.setting, sender, shared)))
 
     def accept(self, received: bytes, link: Link) -> Vector:
-        """Server: `estimate`, within the defense's public bound.
+        """Server: `estimate`, checked against the defense's public norm bound.
 
         Raises:
-            MessageError: as `estimate`, or the update is longer than that of any honest message.
+            MessageError: as `estimate`, or the update is longer than an honest message allows.
         """
         found, longest = self.estimate(received, link.sender, link.shared), self.defense.longest(self.state, link)
-        # nothing is longer than infinity, and the norm takes longer than to read a plain message
+        # without a bound, skip the norm: it takes longer than reading a plain message
         norm = float(torch.linalg.vector_norm(found, dtype=torch.float64)) if longest < math.inf else 0.0
         if norm > (1 + _ROUNDING) * longest:
             raise MessageError(f"expected an update of norm {longest:.6g} or less, which is public, got {norm:.6g}")
         return found
 
     def read(self, message: Message) -> Vector:
-        """The update [d] that a message reveals to an adversary, who judges by itself what is not finite."""
+        """The update [d] that a message reveals to an adversary; it may be non-finite."""
         return self.defense.estimate(self.state, message.wire, Link(self.setting, message.sender, message.shared))
 
 
 def _finite(update: Vector) -> Vector:
-    """The update itself; a MessageError unless it is finite."""
-    # numpy: a third of the time for a short update
+    """The update itself; raises MessageError if it is not finite."""
+    # numpy takes a third of torch's time for a short update
     finite = np.isfinite(update.detach().cpu().numpy())
     if np.count_nonzero(finite) < finite.size:
         raise MessageError(f"expected a finite update, got {int((~finite).sum())} non-finite of {finite.size}")

@@ -1,1 +1,1 @@
-"""How a client trains: models, tasks, local steps, clipping, and the partition of the data."""
+"""Local training of clients: models, tasks, local steps, clipping, and the partition of the data."""

@@ -1,9 +1,8 @@
 """Local training: the only place that decides how clients' steps are computed.
 
-Measured (`make bench`): on a CPU a lean loop over clients is fastest for convolutions, where `vmap`
-takes 1.5-2 times as long; a batched product over clients is fastest for dense stacks; `vmap` over clients is for a GPU,
-and for hundreds of clients of a tiny model. Every result records its engine. The engines agree within a tested
-tolerance.
+Measured (`make bench`): on a CPU a lean loop over clients is fastest for convolutions, where `vmap` takes 1.5-2 times
+as long; a batched product over clients is fastest for dense stacks; `vmap` over clients is for a GPU, and for hundreds
+of clients of a tiny model. Every result records its engine. The engines agree within a tested tolerance.
 """
 
 from __future__ import annotations
@@ -37,25 +36,25 @@ Engine = Literal["loop", "dense", "vmap"]
 Indices = npt.NDArray[np.int64]
 
 _CHUNK = 5
-"""Clients in one batched product: many more do not fit in the cache.
+"""Number of clients in one batched product; many more do not fit in the cache.
 
 Measured on one thread for 784-256-10, 784-64-10 and 784-32-16-10 with batches of 50: within a tenth of the best.
 """
 
 _CACHED = 2**19
-"""Entries of per-record gradients that `vmap` on a CPU materializes for the clients of one chunk."""
+"""Number of entries of per-record gradients that `vmap` on a CPU materializes for the clients of one chunk."""
 
 _ENTRIES = 2**26
-"""Entries of the per-record gradients that `vmap` materializes at once."""
+"""Maximum number of entries of per-record gradients that `vmap` materializes at once."""
 
 
 @dataclass(frozen=True)
 class LocalPlan:
     """How one client trains in one round.
 
-    A step of B samples follows their mean gradient. With `clip` it is DP-SGD: each record's gradient of the loss is
-    scaled down to norm C before the mean. The gradient of the model's l2 penalty depends on no record; it is added
-    after the mean, without clipping or noise.
+    A step of B samples follows their mean gradient. With `clip`, training is DP-SGD: each record's gradient of the loss
+    is scaled down to at most norm C before the mean. The gradient of the model's l2 penalty depends on no record; it is
+    added after the mean, without clipping or noise.
 
     Attributes:
         gradient: send the gradient of the first batch instead of the update (FedSGD).
@@ -65,13 +64,14 @@ class LocalPlan:
         lr, momentum: of SGD, v <- momentum v + g, w <- w - lr v, v = 0 at the start of the round.
         clip: C, bound on the l2 norm of one record's gradient; None: no bound.
         noise_multiplier: z; each step's mean gradient gets normal noise of standard deviation z C / B per coordinate,
-            B = `size`. The sum is then always divided by B, although the last batch of a pass may be smaller: one
-            record never moves the mean by more than C / B.
+            B = `size`. With noise, the sum is always divided by B, although the last batch of a pass may be smaller, so
+            one record never moves the mean by more than C / B.
         poisson: each step takes every sample independently with probability B / n, possibly none, and divides the sum
             by B; an epoch has ceil(n / B) steps.
 
     Raises:
-        ValueError: a clip that is not positive and finite, a negative noise multiplier, or noise without a clip.
+        ValueError: the clip is not positive and finite, the noise multiplier is negative, or there is noise without a
+            clip.
 
     Source: Abadi et al. 2016 (arXiv 1607.00133), Alg. 1; it does not cover the l2 penalty.
     """
@@ -112,7 +112,7 @@ class LocalPlan:
 
 
 class Work(NamedTuple):
-    """One client's data and key for one round; rows: its places in `data`, None: all of them."""
+    """One client's data and key for one round; rows: the client's rows of `data`, None: all rows."""
 
     data: Examples
     key: Key
@@ -124,7 +124,7 @@ class Work(NamedTuple):
         return len(self.data.y) if self.rows is None else len(self.rows)
 
     def places(self, index: Indices) -> Indices:
-        """The client's samples `index` as places in `data`."""
+        """The client's samples `index` as rows of `data`."""
         return index if self.rows is None else self.rows[index]
 
 
@@ -150,7 +150,7 @@ class _Step(NamedTuple):
 
 
 def choose_engine(task: ModelTask, device: torch.device | str = "cpu") -> Engine:
-    """The fastest engine for this model on this device, by measurement; for one that mixes records, the only one."""
+    """The fastest engine for this model on this device, by measurement; `loop` for a model that mixes records."""
     if task.mixes:
         return "loop"
     if torch.device(device).type != "cpu":
@@ -162,7 +162,7 @@ def check_records(task: ModelTask, rule: LocalRule | LocalPlan) -> None:
     """Refuse to train a model that mixes records by a rule for single records.
 
     Raises:
-        ValueError: it does.
+        ValueError: the model mixes records, and the rule clips or samples single records.
     """
     if task.mixes and (rule.clip is not None or rule.poisson):
         raise ValueError(
@@ -187,7 +187,7 @@ def plan_batches(n: int, plan: LocalPlan, key: Key) -> tuple[Indices, ...]:
     if steps is None:
         steps = per_pass * (plan.epochs or 1)
     if plan.poisson:
-        # float64: a draw in [0, 1) that is rounded to float32 can be 1, but B = n must take all samples
+        # float64, because a draw in [0, 1) rounded to float32 can be 1, but B = n must take all samples
         takes = rng.uniform(key.child("poisson"), (steps, n), dtype=torch.float64) < size / n
         return tuple(np.flatnonzero(row) for row in takes.numpy())
     orders = rng.permutations(key.child("order"), -(-steps // per_pass), n)
@@ -202,8 +202,8 @@ def train_clients(task: ModelTask, params: Tensor, work: Sequence[Work], plan: L
         params: float32; [d], the initial model of all clients, or [clients, d], one per client. Not modified.
 
     Raises:
-        ValueError: no clients, a client without data, params of another shape, an engine that does not support this
-            model, or a plan that does not: one record has no gradient of its own in a model that mixes records.
+        ValueError: there are no clients, a client has no data, params has another shape, or the engine or the plan does
+            not support this model: in a model that mixes records, a single record has no gradient.
     """
     if not work:
         raise ValueError("expected at least one client, got none")
@@ -318,7 +318,7 @@ def _gather(
     picks = [used[number] if runs else used[-1] for used, runs in zip(batches, running, strict=True)]
     size = max(1, *map(len, picks))
     device = work[0].data.x.device
-    # numpy: a tenth of the time for a few numbers
+    # numpy takes a tenth of torch's time for a few numbers
     weight = np.zeros((len(work), size), np.float32)
     rows, keeps = np.empty((len(work), size), np.int64), []
     for row, (client, pick) in enumerate(zip(work, picks, strict=True)):
@@ -337,7 +337,7 @@ def _gather(
 
 
 def _taken(data: Sequence[Tensor], rows: Tensor) -> Tensor:
-    """[c, b, ...]: rows [c, b] of each client's data; in one call if all clients hold rows of one tensor."""
+    """[c, b, ...] the rows [c, b] of each client's data; in one call if all clients hold rows of one tensor."""
     if all(one is data[0] for one in data):
         return data[0].index_select(0, rows.view(-1)).view(*rows.shape, *data[0].shape[1:])
     taken = data[0].new_empty((*rows.shape, *data[0].shape[1:]))
@@ -362,7 +362,7 @@ def _dense_step(task: ModelTask, local: Tensor, step: _Step, velocity: Tensor, p
 
 
 def _vmap_step(task: ModelTask, local: Tensor, step: _Step, velocity: Tensor, plan: LocalPlan) -> None:
-    """The same for any model, through `torch.func`; all random draws are inputs."""
+    """As `_dense_step`, but for any model, through `torch.func`; all random draws are inputs."""
     velocity.mul_(plan.momentum)
     if plan.clip is not None:
         velocity.add_(_clipped_sums(task, local, step, plan.clip))
@@ -379,7 +379,7 @@ def _vmap_step(task: ModelTask, local: Tensor, step: _Step, velocity: Tensor, pl
 
 
 def _clipped_sums(task: ModelTask, local: Tensor, step: _Step, clip: float) -> Tensor:
-    """[c, d] weighted sums of the records' clipped gradients, `_ENTRIES` of which are materialized at once."""
+    """[c, d] weighted sums of the records' clipped gradients; at most `_ENTRIES` entries are materialized at once."""
 
     def loss_of_one(params: Tensor, x: Tensor, y: Tensor, keep: list[Tensor] | None) -> Tensor:
         return task.losses(params, x[None], y[None], keep and [mask[None] for mask in keep])[0]

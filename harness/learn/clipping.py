@@ -2,8 +2,9 @@
 
 A forward pass records every layer that takes a parameter; a backward pass ends at the outputs of these layers. A
 layer's inputs and output gradients give the norms of the records' gradients and, once all norms are known, their
-weighted sum. A record's gradient of a dense layer is an outer product, whose norm needs no product (ghost norm). The
-gradients of a small kernel are materialized and kept for the sum. Dense ReLU stacks have their own formulas.
+weighted sum. A record's gradient of a dense layer is an outer product, whose norm is found without forming the product
+(ghost norm). The gradients of a small kernel are materialized and kept for the sum. Dense ReLU stacks have their own
+formulas.
 
 Source: Goodfellow 2015 (arXiv 1510.01799) for dense layers; Bu, Mao, Xu 2022 (arXiv 2205.10683) for choosing the method
 by the size of the layer. Differs: the threshold is measured.
@@ -30,19 +31,20 @@ Squares = Callable[[torch.dtype], Tensor]
 """Squared norms of one part of each record's gradient, in the given type."""
 
 _CACHE = 2**19
-"""Entries of patches that are materialized at once; patches beyond the cache cost up to four times as much."""
+"""Number of patch entries that are materialized at once; patches beyond the cache cost up to four times as much."""
 
 _KEPT = 2**22
-"""Most entries (16 MiB) of one kernel's per-record gradients that are kept for the sum; else only norms are kept."""
+"""Maximum entries (16 MiB) of one kernel's per-record gradients that are kept for the sum; else only norms are kept."""
 
 _GRAM = 64
-"""Inner products of positions are faster than kernel gradients with this many times more entries (measured)."""
+"""Inner products of positions are faster if the kernel's gradient has more than this many times as many entries as
+there are pairs of positions (measured)."""
 
 _kernel_gradient: Callable[..., Tensor] = conv2d_weight  # untyped in torch
 
 
 class UnknownUse(Exception):
-    """A parameter is used in a way that has no per-record gradients here."""
+    """A parameter is used in a way for which this module has no per-record gradients."""
 
 
 def clipped_gradient(
@@ -57,7 +59,7 @@ def clipped_gradient(
     """sum_i g_i min(1, clip / ||g_i||) / divisor over the records i, in the tensors' shapes.
 
     g_i is the gradient of record i's loss with respect to all tensors together, without the penalty, which depends on
-    no record. The model must not mix records, as a batch norm does: a single record would have no gradient.
+    no record. The model must not mix records, as a batch norm does, because a single record would have no gradient.
 
     Args:
         tensors: parameters, in the layout's order. Not modified.
@@ -66,7 +68,7 @@ def clipped_gradient(
 
     Guarantees:
         A record with a zero gradient adds zero; a batch without records gives zeros.
-        No norm overflows before its gradient does; a NaN in one record's gradient is a NaN in the sum.
+        No norm overflows before its gradient does; a NaN in one record's gradient gives a NaN in the sum.
 
     Raises:
         UnknownUse: a parameter is not used by exactly one dense layer, convolution or group norm.
@@ -88,8 +90,8 @@ def dense_deltas(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Each layer's input [c, b, n], and the gradients by its output [c, b, m] of the records' losses times `weight`.
 
-    tensors: those of a dense ReLU stack with cross-entropy, with a first axis c; x: [c, b, *input_shape]; y: [c, b];
-    weight: [c, b], or None for 1.
+    tensors: parameters of a dense ReLU stack with cross-entropy, with a first axis c; x: [c, b, *input_shape];
+    y: [c, b]; weight: [c, b], or None for 1.
     """
     matrices, biases = tensors[0::2], tensors[1::2]
     inputs = [x.flatten(2)]
@@ -110,7 +112,7 @@ def dense_deltas(
 def clip_factors(parts: Sequence[Squares], dtype: torch.dtype, clip: float, most: float = 1.0) -> Tensor:
     """min(most, clip / norm) for each record; `most` for a zero norm, NaN for a NaN norm.
 
-    The squared norm is the sum of `parts`. Squares that overflow in `dtype`, the gradients' type, are taken in float64.
+    The squared norm is the sum of `parts`. If it overflows in `dtype`, the gradients' type, it is computed in float64.
     """
     for precision in (dtype, torch.float64):
         squares = reduce(torch.add, [part(precision) for part in parts])
@@ -132,7 +134,7 @@ def outer_squares(deltas: Tensor, inputs: Tensor, dtype: torch.dtype, *, bias: b
 
 
 class _Gradients(NamedTuple):
-    """Gradients of all parameters and the `positions` of these in the layout; to be multiplied by `scale`."""
+    """Gradients of all parameters, to be multiplied by `scale`, and the parameters' `positions` in the layout."""
 
     per_record: Sequence[_PerRecord]
     positions: list[int]
@@ -140,7 +142,10 @@ class _Gradients(NamedTuple):
 
 
 def _dense_gradients(tensors: Sequence[Tensor], x: Tensor, y: Tensor) -> _Gradients:
-    """A dense ReLU stack with cross-entropy, by hand: recording would cost a third of a step of 32 records."""
+    """Gradients of a dense ReLU stack with cross-entropy, by hand.
+
+    Recording the layers instead would take a third of the time of a step of 32 records.
+    """
     with torch.no_grad():
         inputs, deltas = dense_deltas([tensor[None] for tensor in tensors], x[None], y[None])
     outer = [_Outer(delta[0], entered[0], bias=True) for delta, entered in zip(deltas, inputs, strict=True)]
@@ -150,7 +155,7 @@ def _dense_gradients(tensors: Sequence[Tensor], x: Tensor, y: Tensor) -> _Gradie
 def _watched_gradients(
     task: ModelTask, tensors: Sequence[Tensor], x: Tensor, y: Tensor, keep: Sequence[Tensor] | None
 ) -> _Gradients:
-    """Any model of the known layers."""
+    """Gradients of any model of the known layers."""
     pure = replace(task, model=replace(task.model, l2=0.0)) if task.model.l2 else task
     calls: list[_Call] = []
     watched = [tensor.detach().as_subclass(_Parameter) for tensor in tensors]
@@ -171,7 +176,7 @@ class _PerRecord(Protocol):
         """[b] squared norms."""
 
     def totals(self, factors: Tensor) -> list[Tensor]:
-        """Each parameter's sum over the records, with weights [b]."""
+        """Each parameter's sum of gradients over the records, with weights [b]."""
 
 
 @dataclass(frozen=True)
@@ -181,11 +186,11 @@ class _Rows:
     rows: Tensor
 
     def squares(self, dtype: torch.dtype) -> Tensor:
-        """Row by row."""
+        """The squared norm of each row."""
         return row_squares(self.rows, dtype)
 
     def totals(self, factors: Tensor) -> list[Tensor]:
-        """A single product."""
+        """The weighted sum of the rows."""
         return [factors @ self.rows]
 
 
@@ -198,11 +203,11 @@ class _Outer:
     bias: bool
 
     def squares(self, dtype: torch.dtype) -> Tensor:
-        """The norm of an outer product is the product of the norms."""
+        """Products of the factors' squared norms."""
         return outer_squares(self.deltas, self.inputs, dtype, bias=self.bias)
 
     def totals(self, factors: Tensor) -> list[Tensor]:
-        """Weight and bias share the weighted deltas."""
+        """The sums for weight and bias, from the same weighted deltas."""
         weighted = self.deltas * factors[:, None]
         weight = torch.mm(weighted.t(), self.inputs)
         return [weight, weighted.sum(0)] if self.bias else [weight]
@@ -220,7 +225,7 @@ class _Kernel:
     kept: Tensor | None = None
 
     def squares(self, dtype: torch.dtype) -> Tensor:
-        """Computed in pieces that fit in the cache; keeps the gradients if there are few entries."""
+        """Squared norms, computed in pieces that fit in the cache; keeps the gradients if they have few entries."""
         entries, positions = math.prod(self.shape), math.prod(self.deltas.shape[2:])
         by_gram = _GRAM * positions**2 < entries
         keeps = not by_gram and len(self.deltas) * entries <= _KEPT
@@ -287,11 +292,11 @@ class _Linear(_Layer):
 
     @property
     def is_known(self) -> bool:
-        """With another axis, a record's gradient would not be an outer product."""
+        """Whether the input has two axes; with more, a record's gradient is not an outer product."""
         return self.input.ndim == 2
 
     def per_record(self, deltas: Tensor) -> list[_PerRecord]:
-        """An outer product, not materialized."""
+        """An outer product that is not materialized."""
         return [_Outer(deltas, self.input, self.bias is not None)]
 
 
@@ -309,14 +314,14 @@ class _Convolution(_Layer):
 
     @property
     def is_known(self) -> bool:
-        """Dilation or groups would change the patches."""
+        """Whether there are no dilation, no groups and no padding by name; the first two would change the patches."""
         plain = self.groups == 1 and self.dilation in (1, (1, 1)) and not isinstance(self.padding, str)
         return plain and self.input.ndim == 4
 
     def per_record(self, deltas: Tensor) -> list[_PerRecord]:
-        """The bias is added at every position."""
+        """The kernel's gradients, and the bias's: sums over all positions."""
         assert not isinstance(self.padding, str)
-        # torch takes one number for both dimensions
+        # torch accepts one number for both dimensions
         stride, padding = (part if isinstance(part, tuple) else (part, part) for part in (self.stride, self.padding))
         kernel = _Kernel(deltas, self.input, self.weight.shape, stride, padding)
         return [kernel] if self.bias is None else [kernel, _Rows(_sum_positions(deltas))]
@@ -333,7 +338,7 @@ class _GroupNorm(_Layer):
     eps: float = 1e-5
 
     def per_record(self, deltas: Tensor) -> list[_PerRecord]:
-        """Materialized, being small; the normalized input is recomputed."""
+        """Materialized gradients, because they are small; the normalized input is recomputed."""
         scale = _Rows(_sum_positions(deltas * group_norm(self.input, self.num_groups, eps=self.eps)))
         return [scale] if self.bias is None else [scale, _Rows(_sum_positions(deltas))]
 
@@ -347,7 +352,7 @@ _LAYERS: dict[object, Callable[..., _Layer]] = {linear: _Linear, conv2d: _Convol
 
 
 class _Call(NamedTuple):
-    """A layer, its output, and the version of its input at the call."""
+    """A call of a layer: its arguments, its output, and the version of its input at the call."""
 
     layer: _Layer
     output: Tensor
@@ -368,11 +373,11 @@ class _Parameter(Tensor):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """Torch calls this instead of `func` if an argument is, or contains, a parameter."""
+        """Record the call; torch calls this instead of `func` if an argument is, or contains, a parameter."""
         named = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **named)
-        if not _has_tensor(result):  # e.g. a shape, which depends on no value
+        if not _has_tensor(result):  # such as a shape, which does not depend on values
             return result
         layer = _LAYERS[func](*args, **named) if func in _LAYERS else None
         if layer is None or not isinstance(result, Tensor) or not isinstance(layer.weight, _Parameter):
@@ -383,12 +388,16 @@ class _Parameter(Tensor):
 
 
 def _has_tensor(result: object) -> bool:
-    """Whether it is a tensor, or a list or tuple that contains one."""
+    """Whether the result is a tensor, or a list or tuple that contains one."""
     return isinstance(result, Tensor) or (isinstance(result, list | tuple) and any(map(_has_tensor, result)))
 
 
 def _positions(calls: Sequence[_Call], parameters: int, records: int) -> list[int]:
-    """Positions of the calls' parameters, weight before bias: each once, in a known layer with one row per record."""
+    """Positions of the calls' parameters, weight before bias.
+
+    Raises:
+        UnknownUse: a parameter is not used exactly once, in a known layer with one row per record.
+    """
     tensors = [one for call in calls for one in (call.layer.weight, call.layer.bias) if one is not None]
     positions = [one.position if isinstance(one, _Parameter) else -1 for one in tensors]
     if sorted(positions) != list(range(parameters)):

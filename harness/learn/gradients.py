@@ -1,7 +1,7 @@
 """Gradients of many batches at shared parameters, differentiable in the inputs.
 
-Gradients of chains of known layers are computed by hand (`learn.kernels`); those of other models are mapped over the
-instances, and one backward pass through them gives every instance its own slope. `kernel_of` decides.
+Gradients of chains of known layers are computed by hand (`learn.kernels`); gradients of other models are mapped over
+the instances, and one backward pass through them gives every instance its own slope. `kernel_of` decides.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from leakgauge.harness.learn.layers import Chain, Conv, Network
 from leakgauge.harness.learn.tasks import ModelTask
 
 _TOGETHER = 32
-"""Instances whose gradients are computed at once: the patches of an image take up to 2 MB."""
+"""Number of instances whose gradients are computed at once; the patches of an image take up to 2 MB."""
 
 
 _MIXED = 4
-"""Images of an instance, at most, for a kernel with batch norms: it keeps patches of 14 MB an image."""
+"""Maximum number of images per instance for a kernel with batch norms, which keeps patches of 14 MB per image."""
 
 
 def gradients(task: Task, params: Vector, x: Tensor, y: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def gradients(task: Task, params: Vector, x: Tensor, y: Tensor) -> Tensor:
         parts = zip(torch.split(x, _TOGETHER), torch.split(y, _TOGETHER), strict=True)
         rows = [_ByHand.apply(kernel, *part) for part in parts]  # type: ignore[no-untyped-call]
         return torch.cat(rows) if len(rows) > 1 else rows[0]
-    if len(x) == 1:  # mapping over one instance takes half as long again as not mapping
+    if len(x) == 1:  # mapping over a single instance takes 1.5 times as long as no mapping
         leaf = params.detach().requires_grad_()
         again = x.requires_grad or y.requires_grad
         with torch.enable_grad():
@@ -66,16 +66,16 @@ class _ByHand(torch.autograd.Function):
 
 
 def kernel_of(task: Task, params: Vector, images: int, *, blocks: bool = False) -> Kernel | None:
-    """The kernel by hand if there is one and it is faster; None: use `vmap`.
+    """The hand-written kernel if it supports the task and is faster; None: use `vmap`.
 
     Args:
-        blocks: whether it may be one of a network with residual blocks: a ResNet-20 takes 0.5 to 0.7 of the usual
-            loop's time with one image; with four, 0.8 with batch norm, and no less with group norm.
+        blocks: whether networks with residual blocks may use a kernel: relative to the usual loop, a ResNet-20 takes
+            0.5 to 0.7 of the time with one image; with four, 0.8 with batch norm, and no less time with group norm.
 
     Time of `vmap` over time by hand, measured on one busy CPU core (`benchmarks/matching.py`), 3x32x32, 8 instances or
     more: 1.5 to 2.5 for the LeNet of DLG with one image and 1.2 to 1.4 with four, 3 to 6 for `mlp` (in smaller chunks
     by hand), 1.1 to 1.4 for `cnn2` and `lenet5` with one image, but 0.6 to 1.0 with four: a first convolution of stride
-    1 has a window per pixel, and few channels share the cost of copying it. No GPU was measured.
+    1 has a window per pixel, and few channels share the cost of copying it. GPUs were not measured.
     """
     if type(task) is not ModelTask or not task.softmax or task.model.l2 or params.device.type != "cpu":
         return None
@@ -97,16 +97,16 @@ def takes_numbers(task: Task) -> bool:
 
 
 def targets_of(task: Task, y: Tensor, dtype: torch.dtype) -> Tensor:
-    """What `gradients` takes for known labels y [...]: probabilities [..., classes], or the numbers themselves."""
+    """The argument y of `gradients` for known labels [...]: probabilities [..., classes], or the numbers themselves."""
     return y.to(dtype) if takes_numbers(task) else one_hot(y, task.classes).to(dtype)
 
 
 def batch_loss(params: Vector, x: Tensor, y: Tensor, task: Task) -> Tensor:
-    """The task's loss for probabilities y [b, classes], or numbers [b]; softmax cross-entropy keeps more digits.
+    """The task's loss for probabilities y [b, classes], or numbers [b]; softmax cross-entropy is computed accurately.
 
-    Its gradient in the scores is p - y. For a confident and correct prediction that difference loses most digits in
-    float32, and matching then stalls long before it finds the image (MSE 0.1 instead of 5e-4). So the entry of the
-    likeliest label is computed as minus the sum of the others.
+    The gradient of softmax cross-entropy in the scores is p - y. For a confident and correct prediction, this
+    difference loses most digits in float32, and matching then stalls long before it finds the image (MSE 0.1 instead of
+    5e-4). So the entry of the likeliest label is computed as minus the sum of the others.
     """
     if not task.softmax:
         return task.loss(params, x, y)
@@ -115,7 +115,7 @@ def batch_loss(params: Vector, x: Tensor, y: Tensor, task: Task) -> Tensor:
     gaps = scores - scores.gather(1, likeliest)
     itself = torch.arange(task.classes, device=y.device) == likeliest
     others = gaps.masked_fill(itself, -torch.inf).logsumexp(dim=1)
-    # masked although the likeliest label's gap is zero: its slopes, +1 and -1, would swallow the others
+    # the likeliest label's gap is zero but masked anyway: its slopes, +1 and -1, would cancel the digits of the others
     loss = (softplus(others) - (y.masked_fill(itself, 0.0) * gaps).sum(dim=1)).mean()
     return loss if term is None else loss + term
 
@@ -126,7 +126,7 @@ def losses(task: Task, params: Vector, x: Tensor, y: Tensor, *, chunk: int = 256
     def by_scores(params: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return cross_entropy(task.outputs(params, x), y)
 
-    # of a model that has been trained: no batch lends it its statistics
+    # a trained model uses its running statistics, not those of a batch
     each = vmap(by_scores if task.mixes and task.softmax else task.loss, in_dims=(None, 0, 0))
     parts = zip(torch.split(x[:, None], chunk), torch.split(y[:, None], chunk), strict=True)
     with torch.no_grad():
@@ -136,7 +136,7 @@ def losses(task: Task, params: Vector, x: Tensor, y: Tensor, *, chunk: int = 256
 def keep_freed_memory() -> None:
     """Free one large, untouched block: glibc then keeps up to 64 MiB of freed memory instead of 128 KiB.
 
-    Otherwise each evaluation returns megabytes to the system, and the next one faults them in again: 1,100 to 1,600
-    page faults, a third of the time.
+    Otherwise each evaluation returns megabytes to the system, and the next evaluation faults them in again: 1,100 to
+    1,600 page faults, a third of the time.
     """
     torch.empty(2**25 - 2**16, dtype=torch.uint8)  # glibc ignores blocks above 32 MiB

@@ -1,9 +1,9 @@
 """Gradients of a network of layers by hand, and the slopes of their inner products with given directions.
 
 m instances share the parameters theta; each has its own gradient g and its own direction v. <v, g> is the derivative of
-the loss along v, so its slope in the inputs takes one pass forward with the tangents of v, and one pass back. The
-loss's slopes, known from the gradient's own pass back, are the slopes of <v, g> in the tangents, so the second pass
-back carries values alone: 19 products in total for the three convolutions of the LeNet of DLG.
+the loss along v, so its slope in the inputs takes one forward pass with the tangents of v, and one backward pass. The
+loss's slopes, known from the gradient's backward pass, are the slopes of <v, g> in the tangents. So the second backward
+pass carries only values: 19 products in total for the three convolutions of the LeNet of DLG.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from leakgauge.harness.learn.layers import (
 
 
 class Pulled(NamedTuple):
-    """Slopes in the inputs x [m, b, *input_shape] and in the labels y [m, b, classes]."""
+    """Slopes with respect to the inputs x [m, b, *input_shape] and the labels y [m, b, classes]."""
 
     x: Tensor
     y: Tensor
 
 
 _KEPT = 4
-"""Tapes that wait for the next evaluation of their shape, at most. An evaluation on one allocates next to nothing: with
-memory and views made anew, a single image behind the LeNet of DLG took three times as long."""
+"""Maximum number of unused tapes that are kept for the next evaluation of their shape. A kept tape saves nearly all
+allocations: with new memory and views, a single image behind the LeNet of DLG took three times as long."""
 
 
 class Kernel:
     """Gradients of the mean softmax cross-entropy of a network at fixed parameters, with dropout off.
 
     Args:
-        network: its output is one row of scores for each input; batch norms take the statistics of an instance's batch.
-        params: [d]. Not modified; later changes of it have no effect.
-        linear: the loss is the inner product of the outputs and y instead, summed over the inputs of an instance.
+        network: its output is one row of scores for each input; batch norms use the statistics of an instance's batch.
+        params: [d]. Not modified; later changes of params have no effect.
+        linear: use as loss the inner product of the outputs and y, summed over the inputs of an instance.
     """
 
     def __init__(self, network: Chain | Network, layout: Layout, params: Vector, *, linear: bool = False) -> None:
@@ -71,11 +71,11 @@ class Kernel:
 
     @torch.no_grad()
     def trace(self, x: Tensor, y: Tensor) -> tuple[Tensor, Trace]:
-        """Gradients [m, d], each the mean over the b inputs of an instance, and the trace for slopes of them.
+        """Gradients [m, d], each the mean over the b inputs of an instance, and the trace that computes their slopes.
 
         Args:
             x: [m, b, *input_shape]; do not modify it while the trace is in use.
-            y: [m, b, classes] probabilities; if linear, the loss's slopes in the outputs.
+            y: [m, b, classes] probabilities; if linear, the loss's slopes with respect to the outputs.
         """
         gradients = x.new_empty(len(x), self._layout.dim)
         with torch.inference_mode():  # operations and views take a sixth less time
@@ -100,7 +100,7 @@ class Kernel:
         return _Tape(x.shape, steps)
 
     def give_back(self, tape: _Tape) -> None:
-        """Take a tape that nobody reads any more."""
+        """Take back a tape that is no longer read."""
         self._free = [*self._free[1 - _KEPT :], tape]
 
     def split(self, vectors: Tensor) -> list[list[Tensor]]:
@@ -119,7 +119,7 @@ class _Tape(NamedTuple):
 class Trace:
     """The intermediate results of one `Kernel.trace`; `pull` may be called any number of times.
 
-    Its memory is used again when it is deleted.
+    Its memory is reused after the trace is deleted.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Trace:
 
     @property
     def outputs(self) -> Tensor:
-        """[m, b, classes] of the network; valid as long as the trace."""
+        """[m, b, classes] outputs of the network; valid as long as the trace exists."""
         return self._head.outputs
 
     @torch.no_grad()
@@ -153,7 +153,7 @@ class Trace:
 
 
 class _Scratch:
-    """Makes memory like a tensor."""
+    """Allocates memory with the type and device of a tensor."""
 
     def __init__(self, like: Tensor) -> None:
         self.like = like.new_empty(0)
@@ -164,7 +164,7 @@ class _Scratch:
         return self.like.new_zeros(shape)
 
     def shared(self, *shape: int) -> Tensor:
-        """[*shape], the same for all who ask: for results that the next operation alone reads."""
+        """[*shape], one block for all callers: only for results that the next operation consumes."""
         if self.spare.numel() < math.prod(shape):
             self.spare = self.new(math.prod(shape))
         return self.spare[: math.prod(shape)].view(shape)
@@ -181,30 +181,30 @@ class _Step(Protocol):
     """
 
     shape: Shape
-    """Of the output."""
+    """Shape of the output."""
 
     def forward(self, h: Tensor) -> Tensor:
         """The layer's output."""
 
     def backward(self, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
-        """From the loss's slope in the output to its slope in the input; if not `on`, the result is not used.
+        """The loss's slope in the input, from d, its slope in the output; if not `on`, the result is not used.
 
-        into: one [m, *shape] for each tensor of the layer; filled with its gradient.
+        into: one [m, *shape] for each tensor of the layer; filled with the tensor's gradient.
         """
 
     def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
         """The derivative of the output along t in the input (None: zero) and `along` in the layer's tensors."""
 
     def reverse(self, a: Tensor) -> Tensor:
-        """From the slope of <v, g> in the output to its slope in the input."""
+        """The slope of <v, g> in the input, from a, its slope in the output."""
 
 
 Maker = Callable[[Shape, _Scratch], _Step]
-"""From the shape of a layer's input, [m, channels, b, ...], to its step."""
+"""Makes a layer's step from the shape of its input, [m, channels, b, ...]."""
 
 
 def _maker(layer: Layer | Block, tensors: Iterator[Tensor]) -> Maker:
-    """What makes the layer's steps; work that is the same in every evaluation is done here, once."""
+    """The maker of the layer's steps; work that is the same in every evaluation is done here, once."""
     own = [] if isinstance(layer, Block) else [next(tensors) for _ in range(layer.owns)]
     match layer:
         case Conv():
@@ -226,7 +226,7 @@ def _maker(layer: Layer | Block, tensors: Iterator[Tensor]) -> Maker:
 class _Softmax:
     """Softmax cross-entropy, the mean over the b rows of an instance.
 
-    Its slope in the scores is p - y. For a confident and correct prediction that difference loses most digits, so the
+    Its slope in the scores is p - y. For a confident and correct prediction, this difference loses most digits, so the
     entry of the likeliest label is computed as minus the sum of the others; see `attacks._engine.matching`.
     """
 
@@ -239,19 +239,19 @@ class _Softmax:
         self.slope = slope.scatter_(2, self.likeliest, slope.sum(dim=2, keepdim=True).neg_())
 
     def pull(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """Slopes in the scores and in y of the loss's derivative along score tangents t."""
+        """Slopes of the loss's derivative along score tangents t, in the scores and in y."""
         gaps = (t - t.gather(2, self.likeliest)).div_(self.b)
         return (gaps - (self.p * gaps).sum(dim=2, keepdim=True)).mul_(self.p), gaps.neg()
 
 
 class _Linear:
-    """The loss <y, outputs>: its slope in the outputs is y, whatever they are."""
+    """The loss <y, outputs>, whose slope in the outputs is always y."""
 
     def __init__(self, outputs: Tensor, y: Tensor) -> None:
         self.outputs, self.slope = outputs, y
 
     def pull(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """Slopes in the outputs and in y of the loss's derivative along output tangents t."""
+        """Slopes of the loss's derivative along output tangents t, in the outputs and in y."""
         return torch.zeros_like(t), t
 
 
@@ -268,7 +268,7 @@ class _DenseStep:
 
     def backward(self, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
         self.d = d
-        product = torch.mul if d.shape[1] == 1 else torch.bmm  # of one row, mul takes half the time
+        product = torch.mul if d.shape[1] == 1 else torch.bmm  # for one row, mul takes half the time
         product(d.transpose(1, 2), self.h, out=into[0])
         torch.sum(d, dim=1, out=into[1])
         return torch.matmul(d, self.weight) if on else d
@@ -289,7 +289,7 @@ class _Smooth:
         self.shape, self.one = shape, scratch.new().fill_(1.0)
         self.h, self.slope, self.d, self.t, self.a, self.bend = (scratch.new(*shape) for _ in range(6))
         self.bent = False
-        """Whether `bend` holds h'' t times the loss's slope in the output; not before the first layer with weights,
+        """Whether `bend` holds h'' t times the loss's slope in the output; False before the first layer with weights,
         where t is zero."""
 
     def backward(self, d: Tensor, into: Sequence[Tensor], on: bool) -> Tensor:
@@ -330,7 +330,7 @@ class _SoftReluStep(_Smooth):
 
     def tangent(self, t: Tensor | None, along: Sequence[Tensor]) -> Tensor:
         assert t is not None
-        # d has one factor slope
+        # self.d already contains one factor `slope`
         torch.sub(self.one, self.slope, out=self.bend).mul_(t).mul_(self.d).div_(self.width)
         self.bent = True
         return torch.mul(t, self.slope, out=self.t)
@@ -350,7 +350,7 @@ class _ReluStep(_Smooth):
 
 
 class _MaxPoolStep:
-    """The maximum of each 2 x 2 window; the choice of the entry counts as constant."""
+    """The maximum of each 2 x 2 window; the choice of the entry is treated as constant."""
 
     def __init__(self, shape: Shape, scratch: _Scratch) -> None:
         self.before, self.shape = shape, (*shape[:3], shape[3] // 2, shape[4] // 2)
@@ -374,7 +374,7 @@ class _MaxPoolStep:
 
 
 class _FixedStep:
-    """A linear map without parameters: its slopes are itself forward, and `reverse` backward."""
+    """A linear map without parameters: its `tangent` is `forward`, its `backward` is `reverse`."""
 
     def forward(self, h: Tensor) -> Tensor:
         raise NotImplementedError
@@ -391,7 +391,7 @@ class _FixedStep:
 
 
 class _FlattenStep(_FixedStep):
-    """Maps to rows."""
+    """Turns maps into rows."""
 
     def __init__(self, shape: Shape, scratch: _Scratch) -> None:
         self.before = (shape[0], shape[2], shape[1], *shape[3:])
@@ -405,7 +405,7 @@ class _FlattenStep(_FixedStep):
 
 
 class _MeanStep(_FixedStep):
-    """Maps to rows of their means."""
+    """Turns maps into rows of their means."""
 
     def __init__(self, shape: Shape, scratch: _Scratch) -> None:
         self.before, self.entries = shape, math.prod(shape[3:])
@@ -474,7 +474,7 @@ class _NormStep:
         return (w - w.mean(self.over, keepdim=True)).addcmul_(self.u, of_w, value=-1).mul_(self.factor), of_w
 
     def _sets(self, w: Tensor) -> Tensor:
-        """Maps, split into the sets."""
+        """Maps, split into the sets of entries that are normalized together."""
         return w.reshape(self.sets)
 
 
@@ -514,13 +514,13 @@ class _BlockStep:
         return self._behind(before, a)
 
     def _ahead(self, after: Tensor, h: Tensor) -> Tensor:
-        """What comes out of the path, plus the shortcut of its input."""
+        """The output of the path, plus the shortcut of the input."""
         whole = after.clone()
         whole[:, : self.before[1]].add_(h[..., :: self.stride, :: self.stride])
         return whole
 
     def _behind(self, before: Tensor, d: Tensor) -> Tensor:
-        """The slope in the input by way of the path, plus that by way of the shortcut."""
+        """The slope in the input through the path, plus the slope through the shortcut."""
         whole = before.clone()
         whole[..., :: self.stride, :: self.stride].add_(d[:, : self.before[1]])
         return whole
@@ -585,7 +585,7 @@ class _ConvStep:
         return self._unphase()
 
     def _unphase(self) -> Tensor:
-        """The product as maps of the input's sides."""
+        """The product as maps with the input's height and width."""
         if self.unphased is not None:
             torch.index_select(self.product.flatten(1), 1, self.unphased, out=self.maps.flatten(1))
         return self.maps
@@ -598,21 +598,21 @@ _PLAIN: dict[type[Layer], Maker] = {
     Flatten: _FlattenStep,
     Mean: _MeanStep,
 }
-"""Layers without settings."""
+"""Makers of layers without settings."""
 
 
 class _Filters:
     """A convolution's weights as matrices that multiply patches.
 
-    Backwards, input u (counted with the padding) contributes to the outputs o with u = stride o + k, k in the kernel.
-    With u = stride q + phase and k = stride j + phase, o is q - j: windows of `reach` outputs, one product for all
-    phases. Entries are reordered by `index_select` from a list of their places, which takes a third to a tenth of the
-    time of copying the permuted view.
+    In the backward pass, input u (counted with the padding) contributes to the outputs o with u = stride o + k, k in
+    the kernel. With u = stride q + phase and k = stride j + phase, o is q - j: windows of `reach` outputs, one product
+    for all phases. Entries are reordered by `index_select` from a list of their places, which takes a third to a tenth
+    of the time of copying the permuted view.
 
     Attributes:
         forth: [1, outputs, kernel * kernel * inputs].
-        back: [1, stride * stride * inputs, reach * reach * outputs], for the product backwards.
-        turned: the place of each entry of `back` in `forth` with a zero after it.
+        back: [1, stride * stride * inputs, reach * reach * outputs], for the backward product.
+        turned: the place of each entry of `back` in `forth` with a zero appended.
     """
 
     def __init__(self, layer: Conv, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -627,7 +627,7 @@ class _Filters:
         self._unphased: dict[tuple[int, ...], Tensor] = {}
 
     def _turn(self, places: Tensor) -> Tensor:
-        """`turned`, from the places of the weights' entries."""
+        """Compute `turned` from the places of the weights' entries."""
         stride, reach = self.layer.stride, self.reach
         missing = stride * reach - self.layer.kernel
         full = pad(places, (0, missing, 0, missing), value=places.numel())
@@ -640,13 +640,16 @@ class _Filters:
         return _Windows(shape, margins, self.layer.kernel, self.layer.stride, scratch, keep)
 
     def behind(self, shape: Shape, sides: Sequence[int], scratch: _Scratch, keep: bool) -> _Windows:
-        """Those of outputs, [m, reach * reach * outputs, positions of the input / stride]; sides: of the input."""
+        """The patches of outputs, [m, reach * reach * outputs, positions of the input / stride].
+
+        sides: height and width of the input.
+        """
         before = self.reach - 1 - self.start
         margins = [(before, self._end(side) - have) for side, have in zip(sides, shape[3:], strict=True)]
         return _Windows(shape, margins, self.reach, 1, scratch, keep)
 
     def unphased(self, b: int, sides: Sequence[int]) -> Tensor | None:
-        """The place in the product backwards of each entry of the maps [inputs, b, *sides]; None: its own."""
+        """The place in the backward product of each entry of the maps [inputs, b, *sides]; None: the same place."""
         stride, skipped = self.layer.stride, self.layer.padding % self.layer.stride
         if stride == 1:
             return None
@@ -661,18 +664,18 @@ class _Filters:
         return self._unphased[b, *sides]
 
     def _end(self, side: int) -> int:
-        """One past the last q of an input with this side."""
+        """One past the last q of an input with this height or width."""
         return (self.layer.padding + side - 1) // self.layer.stride + 1
 
 
 class _Windows:
-    """All windows of maps [m, channels, b, height, width] in a margin of zeros (before, after; rows, columns).
+    """All windows of maps [m, channels, b, height, width] in margins of zeros (before, after) of rows and columns.
 
-    Channels come last in the padded maps, so that runs of kernel * channels entries are copied: a fifth of the time of
+    Channels come last in the padded maps, so runs of kernel * channels entries are copied: a fifth of the time of
     torch's `unfold`.
 
     Attributes:
-        rows: [m, b * positions, kernel * kernel * channels], of the last maps.
+        rows: [m, b * positions, kernel * kernel * channels], windows of the last maps.
         columns: the same, transposed.
     """
 

@@ -16,7 +16,7 @@ from leakgauge.harness.core.contract import InTraining
 from leakgauge.harness.core.vec import Layout
 
 TINY = 1e-5
-"""Added to a variance, as in torch."""
+"""Constant added to a variance, as in torch."""
 
 
 class Slot(NamedTuple):
@@ -28,7 +28,7 @@ class Slot(NamedTuple):
 
 
 class Tensors(NamedTuple):
-    """The tensors of a stack of layers, as `Model` takes them."""
+    """The tensors of a stack of layers, in the form that `Model` takes."""
 
     layout: Layout
     fan_in: tuple[int, ...]
@@ -49,10 +49,10 @@ def weights(name: str, *shape: int, bias: bool = True) -> list[Slot]:
 
 
 class BatchStatistics(torch.autograd.Function):
-    """A term of the loss with the value 0; running statistics have a gradient in it, themselves less those of a batch.
+    """A loss term with the value 0; its gradient in the running statistics is running minus batch statistics.
 
     It takes (running mean, running variance, mean, variance), each [channels]. The gradient is differentiable in all
-    four; the statistics of the batch get none themselves, so that no other parameter notices the term.
+    four; the statistics of the batch themselves get no gradient, so the term affects no other parameter.
     """
 
     generate_vmap_rule = True
@@ -64,12 +64,12 @@ class BatchStatistics(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Keep the statistics."""
+        """Save the statistics for the backward pass."""
         ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """The differences."""
+        """The differences between running and batch statistics."""
         mean, variance, now_mean, now_variance = ctx.saved_tensors
         return slope * (mean - now_mean), slope * (variance - now_variance), None, None
 
@@ -96,12 +96,12 @@ class Conv:
 
     @property
     def owns(self) -> int:
-        """Weight and, if there is one, bias."""
+        """Number of tensors: weight and, if present, bias."""
         return 1 + self.bias
 
     @property
     def slots(self) -> list[Slot]:
-        """The same."""
+        """Weight and, if present, bias."""
         return weights(self.name, self.outputs, self.inputs, self.kernel, self.kernel, bias=self.bias)
 
     def apply(self, h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -131,10 +131,11 @@ class Dense:
 
 @dataclass(frozen=True)
 class Norm:
-    """A normalization of images, times a scale, plus a bias, for each channel.
+    """A normalization of images, then a scale and a bias for each channel.
 
-    groups: of the channels, whose entries of one image are normalized together. 0: a batch norm, which takes the
-    statistics of a batch in training and running ones otherwise; a defense's noise may have made a variance negative.
+    groups: number of groups of channels; the entries of a group in one image are normalized together. 0: a batch norm,
+    which uses the statistics of the batch in training and running statistics otherwise. A negative running variance,
+    possible through a defense's noise, counts as 0.
     """
 
     name: str
@@ -143,12 +144,12 @@ class Norm:
 
     @property
     def owns(self) -> int:
-        """Scale and bias; a batch norm also has a running mean and variance."""
+        """Number of tensors: scale and bias; a batch norm also has a running mean and variance."""
         return 2 if self.groups else 4
 
     @property
     def slots(self) -> list[Slot]:
-        """[channels] each: initially ones and zeros, and of a batch norm zeros and ones."""
+        """[channels] each: scale (initially 1) and bias (0); of a batch norm also running mean (0) and variance (1)."""
         names = ("scale", "bias", "running_mean", "running_var")
         initial = zip(names, (0, -1, -1, 0), strict=True)
         return [Slot(f"{self.name}.{name}", (self.channels,), fan_in) for name, fan_in in initial][: self.owns]
@@ -162,7 +163,7 @@ class Norm:
         return _normal(h, mean, variance.clamp(min=0.0), scale, bias)
 
     def by_batch(self, h: Tensor, *own: Tensor) -> InTraining:
-        """The same by the statistics of h, and the term of the loss that moves the running ones toward these."""
+        """As `apply`, but by the statistics of h, with the loss term that moves the running statistics toward them."""
         if self.groups:
             return InTraining(self.apply(h, *own))
         scale, bias, *running = own
@@ -172,7 +173,7 @@ class Norm:
 
 
 def _normal(h: Tensor, mean: Tensor, variance: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    """Each channel of h with this mean and variance, normalized."""
+    """Each channel of h, normalized by this mean and variance."""
     factor = scale * (variance + TINY).rsqrt()
     return (h - mean[:, None, None]) * factor[:, None, None] + bias[:, None, None]
 
@@ -203,7 +204,7 @@ class Relu(_WithoutTensors):
 
 @dataclass(frozen=True)
 class SoftRelu(_WithoutTensors):
-    """log(1 + exp(h / width)) width, entry by entry: ReLU with a bend of this width instead of a kink."""
+    """width * log(1 + exp(h / width)), entry by entry: ReLU with a smooth bend of this width instead of a kink."""
 
     width: float
 
@@ -213,7 +214,7 @@ class SoftRelu(_WithoutTensors):
 
 
 class MaxPool(_WithoutTensors):
-    """The maximum of each 2 x 2 window, without an odd last row or column."""
+    """The maximum of each 2 x 2 window; an odd last row or column is dropped."""
 
     def apply(self, h: Tensor) -> Tensor:
         """[..., height, width] to half of both."""
@@ -238,7 +239,7 @@ class Mean(_WithoutTensors):
 
 @dataclass(frozen=True)
 class Dropout(_WithoutTensors):
-    """Sets entries of examples of this shape to zero at this rate; the caller passes the mask."""
+    """A dropout of this rate on examples of this shape; the caller passes the mask."""
 
     shape: tuple[int, ...]
     rate: float
@@ -249,7 +250,7 @@ Layer = Conv | Dense | Norm | Sigmoid | Relu | SoftRelu | MaxPool | Mean | Flatt
 
 @dataclass(frozen=True)
 class Chain:
-    """Layers that each take the output of the layer before; an `Apply` of `harness.learn.models`."""
+    """Layers, each applied to the output of the previous layer; an `Apply` of `harness.learn.models`."""
 
     layers: tuple[Layer, ...]
 
@@ -285,10 +286,10 @@ class Chain:
 
 @dataclass(frozen=True)
 class Block:
-    """Layers, to whose output a shortcut without parameters adds their input.
+    """Layers with a parameter-free shortcut that adds their input to their output.
 
-    Where the layers widen it, the shortcut takes every second row and column, and its new channels are zero (option A
-    of He et al. 2016).
+    If the layers add channels (`new` of them), the shortcut takes every second row and column, and its new channels
+    are zero (option A of He et al. 2016).
     """
 
     layers: tuple[Layer, ...]
@@ -296,27 +297,27 @@ class Block:
 
     @property
     def owns(self) -> int:
-        """The tensors of the layers."""
+        """Number of tensors of the layers."""
         return sum(layer.owns for layer in self.layers)
 
     @property
     def slots(self) -> list[Slot]:
-        """The same, in order."""
+        """The tensors of the layers, in order."""
         return [slot for layer in self.layers for slot in layer.slots]
 
     @property
     def stride(self) -> int:
-        """Of the shortcut."""
+        """Stride of the shortcut."""
         return 2 if self.new else 1
 
     def shortcut(self, h: Tensor) -> Tensor:
-        """What is added for the input h."""
+        """The output of the shortcut for the input h."""
         return pad(h[:, :, ::2, ::2], (0, 0, 0, 0, 0, self.new)) if self.new else h
 
 
 @dataclass(frozen=True)
 class Network:
-    """Layers and residual blocks, one after the other; not a `Chain`, whose readers expect a single path."""
+    """Layers and residual blocks in sequence; not a `Chain`, because users of `Chain` expect a single path."""
 
     layers: tuple[Layer | Block, ...]
 
@@ -330,7 +331,7 @@ class Network:
         return self._through(self.layers, x, iter(tensors), None)
 
     def in_training(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> InTraining:
-        """The same with batch norms by the statistics of x."""
+        """As a call, but batch norms use the statistics of x."""
         terms: list[Tensor] = []
         scores = self._through(self.layers, x, iter(tensors), terms)
         return InTraining(scores, torch.stack(terms).sum() if terms else None)
@@ -338,7 +339,7 @@ class Network:
     def _through(
         self, layers: Sequence[Layer | Block], h: Tensor, tensors: Iterator[Tensor], terms: list[Tensor] | None
     ) -> Tensor:
-        """The output of the layers, and in `terms`, if they train, those of the loss."""
+        """The output of the layers; in training, their loss terms are appended to `terms`."""
         for layer in layers:
             if isinstance(layer, Block):
                 h = self._through(layer.layers, h, tensors, terms) + layer.shortcut(h)
@@ -352,7 +353,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Trained:
-    """A network in training, as `Model` takes it: equal to that of an equal network, as a bound method is not."""
+    """`Network.in_training` for `Model`; unlike bound methods, instances of equal networks are equal."""
 
     network: Network
 
@@ -362,7 +363,7 @@ class Trained:
 
 
 def dense_stack(widths: Sequence[int]) -> list[Layer]:
-    """Flattened inputs through dense layers with ReLU between them: `fc1` from widths[0] to widths[1], and so on."""
+    """Flattening, then dense layers with ReLU between them: `fc1` from widths[0] to widths[1], and so on."""
     layers: list[Layer] = [Flatten()]
     for number, (inputs, outputs) in enumerate(itertools.pairwise(widths), start=1):
         layers += [Dense(f"fc{number}", inputs, outputs), Relu()]

@@ -1,4 +1,4 @@
-"""Models as small named functions of a list of tensors."""
+"""Models, as small named functions of a list of tensors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _STAGES = (16, 32, 64)
 """Channels of the three stages of a ResNet."""
 
 _GROUPS = 2
-"""Groups of a norm: best for ResNet-20 on label-skewed clients (Hsieh et al. 2020; issue 1 of their repository)."""
+"""Groups of a norm; best for ResNet-20 on label-skewed clients (Hsieh et al. 2020; issue 1 of their repository)."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Model:
     """An architecture for one input shape and number of classes.
 
     Attributes:
-        layout: tensors, in the order in which `apply` takes them.
+        layout: the tensors, in the order in which `apply` takes them.
         fan_in: one per tensor; the default initialization is uniform in +-1/sqrt(fan_in). 0: ones (a norm's scale);
             -1: zeros.
         apply: (tensors, x [b, *input_shape], keep) -> [b, classes] scores. `keep` holds one dropout mask per entry of
@@ -63,10 +63,10 @@ class Model:
             (W [out, in]), else None; batched products are derived from it.
         dropout: (shape without the batch axis, rate) of each dropout.
         l2: the loss includes the penalty l2/2 ||parameters||^2.
-        training: scores while a client trains, as `apply`, if they differ: records of a batch then change each other's
-            scores.
-        start: the first parameters by a key; None: by `fan_in`.
-        smooth: the scores are known to be a smooth function of the inputs; a `Chain` knows it itself.
+        training: like `apply`, the scores while a client trains, if they differ: records of a batch then change each
+            other's scores. None: they do not differ.
+        start: draws the first parameters from a key; None: they are drawn by `fan_in`.
+        smooth: the scores are known to be a smooth function of the inputs; a `Chain` determines it by itself.
     """
 
     name: str
@@ -98,10 +98,10 @@ def build(name: str, input_shape: tuple[int, ...], classes: int) -> Model:
         name: one of `names()`; with a colon, as in `modules.build`.
         input_shape: without the batch axis; (channels, height, width) for convolutions.
         classes: number of label classes; 0: the label is a number. Then every architecture but `svm` has one output
-            and squared loss. `linear-regression` has them for any number.
+            and squared loss. `linear-regression` always has one output and squared loss.
 
     Raises:
-        UnknownNameError: no such architecture; the error suggests the nearest and lists the known ones.
+        UnknownNameError: no such architecture; the error suggests the nearest name and lists the known names.
         ValueError: the architecture does not accept this input shape or this number of classes.
     """
     from leakgauge.harness.learn import modules
@@ -137,18 +137,18 @@ class Scaled:
         return self.apply(tensors, self.original(x), keep)
 
     def original(self, x: Tensor) -> Tensor:
-        """The inputs as they were."""
+        """The original inputs of stored inputs x."""
         return x * self.span.to(x) + self.low.to(x)
 
     def stored(self, x: Tensor) -> Tensor:
-        """The inputs as they are stored."""
+        """The stored inputs of original inputs x."""
         return (x - self.low.to(x)) / self.span.to(x)
 
 
 def scaled(model: Model, low: Tensor | None, span: Tensor | None) -> Model:
-    """The model for inputs that are stored as (x - low) / span, or itself if these are None.
+    """The model for inputs that are stored as (x - low) / span, or the model itself if low or span is None.
 
-    Its gradients are computed by autograd: no gradient by hand knows the scale.
+    Its gradients are computed by autograd, because the gradients by hand do not support the scale.
 
     Args:
         low, span: broadcast over one input, see `DataSet`.
@@ -174,7 +174,7 @@ def names() -> tuple[tuple[str, str], ...]:
 
 
 def _image(name: str, input_shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
-    """(channels, height, width), or a ValueError if the input is no image or too small."""
+    """(channels, height, width); raises ValueError if the input is not an image or too small."""
     if len(input_shape) != 3 or min(input_shape[1:]) < least:
         raise ValueError(
             f"model {name!r} expects (channels, height, width) of at least {least} x {least} pixels, "
@@ -213,7 +213,7 @@ def _cnn3(input_shape: tuple[int, ...], classes: int) -> Model:
     for number, (inputs, outputs) in enumerate(((channels, 32), (32, 64), (64, 128)), start=1):
         sides = [(side - 2) // 2 for side in sides]
         layers += [Conv(f"conv{number}", inputs, outputs, 3), Relu(), MaxPool(), Dropout((outputs, *sides), 0.2)]
-    # without padding: 128 * 2 * 2 entries remain of 32 x 32 pixels
+    # without padding, 128 * 2 * 2 entries remain of 32 x 32 pixels
     layers += dense_stack((128 * math.prod(sides), 128, 64, 32, classes))
     return _chain("cnn3", input_shape, classes, *layers)
 
@@ -243,7 +243,7 @@ def _lenet5(input_shape: tuple[int, ...], classes: int) -> Model:
 def _cnn_udp(input_shape: tuple[int, ...], classes: int) -> Model:
     """The CNN of UDP on CIFAR-10: one convolution with ReLU, then a dense layer."""
     channels, *sides = _image("cnn-udp", input_shape, 1)
-    width = 16  # the paper gives none; with 16 the model is as large as the paper's MLP, within 3 %
+    width = 16  # not given in the paper; with 16, the model is as large as the paper's MLP, within 3 %
     flat = width * math.prod(side + 4 for side in sides)
     first = Conv("conv1", channels, width, 5, padding=4)
     return _chain("cnn-udp", input_shape, classes, first, Relu(), *dense_stack((flat, classes)))
@@ -255,13 +255,13 @@ def _resnet(blocks: int, input_shape: tuple[int, ...], classes: int, *, running:
     ResNet-110 has 1,727,674 parameters on FMNIST; sqSGD reports 1,722,224 for its own (0.3 % fewer).
 
     Args:
-        running: batch norm, whose running means and variances are tensors of the layout. A client's gradient in them
-            is what they are less those of its batch, so that a step moves them toward these by the learning rate, and
-            a message has them like every other tensor. Otherwise group norm.
+        running: use batch norm, whose running means and variances are tensors of the layout. A client's gradient in
+            them is their difference from the statistics of its batch, so a step moves them toward the batch by the
+            learning rate, and a message contains them like every other tensor. Otherwise use group norm.
 
     Source: He et al. 2016, section 4.2; shortcuts of their option A, without parameters. Differs: group norm, unless
         `running`, because batch norm mixes the examples of a batch, and its statistics leak. Batch norm is that of
-        Ioffe and Szegedy 2015; torch moves its statistics by a tenth and takes the unbiased variance.
+        Ioffe and Szegedy 2015; torch moves its statistics by a tenth and uses the unbiased variance.
     """
     name = f"resnet{6 * blocks + 2}{'-bn' if running else ''}"
     inputs, _, _ = _image(name, input_shape, 1)
@@ -292,7 +292,7 @@ def _apply_scores(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] |
 
 
 def _apply_margin(tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> Tensor:
-    """(-w.x / 2, w.x / 2): the second score exceeds the first by w.x."""
+    """The scores (-w.x / 2, w.x / 2), of which the second exceeds the first by w.x."""
     half = linear(x.flatten(1), tensors[0]) / 2
     return torch.cat([-half, half], 1)
 
@@ -304,7 +304,7 @@ def _svm(input_shape: tuple[int, ...], classes: int) -> Model:
     """
     tensors = stack(weights("fc", 1 if classes == 2 else classes, math.prod(input_shape), bias=False))
     apply = _apply_margin if classes == 2 else _apply_scores
-    # l2: kappa, which UDP does not give
+    # l2 is kappa, whose value UDP does not give
     return Model("svm", *tensors, input_shape, classes, apply, loss="hinge", l2=0.01)
 
 
@@ -335,4 +335,4 @@ FORMS = (
     ("torchvision:NAME", "a classifier of torchvision without weights, as in torchvision:resnet18"),
     ("given:NAME", "a torch.nn.Module that this Python process has registered by harness.learn.modules.given"),
 )
-"""(form, one-line summary) of the names of networks from elsewhere."""
+"""(form, one-line summary) of the names of networks that are not shipped."""

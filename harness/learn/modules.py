@@ -1,18 +1,18 @@
-"""A network that somebody else wrote, as a `Model`: any `torch.nn.Module` that the engine can differentiate.
+"""A user's network as a `Model`: any `torch.nn.Module` that the engine can differentiate.
 
 The flat vector holds the trainable parameters and the running statistics of batch norms in train mode, in the order of
 `state_dict`. Everything else is a constant: parameters with `requires_grad=False`, buffers, the running statistics of
 batch norms in eval mode. The network is called with the tensors of the vector in place of its own.
 
-*Batch norm in train mode* takes the statistics of the batch while a client trains, and the running ones to score.
-Running statistics have a gradient, themselves less those of the batch, as in `resnet20-bn`: a step of rate lr moves
-them by lr * (batch - running). Torch moves them by a momentum of their own; `paced` does too, where clients send
-updates. The variance of the batch is the unbiased one, as in torch.
+*Batch norm in train mode* uses the statistics of the batch while a client trains, and the running statistics otherwise.
+The gradient of running statistics is their difference from those of the batch, as in `resnet20-bn`: a step of rate lr
+moves them by lr * (batch - running). Torch moves them by the layer's momentum instead; `paced` does too, if clients
+send updates. The variance of the batch is the unbiased one, as in torch.
 
-*Dropout*, and torchvision's stochastic depth, multiply with masks that the task draws from its keys. A layer that the
-network has in eval mode is off.
+*Dropout*, and torchvision's stochastic depth, multiply with masks that the task draws from its keys. Layers of these
+kinds that are in eval mode are off.
 
-What cannot be handled is refused in one line with the layer and the reason.
+An unsupported network is refused in one line that names the layer and the reason.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from leakgauge.harness.learn.tasks import ModelTask
 Make = Callable[..., nn.Module]
 
 _KEY = Key(0, ("own model",))
-"""Of dry runs, and of what a factory draws for its constants, which are the same for every seed."""
+"""Key of dry runs, and of a factory's draws for constants, which are the same for every seed."""
 
 _MASKS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 3, nn.Dropout2d: 4, nn.Dropout3d: 5}
-"""Known dropouts; those of whole channels take inputs with this many axes."""
+"""Supported dropouts; dropouts of whole channels take inputs with this many axes."""
 
 _DEPTH = ("torchvision.ops.stochastic_depth", "StochasticDepth")
-"""Module and name of the layer that drops all that a record adds to a residual branch; only a shim has torchvision."""
+"""Module and name of the layer that drops a record's whole residual branch; only `torchvision_shim` may import it."""
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -63,7 +63,7 @@ _BENT: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.Hardsigmoid: lambda h: (h / 6 + 0.5).clamp(0.0, 1.0),
     nn.Hardswish: lambda h: h * (h / 6 + 0.5).clamp(0.0, 1.0),
 }
-"""Activations whose second derivative torch does not have, by others that have it."""
+"""Replacements for activations that have no second derivative in torch."""
 
 _SMOOTH = (
     *(nn.Sequential, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Flatten, nn.Unflatten, nn.Identity, *_MASKS),
@@ -74,15 +74,15 @@ _SMOOTH = (
 """Modules whose outputs are smooth functions of their inputs."""
 
 _STEPS = (1e-8, 1e-9, 1e-8, 1e-9)
-"""Of the numerical slope in each direction, in float64: so short that few kinks lie on the way. One direction that
-agrees is enough: a kink spoils few, a wrong backward all."""
+"""Step sizes of the numerical slope in each direction, in float64; so short that steps cross few kinks. One direction
+that agrees is enough: a kink spoils few directions, a wrong backward spoils all."""
 
 _AGREES = 1e-3
-"""Relative difference of the two slopes, at most; about 1e-6 for a ResNet-18."""
+"""Maximum relative difference of the two slopes; it is about 1e-6 for a ResNet-18."""
 
 _UNSENT = "?statistics=no"
-"""Behind the name of a network whose running statistics are not sent: constants, although a batch norm in train mode
-takes the statistics of the batch."""
+"""Suffix of the name of a network whose running statistics are constants and are not sent, although a batch norm in
+train mode uses the statistics of the batch."""
 
 _given: dict[str, Make | nn.Module] = {}
 
@@ -91,10 +91,10 @@ def given(name: str, make: Make | nn.Module) -> str:
     """Register a network in this process; returns its name for a study, `given:NAME`.
 
     Args:
-        make: a factory as in `build`, or a network: these very weights are then the first model of every training.
+        make: a factory as in `build`, or a network, whose weights are then the first model of every training.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: `make` is neither.
     """
     if not isinstance(make, nn.Module) and not callable(make):
         raise TypeError(f"expected a torch.nn.Module or a function that makes one, got {make!r}")
@@ -106,15 +106,15 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, loss: Loss = "c
     """The network `name` for inputs of one shape.
 
     Args:
-        name: `module:factory`, `torchvision:NAME` or `given:NAME`. A factory is called with those of `input_shape`,
-            `classes` or `num_classes`, and `channels` that it names; each seed has the weights that it then draws from
-            torch's, numpy's and Python's global generators, which are seeded by the seed. What it draws for constants
-            is the same for every seed. With `?statistics=no` behind it, running statistics are constants.
-        classes: outputs; 1 for squared loss, whatever it is.
+        name: `module:factory`, `torchvision:NAME` or `given:NAME`. A factory is called with those of the arguments
+            `input_shape`, `classes`, `num_classes` and `channels` that it accepts. It draws the weights from torch's,
+            numpy's and Python's global generators, which are seeded by the seed of the training; its draws for
+            constants are the same for every seed. With the suffix `?statistics=no`, running statistics are constants.
+        classes: number of outputs; squared loss always has one output.
 
     Raises:
         UnknownNameError: there is no such network, or its module cannot be imported.
-        ValueError: the network cannot be handled.
+        ValueError: the network is not supported.
     """
     outputs = 1 if loss == "squared" else classes
     fresh = _Fresh(name, _source(name), input_shape, outputs)
@@ -136,7 +136,7 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, loss: Loss = "c
 
 
 def without_statistics(name: str) -> str:
-    """The name of the same network whose clients send no running statistics of batch norms."""
+    """The name of the same network, with running statistics of batch norms that clients do not send."""
     return name if name.endswith(_UNSENT) else name + _UNSENT
 
 
@@ -151,7 +151,7 @@ def torchvision_has(name: str) -> bool:
 
 
 def vector_of(model: Model, module: nn.Module) -> Vector:
-    """[d] float32: the weights and running statistics that a network of this architecture has now.
+    """[d] float32: the current weights and running statistics of a network of this architecture.
 
     Raises:
         ValueError: the network has no tensor of this name and shape.
@@ -171,9 +171,10 @@ def put(model: Model, vector: Vector, module: nn.Module) -> None:
 
 
 def paced(model: Model, lr: float) -> Model:
-    """The model whose running statistics move in a step of rate `lr` as in torch, by the momentum of their layer.
+    """The model, but a step of rate `lr` moves running statistics as in torch, by the momentum of their layer.
 
-    Exact without momentum of the local SGD, which moves them on; with a schedule, in proportion to the rate.
+    This is exact only without momentum of the local SGD, which would keep moving the statistics. With a learning-rate
+    schedule, the moves are in proportion to the rate.
     """
     if not isinstance(model.apply, _Net) or model.training is None:
         return model
@@ -182,14 +183,14 @@ def paced(model: Model, lr: float) -> Model:
 
 
 class Origin(NamedTuple):
-    """modules: the names of those whose files made a network; weights: digest of weights that are given, or empty."""
+    """modules: names of the modules that define a network; weights: digest of a given network's weights, or empty."""
 
     modules: frozenset[str]
     weights: str = ""
 
 
 def origin(name: str) -> Origin:
-    """Where the code and the weights behind a name come from."""
+    """The origin of the code and the weights behind a name."""
     kind, source = name.partition(":")[0], _source(name)
     if kind == "torchvision":
         return Origin(frozenset())
@@ -230,13 +231,13 @@ def _source(name: str) -> Make | nn.Module:
 
 
 def _refusal(name: str, text: str) -> ValueError:
-    """The error for a network that cannot be handled."""
+    """The error for an unsupported network."""
     return ValueError(f"model {name!r}: {text}")
 
 
 @contextmanager
 def _theirs(name: str, doing: str) -> Iterator[None]:
-    """Turn whatever somebody's code raises into one line."""
+    """Turn any exception of a user's code into one line."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -244,14 +245,14 @@ def _theirs(name: str, doing: str) -> Iterator[None]:
 
 
 def _line(error: BaseException) -> str:
-    """An error of torch, which may have many lines, in one of bearable length."""
+    """An error of torch, which may have many lines, in one line of limited length."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text if len(text) < 300 else text[:300] + ' ...'}"
 
 
 @dataclass(frozen=True, eq=False)
 class _Fresh:
-    """Makes the network again: a private copy on the CPU, its lazy layers made."""
+    """Makes the network again: a private copy on the CPU, with materialized lazy layers."""
 
     name: str
     source: Make | nn.Module
@@ -259,7 +260,7 @@ class _Fresh:
     outputs: int
 
     def __call__(self) -> nn.Module:
-        """The network, by the global generators."""
+        """The network, drawn from the global generators."""
         with _theirs(self.name, "the factory fails"):
             made = self.source if isinstance(self.source, nn.Module) else self.source(**self._arguments(self.source))
         if not isinstance(made, nn.Module):
@@ -274,13 +275,13 @@ class _Fresh:
             return copy.deepcopy(made).cpu()
 
     def _arguments(self, make: Make) -> dict[str, object]:
-        """Those arguments that the factory names."""
+        """The arguments that the factory accepts."""
         known = {"classes": self.outputs, "num_classes": self.outputs, "channels": self.input_shape[0]}
         named = inspect.signature(make).parameters
         return {key: one for key, one in {**known, "input_shape": self.input_shape}.items() if key in named}
 
     def _materialize(self, module: nn.Module) -> None:
-        """Give lazy layers their shapes by a forward in eval mode."""
+        """Give lazy layers their shapes by a forward pass in eval mode."""
         modes = [(layer, layer.training) for layer in module.modules()]
         with _Watch(self.name, module, (2, *self.input_shape), draws=True), torch.no_grad():
             module.eval()(_inputs(2, self.input_shape))
@@ -297,7 +298,7 @@ def _inputs(b: int, input_shape: tuple[int, ...]) -> Tensor:
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, in the order of `state_dict`; a tied one by its first name alone."""
+    """Parameters and buffers by name, in the order of `state_dict`; a tied tensor only by its first name."""
     found: dict[int, tuple[str, Tensor]] = {}
     for prefix, layer in module.named_modules():
         for key, tensor in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):
@@ -316,7 +317,7 @@ def _owned(layout: Layout, module: nn.Module) -> list[Tensor]:
 
 
 def _is_norm(layer: nn.Module) -> bool:
-    """Whether a layer is a batch norm that works as torch's."""
+    """Whether a layer is a batch norm with torch's own forward."""
     return isinstance(layer, _BatchNorm) and type(layer).forward in {one.forward for one in _NORMS}
 
 
@@ -326,7 +327,7 @@ def _is_depth(layer: nn.Module) -> bool:
 
 
 def _names(name: str, module: nn.Module, *, statistics: bool) -> tuple[str, ...]:
-    """The names of the tensors in the flat vector, of a network whose layers can be handled."""
+    """The names of the tensors in the flat vector; raises ValueError for unsupported layers."""
     moving = set()
     for path, layer in module.named_modules():
         where = f"layer {path!r} ({type(layer).__name__})"
@@ -351,14 +352,14 @@ def _names(name: str, module: nn.Module, *, statistics: bool) -> tuple[str, ...]
 
 
 class _Place(NamedTuple):
-    """Where the batch is in the inputs of a dropout: the axis, and how often each record stands in it."""
+    """The batch axis in the inputs of a dropout, and how often each record appears along it."""
 
     axis: int
     times: int
 
 
 class _Dropped(NamedTuple):
-    """A dropout that was called: its layer, rate, shape of the mask, and whether it drops whole channels or records."""
+    """A called dropout: its layer, rate, shape of the mask, and whether it drops whole channels."""
 
     path: str
     rate: float
@@ -367,7 +368,7 @@ class _Dropped(NamedTuple):
 
 
 class _State:
-    """What the layers of one network share during a call."""
+    """The state that the layers of one network share during a call."""
 
     def __init__(self) -> None:
         self.training = True
@@ -380,7 +381,7 @@ class _State:
         self.after: dict[str, Tensor] = {}
 
     def norm(self, layer: _BatchNorm, live: bool, h: Tensor) -> Tensor:
-        """The forward of a batch norm; `live`: it was in train mode."""
+        """The forward of a batch norm; `live`: the user's network has it in train mode."""
         layer._check_input_dim(h)  # type: ignore[no-untyped-call]
         if h.shape[1] != layer.num_features:
             raise ValueError(f"expected {layer.num_features} channels, got inputs {tuple(h.shape)}")
@@ -429,9 +430,9 @@ class _Net:
     """A network as a function of the tensors of the flat vector. Not thread-safe.
 
     Attributes:
-        modes: each layer, and whether it was in train mode.
+        modes: each layer, and whether the user's network has it in train mode.
         statistics: names of the running statistics among the tensors.
-        pace: one over the learning rate, if statistics move by their own momentum.
+        pace: 1 / learning rate if running statistics move by their layer's momentum.
     """
 
     module: nn.Module
@@ -444,7 +445,7 @@ class _Net:
 
     @classmethod
     def of(cls, module: nn.Module, names: tuple[str, ...]) -> _Net:
-        """Take over a network: batch norm and dropout get other forwards, and nothing works in place."""
+        """Take over a network: batch norm and dropout get other forwards, and in-place options are turned off."""
         modes, state = tuple((layer, layer.training) for layer in module.modules()), _State()
         for path, layer in module.named_modules():
             if getattr(layer, "inplace", False) is True:
@@ -471,13 +472,13 @@ class _Net:
         return self._scores(tensors, x, keep, training=False)
 
     def training(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None = None) -> InTraining:
-        """The same as while a client trains."""
+        """The scores while a client trains."""
         scores = self._scores(tensors, x, keep, training=True)
         terms = self.state.terms
         return InTraining(scores, torch.stack(terms).sum() if terms else None)
 
     def _scores(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None, *, training: bool) -> Tensor:
-        """Call the network, with its layers in one of the two modes."""
+        """Call the network with its layers in train or eval mode."""
         state = self.state
         if state.training != training:
             for layer, mode in self.modes:
@@ -488,13 +489,13 @@ class _Net:
         constants = {key: tensor.to(x) for key, tensor in self.constants.items()}
         state.after = constants | dict(zip(self.names, tensors, strict=True))
         with _plain_attention():
-            scores: Tensor = functional_call(self.module, state.after, (x,))  # writes what changes into its argument
+            scores: Tensor = functional_call(self.module, state.after, (x,))  # writes changed tensors into state.after
         return scores
 
 
 @contextmanager
 def _plain_attention() -> Iterator[None]:
-    """Attention by plain operations: torch's faster ones have no second derivative, or not for many batches at once."""
+    """Compute attention by plain operations: torch's faster ones lack second derivatives, or lack them under `vmap`."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -505,7 +506,10 @@ def _plain_attention() -> Iterator[None]:
 
 
 class _Watch:
-    """During a forward of a network: the layer in which it fails, or draws from torch's generator unless `draws`."""
+    """Watches a forward pass, and refuses a network that fails or, unless `draws`, draws from torch's generator.
+
+    The error names the layer.
+    """
 
     def __init__(self, name: str, module: nn.Module, shape: tuple[int, ...], *, draws: bool = False) -> None:
         self.name, self.module, self.shape, self.draws = name, module, shape, draws
@@ -577,12 +581,12 @@ def _tried(
 
 
 def _near(one: Tensor, other: Tensor) -> bool:
-    """Whether scores are the same but for rounding."""
+    """Whether scores are equal up to rounding."""
     return torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()), equal_nan=True)
 
 
 def _dropout(name: str, two: _Dropped, three: _Dropped) -> tuple[_Place, tuple[int, ...], float]:
-    """Where the batch is, the shape of a record's mask and the rate, from a run of two records and one of three."""
+    """The place of the batch, the shape of a record's mask and the rate, from runs of two and of three records."""
     if two.rate >= 1:
         raise _refusal(name, f"layer {two.path!r}: expected a dropout rate below 1, got {two.rate:g}")
     axes = [axis for axis, pair in enumerate(zip(two.shape, three.shape, strict=True)) if pair[0] != pair[1]]
@@ -599,7 +603,7 @@ class _Start:
     """The first parameters of a training.
 
     Attributes:
-        made: those with which `build` found the network.
+        made: the parameters of the network that `build` made.
     """
 
     fresh: _Fresh
@@ -608,7 +612,7 @@ class _Start:
     layout: Layout
 
     def __call__(self, key: Key, initialization: Initialization) -> Vector:
-        """[d] by the key, or the given weights; `dlg`: uniform in +-0.5, but for the statistics of batch norms."""
+        """[d] drawn from the key, or the given weights; `dlg`: uniform in +-0.5, except for running statistics."""
         if initialization == "dlg":
             flat = rng.uniform(key, (self.layout.dim,), -0.5, 0.5)
             parts = zip(self.layout.names, self.layout.split(flat), self.layout.split(self.made), strict=True)
@@ -621,19 +625,19 @@ class _Start:
 
 
 def check(task: ModelTask) -> None:
-    """Check once that gradients of a user's network are those that an attack needs; nothing for a shipped model.
+    """Check once that a user's network has the gradients that an attack needs; a shipped model is not checked.
 
     The gradient of the loss must exist for each parameter, in float64, for many batches at once, and its slope in the
-    inputs must be that of small steps. For a ResNet-18 on 64 x 64 pixels it takes two to three seconds.
+    inputs must agree with small steps. For a ResNet-18 on 64 x 64 pixels, the check takes two to three seconds.
 
     Raises:
-        ValueError: they are not; one line.
+        ValueError: the gradients do not meet these conditions; the error is one line.
     """
     start, name = task.model.start, task.model.name
     if not isinstance(start, _Start):
         return
     squared, params = task.model.loss == "squared", start.made
-    b = 4 if task.mixes else 2  # a batch norm of two values has only two results, and no slope but between them
+    b = 4 if task.mixes else 2  # a batch norm of two values has only two possible results, so no useful slope
     x = _inputs(2 * b, task.input_shape).view(2, b, *task.input_shape)
     labels = (torch.arange(2 * b) % task.classes).view(2, b)
     y = rng.uniform(_KEY.child("y"), (2, b)) if squared else one_hot(labels, task.classes).to(x)
@@ -656,9 +660,9 @@ def check(task: ModelTask) -> None:
 
 
 def _apart(task: ModelTask, params: Vector, x: Tensor, y: Tensor) -> float:
-    """The relative difference between the slope of a random combination of the gradient and small steps.
+    """The relative difference between the slope of a random combination of the gradient and that of small steps.
 
-    Of the directions in the inputs, that with the smallest difference counts, or the first that agrees.
+    The result is the smallest difference over the directions; the first direction that agrees ends the search.
     """
     leaf, mixed = x.requires_grad_(), rng.normal(_KEY.child("mixed"), params.shape, torch.float64)
     (slope,) = torch.autograd.grad(gradients(task, params, leaf, y)[0] @ mixed, leaf)

@@ -1,4 +1,4 @@
-"""Who holds which training samples."""
+"""The partition of the training samples among the clients."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Indices = npt.NDArray[np.int64]
 
 
 class Holdings(Mapping[int, Examples]):
-    """The data of each client as rows of one data set; they are copied only where a client is looked up."""
+    """The data of each client as rows of one data set; rows are copied only when a client is looked up."""
 
     def __init__(self, data: Examples, rows: Mapping[int, Indices]) -> None:
-        """`rows`: of each client, as indices into `data`."""
+        """rows: for each client, indices into `data`."""
         self.data, self.rows = data, rows
 
     def __getitem__(self, number: int) -> Examples:
@@ -49,7 +49,7 @@ def partition(spec: FederationSpec, labels: Tensor, key: Key) -> list[Indices]:
     Args:
         spec: `clients`, `samples`, `partition` and its parameter are used.
         labels: [n] of all training samples; integers, or the numbers of a regression.
-        key: determines the used samples and their clients.
+        key: determines which samples are used, and by which clients.
 
     Returns:
         One sorted array of indices into `labels` per client.
@@ -60,8 +60,8 @@ def partition(spec: FederationSpec, labels: Tensor, key: Key) -> list[Indices]:
         partition.
 
     Raises:
-        ValueError: there are too few samples, clients or classes for the partition, or a regression is to be dealt by
-            classes.
+        ValueError: there are too few samples, clients or classes for the partition, or the samples of a regression are
+            to be dealt by class.
     """
     check_labels(spec, labels)
     if labels.ndim != 1:
@@ -106,7 +106,7 @@ def shards(classes: Indices, clients: int, each: int, key: Key) -> list[Indices]
     Raises:
         ValueError: fewer samples than shards.
 
-    Source: McMahan et al. 2017, section 3 ("pathological non-IID": 200 shards of 300, two a client).
+    Source: McMahan et al. 2017, section 3 ("pathological non-IID": 200 shards of 300, two per client).
     """
     count = clients * each
     if len(classes) < count:
@@ -159,9 +159,9 @@ def some_labels(classes: Indices, clients: int, each: int, key: Key) -> list[Ind
 def dirichlet(classes: Indices, clients: int, alpha: float, key: Key) -> list[Indices]:
     """Class proportions q_k ~ Dir(alpha * p) for each client k; p are the class frequencies of the used samples.
 
-    Client k gets the share q_k[c] / sum_j q_j[c] of class c, so that clients differ in size as well. If every q_k[c] is
-    0 in floating point, one random client takes class c: the limit alpha -> 0. A client that ends empty (small alpha)
-    takes one sample of the largest client, the first if tied.
+    Client k gets the share q_k[c] / sum_j q_j[c] of class c, so clients also differ in size. If every q_k[c] is 0 in
+    floating point, one random client takes class c (the limit alpha -> 0). A client left empty (with small alpha) takes
+    one sample of the largest client, the first if tied.
 
     Source: Hsu et al. 2019 (arXiv:1909.06335). Differs: their clients have equal sizes and may leave samples unused;
     here every sample is used once, and the sizes follow from the proportions.
@@ -199,5 +199,5 @@ def unbalanced(used: int, clients: int, imbalance: float, key: Key) -> list[Indi
 
 
 def _cuts(weights: npt.NDArray[np.float64], count: int) -> Indices:
-    """Cut points of `count` things into parts in proportion to the weights, which have a positive sum."""
+    """Cut points of `count` items into parts in proportion to the weights, which have a positive sum."""
     return np.asarray(np.rint(np.cumsum(weights / weights.sum())[:-1] * count), dtype=np.int64)

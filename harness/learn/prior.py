@@ -15,31 +15,31 @@ _FLOOR = 2e-4
 """Smallest variance in any direction, in squared pixel ranges: auxiliary data are few, and victims have more detail."""
 
 MOST = 3000
-"""Auxiliary inputs that are used: more take time with the third power."""
+"""Maximum number of auxiliary inputs; the time grows with its third power."""
 
 _COMPONENTS = 1000
-"""Components that are kept, at most. For CIFAR-10, 1,500 exceed the floor; SSIM with all, 1,000 and 500 of them: 0.937,
-0.932 and 0.915 behind noise of 0.003, the same behind noise of 0.03, in 1, 0.65 and 0.55 of the time."""
+"""Maximum number of components. For CIFAR-10, 1,500 exceed the floor; SSIM with all, 1,000 and 500 of them: 0.937,
+0.932 and 0.915 behind noise of 0.003, equal behind noise of 0.03, in 1, 0.65 and 0.55 of the time."""
 
 _AXES = 4096
-"""Entries of an input of which all directions are computed, at most."""
+"""Maximum number of entries of an input for which all directions are computed."""
 
 _ENTRIES = 2**24
-"""Entries of the basis, at most: of 3 x 224 x 224 pixels 111 components are kept."""
+"""Maximum number of entries of the basis; for 3 x 224 x 224 pixels, 111 components are kept."""
 
 
 @dataclass(frozen=True, eq=False)
 class GaussianPrior:
-    """-log p(x) up to a constant, for x ~ N(mean, S), and all entries in [0, 1].
+    """-log p(x) up to a constant, for x ~ N(mean, S), with a penalty on entries outside [0, 1].
 
     S = F F^T + least I with orthogonal columns of F, and x = mean + F a + sqrt(least) b. The coordinates z = (a, b) are
-    standard normal: a search has one scale in every direction that the prior knows. They are k more than the entries of
-    an input, whose energy is the least energy of its coordinates.
+    standard normal, so a search has the same scale in every direction of the prior. There are k more coordinates than
+    entries of an input; the energy of an input is the least energy of its coordinates.
 
     Attributes:
         mean: [p].
         factor: F, [p, k].
-        least: the variance that every direction has.
+        least: the smallest variance of any direction.
         box: weight of the squared distance to [0, 1].
 
     Source: Tipping and Bishop 1999, "Probabilistic principal component analysis", eq. (2), for the coordinates.
@@ -59,7 +59,7 @@ class GaussianPrior:
         return torch.add(self.mean + a @ self.factor.T, b, alpha=math.sqrt(self.least))
 
     def coordinates(self, x: Tensor) -> Tensor:
-        """Implement `Prior`, by those of the least energy: F^T S^-1 and sqrt(least) S^-1, times x - mean."""
+        """Implement `Prior`, by the coordinates of least energy: F^T S^-1 and sqrt(least) S^-1, times x - mean."""
         off = x - self.mean
         a = (off @ self.factor) / (self.factor.square().sum(0) + self.least)
         return torch.cat([a, (off - a @ self.factor.T) / math.sqrt(self.least)], dim=-1)
@@ -68,8 +68,8 @@ class GaussianPrior:
     def axes(self) -> tuple[Tensor, Tensor]:
         """Orthonormal directions [p, k], and the variances [k] along them, float64.
 
-        Those of `factor`, with the most variance first, then the rest of the p, all of the least variance; without the
-        rest if there are more than `_AXES` entries.
+        First come the directions of `factor`, by decreasing variance, then the rest of the p directions, all with the
+        variance `least`; the rest is left out if an input has more than `_AXES` entries.
         """
         squares, order = self.factor.double().square().sum(0).sort(descending=True)
         basis = self.factor.double()[:, order] / squares.sqrt()
@@ -85,12 +85,12 @@ class GaussianPrior:
 
 
 def gaussian_prior(x: Tensor, box: float) -> GaussianPrior:
-    """The prior with the mean and the covariance of the first 3,000 inputs [n, *input_shape]; the last fits are kept.
+    """The prior with the mean and the covariance of the first 3,000 inputs [n, *input_shape]; the last fits are cached.
 
-    Of large inputs only the leading principal components are kept; the other directions share what variance is left.
+    For large inputs, only the leading principal components are kept; the other directions share the remaining variance.
 
     Raises:
-        ValueError: fewer than two inputs, or one that is not finite.
+        ValueError: there are fewer than two inputs, or one is not finite.
     """
     if len(x) < 2 or not bool(x.isfinite().all()):
         raise ValueError(f"a Gaussian prior needs at least two finite auxiliary inputs, got {len(x)}")
@@ -100,7 +100,7 @@ def gaussian_prior(x: Tensor, box: float) -> GaussianPrior:
 
 @dataclass(frozen=True)
 class _Data:
-    """Inputs [n, p], equal if their digests are."""
+    """Inputs [n, p]; two are equal if their digests are equal."""
 
     digest: bytes
     x: Tensor = field(compare=False)
@@ -108,7 +108,7 @@ class _Data:
 
 @functools.lru_cache(maxsize=4)
 def _fit(data: _Data, box: float) -> GaussianPrior:
-    """The eigenvectors of the smaller of the two products of the centered inputs."""
+    """The prior from the eigenvectors of the smaller of the two products of the centered inputs."""
     n, p = data.x.shape
     mean = data.x.double().mean(0)
     off = (data.x.double() - mean) / math.sqrt(n - 1)

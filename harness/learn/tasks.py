@@ -19,7 +19,7 @@ from leakgauge.harness.learn.layers import Chain
 from leakgauge.harness.learn.models import Initialization, Model
 
 _DLG_BOUND = 0.5
-"""The bound of `dlg`: Zhu et al. 2019, and JoPEQ's inversion experiment."""
+"""The bound of the initialization `dlg`: Zhu et al. 2019, and JoPEQ's inversion experiment."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class ModelTask(Task):
 
     Attributes:
         initialization: `default`: weights and biases uniform in +-1/sqrt(fan_in), a norm's scale 1 and bias 0, as in
-            torch; `dlg`: all uniform in +-0.5, except a norm's scale 1. A user's network: as it starts itself, or all
-            weights uniform in +-0.5. `zero`: all 0.
-        columns: of a table's records, see `DataSet`; empty: the inputs are no table.
+            torch; `dlg`: all uniform in +-0.5, except a norm's scale 1. A user's network: by `default` with its own
+            initialization, by `dlg` with all weights uniform in +-0.5. `zero`: all 0.
+        columns: the columns of tabular inputs, see `DataSet`; empty: the inputs are not tabular.
 
     Raises:
-        ValueError: an unknown initialization.
+        ValueError: the initialization is unknown.
     """
 
     model: Model
@@ -72,7 +72,7 @@ class ModelTask(Task):
 
     @property
     def mixes(self) -> bool:
-        """Whether the records of a batch change each other's scores while a client trains, as by a batch norm."""
+        """Whether the records of a batch change each other's scores while a client trains, as with a batch norm."""
         return self.model.training is not None
 
     def init(self, key: Key) -> Vector:
@@ -102,21 +102,21 @@ class ModelTask(Task):
         return self.model.apply(self.layout.split(params), x, None)
 
     def in_training(self, params: Vector, x: Tensor) -> InTraining:
-        """The same as while a client trains: a batch norm takes the statistics of x."""
+        """The scores that x has while a client trains: a batch norm uses the statistics of x."""
         return self._in_training(self.layout.split(params), x, None)
 
     def _in_training(self, tensors: Sequence[Tensor], x: Tensor, keep: Sequence[Tensor] | None) -> InTraining:
-        """`in_training` of separate tensors, with these dropout masks."""
+        """`in_training` for separate tensors, with these dropout masks."""
         if self.model.training is not None:
             return self.model.training(tensors, x, keep)
         return InTraining(self.model.apply(tensors, x, keep))
 
     def loss(self, params: Vector, x: Tensor, y: Tensor, keep: Sequence[Tensor] | None = None) -> Tensor:
-        """What a client minimizes, a scalar: the mean of `losses`, but by a batch's own statistics, plus `penalty`."""
+        """The scalar that a client minimizes: mean loss plus `penalty`; batch norms use the batch's statistics."""
         return self.loss_at(self.layout.split(params), x, y, keep)
 
     def loss_at(self, tensors: Sequence[Tensor], x: Tensor, y: Tensor, keep: Sequence[Tensor] | None = None) -> Tensor:
-        """`loss` of separate tensors in the layout's shapes, so that a hot loop needs no flat gradient."""
+        """`loss` for separate tensors in the layout's shapes, so that a hot loop needs no flat gradient."""
         scores, term = self._in_training(tensors, x, keep)
         loss = self._losses(scores, y).mean()
         loss = loss if term is None else loss + term
@@ -127,18 +127,18 @@ class ModelTask(Task):
 
         Args:
             x: [b, *input_shape].
-            y: [b] int64, or [b, classes] probabilities, which give the expected loss. Squared loss: [b] numbers.
+            y: [b] int64, or [b, classes] probabilities, which give the expected loss. For squared loss: [b] numbers.
             keep: dropout masks, see `dropout_masks`; None: dropout off.
 
         Raises:
-            ValueError: labels of another shape.
+            ValueError: the labels have another shape.
 
         Source: for hinge loss, Crammer and Singer 2001: max(0, 1 + best other score - true score).
         """
         return self._losses(self.model.apply(self.layout.split(params), x, keep), y)
 
     def _losses(self, scores: Tensor, y: Tensor) -> Tensor:
-        """`losses` by the scores."""
+        """`losses` from the scores."""
         hard, soft = (len(scores),), (len(scores), self.classes)
         if y.shape != hard and (y.shape != soft or self.model.loss == "squared"):
             wanted = hard if self.model.loss == "squared" else f"{hard} or {soft}"
@@ -159,7 +159,7 @@ class ModelTask(Task):
         """`losses` of the examples, and how many labels y [b] int64 have the highest score; None for a regression.
 
         Raises:
-            ValueError: labels of another shape.
+            ValueError: the labels have another shape.
         """
         with torch.no_grad():
             scores = self.outputs(params, x)
