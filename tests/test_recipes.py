@@ -1,6 +1,7 @@
 """Recipes: sizes, stand-ins, formulas, and a run that repeats bit for bit."""
 
 import json
+import re
 import tomllib
 
 import pytest
@@ -62,6 +63,29 @@ def small(tmp_path):
 
 def run(source, out, data):
     return reproduce([source], Size.QUICK, out, data, workers=0, listen=lambda name: lambda progress, outcome: None)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "why"),
+    [
+        (
+            'y = "final_accuracy"',
+            'y = "final_acuracy"',
+            "unknown quantity 'final_acuracy'; did you mean 'final",
+        ),
+        (
+            'a = { defense = "none" }',
+            'a = { defence = "none" }',
+            "unknown path 'defence'; did you mean 'def",
+        ),
+        ('x = "round"', 'x = "rounds"', "figures[0]: unknown path 'rounds'; did you mean 'round'?"),
+        ('y = "accuracy"', 'y = "acuracy"', "figures[0]: unknown quantity 'acuracy'; did you mean 'accuracy'?"),
+    ],
+)
+def test_a_misspelled_quantity_or_path_is_an_error(right, wrong, why, tmp_path):
+    (tmp_path / "a.toml").write_text(SMALL.replace(right, wrong))
+    with pytest.raises(StudyError, match=re.escape(why)):
+        recipe(str(tmp_path / "a.toml"), Size.QUICK, tmp_path)
 
 
 def test_the_charts_of_recipes_and_studies_are_written_as_files(small, tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 
 from leakgauge.harness.core.cell import Scalar
 from leakgauge.harness.core.labels import UNDEFENDED, value_text
-from leakgauge.harness.core.points import Value, check_alike, grouped, path, select
+from leakgauge.harness.core.points import Value, check_alike, flat, grouped, path, select
 from leakgauge.harness.core.stats import mean_interval
 
 
@@ -67,6 +67,15 @@ class Figure:
     def quantities(self) -> tuple[str, ...]:
         """The quantities of a run that the figure needs."""
         return (self.y, self.x)
+
+    @property
+    def paths(self) -> set[str]:
+        """The paths that the figure names, and `x`, which may be a quantity."""
+        along = {self.best.along} if self.best else set()
+        return {path(name) for name in {self.x, *self.series, *self.panel, *self.over, *along}} | {
+            *flat(self.where),
+            *flat(self.x_where),
+        }
 
 
 class Spot(NamedTuple):

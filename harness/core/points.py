@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from leakgauge.harness.core.cell import PartSpec, Scalar, Target, TrainingSpec
+from leakgauge.harness.core.cell import Cell, PartSpec, Scalar, Target, TrainingSpec
 from leakgauge.harness.core.result import Run, to_data
 from leakgauge.harness.core.rows import rows
 
@@ -20,7 +20,9 @@ Paths = Mapping[str, Scalar]
 Filter = Mapping[str, Any]
 """Values, or lists of values, by path; a nested table extends the path: `{defense = {name = "sdq", bits = [1, 2]}}`."""
 
-_OF_ROW = ("round", "item", "horizon", "privacy_unit")
+OF_ROW = ("round", "item", "horizon", "privacy_unit")
+"""Paths that single values add to those of their cell."""
+
 _COMPUTED = ("claimed_epsilon", "proved_epsilon", "dim")
 _SHORT = {"defense": "defense.name", "attack": "attack.name"}
 _REPEATED = ("seed", "item")
@@ -41,10 +43,7 @@ def values(run: Run, quantities: Iterable[str]) -> list[Value]:
     """The values of these quantities; one value per item for a metric that has items."""
     wanted, found, listed = set(quantities), list[Value](), set[tuple[object, object]]()
     trainings = {cell.training.id: paths_of(cell.training) for cell in run.cells}
-    cells = {
-        cell.id: trainings[cell.training.id] | _of_part("attack", cell.attack) | _of_target(cell.target, cell.threat)
-        for cell in run.cells
-    }
+    cells = {cell.id: trainings[cell.training.id] | of_cell(cell) for cell in run.cells}
     here = [row for row in rows(run, items=True) if row["quantity"] in wanted and row.get("value") is not None]
     for row in here:
         if "item" in row:
@@ -52,7 +51,7 @@ def values(run: Run, quantities: Iterable[str]) -> list[Value]:
     for row in here:
         if "item" in row or (row.get("cell"), row["quantity"]) not in listed:
             at = cells[row["cell"]] if "cell" in row else trainings[row["training"]]
-            also = {name: row[name] for name in _OF_ROW if row.get(name) not in (None, "")}
+            also = {name: row[name] for name in OF_ROW if row.get(name) not in (None, "")}
             also |= {f"against.{who}": True for who in row.get("adversaries", "").split()}
             found.append(Value(row["quantity"], row["value"], at | also, row["quantity"] in _COMPUTED))
     return found
@@ -62,6 +61,11 @@ def paths_of(spec: TrainingSpec) -> dict[str, Scalar]:
     """The paths of a training."""
     found = flat({"task": to_data(spec.task), "federation": to_data(spec.federation)})
     return {**found, **_of_part("defense", spec.defense), "seed": spec.seed}
+
+
+def of_cell(cell: Cell) -> dict[str, Scalar]:
+    """The paths of a cell that its training does not have."""
+    return _of_part("attack", cell.attack) | _of_target(cell.target, cell.threat)
 
 
 def _of_part(kind: str, part: PartSpec) -> dict[str, Scalar]:

@@ -49,6 +49,14 @@ COLUMNS: dict[str, str] = {
 """Each column with its type in a data frame. A value that does not apply is missing; in a text column, it is empty."""
 
 
+QUANTITIES = (
+    *("finished", "accuracy", "loss", "final_accuracy", "final_loss", "rounds_run", "message_bytes", "snr_db", "bits"),
+    *("dim", "seconds", "claimed_epsilon", "proved_epsilon", "broken", "audited_epsilon", "audited_strict"),
+    *("audited_ceiling", "audit_claimed_epsilon", "audit_proved_epsilon"),
+)
+"""The quantities that are not metrics of attacks."""
+
+
 def rows(run: Run, *, items: bool = False) -> Iterator[Row]:
     """Every value of a run with its question, in the study's order: a training's values, then those of its cells.
 

@@ -17,7 +17,7 @@ import numpy as np
 from scipy import special
 
 from leakgauge.harness.core.cell import Scalar
-from leakgauge.harness.core.points import Value, check_alike, grouped, path, select, varied
+from leakgauge.harness.core.points import Value, check_alike, flat, grouped, path, select, varied
 from leakgauge.harness.core.stats import holm
 
 LEVEL = 0.05
@@ -85,6 +85,12 @@ class Statement:
             raise ValueError(f"expected a and b for {self.that!r}")
         if not (math.isfinite(self.margin) and (self.margin >= 0 or self.that in ("above", "below"))):
             raise ValueError(f"expected margin >= 0, got margin={self.margin}")
+
+    @property
+    def paths(self) -> set[str]:
+        """The paths that the statement names."""
+        named = {*self.each, *self.over, self.along} - {""}
+        return {path(name) for name in named} | {*flat(self.a), *flat(self.b), *flat(self.at)}
 
 
 class Judged(NamedTuple):

@@ -109,8 +109,8 @@ def recipe(source: str, size: Size, root: Path) -> Recipe:
     )
     trains = "tasks" in scaled
     there, notes, lacking = _there(scaled, root)
-    study = resolve({"name": name, **({} if trains else _NOTHING), **there}, name)
     formulas = [one for each in table.get("formulas", []) for one in expand(each)]
+    study = resolve({"name": name, **({} if trains else _NOTHING), **there}, name, spelled=not formulas)
     return Recipe(
         *(name, table.get("source", ""), study, trains),
         unstated=tuple(table.get("unstated", ())),

@@ -6,10 +6,11 @@ file are reported together, each with its path, the value and what was expected.
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import math
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from importlib import resources
@@ -31,7 +32,9 @@ from leakgauge.harness.core.cell import (
 from leakgauge.harness.core.code import code_allowed, import_from, named_code, task_code
 from leakgauge.harness.core.errors import StudyError, unknown
 from leakgauge.harness.core.lines import Figure
-from leakgauge.harness.core.points import flat_filters
+from leakgauge.harness.core.metrics import METRICS
+from leakgauge.harness.core.points import OF_ROW, flat_filters, of_cell, paths_of
+from leakgauge.harness.core.rows import QUANTITIES
 from leakgauge.harness.core.statements import Statement
 from leakgauge.harness.core.threats import ThreatMismatch, View, require
 from leakgauge.harness.federation import registry
@@ -153,8 +156,8 @@ def load_study(
         raise StudyError(str(source), [f"cannot be read: {str(error).partition(';')[0]}"]) from error
     except RecursionError as error:
         raise StudyError(str(source), [_DEEP]) from error
-    limits = {"max_cells": max_cells, "max_number": max_number}
-    return replace(resolve(table, str(source), allow_code=allow_code, **limits), text=text)
+    study = resolve(table, str(source), allow_code=allow_code, max_cells=max_cells, max_number=max_number)
+    return replace(study, text=text)
 
 
 def resolve(
@@ -164,10 +167,11 @@ def resolve(
     allow_code: bool = False,
     max_cells: int = MAX_CELLS,
     max_number: int = MAX_NUMBER,
+    spelled: bool = True,
 ) -> Study:
     """The study that a parsed TOML table describes.
 
-    Args: as in `load_study`.
+    Args: as in `load_study`; spelled: refuse names in figures and claims that are nearly, but not quite, known names.
 
     Raises:
         StudyError: the study is invalid; all problems are reported together, but sizes alone, before anything expands.
@@ -205,10 +209,34 @@ def resolve(
         for view in views
     ]
     unique = {cell.id: cell for cell in _not_excluded(cells, file.exclude, source)}
+    if spelled and (wrong := _misspelled(figures, claims, unique.values())):
+        raise StudyError(source, wrong)
     notes = () if "attacks" in table else ("No attack was asked for: this study measures utility, not leakage.",)
     return Study(
         file.name, file.title, tuple(unique.values()), notes=notes, figures=tuple(figures), claims=tuple(claims)
     )
+
+
+def _misspelled(figures: Sequence[Figure], claims: Sequence[Statement], cells: Iterable[Cell]) -> list[str]:
+    """The quantities and paths of figures and claims that are unknown and nearly a known name."""
+    quantities = {*QUANTITIES, *METRICS}
+    paths = {*OF_ROW, "defense", "attack"}.union(*(paths_of(cell.training).keys() | of_cell(cell) for cell in cells))
+    named: list[tuple[str, str, str, set[str]]] = []
+    for number, figure in enumerate(figures):
+        at = f"figures[{number}]"
+        named.append((at, "quantity", figure.y, quantities))
+        named += [(at, "path", name, paths) for name in sorted(figure.paths - ({figure.x} & quantities))]
+    for number, claim in enumerate(claims):
+        at = f"claims[{number}]"
+        named.append((at, "quantity", claim.y, quantities))
+        named += [(at, "path", name, paths) for name in sorted(claim.paths)]
+    problems = []
+    for at, word, name, known in named:
+        group, dot, last = name.rpartition(".")
+        beside = [one.rpartition(".")[2] for one in known if one.rpartition(".")[0] == group]
+        near = difflib.get_close_matches(last, sorted(beside), 1, 0.8) if name not in known else []
+        problems += [f"{at}: unknown {word} {name!r}; did you mean {group + dot + one!r}?" for one in near]
+    return problems
 
 
 def _not_excluded(cells: list[Cell], patterns: list[Table], source: str) -> list[Cell]:
