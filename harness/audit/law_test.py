@@ -297,7 +297,7 @@ def _trainings(defense: Defense[Any, Any], setting: Setting, run: int, key: Key)
     law = defense.step_law(setting)
     if law is None:
         return []
-    # the loss (w.x - y)^2 is so steep that its gradient, -2 y x, stays the same; half of the gradients are below the clip
+    # the loss (w.x - y)^2 is so steep that its gradient, -2 y x, stays the same; half of the norms are below the clip
     n, d = setting.samples, setting.dim
     norms = law.clip * torch.logspace(-1, 1, n)
     x, y = torch.zeros(n, d), norms / (2 * _SLOPE)
@@ -317,7 +317,7 @@ def _trainings(defense: Defense[Any, Any], setting: Setting, run: int, key: Key)
 
 
 def _step_readings(updates: Numbers, center: Numbers, law: StepLaw, weights: Numbers) -> list[Reading]:
-    """Readings of updates [n, d] in units of clip / batch; a record's coordinate is a mixture over the steps it is in."""
+    """Readings of updates [n, d], in clips over batches; a record's own coordinate is a mixture over its steps."""
     steps = len(weights)
     taken = np.array(list(itertools.product((0, 1), repeat=steps))) if law.share < 1 else np.ones((1, steps))
     chances = np.prod(np.where(taken > 0, law.share, 1 - law.share), 1)

@@ -1,8 +1,8 @@
 """How near to the images an attack can come: the limit of reconstruction attacks, computed from the true images.
 
 A message shows the update g(x) with the Fisher information F of the defense's noise. The model takes g as linear
-around the images x, with the slope J = dg/dx, and draws images from the attacker's normal law N(m, S). In this model the
-best estimate is the posterior mean, with the covariance P = (J' F J + S^-1)^-1. Given x, its expected squared error is
+around the images x, with the slope J = dg/dx, and draws images from the attacker's normal law N(m, S). Then the best
+estimate is the posterior mean, with the covariance P = (J' F J + S^-1)^-1. Given x, its expected squared error is
 |(I - P J' F J)(x - m)|^2 + tr(P J' F J P); over all images of the law it is tr(P). By van Trees' inequality, no
 estimate of images from the law has a smaller error than tr(P), if g is linear.
 
@@ -68,10 +68,10 @@ _EXACT = 1e-3
 """Messages show numbers without noise if the slopes' mean square is below this share of the curvature."""
 
 _IN_CLEAR = 1e-4
-"""Relative standard deviation assumed for a number that is sent without noise, so that the inversion is accurate."""
+"""Relative standard deviation of a number that is sent without noise: exact up to rounding in the inversion."""
 
 _CLIPPED = 0.9
-"""Share of an update's length below which a clip is assumed; without a clip, noise keeps the mean above it."""
+"""Share of an update's length below which a clip is assumed; without a clip, the mean over messages is above it."""
 
 _SHARPEST = 1e12
 """The most information about a coordinate: float32 does not resolve more."""
