@@ -124,7 +124,7 @@ def _sums(recording: Recording, asked: Asked, allow_code: bool) -> str:
 
 
 def _target(recording: Recording, asked: Asked, sums: str) -> tuple[Target, list[str]]:
-    """The target: the messages whose records are known; or probes, with a note, if no records are known or by `sums`.
+    """The target: messages with known records, or probes (with a note) if there are none or only `sums` are seen.
 
     Raises:
         ValueError: the recording has no model, or fewer messages than asked for.
@@ -226,7 +226,7 @@ class _Trial:
 
     def __init__(self, study: Study, scene: Scene) -> None:
         self.cell, self.threats = study.cells[0], len({cell.threat for cell in study.cells})
-        self.count = min(2, self.cell.target.count)  # several victims share their evaluations, at a lower price each
+        self.count = min(2, self.cell.target.count)  # several victims share evaluations, at another price
         target = dataclasses.replace(self.cell.target, count=self.count)
         self.seen, self.truth = observe(scene, View.parse(self.cell.threat), target)
         self.target, self.since = target, time.perf_counter()
