@@ -83,7 +83,7 @@ def assumed_bounds(
         return _of_branches(mechanism, claim, trials, confidence, key.child("branches")) or _of_numbers(
             mechanism, claim, trials, confidence, key.child("numbers")
         )
-    except LawError:  # the test of the law says so too
+    except LawError:  # the law test reports this error too
         return ()
 
 

@@ -291,7 +291,7 @@ def _value(text: str) -> Scalar:
     """A number, true or false, or the text itself."""
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError):  # no JSON, thousands of digits, or thousands of brackets
+    except (ValueError, RecursionError):  # not JSON, thousands of digits, or thousands of brackets
         return text
     return value if isinstance(value, bool | int | float) else text
 

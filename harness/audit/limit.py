@@ -128,7 +128,7 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key, only: range |
 
     Raises:
         NoLimit: the adversary sees no message or no auxiliary data, a parameter is not finite, the model is too large
-            or has no gradient of a single record, or the defense has neither a Fisher information nor a variance.
+            or has no per-example gradient, or the defense has neither a Fisher information nor a variance.
     """
     if seen.messages is None or seen.model is None:
         raise NoLimit("the adversary sees no message")

@@ -254,7 +254,7 @@ class Mechanism:
         """
         alone = self.sees_messages and not self.defense.superposes
         if alone and not self.defense.analog:
-            together = current.exchange(clients, keys[0])  # no channel in which the trials could meet
+            together = current.exchange(clients, keys[0])  # without a channel, trials are independent
             return [together], list(together.received), together.memories
         each = zip(clients, keys, strict=True)
         others = ([] if alone else current.silent([client.sender], key) for client, key in each)

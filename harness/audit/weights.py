@@ -4,12 +4,12 @@ The client compares the parameters with honest models that it makes itself: fres
 
 | test | what it measures | trips |
 |---|---|---|
-| small | root mean square of a weight | below a tenth of the least honest one |
-| large | the same | above 100 times the largest honest one, and 100 times the smallest weight received |
+| small | root mean square of a weight | below a tenth of the smallest honest value |
+| large | the same | above 100 times the largest honest value, and 100 times the smallest received weight |
 | parallel | share of a weight's pairs of rows with a cosine of +-1 | above the honest share plus 0.1 |
-| repeated | share of a weight's entries that repeat another one | above the honest share plus 0.1 |
+| repeated | share of a weight's entries that repeat another entry | above the honest share plus 0.1 |
 | stuck | share of a layer's units that no input moves, by interval arithmetic | above the honest share plus 0.8 |
-| loud | share of the gradient's energy outside of its loudest weight | below a hundredth of the least honest one |
+| loud | share of the gradient's energy outside its loudest weight | below a hundredth of the smallest honest value |
 
 A test that trips is evidence; a test that does not trip proves nothing. Random numbers of a tenth of the size of fresh
 weights hide parallel, repeated or small weights; the cost to the server's attack was not measured. With them, no test

@@ -86,7 +86,7 @@ def of(path: Path) -> Baseline:
     """The baseline in a file, or a folder of results used as one.
 
     Raises:
-        BaselineError, StoreError: neither can be read.
+        BaselineError, StoreError: the file or the folder cannot be read.
     """
     if not path.is_dir():
         return read(path)

@@ -22,10 +22,10 @@ SCHEMA = 1
 """Version of the JSON; raised when a field changes its meaning or is removed."""
 
 LARGEST_SUMMARY = 900_000
-"""Bytes: a job page drops a summary above 1 MiB."""
+"""The most bytes of a summary; a job page drops a summary above 1 MiB."""
 
 MOST_ANNOTATIONS = 10
-"""Annotations that a job page shows for one step and level."""
+"""The most annotations that a job page shows for one step and level."""
 
 ICONS = {
     Verdict.FAIL: "✕",

@@ -48,7 +48,7 @@ _SHARES = (0.9, 0.3, 0.1, 0.03, 0.01, 0.003)
 """Norms of the two updates, in clips; the first norm whose ratios are not too large is used."""
 
 _TELLING = 0.3, 5.0
-"""Mean size of log likelihood ratios that can be compared, in nats."""
+"""Range of the mean size of log likelihood ratios, in nats, in which they can be compared."""
 
 
 def check_estimate(patient: Patient) -> str:

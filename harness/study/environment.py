@@ -64,7 +64,7 @@ def code_of(training: TrainingSpec, attack: PartSpec | None = None) -> str:
 
 
 def _origin(task: TaskSpec) -> tuple[frozenset[str], str]:
-    """The modules that define a task's model and data, and the digest of given weights; nothing for shipped ones.
+    """The modules of a user's model and data, and the digest of given weights; empty for shipped models and data.
 
     Raises:
         LookupError: there is no such model or data.

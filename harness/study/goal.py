@@ -189,7 +189,7 @@ def first_try(spec: TrainingSpec) -> TrainingSpec:
 
 
 _Search = Generator[list[TrainingSpec], dict[str, TrainingRecord], Answer]
-"""Yields the trainings that it needs, is sent their records, and returns the answer."""
+"""Yields the trainings that it needs, receives their records, and returns the answer."""
 
 
 def _search(specs: list[TrainingSpec], root: Path) -> _Search:

@@ -1,4 +1,4 @@
-"""The two jobs of a study: run one training, and attack one cell."""
+"""The jobs of a study: run one training, attack one cell, or compute a part of an attack or of a limit."""
 
 from __future__ import annotations
 

@@ -270,7 +270,7 @@ def _connect(address: str | None, slots: int | None) -> None:
     """Join the cluster at an address, or start a private one.
 
     Raises:
-        StudyError: there is none, or it cannot be used.
+        StudyError: the cluster does not exist or cannot be used.
     """
     for name, value in {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}.items():
         os.environ.setdefault(name, value)

@@ -127,11 +127,11 @@ def load_study(
 
     Args:
         allow_code: whether the file may name code to import, as in `module:Class`; also allowed if the environment
-            has LEAKGAUGE_ALLOW_CODE=1. Python code that builds studies itself needs no permission.
+            has LEAKGAUGE_ALLOW_CODE=1. A study that is built in Python needs no permission.
         max_cells, max_number: the most cells, and the largest integer other than a seed or a defense's parameter.
 
     Raises:
-        StudyError: the file cannot be read, is not TOML, asks for too much, or is invalid; all problems are reported
+        StudyError: the file cannot be read, is not TOML, is too large, or is invalid; all problems are reported
             together.
         UnknownNameError: `source` is neither a file nor a shipped study.
     """
