@@ -1,12 +1,12 @@
-"""Bounds of epsilon that assume a part of the law that a defense states, where n trials show at most ln n without it.
+"""Bounds of epsilon that assume a part of the law that a defense states; without it, n trials show at most about ln n.
 
 | the law declares | what is assumed | what is counted |
 |---|---|---|
 | a product: the numbers of a message are independent | only that | an event of each number |
-| two branches, with one law in each | the law, but for the chance of the likelier branch | messages by branch |
+| two branches, with one law in each | the law, except the chance of the likelier branch | messages by branch |
 
 A message of k independent numbers is k trials of one coordinate, and its epsilon at delta 0 is the sum over its
-numbers. A test that rejects the law takes these bounds away; no test gives a license for them.
+numbers. These bounds are dropped if a test rejects the law, but no test can prove their assumption.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from leakgauge.harness.core.threats import SEES
 from leakgauge.harness.core.vec import Vector
 
 _PILOT = 200
-"""Messages that choose the event."""
+"""Pilot messages that choose the event."""
 
 _THRESHOLDS = 300
-"""Thresholds that are compared, at the quantiles of the scores with input 1."""
+"""The number of compared thresholds: quantiles of the scores with input 1."""
 
 _LEAST, _EVENTS, _FEW = 500, 100, 5
-"""Messages with each input: at least so many, enough for so many rare events if the proof is attained, and how many
-events are few."""
+"""The least number of messages with each input, the wanted number of rare events, and the number below which events are
+few."""
 
 _LOGITS = np.arange(-10.0, 60.0, 0.1)
-"""Chances of the likelier branch that are tested."""
+"""Tested chances of the likelier branch, as logits."""
 
 _WORK = 100
-"""Numbers that are read for each trial of the audit, to tell branches apart."""
+"""Numbers read per trial of the audit, to tell branches apart."""
 
 _RARE = 0.9
-"""Share of the chance of error that the pooled rare events get: there an interval costs most."""
+"""Share of the error probability given to the pooled rare events, whose interval costs most."""
 
 _MOST, _MOST_OF_BRANCHES = 5, 3
-"""Times the trials of the audit: no more messages are counted, of a product or of a law with two branches."""
+"""The most counted messages as a multiple of the audit's trials: for a product, and for a law with two branches."""
 
 
 class _Event(NamedTuple):
@@ -62,14 +62,14 @@ class _Event(NamedTuple):
     expected: float
 
     def hits(self, scores: Numbers) -> Integers:
-        """[which]: in how many of the messages [n, k] it happens."""
+        """[which]: the number of messages [n, k] in which each number is counted."""
         return np.asarray((self.side * scores[:, self.which] > self.threshold).sum(0), np.int64)
 
 
 def assumed_bounds(
     mechanism: Mechanism, claim: Claim, trials: int, confidence: tuple[float, float], key: Key
 ) -> tuple[AssumedBound, ...]:
-    """The bounds for one round at delta 0, as far as the claim has their units; none if the law declares nothing.
+    """The bounds for one round at delta 0, for units that have a proof; none if the law declares nothing.
 
     Args:
         trials: of the audit.
@@ -83,7 +83,7 @@ def assumed_bounds(
         return _of_branches(mechanism, claim, trials, confidence, key.child("branches")) or _of_numbers(
             mechanism, claim, trials, confidence, key.child("numbers")
         )
-    except LawError:  # the test of the law says so too
+    except LawError:  # the law test reports this error too
         return ()
 
 
@@ -92,12 +92,12 @@ def _of_branches(
 ) -> tuple[AssumedBound, ...]:
     """The bound of a law with two branches: the logit of the chance of the likelier one, plus the branches' known gain.
 
-    A branch is hidden, and seen through its likelihoods: a and b of a message. A chance q, and all below it, is refuted
-    if the product of (p a + (1 - p) b) / (q a + (1 - q) b), averaged over larger chances p, is at least
-    1 / (1 - confidence): its mean is at most 1, since the ratio rises with a / b.
+    The branch of a message is hidden; its likelihoods a and b in the two branches are known. A chance q and all smaller
+    chances are refuted if the product over messages of (p a + (1 - p) b) / (q a + (1 - q) b), averaged over larger
+    chances p, is at least 1 / (1 - confidence). The mean of the product is at most 1, since the ratio rises with a / b.
 
     Guarantees:
-        Above the true epsilon with probability at most 1 - confidence, if messages follow the law but for this chance.
+        Above the true epsilon with probability at most 1 - confidence, if messages follow the law up to this chance.
 
     Source: Ville 1939; averages of likelihood ratios are e-values.
     """
@@ -134,14 +134,14 @@ def _of_branches(
 
 
 def _refuted(log_evidence: Numbers, confidence: float) -> float:
-    """The largest of `_LOGITS` that is refuted with all below it; -inf if none is."""
+    """The largest of `_LOGITS` that is refuted together with all smaller ones; -inf if none is refuted."""
     kept = np.flatnonzero(log_evidence < -math.log1p(-confidence))
     first = int(kept[0]) if len(kept) else len(log_evidence)
     return float(_LOGITS[first - 1]) if first else -math.inf
 
 
 def _pairs(mechanism: Mechanism, claim: Claim, key: Key) -> list[Inputs]:
-    """The neighbors of whole messages that stay the same in all trials."""
+    """The pairs of neighbors, for whole messages, that stay the same in all trials."""
     found = pairs(mechanism.defense, mechanism.setting, Unit.MESSAGE, claim.relation, key.child("pairs"))
     return [inputs for inputs in found if inputs.zero.dim() == 1]
 
@@ -161,14 +161,14 @@ def _of_numbers(
 ) -> tuple[AssumedBound, ...]:
     """The bounds of a product for one coordinate and for the message.
 
-    A number is scored by its uniform under the law of input 0: an event that is rare with input 0. The event of the
-    message is that of all its numbers. With p_i and q_i the chances of the event with inputs 1 and 0,
+    The score of a number is its uniform under the law of input 0; the event is a score that is rare with input 0. The
+    event of the message is that of all its numbers. With p_i and q_i the chances of the event with inputs 1 and 0,
 
         epsilon of a coordinate >= ln(mean p_i / mean q_i),  epsilon of a message >= sum ln p_i - k ln(mean q_i),
 
-    because the mean is above the geometric mean. Each p_i has its own interval; the q_i are pooled, since they are
-    rare. No homogeneity is assumed: a count of unequal chances is spread at most as widely as a binomial (Hoeffding
-    1956, Thm 4).
+    because the mean is above the geometric mean. Each p_i has its own interval; the q_i are pooled, since the event is
+    rare. Equal chances are not assumed: a count with unequal chances is spread at most as widely as a binomial
+    (Hoeffding 1956, Thm 4).
 
     Guarantees:
         Above the true epsilon with probability at most 1 - confidence, if numbers are independent given the update.
@@ -222,7 +222,7 @@ def _scores(mechanism: Mechanism, inputs: Inputs, bit: int, trials: int, key: Ke
 
 
 def _choose(mechanism: Mechanism, claim: Claim, trials: int, key: Key) -> _Event | None:
-    """The pair, the side, the threshold and the numbers that promise the largest bound of the message."""
+    """The event (pair, side, threshold and numbers) with the largest expected bound of the message."""
     best: _Event | None = None
     for number, inputs in enumerate(_pairs(mechanism, claim, key)):
         found = _scores(mechanism, inputs, 1, _PILOT, key.child(number))
@@ -240,7 +240,7 @@ def _event(inputs: Inputs, side: int, scores: Numbers, counted: int) -> _Event:
     n, k = scores.shape
     candidates = np.unique(np.quantile(scores, np.linspace(0, 1, _THRESHOLDS, endpoint=False), method="lower"))
     above = n - np.stack([np.searchsorted(np.sort(column), candidates, side="right") for column in scores.T])
-    # [k, thresholds]: what a number adds; an event that is never counted has at least this chance
+    # [k, thresholds]: what a number adds; the interval of an event that was never counted ends at about 4 / (n k)
     q = special.expit(-candidates) + 4 / (counted * k)
     with np.errstate(divide="ignore"):
         gains = np.maximum(np.log(np.maximum(above / n - 1 / math.sqrt(n), 0.0)) - np.log(q), 0.0)
@@ -264,7 +264,7 @@ def _bound(tp: Integers, fp: Integers, trials: int, unit: Unit, confidence: floa
 def _needed(claim: Claim, numbers: int, trials: int) -> int:
     """Messages with each input that hold `_EVENTS` rare events, if the proof is attained; at most `_MOST` x trials.
 
-    Twice as many at most, if those would hold a few events: then each further one still shows.
+    The maximum is doubled if it would hold fewer than `_FEW` events, where each further event raises the bound.
     """
     each = min(_proved(claim, Unit.COORDINATE), _proved(claim, Unit.MESSAGE) / numbers, 50.0)
     most = _MOST * trials
@@ -274,5 +274,5 @@ def _needed(claim: Claim, numbers: int, trials: int) -> int:
 
 
 def _proved(claim: Claim, unit: Unit) -> float:
-    """The smallest epsilon at delta 0 that is proved for a unit; infinite if none is."""
+    """The smallest epsilon at delta 0 that is proved for a unit; infinite if no epsilon is proved."""
     return min((one.epsilon(0.0) for one in (claim.proved, *claim.further) if one.unit is unit), default=math.inf)

@@ -1,7 +1,8 @@
-"""What the proofs of a defense say of any attack's success, and what an attack's success says of the claim.
+"""What a defense's proofs say about the success of any attack, and what an attack's success says about the claim.
 
-A claim or proof speaks of an attack on whole inputs if it covers a record, a client or a message and the attack's
-adversary. Of victims that are encoded alone it speaks only if it does not count on sampling: they do take part.
+A claim or proof covers an attack on whole inputs if its unit is a record, a client or a message and it holds against
+the attack's adversary. It covers victims that are encoded alone only if it does not rely on sampling, because such
+victims always take part.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from leakgauge.harness.core.threats import Threat
 
 _WIDEST = 10.0
 _EPSILONS = 101
-"""A proof is asked at so many epsilons up to the widest."""
+"""The number of epsilons, from 0 to the widest, at which a proof is evaluated."""
 
 LEVEL = 0.95
-"""Confidence of what an attack shows."""
+"""Confidence of an epsilon that an attack refutes."""
 
 
 class Proved(NamedTuple):
-    """The most that a proof lets any attack identify: a share of images, and the proof in words."""
+    """The largest share of images that a proof lets any attack identify, and the proof in words."""
 
     share: float
     words: str
 
 
 class Promised(NamedTuple):
-    """Epsilons, at the claim's delta, that cover an attack; infinite if there is none.
+    """The claimed and the proved epsilon that cover an attack, at the claim's delta; infinite if there is none.
 
     Attributes:
-        relation: of the neighbors; the proofs have the claim's.
-        unit: of the claim, or of the proof if only that covers the attack.
+        relation: of the neighbors; the proofs have the claim's relation.
+        unit: of the claim, or of the proof if only the proof covers the attack.
     """
 
     claimed: float
@@ -50,10 +51,10 @@ class Promised(NamedTuple):
 
 
 def proved_identification(claim: Claim, threat: Threat, among: int) -> Proved | None:
-    """What the claim's proofs say of any guess of one input among `among` that are equally likely; None: nothing.
+    """The bound that the claim's proofs put on guessing one of `among` equally likely inputs; None: no bound.
 
-    A guess is right with probability at most e^epsilon / among + delta(epsilon), for every epsilon. The input is
-    exchanged or left out. The claim's assumptions must hold.
+    A guess is right with probability at most e^epsilon / among + delta(epsilon), for every epsilon. Neighbors exchange
+    the input or leave it out. The claim's assumptions must hold.
 
     Source: Balle, Cherubin, Hayes 2022, "Reconstructing training data with informed adversaries", thm 2, with the
         uniform prior; over all epsilons as in Hayes, Mahloujifar, Balle 2023, "Bounding training data reconstruction in
@@ -67,7 +68,7 @@ def promised(claim: Claim, threat: Threat, *, alone: bool) -> Promised | None:
     """What the claim and its proofs promise against an attack on whole inputs; None: nothing.
 
     Args:
-        alone: whether the victims are encoded alone, so that none of them is left out by sampling.
+        alone: whether the victims are encoded alone, so that sampling leaves none of them out.
     """
     proofs = _proofs(claim, threat, alone=alone)
     covers = threat in claim.against and _whole(claim.unit) and not (alone and is_sampled(claim.proved.event))
@@ -79,10 +80,10 @@ def promised(claim: Claim, threat: Threat, *, alone: bool) -> Promised | None:
 
 
 def shown_by_identification(right: int, n: int, among: int, at: float) -> float:
-    """The epsilon at delta `at` below which so many right guesses of one input among `among` refute.
+    """The epsilon up to which `right` of `n` guesses of one input among `among` refute a claim at delta `at`.
 
     The share s of right guesses is at most e^epsilon / among + delta, and 1 - s is at least
-    e^-epsilon (1 - 1 / among - delta). The lower end of the interval of Clopper and Pearson stands for s.
+    e^-epsilon (1 - 1 / among - delta). The lower end of the Clopper-Pearson interval is used for s.
     """
     low = clopper_pearson(right, n, 2 * LEVEL - 1).low or 0.0
     upward, downward = among * (low - at), (1 - 1 / among - at) / (1 - low)
@@ -92,10 +93,10 @@ def shown_by_identification(right: int, n: int, among: int, at: float) -> float:
 def shown_by_membership(scores: Tensor, is_member: Tensor, found: Promised) -> float:
     """The epsilon that scores of candidates refute, at the promised delta.
 
-    Members and non-members, drawn alike, are paired in their random order. Which of a pair is the member is a fair
-    coin, guessed by the higher score: all pairs, and the fourth with the greatest differences, each at half the level.
-    Neighbors differ in one pair: one record is replaced. Where the claim adds or removes records, that is two of its
-    steps, with (2 epsilon, (1 + e^epsilon) delta).
+    Members and non-members, drawn alike, are paired in their random order. A fair coin decides which of a pair is the
+    member; the guess is the one with the higher score. All pairs are tested, and the quarter with the greatest
+    differences, each at half the error level. Neighbors differ in one pair: one record is replaced. If the claim adds
+    or removes records, this is two of its steps, with (2 epsilon, (1 + e^epsilon) delta).
 
     Args:
         scores: [n]; is_member: [n] bool.
@@ -117,12 +118,12 @@ def shown_by_membership(scores: Tensor, is_member: Tensor, found: Promised) -> f
 
 
 def _whole(unit: Unit) -> bool:
-    """Whether one epsilon covers an input of a client."""
+    """Whether the unit covers a whole input of a client."""
     return unit not in (Unit.COORDINATE, Unit.SUBVECTOR)
 
 
 def _proofs(claim: Claim, threat: Threat, *, alone: bool) -> Sequence[Proof]:
-    """The proofs that speak of an attack on whole inputs."""
+    """The proofs that cover an attack on whole inputs."""
     return [
         proof
         for proof in (claim.proved, *claim.further)
@@ -131,12 +132,12 @@ def _proofs(claim: Claim, threat: Threat, *, alone: bool) -> Sequence[Proof]:
 
 
 def _identified(proof: Proof, among: int) -> Proved | None:
-    """By one proof; None if it says nothing."""
+    """The bound on identification by one proof; None if it gives no bound."""
     try:
         deltas = [(e, delta(proof.event, e)) for e in np.linspace(0.0, _WIDEST, _EPSILONS)]
     except ValueError:  # no law is known above delta = 0
         return None
     blind = 1 / among
-    # of an event, and of its complement with the two inputs exchanged
+    # the bound on an event, and the bound on its complement with the two inputs exchanged
     share = min(min(math.exp(e) * blind + d, 1 - math.exp(-e) * (1 - blind - d)) for e, d in deltas)
     return Proved(share, f"{proof.method}, one {proof.unit.value}") if share < 1 else None

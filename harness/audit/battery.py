@@ -1,10 +1,11 @@
 """Tests of uniform numbers that a law read from messages: marginals, tails, variances, independence.
 
-If the messages follow the law, all numbers are independent and uniform, whatever the updates. Each test is one way in
-which code departs from its law; each gives one p-value, valid by itself, so a caller splits its level among them.
+If the messages follow the law, all numbers are independent and uniform, whatever the updates. Each test covers one way
+in which code departs from its law. Each gives one p-value that is valid by itself, so a caller splits its level among
+the tests.
 
-Source: the transform is Rosenblatt's (see `core.law`); tests of counts are exact or Poisson, sums of many squares and
-    products are compared with their limits.
+Source: the transform is Rosenblatt's (see `core.law`). Tests of counts are exact or Poisson; sums of many squares and
+    products are compared with their limit laws.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from leakgauge.harness.core.stats import Numbers
 Labels = npt.NDArray[np.int64]
 
 _FAR = 38.0
-"""The largest normal score: of numbers that are 0 or 1, where the law has no room left."""
+"""The largest normal score, given to numbers that are 0 or 1."""
 
 _EQUAL = 1e-6
-"""Two numbers nearer than this count as equal: float32 rounding moves a repeated draw by less."""
+"""Two numbers with a smaller difference count as equal: float32 rounding moves a repeated draw by less."""
 
 _TAILS = (1e-2, 1e-3, 1e-4)
 _GRAINS = (8, 12, 16, 20, 24)
@@ -40,20 +41,20 @@ _RARE = (0.003, 0.03)
 """Shares of messages that follow an alternative."""
 
 _MOST_SHARE = 0.25
-"""A larger missing share of noise is not stated: its log ratios are not near a normal law."""
+"""A larger missing share of noise is not reported, because its log ratios are not nearly normal."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """The uniform numbers of n messages of k numbers each, and what else is known of each message.
+    """The uniform numbers of n messages of k numbers each, and what else is known about each message.
 
     Attributes:
         uniforms: [n, k].
         places: [n, k] coordinate of the update that a number carries, -1: none. tensors: [d] tensor of a coordinate.
         carried: [n, k] the update in those coordinates, else 0.
-        norms, sizes: [n] of the update and of the client's data.
-        senders, rounds, patterns: [n]; messages are ordered by run, round and sender. runs: [n], the federation.
-        bits: [n, k] lowest mantissa bits, or None. lowest: [n, k] those that need not be fair coins, or None.
+        norms, sizes: [n] norm of the update, and size of the client's data.
+        senders, rounds, patterns: [n]; messages are ordered by run, round and sender. runs: [n] federation of each.
+        bits: [n, k] lowest mantissa bits, or None. lowest: [n, k] bits that need not be fair coins, or None.
         ratios: [n, a] log likelihood ratios of alternatives to a discrete law; or None.
     """
 
@@ -73,7 +74,7 @@ class Sample:
 
     @property
     def groups(self) -> dict[str, Labels]:
-        """[n] labels of messages."""
+        """[n] labels of messages, by the name of the grouping."""
         decades = np.floor(np.log10(np.maximum(self.norms, 1e-12))).astype(np.int64)
         return {
             "sender": self.senders,
@@ -88,11 +89,11 @@ def p_values(sample: Sample, *, coarse: bool) -> dict[str, float]:
     """A p-value for each test, by name.
 
     Args:
-        coarse: float32 rounding is not small beside the noise, so that tests of single bits and ties are left out.
+        coarse: float32 rounding is not small compared with the noise; tests of single bits and ties are left out.
     """
     u = sample.uniforms
     scores = np.clip(special.ndtri(u), -_FAR, _FAR)
-    # rounding makes a few numbers exactly 1/2: they are small, not impossible; `_repeats` counts them
+    # rounding makes a few numbers exactly 1/2: their magnitude is small, not impossible; `_repeats` counts them
     magnitudes = np.clip(special.ndtri(np.abs(2 * u - 1)), special.ndtri(1e-4 if coarse else _EQUAL), _FAR)
     found, labels = dict(_marginals(u, scores)), _labels(sample)
     for name, values in {"noise": scores, "magnitude": magnitudes}.items():
@@ -114,8 +115,8 @@ def p_values(sample: Sample, *, coarse: bool) -> dict[str, float]:
 def ratio_values(ratios: Numbers, groups: dict[str, Labels]) -> dict[str, float]:
     """p-values of the likelihood ratios of alternatives: in all messages, in a few of any kind, and in one group.
 
-    The mean of likelihood ratios is at most 1 if messages follow their law, for any number of messages; so is that of
-    their average over alternatives. Hence it exceeds 1 / p with probability p at most (Markov).
+    If messages follow their law, the expected likelihood ratio of any number of messages is at most 1, and so is that
+    of its average over alternatives. By Markov's inequality, the average exceeds 1 / p with probability at most p.
 
     Args:
         ratios: [n, a] logarithms. groups: [n] labels of messages.
@@ -130,10 +131,10 @@ def ratio_values(ratios: Numbers, groups: dict[str, Labels]) -> dict[str, float]
 
 
 def twin_values(one: Numbers, other: Numbers, *, discrete: bool) -> dict[str, float]:
-    """p-values of messages [n, k] against their twins, which differ from them only in the private key.
+    """p-values of messages [n, k] against their twins, which differ only in the private key.
 
     Args:
-        discrete: equal outcomes of honest twins are likely, so that only correlations are tested.
+        discrete: equal outcomes of honest twins are likely, so only correlations are tested.
     """
     found = {}
     for name, pair in {"noise": (one, other), "magnitude": (np.abs(2 * one - 1), np.abs(2 * other - 1))}.items():
@@ -146,10 +147,10 @@ def twin_values(one: Numbers, other: Numbers, *, discrete: bool) -> dict[str, fl
 
 
 def detectable(numbers: int, level: float, power: float = 0.95) -> float:
-    """The smallest missing share of the noise's scale that the test of all squares sees with this power.
+    """The smallest missing share of the noise's scale that the test of all squares detects with this power.
 
     Args:
-        numbers: that are tested, n k. level: of this one test, two-sided.
+        numbers: tested numbers, n k. level: of this one test, two-sided.
     """
     # a sum of n squares, each smaller by (1 - s)^2, falls below the lower critical value with probability `power`
     # chdtri is the upper quantile of chi-square
@@ -158,19 +159,20 @@ def detectable(numbers: int, level: float, power: float = 0.95) -> float:
 
 
 def detectable_by_ratios(ratios: Numbers, level: float, power: float = 0.95) -> float | None:
-    """The smallest of `SHARES` whose absence the likelihood ratios of all messages see with this power, about.
+    """About the smallest of `SHARES` whose absence the likelihood ratios of all messages detect with this power.
 
-    None: not even `_MOST_SHARE`; the messages say too little of the update, or their channel hardly ever errs.
+    None: not even `_MOST_SHARE` is detected; the messages say too little about the update, or their channel hardly ever
+    errs.
 
     Args:
-        ratios: [n, a] logarithms, of honest messages: those of `SHARES` first. level: of this one test.
+        ratios: [n, a] logarithms of honest messages; the alternatives of `SHARES` come first. level: of this one test.
     """
     if not ratios.size:
         return None
     shares = np.array(SHARES)
     near = (shares > 0) & (shares <= _MOST_SHARE)
-    # with many messages, the log ratios of an alternative are normal, as those of shifted normal numbers: by their
-    # squared Hellinger distance, in which no rare message counts for more than one; few ratios are above log 4
+    # with many messages, the log ratio of an alternative is normal, as for a shifted normal number. The shift follows
+    # from the squared Hellinger distance, in which a rare message has no large weight; few ratios are above log 4
     apart = np.square(1 - np.exp(np.minimum(ratios[:, : len(shares)][:, near], math.log(4)) / 2)).mean(0) / 2
     shift = np.sqrt(-8 * len(ratios) * np.log1p(-apart))
     needed = float(special.ndtri(power))
@@ -179,7 +181,7 @@ def detectable_by_ratios(ratios: Numbers, level: float, power: float = 0.95) -> 
 
 
 def _marginals(u: Numbers, scores: Numbers) -> Iterator[tuple[str, float]]:
-    """The law of single numbers: its shape, its tails, its ends."""
+    """The law of single numbers: its shape, its tails and its ends."""
     flat, n = np.sort(u, axis=None), u.size
     steps = np.arange(n + 1) / n
     gap = max(float((steps[1:] - flat).max()), float((flat - steps[:-1]).max()))
@@ -189,7 +191,7 @@ def _marginals(u: Numbers, scores: Numbers) -> Iterator[tuple[str, float]]:
     for tail in _TAILS:
         for name, count in (("lower", (flat < tail).sum()), ("upper", (flat > 1 - tail).sum())):
             yield f"{name} tail {tail:g}", _binomial(int(count), n, tail)
-    # the number nearest to an end: none near means that the noise is cut, one too near that its tail is too heavy
+    # the number nearest to an end: too far means that the noise is truncated, too near that its tail is too heavy
     nearest = float(np.minimum(flat, 1 - flat).min())
     none_nearer = np.exp(n * np.log1p(-min(2 * nearest, 1.0))) if nearest < 0.5 else 0.0
     yield "extremes", _two_sided(float(none_nearer), float(1 - none_nearer))
@@ -197,7 +199,7 @@ def _marginals(u: Numbers, scores: Numbers) -> Iterator[tuple[str, float]]:
 
 
 def _labels(sample: Sample) -> dict[str, Labels]:
-    """[n k], from 0 on: what each number belongs to."""
+    """[n k] labels from 0 on: the group of each number, by the name of the grouping."""
     n, k = sample.uniforms.shape
     known = sample.places >= 0
     of_message = {"message": np.arange(n)} | sample.groups
@@ -208,7 +210,7 @@ def _labels(sample: Sample) -> dict[str, Labels]:
 
 
 def _ranks(values: Labels) -> Labels:
-    """[n] the rank of each value among the distinct ones, without a sort; values are within a small range."""
+    """[n] the rank of each value among the distinct values, without a sort; the values lie in a small range."""
     counted = values - values.min()
     ranks = np.cumsum(np.bincount(counted) > 0) - 1
     return np.asarray(ranks[counted], np.int64)
@@ -226,7 +228,7 @@ def _groups(name: str, z: Numbers, labels: dict[str, Labels]) -> Iterator[tuple[
 
 
 def _neighbors(name: str, z: Numbers, sample: Sample) -> Iterator[tuple[str, float]]:
-    """Products of scores that lie near each other: in a message, between rounds, between clients of a round."""
+    """Products of nearby scores: in a message, between rounds, between clients of a round."""
     n, k = z.shape
     for lag in (1, 2, 3):
         if k > lag:
@@ -240,7 +242,7 @@ def _neighbors(name: str, z: Numbers, sample: Sample) -> Iterator[tuple[str, flo
     same = (np.diff(sample.rounds) == 0) & (np.diff(sample.runs) == 0)
     if same.any():
         yield f"{name}: clients of a round", _correlation(z[1:][same], z[:-1][same])
-    # alternating sums: noise that cancels or repeats from one to the next
+    # alternating sums: noise that cancels or repeats from one coordinate, round or client to the next
     signs = 1 - 2 * (np.arange(k) % 2)
     yield f"{name}: alternating coordinates", _chi_square(float(np.square(z @ signs).sum()) / k, n)
     for word, label in (("rounds", sample.rounds), ("clients", sample.senders)):
@@ -248,7 +250,7 @@ def _neighbors(name: str, z: Numbers, sample: Sample) -> Iterator[tuple[str, flo
 
 
 def _covariates(name: str, z: Numbers, sample: Sample) -> Iterator[tuple[str, float]]:
-    """Linear relations of the scores with what they must not depend on; exact, given the updates."""
+    """Linear relations of the scores with quantities that they must not depend on; exact, given the updates."""
     known = (sample.places >= 0).all(0)
     if known.any():
         u = sample.carried[:, known]
@@ -266,7 +268,7 @@ def _covariates(name: str, z: Numbers, sample: Sample) -> Iterator[tuple[str, fl
 
 
 def _patterns(z: Numbers) -> Iterator[tuple[str, float]]:
-    """Signs of three to five neighbors in a message: every pattern is as frequent."""
+    """Signs of three to five neighbors in a message: all patterns are equally frequent."""
     up = (z > 0).astype(np.int64)
     for length in (3, 4, 5):
         k = z.shape[1] // length * length
@@ -287,7 +289,7 @@ def _repeats(u: Numbers) -> Iterator[tuple[str, float]]:
 
 
 def _bits(bits: Labels, sample: Sample) -> Iterator[tuple[str, float]]:
-    """The lowest mantissa bits are fair coins, also against the signs of the update."""
+    """The lowest mantissa bits are fair coins, also given the signs of the update."""
     yield "lowest bits", _binomial(int(bits.sum()), bits.size, 0.5)
     known = (sample.places >= 0).all(0)
     signs = np.sign(sample.carried[:, known])
@@ -299,9 +301,9 @@ def _bits(bits: Labels, sample: Sample) -> Iterator[tuple[str, float]]:
 
 
 def _lowest(bits: Labels, sample: Sample) -> float:
-    """p-value of lowest bits against the signs of the update, where bits favor one value, whatever the signs are.
+    """p-value of lowest bits against the signs of the update, for bits that favor one value whatever the signs are.
 
-    Signs of updates are symmetric, given their magnitudes. Repeated updates add to the variance, by less than `_ROOM`.
+    Signs of updates are symmetric, given their magnitudes. Repeated updates widen the sum, by a factor below `_ROOM`.
     """
     signs = np.sign(sample.carried)
     return _linear(np.asarray((2.0 * bits - 1.0) / _ROOM, np.float64), signs - signs.mean(1, keepdims=True))
@@ -361,5 +363,5 @@ def _markov(logs: Numbers) -> float:
 
 
 def _least(each: Numbers) -> float:
-    """p-value of the smallest of several."""
+    """p-value of the smallest of several independent p-values."""
     return float(-np.expm1(len(each) * np.log1p(-min(float(each.min()), 1 - 1e-16))))

@@ -1,9 +1,9 @@
 """Lower bounds of epsilon from the counts or scores of an audit.
 
 An audit runs a mechanism many times on each of two inputs, 0 and 1, and scores every output. A score above a threshold
-means input 1. The bounds hold for a threshold that does not depend on the counted trials: fixed before any trial (0 for
-a log-likelihood ratio) or chosen on other trials (`split_threshold`). The best of all thresholds on the counted trials
-gives no valid bound, and no function here offers it.
+is a guess of input 1. The bounds hold for a threshold that does not depend on the counted trials: fixed before any
+trial (0 for a log-likelihood ratio) or chosen on other trials (`split_threshold`). The best threshold on the counted
+trials gives no valid bound, so no function here selects it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def epsilon_lower(counts: Counts, delta: float, confidence: float = 0.95) -> flo
     """A lower bound of the epsilon of any mechanism at `delta`.
 
     max(0, log((1 - FNR - delta) / FPR), log((1 - FPR - delta) / FNR)), with upper ends of Clopper-Pearson intervals of
-    level `confidence` for both rates. Both directions use the same two events, so neither needs a correction.
+    level `confidence` for both rates. Both directions use the same two intervals, so taking the larger one needs no
+    correction.
 
     Guarantees:
         Above the true epsilon with probability at most 1 - confidence, for any mechanism, if the trials are independent
@@ -95,7 +96,7 @@ def mu_lower(counts: Counts, confidence: float = 0.95) -> float:
 
 
 def gaussian_epsilon_lower(counts: Counts, delta: float, confidence: float = 0.95) -> float:
-    """The epsilon of the Gaussian mechanism with mu = `mu_lower`; infinite if delta is 0 and mu is not.
+    """The epsilon of the Gaussian mechanism with mu = `mu_lower`; infinite if delta is 0 and mu is above 0.
 
     A lower bound of epsilon only for a Gaussian mechanism. For any other it is an estimate, often far too high.
 
@@ -106,18 +107,18 @@ def gaussian_epsilon_lower(counts: Counts, delta: float, confidence: float = 0.9
 
 
 def scores_epsilon_lower(zeros: Numbers, ones: Numbers, delta: float, confidence: float = 0.95) -> float:
-    """The epsilon of the Gaussian mechanism whose mu is the lower end for the distance of Gaussian scores.
+    """The epsilon of the Gaussian mechanism whose mu is the lower confidence limit for the distance of Gaussian scores.
 
     mu is the difference of the means over the standard deviation, which both inputs share. The studentized difference
-    has a noncentral t law, which gives mu exactly. Counts at one threshold need more trials: 1.6 times as many for a
-    small mu, and any number for a large one.
+    has a noncentral t law, which gives an exact limit for mu. Counts at one threshold need more trials: 1.6 times as
+    many for a small mu, and arbitrarily many for a large one.
 
     Args:
         zeros: [n] scores of trials with input 0.
         ones: [m] scores of trials with input 1.
 
     Guarantees:
-        For scores that are Gaussian with one variance, above the true epsilon with probability at most 1 - confidence.
+        For Gaussian scores of equal variance, above the true epsilon with probability at most 1 - confidence.
         0 for fewer than two trials on a side, an infinite score, or no spread.
 
     Raises:
@@ -139,9 +140,10 @@ def scores_epsilon_lower(zeros: Numbers, ones: Numbers, delta: float, confidence
 
 
 def distance_lower(distance: float, n: int, m: int, confidence: float) -> float:
-    """The lower end for the distance of two Gaussian means in standard deviations, from that of n and m numbers.
+    """The lower confidence limit for the distance of two Gaussian means, in standard deviations.
 
-    0 if that is negative, or beyond what the noncentral t can be computed for.
+    `distance` is the distance observed between n and m numbers. 0 if the limit is negative, or if the noncentral t
+    cannot be computed.
     """
     scale = math.sqrt(n * m / (n + m))
     found = float(special.nctdtrinc(n + m - 2, confidence, distance * scale)) / scale
@@ -151,11 +153,11 @@ def distance_lower(distance: float, n: int, m: int, confidence: float) -> float:
 def split_threshold(zeros: Numbers, ones: Numbers, delta: float, confidence: float = 0.95) -> float:
     """The threshold with the largest `epsilon_lower` on these trials, for use on OTHER trials.
 
-    It lies half-way between two neighboring scores whose gap exceeds a millionth of the range of all scores; a smaller
-    gap may be rounding. If every bound is 0, the largest unclamped bound wins.
+    The threshold lies half-way between two neighboring scores whose gap is at least a millionth of the range of all
+    scores; a smaller gap may be rounding. If every bound is 0, the largest unclamped bound wins.
 
     Args:
-        zeros: [n] scores of trials with input 0 that no bound will count.
+        zeros: [n] scores of trials with input 0; no bound may count these trials.
         ones: [m] scores of such trials with input 1.
 
     Raises:
@@ -175,8 +177,8 @@ def split_threshold(zeros: Numbers, ones: Numbers, delta: float, confidence: flo
 def sampled_delta(losses: Numbers, epsilon: float, level: float = 0.95) -> Sampled:
     """delta(epsilon) = E_P[(1 - e^(epsilon - L))_+] from samples of the privacy loss L = log p / p'.
 
-    This is one direction. The delta of the pair is the larger of both directions. The interval is Chernoff's, which is
-    valid for every n because the terms lie in [0, 1]: {d : KL(mean, d) <= log(2 / (1 - level)) / n}.
+    This is one direction; the delta of the pair is the larger of both directions. The interval is Chernoff's,
+    {d : KL(mean, d) <= log(2 / (1 - level)) / n}, which is valid for every n because the terms lie in [0, 1].
 
     Args:
         losses: [n] privacy losses of samples from P; they may be infinite.
@@ -221,7 +223,7 @@ def _directions(fpr: Numbers, fnr: Numbers, delta: float) -> Numbers:
 
 
 def _between(scores: Numbers) -> Numbers:
-    """The midpoints of the gaps between increasing scores, without gaps that may be rounding."""
+    """The midpoints of the gaps between increasing scores, except gaps that may be rounding."""
     if len(scores) == 1:
         return scores
     gaps = np.diff(scores)
@@ -243,7 +245,7 @@ def clopper_pearson_high(successes: npt.NDArray[np.int64], n: int, confidence: f
 
 
 def _chernoff(mean: float, n: int, level: float) -> tuple[float, float]:
-    """The interval {d : KL(mean, d) <= log(2 / (1 - level)) / n} of the mean of a law on [0, 1]."""
+    """The interval {d : KL(mean, d) <= log(2 / (1 - level)) / n} for the mean of a law on [0, 1]."""
     width = math.log(2 / (1 - level)) / n
     # KL exceeds the width at `floor` and `ceiling`, because t log t >= t - 1
     floor = mean * math.exp(-1 - width / mean) if mean > 0 else 0.0

@@ -29,10 +29,10 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import SEES, Threat
 
 _FAR = 100.0
-"""Norm of a canary client's update: outside every clip, which reduces it."""
+"""Norm of a canary client's update: above every clip, which reduces it."""
 
 _PILOT_SHARE = 0.25
-"""Share of the rounds that choose canary, distinguisher and threshold."""
+"""Share of the rounds that are used to choose canary, distinguisher and threshold."""
 
 
 def audit_messages(
@@ -40,18 +40,18 @@ def audit_messages(
 ) -> AuditResult:
     """A lower bound of the epsilon of one message, from all messages of a run with a canary in each.
 
-    A random half of the messages carries input 1, the others input 0. `encode` makes each of them with the round's
+    A random half of the messages carries input 1, the others input 0. `encode` makes each message with the round's
     public state and with the client's memory of its real messages. The auditor knows the real updates and messages.
-    The first quarter of the rounds chooses the pair, the distinguisher and the threshold with the largest bound, and is
-    not counted. Of two distinguishers that are equally good, the defense's likelihood ratio is chosen; for a Gaussian
-    mechanism its threshold is 0. The distinguisher `rounds` subtracts what is known of the noise in the client's real
-    message before: noise that is used again cancels.
+    The first quarter of the rounds is not counted; it selects the pair, the distinguisher and the threshold with the
+    largest bound. Of two equally good distinguishers, the defense's likelihood ratio is chosen; for a Gaussian
+    mechanism its threshold is 0. The distinguisher `rounds` subtracts what is known about the noise in the client's
+    previous real message, so noise that is used again cancels.
 
     | the claim's unit | inputs 0 and 1, neighbors by the claim's relation: real update u, c_0 and c_1 of `pairs` |
     |---|---|
     | message, client | u + c_0 and u + c_1; c is 100 times as long as u, at least 100: the defense clips it |
     | coordinate, sub-vector | the same; c is zero except in the first coordinate or sub-vector |
-    | the same, if the update sets its own scale | c_0 and c_1, which have one norm |
+    | the same, if the update sets its own scale | c_0 and c_1 without u; both have the same norm |
     | any, with add-remove | c_0 = 0 and c_1 |
     | record | refused: it acts through local training, see `harness.audit.engine` |
 
@@ -64,11 +64,11 @@ def audit_messages(
         Above the largest epsilon of a round with probability at most 1 - confidence. If the claim's proof is a
         composition of Gaussians, the bound assumes that messages are Gaussian; `any_mechanism` does not. Error rates
         may differ between messages: the halves are random, so each count is spread around its mean rate at most as
-        widely as a binomial (Hoeffding 1956, Thm 4), and mean rates obey every trade-off curve because it is convex.
+        widely as a binomial (Hoeffding 1956, Thm 4). Mean rates obey every trade-off curve because the curve is convex.
 
     Raises:
         ValueError: updates of another shape or not finite, fewer than two rounds or clients, a claim for several rounds
-            or a record, an adversary who sees no single messages, confidence outside (0, 1).
+            or for a record, an adversary who sees no single messages, confidence outside (0, 1).
 
     Source: Nasr et al. 2023 (arXiv 2302.07956). Differs: their canaries are gradients; ours go through `encode`.
     """
@@ -109,32 +109,33 @@ def audit_one_run(
 ) -> AuditResult:
     """A lower bound of the epsilon of all rounds together, from one run in which all m clients are canaries.
 
-    An independent fair coin decides for each canary whether it is in. If so, it sends the same update in every round,
-    far outside the clip along its own direction; if not, zero or the opposite. After half of the rounds all updates
-    change their sign. Canaries are ranked by a weighted sum of <what a round decodes to, direction>, with that sign.
-    The weights are the best for the covariance of the rounds over the canaries: noise that is used again, cancels or
-    is missing in some rounds shows. Of r guesses, half are that the highest are in, half that the lowest are out.
-    Directions are the axes if m <= d, else uniform on the sphere, where each canary is noise to the others.
+    An independent fair coin decides for each canary whether it is in. A canary that is in sends the same update in
+    every round, far above the clip and along its own direction; a canary that is out sends zero or the opposite. After
+    half of the rounds all updates change their sign. Canaries are ranked by a weighted sum of <what a round decodes to,
+    direction>, with that sign. The weights are optimal for the covariance of the rounds over the canaries, so noise
+    shows if it is used again, cancels or is missing in some rounds. Of r guesses, half are that the highest are in,
+    half that the lowest are out. Directions are the axes if m <= d; else they are uniform on the sphere, where each
+    canary is noise to the others.
 
     | pair | the aggregate moves by | neighbors by |
     |---|---|---|
-    | from nothing | one clip: half of the effect of replacing an update | add-remove, replace, any-two-inputs |
+    | from nothing | one clip, half of the effect of replacing an update | add-remove, replace, any-two-inputs |
     | end to end | two clips | replace, any-two-inputs |
 
     Args:
         deployment: all clients take part in every round.
         claim: of all these rounds, for a client or all its messages.
-        threat: sees what a round decodes to; an aggregator sees it without the server's own noise.
+        threat: the adversary sees what a round decodes to; an aggregator sees it without the server's own noise.
         guesses: r, fixed before the run.
 
     Guarantees:
         Above the true epsilon with probability at most 1 - confidence. The Gaussian trade-off is used only if the
-        claim's proof is a composition of Gaussians; `any_mechanism` does not use it. The larger of the two bounds needs
+        claim's proof is a composition of Gaussians; `any_mechanism` never uses it. The larger of the two bounds needs
         no correction: each refutes a given epsilon from some number of right guesses on. The weights depend on what the
-        rounds decode to, and not on the coins, so guesses are a function of the output, as the bounds require.
+        rounds decode to and not on the coins, so the guesses are a function of the output, as the bounds require.
 
     Raises:
-        ValueError: no rounds, some clients do not take part, not 1 <= guesses <= m, a claim for another horizon or for
+        ValueError: no rounds, clients that do not take part, not 1 <= guesses <= m, a claim for another horizon or for
             part of a message, `end to end` with add-remove, confidence outside (0, 1).
 
     Source: Steinke, Nasr, Jagielski 2023 (arXiv 2305.08846); Mahloujifar, Melis, Chaudhuri 2024 (arXiv 2410.22235).
@@ -184,9 +185,9 @@ def audit_one_run(
 def estimate_by_cosine(deployment: Deployment, claim: Claim, key: Key) -> CosineEstimate:
     """An ESTIMATE, not a bound, of the epsilon of all rounds together, for a client that sends a full update or zero.
 
-    All k clients are canaries and send the same update in every round, uniform on the sphere. `cosine_epsilon` judges
+    All k clients are canaries; each sends its own update, uniform on the sphere, in every round. `cosine_epsilon` uses
     the cosines of the canaries with the sum of what the rounds decode to. If updates may be replaced, mu is twice the
-    estimate. Many canaries hide each other: mu / sqrt(1 + mu^2 k / d) is found instead of mu.
+    estimate. Many canaries hide each other: the estimate is then mu / sqrt(1 + mu^2 k / d) instead of mu.
 
     Args:
         deployment, claim: as in `audit_one_run`; k is at least 100 and at most d / 100.
@@ -205,15 +206,15 @@ def estimate_by_cosine(deployment: Deployment, claim: Claim, key: Key) -> Cosine
 
 
 def _weights(scores: Tensor) -> Tensor:
-    """[T] the weights of the rounds that add up scores [canaries, T] of equal means with the least variance.
+    """[T] the weights of the rounds: the weighted sum of scores [canaries, T] of equal means has the least variance.
 
-    Canaries that are in have other means than those that are out, by equally much in each round: this leaves the
-    weights as they are, up to a factor.
+    Canaries that are in and canaries that are out differ in their means by the same amount in each round, which only
+    scales the weights.
     """
     canaries, rounds = scores.shape
     centered = scores - scores.mean(0)
     covariance = centered.T @ centered / canaries
-    # few canaries: towards equal weights
+    # with few canaries, the ridge pulls the weights towards equal ones
     ridge = rounds / canaries * float(covariance.diagonal().mean()) + 1e-300
     shrunk = covariance + ridge * torch.eye(rounds, dtype=torch.float64)
     found: Tensor = torch.linalg.solve(shrunk, torch.ones_like(scores[0]))

@@ -27,10 +27,10 @@ from leakgauge.harness.federation import registry
 from leakgauge.harness.federation.registry import ParameterError
 
 MOST = 200
-"""Rounds of a claim for a whole run, unless the defense has fewer: UDP's T."""
+"""Default rounds of a claim for a whole run, unless the defense has fewer: UDP's T."""
 
 _LARGEST = 1e9
-"""What a number of the setting must stay below."""
+"""Numbers of the setting must be below this."""
 
 DEFAULTS = {
     "dim": 25_818,
@@ -46,7 +46,7 @@ DEFAULTS = {
 """The setting of a claim without a study: CEPAM's experiment on MNIST with its MLP."""
 
 _FALSE_ALARM = 1e-6
-"""Probability that true log-likelihood ratios of both inputs seem inconsistent."""
+"""Probability that correct log-likelihood ratios of both inputs are taken for inconsistent."""
 
 _ROUNDING = 1e-5
 """Relative difference of privacy losses that float32 likelihoods may not resolve."""
@@ -55,7 +55,8 @@ _ROUNDING = 1e-5
 class Delta(NamedTuple):
     """delta at the claimed epsilon: `exact`, for the pair that attains the proof, or by `sampling`, for the tried pair.
 
-    low and high are the ends of its interval, n the samples of each input; equal to delta, and 0, if it is exact.
+    low and high are the ends of the interval of delta, n is the number of samples of each input. An exact delta has
+    low = high = delta and n = 0.
     """
 
     delta: float
@@ -73,7 +74,7 @@ def claim(
     Args:
         setting: differences from `DEFAULTS`.
         rounds: T; by default 1 for a defense that promises one round, else its own number of rounds, at most 200.
-        delta: the proved epsilon is at this delta; by default at the claim's.
+        delta: the delta of the proved epsilon; by default the claim's.
 
     Raises:
         UnknownNameError: no such defense.
@@ -91,7 +92,7 @@ def record_claim(claim: Claim, delta: float | None = None) -> ClaimRecord:
     """The claim, what is proved, and the verdict, with computed epsilons.
 
     Args:
-        delta: the proved epsilons are at this delta; by default at the claim's. The verdict is always at the claim's.
+        delta: the delta of the proved epsilons; by default the claim's. The verdict always uses the claim's.
     """
     verdict, claimed, _, reason = judge(claim)
     at = claim.delta if delta is None else delta
@@ -112,7 +113,7 @@ def record_claim(claim: Claim, delta: float | None = None) -> ClaimRecord:
 
 
 def claim_to_data(claim: Claim) -> dict[str, Any]:
-    """All that `record_claim` makes of a claim follows from these data."""
+    """The claim as plain data that determine the result of `record_claim`."""
     proofs = [
         [repr(one.event), one.unit.value, one.method, one.reason, one.tight, *_names(one.against)]
         for one in (claim.proved, *claim.further)
@@ -129,10 +130,10 @@ def claim_to_data(claim: Claim) -> dict[str, Any]:
 
 
 def exact_delta(claim: Claim, threat: Threat) -> Delta | None:
-    """The delta of the claimed epsilon, if the proof is attained and gives the law itself, not a bound of it.
+    """The delta of the claimed epsilon, if the proof is attained and its curve is exact, not a bound.
 
-    None if nothing is claimed against this adversary, the proof does not cover it or is not tight, or its curve is a
-    bound: that of the worst mechanism for `Pure`, a numerical one for mixed compositions (see
+    None if nothing is claimed against this adversary, if the proof does not cover it or is not tight, or if the proof's
+    curve is a bound: for `Pure` the curve of the worst mechanism, for mixed compositions a numerical bound (see
     `harness.core.accounting`).
     """
     proof = claim.proved
@@ -148,16 +149,16 @@ def ratios_delta(
 ) -> Delta | None:
     """delta(epsilon) of a pair, the larger of both directions, from its log-likelihood ratios: `bounds.sampled_delta`.
 
-    It trusts the defense's own likelihood, which is made for attacks and may smooth walls or steps of the true law.
-    None if the ratios are inconsistent: the means of 1 / (1 + e^L) over input 1 and of 1 / (1 + e^-L) over input 0 are
-    equal for two laws, and no ratio exceeds what is proved.
+    The result relies on the defense's own likelihood, which is made for attacks and may smooth walls or steps of the
+    true law. None if the ratios are inconsistent: for any two laws, the means of 1 / (1 + e^L) over input 1 and of
+    1 / (1 + e^-L) over input 0 are equal, and no ratio exceeds its proved maximum.
 
     Args:
         zeros, ones: [n] each, log p1 / p0 of samples from input 0, and from input 1.
         most: the proved maximum of the ratios.
 
     Guarantees:
-        The interval covers delta with probability at least `confidence`, if the ratios are those of the laws.
+        The interval covers delta with probability at least `confidence`, if the ratios are those of the true laws.
     """
     n, sides = min(len(zeros), len(ones)), (ones, -zeros)
     gap = abs(float(np.mean(special.expit(-ones))) - float(np.mean(special.expit(zeros))))
@@ -182,8 +183,8 @@ def prepare(
 
     Args:
         setting, rounds, delta: as in `claim`.
-        defaults: the setting, if `setting` does not state it; `participants` None: all clients.
-        most: rounds of a claim for a whole run, if `rounds` is None and the defense has no fewer.
+        defaults: values of the setting that `setting` does not state; `participants` None: all clients.
+        most: rounds of a claim for a whole run, if `rounds` is None and the defense does not have fewer.
 
     Raises:
         UnknownNameError, StudyError: as `claim`.
@@ -208,7 +209,7 @@ def prepare(
 
 
 def assignments(texts: Iterable[str], option: str) -> dict[str, Scalar]:
-    """`key=value` texts as a table; a value that is valid JSON is parsed, any other stays a text.
+    """`key=value` texts as a table; a value that is a JSON number, true or false is parsed, any other stays a text.
 
     Raises:
         StudyError: a text without an equals sign, or a key twice.
@@ -252,19 +253,19 @@ def claim_to_json(name: str, deployment: Deployment, record: ClaimRecord) -> dic
 
 
 def epsilon_to_json(value: float | None) -> float | str:
-    """The number, or "inf" for infinity, which is None in records and has no JSON number."""
+    """The number, or "inf" for infinity, which JSON numbers cannot express and records write as None."""
     return "inf" if value is None or math.isinf(value) else value
 
 
 def _proof_to_json(proof: ProofRecord) -> dict[str, Any]:
-    """A proof with its epsilon as a number or "inf", and the chance that it leaves an adversary."""
+    """A proof with its epsilon as a number or "inf", and the `chance` that it leaves to an adversary."""
     epsilon = epsilon_to_json(proof.epsilon)
     row = {"epsilon": epsilon, "chance": chance(float(epsilon), proof.delta), "against": list(proof.against)}
     return dataclasses.asdict(proof) | row
 
 
 def _record_proof(proof: Proof, delta: float, against: Iterable[Threat]) -> ProofRecord:
-    """A proof with its epsilon at `delta`, for the adversaries `against` unless it names its own."""
+    """A proof with its epsilon at `delta`, for the adversaries `against` unless the proof names its own."""
     return ProofRecord(
         epsilon=_finite(proof.epsilon(delta)),
         delta=delta,
@@ -290,7 +291,7 @@ def _value(text: str) -> Scalar:
     """A number, true or false, or the text itself."""
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError):  # no JSON, thousands of digits, or thousands of brackets
+    except (ValueError, RecursionError):  # not JSON, thousands of digits, or thousands of brackets
         return text
     return value if isinstance(value, bool | int | float) else text
 
@@ -307,7 +308,7 @@ def _is_exact(event: Event | None) -> bool:
 
 
 def _setting(given: dict[str, Scalar], rounds: int, problems: list[str], defaults: dict[str, Any]) -> Setting:
-    """The public setting; appends what is wrong with it to `problems`."""
+    """The public setting; its problems are appended to `problems`."""
     table = dict(defaults)
     for key, value in given.items():
         above = -1 if key in ("batch", "momentum") else 0
@@ -328,7 +329,7 @@ def _setting(given: dict[str, Scalar], rounds: int, problems: list[str], default
 
 
 def states_of(defense: Defense[Any, Any], setting: Setting) -> list[Any]:
-    """The states of the rounds if no loss is ever evaluated."""
+    """The states of the rounds, if no loss is ever evaluated."""
     state, history = defense.init(setting), []
     for number in range(setting.rounds):
         if defense.stops(state):

@@ -1,13 +1,13 @@
-"""Distinguishers of input 1 from input 0: by the defense's likelihood, or without trust in the defense's own model.
+"""Distinguishers of input 1 from input 0: by the defense's likelihood, or independent of the defense's own model.
 
-The bound of an audit holds for any distinguisher; a better one only makes the bound larger. Those that ignore the
-likelihood find faults:
+The bound of an audit holds for any distinguisher; a better one only makes the bound larger. The distinguishers find
+these faults:
 
 | name | score | finds |
 |---|---|---|
 | `likelihood ratio` | by the defense's own likelihood | too little noise |
 | `linear` | a linear function of the estimated updates, summed over the rounds | a missing clip |
-| `rounds` | the same function in each round, combined across the rounds | noise that is reused, cancels or is missing |
+| `rounds` | the same function, weighted over the rounds | noise that is reused, cancels or is missing |
 | `nearest` | nearness to earlier trials with each input | little noise for some senders or updates, or in some rounds |
 | `bytes` | bytes of all messages, and their lengths | a scale sent in clear |
 | `replay` | replays of both inputs, with the shared key as the private key | noise that the receiver can reproduce |
@@ -33,35 +33,35 @@ from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
 
 _FULL_COVARIANCE = 512
-"""The largest number of features whose full covariance is estimated; for more, only variances."""
+"""The largest number of features whose full covariance is estimated; for more, only the variances are."""
 
 _RIDGE, _RIDGE_OF_ROUNDS = 0.1, 1e-4
-"""Share of the mean variance by which covariances shrink: of many coordinates, and of a few rounds."""
+"""Ridge of the covariance as a share of the mean variance: over many coordinates, and over a few rounds."""
 
 _CHANCE = 0.016
 """Probability that some byte moves significantly by chance."""
 
 _MOST_BYTES = 256
-"""Bytes that are used as features: those that move most."""
+"""The most bytes that are used as features; the bytes that move most are taken."""
 
 _LAST_BYTES = 64
-"""Bytes that are also counted from the end of messages, if lengths differ."""
+"""Bytes that are also taken from the end of messages, if lengths differ."""
 
 _BLOCK = 4096
 """Bytes of each message whose moments are computed at a time, in float64."""
 
 _KNOWN, _COLUMNS = 128, 256
-"""Trials of each input to which others are compared, and numbers of each round: evenly spaced, if there are more."""
+"""The most known trials of each input, and the most numbers of each round, in comparisons; evenly spaced."""
 
 _REPLAYED = 10, 20
-"""Trials of each input that test whether messages can be reproduced: at first, and if one was."""
+"""Trials of each input that test whether messages can be reproduced: at first, and after a first success."""
 
 _OFTEN = 0.2
-"""Share of them in which a replay is right and not wrong too, from which on it needs no comparison with chance."""
+"""Share of these trials in which the right replay, not the wrong one, must match to need no comparison with chance."""
 
 
 class Source(Protocol):
-    """Where trials come from: it reads their messages, and makes first-round messages again."""
+    """A source of trials that reads their messages and can make first-round messages again."""
 
     @property
     def defense(self) -> Defense[Any, Any]:
@@ -69,10 +69,10 @@ class Source(Protocol):
 
     @property
     def sees_messages(self) -> bool:
-        """Whether the adversary sees messages, and not only models."""
+        """Whether the adversary sees messages, not only models."""
 
     def again(self, inputs: Inputs, bit: int, trial: int, shared: Key, private: Key) -> bytes:
-        """A message of input `bit` in place of that of a trial, by these keys."""
+        """The message of a trial, made again with input `bit` and these keys."""
 
     def read(self, inputs: Inputs, wire: bytes, trial: int, shared: Key) -> Vector:
         """The coordinates that the adversary learns from such a message."""
@@ -87,18 +87,18 @@ class Distinguisher(Protocol):
 
     @property
     def reads(self) -> Part:
-        """The part of a trace that it uses."""
+        """The part of a trace that the scores use."""
 
     @property
     def linear(self) -> bool:
-        """Whether it is linear in Gaussian messages: with either input its scores are Gaussian, of one variance."""
+        """Whether scores of Gaussian messages are Gaussian, with the same variance for both inputs."""
 
     def scores(self, trace: Trace) -> Numbers:
         """[n] scores of the n trials."""
 
 
 def distinguishers(source: Source, inputs: Inputs, zero: Trace, one: Trace) -> list[Distinguisher]:
-    """The distinguishers that apply, fitted to trials with each input; other trials must judge them."""
+    """The distinguishers that apply, fitted to trials with each input; they must be judged on other trials."""
     found: list[Distinguisher | None] = [None if zero.ratios is None else _Ratio()]
     weights = _fisher(zero.estimates, one.estimates)
     if weights is not None:
@@ -112,14 +112,14 @@ def distinguishers(source: Source, inputs: Inputs, zero: Trace, one: Trace) -> l
 
 
 def scored(distinguisher: Distinguisher, trace: Trace) -> Numbers:
-    """[n] scores; 0 for what is no number, as the difference of infinite estimates of an update that no clip bounds."""
+    """[n] scores; 0 for NaN, such as the difference of infinite estimates of an update without a clip."""
     scores = distinguisher.scores(trace)
     return np.where(np.isnan(scores), 0.0, scores)
 
 
 @dataclass(frozen=True)
 class _Blind:
-    """Equal scores, for an adversary to whom both inputs look the same."""
+    """Equal scores, used if both inputs look the same to the adversary."""
 
     name: str = "nothing to see"
     reads: Part = "estimates"
@@ -160,7 +160,7 @@ class _Linear:
 
 @dataclass(frozen=True, eq=False)
 class _Nearest:
-    """How much nearer the estimate of each round is to one of known trials [T, m, c] with input 1 than with input 0."""
+    """How much nearer each round's estimate is to a known trial [T, m, c] with input 1 than to one with input 0."""
 
     zeros: Tensor
     ones: Tensor
@@ -176,7 +176,7 @@ class _Nearest:
 
 @dataclass(frozen=True, eq=False)
 class _Bytes:
-    """A linear function of the lengths of each round's message, and of some bytes; a message is cut to `sizes`."""
+    """A linear function of the length of each round's message and of some of its bytes; messages are cut to `sizes`."""
 
     sizes: tuple[int, ...]
     tail: int
@@ -197,8 +197,8 @@ class _Replay:
     """Distance of a first-round message to replays of both inputs, made with the shared key as the private key.
 
     Attributes:
-        by_bytes: whether messages are compared, and not what is estimated from them.
-        fresh: whether a new private key is used: a control.
+        by_bytes: whether messages are compared, not the estimates from them.
+        fresh: whether a new private key is used, as a control.
     """
 
     source: Source
@@ -214,7 +214,7 @@ class _Replay:
         return np.array([self._score(*one) for one in each])
 
     def _score(self, wire: bytes, shared: Key, trial: int) -> float:
-        """How much nearer replay 1 is than replay 0, in units of their distance; without channel noise, exact only."""
+        """How much nearer replay 1 is than replay 0; without channel noise, only exact matches count."""
         private = shared.child("fresh") if self.fresh else shared
         made = [self.source.again(self.inputs, bit, trial, shared, private) for bit in (0, 1)]
         if self.by_bytes:
@@ -226,7 +226,7 @@ class _Replay:
 
 
 def _replay(source: Source, inputs: Inputs, zero: Trace, one: Trace) -> _Replay | None:
-    """The comparison with replays, if replays are often right, or more often than with a new private key."""
+    """The comparison with replays, if replays are right often, or more often than with a new private key."""
     if source.defense.analog:
         return _Replay(source, inputs)
     first, more = _REPLAYED
@@ -238,7 +238,7 @@ def _replay(source: Source, inputs: Inputs, zero: Trace, one: Trace) -> _Replay 
         right, wrong = _hits(replay, zero, one, more)
         if right - wrong > _OFTEN * 2 * min(more, len(zero.wires)):
             return replace(replay, source=source)
-        # coarse messages are equal by chance: as often with a key that nobody knows
+        # coarse messages can be equal by chance, equally often with a key that nobody knows
         chance, _ = _hits(replace(replay, fresh=True), zero, one, more)
         if right > chance + 2 * math.sqrt(chance + 1):
             return replace(replay, source=source)
@@ -246,7 +246,7 @@ def _replay(source: Source, inputs: Inputs, zero: Trace, one: Trace) -> _Replay 
 
 
 class _Once:
-    """A source that makes each message of one pair of inputs once."""
+    """A source for one pair of inputs that makes each message only once."""
 
     def __init__(self, source: Source) -> None:
         self.defense, self.sees_messages, self.read = source.defense, source.sees_messages, source.read
@@ -260,13 +260,13 @@ class _Once:
 
 
 def _hits(replay: _Replay, zero: Trace, one: Trace, trials: int) -> tuple[int, int]:
-    """How many of the first trials of each input the replay of their input equals, and how many the other one's."""
+    """How many of the first trials of each input match the replay of their own input, and of the other input."""
     low, high = (replay.scores(trace.select(slice(trials))) for trace in (zero, one))
     return int((low < 0).sum() + (high > 0).sum()), int((low > 0).sum() + (high < 0).sum())
 
 
 def _across_rounds(weights: Tensor, zero: Trace, one: Trace) -> _Linear | None:
-    """A linear function across the rounds of what the weights [d] give in each round; None for one round."""
+    """A linear function over the rounds of the weighted sums, by weights [d], of each round; None for one round."""
     if zero.rounds is None or one.rounds is None:
         return None
     combined = _fisher(zero.rounds.double() @ weights, one.rounds.double() @ weights, _RIDGE_OF_ROUNDS)
@@ -286,7 +286,7 @@ def _distances(values: Tensor, known: Tensor) -> Tensor:
 
 
 def _moving_bytes(zero: Trace, one: Trace) -> _Bytes | None:
-    """The bytes and lengths that move significantly, weighted by move over variance; None if none does."""
+    """The bytes and lengths that move significantly, weighted by move over variance; None if nothing moves."""
     lengths = np.concatenate([_lengths(zero), _lengths(one)])
     sizes, varied = tuple(int(most) for most in lengths.max(0)), bool((lengths != lengths[0]).any())
     tail = _LAST_BYTES if varied else 0
@@ -307,7 +307,7 @@ def _lengths(trace: Trace) -> Numbers:
 
 
 def _bytes(trace: Trace, sizes: Sequence[int], tail: int) -> npt.NDArray[np.uint8]:
-    """[n, f] the messages of all rounds, each padded or cut to its round's size, and its last bytes once more."""
+    """[n, f] the messages of all rounds, each padded or cut to its round's size, followed by its last bytes."""
     found = []
     for wires, size in zip((trace.wires, *trace.later), sizes, strict=True):
         rows = [wire[:size].ljust(size, b"\0") + wire[max(0, len(wire) - tail) :].rjust(tail, b"\0") for wire in wires]
@@ -326,7 +326,7 @@ def _moments(zero: npt.NDArray[Any], one: npt.NDArray[Any]) -> tuple[Numbers, Nu
 
 
 def _fisher(zero: Tensor, one: Tensor, share: float = _RIDGE) -> Tensor | None:
-    """Weights of Fisher's discriminant of features [n, f]; None if no feature moves or one is not finite."""
+    """Weights of Fisher's discriminant of features [n, f]; None if no feature moves or a feature is not finite."""
     a, b = zero.double(), one.double()
     move = b.mean(0) - a.mean(0)
     spread = torch.cat([a - a.mean(0), b - b.mean(0)])

@@ -34,7 +34,7 @@ from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.threats import Threat
 
 STRICT = 0.999
-"""Confidence of the bound that decides: one that a reader sees may err once in 20 audits, a verdict may not."""
+"""Confidence of the bound that decides on verdicts: a displayed bound may err in 1 of 20 audits, a verdict may not."""
 
 _PILOT_SHARE = 1 / 3
 """Pilot trials per input and pair, as a share of the counted trials."""
@@ -43,22 +43,22 @@ _PILOT_LEAST, _PILOT_MOST = 20, 200
 """The smallest and the largest number of trials per input that screen a pair."""
 
 _FINALISTS = 4
-"""Tests that are judged once more, if many trials are counted: the best of many in a small pilot may be lucky."""
+"""Tests that are judged once more if many trials are counted: the best test of a small pilot may be lucky."""
 
 _FAR_APART = 12.0
-"""Spreads between the mean scores of both inputs from which on a test cannot be much better."""
+"""Distance of the mean scores of both inputs, in spreads, beyond which a test cannot become much better."""
 
 _OF_COUNTS = 0.1
-"""Share of the chance of error that counts get beside Gaussian scores, which mostly show more."""
+"""Share of the error probability given to counts; Gaussian scores, which mostly show more, get the rest."""
 
 _SHOWN = 3
-"""Departures from a law that a sentence names."""
+"""The most departures from a law that a sentence names."""
 
 _TARGET = 0.9
-"""Share of the proved epsilon that enough trials show."""
+"""Share of the proved epsilon that must be shown for trials to be enough."""
 
 _MOST_TRIALS = 1e12
-"""No larger number of trials is named."""
+"""The largest number of trials that is reported."""
 
 # the server precedes a colluding server: in a trial the other clients send zeros, so both see the same
 _STRONGEST_FIRST = (Threat.SERVER, Threat.COLLUDING_SERVER, Threat.EAVESDROPPER, Threat.PARTICIPANT, Threat.PUBLIC)
@@ -79,7 +79,7 @@ class Inspection(NamedTuple):
 
     Attributes:
         code: the verdict.
-        contradictions: why the code is not the mechanism of the proof; not empty exactly if it is CONTRADICTED.
+        contradictions: why the code is not the mechanism of the proof; empty unless the verdict is CONTRADICTED.
         reason: one sentence.
     """
 
@@ -97,7 +97,7 @@ class HypothesisTest(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """A test with its bound in a pilot; the separation ranks tests whose bounds are all 0, or as large as can be."""
+    """A test with its bound in a pilot; the separation ranks tests with equal bounds, all 0 or all at the maximum."""
 
     bound: float
     separation: float
@@ -111,16 +111,16 @@ class AuditResult:
     Attributes:
         epsilon_lower: with this confidence, the mechanism's epsilon at `delta` is at least this.
         method: `Clopper-Pearson`; if the mechanism is known to be Gaussian, `Gaussian scores`, or `Gaussian trade-off`
-            where scores are not; for guesses in one run `one run`, or `one run, Gaussian trade-off`.
+            if the scores are not Gaussian; for guesses in one run `one run`, or `one run, Gaussian trade-off`.
         any_mechanism: the bound without the assumption that the mechanism is Gaussian.
-        strict: the bound at confidence `STRICT` or `confidence`, whichever is higher. It alone decides on verdicts.
-        ceiling: the largest `strict` that this many trials could have shown, with no wrong guess; infinite for Gaussian
-            scores.
+        strict: the bound at confidence `STRICT` or `confidence`, whichever is higher. Only this bound decides verdicts.
+        ceiling: the largest `strict` that this many trials could have shown, without any wrong guess; infinite for
+            Gaussian scores.
         trials: the number of counted trials with each of the two inputs; in one run, of canary clients.
         distinguisher: see `harness.audit.distinguishers`; `guesses` in one run.
-        pair: which neighbors.
+        pair: the name of the two neighbors.
         threat: the adversary.
-        counts: of the trials; in one run, true positives are right guesses and false positives are wrong guesses.
+        counts: outcomes of the trials; in one run, true positives are right guesses and false positives wrong guesses.
         trials_label: what `trials` counts, for people.
     """
 
@@ -140,16 +140,17 @@ class AuditResult:
 
 
 def is_gaussian(claim: Claim, threat: Threat) -> bool:
-    """Whether a bound may assume that this adversary's view is Gaussian: its proof states so, and delta > 0.
+    """Whether a bound may assume that this adversary's view is Gaussian: the proof states it, and delta > 0.
 
-    The proof must be attained: a function of a Gaussian message only has a trade-off curve above the Gaussian one.
+    The proof must be attained, because a function of a Gaussian message may have a trade-off curve above the Gaussian
+    one.
     """
     known = threat in (claim.proved.against or claim.against)
     return known and claim.delta > 0 and claim.proved.tight and accounting.is_gaussian(claim.proved.event)
 
 
 def bound_from_counts(counts: Counts, delta: float, confidence: float, *, gaussian: bool) -> Bound:
-    """The bound from counts at one threshold; both methods use the same two events, so the larger bound is valid."""
+    """The bound from counts at one threshold; both methods use the same intervals, so the larger bound is valid."""
     method, strict = "Gaussian trade-off" if gaussian else "Clopper-Pearson", max(confidence, STRICT)
 
     def bound(seen: Counts, level: float) -> float:
@@ -162,7 +163,7 @@ def bound_from_counts(counts: Counts, delta: float, confidence: float, *, gaussi
 
 
 def bound_from_scores(zeros: Numbers, ones: Numbers, threshold: float, delta: float, confidence: float) -> Bound:
-    """The larger bound of Gaussian scores [n], [m] and of their counts at one threshold; they share the error."""
+    """The larger of the bounds from Gaussian scores [n], [m] and from their counts; they share the error."""
 
     def bounds(level: float) -> tuple[float, float]:
         counted = epsilon_lower(counts, delta, 1 - _OF_COUNTS * (1 - level))
@@ -209,7 +210,7 @@ def choose_test(
     key: Key,
     screened: Sequence[Judged] = (),
 ) -> HypothesisTest:
-    """The best test in a pilot: all are screened, and the best few are judged on a third as many trials as are counted.
+    """The best test in a pilot: all tests are screened, and the best few are judged again on a third of `trials`.
 
     Args:
         screened: the result of `screen`, if it is known.
@@ -229,7 +230,7 @@ def choose_test(
 
 
 def screen(mechanism: Mechanism, claim: Claim, trials: int, confidence: float, key: Key) -> list[Judged]:
-    """All tests, best first, by a third as many trials for each pair, at most 200, and as many to fit distinguishers.
+    """All tests, best first. Each pair gets a third of `trials`, 20 to 200, and as many more to fit distinguishers.
 
     Raises:
         ValueError: as `audit_mechanism`.
@@ -320,7 +321,7 @@ def verdict(claim: Claim, audit: AuditResult) -> tuple[Verdict, str]:
     |---|---|
     | nothing is claimed, or nothing against this adversary | NOTHING PROMISED |
     | the strict audited bound is above the claim | BROKEN |
-    | else | as `claim.judge` |
+    | otherwise | as `claim.judge` |
     """
     judged = judge(claim)
     measured = f"The audited lower bound is {audit.epsilon_lower:.4g}, with {audit.trials} {audit.trials_label}"
@@ -334,13 +335,13 @@ def verdict(claim: Claim, audit: AuditResult) -> tuple[Verdict, str]:
 def inspect(
     claim: Claim, audit: AuditResult, law: LawRecord | None, assuming: Sequence[AssumedBound] = ()
 ) -> Inspection:
-    """Whether the code is the mechanism of its proof, as far as the trials and the law test saw.
+    """Whether the code is the mechanism of its proof, as far as the trials and the law test show.
 
     | | verdict |
     |---|---|
     | a strict bound is above the proved epsilon, or messages depart from their law | CONTRADICTED |
     | messages were tested against a stated law, and nothing was found | CONSISTENT |
-    | no law is stated: trials with two inputs alone cannot show that code is right | INCONCLUSIVE |
+    | no law is stated; trials with two inputs alone cannot show that the code is right | INCONCLUSIVE |
     """
     found = []
     if contradicts(claim, audit):
@@ -366,7 +367,7 @@ def inspect(
 
 
 def _reach(claim: Claim, audit: AuditResult) -> str:
-    """What these trials could have refuted, and how many it would take to refute the claim."""
+    """The epsilon that these trials could have refuted, and the number of trials that could refute the claim."""
     if audit.ceiling == math.inf:
         return f"{audit.trials} {audit.trials_label} were counted"
     reach = f"{audit.trials} {audit.trials_label} refute no epsilon above {audit.ceiling:.3g}"
@@ -375,10 +376,10 @@ def _reach(claim: Claim, audit: AuditResult) -> str:
 
 
 def needed(claim: Claim, threat: Threat, confidence: float) -> int | None:
-    """Trials with each input whose bound is to be expected at 0.9 of the proved epsilon or more; None: above 10^12.
+    """Trials with each input whose expected bound reaches 0.9 of the proved epsilon; None: above 10^12, or no proof.
 
-    This is for a mechanism that attains its proof: a Gaussian one if a bound may assume it, else randomized response,
-    whose errors are fewest. Another one takes more trials.
+    The number is for a mechanism that attains its proof: a Gaussian one if a bound may assume it, else randomized
+    response, which makes the fewest errors. Another mechanism needs more trials.
     """
     proved, gaussian, trials = claim.proved.epsilon(claim.delta), is_gaussian(claim, threat), 1000
     if not 0 < proved < math.inf:
@@ -399,10 +400,10 @@ def needed(claim: Claim, threat: Threat, confidence: float) -> int | None:
 
 
 def contradicts(claim: Claim, audit: AuditResult) -> bool:
-    """Whether the strict bound exceeds the epsilon proved for its unit and adversary; False if none is proved."""
+    """Whether the strict bound exceeds the epsilon proved for its unit and adversary; False if no epsilon is proved."""
     proofs = [proof for proof in claim.further if proof.unit is claim.unit and audit.threat in proof.against]
     if audit.threat in claim.against or not claim.against:
-        # a tight proof whose pair was found by search bounds epsilon from below; a proof that is not tight, from above
+        # a tight further proof, whose pair was found by search, bounds epsilon from below; another one from above
         proofs = [proof for proof in proofs if not proof.tight] or [claim.proved]
     least = min((proof.epsilon(claim.delta) for proof in proofs), default=math.inf)
     return audit.strict > least * (1 + 1e-9)

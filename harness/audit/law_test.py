@@ -1,11 +1,11 @@
 """Tests of a defense's messages against the law that it states: the second instrument of an audit.
 
 Distinguishing two inputs needs about e^epsilon trials; a law is tested with a few hundred messages at any epsilon. The
-test says nothing of epsilon. It says whether the code is the mechanism of the proof.
+test does not measure epsilon. It shows whether the code is the mechanism of the proof.
 
-Messages come from a small federation of its own, through the same round that training uses: twenty clients of unequal
-size, ten rounds with memories kept, several tensors, and updates of many shapes and norms. Discrete messages also come
-from updates at the clip in few and in many coordinates, where they say most of an update.
+Messages come from a small federation that runs the same round as training: twenty clients of unequal size, ten rounds
+with memories kept, several tensors, and updates of many shapes and norms. Discrete messages also come from updates at
+the clip in few and in many coordinates, where messages reveal most about an update.
 """
 
 from __future__ import annotations
@@ -42,67 +42,67 @@ from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
 
 LEVEL = 1e-3
-"""The chance that the tests of an honest defense reject together."""
+"""The probability that any test rejects an honest defense."""
 
 _TENSORS = (121, 44, 35)
 """Sizes of the tensors: odd, even, odd."""
 
 _FEW, _WIDE = 2000, tuple(51 * size for size in _TENSORS)
-"""Below so many numbers in a federation, tensors have these sizes."""
+"""The smallest number of numbers in a federation, and the sizes of the tensors if there are fewer."""
 
 _LOUD: dict[str, tuple[tuple[tuple[int, ...], int], ...]] = {
     "coordinates": (((1815, 660, 525), 3),),
     "independent": (((1,), 5), ((19, 8, 5), 2), ((605, 220, 175), 3)),
     "dependent": (((5, 2, 1), 10), ((19, 8, 5), 1)),
 }
-"""Sizes of the tensors, and federations, where discrete messages come from updates at the clip.
+"""Sizes of the tensors and numbers of federations for discrete messages from updates at the clip.
 
-Numbers that carry a coordinate each err seldom: many are needed. Others say more of an update with few coordinates, and
-where many of them never err, a message without any error is rare. Dependent ones are slow to read."""
+Numbers that each carry one coordinate err seldom, so many are needed. Other numbers reveal more about an update with
+few coordinates; with many of them, a message without any error is rare. Dependent numbers are slow to read."""
 
 _LONG, _WIDEST, _BRIEF = 256, 100_000, 5
-"""Numbers of a dependent message, if so many coordinates hold them, and rounds, where shorter ones never err: of many
-numbers, only a part is sent as it is, and how large a part depends on the noise."""
+"""The length of a dependent message if shorter messages never err, the most coordinates for it, and its rounds. Of many
+numbers, only a part is sent unchanged, and the size of this part depends on the noise."""
 
 _CLIENTS, _ROUNDS, _SMALLEST = 20, 10, 20
 _NUMBERS = 20_000
-"""Tested numbers at least, if `_MOST` messages hold as many; a missing share of noise of 3 % is then seen."""
+"""The least number of tested numbers, if `_MOST` messages hold that many; it detects 3 % of missing noise."""
 
 _MOST, _LEAST = 4000, 460
-"""Messages; with at least so many, a fault in one of a hundred shows up in 99 % of all audits."""
+"""The largest and the least number of messages; with the least, 99 % of audits contain a fault of 1 in 100 messages."""
 
 _TRAININGS = 100
-"""Trained clients, each with as many numbers as a message."""
+"""Trained clients; each update has as many numbers as a message."""
 
 _STEPS = 8
-"""Local steps at most."""
+"""The most local steps."""
 
 _SLOPE = 1e-4
-"""Input entry of a record: its label is then so large that no step changes the gradient."""
+"""Input entry of a record: so small that its label is large and no step changes the gradient."""
 
 _RATE = 1e-6
-"""Learning rate: so low that the model's own penalty moves nothing."""
+"""Learning rate: so low that the model's own penalty has no effect."""
 
 _EXACT = 1e-3
-"""Difference that float32 may put between an update without noise and its definition, in clips."""
+"""Difference, in clips, that float32 may cause between an update without noise and its definition."""
 
 _TWINS = 25
 _PATTERNS = ("dense", "sparse", "constant", "zero", "one tensor", "random signs")
 _SHARE = 0.05
-"""If discrete messages show that so much of the noise is missing, there are none at the clip."""
+"""If discrete messages detect this missing share of the noise, no messages from updates at the clip are added."""
 
 _SILENT = 0.01
-"""Sum of all log likelihood ratios, below which a discrete channel hardly errs and its noise says nothing."""
+"""Sum of all absolute log likelihood ratios below which a discrete channel hardly errs and its noise is not visible."""
 
 _SINGLE = 0.2
-"""Share of updates at the clip that have one coordinate."""
+"""Share of updates at the clip with a single nonzero coordinate."""
 
 _REPEATED = 0.2
-"""Share of messages whose update is the one that the client sent before."""
+"""Share of messages that repeat the client's previous update."""
 
 
 class _Seen(NamedTuple):
-    """One tested message or sum: its law's reading, and what it was made from."""
+    """One tested message, sum or trained update: its law's reading, and what it was made from."""
 
     reading: Reading
     sender: Sender
@@ -114,17 +114,17 @@ class _Seen(NamedTuple):
 
 
 _Kinds = dict[str, list[_Seen]]
-"""What was tested: `message`, `sum` and `training`."""
+"""The tested items by kind: `message`, `sum` and `training`."""
 
 
 def check_law(defense: Defense[Any, Any], like: Setting, key: Key) -> LawRecord | None:
-    """Test a defense's messages, its sums and its local training against their laws; None if it states none.
+    """Test a defense's messages, its sums and its local training against their laws; None if it states no law.
 
     Args:
-        like: the federation whose defense is audited; it sets the local training.
+        like: the federation whose defense is audited; the test uses its local training.
 
     Guarantees:
-        If the messages follow the law, something is rejected with probability at most `LEVEL`.
+        If the messages follow the law, any test rejects with probability at most `LEVEL`.
         The same arguments give the same result.
 
     Raises:
@@ -137,14 +137,14 @@ def check_law(defense: Defense[Any, Any], like: Setting, key: Key) -> LawRecord 
         if not any(found.values()):
             return None
         if 0 < _numbers(found) < _FEW:
-            # it sends a share of the coordinates: with more of them, a message holds more numbers
+            # the defense sends a share of the coordinates: with more coordinates, a message holds more numbers
             wide = _setting(like, _WIDE)
             more = _federation(defense, wide, states_of(defense, wide), 0, key)
             if _numbers(more) > _numbers(found):
                 setting, history, found = wide, states_of(defense, wide), more
         values, found = _p_values(defense, setting, history, found, key)
         samples = [_sample(seen, setting) for seen in found.values() if _numbers({"": seen})]
-        # a level of one p-value, before there are a few more
+        # the level of one p-value, before a few more are added
         share = _detects(samples, LEVEL / max(1, len(values)))
         loud = _loud(defense, setting, found["message"], key, enough=share is not None and share <= _SHARE)
     except LawError as error:
@@ -167,7 +167,7 @@ def check_law(defense: Defense[Any, Any], like: Setting, key: Key) -> LawRecord 
 def _p_values(
     defense: Defense[Any, Any], setting: Setting, history: Sequence[Any], found: _Kinds, key: Key
 ) -> tuple[dict[str, float], _Kinds]:
-    """All p-values by name, and what was tested; `found` is the first federation's."""
+    """All p-values by name, and the tested items; `found` has the items of the first federation."""
     run = 1
     while _numbers(found) > 0 and _too_few(found) and sum(map(len, found.values())) < _MOST:
         more = _federation(defense, setting, history, run, key)
@@ -186,10 +186,10 @@ def _p_values(
 def _loud(
     defense: Defense[Any, Any], seen_in: Setting, seen: Sequence[_Seen], key: Key, *, enough: bool
 ) -> dict[str, Sample]:
-    """Discrete messages of updates at the clip, by the size of the update; `seen` are those of other updates.
+    """Discrete messages of updates at the clip, by the size of the update; `seen` are messages of other updates.
 
     Args:
-        enough: these are no news for laws of single coordinates.
+        enough: for laws of single coordinates, `seen` suffices and nothing is added.
     """
     found: dict[str, Sample] = {}
     ratios = [one.reading.ratios for one in seen if one.reading.ratios is not None and one.reading.ratios.size]
@@ -217,12 +217,12 @@ def _loud(
 
 
 def _is_silent(ratios: Numbers) -> bool:
-    """Whether messages with these log likelihood ratios [n, a] say nothing of the noise."""
+    """Whether messages with these log likelihood ratios [n, a] show nothing of the noise."""
     return bool(np.abs(ratios).sum() < _SILENT)
 
 
 def _detects(samples: Sequence[Sample], level: float, loud: Sequence[Sample] = ()) -> float | None:
-    """The smallest missing share of noise that shows in every kind of message; `loud` are more discrete ones."""
+    """The smallest missing share of noise that shows in every kind of message; `loud` are further discrete messages."""
     shares: list[float | None] = []
     for sample in samples:
         if sample.ratios is None:
@@ -240,7 +240,7 @@ def _too_few(found: _Kinds) -> bool:
 
 
 def _numbers(found: _Kinds) -> int:
-    """How many numbers are tested of the kind with fewest."""
+    """The number of tested numbers of the kind with the fewest."""
     counts = [sum(len(one.reading.uniforms) for one in seen) for seen in found.values()]
     return min((number for number in counts if number), default=0)
 
@@ -293,11 +293,11 @@ def _federation(
 
 
 def _trainings(defense: Defense[Any, Any], setting: Setting, run: int, key: Key) -> list[_Seen]:
-    """Updates of local training on records with known gradients, each along its own coordinate."""
+    """Updates of local training on records with known gradients; each gradient has its own coordinate."""
     law = defense.step_law(setting)
     if law is None:
         return []
-    # the loss (w.x - y)^2 is so steep that its gradient, -2 y x, stays the same; half of them are below the clip
+    # the loss (w.x - y)^2 is so steep that its gradient, -2 y x, stays the same; half of the norms are below the clip
     n, d = setting.samples, setting.dim
     norms = law.clip * torch.logspace(-1, 1, n)
     x, y = torch.zeros(n, d), norms / (2 * _SLOPE)
@@ -317,7 +317,7 @@ def _trainings(defense: Defense[Any, Any], setting: Setting, run: int, key: Key)
 
 
 def _step_readings(updates: Numbers, center: Numbers, law: StepLaw, weights: Numbers) -> list[Reading]:
-    """Updates [n, d] in clips over batches: each record's own coordinate is a mixture over the steps that take it."""
+    """Readings of updates [n, d], in clips over batches; a record's own coordinate is a mixture over its steps."""
     steps = len(weights)
     taken = np.array(list(itertools.product((0, 1), repeat=steps))) if law.share < 1 else np.ones((1, steps))
     chances = np.prod(np.where(taken > 0, law.share, 1 - law.share), 1)
@@ -331,7 +331,7 @@ def _step_readings(updates: Numbers, center: Numbers, law: StepLaw, weights: Num
 
 
 def _twins(defense: Defense[Any, Any], setting: Setting, history: Sequence[Any], key: Key) -> dict[str, float]:
-    """p-values of messages against others of the same update, memory and shared key."""
+    """p-values of messages against twins with the same update, memory and shared key."""
     sender, rows = Sender(1, 2 * _SMALLEST), []
     discrete = False
     for number in range(_TWINS):
@@ -355,7 +355,7 @@ def _twins(defense: Defense[Any, Any], setting: Setting, history: Sequence[Any],
 
 
 def _twin_sums(defense: Defense[Any, Any], setting: Setting, history: Sequence[Any], key: Key) -> dict[str, float]:
-    """p-values of sums against others of the same updates and shared keys, with other noise of clients and server."""
+    """p-values of sums against twins with the same updates and shared keys, but other noise of clients and server."""
     rows, here, memory = [], Round(defense, setting, history[0]), defense.remember(setting)
     for number in range(_TWINS):
         own, row = key.child(number), []
@@ -377,7 +377,7 @@ def _twin_sums(defense: Defense[Any, Any], setting: Setting, history: Sequence[A
 
 
 def _read(law: Law, wire: bytes, own: Key) -> Reading:
-    """The message as its law reads it; bytes that it cannot parse depart from the law, too."""
+    """The message as its law reads it; bytes that the law cannot parse also depart from the law."""
     try:
         return law.read(wire, own)
     except MessageError as error:
@@ -385,14 +385,14 @@ def _read(law: Law, wire: bytes, own: Key) -> Reading:
 
 
 def _arrives(here: Round, exchange: Exchange, server: Key) -> bytes:
-    """What a law of sums describes: the superposition, or the decoded mean as float32."""
+    """The bytes that a law of sums describes: the superposition, or the decoded mean as float32."""
     if here.defense.superposes:
         return exchange.received[0]
     return here.decode(exchange, server).numpy().astype("<f4").tobytes()
 
 
 def _update(defense: Defense[Any, Any], setting: Setting, key: Key, last: Tensor) -> tuple[int, Tensor]:
-    """The number of a pattern, and an update of that shape with a norm far below, near or far above the clip."""
+    """The number of a pattern, and an update of this shape with a norm far below, near or far above the clip."""
     pick, place, near, high = rng.uniform(key.child("pick"), (4,), dtype=torch.float64).tolist()
     if place < _REPEATED and bool(last.any()):
         return len(_PATTERNS), last
@@ -411,7 +411,7 @@ def _update(defense: Defense[Any, Any], setting: Setting, key: Key, last: Tensor
         values = values.sign()
     clip = float(getattr(defense, "clip", 1.0))
     if defense.local.clip is not None:
-        # what training hands over is bounded already
+        # local training has already bounded its updates
         norm = defense.local.clip * (setting.lr if setting.sends == "update" else 1.0) * 10 ** (-3 * high)
     elif near < 0.5:
         norm = clip * 10 ** (2 * high - 1)
@@ -421,7 +421,7 @@ def _update(defense: Defense[Any, Any], setting: Setting, key: Key, last: Tensor
 
 
 def _loud_update(defense: Defense[Any, Any], setting: Setting, key: Key, last: Tensor) -> tuple[int, Tensor]:
-    """The number of a pattern, and an update with every coordinate, or one, far beyond the clip."""
+    """The number of a pattern, and an update with all coordinates, or a single one, far above the clip."""
     size = 10 * float(getattr(defense, "clip", 1.0)) * setting.dim
     values = size * rng.normal(key.child("values"), (setting.dim,)).sign()
     pattern = int(rng.uniform(key.child("pick"), (1,)).item() < _SINGLE)
@@ -456,7 +456,7 @@ def _sample(found: Sequence[_Seen], setting: Setting) -> Sample:
 
 
 def _setting(like: Setting, sizes: tuple[int, ...] = _TENSORS) -> Setting:
-    """The federation of the test: the local training of `like`, with its share of records in a batch."""
+    """The federation of the test, with the local training of `like` and its share of records in a batch."""
     names = tuple(f"tensor {number}" for number in range(len(sizes)))
     layout = Layout(names, tuple((size,) for size in sizes))
     batch = max(1, round(_SMALLEST * min(1.0, like.batch / like.samples))) if like.batch else 0

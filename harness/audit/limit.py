@@ -1,14 +1,14 @@
-"""How near to the images an attack could come: the yardstick of reconstruction attacks, which knows the images.
+"""How near to the images an attack can come: the limit of reconstruction attacks, computed from the true images.
 
-A message shows the update g(x) with the Fisher information F of the defense's noise. In the model in which g is linear
-around the images x, with the slope J = dg/dx, and in which images are drawn from the attacker's normal law N(m, S), the
-best estimate is the posterior mean, with the covariance P = (J' F J + S^-1)^-1. Given x, its expected squared error is
-|(I - P J' F J)(x - m)|^2 + tr(P J' F J P); over all images of that law it is tr(P). By van Trees' inequality, no
-estimate of images from that law has a smaller error than tr(P), where g is linear.
+A message shows the update g(x) with the Fisher information F of the defense's noise. The model takes g as linear
+around the images x, with the slope J = dg/dx, and draws images from the attacker's normal law N(m, S). Then the best
+estimate is the posterior mean, with the covariance P = (J' F J + S^-1)^-1. Given x, its expected squared error is
+|(I - P J' F J)(x - m)|^2 + tr(P J' F J P); over all images of the law it is tr(P). By van Trees' inequality, no
+estimate of images from the law has a smaller error than tr(P), if g is linear.
 
-It is no bound for single images, for images with another law, or where g bends within the posterior: an attack may do
-better. Labels count as known and a client's memory as empty: the true error may be larger. Several local steps count as
-one step of their total length, and what F has between coordinates as zero: these are approximations.
+The limit is no bound for single images, for images with another law, or if g bends within the posterior: an attack may
+do better. Labels are taken as known and a client's memory as empty, so the true error may be larger. Two further
+approximations: several local steps count as one step of their total length, and F is taken as diagonal.
 
 Sources: Van Trees 1968, "Detection, estimation, and modulation theory", part I, sec. 2.4.3; Kay 1993, "Fundamentals of
     statistical signal processing: estimation theory", thm 10.3, for the linear model.
@@ -45,52 +45,52 @@ from leakgauge.harness.learn.gradients import gradients, keep_freed_memory, kern
 from leakgauge.harness.learn.prior import gaussian_prior
 
 _DIRECTIONS = 3072
-"""Directions of an instance, at most: all of 3 x 32 x 32 pixels. Time grows with the third power."""
+"""The most directions of an instance: all of 3 x 32 x 32 pixels. Time grows with the third power."""
 
 _ENTRIES = 2**26
-"""Entries of the slopes of an instance, at most: 512 MiB."""
+"""The most entries of the slopes of an instance: 512 MiB."""
 
 _FEWEST = 16
-"""Directions of an instance, at least: with fewer, almost all of an image would count as known. That is, models of up
-to 4 million parameters; a ResNet-18 of 11 million would take half a minute for five directions."""
+"""The fewest directions of an instance: with fewer, almost all of an image would count as known. Models therefore have
+up to 4 million parameters; a ResNet-18 of 11 million would take half a minute for five directions."""
 
 _WITHOUT_KERNEL = 100
-"""Directions of a model whose gradients take tens of milliseconds."""
+"""The most directions of a model without a gradient kernel, whose gradients take tens of milliseconds."""
 
 _MESSAGES = 32
-"""Fresh messages from which the Fisher information is taken: each entry has a standard error of a quarter, their sum
-over many coordinates a hundredth."""
+"""Fresh messages that estimate the Fisher information: each entry has a standard error of a quarter, the sum over many
+coordinates a standard error of a hundredth."""
 
 _STEP = 1e-6
-"""Of the differences, in units of the inputs and in float64; relative error 1e-6 for five models."""
+"""Step of the differences, in units of the inputs and in float64; relative error 1e-6 for five models."""
 
 _EXACT = 1e-3
 """Messages show numbers without noise if the slopes' mean square is below this share of the curvature."""
 
 _IN_CLEAR = 1e-4
-"""Relative standard deviation of a number that is sent without noise: exact, but for rounding in the inversion."""
+"""Relative standard deviation of a number that is sent without noise: exact up to rounding in the inversion."""
 
 _CLIPPED = 0.9
-"""Share of an update's length below which a clip counts; without one the mean over messages is this near to 1."""
+"""Share of an update's length below which a clip is assumed; without a clip, the mean over messages is above it."""
 
 _SHARPEST = 1e12
-"""The most information about a coordinate: float32 does not tell more."""
+"""The most information about a coordinate: float32 does not resolve more."""
 
 
 class NoLimit(ValueError):
-    """There is no limit for these messages; the text says why."""
+    """No limit exists for these messages; the text states the reason."""
 
 
 class Limit(NamedTuple):
-    """Of one victim's b images; errors are mean squares over the p entries of an image, of the part along `basis`.
+    """The limit of one victim's b images; errors are mean squares over the p entries of an image, along `basis`.
 
     Attributes:
         error: [b] the expected error of the best estimate, given these images.
         average: [b] the expected error over all images of the attacker's law.
         blind: [b] the error of the mean image, which uses no message.
         basis: [p, k] orthonormal directions of the attacker's law with the most variance.
-        linear: the messages have no Fisher information; the error is that of the best linear estimate, which knows the
-            variance of their errors.
+        linear: whether the messages have no Fisher information; the error is then that of the best linear estimate,
+            given the variance of the messages' errors.
     """
 
     error: Numbers
@@ -101,19 +101,19 @@ class Limit(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether the basis spans all images; otherwise the rest counts as known, which makes the errors too small."""
+        """Whether the basis spans all images; otherwise the rest counts as known, and the errors are too small."""
         return self.basis.shape[0] == self.basis.shape[1]
 
     @property
     def caveat(self) -> str:
-        """What a reader of the errors must know; empty if there is nothing."""
+        """What a reader of the errors must know; empty if there is no caveat."""
         p, k = self.basis.shape
         part = "" if self.complete else f"of {k:,} of {p:,} directions: the others count as known"
         uniform = "uniform errors have no Fisher information: of the best linear estimate" if self.linear else ""
         return "; ".join(filter(None, (part, uniform)))
 
     def errors_of(self, truth: Tensor, guess: Tensor) -> Numbers:
-        """[b] the same error of a guess [b, ...] in the order of the truth."""
+        """[b] the same error measure for a guess [b, ...] in the order of the truth."""
         off = (guess - truth).detach().cpu().double().flatten(1)
         return np.asarray((off @ self.basis).square().sum(1).numpy() / off.shape[1], np.float64)
 
@@ -123,12 +123,12 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key, only: range |
 
     Args:
         truth: the images and labels behind each message.
-        key: of the fresh messages, which tell the defense's information.
-        only: the victims whose limit is wanted; None: all. A limit does not depend on the other victims.
+        key: of the fresh messages, which estimate the Fisher information.
+        only: the victims to compute; None: all. A limit does not depend on the other victims.
 
     Raises:
         NoLimit: the adversary sees no message or no auxiliary data, a parameter is not finite, the model is too large
-            or has no gradient of a single record, or the defense has neither a Fisher information nor a variance.
+            or has no per-example gradient, or the defense has neither a Fisher information nor a variance.
     """
     if seen.messages is None or seen.model is None:
         raise NoLimit("the adversary sees no message")
@@ -174,13 +174,13 @@ def limits(seen: Observation, truth: Sequence[Examples], key: Key, only: range |
 
 
 def followed(task: Task, params: Vector) -> int:
-    """How many directions the limit of one message follows, all its images together."""
+    """The number of directions that the limit of one message follows, over all its images."""
     fast = kernel_of(task, params, 1) is not None
     return min(_DIRECTIONS if fast else _WITHOUT_KERNEL, _ENTRIES // task.layout.dim)
 
 
 def _limit(information: Tensor, off: Tensor, variances: Tensor, entries: int) -> Limit:
-    """The errors, from J' F J (a triangle) and x - m [b, k], in coordinates in which the law of images is standard.
+    """The errors, from J' F J (a triangle) and x - m [b, k], in coordinates where the law of images is standard normal.
 
     Raises:
         NoLimit: a number is not finite, or the information spans more than float64 resolves.
@@ -195,7 +195,7 @@ def _limit(information: Tensor, off: Tensor, variances: Tensor, entries: int) ->
     def mean_square(squares: Tensor) -> Numbers:
         return np.asarray((squares.view(images, k) * variances).sum(1).numpy() / entries, np.float64)
 
-    # x - estimate is P (x - m) less P J' F times the noise
+    # x - estimate = P (x - m) - P J' F times the noise
     missed = (posterior @ (off / variances.sqrt()).flatten()).square()
     spread = posterior.diagonal() - posterior.square().sum(1)
     return Limit(
@@ -212,7 +212,7 @@ def _slopes(
     """[b k, d] the slopes of one message along `directions` [p, k] of each of its images, times sqrt(F).
 
     Args:
-        room: is overwritten and returned, if it has this shape: a new one takes as long as a third of the work.
+        room: overwritten and returned if it has this shape; allocating a new array takes a third of the time.
     """
     message, params = sighting.messages[number], sighting.model.params.double()
     users, images = message.users, len(victim.y)
@@ -222,7 +222,7 @@ def _slopes(
     shape, flat, gradients_of = seen.task.input_shape, victim.x.double().flatten(1), _gradients(seen, params)
 
     def sent(image: int, x: Tensor) -> Tensor:
-        """[m, d] what records x [m, p] with the label of this image add to their client's message."""
+        """[m, d] the parts of a client's message that come from records x [m, p] with the label of this image."""
         y = labels[image].expand(len(x), 1, *labels.shape[1:])
         return _clipped(gradients_of(x.view(-1, 1, *shape), y), seen.defense.local.clip).mul_(factor)
 
@@ -243,7 +243,7 @@ def _slopes(
 
 
 def _clear(seen: Observation, update: Tensor) -> Tensor:
-    """[h, d] the slopes of what one client's message shows without noise, over its standard deviation."""
+    """[h, d] the slopes of the numbers that one client's message shows without noise, over their standard deviation."""
     leaf = update[None].clone().requires_grad_()
     (shown,) = seen.defense.in_clear(leaf, seen.setting)
     slopes = [torch.autograd.grad(one, leaf, retain_graph=True)[0][0] for one in shown]
@@ -254,7 +254,7 @@ def _clear(seen: Observation, update: Tensor) -> Tensor:
 
 
 def _per_record(seen: Observation, sighting: Sighting, message: Message, images: int) -> float:
-    """What one record's gradient is multiplied with in its client's message, all steps as one."""
+    """The factor of one record's gradient in its client's message, with all steps as one."""
     batch, rule = seen.setting.batch or images, seen.defense.local
     if seen.setting.sends == "gradient":
         return 1.0 / images
@@ -268,12 +268,12 @@ def _gradients(seen: Observation, params: Tensor) -> Callable[[Tensor, Tensor], 
     kernel, task = kernel_of(seen.task, params, 1), seen.task
     if kernel is not None:
         return lambda x, y: kernel.trace(x, y)[0]
-    # mapping over several would take several times as long
+    # mapping over several records would take several times as long
     return lambda x, y: torch.cat([gradients(task, params, x[i : i + 1], y[i : i + 1]) for i in range(len(x))])
 
 
 def _clipped(each: Tensor, clip: float | None) -> Tensor:
-    """Gradients [m, d] of records, of this l2 norm at most."""
+    """Gradients [m, d] of records, clipped to this l2 norm."""
     if clip is None:
         return each
     norms: Tensor = torch.linalg.vector_norm(each, dim=1, keepdim=True)
@@ -281,9 +281,9 @@ def _clipped(each: Tensor, clip: float | None) -> Tensor:
 
 
 def _information(seen: Observation, sighting: Sighting, message: Message, updates: Tensor, key: Key) -> Tensor:
-    """[users, d] the Fisher information of a message of these updates, or one over the variance where there is none.
+    """[users, d] the Fisher information of a message of these updates, or one over the variance if there is none.
 
-    Messages without noise have the curvature of the likelihood of the message that was sent.
+    For messages without noise, it is the curvature of the likelihood of the message that was sent.
     """
     state, links = sighting.model.state, links_of(seen.setting, [message])
     variance = seen.defense.error_variance(state, [message.wire], links)
@@ -312,7 +312,7 @@ def _information(seen: Observation, sighting: Sighting, message: Message, update
 
 
 def _score(seen: Observation, state: Any, received: Sequence[bytes], links: Links) -> Likelihood:
-    """The defense's likelihood, or no limit."""
+    """The defense's likelihood; raises NoLimit if there is none."""
     try:
         return likelihood_of(seen.defense, state, received, links)
     except NoLikelihood as error:
@@ -320,7 +320,7 @@ def _score(seen: Observation, state: Any, received: Sequence[bytes], links: Link
 
 
 def _kept(here: Round, wires: Sequence[bytes], links: Links, updates: Tensor) -> float:
-    """The share of an update's length that its messages keep: below 1 behind a clip; 1 if it may be noise."""
+    """The share of an update's length that its messages keep: below 1 after a clip; 1 if the loss may be noise."""
     whole = updates.sum(0).double()
     pairs = zip(wires, links.each(), strict=True)
     each = [float(here.estimate(wire, link.sender, link.shared).double() @ whole) for wire, link in pairs]

@@ -1,4 +1,4 @@
-"""The messages of a run with a canary in each, as one adversary sees them, and the pilot that chooses their test."""
+"""The messages of a run with a canary in each, as one adversary sees them, and the pilot that chooses the test."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Real(NamedTuple):
 
     Attributes:
         memories: T times [clients], before each message.
-        before: [T, clients, d] by how much the client's message before, as the adversary reads it, misses the update;
-            0 in the first round.
+        before: [T, clients, d] the error of the client's previous message as the adversary's estimate of the update; 0
+            in the first round.
     """
 
     memories: list[list[Any]]
@@ -77,7 +77,7 @@ class Messages:
         return trace.select(~coins), trace.select(coins)
 
     def again(self, inputs: Inputs, bit: int, trial: int, shared: Key, private: Key) -> bytes:
-        """The message of a trial with input `bit`, by these keys and without the client's memory, which is secret."""
+        """The message of a trial with input `bit` and these keys, without the client's memory, which is secret."""
         number, client = divmod(trial, self.updates.shape[1])
         memory = self.defense.remember(self.deployment.setting)
         again = Client(self._sender(client), self._inputs(inputs, number)[bit][client], memory, private, shared)
@@ -96,7 +96,7 @@ class Messages:
         return Sender(client, self.deployment.setting.samples)
 
     def _inputs(self, canary: Inputs, number: int, *, hypotheses: bool = False) -> tuple[Tensor, Tensor]:
-        """[clients, d] each: the updates of a round with input 0 and with input 1, or what the adversary supposes."""
+        """[clients, d] each: the updates of a round with input 0 and with input 1, or the adversary's hypotheses."""
         base = torch.zeros_like(self.updates[number]) if self.alone else self.updates[number]
         scale, trials = base.norm(dim=1, keepdim=True).clamp(min=1.0), self._trials(number)
         # float64, because a likelihood ratio is a small difference of sums over all coordinates
@@ -129,10 +129,10 @@ class Messages:
 
 
 def choose(run: Messages, inputs: list[Inputs], rounds: int, claim: Claim, level: float, key: Key) -> HypothesisTest:
-    """The largest bound in the first rounds; of equal ones the best guesses, then the first.
+    """The test with the largest bound in the first rounds; of equal bounds the best guesses, then the first.
 
-    Half of the messages fit the distinguishers and the others judge them; a single message with an input does both. A
-    likelihood ratio needs no fit, so all of the messages set its threshold.
+    Distinguishers are fitted to half of the messages and judged on the others; a single message with an input is used
+    for both. A likelihood ratio needs no fit, so all messages set its threshold.
     """
     best: tuple[tuple[float, float], HypothesisTest] | None = None
     for index, pair in enumerate(inputs):
@@ -155,7 +155,7 @@ def choose(run: Messages, inputs: list[Inputs], rounds: int, claim: Claim, level
 
 
 def real_run(deployment: Deployment, updates: Tensor, threat: Threat, key: Key) -> Real:
-    """The run without canaries, with all memories: one that is None may become another value."""
+    """The run without canaries, with all memories: a memory that is None may become another value."""
     memories, before = [first_memories(deployment)], [torch.zeros_like(updates[0])]
     for number, own in enumerate(updates[:-1]):
         sent = send(deployment, number, memories[-1], own, key)

@@ -1,7 +1,7 @@
 """Audits of a single run with many canaries: bounds from guesses of coins, and an estimate from cosines.
 
-An independent fair coin decides whether each of m canaries is in the run. The auditor guesses the r coins it is surest
-of; v guesses are right. r is fixed before the run, because the best of several r gives no valid bound.
+An independent fair coin decides whether each of m canaries is in the run. The auditor guesses the r coins with the
+clearest scores; v guesses are right. r is fixed before the run, because the best of several r gives no valid bound.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def p_value(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
     alpha = max over 1 <= i <= v of P[v > Bin(r, q) >= v - i] / i.
 
     Guarantees:
-        Does not fall with epsilon where 2 m delta <= 1, because the i-th term of alpha falls no faster than beta / i
-        rises. A grid search found no fall for any delta; a fall could lead `steinke_epsilon` to a later crossing.
+        Does not fall as epsilon rises if 2 m delta <= 1, because the i-th term of alpha falls no faster than beta / i
+        rises. A grid search found no fall for any delta. A fall could lead `steinke_epsilon` to a later crossing.
 
     Raises:
         ValueError: not 0 <= v <= r <= m with m >= 1, epsilon negative, delta outside [0, 1).
@@ -103,7 +103,7 @@ def fdp_mu(m: int, r: int, v: int, confidence: float = 0.95) -> float:
 
 
 def fdp_epsilon(m: int, r: int, v: int, delta: float, confidence: float = 0.95) -> float:
-    """The epsilon of the Gaussian mechanism with mu = `fdp_mu`; infinite if delta is 0 and mu is not.
+    """The epsilon of the Gaussian mechanism with mu = `fdp_mu`; infinite if delta is 0 and mu is above 0.
 
     A lower bound of epsilon only for a Gaussian mechanism. For any other it is an estimate.
 
@@ -117,11 +117,11 @@ def cosine_epsilon(cosines: Numbers, dim: int, delta: float) -> CosineEstimate:
     """An ESTIMATE of epsilon, not a bound, from the cosines of canaries with the sum that contains them.
 
     The canaries are uniform on the sphere, so the cosine of an absent canary follows N(0, 1/d). The cosines of present
-    canaries are assumed to follow N(mean, 1/d); epsilon is that of these two laws. It is too low if the canaries are
-    not few compared with d.
+    canaries are assumed to follow N(mean, 1/d); epsilon is that of these two laws. The estimate is too low if the
+    number of canaries is not small compared with d.
 
-    Differs: the source fits the standard deviation to the cosines; its noise doubles the spread of the estimate and
-    biases it upwards. A negative mean counts as 0, because a canary does not push the sum away from itself.
+    Differs: the source fits the standard deviation to the cosines, which doubles the spread of the estimate and biases
+    it upwards. A negative mean counts as 0, because a canary does not push the sum away from itself.
 
     Args:
         cosines: [k] in [-1, 1], of present canaries; k is at least 100 and at most d / 100.
@@ -141,7 +141,7 @@ def cosine_epsilon(cosines: Numbers, dim: int, delta: float) -> CosineEstimate:
 
 
 def _root(falling: Callable[[float], float]) -> float:
-    """The root of a function that falls from a positive value at 0; 0 if it is not positive there."""
+    """The root of a function that falls from its value at 0; 0 if this value is not positive."""
     if falling(0.0) <= 0:
         return 0.0
     high = 1.0
@@ -151,7 +151,7 @@ def _root(falling: Callable[[float], float]) -> float:
 
 
 def _fdp_excess(mu: float, m: int, r: int, v: int, limit: float) -> float:
-    """log((R + H) m / r) after the recursion, for v >= 1: positive where mu-GDP is refuted; it falls with mu."""
+    """log((R + H) m / r) after the recursion, for v >= 1: positive if mu-GDP is refuted, falling in mu."""
     # scalars in a loop, for about ten values of mu, are faster than arrays of candidates for mu
     right, wrong = limit * v / m, limit * (r - v) / m
     for i in range(v - 1, -1, -1):

@@ -1,9 +1,9 @@
-"""Neighbors drawn from a space: senders, sizes, norms, shapes and places that the fixed pairs of an audit leave out.
+"""Random neighbors: senders, sizes, norms, shapes and places that the fixed pairs of an audit leave out.
 
-A fault may need a sender, a norm or a shape to show. `varied` draws several pairs of neighbors that take turns over the
-trials. Each trial compares two neighbors, so a bound from all trials holds: error rates are means over the pairs, and
-means of points above a convex trade-off curve lie above it. A fault in one of v pairs costs log(v) of the bound at
-most.
+Some faults show only for a certain sender, norm or shape. `varied` draws several pairs of neighbors that take turns
+over the trials. Each trial compares two neighbors, so a bound from all trials holds: error rates are means over the
+pairs, and means of points above a convex trade-off curve lie above the curve. If only one of v pairs shows a fault,
+the bound is lower by at most log(v).
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Parts, Vector
 
 _NORMS = (-6.0, -3.75, -1.5, 0.75, 3.0, 9.75, 16.5, 23.25, 30.0)
-"""Decimal logarithms between which the norms of the pairs lie: one pair between two neighbors."""
+"""Decimal logarithms of the norms: each pair draws its norm between two neighboring entries."""
 
 _SIZES = 10
-"""A sender has up to so many times the smallest number of samples."""
+"""The largest number of samples of a sender, in multiples of the smallest."""
 
 _SHAPES = ("dense", "sparse", "constant", "one tensor", "random signs")
 _FEW = 3
-"""Numbers of a sparse update that are not zero."""
+"""Nonzero numbers of a sparse update."""
 
 
 def varied(defense: Defense[Any, Any], setting: Setting, unit: Unit, relation: Relation, key: Key) -> list[Inputs]:
-    """Eight pairs in turn, and one of equal numbers in other places; none for a record, which acts through training.
+    """Eight pairs in turn, and a pair of equal numbers in other places; none for a record, which acts by training.
 
     | | of one pair |
     |---|---|
-    | sender | a client, with 1 to 10 times the smallest number of samples |
+    | sender | a client with 1 to 10 times the smallest number of samples |
     | norm of input 0, or of input 1 with add-remove | from 1e-6 to 1e30, each pair in its own range |
     | shape | dense, sparse, constant, zero outside one tensor, random signs |
-    | what moves | the whole update; for a smaller unit one part anywhere; at one norm if that sets the scale |
+    | what moves | the whole update; for a smaller unit one part anywhere, at equal norm if the norm sets the scale |
     """
     if unit is Unit.RECORD:
         return []
@@ -70,9 +70,9 @@ def varied(defense: Defense[Any, Any], setting: Setting, unit: Unit, relation: R
 
 
 def _elsewhere(setting: Setting, unit: Unit, relation: Relation, key: Key) -> list[Inputs]:
-    """Few equal numbers, and the same in other places: what a defense sends may show which numbers are large.
+    """The same few numbers in other places: a defense may reveal which numbers are large.
 
-    From end to end of the range, and from nothing, all places are alike: a choice by magnitude is the same for both.
+    The other pairs do not show this: end to end, or from nothing, a choice by magnitude is the same for both inputs.
     """
     few = min(_FEW, setting.dim // 2)
     if unit in (Unit.COORDINATE, Unit.SUBVECTOR) or relation is Relation.ADD_REMOVE or not few:
@@ -86,7 +86,7 @@ def _elsewhere(setting: Setting, unit: Unit, relation: Relation, key: Key) -> li
 def _pair(
     defense: Defense[Any, Any], setting: Setting, unit: Unit, relation: Relation, drawn: Vector, norm: float, key: Key
 ) -> Inputs:
-    """One pair around a drawn update [d] of this norm."""
+    """One pair around a random update [d] of this norm."""
     if unit not in (Unit.COORDINATE, Unit.SUBVECTOR):
         if relation is Relation.ADD_REMOVE:
             return Inputs("", torch.zeros_like(drawn), drawn)
@@ -105,7 +105,7 @@ def _pair(
 
 
 def _shape(name: str, setting: Setting, key: Key) -> Tensor:
-    """[d] float64 of norm 1."""
+    """[d] float64: a random update of this shape, of norm 1."""
     values = rng.normal(key, (setting.dim,), torch.float64)
     if name == "sparse":
         values[torch.from_numpy(rng.permutation(key.child("places"), setting.dim)[_FEW:])] = 0.0

@@ -1,4 +1,4 @@
-"""Audits of a defense in a small federation of its own: in trials, or inside a run.
+"""Audits of one defense in a small federation: by trials, or inside a run.
 
 | `by` | what is audited | result |
 |---|---|---|
@@ -58,24 +58,24 @@ from leakgauge.harness.core.threats import SEES, Threat
 from leakgauge.harness.federation import registry
 
 MOST_ROUNDS = 20
-"""The largest number of rounds of a study that are audited, because each trial runs them all."""
+"""The most rounds of a study that are audited, because each trial runs all of them."""
 
 MOST_STEPS = 8
-"""The largest number of local steps of a study that are audited."""
+"""The most local steps of a study that are audited."""
 
 CONFIDENCE = 0.95
 
 TRIALS, _MOST_USUAL = 1000, 3000
-"""Trials with each input that an audit takes unasked, and the most for a proof that needs more."""
+"""Default number of trials with each input, and its maximum if a proof needs more."""
 
 _TIMED, _USED, _RUNS_OF_PRODUCT = 100, 0.8, 24
-"""For a budget: trials that are timed, the share of the time left that counts, and runs for one counted trial."""
+"""For a budget: timed trials, the usable share of the time left, and the runs per counted trial at delta 0."""
 
 _RUN = 3
-"""Default rounds of a claim for a whole run in an audit by trials; its noise is that of so many rounds."""
+"""Default rounds of a claim for a whole run in an audit by trials; the noise is scaled to this number of rounds."""
 
 _SAMPLES = 20
-# small, so that audits are quick; a bound for a small model is a bound for the mechanism
+# small, so that audits are fast; a bound for a small model is a bound for the mechanism
 _SMALL = {
     **DEFAULTS,
     "dim": 36,
@@ -91,11 +91,11 @@ _ALL = {**_SMALL, "participants": None}
 """The small federation with all clients in every round, for audits inside a run."""
 
 _CANARIES_PER_GUESS = 10
-"""For 1000 canaries, 100 guesses; fixed before any run."""
+"""One guess per ten canaries, fixed before any run: 100 guesses for 1000 canaries."""
 
 
 class _Kind(NamedTuple):
-    """Defaults of one kind of audit: its federation, its rounds (None: the defense's), and the options it accepts."""
+    """Defaults of one kind of audit: the federation, the rounds (None: the defense's), and the accepted options."""
 
     setting: dict[str, Any]
     rounds: int | None
@@ -108,7 +108,7 @@ _KINDS = {
     "messages": _Kind({**_ALL, "dim": DIGITS_DIM, "clients": 10}, 200, frozenset({"confidence", "threat"})),
     # as many coordinates as canaries, so that no canary is noise to another
     "one-run": _Kind({**_ALL, "dim": 1000, "clients": 1000}, 10, frozenset({"confidence", "threat"})),
-    # a hundredth as many canaries as coordinates
+    # one canary per hundred coordinates
     "cosine": _Kind({**_ALL, "dim": 30_000, "clients": 300}, 10, frozenset()),
 }
 
@@ -132,38 +132,39 @@ def audit(
     | key of `audited` | present with `by` | value |
     |---|---|---|
     | by, delta, unit | all | delta and unit of the claim |
-    | pair | all | names input 0 and input 1 |
+    | pair | all | the name of the pair of inputs 0 and 1 |
     | epsilon_lower, confidence, threat, method, any_mechanism | all but cosine | as in `engine.AuditResult` |
     | assumes | all but cosine | what the bound assumes: nothing, or the law's family |
-    | trials | trials | the number with each of the two inputs |
-    | needed | trials | how many would show 0.9 of the proved epsilon, at least; null: more than 10^12 |
+    | trials | trials | the number of trials with each of the two inputs |
+    | needed | trials | the trials that would show 0.9 of the proved epsilon; null: more than 10^12, or no proof |
     | assuming | trials | as `core.result.AssumedBound`: bounds that assume a part of the law |
-    | messages, pilot | messages | counted messages, half with each input; messages that are not counted |
+    | messages, pilot | messages | counted messages, half with each input; messages of the pilot, not counted |
     | distinguisher, true_positives, false_positives | trials, messages | as in `engine.AuditResult` and its counts |
     | rounds | all but trials | rounds of the run |
     | canaries | one-run, cosine | canary clients: all clients |
-    | guesses, right | one-run | guessed coins, and right guesses among them |
-    | epsilon_estimate, mu, dim, null, kind | cosine | as `one_run.CosineEstimate`; no bound |
+    | guesses, right | one-run | number of guesses, and of right guesses |
+    | epsilon_estimate, mu, dim | cosine | as in `one_run.CosineEstimate`; no bound |
+    | null, kind | cosine | `known` and `estimate` |
     | delta_at | all, if it is known and the code is not contradicted | `claims.Delta`, with the claimed epsilon |
     | strict, ceiling | all but cosine | as in `engine.AuditResult` |
-    | chance | all but cosine | with which an adversary may be right about one bit: `core.claim.chance` |
-    | verdict, contradicts, seen | all but cosine | of the code: as in `engine.Inspection` |
+    | chance | all but cosine | probability that an adversary guesses one bit right: `core.stats.chance` |
+    | verdict, contradicts, seen | all but cosine | the verdict on the code, as in `engine.Inspection` |
     | law | all but cosine, if a law is stated | as in `core.result.LawRecord` |
-    | detects | as law | the smallest missing share of the noise's scale that the test of the law sees, or null |
+    | detects | as law | the smallest missing share of the noise's scale that the law test detects, or null |
 
     Args:
         setting: differences from the small federation of this `by`.
         rounds: T; by default 1 for trials, or 3 if the defense promises a whole run; 200 for messages, 10 for canary
             clients.
         trials: the number with each of the two inputs; by default 1000, or up to 3000 if a Gaussian proof needs more.
-        budget: seconds for the whole audit instead of `trials`: as many thousands of trials as fit, at least 1000, at
-            most those that are needed. The result names their number, and depends on the time only through it.
+        budget: seconds for the whole audit, instead of `trials`. The trials are whole thousands, at least 1000 and at
+            most as many as needed. The result states their number, and depends on the time only through it.
         confidence: of the lower bound; by default 0.95.
-        threat: the adversary; by default the claim's strongest. All adversaries see what a round decodes to.
+        threat: the adversary; by default the strongest that the claim names. All adversaries see decoded rounds.
 
     Raises:
         UnknownNameError: as `claims.claim`.
-        StudyError: as `claims.claim`; an option that this `by` does not use; a claim that it cannot audit.
+        StudyError: as `claims.claim`; an option that this `by` does not use; a claim that this `by` cannot audit.
     """
     _check_options(setting, by, {"trials": trials, "budget": budget, "confidence": confidence, "threat": threat})
     started, kind, key = time.monotonic(), _KINDS[by], Key(seed, ("audit",))
@@ -202,14 +203,14 @@ def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key) -> Au
     """A lower bound of a defense's epsilon, in the small federation of `leakgauge audit`.
 
     Args:
-        study: the study's federation. Its local training is audited: what it sends, learning rate, momentum, at most
-            `MOST_STEPS` steps, its share of records in a batch. One round is audited if the defense promises one round,
-            else at most `MOST_ROUNDS`.
+        study: the study's federation. The audit uses its local training: what is sent, the learning rate, the
+            momentum, at most `MOST_STEPS` steps, the share of records in a batch. It covers one round if the defense
+            promises one round, else at most `MOST_ROUNDS`.
         trials: the number of counted trials with each of the two inputs.
 
     Guarantees:
-        Same arguments, same record.
-        The claimed and proved epsilons in the record are those of the small federation, as the bound is.
+        The same arguments give the same record.
+        The claimed epsilon, the proved epsilon and the bound in the record are those of the small federation.
 
     Raises:
         ValueError: the small federation cannot use the defense, or its claim cannot be computed.
@@ -255,7 +256,7 @@ def audit_for_study(spec: PartSpec, study: Setting, trials: int, key: Key) -> Au
 
 
 def audited_part(spec: PartSpec, study: Setting) -> tuple[dict[str, Scalar], int]:
-    """The local training and the rounds that an audit takes from a study: equal ones have equal audits."""
+    """The local training and the rounds that an audit takes from a study; equal results mean equal audits."""
     share = min(1.0, study.batch / study.samples)
     training: dict[str, Scalar] = {
         "sends": study.sends,
@@ -280,7 +281,7 @@ def prepare_audit(
 
 
 def lines(row: dict[str, Any]) -> list[str]:
-    """The key `audited` as lines of text for people."""
+    """The key `audited` as readable lines of text."""
     what = f"per {row['unit']}, delta {row['delta']:g}"
     if row["by"] == "cosine":
         found = (
@@ -317,7 +318,7 @@ def _assuming(one: dict[str, Any]) -> str:
 
 
 class _Found(NamedTuple):
-    """Keys of `audited`; the new verdict with its reason, if there is one; the bounds; the delta that trials show."""
+    """Keys of `audited`; the new verdict and its reason, if any; the bounds; the delta from trials."""
 
     row: dict[str, Any]
     judged: dict[str, str]
@@ -327,7 +328,7 @@ class _Found(NamedTuple):
 
 
 def _usual(claim: Claim, adversary: Threat, confidence: float) -> int:
-    """Trials with each input that an audit takes if nobody says how many: more for a Gaussian proof that needs them."""
+    """The default number of trials with each input: more if a Gaussian proof needs more."""
     enough = needed(claim, adversary, confidence) if is_gaussian(claim, adversary) else TRIALS
     return _MOST_USUAL if enough is None else min(max(TRIALS, enough), _MOST_USUAL)
 
@@ -339,12 +340,12 @@ class _Budget(NamedTuple):
     started: float
 
     def affords(self, mechanism: Mechanism, test: HypothesisTest, claim: Claim, enough: int | None, key: Key) -> int:
-        """How many trials with each input fit: thousands, at least one, at most enough."""
+        """How many trials with each input fit, in whole thousands: at least 1000, at most `enough`."""
         begun = time.monotonic()
         trace = mechanism.run(test.inputs, 1, _TIMED, key, only=test.distinguisher.reads)
         test.distinguisher.scores(trace)
         each = (time.monotonic() - begun) / _TIMED
-        # a trial of both inputs, perhaps once more for their ratios; a product has messages of its own
+        # a trial runs both inputs, perhaps again for their ratios; a product needs further messages
         runs = 8 if claim.delta > 0 else _RUNS_OF_PRODUCT
         left = self.seconds - (begun - self.started)
         most = math.inf if enough is None else enough
@@ -352,7 +353,7 @@ class _Budget(NamedTuple):
 
 
 def _inspected(claim: Claim, found: _Found, law: LawRecord | None) -> dict[str, Any]:
-    """Keys of `audited` about the code; none for an estimate."""
+    """The keys of `audited` about the code; none for an estimate."""
     if found.bound is None:
         return {}
     code, contradictions, seen = inspect(claim, found.bound, law, found.assuming)
@@ -410,7 +411,7 @@ def _by_messages(training: DigitsTraining, claim: Claim, adversary: Threat, conf
 
 
 def _by_one_run(deployment: Deployment, claim: Claim, adversary: Threat, confidence: float, key: Key) -> _Found:
-    """An audit by `canaries.audit_one_run`, from end to end if neighbors may be so far apart."""
+    """An audit by `canaries.audit_one_run`, with the pair `end to end` unless neighbors add or remove."""
     pair: Literal["from nothing", "end to end"] = "end to end"
     if claim.relation is Relation.ADD_REMOVE:
         pair = "from nothing"

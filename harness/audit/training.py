@@ -62,7 +62,7 @@ class DigitsTraining:
         return cls(deployment.defense, task, spec, clients, digits.test, setting, key.child("training"))
 
     def run(self) -> tuple[Tensor, Deployment]:
-        """[T, clients, d] updates before the defense, trained again from each round's model; and the states."""
+        """[T, clients, d] the updates before the defense, trained again from each round's model, and the deployment."""
         engine, defense = choose_engine(self.task), self.defense
         keep = Keep(models=frozenset(range(self.spec.rounds)))
         run = train(self.task, self.spec, defense, self.clients, self.test, self.key, engine=engine, keep=keep)

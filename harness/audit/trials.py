@@ -1,7 +1,7 @@
-"""Trials of an audit: many runs of a defense on two inputs, by its real encode path, as one adversary sees them.
+"""Trials of an audit: many runs of a defense on two inputs, through its real `encode`, as one adversary sees them.
 
-Inputs 0 and 1 differ in what the claim's unit names: one coordinate, one sub-vector, a whole message, all of a client,
-or one record, which goes through real local training. Everything else is the same in both.
+Inputs 0 and 1 differ in the claim's unit: one coordinate, one sub-vector, a whole message, all of a client, or one
+record, which goes through real local training. Everything else is the same in both.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
 
 FAR = 100.0
-"""Entries of an input: far outside every clip, so that each defense clips them to the ends of its own range."""
+"""Entries of an input: far above every clip, so that each defense clips them to the ends of its own range."""
 
 CANARY = 1e-2, 1e6
-"""Input entry and label of a canary record. Its gradient is twice their product, above every clip, and so steep a loss
-stays steep: several local steps go the same way."""
+"""Input entry and label of a canary record. Its gradient is twice their product, above every clip. The loss stays so
+steep that several local steps go the same way."""
 
 Part = Literal["ratios", "estimates", "wires"]
-"""A field of `Trace`."""
+"""Name of a field of `Trace`."""
 
 
 class Deployment(NamedTuple):
@@ -54,9 +54,9 @@ class Inputs(NamedTuple):
         zero, one: [d], the update, or the update without the noise of local training; [v, d] for v pairs.
         draw: (1 or 0, negated or not, trials, key) -> [n, d] updates, if local training is random; None: the update
             is fixed.
-        focus: the unit's coordinates, if others move too to keep the norm; the adversary sees only these. None: all.
+        focus: the unit's coordinates, if others also move to keep the norm; the adversary sees only these. None: all.
             [f], or [v, f] for v pairs.
-        senders: of each pair; none: client 0 with the smallest number of samples.
+        senders: the sender of each pair; if empty, client 0 with the smallest number of samples.
         reverses: whether both inputs are negated in the second half of the rounds.
     """
 
@@ -76,7 +76,7 @@ class Inputs(NamedTuple):
         return self.one.scatter(-1, self.focus, self.zero.gather(-1, self.focus)), self.one
 
     def row(self, trial: int) -> Inputs:
-        """The pair of one trial: pairs take turns."""
+        """The pair of one trial, because pairs take turns."""
         if self.zero.dim() == 1:
             return self
         at = trial % len(self.zero)
@@ -84,7 +84,7 @@ class Inputs(NamedTuple):
         return self._replace(zero=self.zero[at], one=self.one[at], focus=focus, senders=senders)
 
     def seen(self, updates: Tensor, trials: Tensor) -> Tensor:
-        """The coordinates of updates [n, d] of these trials [n] that the adversary sees."""
+        """The coordinates that the adversary sees, of updates [n, d] in these trials [n]."""
         if self.focus is None:
             return updates
         return updates[:, self.focus] if self.focus.dim() == 1 else updates.gather(1, in_turn(self.focus, trials))
@@ -100,13 +100,13 @@ class Trace(NamedTuple):
 
     Attributes:
         ratios: [n] log-likelihood ratio of input 1 to input 0 by the defense's own likelihood, summed over the rounds;
-            None for an adversary who sees no messages, and without a likelihood.
+            None if the adversary sees no messages, or the defense has no likelihood.
         estimates: [n, d] or [n, focus]: the update estimated from the message, or the decoded mean update for an
             adversary who sees no messages; summed over the rounds, with the opposite sign where inputs are negated.
         wires: [n] the first message received in the first round.
         shared: [n] the key that client and server share in the first round.
         trials: [n] the number of each trial.
-        rounds: [n, T, d] or [n, T, focus]: the terms of `estimates`, if there are several.
+        rounds: [n, T, d] or [n, T, focus]: the terms of `estimates`, if there are several rounds.
         later: T - 1 times [n], the first message received in each later round.
     """
 
@@ -136,11 +136,11 @@ class Trace(NamedTuple):
 class Mechanism:
     """What a trial runs: a defense in a federation over the rounds of `history`, one client, one adversary.
 
-    The other clients send zero updates. Apart from their noise, this is as good as knowing and subtracting them.
+    The other clients send zero updates. Apart from their noise, this equals knowing and subtracting their updates.
 
     Args:
         history: the public state of each round.
-        threat: the adversary. Without the shared keys it reads messages as an outsider.
+        threat: the adversary. An adversary without the shared keys reads messages as an outsider.
     """
 
     defense: Defense[Any, Any]
@@ -150,14 +150,14 @@ class Mechanism:
 
     @property
     def sees_messages(self) -> bool:
-        """Whether the adversary sees messages, and not only models."""
+        """Whether the adversary sees messages, not only models."""
         return "messages" in SEES[self.threat]
 
     def run(self, inputs: Inputs, bit: int, trials: int, key: Key, *, only: Part | None = None) -> Trace:
         """Run independent trials with input `bit`.
 
         Args:
-            only: the part of the trace to compute, beside `wires` and `shared`; None: all parts.
+            only: the part of the trace to compute besides `wires` and `shared`; None: all parts.
         """
         numbers = torch.arange(trials)
         senders = [self._sender(inputs.row(number)) for number in range(max(1, len(inputs.senders)))]
@@ -202,7 +202,7 @@ class Mechanism:
         return update if pair.focus is None else update[pair.focus]
 
     def _send_again(self, sender: Sender, update: Vector, shared: Key, private: Key) -> bytes:
-        """What arrives of a first-round message."""
+        """A first-round message as it is received."""
         client = Client(sender, update, self.defense.remember(self.setting), private, shared)
         return Round(self.defense, self.setting, self.history[0]).exchange([client], shared.child("replay")).received[0]
 
@@ -216,7 +216,7 @@ class Mechanism:
         return shared if "shared" in SEES[self.threat] else None
 
     def _sender(self, inputs: Inputs) -> Sender:
-        """The client whose input moves, in one pair; what others add up to is weighted by equal numbers of samples."""
+        """The client whose input moves, in one pair; a sum with other clients needs equal numbers of samples."""
         if not inputs.senders:
             return Sender(0, self.setting.samples)
         alone = self.sees_messages and not self.defense.superposes
@@ -237,7 +237,7 @@ class Mechanism:
         clients: Sequence[Client],
         keys: list[Key],
     ) -> Tensor:
-        """[n, d] what the adversary learns of the update in one round, or of the mean update."""
+        """[n, d] the adversary's estimate of the update in one round, or of the mean update."""
         if not self.sees_messages:
             return torch.stack(
                 [current.revealed(one, self.threat, mine.child("server")) for one, mine in zip(sent, keys, strict=True)]
@@ -248,13 +248,13 @@ class Mechanism:
     def _send(
         self, current: Round, clients: Sequence[Client], keys: Sequence[Key]
     ) -> tuple[list[Exchange], list[bytes], list[Any]]:
-        """Send the client's message of each trial: the exchanges, what arrives of the messages, the memories.
+        """Send the client's message of each trial; returns the exchanges, the received messages and the memories.
 
-        All other participants send too if the adversary sees what messages add up to.
+        All other participants also send if the adversary sees only a sum of messages.
         """
         alone = self.sees_messages and not self.defense.superposes
         if alone and not self.defense.analog:
-            together = current.exchange(clients, keys[0])  # no channel in which the trials could meet
+            together = current.exchange(clients, keys[0])  # without a channel, trials are independent
             return [together], list(together.received), together.memories
         each = zip(clients, keys, strict=True)
         others = ([] if alone else current.silent([client.sender], key) for client, key in each)
@@ -263,7 +263,7 @@ class Mechanism:
         return sent, [one.received[0] for one in sent], [one.memories[0] for one in sent]
 
     def _ratios(self, state: Any, wires: Sequence[bytes], links: Links, inputs: Inputs, sign: float) -> Tensor:
-        """[n] log-likelihood ratios of one round, in which inputs have this sign."""
+        """[n] log-likelihood ratios of one round in which inputs have this sign."""
         links = links if "shared" in SEES[self.threat] else links._replace(shared=None)
         trials = torch.arange(len(wires))
         zero, one = (sign * in_turn(update, trials) for update in inputs.hypotheses)
@@ -282,16 +282,15 @@ def pairs(defense: Defense[Any, Any], setting: Setting, unit: Unit, relation: Re
 
     | unit | what moves |
     |---|---|
-    | coordinate, sub-vector | the first one (see `Defense.parts`); a sub-vector in four directions of its first plane |
+    | coordinate, sub-vector | the first (see `Defense.parts`); a sub-vector in four directions of its first plane |
     | message, client | all coordinates together, only the first, or all with random signs |
-    | record | one record, whose gradient is reversed, in local training as the defense requires it |
+    | record | one record, whose gradient is reversed, in the local training that the defense requires |
 
-    A pair goes from one end of the range to the other, and one pair from zero to one end. With add-remove, all pairs
-    go from zero to one end. If there are several rounds, one pair changes its sign after half of
-    them.
+    The pairs go from one end of the range to the other, except one pair from zero to one end. With add-remove, all
+    pairs go from zero to one end. If there are several rounds, one more pair changes its sign after half of the rounds.
     """
     if unit is Unit.RECORD:
-        # a replaced record is also tried against one without a gradient, because then the norm moves
+        # a replaced record is also compared with a record without a gradient, because then the norm moves
         found = [_records(defense, setting, each) for each in dict.fromkeys((relation, Relation.ADD_REMOVE))]
         return found + _reversing(setting, found[0])
     if unit in (Unit.COORDINATE, Unit.SUBVECTOR):
@@ -309,14 +308,14 @@ def pairs(defense: Defense[Any, Any], setting: Setting, unit: Unit, relation: Re
 
 
 def _reversing(setting: Setting, inputs: Inputs) -> list[Inputs]:
-    """The same pair with the other sign in the second half of several rounds: noise that is used twice then cancels."""
+    """The pair with the opposite sign in the second half of the rounds: noise that is used twice then cancels."""
     return [inputs._replace(name=f"{inputs.name}, reversing", reverses=True)] if setting.rounds > 1 else []
 
 
 def part_pairs(parts: Parts, d: int) -> list[Inputs]:
-    """Pairs that move the first sub-vector from end to end, at one norm if the update sets its own scale."""
-    # at one norm, the second sub-vector moves the other way, which keeps norm and mean; others of alternating sign set
-    # the norm so that the ends are those of [-1, 1], if there are 18 sub-vectors or more
+    """Pairs that move the first sub-vector from end to end, at constant norm if the update sets its own scale."""
+    # at constant norm, the second sub-vector moves the other way, which keeps norm and mean; further entries of
+    # alternating sign set the norm so that the ends are those of [-1, 1], if there are 18 sub-vectors or more
     k, n = parts.places.shape
     found = []
     for degrees in (0.0, 22.5, 45.0, 67.5) if n > 1 else (0.0,):
@@ -340,7 +339,7 @@ def part_pairs(parts: Parts, d: int) -> list[Inputs]:
 
 
 def _records(defense: Defense[Any, Any], setting: Setting, relation: Relation) -> Inputs:
-    """A pair of clients with one record whose gradient is not zero, along the first coordinate; this record moves."""
+    """A pair of clients with one moving record; only its gradient is not zero, along the first coordinate."""
     # a linear regression from parameters of zero: the loss of (x, y) is (w.x - y)^2, its gradient -2 y x
     task = ModelTask(build("linear-regression", (setting.dim,), 1))
     study = LocalPlan(setting.sends == "gradient", setting.steps, None, setting.batch, setting.lr, setting.momentum)

@@ -1,33 +1,33 @@
-"""What a client can notice about the parameters that a server broadcasts, with nothing but its own data.
+"""Tests by which a client can notice manipulated parameters from a server, with only its own data.
 
-The client compares them with honest models that it makes itself: fresh ones, and these after local steps.
+The client compares the parameters with honest models that it makes itself: fresh ones, also after local steps.
 
 | test | what it measures | trips |
 |---|---|---|
-| small | root mean square of a weight | below a tenth of the least honest one |
-| large | the same | above 100 times the largest honest one, and 100 times the smallest weight received |
+| small | root mean square of a weight | below a tenth of the smallest honest value |
+| large | the same | above 100 times the largest honest value, and 100 times the smallest received weight |
 | parallel | share of a weight's pairs of rows with a cosine of +-1 | above the honest share plus 0.1 |
-| repeated | share of a weight's entries that repeat another one | above the honest share plus 0.1 |
+| repeated | share of a weight's entries that repeat another entry | above the honest share plus 0.1 |
 | stuck | share of a layer's units that no input moves, by interval arithmetic | above the honest share plus 0.8 |
-| loud | share of the gradient's energy outside of its loudest weight | below a hundredth of the least honest one |
+| loud | share of the gradient's energy outside its loudest weight | below a hundredth of the smallest honest value |
 
-A test that trips is evidence. One that does not is no proof: a server that adds random numbers a tenth of the size of
-fresh weights hides what is parallel, repeated or small (at what cost to its attack was not measured). No test trips
-then for the trap of the last dense layer. Loss, dead units on the client's own records and scores that do not vary are
-no tests: noise and training that kills units do the same to honest models.
+A test that trips is evidence; a test that does not trip proves nothing. Random numbers of a tenth of the size of fresh
+weights hide parallel, repeated or small weights; the cost to the server's attack was not measured. With them, no test
+trips for the trap of the last dense layer. Loss, dead units on the client's own records and scores that do not vary are
+not used as tests, because noise and training that kills units cause them in honest models too.
 
 | parameters | n | a test trips |
 |---|---|---|
 | trap of the last dense layer of `lenet-dlg`; of its first convolution | 26; 4 | 26; 4 |
 | imprint in `mlp` and `mlp-small` | 48 | 48 |
-| one neuron a candidate, one candidate that turns the message (`mlp-small`) | 30, 24 | 30, 24 |
+| one neuron per candidate; one candidate that turns the message (`mlp-small`) | 30; 24 | 30; 24 |
 | traps of dense and convolutional models | 52 | 52 |
-| these with random numbers a tenth of the size of fresh weights added | 92 | 65 |
-| fresh ones of eleven models, both initializations, 1 to 64 records | 332 | 0 |
-| rounds 0 to 100 of federations that chose the rules: no defense; `gaussian`; `jopeq` | 90; 155; 90 | 0 |
-| of others: no defense; `gaussian`; `jopeq`; `dp-sgd` | 354; 342; 174; 180 | at most 2; 0; 0; 0 |
+| these traps plus random numbers of a tenth of the size of fresh weights | 92 | 65 |
+| fresh parameters of eleven models, both initializations, 1 to 64 records | 332 | 0 |
+| rounds 0 to 100 of federations used to set the tests: no defense; `gaussian`; `jopeq` | 90; 155; 90 | 0 |
+| of other federations: no defense; `gaussian`; `jopeq`; `dp-sgd` | 354; 342; 174; 180 | at most 2; 0; 0; 0 |
 
-The false alarms are of a training without a defense that diverged: its loss was 4e29. Clients had 8 or 32 records.
+The false alarms come from one diverged training without a defense, with a loss of 4e29. Clients had 8 or 32 records.
 """
 
 from __future__ import annotations
@@ -45,26 +45,29 @@ from leakgauge.harness.learn.layers import Chain, Conv, Dense, Dropout, Relu, Si
 from leakgauge.harness.learn.tasks import ModelTask
 
 _RATES = (0.1, 0.5, 1.0, 2.0)
-"""Learning rates of the honest models: also rough ones, so that training that kills units or blows up is honest too."""
+"""Learning rates of the honest models; high ones are included, so training that kills units or blows up is honest."""
 
 _STEPS = 8
 """Local steps of the honest models."""
 
 _RECORDS = 64
-"""Records that the client uses, at most."""
+"""The most records that the client uses."""
 
 _ROWS = 4
-"""Least rows that are compared: training makes the rows of two classes opposite."""
+"""The fewest rows that are compared: with two classes, training makes the rows opposite."""
 
 _PARALLEL = 0.999
-"""Least magnitude of a cosine of +-1."""
+"""The least magnitude that counts as a cosine of +-1."""
 
 _STILL = 0.01
-"""A sigmoid that changes less is not moved."""
+"""A sigmoid that changes by less counts as not moved."""
 
 
 class _Facts(NamedTuple):
-    """size, parallel, repeated: by weight; stuck: by activation; rest: a scalar; see the table above."""
+    """Measured values of the tests in the module's table.
+
+    size, parallel, repeated: one entry per weight; stuck: per activation; rest: a scalar.
+    """
 
     size: Tensor
     parallel: Tensor
@@ -74,7 +77,7 @@ class _Facts(NamedTuple):
 
 
 def suspicious(task: ModelTask, params: Vector, data: Examples, key: Key) -> tuple[str, ...]:
-    """The tests by which a client with these data tells these parameters from honest ones; empty: none trips.
+    """The names of the tests that trip for these parameters and this client's data; empty if no test trips.
 
     Args:
         data: one record or more; the first 64 are used.
@@ -102,7 +105,7 @@ def suspicious(task: ModelTask, params: Vector, data: Examples, key: Key) -> tup
 
 
 def _facts(task: ModelTask, params: Vector, data: Examples) -> _Facts:
-    """What the tests compare."""
+    """The values that the tests compare."""
     tensors, chain = task.layout.split(params), task.model.apply
     weights = [tensor.flatten(1).double() for tensor in tensors if tensor.ndim > 1]
     return _Facts(
@@ -115,7 +118,7 @@ def _facts(task: ModelTask, params: Vector, data: Examples) -> _Facts:
 
 
 def _parallel(rows: Tensor) -> Tensor:
-    """Share of the pairs of rows [k, n] that are parallel or opposite; a row of zeros is parallel to all."""
+    """Share of the pairs of rows [k, n] that are parallel or opposite; a row of zeros is parallel to every row."""
     k, norms = len(rows), rows.norm(dim=1)
     if k < _ROWS:
         return torch.zeros(())
@@ -123,7 +126,7 @@ def _parallel(rows: Tensor) -> Tensor:
 
 
 def _stuck(chain: Chain, tensors: list[Tensor], x: Tensor) -> Tensor:
-    """By activation, the share of units (channels) that no input in the range of x moves or takes across the kink."""
+    """The share of units (channels) of each activation that no input in the range of x moves or takes over the kink."""
     rest, shares = iter(tensors), [torch.zeros(())]
     low, high = x[:1].new_full(x[:1].shape, min(0.0, float(x.min()))), x.new_full(x[:1].shape, max(1.0, float(x.max())))
     for layer in chain.layers:
@@ -141,9 +144,9 @@ def _stuck(chain: Chain, tensors: list[Tensor], x: Tensor) -> Tensor:
 
 
 def _rest(task: ModelTask, tensors: list[Tensor], data: Examples) -> Tensor:
-    """Share of the weights' gradient energy outside of the weight that holds most of it.
+    """Share of the weights' gradient energy outside of the weight with the most energy.
 
-    1 if there is none: behind units that died in training, no gradient comes through.
+    1 if there is no energy outside: no gradient passes units that died in training.
     """
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     gradient = torch.autograd.grad(task.loss_at(leaves, *data), leaves)

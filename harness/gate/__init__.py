@@ -1,1 +1,1 @@
-"""Two sets of results side by side: the rules by which a check fails."""
+"""Comparison of two sets of results, and the rules by which a check fails."""

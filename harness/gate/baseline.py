@@ -1,6 +1,6 @@
 """The baseline: a committed JSON file of a run's measures, with the reason why they are accepted.
 
-A measure takes three lines, so a diff shows what moved: its name, its number, and its values.
+A measure takes three lines (name, number, values), so a diff shows which of them moved.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ANEW = "make a new one with 'leakgauge baseline update'"
 
 
 class BaselineError(ValueError):
-    """A baseline is missing, unreadable or of another version; one line that states the remedy."""
+    """A baseline is missing, unreadable or of another version; the message is one line and states the remedy."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Baseline:
     Attributes:
         reason: why these measures are accepted.
         gaps: keys of the measures that may lack numbers.
-        prints: the fingerprints of the code behind the measures; none in a baseline from before them.
+        prints: the fingerprints of the code behind the measures; empty in older baselines.
     """
 
     measured: Measured
@@ -54,7 +54,7 @@ class Move:
 
     Attributes:
         key, name: of the measure.
-        before, after: its value; None where there is none.
+        before, after: its values; None if there is no value.
         differ: number of single values that differ or that one run lacks; 0 if only one run has the measure.
         of: number of single values, in the run that has more.
     """
@@ -79,14 +79,14 @@ class _File:
     gaps: tuple[str, ...] = ()
     prints: tuple[Print, ...] = ()
     noise_sd: float | None = None
-    """Of older baselines; nothing reads it."""
+    """Present in older baselines; not used."""
 
 
 def of(path: Path) -> Baseline:
     """The baseline in a file, or a folder of results used as one.
 
     Raises:
-        BaselineError, StoreError: neither can be read.
+        BaselineError, StoreError: the file or the folder cannot be read.
     """
     if not path.is_dir():
         return read(path)
@@ -97,8 +97,8 @@ def read(path: Path) -> Baseline:
     """The baseline in a file.
 
     Raises:
-        BaselineError: the file is missing, cut or of another version, or a field has a wrong type, is not finite, or
-            appears twice.
+        BaselineError: the file is missing, truncated or of another version, or a field has a wrong type, is not finite,
+            or appears twice.
     """
     try:
         content = path.read_bytes()
@@ -130,7 +130,7 @@ def parse(content: bytes, path: str) -> Baseline:
 
 
 def write(baseline: Baseline, path: Path) -> None:
-    """Write a baseline atomically, with a stable key order, so a diff of two versions shows what changed.
+    """Write a baseline atomically, with a stable key order, so a diff of two versions shows the changes.
 
     Raises:
         ValueError: a number is not finite.
@@ -155,7 +155,7 @@ def to_text(baseline: Baseline) -> str:
 
 
 def moves(old: Measured, new: Measured) -> tuple[Move, ...]:
-    """The measures that moved or appeared, in the order of the later run, then those that vanished."""
+    """The measures that moved or appeared, in the order of the later run, then the measures that vanished."""
     before, after = old.by_key(), new.by_key()
     found = []
     for key, now in after.items():
@@ -171,7 +171,7 @@ def moves(old: Measured, new: Measured) -> tuple[Move, ...]:
 
 
 def provenance(old: Measured, new: Measured) -> tuple[str, ...]:
-    """One line for each difference between two runs other than their measures."""
+    """One line for each difference between two runs, except differences of their measures."""
     lines = []
     for name in ("study", "study_hash", "data", "commit", "packages", "machine"):
         was, now = getattr(old, name), getattr(new, name)
@@ -184,7 +184,7 @@ def provenance(old: Measured, new: Measured) -> tuple[str, ...]:
 
 
 def _problem(file: _File) -> str:
-    """The first inconsistency in a file whose types are right; empty if there is none."""
+    """The first inconsistency in a file with correct types; empty if there is none."""
     measures = file.measured.measures
     if not measures:
         return "it has no measures"
@@ -208,7 +208,7 @@ def _problem(file: _File) -> str:
 
 
 def _lines(measure: Measure) -> str:
-    """A measure as JSON on three lines, without fields that have their default."""
+    """A measure as JSON on three lines, without fields at their defaults."""
     defaults = {field.name: field.default for field in dataclasses.fields(measure)}
     text = ""
     for name, value in _shallow(measure).items():

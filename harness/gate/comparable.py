@@ -14,10 +14,10 @@ from leakgauge.harness.gate.measure import Measure, Measured
 from leakgauge.harness.gate.rules import Rules, Verdict
 
 NUMERIC = ("torch", "numpy", "scipy", "scikit-image", "torchvision")
-"""Packages that determine the numbers: with another version, a baseline is stale."""
+"""Packages that determine the numbers: a baseline made with another version is stale."""
 
 TESTED = (GateTest.PAIRED, GateTest.DELONG, GateTest.RATE)
-"""The statistical tests, which need pairs."""
+"""The statistical tests; they need pairs."""
 
 _HELP = "`leakgauge baseline update` makes a new baseline, `leakgauge check --rerun-base` compares with older code"
 
@@ -95,7 +95,7 @@ def refusal(new: Measure | None, old: Measure | None, rules: Rules) -> Refusal |
 
 
 def curve(key: str) -> str:
-    """For a rate, the key of the same attack's curve, whose placements the test needs; else the key itself."""
+    """For a rate, the key of the same attack's curve, because the test needs its placements; else the key itself."""
     (placed,) = gated(GateTest.DELONG)
     for rate in gated(GateTest.RATE):
         key = key.replace(f"/{rate.name}/", f"/{placed.name}/")
@@ -103,7 +103,7 @@ def curve(key: str) -> str:
 
 
 def _lack(measure: Measure) -> str:
-    """What a measure without a recorded problem still lacks; empty if nothing."""
+    """What a measure without a recorded problem lacks; empty if nothing is missing."""
     needed: list[float | None] = [measure.value, *measure.values]
     test = metric(measure.metric).gate
     if test is None:
@@ -126,7 +126,7 @@ def _fewest(measure: Measure) -> int:
 
 
 def by_image(values: Numbers, items: Sequence[str]) -> Numbers:
-    """The values; those of the same images under several seeds are averaged, since they are not independent."""
+    """The values; values of the same images under several seeds are averaged, because they are not independent."""
     known = [item or str(seed) for seed, item in enumerate(items)]
     if len(set(known)) == len(known) or len(values) % len(known):
         return values
@@ -136,7 +136,7 @@ def by_image(values: Numbers, items: Sequence[str]) -> Numbers:
 
 
 def numbers(measure: Measure) -> Numbers:
-    """The values of a measure that lacks none."""
+    """The values of a measure without missing values."""
     return np.array(measure.values, dtype=np.float64)
 
 

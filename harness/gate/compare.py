@@ -1,14 +1,14 @@
-"""Two runs side by side: every shared measure with its difference. This informs only; the gate judges.
+"""Two runs side by side: every shared measure with its difference. Only the gate gives verdicts.
 
 | metric | interval of the difference |
 |---|---|
-| `ssim` | Student's over pairs of images that both attacked; Welch's if they share none |
-| `auc` | DeLong's if both have the same numbers of records; else none |
+| `ssim` | Student's over pairs of images that both runs attacked; Welch's if they share no images |
+| `auc` | DeLong's if both runs have the same numbers of records; else none |
 | `tpr@...` | Newcombe's, as if the runs were independent |
 | `accuracy`, `bits` | Student's over pairs of seeds if the seeds are the same; else Welch's |
-| `epsilon` | none: a difference of two lower bounds bounds nothing |
+| `epsilon` | none: a difference of two lower bounds is not a bound |
 
-A measure with a problem (a failed or missing cell) has no difference, since its remaining cells ask another question.
+A measure with a problem (a failed or missing cell) has no difference, because its remaining cells are not comparable.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class Difference:
 
     Attributes:
         key, metric: as in `Measure`. name: unique among the measures of both runs.
-        first, second: its values, None where there is none.
-        difference: second - first; with `pairs`, over the pairs alone. None if a run has a problem with it.
-        low, high: two-sided 95 % interval, None where there is none.
+        first, second: its values; None if there is no value.
+        difference: second - first; with `pairs`, over the pairs only. None if the measure has a problem in one run.
+        low, high: two-sided 95 % interval; None if there is no interval.
         n: pairs, or records of `auc`; without pairs, values or members of the first and of the second run.
         method: method of the interval.
         note: a caveat, or why there is no interval.
@@ -107,7 +107,7 @@ class Comparison:
     Attributes:
         first, second: their measures.
         differences: of the shared measures, in the order of the first run.
-        only_first, only_second: measures of one run only.
+        only_first, only_second: measures of only one run.
         remarks: differences between the runs as a whole.
     """
 
@@ -207,7 +207,7 @@ def _difference(a: Measure, b: Measure, name: str, *, same_seeds: bool) -> Diffe
 
 
 def _images(a: Measure, b: Measure) -> _Found:
-    """The difference over images: paired where both runs attacked the same images."""
+    """The difference over images, paired if both runs attacked the same images."""
     first, second = _blocks(a), _blocks(b)
     shared = [item for item in first if item in second and len(first[item]) == len(second[item])]
     if shared:
@@ -222,7 +222,7 @@ def _images(a: Measure, b: Measure) -> _Found:
 
 
 def _blocks(measure: Measure) -> dict[str, stats.Numbers]:
-    """The values of each set of images by digest, averaged over seeds that share it; empty if a digest is missing."""
+    """The values of each set of images by digest, averaged over seeds with this set; empty if a digest is missing."""
     items, values = measure.items, numbers(measure)
     if not items or not all(items) or len(values) % len(items):
         return {}
@@ -248,7 +248,7 @@ def _apart(a: stats.Numbers, b: stats.Numbers, note: str) -> _Found:
 def _placed(a: Measure, b: Measure, note: str) -> _Found:
     """The difference of two AUCs, from the differences of the records' placements, seed by seed.
 
-    If the runs have different records, the placements vary independently and give the interval of independent curves.
+    If the runs have different records, the placements are independent and give the interval of independent curves.
     """
     if min((min(sides) for sides in a.sides), default=0) < 2:
         return _Found(_minus(a, b), None, None, (a.n,), "none", "one record on a side has no interval")
@@ -259,7 +259,7 @@ def _placed(a: Measure, b: Measure, note: str) -> _Found:
 
 
 def _shares(a: Measure, b: Measure) -> _Found:
-    """The difference of two rates. Source: Newcombe 1998, method 10, with Clopper-Pearson for Wilson's intervals."""
+    """The difference of two rates. Source: Newcombe 1998, method 10, with Clopper-Pearson for Wilson intervals."""
     n = tuple(sum(members for members, _ in one.sides) for one in (a, b))
     if a.value is None or a.low is None or a.high is None or b.value is None or b.low is None or b.high is None:
         return _Found(_minus(a, b), None, None, n, "none", "a rate without an interval")
@@ -270,7 +270,7 @@ def _shares(a: Measure, b: Measure) -> _Found:
 
 
 def welch(a: stats.Numbers, b: stats.Numbers) -> stats.Interval:
-    """Two-sided interval of mean(b) - mean(a) for independent samples; none if one has fewer than two values.
+    """Two-sided interval of mean(b) - mean(a) for independent samples; none if a sample has fewer than two values.
 
     Source: Welch 1947, degrees of freedom by Satterthwaite.
     """
@@ -286,7 +286,7 @@ def welch(a: stats.Numbers, b: stats.Numbers) -> stats.Interval:
 
 
 def _minus(a: Measure, b: Measure) -> float | None:
-    """Second minus first where both have a value."""
+    """Second minus first, if both have a value."""
     return None if a.value is None or b.value is None else b.value - a.value
 
 
@@ -301,7 +301,7 @@ def _seeds(run: Run) -> tuple[int, ...]:
 
 
 def _remarks(a: Measured, b: Measured, *, same_seeds: bool) -> tuple[str, ...]:
-    """Differences between two runs other than their numbers."""
+    """Differences between two runs, except differences of their numbers."""
     found = []
     if a.study_hash != b.study_hash:
         found.append(f"The studies differ: {a.study} ({a.study_hash[:10]}) and {b.study} ({b.study_hash[:10]}).")
@@ -330,7 +330,7 @@ def _title(comparison: Comparison) -> str:
 
 
 def _rows(comparison: Comparison) -> Iterable[tuple[tuple[str, ...], bool]]:
-    """The fields of each line, and whether it differs: the shared measures, then those of one run only."""
+    """The fields of each line, and whether it differs: the shared measures, then the measures of one run only."""
     for one in comparison.differences:
         how = _joined(one.method if one.method != "none" else "", one.note)
         difference = change(one.difference, one.low, one.high)

@@ -2,24 +2,26 @@
 
 | metric | FAIL | PASS |
 |---|---|---|
-| `ssim` | the paired t test fails | the bound of the rise is tolerable |
+| `ssim` | the paired t test fails | the upper bound of the rise is tolerable |
 | `auc` | DeLong's test for correlated curves fails | the same |
 | `tpr@..` | the test of paired rates, which includes the noise of the threshold, fails | the same |
 | `epsilon` | the largest over the seeds is above the claim, and the baseline's was not | no large rise |
+| `contradicted` | the code of a seed contradicts its proof, and none of the baseline did | otherwise |
 | `bits` | the mean over the seeds rises by more than a share | otherwise |
-| `accuracy` | over four seeds or more it falls by more than a tolerance: a broken model is no defense | no such fall |
+| `accuracy` | over four seeds or more, a fall above the tolerance with p < 0.001 (a broken model) | no such fall |
 | `messages` | a statistic of the messages follows another law (`gate.prints`) | otherwise |
 
 A check that neither fails nor passes is INCONCLUSIVE. A test fails if its p-value, adjusted by Holm over all tests of
-the run, is below the level and the rise is at least the margin. An image that becomes recognizable is named and decides
-nothing: between two draws of the same noise the SSIM of one image has a standard deviation of 0.07 to 0.42.
+the run, is below the level and the rise is at least the margin. An image that becomes recognizable is named but does
+not decide: between two draws of the same noise, the SSIM of one image has a standard deviation of 0.07 to 0.42.
 
 An audited epsilon that rises but stays below its claim never fails. With 100 trials, the lower bounds of one mechanism
-under 20 keys have a standard deviation of up to 1.4. The chance that a bound exceeds a true claim is known; the chance
-that it rises is not. The claim is the smaller of the run's and the baseline's, so a larger claim cannot hide a leak.
+under 20 keys have a standard deviation of up to 1.4. The probability that a bound exceeds a true claim is known; the
+probability that a bound rises is not. The claim is the smaller of the run's and the baseline's, so a larger claim
+cannot hide a leak.
 
-Controls are never judged: no defense (the ceiling), and an attack that looks at nothing (the floor). If a control
-moves, the strength of the attacks has changed, and a warning says so.
+Controls are never judged: no defense (the ceiling), and an attack that observes nothing (the floor). If a control
+moves, the strength of the attacks has changed, and a warning is given.
 """
 
 from __future__ import annotations
@@ -42,10 +44,10 @@ from leakgauge.harness.gate.rules import ROUNDING, Rise, Rules, Verdict
 __all__ = ["Check", "Outcome", "Rules", "Verdict", "judge"]
 
 _MOST = 3
-"""Images that a sentence names."""
+"""The most images that a sentence names."""
 
 _BROKEN = 0.001
-"""p-value of a fall of the accuracy over the seeds below which the model counts as broken."""
+"""A model counts as broken if the p-value of its fall in accuracy, over the seeds, is below this."""
 
 _ORDER = list(Verdict)
 _CODES = {
@@ -66,14 +68,14 @@ class Check:
         key, name: of the measure; see `Measure`.
         metric: of the measure.
         aware: whether the attack knows the defense.
-        before, now: values; for `epsilon` the largest over the seeds; None where there is none.
-        rise: now - before, for every metric; for `accuracy` a fall is the failure.
-        low, high: 90 % interval of the rise: each end is a one-sided 95 % bound. None where none is known.
-        p: one-sided, adjusted by Holm over all tests of the run; None where the rule is not a test.
-        n: pairs behind the rise: images (the same image under several seeds is one), records, or seeds.
-        smallest: the smallest rise that this check detects with probability 0.8; None where not known.
+        before, now: values; for `epsilon` the largest over the seeds; None if there is no value.
+        rise: now - before, for every metric; for `accuracy`, a fall is the failure.
+        low, high: 90 % interval of the rise: each end is a one-sided 95 % bound. None if not known.
+        p: one-sided, adjusted by Holm over all tests of the run; None if the rule is not a test.
+        n: pairs behind the rise: images (the same image under several seeds counts once), records, or seeds.
+        smallest: the smallest rise that this check detects with probability 0.8; None if not known.
         images: indices into the values, from 0, of the images that are newly recognizable.
-        reason: one sentence for people, complete by itself.
+        reason: one sentence for people that needs no context.
     """
 
     key: str
@@ -98,12 +100,12 @@ class Outcome:
     """The verdict of the gate on a run.
 
     Attributes:
-        checks: worst first: FAIL, INCOMPLETE, NOT COMPARABLE, INCONCLUSIVE, PASS; in each, images newly recognizable
-            first, then by metric the largest rise.
-        problems: why the two runs cannot be compared at all; then there are no checks.
+        checks: worst first: FAIL, INCOMPLETE, NOT COMPARABLE, INCONCLUSIVE, PASS; for the same verdict, checks with
+            newly recognizable images first, then by metric the largest rise.
+        problems: why the two runs cannot be compared at all; there are no checks then.
         warnings: for example another machine, uncommitted code, a new measure, or a ceiling that fell.
         unaccepted: changes of the baseline, of the rules or of the code that nobody accepted.
-        unchanged: measures of the baseline that were not made again: no fingerprint of the code behind them changed.
+        unchanged: number of measures of the baseline that were not rerun, because the code behind them is unchanged.
     """
 
     checks: tuple[Check, ...]
@@ -116,7 +118,7 @@ class Outcome:
     def verdict(self) -> Verdict:
         """The worst: FAIL, INCOMPLETE, NOT COMPARABLE, NOT ACCEPTED, INCONCLUSIVE, PASS in this order.
 
-        NOT COMPARABLE if nothing was checked; NOT ACCEPTED if there is a change that nobody accepted.
+        NOT COMPARABLE if nothing was checked and no measure is unchanged; NOT ACCEPTED if nobody accepted a change.
         """
         if self.problems or not (self.checks or self.unchanged):
             return Verdict.NOT_COMPARABLE
@@ -124,7 +126,7 @@ class Outcome:
         return min([*found, Verdict.NOT_ACCEPTED] if self.unaccepted else found, key=_ORDER.index)
 
     def exit_code(self, *, inconclusive_fails: bool = False) -> int:
-        """0 no increase, 1 leakage increased, 3 inconclusive, 4 not comparable, 5 incomplete, 6 not accepted."""
+        """0: no increase, 1: leakage increased, 3: inconclusive, 4: not comparable, 5: incomplete, 6: not accepted."""
         return 3 if inconclusive_fails and self.verdict is Verdict.INCONCLUSIVE else _CODES[self.verdict]
 
 
@@ -145,7 +147,7 @@ class _Tested(NamedTuple):
     images: tuple[int, ...] = ()
 
     def moved(self) -> str:
-        """How the mean moved, with the 90 % interval of its rise, in words."""
+        """The movement of the mean in words, with the 90 % interval of its rise."""
         rise, known = float(self.rise.mean), metric(self.pair.now.metric)
         verb = f"rose by {rise:.3f}" if rise > 0 else f"fell by {-rise:.3f}" if rise < 0 else "did not change"
         ends = f"{float(self.rise.low()):z.3f} to {float(self.rise.high()):z.3f}"
@@ -153,15 +155,15 @@ class _Tested(NamedTuple):
 
 
 def judge(now: Measured, base: Measured, rules: Rules, *, gaps: Collection[str] = ()) -> Outcome:
-    """Check every gated measure of `now` against that of the same key in `base`.
+    """Check every gated measure of `now` against the measure of the same key in `base`.
 
     Args:
-        gaps: keys that may lack as many numbers as in `base`; each that cannot be judged is a warning.
+        gaps: keys of measures that may lack as many numbers as in `base`; if one cannot be judged, a warning is given.
 
     Guarantees:
-        The order of the measures in either run changes nothing.
+        The order of the measures in either run has no effect.
         A measure without a finite number is never a PASS.
-        If no leakage rises, the chance that any test fails is at most `rules.level`.
+        If no leakage rises, the probability that any test fails is at most `rules.level`.
     """
     warnings = [*comparable.about_runs(now, base)]
     if problems := tuple(comparable.problems(now, base)):
@@ -236,7 +238,7 @@ def _measure(pair: _Pair, curves: _Pair, rules: Rules) -> _Tested:
 
 
 def _together(tested: Sequence[_Tested], rules: Rules) -> Iterable[Check]:
-    """The checks of all tests of the run; their p-values are adjusted together."""
+    """The checks of all tests of the run, with p-values that are adjusted together."""
     if not tested:
         return
     rises = Rise(*(np.array(column, dtype=np.float64) for column in zip(*(one.rise for one in tested), strict=True)))
@@ -263,7 +265,7 @@ def _together(tested: Sequence[_Tested], rules: Rules) -> Iterable[Check]:
 
 
 def _about_control(pair: _Pair, curves: _Pair, rules: Rules) -> Iterable[str]:
-    """A warning if a control moved: the same test as for a check, alone, in both directions."""
+    """A warning if a control moved, by the same test as for a check, by itself and in both directions."""
     if metric(pair.now.metric).gate not in TESTED:
         return
     one = _measure(pair, curves, rules)
@@ -284,7 +286,7 @@ def _about_claim(pair: _Pair) -> Iterable[str]:
 
 
 def _epsilon(pair: _Pair, rules: Rules) -> Check:
-    """The check of an audited lower bound, by the largest over the seeds, against the claim."""
+    """The check of an audited lower bound: the largest over the seeds, against the claim."""
     new, old = pair
     now, before = float(np.max(numbers(new))), float(np.max(numbers(old)))
     claim = min(math.inf if limit is None else limit for limit in (new.limit, old.limit))
@@ -299,7 +301,7 @@ def _epsilon(pair: _Pair, rules: Rules) -> Check:
 
 
 def _never(pair: _Pair) -> Check:
-    """The check of what no seed may have."""
+    """The check of a property that no seed may have."""
     now, before = (float(np.mean(numbers(one))) for one in pair)
     verdict = Verdict.FAIL if now > 0 and before == 0 else Verdict.PASS
     words = metric(pair.now.metric).words
@@ -308,7 +310,7 @@ def _never(pair: _Pair) -> Check:
 
 
 def _training(pair: _Pair, rules: Rules) -> Check:
-    """The check of bits, which may not rise, or of accuracy, which may not fall: by the mean over the seeds."""
+    """The check of bits, which may not rise, or of accuracy, which may not fall, by the mean over the seeds."""
     new, old = pair
     after, earlier = numbers(new), numbers(old)
     now, before = float(np.mean(after)), float(np.mean(earlier))

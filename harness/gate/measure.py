@@ -1,14 +1,14 @@
-"""What the gate looks at: the numbers of a run as plain data, one `Measure` for each case and gated metric.
+"""The input of the gate: the numbers of a run as plain data, one `Measure` for each case and gated metric.
 
 A case is one attack by one adversary on one target of one defense, over all seeds. A training's own metrics have no
 attack. `core.metrics` lists the metrics and the test of each.
 
-| test | values, one for each |
+| test | values |
 |---|---|
-| paired | item, such as an image |
-| DeLong | record: its placement among those of the other side |
+| paired | one for each item, such as an image |
+| DeLong | one for each record: its placement among the records of the other side |
 | rate | none; the placements of the same attack's `auc` are used |
-| audit, rise, fall | seed |
+| audit, rise, fall | one for each seed |
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from leakgauge.harness.core.metrics import GateTest, Metric, gated
 from leakgauge.harness.core.result import AuditRecord, Estimate, Run, Scores, TrainingRecord
 
 DIGITS = 8
-"""Digits of a case's identity in a key."""
+"""Number of hex digits of a case's identity in a key."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One number of a run with what it was made of.
+    """One number of a run, with the values that it was computed from.
 
     Attributes:
         key: `defense/attack/adversary/metric/eight hex digits`, or `defense/metric/eight hex digits`. The digits
-            identify the whole question without its seed, so the same question has the same key in every run.
+            identify the whole case without its seed, so the same case has the same key in every run.
         defense, attack: the parts with their parameters; no attack for a training.
         threat, target, setting: for people; the first two are empty for a training.
-        aware: whether the attack knows the defense.
-        control: `ceiling` without a defense, `floor` for an attack that looks at nothing, else empty.
-        value: None where there is none; then `problem` says why.
-        low, high: ends of the 95 % interval of the value, where there is one.
+        aware: whether the attack is defense-aware.
+        control: `ceiling` without a defense, `floor` for an attack that observes nothing, else empty.
+        value: None if there is no value; `problem` then states the reason.
+        low, high: ends of the 95 % interval of the value, if there is an interval.
         values: see the table of this module; None for an item that failed.
-        items: what the values belong to, one name a seed: a digest of the images or of who is a member, else empty.
-        sides: of placements, the members and the others of each seed, whose values follow each other seed by seed.
-        limit: of an audit, the claim there; None for infinity.
-        about: of an audit, its unit, horizon, delta and adversary.
-        unseen: indices of the images that are not identified among others, so that no SSIM makes them recognizable;
-            empty also for results from before `identification`.
-        problem: why the measure cannot be judged: a cell failed, is missing, or gave no number. Empty: nothing.
+        items: one name per seed for the items behind the values: a digest of the images or of the members, else empty.
+        sides: for placements, the numbers of members and of others of each seed; their values are in this order.
+        limit: for an audit, the claim in the audit's federation; None for infinity.
+        about: for an audit, its unit, horizon, delta and adversary.
+        unseen: indices of the images that are not identified among others, so they are not recognizable at any SSIM;
+            also empty for results older than `identification`.
+        problem: why the measure cannot be judged: a cell failed, is missing, or gave no number. Empty: no problem.
     """
 
     key: str
@@ -77,7 +77,7 @@ class Measure:
 
     @property
     def n(self) -> int:
-        """Values that are there."""
+        """The number of values that are not missing."""
         return sum(value is not None for value in self.values)
 
     @property
@@ -91,21 +91,21 @@ class Measure:
         return self.named(part_text(self.defense), "" if self.attack is None else part_text(self.attack))
 
     def named(self, defense: str, attack: str) -> str:
-        """`name`, with these words for the defense and the attack."""
+        """`name`, but with these words for the defense and the attack."""
         about = f" {self.about}" if self.about else ""
         return f"{case_text(defense, attack, self.threat, self.target)}: {self.metric}{about}"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """All measures of a run, with what makes two runs comparable.
+    """All measures of a run, and the facts that decide whether two runs are comparable.
 
     Attributes:
         study, study_hash: name and fingerprint of the resolved cells.
         data: digest of each data set.
         commit, dirty: of the code; several commits are joined by a comma.
         packages: versions of the packages behind the numbers.
-        machine: kind of machine.
+        machine: the kind of machine.
     """
 
     study: str
@@ -128,7 +128,7 @@ class Measured:
 
 
 def measured(run: Run) -> Measured:
-    """The measures of a run, in the study's order: first those of the attacks, then those of the trainings."""
+    """The measures of a run, in the study's order: first of the attacks, then of the trainings."""
     environments = [record.environment for record in run.trainings.values()]
     environments += [result.environment for result in run.results.values()]
     packages: dict[str, str] = {}
@@ -152,9 +152,9 @@ def key_end(cell: Cell) -> str:
 
 
 def titles(measures: Iterable[Measure]) -> dict[str, str]:
-    """By key, what a measure is called among these: only the parameters that differ are spelled out.
+    """The title of each measure by its key; only parameters that differ among these measures are spelled out.
 
-    Where there are several settings, each name ends in its own; names that are still alike end in part of the key.
+    If there are several settings, each title ends in its own; titles that are still equal end in part of the key.
     """
     known = {measure.key: measure for measure in measures}
     short = label_parts(part for one in known.values() for part in one.parts)
@@ -173,7 +173,7 @@ def image_names(images: Iterable[int], measure: Measure | None) -> list[str]:
 
 
 def placements(scores: Scores) -> tuple[stats.Numbers, stats.Numbers]:
-    """For each member the share of the others below it, for each other the share of members above it; ties half.
+    """For each member the share of others below it, for each other the share of members above it; ties count half.
 
     The mean of either is the AUC; their variances are DeLong's.
     """
@@ -183,7 +183,7 @@ def placements(scores: Scores) -> tuple[stats.Numbers, stats.Numbers]:
 def by_seed(
     values: Sequence[float | None], sides: Sequence[tuple[int, int]]
 ) -> Iterable[tuple[stats.Numbers, stats.Numbers]]:
-    """The placements of members and of others, of one seed after another."""
+    """The placements of members and of others, seed by seed."""
     x, at = np.array(values, dtype=np.float64), 0
     for members, others in sides:
         yield x[at : at + members], x[at + members : at + members + others]
@@ -191,7 +191,7 @@ def by_seed(
 
 
 def _of_case(run: Run, case: Case) -> Iterable[Measure]:
-    """The measures of one case, by the tests that its metrics have."""
+    """The measures of one case, by the tests of its metrics."""
     problem = _problem(case)
     for metric in gated(GateTest.PAIRED):
         if metric.kind == case.kind:
@@ -201,7 +201,7 @@ def _of_case(run: Run, case: Case) -> Iterable[Measure]:
 
 
 def _items(run: Run, case: Case, metric: Metric, problem: str) -> Iterable[Measure]:
-    """A metric with a value for each item; nothing where a finished result lacks it (records that are no images)."""
+    """A metric with a value for each item; nothing if a finished result lacks it (records that are not images)."""
     estimates = case.estimates(metric.name)
     if not problem and len(estimates) < len(case.cells):
         return
@@ -218,7 +218,7 @@ def _items(run: Run, case: Case, metric: Metric, problem: str) -> Iterable[Measu
 
 
 def _membership(run: Run, case: Case, problem: str) -> Iterable[Measure]:
-    """The AUC, and the rate at the fewest false positives for which there are enough non-members."""
+    """The AUC, and the rate at the lowest false positive rate for which there are enough non-members."""
     scores = [run.scores(cell.id) for cell in case.cells]
     if not problem and any(one is None for one in scores):
         problem = "the scores of a finished cell cannot be read"
@@ -278,7 +278,7 @@ def _of_trainings(run: Run) -> Iterable[Measure]:
 
 
 def _audited(made: Measure, audits: Sequence[AuditRecord]) -> Measure:
-    """With the claim in the audit's federation, and what the audit covers."""
+    """The measure with the claim in the audit's federation, and with what the audit covers."""
     limits = [audit.claimed for audit in audits if audit.claimed is not None]
     first = audits[0]
     rounds = f"{first.rounds} rounds" if first.rounds > 1 else "one round"
@@ -308,14 +308,14 @@ def _bare(spec: TrainingSpec, metric: Metric, estimate: Estimate, name: str, pro
 
 
 def _problem(case: Case) -> str:
-    """Why a case cannot be judged; empty where all its cells finished."""
+    """Why a case cannot be judged; empty if all its cells finished."""
     for failure in case.failures:
         return f"a cell failed: {failure.kind}: {failure.message.splitlines()[0] if failure.message else ''}"
     return f"{case.missing} of {len(case.cells)} cells missing" if case.missing else ""
 
 
 def _images(run: Run, cell: Cell) -> str:
-    """A digest of the images that a cell attacked; empty where there are none."""
+    """A digest of the images that a cell attacked; empty if there are no images."""
     pictures = run.pictures(cell.id)
     if pictures is None:
         return ""
@@ -328,9 +328,9 @@ _READ: dict[str, Callable[[TrainingRecord], float | None]] = {
     "accuracy": lambda record: record.accuracy,
     "bits": lambda record: record.bits,
 }
-"""Where a training's metrics stand in its record; `bits`: mean over the rounds, for each parameter of a message."""
+"""How each metric is read from a training's record; `bits`: per parameter of a message, mean over the rounds."""
 
 
 def _rounded(metric: Metric, values: Iterable[float | None]) -> tuple[float | None, ...]:
-    """With the decimals that a baseline keeps."""
+    """The values, rounded to the decimals that a baseline keeps."""
     return tuple(None if value is None else round(value, metric.decimals) for value in values)

@@ -1,10 +1,10 @@
-"""The gate by the code: only what the code, or the study, changed runs again, and is judged as draws of a mechanism.
+"""The gate by code: only cells that a change of the code or the study affects are rerun and judged.
 
-1. The fingerprints of the code are compared with those of the baseline of the target branch. What none of them concerns
-   is not run.
-2. A changed part must be acknowledged: the fingerprints in the baseline of the checkout are those of its code.
-3. The messages of changed defenses are tested against the law of the old ones.
-4. The cells behind changed parts run, with the controls beside them, and are judged by the rules of `gate.judge`.
+1. The fingerprints of the code are compared with those in the target branch's baseline. Cells that no change affects
+   are not run.
+2. A changed part must be acknowledged: the fingerprints in the checkout's baseline must be those of its code.
+3. The messages of changed defenses are tested against the law of the old messages.
+4. The cells behind changed parts run, together with the controls, and are judged by the rules of `gate.judge`.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def gate(
     workers: int | None = None,
     listen: Listener | None = None,
 ) -> tuple[Measured, Outcome]:
-    """The measures of what ran, and the outcome.
+    """The measures of the cells that ran, and the outcome.
 
     Args:
-        folder: of the results of what runs.
-        held: the baseline that the target branch vouches for.
-        own: that of the checkout, which acknowledges changes.
+        folder: for the results of the cells that run.
+        held: the baseline of the target branch.
+        own: the baseline of the checkout, which acknowledges changes.
 
     Raises:
         StudyError, StoreError: as `run_study`.
@@ -68,7 +68,7 @@ def gate(
     if cells:
         part = dataclasses.replace(study, cells=tuple(cells))
         ran = measured(run_study(part, folder, data=data, workers=workers, listen=listen, part=True))
-    # a training that only an attack needs has measures that cannot have moved; the folder may hold other cells
+    # a training that runs only for an attack has measures that cannot have moved; the folder may hold other cells
     left, asked = {one.key for one in known} - {one.key for one in behind}, _ends(cells)
     kept = tuple(one for one in ran.measures if one.key not in left and _end(one.key) in asked)
     ran = dataclasses.replace(ran, measures=kept)
@@ -81,7 +81,7 @@ def gate(
 
 
 def _concerned(changed: Changed, defense: PartSpec, attack: PartSpec | None) -> bool:
-    """Whether a cell or a measure is behind a change. Those without a defense are controls, and run beside any."""
+    """Whether a change affects a cell or a measure. Those without a defense are controls and run with every change."""
     return changed.concerns(defense.key, attack.key if attack else None, control=defense.name == UNDEFENDED)
 
 
@@ -97,9 +97,9 @@ def _end(key: str) -> str:
 
 
 def _unacknowledged(now: Iterable[Print], held: Baseline, own: Baseline) -> tuple[str, ...]:
-    """The parts of which the checkout's baseline has another fingerprint than its code.
+    """The parts whose fingerprint in the checkout's baseline differs from its code.
 
-    Also where the code did not change: a baseline could otherwise be made ready for a later change.
+    Parts with unchanged code are included: otherwise a baseline could be prepared for a later change.
     """
     lines = compare(now, own.prints).lines if held.prints or own.prints else ()
     return tuple(f"not what the baseline of this checkout says: {line}; {_ACKNOWLEDGE}" for line in lines)

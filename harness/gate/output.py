@@ -1,6 +1,6 @@
 """The gate's outcome for machines and job pages: JUnit XML, a Markdown summary, JSON and workflow annotations.
 
-`core.sinks` escapes names and reasons, which come from studies and error messages; long texts are cut with a mark.
+Names and reasons come from studies and error messages. `core.sinks` escapes them; long texts are cut with a mark.
 """
 
 import dataclasses
@@ -19,13 +19,13 @@ from leakgauge.harness.gate.judge import Check, Outcome, Verdict
 from leakgauge.harness.gate.measure import Measure, Measured, image_names, titles
 
 SCHEMA = 1
-"""Version of the JSON; it grows when a field changes its meaning or is removed."""
+"""Version of the JSON; raised when a field changes its meaning or is removed."""
 
 LARGEST_SUMMARY = 900_000
-"""Bytes: a job page drops a summary above 1 MiB."""
+"""The most bytes of a summary; a job page drops a summary above 1 MiB."""
 
 MOST_ANNOTATIONS = 10
-"""Annotations that a job page shows for one step and level."""
+"""The most annotations that a job page shows for one step and level."""
 
 ICONS = {
     Verdict.FAIL: "✕",
@@ -85,7 +85,7 @@ def headline(outcome: Outcome) -> str:
 
 
 def junit(outcome: Outcome, measured: Measured) -> str:
-    """JUnit XML with one test case a check; its class is the defense and its name the key.
+    """JUnit XML with one test case per check: the class is the defense, the name is the key.
 
     | verdict | element |
     |---|---|
@@ -108,7 +108,7 @@ def junit(outcome: Outcome, measured: Measured) -> str:
         what = Verdict.NOT_COMPARABLE if at <= len(outcome.problems) else Verdict.NOT_ACCEPTED
         ElementTree.SubElement(case, "error", message=clipped(problem), type=what.value)
     for check in outcome.checks:
-        # a check that the run lacks has only its key, which starts with the defense
+        # a check that the run lacks has only a key, which starts with the defense
         defense = part_text(known[check.key].defense) if check.key in known else check.key.split("/")[0]
         case = ElementTree.SubElement(suite, "testcase", classname=clipped(defense), name=line(check.key))
         text = f"{clipped(names.get(check.key, check.name))}\n{numbers(check)}"
@@ -133,7 +133,7 @@ def summary(outcome: Outcome, measured: Measured, base: Baseline, *, most: int =
     """Markdown for a job page: the verdict, a table of all checks that did not pass, worst first, and the rest folded.
 
     Args:
-        most: bytes. Rows that do not fit are left out, the best verdicts first, and a sentence counts them.
+        most: bytes. Rows that do not fit are left out, starting with the best verdicts, and a sentence counts them.
     """
     head = [f"## {ICONS[outcome.verdict]} leakgauge: {headline(outcome)}"]
     each = (("Not comparable", outcome.problems), ("Not accepted", outcome.unaccepted), ("Warning", outcome.warnings))
@@ -193,7 +193,7 @@ def as_json(outcome: Outcome, measured: Measured, base: Baseline, *, inconclusiv
 
 
 def annotations(outcome: Outcome) -> list[str]:
-    """GitHub workflow commands, worst first, at most ten; the last counts the others."""
+    """GitHub workflow commands, worst first, at most ten; the last states how many are left out."""
     found = [("error", "leakgauge: not comparable", problem) for problem in outcome.problems]
     found += [("error", "leakgauge: not accepted", change) for change in outcome.unaccepted]
     for check in outcome.checks:
@@ -252,12 +252,12 @@ def pictured(images: Sequence[int], measure: Measure | None) -> str:
 
 
 def escaped(text: str) -> str:
-    """A text as literal Markdown, cut to a maximal length."""
+    """A text as literal Markdown, cut to a maximum length."""
     return markdown(clipped(text))
 
 
 def json_text(content: dict[str, Any]) -> str:
-    """JSON on several lines, with null for numbers that are not finite."""
+    """Multi-line JSON, with null for numbers that are not finite."""
     return spelled(json.dumps(finite(content), indent=1, allow_nan=False)) + "\n"
 
 

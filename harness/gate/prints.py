@@ -1,4 +1,4 @@
-"""What differs between the fingerprints of two versions of the code, and whether the law of the messages does."""
+"""Differences between the fingerprints of two versions of the code, and tests for a changed law of the messages."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from leakgauge.harness.gate.judge import Check
 from leakgauge.harness.gate.rules import Rise, Verdict
 
 LEVEL = 0.01
-"""Chance of a false alarm over all tests of draws."""
+"""Probability of a false alarm over all tests of draws."""
 
 _LEAST = 0.01
-"""A smaller relative change of a statistic is none: another processor may round so."""
+"""A smaller relative change of a statistic does not count: rounding on another processor may cause it."""
 
 
 class Changed(NamedTuple):
@@ -29,7 +29,7 @@ class Changed(NamedTuple):
         lines: one for each part, in words.
         training: whether the training without a defense differs.
         defenses: keys of the defenses whose messages, training or claim differ.
-        attacks: keys of the attacks that differ behind a defense that does not.
+        attacks: keys of the attacks that differ although their defense does not.
     """
 
     lines: tuple[str, ...] = ()
@@ -38,12 +38,12 @@ class Changed(NamedTuple):
     attacks: frozenset[str] = frozenset()
 
     def concerns(self, defense: str, attack: str | None, *, control: bool) -> bool:
-        """Whether a measure may have moved. Controls run whenever anything does."""
+        """Whether a measure may have moved. Controls run with every change."""
         return bool(self.lines) and (control or self.training or defense in self.defenses or attack in self.attacks)
 
 
 def compare(now: Iterable[Print], before: Iterable[Print]) -> Changed:
-    """What the code changed. A change of training explains all others, a change of a defense the attacks behind it."""
+    """What differs. A change of the training explains all others; a change of a defense explains its attacks."""
     new, old = ({one.key: one for one in side} for side in (now, before))
     if not old:
         return Changed(("there were no fingerprints",), training=True)
@@ -63,10 +63,10 @@ def compare(now: Iterable[Print], before: Iterable[Print]) -> Changed:
 def law_checks(now: Iterable[Print], before: Iterable[Print], changed: Changed) -> list[Check]:
     """Whether messages of the changed defenses follow another law: paired tests of the draws, in both directions.
 
-    Student's t over the updates of one length, with Holm's correction over all tests of the run.
+    The tests are Student's t over the updates of one length, with Holm's correction over all tests of the run.
 
     Guarantees:
-        If no law changed, the chance that any check fails is at most `LEVEL`.
+        If no law changed, the probability that any check fails is at most `LEVEL`.
     """
     old = {one.key: one for one in before}
     both = [
@@ -88,7 +88,7 @@ def law_checks(now: Iterable[Print], before: Iterable[Print], changed: Changed) 
 
 
 def _law_check(one: Print, was: Numbers, rise: Rise, p: Numbers) -> Check:
-    """The check of one defense's draws [scales, statistics]; the rise is that of its most significant statistic."""
+    """The check of one defense's draws [scales, statistics], with the rise of the most significant statistic."""
     through = np.arange(rise.mean.shape[1]) % len(STATISTICS) == 0
     least = np.where(through, _LEAST * np.abs(was.mean(-1)), _LEAST)
     fails = (p < LEVEL) & (np.abs(rise.mean) >= least)
@@ -116,5 +116,5 @@ def _law_check(one: Print, was: Numbers, rise: Rise, p: Numbers) -> Check:
 
 
 def _table(one: Print) -> Numbers:
-    """[scales, statistics, draws]."""
+    """The numbers of a fingerprint as [scales, statistics, draws]."""
     return np.array(one.numbers).reshape(-1, DRAWS, 2 * len(STATISTICS)).swapaxes(1, 2)

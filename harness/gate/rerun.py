@@ -1,6 +1,6 @@
-"""Reruns for the gate: the baseline by older code, and inconclusive cells on twice as many images.
+"""Reruns for the gate: the baseline with older code, and inconclusive cells on twice as many images.
 
-The code of another commit runs in a process and a checkout of its own. It gets the resolved cells as JSON.
+The code of another commit runs in its own process and checkout. It gets the resolved cells as JSON.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from leakgauge.harness.study.environment import environment, folders
 from leakgauge.harness.study.store import Store, load_run
 
 FRESH = 1_000_000
-"""Added to a seed, for images, batches and noise that no study uses itself."""
+"""Added to a seed to get images, batches and noise that no study uses."""
 
 _SCRIPT = """
 import json, sys
@@ -50,12 +50,12 @@ _RULES = "import json; from leakgauge.harness.gate.rules import Rules; print(jso
 
 @dataclass(frozen=True)
 class Bench:
-    """Where reruns happen.
+    """Where and how reruns run.
 
     Attributes:
-        folder: the checked run; reruns lie in its folder `again`, which is emptied each time.
-        data: folder of the data sets; None: the default one.
-        workers: processes; None: one a core.
+        folder: the checked run; reruns are stored in its folder `again`, which is emptied each time.
+        data: folder of the data sets; None: the default folder.
+        workers: processes; None: one per core.
         allow_code: whether the cells in `folder` may name code to import.
     """
 
@@ -75,7 +75,7 @@ def holds(*words: str) -> bool:
 
 
 def again(outcome: Outcome, ref: str | None, bench: Bench, rules: Rules) -> Outcome:
-    """The outcome after `settle` at `ref`, if inconclusive is its worst verdict; without `ref`, with a warning."""
+    """The outcome after `settle` at `ref` if its worst verdict is INCONCLUSIVE; with a warning if it cannot run."""
     if outcome.verdict is not Verdict.INCONCLUSIVE:
         return outcome
     if ref is None:
@@ -87,9 +87,9 @@ def again(outcome: Outcome, ref: str | None, bench: Bench, rules: Rules) -> Outc
 
 
 def about_code(now: Measured, bench: Bench) -> tuple[str, ...]:
-    """Why the results are not those of this code: a resumed run may keep finished cells. Empty: they may be.
+    """Why the results are not from this code, because a resumed run may keep finished cells; empty: no reason found.
 
-    Results say which code made them; for those that do not, commit and uncommitted changes must be equal.
+    Results state which code made them; for results that do not, commit and uncommitted changes must be equal.
     """
     store = Store(bench.folder)
     cells = store.cells()
@@ -110,9 +110,9 @@ def about_code(now: Measured, bench: Bench) -> tuple[str, ...]:
 
 
 def at_commit(ref: str, bench: Bench, held: Measured) -> Measured:
-    """The measures of `held`, run now by the code of `ref`.
+    """The measures of `held`, run now with the code of `ref`.
 
-    What the run no longer asks, or asks of fewer items, keeps the numbers of `held`: the check then misses it.
+    A measure that the run lacks, or has for fewer items, keeps the numbers of `held`; the check then reports it.
 
     Raises:
         StudyError: git does not know `ref`, or its code cannot run the cells.
@@ -138,9 +138,9 @@ def rules_at(ref: str) -> Rules:
 def settle(outcome: Outcome, ref: str, bench: Bench, rules: Rules) -> Outcome:
     """The outcome after its inconclusive checks are rerun on twice as many fresh images or records.
 
-    The present code and that of `ref` run on the same fresh images. The rerun is judged by the same rules at half the
-    level, so it adds at most half as many false alarms. A check that is still inconclusive, or for which there are not
-    twice as many images, stays INCONCLUSIVE, and its reason states that.
+    The present code and the code of `ref` run on the same fresh images. The rerun is judged by the same rules at half
+    the level, so it adds at most half as many false alarms. A check that is still inconclusive, or that lacks twice as
+    many images, stays INCONCLUSIVE, and its reason states that.
 
     Raises:
         StudyError: as `at_commit`.
@@ -169,7 +169,7 @@ def settle(outcome: Outcome, ref: str, bench: Bench, rules: Rules) -> Outcome:
 
 
 def _settled(check: Check, again: Check | None, problems: str) -> Check:
-    """A check with the verdict of its rerun."""
+    """A check with the verdict of its rerun, or unchanged if the rerun gives none."""
     if again is None or again.verdict in (Verdict.INCOMPLETE, Verdict.NOT_COMPARABLE):
         why = problems or (again.reason if again is not None else "it gave no number")
         return dataclasses.replace(check, reason=f"{check.reason}; run again with twice as many: no answer, {why}")
@@ -178,7 +178,7 @@ def _settled(check: Check, again: Check | None, problems: str) -> Check:
 
 
 def _twice(cell: Cell) -> Cell:
-    """The same question on twice as many items, under another seed."""
+    """The same cell with twice as many items, under another seed."""
     target, training = cell.target, cell.training
     outside = None if target.outside is None else 2 * target.outside
     return dataclasses.replace(
@@ -189,13 +189,13 @@ def _twice(cell: Cell) -> Cell:
 
 
 def _run_at(ref: str, cells: Sequence[Cell], what: str, bench: Bench) -> Run:
-    """The cells, run by the code of a commit."""
+    """The cells, run with the code of a commit."""
     with _checkout(ref) as (tree, commit):
         return _run(cells, tree, bench.folder / "again" / f"{what}-{commit[:12]}", bench)
 
 
 def _forbidden(cells: Sequence[Cell], bench: Bench) -> str:
-    """Why cells that a folder of results holds may not run: they name code to import; empty if they may."""
+    """Why stored cells may not run, because they name code to import; empty if they may run."""
     parts = [part for cell in cells for part in (cell.training.defense, cell.attack)]
     code = named_code(value for part in parts for value in (part.name, *part.parameters.values()))
     code += [name for cell in cells for name in task_code(cell.training.task.model, cell.training.task.data)]
@@ -203,7 +203,7 @@ def _forbidden(cells: Sequence[Cell], bench: Bench) -> str:
 
 
 def _run(cells: Sequence[Cell], tree: Path, out: Path, bench: Bench) -> Run:
-    """The cells, run by the code in `tree` in a process of its own."""
+    """The cells, run with the code in `tree` in a separate process."""
     if why := _forbidden(cells, bench):
         raise StudyError("run again", [why])
     asked = {

@@ -1,6 +1,6 @@
 """The rules of the gate and the tests behind them, on arrays.
 
-The last axis of every array holds the pairs of a check, or the checks of a run. Any axes may stand before it: the
+The last axis of every array holds the pairs of a check, or the checks of a run. Any axes may precede it: the
 calibration in `tests/test_gate_calibration.py` calls the same functions on thousands of runs at once.
 """
 
@@ -28,14 +28,14 @@ _SIDE = 0.95
 """Confidence of a one-sided bound."""
 
 _POWER = 0.8
-"""Power at which a check reports the smallest rise that it detects."""
+"""Power at which the smallest detectable rise of a check is reported."""
 
 ROUNDING = 1e-9
 """Tolerance for binary fractions: 0.30 - 0.28 is below 0.02."""
 
 
 class Verdict(StrEnum):
-    """The verdict of one check; the worst first."""
+    """The verdict of one check, the worst first."""
 
     FAIL = "FAIL"
     INCOMPLETE = "INCOMPLETE"
@@ -50,17 +50,17 @@ class Rules:
     """The thresholds of the rules.
 
     Attributes:
-        level: family-wise chance of a false alarm over all tests of a run.
-        margin: a smaller rise of a mean is no increase.
+        level: family-wise probability of a false alarm over all tests of a run.
+        margin: a smaller rise of a mean does not count as an increase.
         tolerable: a check passes if the 95 % upper bound of its rise is below this.
-        below, above: an image is newly recognizable if it was below the first and is now at the second or above. It is
-            named, and decides nothing: one draw of the noise moves an image by more than that.
-        least: images, or records on either side, that a check needs.
+        below, above: an image is newly recognizable if it was below `below` and is now at `above` or higher. Such an
+            image is named but does not decide, because one draw of the noise moves an image by more than that.
+        least: the fewest images, or records on either side, for a check.
         accuracy: allowed fall of the accuracy, as a share of the test set.
-        trainings: seeds from which a fall of the accuracy is judged; fewer are too few to tell it from another draw.
+        trainings: the fewest seeds for a verdict on a fall of the accuracy; fewer cannot tell it from chance.
         bits: allowed relative rise of the bits per parameter.
         audit_share, audit_gap: a rise of an audited epsilon by more than both is inconclusive, even below the claim;
-            the first is relative to the baseline.
+            `audit_share` is relative to the baseline.
     """
 
     level: float = 0.05
@@ -77,7 +77,7 @@ class Rules:
 
 
 class Rise(NamedTuple):
-    """A mean rise with its standard error; all arrays have one shape.
+    """A mean rise with its standard error; all arrays have the same shape.
 
     mean: now minus before. error: its standard error. df: degrees of freedom of Student's t, infinite without noise.
     """
@@ -99,7 +99,7 @@ class Rise(NamedTuple):
 
         | standard error | rise | p |
         |---|---|---|
-        | 0: all differences are equal | above 0 | 0 |
+        | 0 (all differences are equal) | above 0 | 0 |
         | 0 | 0 or below | 1 |
         """
         steady = self.error == 0
@@ -112,7 +112,7 @@ class Rise(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The decisions on all tests of a run, one entry a check; p is adjusted by Holm."""
+    """The decisions on all tests of a run, one entry per check; p is adjusted by Holm."""
 
     p: Numbers
     fails: Truths
@@ -126,7 +126,7 @@ def decide(rise: Rise, rules: Rules) -> Decision:
         rise: [..., m], one entry for each test of the run.
 
     Guarantees:
-        If no mean rises, the chance that any of the m tests fails is at most `rules.level`.
+        If no mean rises, the probability that any of the m tests fails is at most `rules.level`.
         A check that fails never passes.
     """
     p = holm(rise.chance())
@@ -168,9 +168,9 @@ def over_seeds(rises: Sequence[Rise]) -> Rise:
 def caught(before: Sides, now: Sides, rate: float) -> Rise:
     """The rise of the true-positive rate at a false-positive rate, from the placements of the same records.
 
-    The threshold is random too: it depends on the few non-members above it, and where the curve is steep it causes most
-    of the noise. One false positive more or less moves the rate by the slope of the curve. The slope used here is the
-    chord from no false positive to twice the allowed number. It is steeper than a concave curve, so the test is
+    The threshold is random too: it depends on the few non-members above it, and it causes most of the noise where the
+    curve is steep. One false positive more or less moves the rate by the slope of the curve. The slope used here is the
+    chord from no false positive to twice the allowed number. The chord is steeper than a concave curve, so the test is
     conservative.
 
     Args:
@@ -186,7 +186,7 @@ def caught(before: Sides, now: Sides, rate: float) -> Rise:
 def smallest(error: float, df: float, tests: int, rules: Rules) -> float:
     """The smallest true rise that the test detects with probability 0.8; at least the margin.
 
-    It uses Bonferroni's level for `tests` tests, since Holm's is never stricter, and takes the standard error as exact.
+    The level is Bonferroni's for `tests` tests, because Holm's is never stricter; the standard error counts as exact.
     """
     if error < ROUNDING:
         return rules.margin
@@ -211,7 +211,7 @@ def _weighed(sides: Sides, rate: float) -> Sides:
     above = (1 - members) * count  # non-members above a member; placements have few decimals, so 0.25 counts as none
     none, some, twice = (above <= number + 0.25 for number in (0, allowed, 2 * allowed))
     slope = (twice.mean(axis=-1) - none.mean(axis=-1)) * count / (2 * allowed)
-    # the highest non-members have the fewest members above them; ties share the last places
+    # the highest non-members have the fewest members above them; tied records share the last places
     last = np.partition(others, allowed - 1, axis=-1)[..., allowed - 1 : allowed]
     higher, alike = others < last, others == last
     share = (allowed - higher.sum(axis=-1, keepdims=True)) / alike.sum(axis=-1, keepdims=True)

@@ -1,7 +1,7 @@
-"""What the target branch vouches for: baseline, rules and the base of a rerun, all from the merge base with it.
+"""The trusted baseline, rules and base of a rerun, all from the merge base with the target branch.
 
-The baseline of the checkout, the commit that it names, and the run belong to whoever proposes a change. What differs is
-listed; it counts only if a person accepts it.
+The checkout's baseline, the commit that it names, and the run come from the author of a change. Differences from the
+target branch are listed; they count only if a person accepts them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _CODE = [
     f":/harness/{name}"
     for name in ("gate", "cli/gate.py", "core/metrics.py", "core/stats.py", "core/prints.py", "study/prints.py")
 ]
-"""The code that decides a check."""
+"""The code that decides the verdict of a check."""
 
 _BRANCHES = ("remotes/origin/main", "remotes/origin/master", "heads/main", "heads/master")
 
 
 @dataclass(frozen=True)
 class Trusted:
-    """What a run is judged by; `base`: the commit that a rerun takes; `unaccepted`: what differs, unless accepted."""
+    """What a run is judged by; `base`: the commit of a rerun; `unaccepted`: differences that nobody accepted."""
 
     baseline: Baseline
     rules: Rules = field(default_factory=Rules)
@@ -42,17 +42,17 @@ class Trusted:
 
 
 def trusted(path: Path, target: str | None = None, accepted: str | None = None) -> Trusted:
-    """What a run is judged by, where the checkout around the working directory has the baseline `path`.
+    """What a run is judged by, for the baseline `path` in the checkout around the working directory.
 
     Args:
-        target: a commit or branch; None: that of CI's pull request, else `origin/main`, `origin/master`, `main` or
-            `master`, the first that is there.
-        accepted: why the baseline and the rules of the checkout count instead, if not empty; no commit is trusted to
-            rerun what the target's baseline does not hold.
+        target: a commit or branch; None: the target of CI's pull request, else the first existing of `origin/main`,
+            `origin/master`, `main` and `master`.
+        accepted: if not empty, the reason why the checkout's baseline and rules count instead. If the measures of the
+            two baselines differ, no commit is trusted for a rerun.
 
     Raises:
         BaselineError: the file is unreadable, or names a commit that is no ancestor of HEAD.
-        StudyError: there is no such target, or no merge base with it.
+        StudyError: the target does not exist, or has no merge base with HEAD.
     """
     own = read(path)
     found = _held(path, own, target)
@@ -64,9 +64,9 @@ def trusted(path: Path, target: str | None = None, accepted: str | None = None) 
 
 
 def changes(old: Baseline, new: Baseline) -> tuple[list[str], list[str]]:
-    """How a baseline differs from an older one: changes that need a person, then additions and provenance.
+    """How a baseline differs from an older one: changes that a person must accept, then additions and provenance.
 
-    A lower number needs one too: it can widen the spread of a paired test, which then shows no rise.
+    A lower number must be accepted too: it can widen the spread of a paired test, which then shows no rise.
     """
     before, after = old.measured.by_key(), new.measured.by_key()
     found = [f"removed from the baseline: {key}" for key in before if key not in after]
@@ -78,13 +78,13 @@ def changes(old: Baseline, new: Baseline) -> tuple[list[str], list[str]]:
 
 
 def _held(path: Path, own: Baseline, target: str | None) -> Trusted:
-    """What the target branch vouches for, with the checkout's changes of it."""
+    """What the target branch holds, with the checkout's changes to it."""
     merge = _merge_base(target)
     if merge is None:
         why = "no git repository with a target branch and its history: nobody vouches for the baseline"
         return Trusted(own, unaccepted=(f"{why}; fetch the branch, give --target or --accept-baseline",))
     root = git("rev-parse", "--show-toplevel")
-    # not of the file itself: a link would name what it points to
+    # the parent is resolved, not the file: a link would give the name of its target
     name = Path(os.path.relpath(path.parent.resolve() / path.name, root)).as_posix()
     edited = git("diff", "--name-only", merge, "--", *_CODE).splitlines()
     unaccepted = [f"changed since the target branch: {file}, which decides this check" for file in edited]
@@ -106,7 +106,7 @@ def _held(path: Path, own: Baseline, target: str | None) -> Trusted:
 
 
 def _merge_base(target: str | None) -> str | None:
-    """The merge base of HEAD with the target; None if there is none and none was asked for."""
+    """The merge base of HEAD with the target; None if there is none and no target was given."""
     named = os.environ.get("GITHUB_BASE_REF") or os.environ.get("CI_MERGE_REQUEST_TARGET_BRANCH_NAME")
     known = [f"refs/remotes/origin/{named}"] if named else [f"refs/{one}" for one in _BRANCHES]
     for ref in known if target is None else [target]:
@@ -120,7 +120,7 @@ def _merge_base(target: str | None) -> str | None:
 
 
 def _at(commit: str, name: str) -> Baseline | None:
-    """The baseline in a commit; None if it is not there, or unreadable."""
+    """The baseline in a commit; None if it is missing or unreadable."""
     try:
         return parse(git("show", f"{commit}:{name}").encode(), name)
     except (BaselineError, StudyError):
@@ -128,7 +128,7 @@ def _at(commit: str, name: str) -> Baseline | None:
 
 
 def _base(merge: str, name: str, held: Baseline) -> str | None:
-    """The commit up to the merge base that gave the baseline its measures; its parent if that is HEAD itself."""
+    """The commit up to the merge base that introduced the baseline's measures; HEAD's parent in place of HEAD."""
     base = merge
     for commit in git("log", "--format=%H", merge, "--", f":/{name}").split():
         older = _at(commit, name)
@@ -141,7 +141,7 @@ def _base(merge: str, name: str, held: Baseline) -> str | None:
 
 
 def _about_commit(path: Path, baseline: Baseline, root: str, *, is_new: bool) -> Iterable[str]:
-    """A warning if a baseline names no ancestor of HEAD; an error if git knows the commit, or if it `is_new` here."""
+    """A warning if the baseline's commit is no ancestor of HEAD; an error if git knows it, or if it `is_new`."""
     inside = Path(__file__).resolve().is_relative_to(root)
     for commit in re.findall(r"\b[0-9a-f]{40}\b", baseline.measured.commit):
         if holds("merge-base", "--is-ancestor", commit, "HEAD"):
@@ -154,7 +154,7 @@ def _about_commit(path: Path, baseline: Baseline, root: str, *, is_new: bool) ->
 
 
 def _changed(was: Measure, now: Measure) -> str:
-    """How two measures of the same key differ: weakened, if more may leak now."""
+    """How two measures of the same key differ: `weakened` if the new one allows more leakage."""
     names = [one.name for one in dataclasses.fields(was) if getattr(was, one.name) != getattr(now, one.name)]
     sign = -1 if metric(was.metric).gate is GateTest.FALL else 1
     pairs = [(was.value, now.value), *zip(was.values, now.values, strict=False)]

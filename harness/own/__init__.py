@@ -1,1 +1,1 @@
-"""Bring your own: models, data, messages, federations, defenses and attacks from elsewhere."""
+"""User code and data: models, data, messages, federations, defenses and attacks from outside leakgauge."""

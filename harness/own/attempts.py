@@ -35,13 +35,13 @@ from leakgauge.harness.study.store import Store
 _KINDS = {"reconstruction": Reconstruction, "labels": Labels, "membership": Membership}
 
 _FLOORS = {"reconstruction": ("prior", "mse", False), "labels": ("label-prior", "label_accuracy", True)}
-"""By kind: the attack that looks at nothing, the metric, and whether more of it is better."""
+"""For each kind: the floor attack, which observes nothing, the metric, and whether a higher value is better."""
 
 _TRUTH = ("harness.data", "harness.study", "harness.federation.observe", "harness.federation.loop")
-"""What knows the victims' data."""
+"""Modules that know the victims' data."""
 
 _LOUD = 1e30
-"""Entries of a gradient at which a search diverges."""
+"""Entries of a gradient that make a search diverge."""
 
 
 @dataclass(frozen=True)
@@ -59,21 +59,21 @@ class Trial:
 
     @property
     def target(self) -> Target:
-        """What it attacks."""
+        """The target of the attack."""
         if self.attack.kind == "membership":
             return Target("members", round=0, count=20)
         return Target(count=self.effort.victims)
 
     @functools.cached_property
     def views(self) -> list[View]:
-        """The adversaries that see what it needs, the server first; side knowledge is granted."""
+        """The adversaries that see what the attack needs, the server first; side knowledge is granted."""
         needs = self.attack.needs
         views = [View(threat, (needs & GRANTS) - SEES[threat]) for threat in Threat]
         return [view for view in views if needs <= view.sees | ({"messages"} if view.messages else set())]
 
     @functools.cached_property
     def scene(self) -> Scene:
-        """A training on digits without a defense; by a malicious server, if the attack broadcasts."""
+        """A training on digits without a defense; if the attack broadcasts, the server is malicious."""
         spec = TrainingSpec(TaskSpec("digits", "mlp-small"), FederationSpec(**CLIENTS), PartSpec("none"), seed=0)
         if "broadcast" in self.attack.needs:
             spec = dataclasses.replace(
@@ -85,7 +85,7 @@ class Trial:
             return stored_scene(spec, store, Path())
 
     def look(self, view: View, **changes: Any) -> tuple[Observation, Truth]:
-        """What an adversary sees, and the truth; `changes` of the target."""
+        """What an adversary sees, and the truth; `changes` are changed fields of the target."""
         return observe(self.scene, view, dataclasses.replace(self.target, **changes))
 
 
@@ -95,12 +95,12 @@ def check_class(trial: Trial) -> str:
 
 
 def check_parameters(trial: Trial) -> str:
-    """Unknown keys, wrong types and senseless values are refused."""
+    """Unknown keys, wrong types and impossible values are refused."""
     return parameters_of(trial.part, trial.attack)
 
 
 def check_needs(trial: Trial) -> str:
-    """Kind and needs are known names, and some adversary sees them all."""
+    """Kind and needs are known names, and at least one adversary sees everything that the attack needs."""
     attack = trial.attack
     kind: object = getattr(attack, "kind", None)
     if kind not in _KINDS:
@@ -118,7 +118,7 @@ def check_needs(trial: Trial) -> str:
 
 
 def check_truth(trial: Trial) -> str:
-    """Its file imports nothing that knows the victims' data, and it leaves what it sees as it is."""
+    """The attack's file imports no module that knows the victims' data, and the attack does not modify what it sees."""
     source = inspect.getsource(inspect.getmodule(trial.part.found) or trial.part.found)
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Import | ast.ImportFrom):
@@ -145,7 +145,7 @@ def _parts(seen: Observation) -> list[Tensor]:
 
 
 def check_keys(trial: Trial) -> str:
-    """The same key gives the same result, and every draw is by a key."""
+    """The same key gives the same result, and every random draw uses a key."""
     seen, _ = trial.look(trial.views[0], **({} if trial.attack.kind == "membership" else {"count": 1}))
     one, other = (watched(lambda: _plain(trial.attack.run(seen, Key(0))), trial.part.folder) for _ in range(2))
     check_repeats(one, other, "`run`")
@@ -153,7 +153,7 @@ def check_keys(trial: Trial) -> str:
 
 
 def _plain(found: Any) -> list[bytes]:
-    """A result that can be compared."""
+    """A result as bytes that can be compared."""
     if isinstance(found, Reconstruction):
         return [part.detach().numpy().tobytes() for guess in found.guesses for part in (guess.x, guess.y)]
     if isinstance(found, Labels):
@@ -162,13 +162,13 @@ def _plain(found: Any) -> list[bytes]:
 
 
 def check_guesses(trial: Trial) -> str:
-    """One guess a victim, of the shape of its images."""
+    """The attack gives one guess per victim, in the shape of its images."""
     seen, _ = trial.look(trial.views[0])
     return _fits(trial, seen, trial.attack.run(seen, Key(0)))
 
 
 def _fits(trial: Trial, seen: Observation, found: Any) -> str:
-    """What a result holds; a `Fault` unless it fits the observation."""
+    """What a result holds; raises `Fault` unless it fits the observation."""
     wanted = _KINDS[trial.attack.kind]
     if not isinstance(found, wanted):
         raise Fault(f"expected `run` to return {wanted.__name__} for kind {trial.attack.kind!r}, got {found!r:.80}")
@@ -192,12 +192,12 @@ def _fits(trial: Trial, seen: Observation, found: Any) -> str:
 
 
 def _guesses(found: Any) -> tuple[Guess, ...]:
-    """The guesses of a reconstruction; none of any other result."""
+    """The guesses of a reconstruction; empty for any other result."""
     return found.guesses if isinstance(found, Reconstruction) else ()
 
 
 def check_threats(trial: Trial) -> str:
-    """It runs for every adversary that sees what it needs; two images in a message it may refuse."""
+    """The attack runs for every adversary that sees what it needs; it may refuse two images in a message."""
     refused = ""
     for view in trial.views:
         for changes in ({},) if trial.attack.kind == "membership" else ({"count": 1}, {"count": 1, "batch": 2}):
@@ -215,7 +215,7 @@ def check_threats(trial: Trial) -> str:
 
 
 def check_diverges(trial: Trial) -> str:
-    """A victim on which its search diverges gives a guess with a failure, no exception."""
+    """If the search diverges for a victim, the attack gives a guess with a failure, not an exception."""
     seen, _ = trial.look(trial.views[0])
     if not seen.messages or trial.attack.kind == "membership":
         raise Skip("it looks at no victim's message")
@@ -231,7 +231,7 @@ def check_diverges(trial: Trial) -> str:
 
 
 def check_floor(trial: Trial) -> str:
-    """It beats the guess that looks at nothing, on undefended digits."""
+    """The attack beats the floor attack, which observes nothing, on undefended digits."""
     attack = trial.attack
     if attack.floor:
         raise Skip("it is a floor itself")
@@ -258,7 +258,7 @@ def check_floor(trial: Trial) -> str:
 
 
 def _value(one: Estimate) -> float:
-    """Its value; NaN: there is none."""
+    """The value of an estimate; NaN if there is none."""
     return math.nan if one.value is None else one.value
 
 

@@ -1,4 +1,4 @@
-"""Examines somebody's defense, attack or task, check by check: `leakgauge doctor`."""
+"""Examination of a user's defense, attack or task, check by check: `leakgauge doctor`."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ _ATTACK: _Checks = (
 
 
 def examine(what: str, parameters: dict[str, Scalar], effort: Effort = USUAL) -> Iterator[Finding]:
-    """The findings about a part, one a check, as they are made.
+    """The findings about a part, one per check, each as soon as it is made.
 
     Args:
         what: `FILE.py` with one public defense or attack, or with the functions of a task; `module:Class`; or the name
             of a shipped or installed part. Its module is imported.
-        parameters: that differ from the defaults.
-        effort: how much is tried.
+        parameters: parameters that differ from the defaults.
+        effort: how much work the checks do.
 
     Raises:
         UnknownNameError: there is no such part, or its module cannot be imported.
-        StudyError: it cannot be built with these parameters.
+        StudyError: the part cannot be built with these parameters.
     """
     part = named(what, parameters)
     if part.kind == "task":
@@ -70,5 +70,5 @@ def examine(what: str, parameters: dict[str, Scalar], effort: Effort = USUAL) ->
         return
     patient = quick.Trial(part, effort) if part.kind == "defense" else attempts.Trial(part, effort)
     made = patient.defense if isinstance(patient, quick.Trial) else patient.attack
-    assert made is not None  # it is built before the first line, so that bad parameters are refused
+    assert made is not None  # the part is built before the first line, so that bad parameters are refused
     yield from examined(_DEFENSE if part.kind == "defense" else _ATTACK, patient, part.folder)

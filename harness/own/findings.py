@@ -1,4 +1,4 @@
-"""What an examination finds, one line a check, and where in somebody's code an error arose."""
+"""The findings of an examination, one line per check, and the place of an error in a user's code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Mark = Literal["ok", "FAIL", "skipped"]
 
 
 class Finding(NamedTuple):
-    """The result of one check: what was seen; or what is wrong, where, and what to do; or why it was skipped."""
+    """The result of one check: what was seen; or the error, its place and its fix; or why the check was skipped."""
 
     mark: Mark
     name: str
@@ -23,7 +23,7 @@ class Finding(NamedTuple):
 
 
 class Fault(Exception):
-    """What a check found wrong, as the text of its line."""
+    """An error found by a check, as the text of its line."""
 
 
 class Skip(Exception):
@@ -31,7 +31,7 @@ class Skip(Exception):
 
 
 class Place(NamedTuple):
-    """A line of somebody's code."""
+    """A line of a user's code."""
 
     file: str
     line: int
@@ -48,12 +48,12 @@ class Place(NamedTuple):
 
 
 def is_own(code: CodeType, folder: Path) -> bool:
-    """Whether code is in a file of this folder, and not of a package that is installed below it."""
+    """Whether code is in a file of this folder, but not in a package that is installed below it."""
     return Path(code.co_filename).is_relative_to(folder) and "site-packages" not in code.co_filename
 
 
 def place_of(error: BaseException, folder: Path) -> str:
-    """` at FILE:LINE (text)` of the last line of somebody's code in an error's traceback; empty: it has none."""
+    """` at FILE:LINE (text)` of the last line of the user's code in an error's traceback; empty if there is none."""
     frames = [
         Place(frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -63,7 +63,7 @@ def place_of(error: BaseException, folder: Path) -> str:
 
 
 def told(error: BaseException, folder: Path) -> str:
-    """An error as a part of a line: its kind, its message, and its place."""
+    """An error as part of a line: its kind, its message and its place."""
     text = " ".join(str(error).split())
     kind = "" if type(error) is ValueError and text else f"{type(error).__name__}{': ' if text else ''}"
     return f"{kind}{text}{place_of(error, folder)}"
@@ -72,7 +72,7 @@ def told(error: BaseException, folder: Path) -> str:
 def examined(checks: Iterable[tuple[str, Callable[[P], str]]], subject: P, folder: Path) -> Iterator[Finding]:
     """The findings of checks in their order; a check returns what it saw, or raises `Fault` or `Skip`.
 
-    Any other exception is a fault of the examined code: the line names its kind, its message and its place.
+    Any other exception is an error of the examined code; the line states its kind, its message and its place.
     """
     for name, check in checks:
         try:

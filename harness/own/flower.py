@@ -3,10 +3,10 @@
     ClientApp(mods=[defended("gaussian", {"noise_std": 0.01})])                        # the client's half
     defend(FedAvg(), "gaussian", {"noise_std": 0.01}, facts=Facts(...), sizes=[600])   # the server's half
 
-Flower's round 1 is round 0 here. Client k is the node whose `partition-id` is k, as in a simulation; if nodes have
-none, they are numbered by their ids. A number belongs to the first node that replies with it. Arrays that are not of
-floats are not sent back, and stay as the server has them. The metrics of a reply are not protected: they cross in the
-clear.
+Flower's round 1 is round 0 here. Client k is the node whose `partition-id` is k, as in a simulation; nodes without a
+`partition-id` are numbered by their ids. A number belongs to the first node that replies with it. Arrays that do not
+hold floats are not sent back; the server keeps its own. The metrics of a reply are not protected: they are sent in
+the clear.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from leakgauge.harness.own.flower_records import (
 )
 
 _SECRET = "leakgauge-secret"
-"""The key of the run's configuration under which both sides find the secret of the shared keys."""
+"""The key in the run's configuration that holds the secret of the shared keys, for both sides."""
 
 
 def defended(
@@ -63,18 +63,18 @@ def defended(
     secret: int | None = None,
     seed: int | None = None,
 ) -> Mod:
-    """A mod of a ClientApp: in place of the trained arrays, a reply has the defense's bytes of the update.
+    """A mod of a ClientApp: a reply holds the defense's bytes of the update instead of the trained arrays.
 
-    It refuses to send anything if the server does not decode with the same defense and parameters. A memory of the
-    defense stays in the state of the client's context. The rest of the setting is the server's word.
+    The mod refuses to send anything if the server does not decode with the same defense and parameters. A memory of the
+    defense stays in the state of the client's context. The rest of the setting is taken from the server.
 
     Args:
         defense, parameters: as in a study.
         local: the rule by which the app trains. It must be what the defense requires (`Defense.local`), with its
-            noise; a mod sees no records.
+            noise, because a mod sees no records.
         secret: of the shared keys; by default `leakgauge-secret` of the run's configuration.
-        seed: of all keys, for tests: those of a training of ours with this seed. Without it, private keys come from
-            the operating system.
+        seed: of all keys, for tests: the keys are those of a leakgauge training with this seed. Without a seed, private
+            keys come from the operating system.
 
     Raises:
         UnknownNameError, ParameterError: no such defense.
@@ -100,21 +100,21 @@ def defend(
 ) -> Any:
     """The strategy itself, which from now on decodes what `defended` clients send.
 
-    It gets one reply a round: the model moved by the defense's mean, with the total of the weights and the weighted
-    means of the metrics. A client whose message is refused does not count (`Round.collect`), with a line in the log. A
-    round without a message that counts leaves the model as it is. Call it before `tap`.
+    The strategy gets one reply per round: the model moved by the defense's mean, with the total of the weights and the
+    weighted means of the metrics. A client whose message is refused does not count (`Round.collect`), and the log has a
+    line about it. A round without a counted message leaves the model as it is. Call `defend` before `tap`.
 
     The messages of a defense that superposes cross Flower's wire one by one and are added up here, so the server could
     look at them: the claim is about a channel that Flower does not have.
 
     Args:
         strategy: with `configure_train`, `aggregate_train`, `aggregate_evaluate` and `start`.
-        facts: of the federation, who trains as they say.
+        facts: facts of the federation; its clients must train as stated.
         sizes: the numbers of samples of the clients, or the smallest and the largest.
         secret, seed: as for `defended`.
-        each: give the strategy every client's decoded model, for one that is no mean; not if messages superpose.
-        loss: the metric of `evaluate_fn`, or else of the aggregated evaluation, from which the defense's public state
-            follows; a round without it gives no feedback.
+        each: give the strategy every client's decoded model, if it does not take a mean; not if messages superpose.
+        loss: the metric of `evaluate_fn`, or else of the aggregated evaluation, which determines the defense's public
+            state; a round without it gives no feedback.
 
     Raises:
         UnknownNameError, ParameterError: no such defense.
@@ -146,7 +146,7 @@ class _Encoder:
     seed: int | None
 
     def __call__(self, message: Any, context: Any, call_next: CallNext) -> Any:
-        """Train, and encode what comes out."""
+        """Train, and encode the update."""
         if not trains(message):
             return call_next(message, context)
         order = Order.read(message)
@@ -187,7 +187,7 @@ class _Encoder:
         return int(found)
 
     def _memory(self, context: Any, setting: Setting, counted: int) -> Any:
-        """The client's memory: that after its last message if this counted, else that before it; new at the start."""
+        """The memory after the client's last message if that counted, else before it; a new one at the start."""
         if OURS not in context.state or counted < 0:
             return self.defense.remember(setting)
         when = "after" if context.state[OURS]["round"] == counted else "before"
@@ -196,7 +196,7 @@ class _Encoder:
 
 
 def _kept(memory: Any) -> Any:
-    """A client's memory as a record: a tensor, or nothing."""
+    """A client's memory, a tensor or nothing, as a record."""
     if memory is not None and not isinstance(memory, torch.Tensor):
         raise MessageError(f"expected a defense whose memory is a tensor or None, got {type(memory).__name__}")
     return ArrayRecord({} if memory is None else {OURS: Array(memory.numpy())})
@@ -228,7 +228,7 @@ class Server:
         self._evaluated, self._start = self.strategy.aggregate_evaluate, self.strategy.start
 
     def start(self, *args: Any, **named: Any) -> Any:
-        """`Strategy.start`, whose number of rounds is public, and whose evaluations are the feedback."""
+        """`Strategy.start`; its number of rounds is public, and its evaluations give the feedback."""
         bound = inspect.signature(self._start).bind(*args, **named)
         bound.apply_defaults()
         self.rounds = int(bound.arguments["num_rounds"])
@@ -237,13 +237,13 @@ class Server:
         return self._start(*bound.args, **bound.kwargs)
 
     def _evaluate(self, evaluate: Any, server_round: int, arrays: Any) -> Any:
-        """The server's own evaluation, whose loss is kept."""
+        """The server's own evaluation; its loss is kept."""
         found = evaluate(server_round, arrays)
         self._keep(server_round, found)
         return found
 
     def aggregate_evaluate(self, server_round: int, replies: Any) -> Any:
-        """The clients' evaluation, whose loss is kept; that of the server comes later and takes its place."""
+        """The clients' evaluation; its loss is kept until the server's own loss, which comes later, replaces it."""
         found = self._evaluated(server_round, replies)
         self._keep(server_round, found)
         return found
@@ -287,7 +287,7 @@ class Server:
             raise ValueError(f"expected {self.facts.clients} clients as in facts, but more nodes came") from None
 
     def _order(self, number: int, layout: Layout) -> Order:
-        """What all clients are told."""
+        """The order for all clients."""
         return Order(
             defense=self.spec.key,
             number=number,
@@ -305,7 +305,7 @@ class Server:
         """The letter in a reply.
 
         Raises:
-            MessageError: there is none, or its numbers are impossible or those of another client.
+            MessageError: there is no letter, or its numbers are impossible or belong to another client.
         """
         node, stated = reply.metadata.src_node_id, reply.content.config_records.get(OURS, {})
         number, fault = stated.get("client"), stated.get("fault")
@@ -327,7 +327,7 @@ class Server:
         return Key(self.shared).child("training")
 
     def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> Any:
-        """Decode what came, and give it to the strategy."""
+        """Decode the replies, and give the result to the strategy."""
         arrived: dict[int, tuple[Letter, Any]] = {}
         for reply in replies:
             if reply.has_error():
@@ -351,16 +351,16 @@ class Server:
         counted = [arrived[sender.number][1] for sender in found.links.senders]
         arrays, metrics = self._aggregate(server_round, self._decoded(found, counted))
         if arrays is not None and self.layout is not None:
-            # a mean of counts would be no count
+            # other arrays keep the server's values: a mean of counts would not be a count
             arrays = ArrayRecord({k: v if k in self.layout.names else self.base[k] for k, v in arrays.items()})
         return arrays, metrics
 
     def _refuse(self, who: str, reason: str) -> None:
-        """Say who does not count."""
+        """Log which client does not count, and why."""
         LOG.warning("leakgauge: round %d, %s does not count: %s", self.here.number, who, line(reason))
 
     def _decoded(self, found: Collected[Letter], counted: Sequence[Any]) -> list[Any]:
-        """Replies with models for the strategy: one of all that count, or one each."""
+        """Replies with models for the strategy: one for all counted clients, or one for each."""
         if found.mean is None or self.layout is None:
             return []
         start = vector_of(self.base, self.layout)
@@ -375,7 +375,7 @@ class Server:
         return list(counted)
 
     def _means(self, counted: Sequence[Any]) -> dict[str, float]:
-        """The weighted mean of each number that all have as a metric, and the total of the weights."""
+        """The weighted mean of each numeric metric that all replies have, and the total of the weights."""
         rows = [only(one.content.metric_records, "")[1] for one in counted]
         weights = [samples_of(one, self.weight) for one in counted]
         names = [name for name in rows[0] if all(isinstance(row.get(name), int | float) for row in rows)]

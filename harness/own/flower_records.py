@@ -1,7 +1,7 @@
-"""What Flower's messages hold: arrays as vectors, numbers of samples, and what a server tells its clients.
+"""The content of Flower's messages: arrays as vectors, numbers of samples, and the server's orders to its clients.
 
 Arrays of floats enter a vector as float32, in the order of their record. Other arrays, such as the number of batches
-that a batch norm has seen, are not part of it.
+that a batch norm has seen, are not part of the vector.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from leakgauge.harness.federation.round import Round
 
 LOG = getLogger("flwr")
 OURS = "leakgauge"
-"""The name of our record in a message, and of the array that holds a letter."""
+"""The name of leakgauge's record in a message, and of the array that holds a letter."""
 
 HOOKED = "leakgauge_hook"
-"""The attribute of a strategy that holds what is in front of its methods."""
+"""The attribute of a strategy that holds the object in front of its methods."""
 
 _MOST_SAMPLES = 2**53
 
@@ -59,7 +59,7 @@ def only(records: Any, what: str) -> tuple[str, Any]:
 
 
 def layout_of(record: Any, names: Sequence[str] | None = None) -> Layout:
-    """The layout of a record's arrays of floats, or of those named.
+    """The layout of a record's arrays of floats, or of the arrays in `names`.
 
     Raises:
         MessageError: an array is missing, or there are no floats.
@@ -71,10 +71,10 @@ def layout_of(record: Any, names: Sequence[str] | None = None) -> Layout:
 
 
 def numbers_of(array: Any) -> Any:
-    """An array of numpy.
+    """A record's array as a numpy array.
 
     Raises:
-        MessageError: its bytes, which a stranger may have made, are none.
+        MessageError: its bytes, which may come from an untrusted client, are not an array.
     """
     try:
         held = array.numpy()
@@ -86,7 +86,7 @@ def numbers_of(array: Any) -> Any:
 
 
 def vector_of(record: Any, layout: Layout) -> Vector:
-    """[d] float32: the arrays of a layout.
+    """[d] float32: the arrays of a record that are in the layout.
 
     Raises:
         MessageError: an array is missing or has another shape.
@@ -101,7 +101,7 @@ def vector_of(record: Any, layout: Layout) -> Vector:
 
 
 def record_of(base: Any, layout: Layout, vector: Vector) -> Any:
-    """The arrays of `base` with those of the layout replaced, in their types."""
+    """The arrays of `base`; arrays in the layout are replaced by parts of the vector, in their own types."""
     parts = dict(zip(layout.names, layout.split(vector), strict=True))
     return ArrayRecord(
         {
@@ -112,14 +112,14 @@ def record_of(base: Any, layout: Layout, vector: Vector) -> Any:
 
 
 def federation(facts: Facts, rounds: int) -> FederationSpec:
-    """The federation of these facts."""
+    """The federation that these facts describe."""
     if facts.sends != "update":
         raise ValueError(f"expected facts.sends='update': a Flower app sends models, got {facts.sends!r}")
     return spec_of_facts(facts, rounds)
 
 
 class Order(NamedTuple):
-    """What the server tells a client beside the model; losses: before rounds 0, 1, ... to this one, nan if unknown."""
+    """What the server tells a client besides the model; losses: before rounds 0, 1, ... to this one, nan if unknown."""
 
     defense: str
     number: int
@@ -161,5 +161,5 @@ def samples_of(reply: Any, weight: str) -> int:
 
 
 def error_of(reply: Any) -> str:
-    """The last line of the error that came instead of a reply; Flower logs the whole."""
+    """The last line of the error that came instead of a reply; Flower logs the whole error."""
     return [*str(reply.error.reason).split("\n"), "no reason"][-2][-200:]

@@ -1,4 +1,4 @@
-"""Flower: a tap that records the models and messages of chosen rounds, and changes no bit of the training."""
+"""Flower: a tap that records the models and messages of chosen rounds, without any effect on the training."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from leakgauge.harness.own.flower_records import (
 )
 
 _ENTRY = 512
-"""Bytes of a line in a recording's list, and of a file's header, with room to spare."""
+"""Upper estimate of the bytes of a line in a recording's list, and of a file's header."""
 
 _ROW = 12
-"""Bytes of a row's number in that list."""
+"""Bytes of a row's number in the list."""
 
 MOST_BYTES = 10**9
 
@@ -59,25 +59,25 @@ def tap(
 ) -> Any:
     """The strategy itself, which from now on records the model of a round and every client's reply.
 
-    What fails in the tap is a line in the log, and never stops the training. A round that does not fit any more is left
-    out whole, and so are all later ones. A reply without an update of finite numbers is left out, with a line. The
-    recording of a defense holds the secret of the shared keys, since `inspect` attacks as the server.
+    An error in the tap is written to the log and never stops the training. A round that exceeds `most_bytes` is left
+    out as a whole, and so are all later rounds. A reply without an update of finite numbers is left out, and logged.
+    The recording of a defense holds the secret of the shared keys, because `inspect` attacks as the server.
 
     Args:
         strategy: any with `configure_train`, `aggregate_train` and `start`; after `defend`, the defense's messages are
             recorded as they crossed the wire.
         folder: of the recording; missing or empty. `leakgauge inspect` attacks it.
         facts: how the clients train, which the strategy does not know. Its learning rate holds in rounds whose
-            configuration has no `lr`. Its rounds, if they are 0, are those that `start` is called with.
+            configuration has no `lr`. If its number of rounds is 0, the number given to `start` is used.
         rounds: counted from 0, which is Flower's round 1; None: all.
-        most_bytes: of the folder.
+        most_bytes: the maximum size of the folder.
         rows: for each client, by `partition-id`, the rows of its records in the data, for clients that train on all
-            of them in a round. Needs the mod `numbered`, or `defended`: a server does not know whose replies it gets.
-        data, auxiliary, classes: the records themselves, others of the same kind, and the names of the classes, if
-            they are to be part of the recording.
+            of them in a round. Needs the mod `numbered` or `defended`; else a server cannot tell the clients apart.
+        data, auxiliary, classes: the records themselves, other records of the same kind, and the names of the classes,
+            to include in the recording.
 
     Raises:
-        ValueError: the folder holds something, facts contradict each other, or the strategy has a tap.
+        ValueError: the folder is not empty, facts contradict each other, or the strategy has a tap.
     """
     place = Path(folder)
     if isinstance(getattr(strategy, HOOKED, None), _Tap):
@@ -94,7 +94,7 @@ def tap(
 
 
 def numbered(message: Any, context: Any, call_next: CallNext) -> Any:
-    """A mod of a ClientApp that adds the node's `partition-id` to replies, so that a tap knows whose they are."""
+    """A mod of a ClientApp that adds the node's `partition-id` to replies, so that a tap knows the client."""
     reply = call_next(message, context)
     if trains(message) and reply.has_content() and "partition-id" in context.node_config:
         reply.content[OURS] = ConfigRecord({"client": int(context.node_config["partition-id"])})
@@ -106,12 +106,12 @@ def recorded(
 ) -> Mod:
     """A mod of a ClientApp that records what this client gets and sends: one folder for each round and client.
 
-    For those who cannot change the server. A client's process may end with each message, so each has a recording of its
-    own, `client-NNNNN/round-NNNNN`. It records the update in the clear: name it after `defended` in `mods`.
+    Use it if the server cannot be changed. A client's process may end with each message, so each message has its own
+    recording, `client-NNNNN/round-NNNNN`. The mod records the update in the clear: list it after `defended` in `mods`.
 
     Args:
         facts, rounds: as for `tap`.
-        most_bytes: of all recordings of this client.
+        most_bytes: the maximum size of all recordings of this client.
     """
     federation(facts, 1)
     return _ClientTap(Path(folder), facts, rounds, most_bytes)
@@ -130,7 +130,7 @@ class _Folder:
     full: bool = False
 
     def write(self, start: _Start, server: Server | None, sent: Sequence[Recorded]) -> None:
-        """One round, if all of it fits."""
+        """Write one round, if all of it fits."""
         if self.recorder is None:
             spec, seed = (part("none", None)[0], None) if server is None else (server.spec, server.shared)
             if server is not None:
@@ -150,7 +150,7 @@ class _Folder:
             self.recorder.message(one)
 
     def message(self, number: int, sender: Sender, wire: bytes, rule: LocalRule, known: bool) -> Recorded:
-        """A message with what is known of the records behind it."""
+        """A message with what is known about the records behind it."""
         client, samples = sender
         plan = make_plan(federation(self.facts, 1), self.facts.lr, rule)
         steps = plan.steps or -(-samples // plan.size(samples)) * (plan.epochs or 1)
@@ -162,7 +162,7 @@ class _Folder:
 
 @dataclass
 class _Start:
-    """What all clients of a round start from."""
+    """The common start of all clients of a round."""
 
     number: int
     layout: Layout
@@ -188,7 +188,7 @@ class _Tap:
         self.server: Server | None = getattr(self.strategy, HOOKED, None)
 
     def start(self, *args: Any, **named: Any) -> Any:
-        """`Strategy.start`, whose number of rounds is public; after it the recording is complete."""
+        """`Strategy.start`; its number of rounds is public, and the recording is complete at its end."""
         if self.server is None and not self.folder.facts.rounds:
             bound = inspect.signature(self._start).bind(*args, **named)
             bound.apply_defaults()
@@ -200,7 +200,7 @@ class _Tap:
                 self.folder.recorder.close()
 
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
-        """The strategy's messages; the model in them is remembered."""
+        """The strategy's messages; the tap keeps the model in them."""
         messages = list(self._configure(server_round, arrays, config, grid))
         number, self.start_of = server_round - 1, None
         if messages and not self.folder.full and (self.rounds is None or number in self.rounds):
@@ -211,7 +211,7 @@ class _Tap:
         return messages
 
     def _read(self, number: int, messages: Sequence[Any], nodes: Sequence[int]) -> _Start:
-        """What the clients start from."""
+        """The common start of the clients."""
         base = only(messages[0].content.array_records, "ArrayRecord")[1]
         self.layout = self.layout or layout_of(base)
         for node in nodes:
@@ -219,7 +219,7 @@ class _Tap:
         return _Start(number, self.layout, vector_of(base, self.layout), _rate(messages[0], self.folder.facts.lr))
 
     def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> Any:
-        """Record the replies, and give the strategy the same ones."""
+        """Record the replies, and give them to the strategy unchanged."""
         arrived, start = list(replies), self.start_of
         if start is not None:
             try:
@@ -258,12 +258,12 @@ class _Tap:
 
 
 def _plain(start: _Start, facts: Facts, reply: Any, sender: Sender) -> bytes:
-    """The bytes of an update that crosses without a defense."""
+    """The bytes of an update that is sent without a defense."""
     defense: Defense[Any, Any] = part("none", None)[1]
     update = vector_of(only(reply.content.array_records, "ArrayRecord")[1], start.layout) - start.params
     setting = setting_of(start.layout, federation(facts, 1), [sender.samples], LocalRule())
     here = Round(defense, setting, defense.init(setting), start.number)
-    nothing = Key(0)  # without a defense nothing is drawn
+    nothing = Key(0)  # without a defense, nothing is random
     return here.opened(here.send(Client(sender, update, None, nothing, nothing))[0])
 
 
@@ -285,7 +285,7 @@ class _ClientTap:
     most_bytes: int
 
     def __call__(self, message: Any, context: Any, call_next: CallNext) -> Any:
-        """Train, and record what came and what goes."""
+        """Train, and record the received model and the reply."""
         if not trains(message):
             return call_next(message, context)
         try:
@@ -302,7 +302,7 @@ class _ClientTap:
         return reply
 
     def _read(self, message: Any, context: Any) -> _Start:
-        """What the client starts from, in the layout of its first model."""
+        """The start of the client, in the layout of its first model."""
         base = only(message.content.array_records, "ArrayRecord")[1]
         known = context.state.get(f"{OURS}-names")
         layout = layout_of(base, None if known is None else known["names"])

@@ -1,7 +1,7 @@
-"""Finds where code draws numbers that belong to no key: from a generator of the process, the system, or the clock.
+"""Finds where code uses randomness without a key: from a global generator, the system's entropy, or the clock.
 
-Two runs of one call are traced line by line. The line after which the state of a global generator differs drew from it;
-the line after which the two runs differ is where anything else came in.
+Two runs of the same call are traced line by line. A line draws from a global generator if the generator's state differs
+after it. The first line after which the two runs differ uses another source.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _WORDS = {
     r"time|clock|now\(|today\(": "the clock",
     r"\bhash\(|\bid\(": "an address or a hash of this process",
 }
-"""What a line draws from, by what stands in it."""
+"""The source of randomness in a line, by a pattern of its text."""
 
 
 class _Step(NamedTuple):
-    """A line that is about to run, or a line that goes on after a call: local variables and global generators."""
+    """A line that is about to run or that continues after a call, with its local variables and global generators."""
 
     place: Place
     values: int
@@ -50,7 +50,7 @@ class _Step(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """A draw by a key: the function of `core.rng`, the key, and the line of somebody's code."""
+    """A draw by a key: the function of `core.rng`, the key, and the line of the user's code."""
 
     name: str
     key: Key
@@ -67,7 +67,7 @@ class Watched(NamedTuple):
 
 
 def watched(call: Callable[[], Any], folder: Path) -> Watched:
-    """Run a call, and trace the code of this folder in it."""
+    """Run a call, and trace code of this folder."""
     draws, read, steps = list[Draw](), list[tuple[str, Place]](), list[_Step]()
 
     def line(frame: FrameType, event: str, argument: Any) -> Any:
@@ -85,7 +85,7 @@ def watched(call: Callable[[], Any], folder: Path) -> Watched:
     def profiled(frame: FrameType, event: str, argument: Any) -> None:
         if event == "c_call" and (what := _source(argument)):
             place = _nearest(frame, folder)
-            # a clock is nobody's business inside torch; entropy is, as numpy draws it for its user
+            # torch may read a clock; entropy counts in any library, because numpy draws it for its caller
             if place and (what == "the system's entropy" or is_own(frame.f_code, folder)):
                 read.append((what, place))
 
@@ -102,10 +102,10 @@ def watched(call: Callable[[], Any], folder: Path) -> Watched:
 
 
 def check_repeats(one: Watched, other: Watched, what: str) -> None:
-    """Raise a Fault that names generator and line unless two traced runs of one call drew by keys alone.
+    """Raise a Fault with the generator and the line unless two traced runs of one call drew only by keys.
 
     Args:
-        what: the call, for people.
+        what: the name of the call, for people.
     """
     for step, after in zip(one.steps, one.steps[1:], strict=False):
         moved = [_GLOBAL[name] for name, state in step.states.items() if after.states[name] != state]
@@ -119,7 +119,7 @@ def check_repeats(one: Watched, other: Watched, what: str) -> None:
     both = zip(one.steps[1:], other.steps[1:], strict=False)
     apart = (at for at, (mine, others) in enumerate(both) if mine[:2] != others[:2])
     at = next(apart, len(one.steps) - 1)
-    # a line before may have made the generator
+    # an earlier line may have made the generator
     words = (_named(step.place) for step in reversed(one.steps[: at + 1]))
     source = next(filter(None, words), "something that is no key")
     raise Fault(
@@ -131,12 +131,12 @@ _INSTEAD = "draw by a key, as in rng.normal(private.child('noise'), shape)"
 
 
 def _named(place: Place) -> str:
-    """What a line draws from, as far as its text shows."""
+    """The source of randomness in a line, as far as its text shows; empty if unknown."""
     return next((source for pattern, source in _WORDS.items() if re.search(pattern, place.source)), "")
 
 
 def _source(function: Any) -> str:
-    """What a function of C reads that no key determines; empty: nothing."""
+    """The source without a key that a C function reads; empty if there is none."""
     if function is os.urandom:
         return "the system's entropy"
     clock = function in _CLOCKS or getattr(function, "__self__", None) is datetime
@@ -165,17 +165,17 @@ def _place(frame: FrameType) -> Place:
 
 
 def _states() -> dict[str, int]:
-    """Sums of the states of the global generators."""
+    """Checksums of the states of the global generators."""
     return {name: zlib.crc32(state) for name, state in rng.global_states().items()}
 
 
 def _sum(values: dict[str, Any]) -> int:
-    """A sum of numbers, texts and arrays by name; other values count by their type."""
+    """A checksum of numbers, texts and arrays by name; other values count by their type."""
     return zlib.crc32(repr([(name, _plain(value)) for name, value in values.items()]).encode())
 
 
 def _plain(value: Any) -> Any:
-    """A value without the address of an object."""
+    """A value without addresses of objects."""
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().numpy().tobytes()
     if isinstance(value, np.ndarray):

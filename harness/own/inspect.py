@@ -1,4 +1,4 @@
-"""The study of a recording: its attacks, and what they may spend, are chosen by what fits and by what trials cost."""
+"""The study of a recording; short trials choose the attacks that fit and their budgets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from leakgauge.harness.study.store import Store
 from leakgauge.harness.study.study import Study, resolve
 
 NAME = "inspect"
-"""Of the study."""
+"""Name of the study."""
 
 VICTIMS = 8
 
@@ -42,25 +42,25 @@ _TRIED: tuple[tuple[str, dict[str, int]], ...] = (
     ("analytic", {}),
     ("label-restoration", {}),
 )
-"""The attacks that are tried beside the floor, with the most that a search may spend."""
+"""The attacks that are tried besides the floor, with the most evaluations of each search."""
 
 _ENOUGH, _FEW, _SMALL, _MORE = 60, 20, 2, 8
-"""Evaluations of a search for which victims are left out; that it has at least; of the two trials."""
+"""Evaluations of a search: the number below which victims are left out, the minimum, and those of the two trials."""
 
 _SLOW = 60.0
-"""Seconds of a first trial after which there is no second one."""
+"""Seconds of a first trial above which there is no second trial."""
 
 _DIRECTIONS = 100
-"""Directions of an image below which a limit is of little use."""
+"""The fewest directions of an image for a useful limit."""
 
 
 class Asked(NamedTuple):
-    """What a user asks for; None: chosen.
+    """What a user asks for; None: chosen automatically.
 
     Attributes:
-        limit: whether reconstructions are compared with the best that any attack could do.
-        minutes: that the chosen attacks may take together.
-        batch: records of each victim, where the victims are probes.
+        limit: whether reconstructions are compared with the limit of any attack.
+        minutes: the total time of the chosen attacks.
+        batch: records of each victim, if the victims are probes.
     """
 
     attacks: Sequence[PartSpec] | None = None
@@ -75,21 +75,21 @@ class Asked(NamedTuple):
 
 
 class _Price(NamedTuple):
-    """Seconds for each victim: to start, and of an evaluation; 0 without a search."""
+    """Seconds for each victim: to start, and for an evaluation, which is 0 without a search."""
 
     start: float
     unit: float
 
     def of(self, victims: int, evaluations: int) -> float:
-        """Seconds in all."""
+        """Total seconds."""
         return victims * (self.start + evaluations * self.unit)
 
 
 def study_of(task: TaskSpec, recording: Recording, asked: Asked, root: Path, *, allow_code: bool = True) -> Study:
-    """The study of one round of a recording: floor, attacks and limit; `Study.notes` says what was left out.
+    """The study of one round of a recording: floor, attacks and limit; `Study.notes` states what was left out.
 
     Args:
-        root: of the data sets.
+        root: folder of the data sets.
         allow_code: whether model, data, defense and attacks may name code to import.
 
     Raises:
@@ -114,7 +114,7 @@ def study_of(task: TaskSpec, recording: Recording, asked: Asked, root: Path, *, 
 
 
 def _sums(recording: Recording, asked: Asked, allow_code: bool) -> str:
-    """Why only sums of messages are seen; empty: single ones are. Code that may not be imported is refused later."""
+    """Why only sums of messages are seen; empty if single messages are. Code that may not run is refused later."""
     for text in asked.threats:
         if "sums" in View.parse(text).sees:
             return f"{text} sees no single message"
@@ -124,7 +124,7 @@ def _sums(recording: Recording, asked: Asked, allow_code: bool) -> str:
 
 
 def _target(recording: Recording, asked: Asked, sums: str) -> tuple[Target, list[str]]:
-    """What is attacked: the messages whose records are known, or probes if none are, or `sums`; with a note then.
+    """The target: messages with known records, or probes (with a note) if there are none or only `sums` are seen.
 
     Raises:
         ValueError: the recording has no model, or fewer messages than asked for.
@@ -189,12 +189,12 @@ def _resolved(
 
 
 def _set(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The table without what is None, which TOML cannot say and a default means."""
+    """The table without None, which TOML cannot express and which means the default."""
     return {key: value for key, value in table.items() if value is not None}
 
 
 def _toml(table: Mapping[str, Any]) -> str:
-    """A study's table as TOML; a string of JSON is one of TOML."""
+    """A study's table as TOML; a JSON string is also a TOML string."""
     lines = []
     for key, value in table.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
@@ -214,7 +214,7 @@ def _value(value: Any) -> str:
 
 @contextmanager
 def _trial(study: Study, root: Path) -> Iterator[_Trial]:
-    """Trials on the first victims, on one thread as the study runs, in a folder that is deleted at the end."""
+    """Trials on the first victims, on one thread as in a study, in a folder that is deleted at the end."""
     with one_thread(), TemporaryDirectory() as folder:
         store, (spec, *_) = Store(Path(folder)), study.trainings
         run_training(spec, keep_for(study.cells), store, root)
@@ -226,14 +226,14 @@ class _Trial:
 
     def __init__(self, study: Study, scene: Scene) -> None:
         self.cell, self.threats = study.cells[0], len({cell.threat for cell in study.cells})
-        self.count = min(2, self.cell.target.count)  # several victims share their evaluations, at another price
+        self.count = min(2, self.cell.target.count)  # several victims share evaluations, at another price
         target = dataclasses.replace(self.cell.target, count=self.count)
         self.seen, self.truth = observe(scene, View.parse(self.cell.threat), target)
         self.target, self.since = target, time.perf_counter()
         self.spent = self.took = 0.0
 
     def limit(self, seconds: float) -> tuple[bool, list[str]]:
-        """Whether the limit is useful and takes at most a third of this time, and why not."""
+        """Whether the limit is useful and takes at most a third of this time, and a note if not."""
         assert self.seen.model is not None
         records = len(self.truth.victims[0].y)
         count, entries = followed(self.seen.task, self.seen.model.params), self.truth.victims[0].x[0].numel()
@@ -252,10 +252,11 @@ class _Trial:
         return True, []
 
     def choose(self, seconds: float, victims: int | None) -> tuple[list[tuple[PartSpec, Target]], list[str]]:
-        """The floor and the attacks that fit, with what they may spend so that all take this time, and notes.
+        """The floor and the attacks that fit, with evaluations so that all attacks end in this time, and notes.
 
         Args:
-            victims: that a user asks for, and which stay; None: some are left out rather than to search too little.
+            victims: the number that the user asks for, which is kept; None: victims are left out if a search would
+                become too short.
         """
         prices, notes = dict[str, _Price](), list[str]()
         for name, most in _TRIED:
@@ -264,7 +265,7 @@ class _Trial:
                 notes.append(f"attack {name} was left out: {why}")
             else:
                 prices[name] = price
-        shared = max(1.0, self.took / max(self.spent, 1e-3))  # others compute on this machine too
+        shared = max(1.0, self.took / max(self.spent, 1e-3))  # other processes may use this machine too
         prices = {name: _Price(shared * price.start, shared * price.unit) for name, price in prices.items()}
         count, searching = self.cell.target.count, [price for price in prices.values() if price.unit]
         left = max(0.3 * seconds, seconds - (time.perf_counter() - self.since))
@@ -297,11 +298,11 @@ class _Trial:
         return chosen, notes
 
     def _price(self, name: str, most: Mapping[str, int]) -> tuple[_Price | None, str]:
-        """What an attack costs, or None with the reason why it does not fit."""
+        """The price of an attack, or None and the reason why the attack does not fit."""
         if name in ("idlg", "analytic") and len(self.truth.victims[0].y) > 1:
             return None, "it is for messages of one record"
         try:
-            few, small = self._seconds(name, most, _SMALL)  # the first of a kind compiles
+            few, small = self._seconds(name, most, _SMALL)  # the first run of a kind compiles
             if "evaluations" not in most:
                 return _Price(few, 0.0), ""
             if few > _SLOW:
@@ -311,15 +312,15 @@ class _Trial:
         except ValueError as error:
             return None, " ".join(str(error).split())
         unit = (seconds - few) / max(1, more - small)
-        unit = unit if unit > 0 else few / _SMALL  # noise of a busy machine: as if starting took no time
-        unit *= len(most.keys() - {"restarts"})  # a search with `warm` has so many evaluations before the others
+        unit = unit if unit > 0 else few / _SMALL  # noise of a busy machine: starting counts as taking no time
+        unit *= len(most.keys() - {"restarts"})  # a search with `warm` makes the same number of evaluations once more
         return _Price(max(0.0, few - _SMALL * unit), unit), ""
 
     def _seconds(self, name: str, most: Mapping[str, int], evaluations: int) -> tuple[float, float]:
-        """Seconds of the processor, and evaluations, for each victim of an attack with so few evaluations.
+        """Processor seconds and evaluations per victim of an attack with this small number of evaluations.
 
         Raises:
-            ValueError: it does not fit, or fails.
+            ValueError: the attack does not fit, or fails.
         """
         parameters = {key: value if key == "restarts" else evaluations for key, value in most.items()}
         spec = PartSpec(name, registry.defaults("attack", name) | parameters)

@@ -1,4 +1,4 @@
-"""From a user's model, data and messages to a recording."""
+"""Makes a recording from a user's model, data and messages."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ Part = str | Mapping[str, Scalar] | Attack | Defense[Any, Any]
 
 VICTIMS = 8
 _NAME = "inspect"
-"""Of model and data, among those that are registered in this process."""
+"""Name of the model and the data that are registered in this process."""
 
 _MOST_BYTES = 2**40
 
 
 class How(NamedTuple):
-    """How the victims send: what, after local SGD of `steps` steps on all `batch` records of a victim."""
+    """What the victims send, after local SGD of `steps` steps on all `batch` records of a victim."""
 
     sends: Literal["gradient", "update"] = "gradient"
     lr: float = 0.1
@@ -53,12 +53,12 @@ class How(NamedTuple):
     seed: int = 0
 
     def facts(self, clients: int) -> Facts:
-        """What everybody knows of the federation of so many victims."""
+        """The public facts of a federation with this number of victims."""
         return Facts(clients, clients, self.sends, self.steps, None, 0, self.lr, self.momentum)
 
 
 class Sources(NamedTuple):
-    """What the messages are, with the rows behind each, or what makes them; with neither, our own client does."""
+    """The messages with the rows behind each, or the function that makes them; with neither, leakgauge's own client."""
 
     messages: Sequence[object] | None = None
     records: Sequence[Sequence[int]] | None = None
@@ -66,8 +66,8 @@ class Sources(NamedTuple):
 
 
 class _Victims(NamedTuple):
-    """The name of the data, the data, and the rows of its training part behind each message, of which `sizes` has the
-    numbers; None: unknown.
+    """The name of the data, the data, the rows of its training part behind each message (None: unknown), and the number
+    of rows of each message in `sizes`.
     """
 
     name: str
@@ -85,8 +85,8 @@ def part_spec(kind: Literal["defense", "attack"], part: Part) -> PartSpec:
     """The name and all parameters of a defense or an attack.
 
     Raises:
-        LookupError: there is none of this name.
-        ValueError: its parameters are wrong, or it is neither a name, a table nor such an object.
+        LookupError: no part has this name.
+        ValueError: its parameters are wrong, or `part` is neither a name, a table, a defense nor an attack.
     """
     if isinstance(part, str | Mapping):
         table: dict[str, Any] = {"name": part} if isinstance(part, str) else dict(part)
@@ -113,9 +113,9 @@ def record(
     *,
     public: bool = False,
 ) -> tuple[TaskSpec, Recording]:
-    """Write the messages to `folder/recording`, register model and data in this process; the task, and the recording.
+    """Write the messages to `folder/recording`, register model and data here; returns the task and the recording.
 
-    A recording of the same messages there stays, so that an inspection resumes.
+    A recording of the same messages in the folder stays, so that an inspection can resume.
 
     Raises:
         ValueError, LookupError: model, data, messages or defense do not fit each other; one line.
@@ -171,8 +171,8 @@ def _check(source: Sources, how: How) -> None:
 def _victims(data: object, auxiliary: object, source: Sources, how: How, root: Path) -> _Victims:
     """The data as a study names them, and the rows behind each message.
 
-    Data without a test part are split: the victims' records and half of the others, from which lineups are drawn, are
-    for training, the other half belongs to the attacker.
+    Data without a test part are split: the victims' records and half of the other records, from which lineups are
+    drawn, are for training; the other half belongs to the attacker.
     """
     loaded, has_test = _loaded(data, root)
     count, key = len(loaded.train.y), Key(how.seed).child("inspect")
@@ -201,7 +201,7 @@ def _victims(data: object, auxiliary: object, source: Sources, how: How, root: P
 
 
 def _rows(source: Sources, how: How, count: int, key: Key) -> list[Indices] | None:
-    """The rows behind each message: as given, or drawn; None: unknown."""
+    """The rows behind each message, given or drawn; None: unknown."""
     if source.messages is None:
         victims = VICTIMS if how.victims is None else how.victims
         if victims * how.batch > count:
@@ -220,7 +220,7 @@ def _rows(source: Sources, how: How, count: int, key: Key) -> list[Indices] | No
 
 
 def _loaded(data: object, root: Path) -> tuple[DataSet, bool]:
-    """The data, and whether they have a test part of their own; otherwise all of them are for training."""
+    """The data, and whether they have a test part; otherwise all records are for training."""
     if isinstance(data, str):
         return load_data(data, root), True
     load_data.cache_clear()
@@ -241,7 +241,7 @@ def _replaced(loaded: DataSet, train: Examples, test: Examples) -> DataSet:
 
 
 def _made(source: Sources, module: nn.Module | None, victims: _Victims, how: How, names: Names) -> list[object]:
-    """What the user's training sends for each victim."""
+    """The messages that the user's training makes for each victim."""
     assert source.train_step is not None
     assert module is not None
     batches = [(victims.data.original(x), y) for x, y in victims.batches()]
@@ -259,7 +259,7 @@ def _write(
     defense: PartSpec,
     built: Defense[Any, Any],
 ) -> None:
-    """Write model and messages; updates go through the defense, what is bytes already crossed the wire."""
+    """Write model and messages; updates go through the defense, messages in bytes are already encoded."""
     clients = len(victims.sizes)
     facts, key = how.facts(clients), Key(how.seed).child("training")
     sized = {k: Examples(torch.empty(size, 0), torch.empty(size)) for k, size in enumerate(victims.sizes)}
@@ -285,10 +285,10 @@ def _write(
 
 
 def _kept(folder: Path, new: Path) -> Recording:
-    """The recording in `folder`: the new one, or an equal one that is there already.
+    """The recording in `folder`: the new one, or an equal one that is already there.
 
     Raises:
-        ValueError: there is another one.
+        ValueError: the folder holds a different recording.
     """
     place = folder / "recording"
     if not place.exists():

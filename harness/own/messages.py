@@ -1,4 +1,4 @@
-"""Messages that somebody else made, as flat vectors in the order of a model's layout, or refused in one line."""
+"""A user's messages as flat vectors in the order of a model's layout, or refused with a one-line error."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from leakgauge.harness.core.vec import Layout, Vector
 
 TrainStep = Callable[[nn.Module, Tensor, Tensor], object]
-"""(model, x, y) to a message, or to None if it trains the model in place."""
+"""(model, x, y) -> a message, or None if the function trains the model in place."""
 
 _STATISTICS = ("running_mean", "running_var")
 
 
 class Names(NamedTuple):
-    """What the tensors of messages may be.
+    """The tensors that messages may hold.
 
     Attributes:
         layout: of the flat vector.
-        statistics: those of its tensors that are running statistics of batch norms.
-        ignored: other tensors of the model, which the vector does not have: a state_dict may hold them.
+        statistics: the tensors in the layout that are running statistics of batch norms.
+        ignored: other tensors of the model; a state_dict may hold them, the vector does not.
     """
 
     layout: Layout
@@ -46,10 +46,10 @@ class Names(NamedTuple):
 
 
 def flattened(messages: Sequence[object], names: Names) -> tuple[Sequence[Vector | bytes], bool]:
-    """The messages as vectors [d], and whether they hold the running statistics of batch norms; bytes stay.
+    """The messages as vectors [d], and whether they hold the running statistics of batch norms; bytes stay bytes.
 
     Raises:
-        ValueError: one is not of this model; it names message and first wrong tensor, what was expected and got.
+        ValueError: a message does not fit the model; names the message and its first wrong tensor, expected and got.
     """
     if encoded := [one for one in messages if isinstance(one, bytes)]:
         if len(encoded) < len(messages):
@@ -92,7 +92,7 @@ def _flat(message: object, names: Names, what: str) -> tuple[Vector, bool]:
 
 
 def _one_tensor(message: Tensor, names: Names, what: str) -> tuple[Vector, bool]:
-    """A message that is flat already."""
+    """A message that is already flat."""
     sizes = [names.parameters.dim, names.layout.dim]
     if message.ndim != 1 or len(message) not in sizes:
         wanted = " or ".join(f"{size:,}" for size in dict.fromkeys(sizes))
@@ -118,7 +118,7 @@ def _by_name(message: Mapping[object, object], names: Names, what: str) -> tuple
 
 
 def _some(names: Collection[object]) -> str:
-    """The first names."""
+    """The first four names, as text."""
     shown = ", ".join(repr(name) for name in list(names)[:4])
     return f"{shown}, ..." if len(names) > 4 else shown or "none"
 
@@ -150,10 +150,10 @@ def _finite(tensor: Tensor, name: str, what: str) -> None:
 def stepped(
     train_step: TrainStep, module: nn.Module, batches: Sequence[tuple[Tensor, Tensor]], sends: str, names: Names
 ) -> list[object]:
-    """What a user's training sends for each batch, by name if it trains in place; the model stays as it is.
+    """The message of a user's training for each batch, by name if it trains in place; the model is not changed.
 
     Raises:
-        ValueError: it fails, or trains in place where gradients are sent.
+        ValueError: the training fails, or trains in place although gradients are sent.
     """
     messages: list[object] = []
     for number, (x, y) in enumerate(batches):

@@ -11,11 +11,11 @@ KINDS = ("defense", "attack", "task")
 
 
 def write(kind: str, file: Path) -> tuple[Path, Path]:
-    """Write a skeleton that runs as it is, and beside it a small study of it; returns both paths.
+    """Write a skeleton that runs unchanged, and next to it a small study of it; returns both paths.
 
     Raises:
         UnknownNameError: there is no such kind.
-        StudyError: a file is there already, cannot be written, or its name is no name of a module.
+        StudyError: a file already exists, cannot be written, or its name is not a module name.
     """
     if kind not in KINDS:
         raise unknown("skeleton", kind, KINDS)

@@ -27,32 +27,32 @@ _MESSAGES = 200
 """Messages behind a mean."""
 
 _OFF = 0.2
-"""Relative error of a scale that is no rounding and no overload of a quantizer."""
+"""Relative error of a scale that neither rounding nor an overloaded quantizer explains."""
 
 _ALONG = 0.95
-"""Cosine between an update and its mean estimate, from which the estimate is a multiple of it."""
+"""Cosine of an update and its mean estimate above which the estimate counts as a multiple of the update."""
 
 _FAR, _GROWN = 1e6, 1e3
-"""An update so many times the clip, and the length of an estimate, in clips, that no clip leaves."""
+"""Length of an update far above the clip, and length of an estimate that shows a missing clip, both in clips."""
 
 _TWINS = 100
 """Messages of one update under one shared key."""
 
 _LEVEL = 1e-7
-"""Chance that one of these tests rejects an honest defense."""
+"""Probability that one of these tests rejects an honest defense."""
 
 _PAIRS = 1000
-"""Messages of each of two updates, whose likelihood ratios are compared."""
+"""Messages of each of the two updates whose likelihood ratios are compared."""
 
 _SHARES = (0.9, 0.3, 0.1, 0.03, 0.01, 0.003)
-"""Norms of these updates in clips: the first at which their ratios are neither certain nor hidden by noise is taken."""
+"""Norms of the two updates, in clips; the first norm whose ratios are not too large is used."""
 
 _TELLING = 0.3, 5.0
-"""Mean size of log likelihood ratios that can be compared, in nats."""
+"""Range of the mean size of log likelihood ratios, in nats, in which they can be compared."""
 
 
 def check_estimate(patient: Patient) -> str:
-    """What the server reads has the length of the update, on average or where a coordinate was sent."""
+    """The server's estimate has the length of the update, on average or in the coordinates that were sent."""
     quiet = patient.defense.quieter() or patient.defense
     wire = Wire(quiet)
     update = wire.update().double()
@@ -65,7 +65,7 @@ def check_estimate(patient: Patient) -> str:
     median = float(sent[sent != 0].median()) if bool((sent != 0).any()) else 0.0
     mean = read.mean(0)
     power = float(mean.square().sum() - read.var(0).sum() / _MESSAGES)
-    # signs and coarse levels also shorten an update, but not along itself
+    # signs and coarse levels also shorten an update, but the estimate is then not a multiple of it
     straight = slope > 1 or abs(slope) * float(update.norm()) > _ALONG * math.sqrt(max(power, 0.0))
     if abs(slope - 1) > _OFF + 5 * error and abs(median - 1) > _OFF and straight:
         raise Fault(
@@ -79,7 +79,7 @@ def check_estimate(patient: Patient) -> str:
 
 
 def _check_outsider(patient: Patient) -> None:
-    """An eavesdropper, who has no shared key, reads something too."""
+    """The estimate also works for an eavesdropper, who has no shared key."""
     if patient.defense.superposes:
         return
     try:
@@ -90,7 +90,7 @@ def _check_outsider(patient: Patient) -> None:
 
 
 def check_clip(patient: Patient) -> str:
-    """An update far outside the clip is bounded, if anything is claimed of it."""
+    """An update far above the clip is bounded, if the defense claims anything."""
     wire, defense = patient.wire, patient.defense
     claim = _claim(wire, 1)
     read = wire.estimates(wire.update(_FAR), range(4), range(4))
@@ -110,19 +110,19 @@ def check_clip(patient: Patient) -> str:
 
 
 def _claim(wire: Wire, rounds: int) -> Claim:
-    """The claim of so many rounds."""
+    """The claim of this number of rounds."""
     return claim_of(wire.defense, states_of(wire.defense, wire.here.setting)[:rounds], wire.here.setting)
 
 
 def _bare(patient: Patient) -> str:
-    """Why noise is not compared, for a defense without a law; a `Fault` if a coordinate lacks the noise of others."""
+    """Why noise is not compared, for a defense without a law; raises `Fault` if only some coordinates have noise."""
     wire, defense = patient.wire, patient.defense
     if not defense.randomized or defense.superposes:
         return "messages have no randomness of their own to compare"
     numbers, shared = range(_TWINS), [0] * _TWINS
     read, opposite = (wire.estimates(sign * wire.update(), numbers, shared) for sign in (1, -1))
     spread = read.std(0)
-    # a coordinate that is not sent is the same for every update; rounded ones may be still by chance
+    # a coordinate that is not sent is the same for every update; rounded coordinates may be constant by chance
     still = (spread < 1e-6 * spread.median()) & (read[0] != opposite[0])
     if bool(still.any()) and all(len(row.unique()) == _TWINS for row in read.T[~still]):
         places = ", ".join(map(str, still.nonzero()[:5, 0].tolist()))
@@ -158,7 +158,7 @@ def check_noise(patient: Patient) -> str:
 
 
 def _twins(wire: Wire, update: Tensor, shared: int) -> _Twins | None:
-    """Messages of one update under one shared key; None: no law is stated, or it draws from the shared key."""
+    """Messages of one update under one shared key; None if no law is stated, or if it draws from the shared key."""
     defense, rows, places = wire.defense, list[Numbers](), np.zeros(0, np.int64)
     for private in range(_TWINS):
         exchange = wire.exchange(update, private, shared)
@@ -173,7 +173,7 @@ def _twins(wire: Wire, update: Tensor, shared: int) -> _Twins | None:
 
 
 def _check_twins(seen: Sequence[_Twins], norm: float) -> None:
-    """Raise a Fault unless the newest scores are independent normal ones."""
+    """Raise a Fault unless the newest scores are independent and normal."""
     scores, places = seen[-1]
     n, k = scores.shape
     means, spread = scores.mean(0), scores.var(0, ddof=1)
@@ -203,7 +203,7 @@ def _check_twins(seen: Sequence[_Twins], norm: float) -> None:
 
 
 def check_likelihood(patient: Patient) -> str:
-    """Scores are finite and differentiable, and say of messages what their samples say."""
+    """Scores are finite and differentiable, and their likelihood ratios are calibrated on samples."""
     defense = patient.defense
     try:
         if type(defense).likelihood is Defense.likelihood:
@@ -234,7 +234,7 @@ def check_likelihood(patient: Patient) -> str:
 
 
 def _check_scores(patient: Patient) -> None:
-    """Scores and slopes of n messages are [n] finite numbers, with the shared keys and without."""
+    """Scores and slopes of n messages are [n] finite numbers, with and without the shared keys."""
     wire, defense, n = patient.wire, patient.defense, 8
     exchanges = [wire.exchange(wire.update(), number, number) for number in range(n)]
     wires = [one.received[0] for one in exchanges]
@@ -284,7 +284,7 @@ def _run(mechanism: Mechanism, inputs: Inputs, bit: int, n: int, key: Key) -> Nu
 
 
 def _is_blurred(patient: Patient, near: float) -> bool:
-    """Whether scores are only blurred: too flat for near updates, and less so for a coordinate from end to end."""
+    """Whether scores are only blurred: too flat for near updates, less flat for a coordinate from end to end."""
     wire = patient.wire
     mechanism = Mechanism(patient.defense, wire.here.setting, (wire.here.state,), Threat.SERVER)
     end = torch.zeros(wire.dim)
@@ -295,10 +295,10 @@ def _is_blurred(patient: Patient, near: float) -> bool:
 
 
 def _calibration(zeros: Numbers, ones: Numbers) -> tuple[float, float]:
-    """By how many standard errors ratios are miscalibrated, and the factor that would calibrate them.
+    """The error of the calibration of ratios in standard errors, and the factor that would calibrate them.
 
-    For the true ratio L of two equally likely inputs, the chance of the second is expit(L), whatever L is: what is left
-    over is nothing on average, also if it is weighed by a function of L.
+    For the true ratio L of two equally likely inputs, the probability of the second is expit(L), whatever L is. The
+    residual is then zero on average, also if it is weighted by a function of L.
     """
     left = [special.expit(-ones) * np.tanh(ones / 2), -special.expit(zeros) * np.tanh(zeros / 2)]
     error = math.sqrt(sum(float(one.var()) / len(one) for one in left)) + 1e-12

@@ -1,8 +1,8 @@
 """An Opacus training: what it promises, an audit of its own optimizer, and attacks on the gradients that it would send.
 
-A step of DP-SGD clips the gradient of each record, adds normal noise to their sum, and divides by the expected batch.
-`Step` is that step as a defense of one record: its messages are what `DPOptimizer.pre_step` of this very object makes
-of the gradient of one record. So the instruments that audit any defense audit the optimizer, not a copy of its formula.
+A step of DP-SGD clips the gradient of each record, adds normal noise to the sum, and divides by the expected batch.
+`Step` is that step as a defense of one record: `DPOptimizer.pre_step` of the user's own optimizer object makes its
+messages from the gradient of one record. The audit thus tests the optimizer itself, not a copy of its formula.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ STEP = "leakgauge.harness.own.opacus:Step"
 """The name of `Step` as a defense."""
 
 DIM = 36
-"""Numbers of a gradient in the audit: a bound for a small model is a bound for the mechanism."""
+"""Length of a gradient in the audit; a bound for a small model is a bound for the mechanism."""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""Of scores and labels: the mean over a batch."""
+"""(scores, labels) -> the mean loss over a batch."""
 
 _OPTIMIZERS: dict[str, Any] = {}
-"""The optimizers of `Step` in this process, by name: a parameter of a defense is a plain value."""
+"""The optimizers of `Step` in this process, by name, because a parameter of a defense is a plain value."""
 
 
 class OpacusError(ValueError):
-    """An optimizer or a loader that cannot be inspected; one line."""
+    """An optimizer or a loader that cannot be inspected; the message is one line."""
 
 
 class Facts(NamedTuple):
-    """What an Opacus training does.
+    """The facts of an Opacus training.
 
     Attributes:
         clip: C, bound on the l2 norm of one record's gradient.
         noise: z, standard deviation of the noise in a step's sum, in units of the clip.
         batch: B, the expected number of records in a step, by which the sum is divided.
         samples: N, records of the data set.
-        steps: in an epoch.
+        steps: steps in an epoch.
         poisson: whether a step takes each record independently, as the accountant assumes; else batches are disjoint.
     """
 
@@ -72,7 +72,7 @@ class Facts(NamedTuple):
 
 
 def facts_of(optimizer: Any, loader: Any) -> Facts:
-    """What the optimizer and the loader of `PrivacyEngine.make_private` do.
+    """The facts of a training with the optimizer and the loader of `PrivacyEngine.make_private`.
 
     Raises:
         OpacusError: the optimizer is not Opacus' `DPOptimizer` with one clip for the whole gradient; the loader has no
@@ -101,15 +101,15 @@ def facts_of(optimizer: Any, loader: Any) -> Facts:
 
 
 def claim_of(facts: Facts, epochs: int, delta: float, accountant: str = "prv") -> Claim:
-    """What the accountant says of a training of so many epochs, and what its batches prove.
+    """The accountant's epsilon for a training of `epochs` epochs as the claim, and the proof for its batches.
 
-    With Poisson sampling both count every step with probability 1/steps. With batches cut from a permutation
-    (`poisson_sampling=False`), Opacus' accountant counts the same, but its formula needs the independent draw: a record
-    is in one step of each epoch, which gives the proof of `epochs` steps that take all records.
+    With Poisson sampling, both count every step with probability 1/steps. With batches cut from a permutation
+    (`poisson_sampling=False`), Opacus' accountant counts the same, but its formula requires independent draws. A record
+    is then in one step of each epoch, so the proof is that of `epochs` steps that take all records.
 
     Args:
-        delta: at which epsilons are stated.
-        accountant: that of the engine: prv, its default, rdp or gdp.
+        delta: the delta of the epsilons.
+        accountant: the engine's accountant: prv (its default), rdp or gdp.
     """
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
     from opacus.accountants import create_accountant
@@ -117,7 +117,7 @@ def claim_of(facts: Facts, epochs: int, delta: float, accountant: str = "prv") -
     counted, count = create_accountant(accountant), epochs * facts.steps
     counted.history = [(facts.noise, facts.share, count)]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the orders that it tries
+        warnings.simplefilter("ignore")  # about the orders that the accountant tries
         claimed = float(counted.get_epsilon(delta))
     alone, noisy = GaussianDpEvent(facts.noise), f"noise of {facts.noise:.4g} clips"
     if facts.poisson:
@@ -140,9 +140,9 @@ def claim_of(facts: Facts, epochs: int, delta: float, accountant: str = "prv") -
 
 @dataclass(frozen=True)
 class Step(Defense[None, None]):
-    """One step of an Opacus optimizer, as the defense of one record whose batch the adversary knows otherwise.
+    """One step of an Opacus optimizer, as the defense of one record; the adversary knows the rest of the batch.
 
-    A message is the sum that the step would divide by the expected batch: the record's clipped gradient, and noise.
+    A message is the sum that the step would divide by the expected batch: the record's clipped gradient plus noise.
 
     Args:
         of: the name under which `stepping` holds the optimizer.
@@ -150,12 +150,12 @@ class Step(Defense[None, None]):
 
     Guarantees:
         4 * d bytes.
-        A message less the clipped gradient is normal with standard deviation z C in each coordinate, independently.
-        Its lowest bits are not promised: torch draws normal numbers in float32, which leaves traces in them (arXiv
-        2112.05307); `secure_mode` of Opacus is the answer to that.
+        A message minus the clipped gradient is normal with standard deviation z C in each coordinate, independently.
+        The lowest bits are not covered: torch draws normal numbers in float32, which leaves traces in them (arXiv
+        2112.05307); Opacus' `secure_mode` avoids this.
 
-    Source: Abadi et al. 2016, Algorithm 1; Opacus' `DPOptimizer`, whose noise comes from torch's global generator
-        unless it was given another: that is seeded by the private key here, and put back.
+    Source: Abadi et al. 2016, Algorithm 1; Opacus' `DPOptimizer`. Its noise comes from torch's global generator unless
+        it was given another; the global generator is seeded by the private key here, and restored.
     """
 
     of: str
@@ -166,7 +166,7 @@ class Step(Defense[None, None]):
         """The optimizer.
 
         Raises:
-            OpacusError: it is not of this process.
+            OpacusError: the optimizer is not in this process.
         """
         if self.of not in _OPTIMIZERS:
             raise OpacusError(f"no optimizer {self.of!r} in this process: see leakgauge.opacus.inspect")
@@ -178,7 +178,7 @@ class Step(Defense[None, None]):
         return float(self.optimizer.noise_multiplier) * float(self.optimizer.max_grad_norm)
 
     def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
-        """What the optimizer makes of a batch of this one record."""
+        """The optimizer's step on a batch of only this record."""
         check_update(update)
         with rng.global_generators(private):
             noisy = step_of(self.optimizer, update, link.setting.layout)
@@ -205,7 +205,7 @@ class Step(Defense[None, None]):
         return Additive(projected(update, float(self.optimizer.max_grad_norm)), Normal(), self.std, fair=False)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
-        """A step that surely takes the record: sensitivity C, noise z C."""
+        """The claim of a step that takes the record with certainty: sensitivity C, noise z C."""
         reason = "normal noise on a sum to which a record adds at most the clip."
         noise = float(self.optimizer.noise_multiplier)
         proved = Proof.gaussian(noise, len(history), Unit.MESSAGE, reason)
@@ -233,7 +233,8 @@ def stepping(optimizer: Any) -> Iterator[str]:
 def step_of(optimizer: Any, gradient: Vector, layout: Layout) -> Vector:
     """[d]: the sum that the optimizer's own `pre_step` makes of a batch of one record with this gradient [d].
 
-    It acts on parameters of its own, in these shapes: the model, the optimizer's state and its accountant stay.
+    The step acts on separate parameters of these shapes; the model, the optimizer's state and its accountant do not
+    change.
     """
     parameters = [nn.Parameter(torch.zeros(shape)) for shape in layout.shapes]
     twin = object.__new__(type(optimizer))  # Opacus' optimizers cannot be copied
@@ -251,7 +252,7 @@ def step_of(optimizer: Any, gradient: Vector, layout: Layout) -> Vector:
 
 
 def _divisor(optimizer: Any) -> float:
-    """By what the optimizer divides a step's sum."""
+    """The number by which the optimizer divides a step's sum."""
     return float(optimizer.expected_batch_size) if optimizer.loss_reduction == "mean" else 1.0
 
 
@@ -259,7 +260,7 @@ def bare(model: nn.Module) -> nn.Module:
     """A copy of the network without the hooks of `GradSampleModule`.
 
     Raises:
-        OpacusError: it is not what `make_private` returned.
+        OpacusError: the model is not one that `make_private` returned.
     """
     from opacus import GradSampleModule
 
@@ -272,15 +273,15 @@ def bare(model: nn.Module) -> nn.Module:
 
 
 def gradient_of(model: nn.Module, optimizer: Any, loss: Loss, x: Tensor, y: Tensor) -> list[Tensor]:
-    """What a step of this optimizer adds up for a batch x, y: clipped gradients and noise, before its division.
+    """The sum of a step of this optimizer for a batch x, y: clipped gradients and noise, before the division.
 
-    The tensors are those of the trainable parameters, in their order. Parameters, the optimizer's state and the
-    accountant stay as they are; gradients that are being accumulated are lost.
+    The tensors have the order of the trainable parameters. Parameters, the optimizer's state and the accountant do not
+    change; gradients that are being accumulated are lost.
     """
     hook, optimizer.step_hook = optimizer.step_hook, None
     training = model.training
     try:
-        model.train()  # Opacus has no gradients of single records otherwise
+        model.train()  # otherwise Opacus has no per-example gradients
         optimizer.zero_grad()
         loss(model(x), y).backward()  # type: ignore[no-untyped-call]
         optimizer.pre_step()

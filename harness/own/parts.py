@@ -1,4 +1,4 @@
-"""A defense, an attack or a task that somebody names by a file, by `module:Class`, or by the name of a plug-in."""
+"""A defense, an attack or a task that a user names by a file, by `module:Class`, or by the name of a plug-in."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Kind = Literal["defense", "attack", "task"]
 
 
 class Part(NamedTuple):
-    """Somebody's part.
+    """A user's part.
 
     Attributes:
-        name: by which a study names it: `module:Class`, or the name of a plug-in; for a task the module.
+        name: the name in a study: `module:Class`, or the name of a plug-in; for a task the module.
         found: the class, or the module of a task.
-        folder: where its code is.
-        parameters: that differ from the defaults.
+        folder: the folder of its code.
+        parameters: parameters that differ from the defaults.
     """
 
     kind: Kind
@@ -41,7 +41,7 @@ def named(what: str, parameters: dict[str, Scalar]) -> Part:
     """The part that a text names; its module is imported.
 
     Raises:
-        UnknownNameError: there is none, or its module cannot be imported; the error says where.
+        UnknownNameError: there is no such part, or its module cannot be imported; the error states the place.
     """
     path = Path(what)
     if path.suffix == ".py" or path.is_file():
@@ -65,14 +65,14 @@ def named(what: str, parameters: dict[str, Scalar]) -> Part:
 
 
 def _of_file(path: Path, parameters: dict[str, Scalar]) -> Part:
-    """The only public part of a file, imported under its name, or under another if that is taken."""
+    """The only public part of a file, imported under the file's name, or under another name if that is taken."""
     if not path.is_file():
         raise UnknownNameError(f"no file {path}; `leakgauge new defense {path}` writes one")
     folder = path.resolve().parent
     module = _free_name(path)
     import_from(folder)
     spec = importlib.util.spec_from_file_location(module, path.resolve())
-    assert spec is not None  # the suffix is .py, or somebody's file is refused as no Python
+    assert spec is not None  # the suffix is .py; other files are refused before
     assert spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
     sys.modules[module] = loaded
@@ -85,7 +85,7 @@ def _of_file(path: Path, parameters: dict[str, Scalar]) -> Part:
 
 
 def _only(loaded: ModuleType, module: str, path: Path, folder: Path, parameters: dict[str, Scalar]) -> Part:
-    """The only public defense or attack that a module defines; without one, it is a task."""
+    """The only public defense or attack that a module defines; a module without one is a task."""
     classes = [value for value in vars(loaded).values() if inspect.isclass(value) and value.__module__ == module]
     parts = [one for one in classes if issubclass(one, Defense | Attack) and not one.__name__.startswith("_")]
     if len(parts) == 1:
@@ -101,7 +101,7 @@ def _only(loaded: ModuleType, module: str, path: Path, folder: Path, parameters:
 
 
 def _registered(name: str, parameters: dict[str, Scalar]) -> Part:
-    """A shipped part, or one of an entry point."""
+    """A shipped part, or a part from an entry point."""
     for kind in ("defense", "attack"):
         known = registry.classes(kind)
         if name in known:
@@ -119,7 +119,7 @@ def _imported(what: str, module: str, folder: Path) -> ModuleType:
 
 
 def _free_name(path: Path) -> str:
-    """The name of a file's module: its own, or another if an installed module has it."""
+    """The module name for a file: its own name, or another if an installed module has that name."""
     stem = path.stem
     loaded = sys.modules.get(stem)
     if loaded is not None:
@@ -130,7 +130,7 @@ def _free_name(path: Path) -> str:
 
 
 def _public(module: ModuleType) -> list[str]:
-    """The public functions and classes that a module defines, or its modules of torch."""
+    """The public functions, classes and torch modules that a module defines."""
     return [
         name
         for name, value in vars(module).items()
@@ -142,7 +142,7 @@ def built(part: Part) -> Any:
     """The defense or attack with its parameters.
 
     Raises:
-        StudyError: parameters that it does not accept; one line for each.
+        StudyError: parameters that the part does not accept; one line for each.
     """
     try:
         return registry.construct(part.found, part.parameters, part.name)
@@ -153,6 +153,6 @@ def built(part: Part) -> Any:
 
 
 def _missing(found: type) -> str:
-    """The methods that a class does not write, in words."""
+    """The abstract methods that a class does not implement, in words."""
     names = sorted(getattr(found, "__abstractmethods__", ()))
     return f"expected {' and '.join(f'`{name}`' for name in names)} in {found.__name__}, got none" if names else ""

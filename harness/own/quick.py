@@ -1,4 +1,4 @@
-"""A quick audit and a quick study of somebody's part: digits, a small network, the floor, and two attacks."""
+"""A quick audit and a quick study of a user's part: digits, a small network, the floor, and two attacks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CLIENTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is tried: trials of the audit, evaluations of each search, and victims."""
+    """The work of an examination: trials of the audit, evaluations of each search, and victims."""
 
     trials: int = 1000
     evaluations: int = 600
@@ -43,13 +43,13 @@ class Effort:
 
 @dataclass(frozen=True)
 class Trial(Patient):
-    """A defense under examination, with its audit and its study, which are made once."""
+    """A defense under examination, with its audit and its study, which each run once."""
 
     effort: Effort
 
     @functools.cached_property
     def audited(self) -> dict[str, Any] | StudyError:
-        """What `leakgauge audit` says, or why it cannot."""
+        """The result of `leakgauge audit`, or its error."""
         try:
             return standalone.audit(self.part.name, self.part.parameters, {}, None, trials=self.effort.trials, seed=0)
         except StudyError as error:
@@ -57,13 +57,13 @@ class Trial(Patient):
 
     @functools.cached_property
     def study(self) -> Run:
-        """The study of it beside no defense."""
+        """The study of the defense next to no defense."""
         mine = {"name": self.part.name, **self.part.parameters}
         return quick_study(_DIGITS, [{"name": "none"}, mine], attacks(self.effort))
 
 
 def attacks(effort: Effort) -> list[dict[str, Any]]:
-    """The floor, and two attacks: one that ignores the defense, one that uses its likelihood."""
+    """The floor and two attacks: one ignores the defense, the other uses its likelihood."""
     target = {"kind": "probe", "count": effort.victims}
     table = {"evaluations": effort.evaluations, "restarts": 1, "target": target}
     return [{"name": "prior", "target": target}, {"name": "idlg", **table}, {"name": "map", **table}]
@@ -73,7 +73,7 @@ def attacks(effort: Effort) -> list[dict[str, Any]]:
 def quick_study(
     task: dict[str, Any], defenses: list[dict[str, Any]], attacked: list[dict[str, Any]], *, limit: bool = False
 ) -> Run:
-    """The results of a study in this process, from a folder that is gone afterwards."""
+    """The results of a study in this process, in a folder that is deleted afterwards."""
     table = {
         "name": "doctor",
         "tasks": [task],
@@ -130,19 +130,19 @@ def check_audit(patient: Trial) -> str:
 
 
 def _audit(patient: Trial) -> dict[str, Any]:
-    """The audit; its error is that of each line that needs it."""
+    """The audit; each line that needs a failed audit shows its error."""
     if isinstance(patient.audited, StudyError):
         raise Fault(" ".join(str(patient.audited).split()))
     return patient.audited
 
 
 def check_training(patient: Trial) -> str:
-    """A training on digits with it."""
+    """A training on digits with the defense."""
     return training_of(patient.study, patient.part)
 
 
 def training_of(run: Run, part: Part) -> str:
-    """As `check_training`, of the trainings of this part."""
+    """As `check_training`, for the trainings of this part."""
     mine = [one for one in run.trainings.values() if one.spec.defense.name == part.name or part.kind != "defense"]
     if not mine:
         raise Fault(_failed(run, part) or "no training of it was finished")
@@ -156,12 +156,12 @@ def training_of(run: Run, part: Part) -> str:
 
 
 def check_attacks(patient: Trial) -> str:
-    """What attacks see of digits behind it."""
+    """What attacks see of digits behind the defense."""
     return attacks_of(patient.study, patient.part)
 
 
 def attacks_of(run: Run, part: Part) -> str:
-    """As `check_attacks`, of a study of a defense or a task."""
+    """As `check_attacks`, for a study of a defense or a task."""
     failed = _failed(run, part)
     if failed:
         raise Fault(failed)
@@ -174,7 +174,7 @@ def attacks_of(run: Run, part: Part) -> str:
 
 
 def ssim(result: Result) -> float:
-    """The mean SSIM of a result; NaN: there is none."""
+    """The mean SSIM of a result; NaN if there is none."""
     values = [one.value for one in result.estimates if one.name == "ssim" and one.value is not None]
     return values[0] if values else float("nan")
 

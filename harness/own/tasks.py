@@ -26,14 +26,14 @@ class Trial:
 
     @property
     def spec(self) -> TaskSpec:
-        """The task as a study names it; what the file does not hold is digits, or a small network."""
+        """The task as a study names it; missing data are replaced by digits, a missing model by a small network."""
         has = vars(self.part.found)
         data = f"{self.part.name}:data" if "data" in has else "digits"
         return TaskSpec(data, f"{self.part.name}:model" if "model" in has else "mlp-small")
 
     @functools.cached_property
     def study(self) -> Run:
-        """The study of it without a defense."""
+        """The study of the task without a defense."""
         return quick_study({"data": self.spec.data, "model": self.spec.model}, [{"name": "none"}], attacks(self.effort))
 
 
@@ -49,7 +49,7 @@ def examine(part: Part, effort: Effort) -> Iterator[Finding]:
 
 
 def check_data(trial: Trial) -> str:
-    """The data are what a study can use."""
+    """The data can be used in a study."""
     if trial.spec.data == "digits":
         raise Skip("no `data`: digits stand in")
     found = load_data(trial.spec.data, Path())
@@ -60,7 +60,7 @@ def check_data(trial: Trial) -> str:
 
 
 def check_model(trial: Trial) -> str:
-    """The model takes the data, and its parameters are drawn by a key."""
+    """The model accepts the data, and its parameters are drawn by a key."""
     loaded = load_data(trial.spec.data, Path())
     task = make_task(trial.spec, loaded)
     one, other = (task.init(Key(0)) for _ in range(2))

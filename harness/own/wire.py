@@ -25,31 +25,31 @@ from leakgauge.harness.own.generators import Draw, Watched, check_repeats, watch
 from leakgauge.harness.own.parts import Part, built
 
 DIM = 50
-"""Numbers of an update, where nothing else is said."""
+"""Default length of an update."""
 
 _DIMS = (1, 7, 1000)
 
 _POSITIVE = ("clip", "epsilon", "delta", "noise_std", "noise_scale", "noise", "sigma", "std", "scale", "bits", "levels")
-"""Parameters that make no sense below zero."""
+"""Parameters that must not be negative."""
 
 _MUTATED = 100
-"""Damaged messages that are decoded."""
+"""The number of damaged messages that are decoded."""
 
 _HUGE = 1_000_000
-"""Bytes of a message that is far too long."""
+"""Bytes of a message that is much too long."""
 
 _MEMORY = 20
-"""Times its size that a refused message may take."""
+"""The most memory that a refused message may take, in multiples of its size."""
 
 _MEANS = 200
-"""Messages behind a mean of what an update of zero is read as."""
+"""Messages behind the mean estimate of an update of zero."""
 
 _SENDER = Sender(0, 8)
 
 
 @dataclasses.dataclass(frozen=True)
 class Wire:
-    """Messages of a defense in a small federation; a number names a key."""
+    """Messages of a defense in a small federation; numbers name keys."""
 
     defense: Defense[Any, Any]
     dim: int = DIM
@@ -64,7 +64,7 @@ class Wire:
 
     @property
     def clip(self) -> float:
-        """The norm to which the defense clips an update, as far as its parameters say; 1 if they do not."""
+        """The norm to which the defense clips an update, by its parameter `clip`; 1 without it."""
         return float(self.defense.parameters().get("clip") or 1.0)
 
     def update(self, norm: float = 0.9, number: int = 0) -> Vector:
@@ -74,18 +74,18 @@ class Wire:
         return (drawn * (norm * self.clip / length)).float()
 
     def client(self, update: Vector, private: int = 0, shared: int = 0) -> Client:
-        """The client who sends it."""
+        """The client that sends this update."""
         memory = self.defense.remember(self.here.setting)
         return Client(_SENDER, update, memory, Key(0).child("private", private), Key(0).child("shared", shared))
 
     def exchange(self, update: Vector, private: int = 0, shared: int = 0) -> Exchange:
-        """Its message, with silent others if the channel adds them up."""
+        """The message of this update, with silent other clients if the channel adds messages up."""
         clients, key = [self.client(update, private, shared)], Key(0).child("others", private)
         others = self.here.silent([_SENDER], key) if self.defense.superposes else []
         return self.here.exchange([*clients, *others], key.child("channel"))
 
     def read(self, received: bytes, shared: int | None = 0) -> Vector:
-        """What the server reads, or who has no shared key; a `Fault` unless it is a vector like an update."""
+        """The estimate of the server, or without the shared key; raises `Fault` unless it is shaped like an update."""
         key = None if shared is None else Key(0).child("shared", shared)
         found: Any = self.here.read(Message(0, _SENDER, received, key, _SENDER.samples))
         if not isinstance(found, Tensor) or found.shape != (self.dim,) or found.dtype != torch.float32:
@@ -94,11 +94,11 @@ class Wire:
             )
             raise Fault(f"`estimate` returns {shown}, expected a float32 tensor of shape ({self.dim},)")
         if not bool(found.isfinite().all()):
-            raise MessageError("an estimate that is not finite")  # the round refuses it
+            raise MessageError("an estimate that is not finite")  # a round refuses such an estimate
         return found
 
     def estimates(self, update: Vector, privates: Sequence[int], shareds: Sequence[int]) -> Tensor:
-        """[n, d] float64: what the server reads of messages of one update."""
+        """[n, d] float64: the server's estimates from messages of one update."""
         rows = zip(privates, shareds, strict=True)
         read = [self.read(self.exchange(update, *keys).received[0], keys[1]) for keys in rows]
         return torch.stack(read).double()
@@ -118,7 +118,7 @@ class Patient:
 
     @functools.cached_property
     def wire(self) -> Wire:
-        """Its messages."""
+        """The messages of the defense."""
         return Wire(self.defense)
 
     @functools.cached_property
@@ -135,7 +135,7 @@ def check_class(patient: Patient) -> str:
 
 
 def class_of(part: Part, made: Any) -> str:
-    """As `check_class`, of a defense or an attack."""
+    """As `check_class`, for a defense or an attack."""
     found = part.found
     if "__dataclass_params__" not in vars(found):
         raise Fault(f"expected @dataclass(frozen=True) above class {found.__name__}: its fields are no parameters")
@@ -151,12 +151,12 @@ def class_of(part: Part, made: Any) -> str:
 
 
 def check_parameters(patient: Patient) -> str:
-    """Unknown keys, wrong types and senseless values are refused."""
+    """Unknown keys, wrong types and impossible values are refused."""
     return parameters_of(patient.part, patient.defense)
 
 
 def parameters_of(part: Part, made: Any) -> str:
-    """As `check_parameters`, of a defense or an attack."""
+    """As `check_parameters`, for a defense or an attack."""
     numbers = [k for k, v in made.parameters().items() if isinstance(v, int | float) and not isinstance(v, bool)]
     tables: list[dict[str, Any]] = [{"no_such_key": 1}, *({name: "text"} for name in numbers)]
     for name in numbers:
@@ -170,7 +170,7 @@ def parameters_of(part: Part, made: Any) -> str:
 
 
 def _accepts(part: Part, made: Any, changed: dict[str, Any]) -> bool:
-    """Whether the class takes these values."""
+    """Whether the class accepts these values."""
     try:
         if any(isinstance(value, str) or name == "no_such_key" for name, value in changed.items()):
             registry.construct(part.found, made.parameters() | changed, part.name)
@@ -208,7 +208,7 @@ def check_encode(patient: Patient) -> str:
 
 
 def _bytes(wire: Wire, update: Vector) -> bytes:
-    """The message; a `Fault` unless it is bytes."""
+    """The message; raises `Fault` unless it is bytes."""
     sent: Any = wire.here.encode(wire.client(update))
     if not (isinstance(sent, tuple) and len(sent) == 2 and type(sent[0]) is bytes):
         got = f"({', '.join(type(one).__name__ for one in sent)})" if isinstance(sent, tuple) else type(sent).__name__
@@ -218,7 +218,7 @@ def _bytes(wire: Wire, update: Vector) -> bytes:
 
 
 def check_update(patient: Patient) -> str:
-    """The update is not modified, a zero one passes, one that is not finite is refused."""
+    """The update is not modified; an update of zero is accepted, an update that is not finite is refused."""
     wire = patient.wire
     update = wire.update(30.0)
     before = update.clone()
@@ -240,7 +240,7 @@ def check_update(patient: Patient) -> str:
 
 
 def check_keys(patient: Patient) -> str:
-    """The same keys give the same bytes, and every draw is by a key."""
+    """The same keys give the same bytes, and every random draw uses a key."""
     check_repeats(*patient.traced, "`encode`")
     wire, seen = patient.wire, dict[Key, Any]()
     for name, key, place in patient.traced[0].draws:
@@ -256,7 +256,7 @@ def check_keys(patient: Patient) -> str:
 
 
 def check_private(patient: Patient) -> str:
-    """Noise comes from the private key: who knows the shared one could subtract it."""
+    """Noise comes from the private key: an adversary that knows the shared key could subtract other noise."""
     defense, wire = patient.defense, patient.wire
     update, draws = wire.update(), patient.traced[0].draws
     sent = wire.exchange(update).sent[0]
@@ -281,7 +281,7 @@ def check_private(patient: Patient) -> str:
 
 
 def _is_added(wire: Wire) -> bool:
-    """Whether the shared key moves what an update of zero is read as, on average: a rotation does not, noise does."""
+    """Whether the shared key moves the mean estimate of an update of zero: a rotation does not, noise does."""
     numbers = range(_MEANS)
     one, other = (wire.estimates(torch.zeros(wire.dim), numbers, [shared] * _MEANS) for shared in (0, 1))
     error = (one.var(0) + other.var(0)) / _MEANS + 1e-30
@@ -290,12 +290,12 @@ def _is_added(wire: Wire) -> bool:
 
 
 def _whose(draw: Draw) -> str:
-    """The key of a draw that is not private."""
+    """The key of a draw without the private key, in words."""
     return "the shared key, which the server has" if draw.key.path[:1] == ("shared",) else "a key that anybody can make"
 
 
 def check_damaged(patient: Patient) -> str:
-    """Damaged messages are refused by MessageError, or decode to finite numbers, in bounded memory."""
+    """Damaged messages raise MessageError or decode to finite numbers, in bounded memory."""
     wire = patient.wire
     sent = wire.exchange(wire.update()).received[0]
     for name, damaged in (
@@ -331,7 +331,7 @@ def check_damaged(patient: Patient) -> str:
 
 
 def _refused(patient: Patient, damaged: bytes, name: str) -> bool:
-    """Whether a message is refused as it should be; else it decodes to finite numbers."""
+    """Whether a message is properly refused; otherwise it decodes to finite numbers."""
     try:
         patient.wire.read(damaged)
     except MessageError:

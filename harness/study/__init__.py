@@ -1,1 +1,1 @@
-"""Studies: cells to run, the processes that run them, and the folder that results lie in."""
+"""Studies: cells to run, the processes that run them, and the folder of results."""

@@ -1,9 +1,9 @@
-"""Audits and claims that a study of this user has computed before, by their question and the code behind them.
+"""The cache of audits and claims that this user's studies computed before, by their question and the code behind them.
 
-A stored answer has the bytes of a fresh one, or it is not used: an entry names its question, and is under the digest
-of what an answer depends on (see `_behind`). An entry that is damaged, edited or of another question is replaced.
-
-Only shipped defenses have entries: of somebody's module neither what it imports nor whether it is the file's is known.
+A stored answer is used only if it has the bytes of a fresh one: an entry names its question and is stored under the
+digest of everything that an answer depends on (see `_behind`). An entry that is damaged, edited or answers another
+question is replaced. Only shipped defenses have entries: for a user's module, neither its imports nor whether it still
+matches its file is known.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from leakgauge.harness.study.store import StoreError, write_atomically
 T = TypeVar("T")
 
 _WORTH = 0.02
-"""Seconds: what is computed faster has no entry."""
+"""The fewest seconds of a computation that gets an entry."""
 
 _CODES = 8
-"""Codes whose entries are kept: those written to last."""
+"""The number of code versions whose entries are kept; the oldest are removed first."""
 
 _LOADED, _MARGIN = time.time(), 10.0
-"""When this code was loaded, and the seconds before that in which its other modules were."""
+"""When this module was loaded, and the seconds before it in which the other modules may have been loaded."""
 
 
 def known(kind: type[T], defense: PartSpec, question: dict[str, Any], compute: Callable[[], T]) -> T:
-    """The answer to a question about a defense: a stored one, or else that of `compute`, which is stored.
+    """The answer to a question about a defense: a stored one, else the result of `compute`, which is then stored.
 
     Args:
-        kind: of the answer, a record of `core.result`.
+        kind: type of the answer, a record of `core.result`.
         question: all arguments of `compute` besides the defense, as data.
     """
     root = environment.cache_folder()
@@ -63,8 +63,8 @@ def known(kind: type[T], defense: PartSpec, question: dict[str, Any], compute: C
 
 
 def _store(path: Path, kind: type[T], asked: dict[str, Any], found: T) -> None:
-    """Write an entry, if reading it gives this answer with every byte; what cannot be stored is computed again."""
-    with suppress(StoreError, ValueError):  # a full disk, a folder of somebody else, an infinite number
+    """Write an entry if reading it gives the same bytes; an answer that cannot be stored is computed again."""
+    with suppress(StoreError, ValueError):  # a full disk, another user's folder, an infinite number
         content = sealed({"asked": asked, "answer": to_data(found)})
         if to_json(to_data(_answer(kind, asked, content))) == to_json(to_data(found)):
             _forget(path.parents[1], path.parent)
@@ -75,7 +75,7 @@ def _answer(kind: type[T], asked: dict[str, Any], content: bytes) -> T:
     """The answer in an entry.
 
     Raises:
-        Damaged: it is not what was written, or answers another question.
+        Damaged: the entry was changed, or answers another question.
     """
     data = unsealed(content)
     if canonical(data["asked"]) != canonical(asked):
@@ -85,7 +85,7 @@ def _answer(kind: type[T], asked: dict[str, Any], content: bytes) -> T:
 
 
 def _behind() -> dict[str, Any] | None:
-    """What an answer depends on besides its question; None if the files are newer than the code in this process."""
+    """Everything besides the question that an answer depends on; None if files are newer than this process's code."""
     root = Path(environment.__file__).parents[2]
     newest = max(path.stat().st_mtime for room in environment.SOURCES for path in (root / room).rglob("*.py"))
     if newest > _LOADED - _MARGIN:
@@ -95,7 +95,7 @@ def _behind() -> dict[str, Any] | None:
 
 
 def _forget(root: Path, kept: Path) -> None:
-    """Remove the entries of old codes before the first one of a new code is written."""
+    """Remove the entries of old code versions before the first entry of a new version is written."""
     if kept.exists():
         return
     with suppress(OSError):

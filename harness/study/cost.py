@@ -1,7 +1,7 @@
-"""About how long a study takes: small versions of its own jobs run on this machine, and their seconds are scaled up.
+"""Estimate of a study's time: small versions of its own jobs run on this machine, and their seconds are scaled up.
 
-A training costs a start, its clients' turns (local steps, message, decoding) and its evaluations. An attack costs, for
-each victim, a start and its amount of work. Only the price of an audit is a constant.
+The time of a training is a start, its clients' turns (local steps, message, decoding) and its evaluations. The time of
+an attack is, for each victim, a start and the amount of work. Only the time of an audit is a constant.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ if TYPE_CHECKING:
     from leakgauge.harness.study.study import Study
 
 _AUDIT = 3.5
-"""Seconds of an audit in a study; measured: 1 to 10 for the shipped defenses, 2 (60 trials) to 4 (300) in the mean."""
+"""Seconds of an audit in a study; measured: 1 to 10 for the shipped defenses, mean 2 (60 trials) to 4 (300 trials)."""
 
 _TRIES = 6
-"""Trainings of a search for a loss of accuracy besides the last, for each seed; measured: 5.7 in the mean."""
+"""Trainings of a search for a loss of accuracy besides the last, for each seed; measured mean: 5.7."""
 
 _UNKNOWN = 1.0
-"""Seconds of a job if none of its sort could be measured."""
+"""Seconds of a job if no similar job could be measured."""
 
 _LONG = 1.5
-"""Seconds of a small job after which no larger one is tried."""
+"""If a small job takes more than these seconds, no larger one is tried."""
 
 _GOLDEN = 0.6180339887
-"""The golden ratio: the fractions of its multiples are spread evenly, however many there are."""
+"""The golden ratio: the fractional parts of its multiples are spread evenly for any number of multiples."""
 
 _CLIENTS, _FEW, _TEST = 8, 3, 100
-"""Of a small training: participants; rounds, and local steps; test samples."""
+"""Size of a small training: participants; rounds and local steps; test samples."""
 
 _AMOUNTS = {"evaluations": (10, 60), "shadows": (2, 4), "samples": (200, 400)}
 """Parameters of attacks whose work grows with them, with two small values."""
 
 
 class Cost(NamedTuple):
-    """Seconds on one core. The kinds of jobs that were not measured are taken to cost what the others cost.
+    """Seconds on one core. Kinds of jobs that were not measured count like the other kinds.
 
     Attributes:
-        problem: the first that kept a job from being measured; empty if only time did.
+        problem: the first error that kept a job from being measured; empty if only time was missing.
     """
 
     training: float
@@ -75,7 +75,7 @@ class Cost(NamedTuple):
 
 
 class _Federation(NamedTuple):
-    """A federation without a defense: its setting and samples; seconds of a short turn, a step and an evaluation."""
+    """A federation without a defense: its setting, its samples, and seconds of a short turn, a step, an evaluation."""
 
     setting: Setting
     samples: int
@@ -85,7 +85,7 @@ class _Federation(NamedTuple):
 
 
 class _Training(NamedTuple):
-    """The seconds of a training's start and of one client's turn in one round; its federation."""
+    """The seconds of a training's start and of one client's turn in one round, and the federation."""
 
     start: float
     turn: float
@@ -114,7 +114,7 @@ class _Attack(NamedTuple):
 
 
 def estimate(study: Study, root: Path, seconds: float = 10.0) -> Cost:
-    """The cost of a study whose data are in `root`; after so many seconds, nothing more is measured."""
+    """The cost of a study whose data are in `root`; no measurement starts after `seconds`."""
     trainings = [first_try(spec) for spec in study.trainings]
     cells = [replace(cell, training=first_try(cell.training)) for cell in study.cells]
     goals = [(spec, goal_of(spec.defense)) for spec in study.trainings]
@@ -135,11 +135,11 @@ def estimate(study: Study, root: Path, seconds: float = 10.0) -> Cost:
 
 
 class _Rehearsal:
-    """Runs small versions of a study's jobs in a store of its own, up to a time of `time.monotonic`.
+    """Runs small versions of a study's jobs in a separate store, until a time of `time.monotonic`.
 
     Attributes:
-        prices: by kind of job.
-        problem: the first that kept a job from being measured.
+        prices: the price of each kind of job.
+        problem: the first error that kept a job from being measured.
     """
 
     def __init__(self, store: Store, root: Path, until: float) -> None:
@@ -148,21 +148,21 @@ class _Rehearsal:
         self.problem = ""
 
     def measure(self, jobs: Iterable[Any], kind: Callable[[Any], _Kind], price: Callable[[Any], Any]) -> None:
-        """Find the price of each kind of job by its middle one, since the first defense is often none; else by that."""
+        """Measure the middle job of each kind, because the first defense is often none; if it fails, the first."""
         groups: dict[_Kind, list[Any]] = {}
         for job in jobs:
             groups.setdefault(kind(job), []).append(job)
-        # multiples of the golden ratio: whenever the time is over, what was measured is spread over all kinds
+        # multiples of the golden ratio: whenever the time is over, the measured jobs are spread over all kinds
         for _, (name, group) in sorted(enumerate(groups.items()), key=lambda pair: pair[0] * _GOLDEN % 1):
             for job in (group[len(group) // 2], group[0]):
                 if name not in self.prices and time.monotonic() < self.until:
                     try:
                         self.prices[name] = price(job)
-                    except Exception as error:  # a job may fail in any way; the others are measured all the same
+                    except Exception as error:  # a job may fail in any way; the others are still measured
                         self.problem = self.problem or str(error).partition("\n")[0] or type(error).__name__
 
     def total(self, jobs: Sequence[Any], kind: Callable[[Any], _Kind]) -> float:
-        """The seconds of all jobs; one that was not measured takes as long as those of its name, or as all others."""
+        """The seconds of all jobs; a job that was not measured takes the mean of its name, or else of all jobs."""
         known: dict[Hashable, list[float]] = {}
         for job in jobs:
             with suppress(Exception):  # not measured, or refused by its defense
@@ -172,14 +172,14 @@ class _Rehearsal:
         return sum(count * fmean(known.get(name) or [mean]) for name, count in names.items())
 
     def federation(self, spec: TrainingSpec) -> _Federation:
-        """A federation, by one turn of one client: with few samples to test on, with all, and with more steps."""
+        """A federation, measured by one turn of one client: with few test samples, with all, and with more steps."""
         from leakgauge.harness.study.jobs import prepare
 
         ready = prepare(spec, self.root)
         steps = ready.setting.steps
         found = _Federation(ready.setting, sum(map(len, ready.clients.values())), 0.0, 0.0, 0.0)
         short = self._small(spec, found, 1, 1)
-        self._train(short)  # the first of a process compiles
+        self._train(short)  # the first training of a process compiles
         turn = self._train(short)
         if turn > _LONG:
             return found._replace(turn=turn, step=turn / min(steps, _FEW))
@@ -190,7 +190,7 @@ class _Rehearsal:
         return found._replace(turn=turn, step=max(0.0, step), evaluation=max(0.0, tested - turn) / 2)
 
     def training(self, spec: TrainingSpec) -> _Training:
-        """A training, by one round of a few clients, and by a few rounds."""
+        """A training, measured by one round of a few clients, and by a few rounds."""
         place: _Federation = self.prices[_place(spec)]
         clients, turn = min(_CLIENTS, _participants(spec.federation)), place.turn
         first = self._train(self._small(spec, place, 1, clients))
@@ -201,12 +201,12 @@ class _Rehearsal:
         return _Training(max(0.0, first - clients * turn), turn + steps, place)
 
     def attack(self, cell: Cell) -> _Attack:
-        """An attack on a few victims, by a little work and by more."""
+        """An attack, measured on a few victims with a small and a larger amount of work."""
         low, high = _AMOUNTS.get(_amount(cell.attack)[0], (0, 0))
         small, few = self._attackable(cell), 1 if cell.target.kind == "members" else min(_CLIENTS, cell.target.count)
         limit, small = self._limit(small), replace(small, limit=False)
         seconds = self._run(small, few, low)
-        if seconds < _LONG:  # the first of a kind compiles
+        if seconds < _LONG:  # the first attack of a kind compiles
             seconds = self._run(small, few, low)
         more = self._run(small, few, high) if low and seconds < _LONG else seconds
         unit = max(0.0, more - seconds) / few / max(1, high - low)
@@ -221,7 +221,7 @@ class _Rehearsal:
         steps: int = _FEW,
         test: int | None = _TEST,
     ) -> TrainingSpec:
-        """A short training of few clients with as many samples each, without its audit; a recording as it is."""
+        """A short training of a few clients with unchanged samples, without audit; a recording is not changed."""
         if spec.task.data.startswith(RECORDING):
             return replace(spec.honest, audit=0)
         one = replace(spec.federation, rounds=rounds, test_samples=test)
@@ -234,7 +234,7 @@ class _Rehearsal:
         return replace(spec.honest, federation=one, audit=0)
 
     def _attackable(self, cell: Cell) -> Cell:
-        """The cell on a training that is no longer than its attack needs, or on round 0 if that takes long too."""
+        """The cell on a training as short as its attack allows, or on round 0 if that training is still long."""
         spec, target = cell.training, cell.target
         kind = defended(spec)
         price = self.prices[kind] = self.prices.get(kind) or self.training(spec)
@@ -251,18 +251,18 @@ class _Rehearsal:
         return replace(cell, training=small, target=target)
 
     def _train(self, spec: TrainingSpec) -> float:
-        """Seconds of a training, which keeps everything."""
+        """Seconds of a training that keeps all models and messages."""
         from leakgauge.harness.federation.loop import Keep
         from leakgauge.harness.study.environment import code_of, environment
         from leakgauge.harness.study.jobs import run_training
 
-        code_of(spec), environment()  # read once a process, and kept: they belong to no training
+        code_of(spec), environment()  # read once per process and cached, so not part of a training's time
         start, rounds = time.perf_counter(), frozenset(range(spec.federation.rounds))
         run_training(spec, Keep(rounds, rounds), self.store, self.root)
         return time.perf_counter() - start
 
     def _limit(self, cell: Cell) -> float:
-        """Seconds of the limit of one victim; none for a floor, whose target an attack shares."""
+        """Seconds of the limit of one victim; 0 for a floor attack, which shares its target with another attack."""
         from leakgauge.harness.federation.registry import build_attack
         from leakgauge.harness.study.jobs import bounds_of
 
@@ -274,7 +274,7 @@ class _Rehearsal:
         return time.perf_counter() - start
 
     def _run(self, cell: Cell, victims: int, amount: int) -> float:
-        """Seconds of an attack on so many victims, with so much work on each."""
+        """Seconds of an attack on this number of victims, with this amount of work on each."""
         from leakgauge.harness.study.jobs import run_attack
 
         name, _ = _amount(cell.attack)
@@ -289,7 +289,7 @@ class _Rehearsal:
 def _rehearsal(root: Path, seconds: float) -> Iterator[_Rehearsal]:
     """A rehearsal on one thread, as in a worker, in a folder that is deleted at the end.
 
-    In memory, where there is such a folder: short jobs would be lost in the time that a disk takes to keep them.
+    The folder is in memory if possible: the disk's time would dominate short jobs.
     """
     from leakgauge.harness.study.store import Store
 
@@ -299,11 +299,11 @@ def _rehearsal(root: Path, seconds: float) -> Iterator[_Rehearsal]:
 
 
 _Kind = tuple[Hashable, ...]
-"""What decides about the time of a job: where it runs, the name of its defense or attack, and more."""
+"""The properties that determine the time of a job: its task and federation, its defense or attack, and more."""
 
 
 def _place(spec: TrainingSpec) -> _Kind:
-    """What the defenses of a study share."""
+    """The task and the federation, which the defenses of a study share."""
     return spec.task, spec.federation
 
 
@@ -325,13 +325,13 @@ def _participants(spec: FederationSpec) -> int:
 
 
 def _amount(attack: PartSpec) -> tuple[str, int]:
-    """The parameter with which the work of an attack grows, and its value; ("", 0) if there is none."""
+    """The parameter that scales the work of an attack, and its value; ("", 0) if there is none."""
     found = ((name, attack.parameters.get(name)) for name in _AMOUNTS)
     return next(((name, value) for name, value in found if isinstance(value, int)), ("", 0))
 
 
 def span(seconds: float) -> str:
-    """A duration in seconds, minutes or hours."""
+    """A duration as text, in seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,6 +1,6 @@
-"""Where the jobs of a study run: an engine has slots, and each does one job at a time.
+"""Where the jobs of a study run: an engine has slots, and each slot does one job at a time.
 
-`supervisor.supervise` decides what runs next, and what becomes of a job whose worker died; an engine only runs it.
+`supervisor.supervise` decides which job runs next, and handles jobs whose worker died; an engine only runs jobs.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Job(NamedTuple):
 
     Attributes:
         kind: `training`; `trial`: a training without attacks, for a goal; `attack`: the attack on a cell, its score and
-            its result; `search`, `limit`: what an attack finds of some victims, and their limit, for attacks to read.
-        cells: those that need the training, for a trial those that say which rounds it keeps; else the one cell.
-        part: the victims of a search or a limit, from the first to the end.
-        parts: of an attack, the parts that it reads.
+            its result; `search`, `limit`: an attack's guesses for some victims, or their limit, which attacks read.
+        cells: the cells that need the training; for a trial, the cells that determine the kept rounds; else one cell.
+        part: the victims of a search or a limit: the first, and the end.
+        parts: the parts that an attack reads.
     """
 
     kind: Literal["training", "trial", "attack", "search", "limit"]
@@ -38,7 +38,7 @@ class Job(NamedTuple):
 
     @property
     def victims(self) -> range:
-        """Those of a search or a limit; of an attack all."""
+        """The victims of a search or a limit; all victims of an attack."""
         return range(self.cells[0].target.count) if self.kind == "attack" else range(*self.part)
 
     @property
@@ -51,13 +51,13 @@ class Job(NamedTuple):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The folders of the store that it reads, relative to the store's; they are finished when it starts."""
+        """The folders that the job reads, relative to the store; they are finished when the job starts."""
         parts = tuple(f"parts/{name}" for name in self.parts)
         return () if self.kind in ("training", "trial") else (f"trainings/{self.training.id}", *parts)
 
     @property
     def writes(self) -> str:
-        """The folder of the store that it writes, and nothing else, relative to the store's."""
+        """The only folder that the job writes, relative to the store."""
         if self.kind in ("training", "trial"):
             return f"trainings/{self.training.id}"
         (cell,) = self.cells
@@ -75,7 +75,7 @@ class Place(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a job ended: `error` is one line, empty for success; `trace` is the whole trace of an exception of `kind`."""
+    """How a job ended: `error` is one line, empty for success; `trace` is the trace of an exception of type `kind`."""
 
     job: Job
     seconds: float
@@ -86,20 +86,20 @@ class Outcome(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A slot's job has started: from now on it takes time."""
+    """A slot's job has started; its time counts from now on."""
 
     slot: int
 
 
 class Ended(NamedTuple):
-    """A slot's job has ended, and what it wrote is in the store; the slot is free."""
+    """A slot's job has ended, and its files are in the store; the slot is free."""
 
     slot: int
     outcome: Outcome
 
 
 class Died(NamedTuple):
-    """A slot's worker died with its job, for a reason in words; the slot is free, with a new worker."""
+    """A slot's worker died with its job, with the reason in words; the slot is free, with a new worker."""
 
     slot: int
     reason: str
@@ -109,37 +109,37 @@ Event = Started | Ended | Died
 
 
 class Engine(Protocol):
-    """Runs jobs, one a slot.
+    """Runs jobs, one per slot.
 
-    A job reads the folders `Job.reads` of the store at `Place.folder`, and writes `Job.writes` there: `perform` does
-    that for a worker which sees the folder; an engine whose workers do not sees to it itself, before `Ended`.
+    A job reads the folders `Job.reads` of the store at `Place.folder`, and writes `Job.writes` there. `perform` does
+    this for workers that can access the folder; for other workers, the engine copies the files, before `Ended`.
 
     Attributes:
-        slots: how many jobs it runs at a time; may change between two calls of `wait`.
+        slots: how many jobs run at a time; may change between two calls of `wait`.
     """
 
     @property
     def slots(self) -> int:
-        """How many jobs it runs at a time, in the slots 0 to slots - 1."""
+        """How many jobs run at a time, in the slots 0 to slots - 1."""
 
     def start(self, slot: int, job: Job) -> None:
-        """Start a job in a free slot, whose worker keeps what jobs have in common; returns before the job ends."""
+        """Start a job in a free slot, whose worker caches what jobs have in common; returns before the job ends."""
 
     def wait(self, seconds: float) -> list[Event]:
-        """What happened since the last call: returns as soon as something has, or after so many seconds.
+        """The events since the last call; returns at the first event, or after this many seconds.
 
         Raises:
-            Interrupted: a stop of the user broke the job off, where it runs in this process.
+            Interrupted: the user stopped a job that runs in this process.
         """
 
     def megabytes(self, slot: int) -> float | None:
-        """Resident memory of the worker of a busy slot; None if it is unknown."""
+        """Resident memory of the worker of a busy slot; None if unknown."""
 
     def kill(self, slot: int) -> None:
-        """Break off the job of a busy slot without an event; the slot is free, with a new worker."""
+        """Abort the job of a busy slot without an event; the slot is free, with a new worker."""
 
     def close(self) -> None:
-        """Break off all jobs, and end all workers."""
+        """Abort all jobs, and end all workers."""
 
 
 Open = Callable[[Place], Engine]
@@ -151,7 +151,7 @@ class Interrupted(Exception):
 
 
 def perform(job: Job, place: Place) -> Outcome:
-    """Do one job in this process, whose threads are one; an exception becomes an outcome."""
+    """Do one job in this process, which has one thread; an exception becomes an outcome."""
     start = time.perf_counter()
     try:
         headline = _headline(job, place)
@@ -180,7 +180,7 @@ def _headline(job: Job, place: Place) -> str:
 
 
 class Here:
-    """The engine of one slot in this process, which cannot be killed."""
+    """The engine with one slot in this process; its job cannot be killed."""
 
     slots = 1
 
@@ -189,7 +189,7 @@ class Here:
         self.job: Job | None = None
 
     def start(self, slot: int, job: Job) -> None:
-        """Keep the job until `wait` does it."""
+        """Keep the job; `wait` does it."""
         self.job = job
 
     def wait(self, seconds: float) -> list[Event]:
@@ -204,7 +204,7 @@ class Here:
             raise Interrupted from error
 
     def megabytes(self, slot: int) -> float | None:
-        """Unknown: the memory of this process is not that of a job."""
+        """None, because the memory of this process is not the memory of a job."""
         return None
 
     def kill(self, slot: int) -> None:
@@ -212,4 +212,4 @@ class Here:
         self.job = None
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there are no workers."""

@@ -1,4 +1,4 @@
-"""The code and the environment of a result: digest of the sources, commit, versions, machine."""
+"""The code and the environment of a result: digest of the sources, commit, versions and machine."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ SOURCES = (
     "attacks",
     "defenses",
 )
-"""What a result may depend on. Commands, gate and reports only read results; studies are data, which ids cover."""
+"""The sources that a result may depend on. Commands, gate and reports only read results; ids cover studies as data."""
 
 
 _NUMERICAL = ("ATEN_", "BLIS_", "MKL_", "NPY_", "OMP_", "OPENBLAS_")
-"""Environment variables with these beginnings may change the last bit of a sum."""
+"""Environment variables with these prefixes may change the last bit of a sum."""
 
 CACHE = "LEAKGAUGE_CACHE"
-"""Environment variable: the folder of what is computed once, or `off`."""
+"""Environment variable: the folder of the cache, or `off`."""
 
 
 def cache_folder() -> Path | None:
-    """Where what was computed once is stored: `LEAKGAUGE_CACHE`, or `leakgauge` in the user's cache; None: nowhere."""
+    """The cache's folder: `LEAKGAUGE_CACHE`, or `leakgauge` in the user's cache; None: there is no cache."""
     named = os.environ.get(CACHE)
     if named == "off":
         return None
@@ -54,8 +54,8 @@ def cache_folder() -> Path | None:
 def code_of(training: TrainingSpec, attack: PartSpec | None = None) -> str:
     """The code behind a training, or behind an attack on it: two results of the same cell with equal codes are equal.
 
-    Covers this package, and the files of a defense, of attacks, of a model and of data that come from elsewhere, but
-    not what those import; and the weights of a model that is given.
+    Covers this package, the user's files of a defense, of attacks, of a model and of data, but not what these files
+    import, and the weights of a given model.
     """
     attacks = [attack, training.malice.attack if training.malice is not None else None]
     names = {("defense", name) for name in training.defense.name.split("+")}
@@ -64,7 +64,7 @@ def code_of(training: TrainingSpec, attack: PartSpec | None = None) -> str:
 
 
 def _origin(task: TaskSpec) -> tuple[frozenset[str], str]:
-    """The modules that define a task's model and data, and the digest of given weights; nothing for shipped ones.
+    """The modules of a user's model and data, and the digest of given weights; empty for shipped models and data.
 
     Raises:
         LookupError: there is no such model or data.
@@ -81,7 +81,7 @@ def _origin(task: TaskSpec) -> tuple[frozenset[str], str]:
 
 
 def folders(store: Store, cells: Iterable[Cell]) -> dict[Path, str]:
-    """The folders of cells and of their trainings, each with the code that it should be of.
+    """The folders of cells and of their trainings, each with the code that should have made it.
 
     Raises:
         LookupError: there is no such defense or attack.
@@ -95,7 +95,7 @@ def folders(store: Store, cells: Iterable[Cell]) -> dict[Path, str]:
 def _code(
     parts: frozenset[tuple[Literal["defense", "attack"], str]], own: frozenset[str] = frozenset(), weights: str = ""
 ) -> str:
-    """The digest of the sources of the package, of the modules of these parts, and of those of a user's task."""
+    """The digest of the sources of the package, of the modules of these parts, and of a user's task."""
     others = [part for part in parts if not shipped(*part)]
     if not others and not own:
         return fingerprint([package()])
@@ -109,14 +109,14 @@ def _code(
 
 
 def shipped(kind: Literal["defense", "attack"], name: str) -> bool:
-    """Whether a defense or attack is a file of this package; asked without an import, which takes seconds."""
+    """Whether a defense or attack is a file of this package; determined without a slow import."""
     file = name.replace("-", "_")
     return file.isidentifier() and (Path(__file__).parents[2] / f"{kind}s" / f"{file}.py").is_file()
 
 
 @functools.cache
 def package() -> str:
-    """The digest of the sources of this package as they are when this process first asks."""
+    """The digest of the sources of this package at the first call in this process."""
     digest, root = hashlib.sha256(), Path(__file__).parents[2]
     for path in sorted(file for folder in SOURCES for file in (root / folder).rglob("*.py")):
         content = path.read_bytes()
@@ -144,7 +144,7 @@ def _versions() -> dict[str, str]:
 
 
 def numerics() -> dict[str, Any]:
-    """All besides a question on which the last bit of an answer depends, as data: code, libraries and machine."""
+    """Everything besides the question that may change the last bit of an answer: code, libraries and machine."""
     return {
         "code": package(),
         "python": platform.python_version(),
@@ -155,7 +155,7 @@ def numerics() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """The name of the processor; sums are added in another order on another one."""
+    """The name of the processor, because another processor may add sums in another order."""
     if sys.platform == "linux":
         with suppress(OSError):
             lines = Path("/proc/cpuinfo").read_text().splitlines()

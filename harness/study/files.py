@@ -1,4 +1,4 @@
-"""Stored files: read in one place, whatever is wrong with them, and JSON that holds its own digest."""
+"""Stored files: one place that reads them and reports damage, and JSON that holds its own digest."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ MISSING = "is missing"
 
 
 class Damaged(ValueError):
-    """A stored file is not what was written; its text says why, after the name of the file."""
+    """A stored file is not what was written; the text states the reason and follows the file's name."""
 
 
 def load(path: Path, parse: Callable[[bytes], T], faults: dict[str, str]) -> T | None:
-    """What `parse` makes of a stored file, or None with the reason in `faults`; nothing else reads stored files."""
+    """The result of `parse` on a stored file, or None with the reason in `faults`; only this reads stored files."""
     try:
         return parse(path.read_bytes())
     except FileNotFoundError:
         faults[path.name] = MISSING
     except Damaged as error:
         faults[path.name] = str(error)
-    except Exception as error:  # a damaged file raises whatever its decoder meets: zlib.error, RecursionError, ...
+    except Exception as error:  # a damaged file may raise anything in its decoder: zlib.error, RecursionError, ...
         faults[path.name] = f"is damaged: {' '.join(f'{type(error).__name__}: {error}'.split())[:200]}"
     return None
 
 
 def to_json(data: Any) -> bytes:
-    """Indented JSON with sorted keys: one text for one value. NaN is refused."""
+    """Indented JSON with sorted keys: equal values give equal text. NaN is refused."""
     return (json.dumps(data, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
@@ -41,10 +41,10 @@ def sealed(data: dict[str, Any]) -> bytes:
 
 
 def unsealed(content: bytes, before: Collection[str] = ()) -> dict[str, Any]:
-    """The data of `sealed`. Without a digest and with no other keys than `before`, they are from before there were any.
+    """The data of `sealed`; data without a digest that have only keys of `before` are from an older version.
 
     Raises:
-        Damaged: this is not what was written.
+        Damaged: the content is not what was written.
     """
     data: dict[str, Any] = json.loads(content)
     if not data.keys() <= set(before):

@@ -14,13 +14,13 @@ from leakgauge.harness.federation.observe import Truth
 from leakgauge.harness.study.score import SUCCESS
 
 _WEAK = 0.5
-"""Share of the limit in the MSE below which an attack is called weak."""
+"""An attack is called weak if the limit is below this share of its MSE."""
 
 _AT_FLOOR = 0.9
-"""Share of the mean image's MSE from which a limit is at the floor."""
+"""A limit is at the floor from this share of the mean image's MSE on."""
 
 _FEW = 8
-"""With fewer images, noise hides any change of a mean."""
+"""The fewest images for which noise does not hide changes of a mean."""
 
 
 def cell_flags(
@@ -73,7 +73,7 @@ def _by_limit(estimates: Mapping[str, Estimate], limits: Sequence[Limit] | str) 
 
 
 def promise_flags(shown: Sequence[Estimate], made: Promised) -> tuple[Flag, ...]:
-    """Whether an attack refutes the claim, or the proof, which means that the code is not what was proved."""
+    """Whether an attack refutes the claim or the proof; a refuted proof means that the code is not what was proved."""
     flags = []
     for one in shown:
         value, who = one.value or 0.0, f"the attack shows an epsilon of at least {one.value:.3g} ({one.method})"
@@ -87,7 +87,7 @@ def promise_flags(shown: Sequence[Estimate], made: Promised) -> tuple[Flag, ...]
 
 
 def notice_flag(found: Estimate) -> Flag:
-    """How many clients notice what a malicious server broadcasts, and by which tests."""
+    """How many clients notice a malicious server's broadcast, and by which tests."""
     share = f"{round(found.n * (found.value or 0.0))} of {found.n} clients notice"
     by = f", by the tests {found.note}" if found.note else ": that none does is no proof"
     return Flag("detectable", f"{share} that the parameters are not honest{by}", "note")
@@ -106,7 +106,7 @@ def training_flags(
 
     Args:
         unaudited: why a requested audit is missing.
-        data: what was done to the data, and what else a reader must know about them.
+        data: changes to the data, and other facts that a reader must know about them.
         unrepeated: as `Training.unrepeated`.
         scores: whether the defense states a likelihood.
     """

@@ -1,4 +1,4 @@
-"""The first module that the fork server imports, before torch, which takes seconds; nothing else imports it."""
+"""The first module that the fork server imports, before torch takes seconds; no other module imports it."""
 
 import ctypes
 import os
@@ -10,5 +10,5 @@ _PR_SET_PDEATHSIG = 1
 
 ignore_stops()
 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-if os.environ.get(PARENT) != str(os.getppid()):  # it died before the kernel was asked
+if os.environ.get(PARENT) != str(os.getppid()):  # the parent died before the kernel was asked
     os._exit(1)

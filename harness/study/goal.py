@@ -1,8 +1,8 @@
 """Goals: a defense's free parameter, solved for a proved epsilon or for a loss of accuracy.
 
-In a study, `target = {proved_epsilon = 8, unit = "client", horizon = "run"}` or `target = {accuracy_loss = 0.02}` of a
-defense. `solve` replaces the parameter, so that defenses are compared at equal guarantee or at equal utility. A goal is
-part of the parameters of an unsolved defense (`target`, as JSON); a solved one is like any other.
+In a study, a defense has `target = {proved_epsilon = 8, unit = "client", horizon = "run"}` or
+`target = {accuracy_loss = 0.02}`. `solve` replaces the parameter, so that defenses are compared at equal guarantee or
+equal utility. A goal is one of the parameters of an unsolved defense (`target`, as JSON); a solved defense has no goal.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ KEY = "target"
 """The parameter that holds the goal of an unsolved defense."""
 
 KNOBS = ("epsilon", "noise_std", "noise_scale")
-"""The free parameter is the first of these that a defense has. More epsilon is less noise."""
+"""The free parameter is the first of these that a defense has. A larger epsilon means less noise."""
 
 TOLERANCE = 0.01
-"""Relative distance to a proved epsilon that counts as reached; the search itself goes on to a tenth of it."""
+"""Relative distance to a proved epsilon that counts as reached; the search continues to a tenth of this distance."""
 
 _WIDEST = 1e8
-"""The search goes this far from the default, in both directions."""
+"""The largest factor between the default and a searched value, in both directions."""
 _STEP = 8.0
 _LEAST_STEP = 1e-3
 _HALVINGS = 40
 _TRAININGS = 5
-"""Halvings of the search for an accuracy, once the goal lies between two trainings."""
+"""The search for an accuracy: most places before the goal lies between two, and halvings after that."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What a defense is to reach; exactly one of the first two.
+    """The goal of a defense: exactly one of the first two attributes.
 
     Attributes:
         proved_epsilon: for `unit` and `horizon`, against `adversary`, at `delta`.
-        accuracy_loss: final accuracy without a defense minus that with it, mean over the seeds.
+        accuracy_loss: final accuracy without a defense minus the accuracy with it, mean over the seeds.
         unit: coordinate, sub-vector, message, record or client.
         horizon: `round` or `run`.
-        delta: None: that of the defense's claim.
-        parameter: the free one; empty: the first of `KNOBS` that the defense has.
+        delta: None: the delta of the defense's claim.
+        parameter: the free parameter; empty: the first of `KNOBS` that the defense has.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -88,21 +88,21 @@ class Goal:
 
 
 class Answer(NamedTuple):
-    """A solved defense, or None if the goal cannot be reached, and a sentence on it."""
+    """A solved defense, or None if the goal cannot be reached, and a sentence on the result."""
 
     defense: PartSpec | None
     note: str
 
 
 Trained = Callable[[list[TrainingSpec]], dict[str, TrainingRecord]]
-"""Runs trainings, or reads those that are stored, and returns their records by id."""
+"""Runs trainings, or reads stored ones, and returns their records by id."""
 
 
 def with_goal(name: str, parameters: dict[str, Scalar], goal: Goal) -> PartSpec:
     """A defense with a goal in place of its free parameter.
 
     Raises:
-        ValueError: it has no such parameter.
+        ValueError: the defense has no such parameter.
     """
     knob = goal.parameter or next((knob for one in KNOBS for knob in parameters if knob.split(".")[-1] == one), "")
     if knob not in parameters:
@@ -112,12 +112,12 @@ def with_goal(name: str, parameters: dict[str, Scalar], goal: Goal) -> PartSpec:
 
 
 def goal_of(defense: PartSpec) -> Goal | None:
-    """The goal of an unsolved defense; None of any other."""
+    """The goal of an unsolved defense; None for any other defense."""
     return Goal(**json.loads(str(defense.parameters[KEY]))) if KEY in defense.parameters else None
 
 
 def solve(cells: tuple[Cell, ...], root: Path, trained: Trained) -> tuple[tuple[Cell, ...], tuple[str, ...]]:
-    """The cells with solved defenses, and a sentence on each goal; cells of a goal out of reach are left out.
+    """The cells with solved defenses, and a sentence on each goal; cells with a goal out of reach are left out.
 
     A defense is solved for each task and federation, for all seeds together.
     """
@@ -150,7 +150,7 @@ def solve(cells: tuple[Cell, ...], root: Path, trained: Trained) -> tuple[tuple[
 
 
 def _place(cell: Cell) -> str:
-    """A key of a cell's training by an honest server, without its seed."""
+    """A key of a cell's training by an honest server, without the seed."""
     return canonical(cell.training.honest.meaning | {"seed": None})
 
 
@@ -160,14 +160,14 @@ def _with(spec: TrainingSpec, defense: PartSpec) -> TrainingSpec:
 
 
 class _Axis(NamedTuple):
-    """A defense's free parameter as places on a logarithmic axis; noise falls along it."""
+    """A defense's free parameter as places on a logarithmic axis along which noise falls."""
 
     defense: PartSpec
     knob: str
 
     @property
     def sign(self) -> float:
-        """More epsilon is less noise; more of anything else is more noise."""
+        """1 for epsilon, where a larger value means less noise; -1 for any other parameter."""
         return 1.0 if self.knob.split(".")[-1] == "epsilon" else -1.0
 
     @property
@@ -183,17 +183,17 @@ class _Axis(NamedTuple):
 
 
 def first_try(spec: TrainingSpec) -> TrainingSpec:
-    """The training at which the search for the goal of its defense starts; itself without a goal."""
+    """The training at which the search for its defense's goal starts; without a goal, the training itself."""
     goal = goal_of(spec.defense)
     return spec if goal is None else _with(spec, (axis := _Axis(spec.defense, goal.parameter)).at(axis.start))
 
 
 _Search = Generator[list[TrainingSpec], dict[str, TrainingRecord], Answer]
-"""Yields the trainings that it needs, is sent their records, and returns the answer."""
+"""Yields the trainings that it needs, receives their records, and returns the answer."""
 
 
 def _search(specs: list[TrainingSpec], root: Path) -> _Search:
-    """The search for the goal of one defense, whose trainings differ in the seed."""
+    """The search for the goal of one defense; the trainings differ only in the seed."""
     goal = goal_of(specs[0].defense)
     assert goal is not None
     axis = _Axis(specs[0].defense, goal.parameter)
@@ -233,12 +233,12 @@ def _for_proof(specs: list[TrainingSpec], goal: Goal, axis: _Axis, root: Path) -
 
 
 def _bracket(reached: Callable[[float], float], start: float, wanted: float) -> tuple[float | None, float | None]:
-    """(a place up to the goal, a place above it): None where there is none; a rising function of the place.
+    """(a place at or below the goal, a place above it), each None if there is none; `reached` rises with the place.
 
-    It is infinite where nothing is proved and where the defense has no such parameter: steps there are shortened.
+    `reached` is infinite where nothing is proved and where the parameter is invalid; steps are shortened there.
     """
     most = math.log(_WIDEST)
-    # from a default at which nothing is proved, down to the first place where something is
+    # from a default at which nothing is proved, down to the first place with a proof
     for _ in range(4):
         if math.isinf(reached(start)):
             start -= math.log(_STEP)
@@ -262,14 +262,14 @@ _COVERED_BY = {
     "record": (Unit.RECORD, Unit.CLIENT, Unit.MESSAGE),
     "client": (Unit.CLIENT, Unit.MESSAGE),
 }
-"""Units whose guarantee covers another: whatever a client's data are, they change only its own messages."""
+"""The units whose guarantee covers a unit: a client's data change only its own messages."""
 
 
 def _proved(spec: TrainingSpec, goal: Goal, root: Path) -> tuple[float, str]:
-    """The least epsilon proved for the goal's unit, or for one that covers it, and that unit.
+    """The least epsilon proved for the goal's unit or for a unit that covers it, and that unit.
 
-    Infinite if none is proved for horizon and adversary, or the parameter is out of range. Of several proofs for one
-    unit and adversary the largest counts: the others assume more.
+    Infinite if no epsilon is proved for horizon and adversary, or if the parameter is out of range. Of several proofs
+    for one unit and adversary, the largest epsilon counts, because the other proofs assume more.
     """
     from leakgauge.harness.audit.claims import states_of
     from leakgauge.harness.core.contract import claim_of
@@ -294,7 +294,7 @@ def _proved(spec: TrainingSpec, goal: Goal, root: Path) -> tuple[float, str]:
 
 
 def _fits(spec: TrainingSpec, root: Path) -> bool:
-    """Whether the defense has such parameters in this setting."""
+    """Whether the defense accepts these parameters in this setting."""
     from leakgauge.harness.study.jobs import prepare
 
     try:
@@ -306,13 +306,13 @@ def _fits(spec: TrainingSpec, root: Path) -> bool:
 
 
 _Loss = Generator[list[TrainingSpec], dict[str, TrainingRecord], float]
-"""The loss of accuracy at a place, by trainings; infinite where the defense has no such parameter."""
+"""The loss of accuracy at a place, by trainings; infinite where the parameter is invalid."""
 
 
 def _approach(
     loss: Callable[[float], _Loss], tried: dict[float, float], at: float, wanted: float
 ) -> Generator[list[TrainingSpec], dict[str, TrainingRecord], None]:
-    """Try places until two of them are on both sides of the wanted loss, then halve."""
+    """Try places until the wanted loss lies between two of them, then halve the interval."""
     step = math.log(_STEP)
     way = 1.0 if (yield from loss(at)) > wanted else -1.0
     while step > _LEAST_STEP and len(tried) <= _TRAININGS:
@@ -331,7 +331,7 @@ def _approach(
 
 
 def _for_accuracy(specs: list[TrainingSpec], goal: Goal, axis: _Axis, root: Path) -> _Search:
-    """The search for a loss of accuracy, by trainings of all seeds; the study uses the last ones again."""
+    """The search for a loss of accuracy, by trainings of all seeds; the study reuses the trainings of the result."""
     wanted = goal.accuracy_loss or 0.0
     plain = [_with(spec, PartSpec(UNDEFENDED)) for spec in specs]
     records = yield plain
@@ -364,10 +364,10 @@ def _for_accuracy(specs: list[TrainingSpec], goal: Goal, axis: _Axis, root: Path
 
 
 def _mean_accuracy(records: list[TrainingRecord]) -> float:
-    """Mean final accuracy.
+    """The mean final accuracy.
 
     Raises:
-        ValueError: a task without accuracy.
+        ValueError: the task has no accuracy.
     """
     known = [record.accuracy for record in records if record.accuracy is not None]
     if not known:

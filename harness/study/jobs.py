@@ -1,4 +1,4 @@
-"""The two jobs of a study: run one training, and attack one cell."""
+"""The jobs of a study: run one training, attack one cell, or compute a part of an attack or of a limit."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ from leakgauge.harness.study.splits import groups, limit_id, named, victims_of
 from leakgauge.harness.study.store import Arrays, Store, arrays_digest
 
 _ASKED = 8
-"""Clients that are asked whether they notice what a malicious server broadcasts; each takes about a second."""
+"""The number of clients that test a malicious server's broadcast; each test takes about a second."""
 
 
 class Prepared(NamedTuple):
@@ -105,7 +105,7 @@ def make_task(spec: TaskSpec, loaded: DataSet, federation: FederationSpec | None
     """The task of a specification on its data.
 
     Args:
-        federation: where clients send updates, the running statistics of a user's model move as in torch.
+        federation: if its clients send updates, the running statistics of a user's model move as in torch.
 
     Raises:
         LookupError: there is no such model.
@@ -206,7 +206,7 @@ def _recorded(spec: TrainingSpec, ready: Prepared, recording: Recording, keep: K
 
 
 def broadcasts(spec: TrainingSpec, ready: Prepared, engine: Engine) -> dict[int, Broadcast]:
-    """What a malicious server sends in each attacked round; nothing if the server is honest."""
+    """The broadcast of a malicious server in each attacked round; empty if the server is honest."""
     if spec.malice is None:
         return {}
     attack, target = registry.build_attack(spec.malice.attack), spec.malice.target
@@ -235,7 +235,7 @@ def keep_for(cells: Iterable[Cell]) -> Keep:
 
 @functools.lru_cache(maxsize=2)
 def _scene(folder: Path, training_id: str, root: Path, written: int) -> Scene:
-    """The scene of a stored training, cached until the training is written again at another time than `written`."""
+    """The scene of the stored training that was written at the time `written`, cached."""
     store = Store(folder)
     record = store.read_training(training_id)
     arrays = store.read_arrays(store.training(training_id) / "kept.npz")
@@ -268,9 +268,9 @@ def attack_key(seed: int, attack: PartSpec, target: Target) -> Key:
 
 
 def seen_by(scene: Scene, view: View, root: Path) -> Scene:
-    """The scene with the auxiliary data of this adversary, if they are of another kind than the victims'.
+    """The scene with the auxiliary data of this adversary, if they are from another data set than the victims'.
 
-    Their labels, which mean nothing for the victims, are drawn at random.
+    The labels of such data do not apply to the victims and are drawn at random.
     """
     if not view.other:
         return scene
@@ -293,18 +293,18 @@ def stored_scene(spec: TrainingSpec, store: Store, root: Path) -> Scene:
 
 
 def run_search(cell: Cell, victims: range, store: Store, root: Path) -> int:
-    """Attack some victims of a cell, whole groups of them, and store what was found; returns how many they are."""
+    """Attack some victims of a cell in whole groups, and store the guesses; returns the number of victims."""
     start = time.perf_counter()
     seen, _ = observe_cell(cell, store, root)
     found = _searched(cell, seen, [], victims)
-    assert isinstance(found, Reconstruction)  # only these are split
+    assert isinstance(found, Reconstruction)  # only reconstructions are split
     arrays, seconds = of_guesses(found), time.perf_counter() - start
     store.write_part(named(cell.id, victims), arrays, seconds, _code_behind(cell, store))
     return len(victims)
 
 
 def run_limit(cell: Cell, victims: range, store: Store, root: Path) -> int:
-    """Compute the limit of some victims of a cell's target, and store it; returns how many they are."""
+    """Compute the limit of some victims of a cell's target, and store it; returns the number of victims."""
     start = time.perf_counter()
     seen, truth = observe_cell(cell, store, root)
     arrays = of_limits(_limits(stored_scene(cell.training, store, root), seen, truth, cell.target, victims))
@@ -322,7 +322,7 @@ def observe_cell(cell: Cell, store: Store, root: Path) -> tuple[Observation, Tru
 def _searched(
     cell: Cell, seen: Observation, known: Sequence[tuple[range, Reconstruction]], victims: range | None = None
 ) -> Reconstruction | Labels | Membership:
-    """What the attack of a cell finds, group by group, without the victims whose guesses are known.
+    """The result of a cell's attack, group by group; victims with known guesses are not attacked again.
 
     The attack's randomness depends on the seed, the attack and the target, not on the defense: the attack starts from
     the same points against every defense.
@@ -338,7 +338,7 @@ def _searched(
     for group in groups(wanted, size):
         if not guesses.keys() >= set(group):
             found = attack.run(seen.of(group), key)
-            assert isinstance(found, Reconstruction)  # what an attack finds of a group
+            assert isinstance(found, Reconstruction)  # only reconstructions have groups
             guesses |= zip(group, found.guesses, strict=True)
             words = found.prior
     return Reconstruction(tuple(guesses[i] for i in wanted), words)
@@ -348,7 +348,7 @@ def run_attack(cell: Cell, store: Store, root: Path, parts: Sequence[str] = ()) 
     """Attack one cell of a stored training, score it, and store the result.
 
     Args:
-        parts: names of stored parts of the attack and of its limit; what they lack is computed.
+        parts: names of stored parts of the attack and of its limit; missing victims are computed.
     """
     start = time.perf_counter()
     scene = stored_scene(cell.training, store, root)
@@ -381,13 +381,13 @@ def run_attack(cell: Cell, store: Store, root: Path, parts: Sequence[str] = ()) 
 
 
 def _code_behind(cell: Cell, store: Store) -> str:
-    """The code behind a cell: its own, and that of its training if that is another."""
+    """The code behind a cell, and the code of its training if that differs."""
     own, made = code_of(cell.training, cell.attack), store.examine(store.training(cell.training.id), arrays=False).code
     return own if made == code_of(cell.training) else f"{own} on {made}"
 
 
 class Bounds(NamedTuple):
-    """What an attack on one target could reach: the limit of each victim or why there is none, and by the proofs."""
+    """Bounds of any attack on one target: the limit of each victim or why there is none, and the proofs' bound."""
 
     limits: list[Limit] | str
     proved: Proved | None
@@ -401,7 +401,7 @@ def bounds_of(cell: Cell, store: Store, root: Path, parts: Sequence[str] = ()) -
 
 
 class _Asked:
-    """A cell of which only the target, the adversary and the training count."""
+    """A cell that is compared only by its target, adversary and training."""
 
     def __init__(self, cell: Cell) -> None:
         self.cell, self.id = cell, limit_id(cell)
@@ -475,7 +475,7 @@ def _claims(spec: PartSpec, ready: Prepared, training: Training) -> tuple[ClaimR
 
 
 def _recorded_claim(spec: PartSpec, claim: Claim) -> ClaimRecord:
-    """The record of a claim, whose accounting may have been done before."""
+    """The record of a claim; its accounting may be cached."""
     return known(ClaimRecord, spec, claim_to_data(claim), lambda: record_claim(claim))
 
 
@@ -494,7 +494,7 @@ def _claim(scene: Scene, rounds: Sequence[int]) -> Claim:
 
 
 def _promise_of(cell: Cell, seen: Observation, store: Store, root: Path) -> Promised | None:
-    """What the defense promises against the attack of a cell, over the rounds whose messages it sees."""
+    """The defense's promise against the attack of a cell, over the rounds whose messages the attack sees."""
     written = (store.training(cell.training.id) / "kept.npz").stat().st_mtime_ns
     rounds, alone = tuple(cell.target.looks_at if seen.messages else ()), cell.target.kind == "probe"
     return _promised(store.folder, cell.training.id, root, written, rounds, seen.view.threat, alone)
@@ -504,12 +504,12 @@ def _promise_of(cell: Cell, seen: Observation, store: Store, root: Path) -> Prom
 def _promised(
     folder: Path, training_id: str, root: Path, written: int, rounds: tuple[int, ...], threat: Threat, alone: bool
 ) -> Promised | None:
-    """`_promise_of`, cached for the next attacks: accounting may take seconds."""
+    """`_promise_of`, cached for the next attacks, because accounting may take seconds."""
     return promised(_claim(_scene(folder, training_id, root, written), rounds), threat, alone=alone)
 
 
 def _noticed(scene: Scene, target: Target) -> Estimate:
-    """How many clients notice the parameters of the first attacked round: the first eight clients, with their data."""
+    """How many of the first eight clients notice the parameters of the first attacked round, with their own data."""
     params, key = scene.training.models[target.looks_at[0]], scene.key.child("notice")
     numbers = sorted(scene.clients)[:_ASKED]
     found = [suspicious(scene.task, params, scene.rows(scene.clients[k]), key.child(k)) for k in numbers]
@@ -518,7 +518,7 @@ def _noticed(scene: Scene, target: Target) -> Estimate:
 
 
 def _breaches(training: Training, *claims: ClaimRecord) -> tuple[BreachRecord, ...]:
-    """The counts of the assumptions that these claims make, in their order."""
+    """The counts of broken assumptions of these claims, in the order of the assumptions."""
     texts, found = dict.fromkeys(text for claim in claims for text in claim.assumes), training.breaches
     return tuple(BreachRecord(text, *found[text]) for text in texts if text in found)
 

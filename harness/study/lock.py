@@ -16,18 +16,18 @@ from leakgauge.harness.study.store import TEMPORARY, StoreError
 
 LOCK = "lock"
 _BEAT, _STALE = 10.0, 120.0
-"""Seconds between two touches of a lock, and after which an untouched lock of another host is no longer held."""
+"""Seconds between two touches of a lock, and seconds after which an untouched lock of another host is free."""
 
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Write to a folder of results alone. Removes the temporary files that killed writers left.
+    """Write to a folder of results as its only writer. Removes the temporary files of killed writers.
 
-    The kernel frees the lock of a process that dies. Some file systems lock for one host only, or not at all: there the
-    name of process and host in the file holds, as long as the process touches it.
+    The kernel frees the lock of a process that dies. Some file systems lock for one host only, or not at all. There,
+    the lock holds as long as the process that the lock file names touches the file.
 
     Raises:
-        StoreError: another process writes to this folder, or it cannot be written.
+        StoreError: another process writes to this folder, or the folder cannot be written.
     """
     path, ended = folder / LOCK, threading.Event()
     try:
@@ -53,11 +53,11 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def _locked(path: Path) -> TextIO:
-    """The lock file, held; it names this process."""
+    """The lock file, locked; it names this process."""
     host = socket.gethostname()
     while True:
         file = path.open("a+", encoding="utf-8")
-        free: str | None = host  # whose locks the kernel knows to be free
+        free: str | None = host  # the host whose locks the kernel knows to be free
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -77,7 +77,7 @@ def _locked(path: Path) -> TextIO:
                 file.write(f"process {os.getpid()} on {host}")
                 file.flush()
                 return file
-        file.close()  # its last owner removed it meanwhile
+        file.close()  # the last owner removed the file meanwhile
 
 
 def _touch(path: Path, ended: threading.Event) -> None:

@@ -1,4 +1,4 @@
-"""Stops, by signals; and no process outlives the run that started it: the kernel ends it, even in a long call."""
+"""Stops by signals, and ends of child processes: the kernel ends a child with its run, even in a long call."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ PARENT = "LEAKGAUGE_PARENT"
 
 
 def ignore_stops() -> None:
-    """Leave a stop, which may reach all processes of a terminal, to the main process, which ends the others."""
+    """Ignore stops, which may reach all processes of a terminal; the main process handles them and ends the others."""
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def end_with(pipe: int) -> None:
-    """Have the kernel end this process when nobody can write to a pipe any more, because its only writer died."""
+    """Have the kernel end this process when the only writer of a pipe dies."""
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def interrupt(number: int, frame: object) -> None:
-    """Let any stop behave as Ctrl-C."""
+    """Handle any stop like Ctrl-C."""
     raise KeyboardInterrupt
 
 
@@ -54,7 +54,7 @@ def handling(stop: Callable[[int, Any], object]) -> Iterator[None]:
 
 @contextmanager
 def deferred_stop() -> Iterator[Callable[[], bool]]:
-    """A stop sets a flag instead of raising anywhere, for example in the middle of a write."""
+    """A stop sets a flag, because an exception could come at any point, for example during a write."""
     flag = threading.Event()
     with handling(lambda number, frame: flag.set()):
         yield flag.is_set

@@ -1,6 +1,6 @@
-"""About how long each job takes on this machine: a guess from its size, corrected by the jobs that have ended.
+"""Estimate of each job's time on this machine: a guess from its size, corrected by the jobs that have ended.
 
-For the order of jobs, not for people: `cost.estimate` measures. No result depends on it.
+The estimate only orders jobs; `cost.estimate` measures for users. No result depends on it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _EVALUATION, _SHADOW, _TURN, _TRIAL, _LIMIT, _LEAST = 1e-4, 0.3, 4e-4, 0.01, 0.0
 a model of few parameters; measured with a linear model of digits."""
 
 _DIM = 2e4
-"""Parameters of a model with which they double."""
+"""The number of model parameters at which these seconds double."""
 
 
 class Pace:
@@ -31,20 +31,20 @@ class Pace:
         self.took: dict[Hashable, tuple[float, float]] = {}  # seconds and guesses of the jobs of a kind
 
     def expected(self, job: Job) -> float:
-        """Seconds; by the jobs of the same kind that ended, else by those of a wider kind, else by its size."""
+        """Seconds, by ended jobs of the same kind, else by ended jobs of a wider kind, else by the job's size."""
         guess = self._guess(job)
         seconds, guessed = next((self.took[kind] for kind in _kinds(job) if kind in self.took), (1.0, 1.0))
         return guess * seconds / guessed
 
     def learn(self, job: Job, seconds: float) -> None:
-        """Take note of a job that ended."""
+        """Record the time of a job that ended."""
         guess = self._guess(job)
         for kind in _kinds(job):
             spent, guessed = self.took.get(kind, (0.0, 0.0))
             self.took[kind] = spent + seconds, guessed + guess
 
     def _guess(self, job: Job) -> float:
-        """Seconds by the size of the job alone."""
+        """Seconds by only the size of the job."""
         spec, larger = job.training, 1 + self.dims.get(job.training.task, 0) / _DIM
         if job.kind in ("training", "trial"):
             one = spec.federation
@@ -62,7 +62,7 @@ class Pace:
 
 
 def _kinds(job: Job) -> Iterator[Hashable]:
-    """What decides about the time of a job, from narrow to wide."""
+    """The kinds of a job, from narrow to wide, by properties that determine its time."""
     if job.kind in ("training", "trial"):
         yield "training", *defended(job.training)
         yield "training", job.training.defense.name
@@ -78,5 +78,5 @@ def _kinds(job: Job) -> Iterator[Hashable]:
 
 
 def _joins(job: Job) -> bool:
-    """Whether an attack only joins what searches found."""
+    """Whether an attack only joins the guesses of searches."""
     return job.kind == "attack" and any(name.startswith(job.cells[0].id) for name in job.parts)

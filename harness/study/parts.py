@@ -1,7 +1,7 @@
-"""Parts of a long job, as arrays: what an attack found of some victims, and the limit of some victims.
+"""Parts of a long job, as arrays: an attack's guesses for some victims, and the limit of some victims.
 
-Joined, they are what one job would have found: an attack takes victims in groups that do not depend on who asks
-(`Attack.at_once`), and a limit depends on its victim alone.
+Joined parts equal the result of one job: an attack takes victims in fixed groups (`Attack.at_once`), and a limit
+depends only on its victim.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from leakgauge.harness.study.store import Arrays
 
 
 def of_guesses(found: Reconstruction) -> Arrays:
-    """The arrays of what an attack found."""
+    """The arrays of an attack's guesses."""
     guesses = found.guesses
     images = {f"{name} {i}": getattr(one, name).numpy() for i, one in enumerate(guesses) for name in ("x", "y")}
     return {
@@ -31,7 +31,7 @@ def of_guesses(found: Reconstruction) -> Arrays:
 
 
 def to_guesses(arrays: Arrays) -> Reconstruction:
-    """What an attack found, from `of_guesses`."""
+    """An attack's guesses, from the arrays of `of_guesses`."""
     rows = zip(arrays["objective"], arrays["evaluations"], arrays["failure"], strict=True)
     guesses = []
     for i, (value, count, failure) in enumerate(rows):
@@ -41,7 +41,7 @@ def to_guesses(arrays: Arrays) -> Reconstruction:
 
 
 def of_limits(found: Sequence[Limit] | str) -> Arrays:
-    """The arrays of limits, or of the reason why there are none; without the directions, which are the prior's."""
+    """The arrays of limits, or of the reason why there are none; without the directions, which the prior gives."""
     if isinstance(found, str):
         return {"reason": np.array(found, np.str_)}
     each = {f"errors {i}": np.stack([one.error, one.average, one.blind]) for i, one in enumerate(found)}
@@ -50,10 +50,10 @@ def of_limits(found: Sequence[Limit] | str) -> Arrays:
 
 
 def to_limits(arrays: Arrays, prior: GaussianPrior | None) -> list[Limit] | str:
-    """The limits from `of_limits`; `prior`: of the attacker's data."""
+    """The limits from the arrays of `of_limits`; `prior`: the prior of the attacker's data."""
     if "reason" in arrays:
         return str(arrays["reason"])
-    assert prior is not None  # there is no limit without one
+    assert prior is not None  # without a prior there is no limit
     found = []
     for i, (kept, linear) in enumerate(arrays["about"].tolist()):
         error, average, blind = arrays[f"errors {i}"]

@@ -1,4 +1,4 @@
-"""What a worker needs for any job: the fork server imports it once."""
+"""Imports that a worker needs for any job; the fork server imports this module once."""
 
 from leakgauge.harness.federation import registry
 from leakgauge.harness.study import jobs  # noqa: F401

@@ -1,4 +1,4 @@
-"""Takes the fingerprints of the code behind a study; see `core.prints` for what each is."""
+"""Takes the fingerprints of the code behind a study; `core.prints` describes them."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ from leakgauge.harness.study.jobs import (
 )
 
 _KEY = Key(0).child("gate")
-"""Of everything here: no study draws from it."""
+"""The key of all draws in this module; no study draws from it."""
 
 _LENGTHS = (0.1, 1.0, 20.0, 400.0)
-"""Of the updates whose messages are compared byte by byte."""
+"""Lengths of the updates whose messages are compared byte by byte."""
 
 _SCALES = (1.0, 400.0)
-"""Lengths of the updates behind the draws: about that of a gradient, and beyond every clip."""
+"""Lengths of the updates behind the draws: about the length of a gradient, and above every clip."""
 
 _EVALUATIONS = 20
-"""Of a search, at most."""
+"""The most evaluations of a search."""
 
 _REPLAYED = 3
-"""Trainings on which the attacks are replayed: without a defense, and evenly among the others."""
+"""The number of trainings on which the attacks are replayed: one without a defense, the rest spread over the others."""
 
 _FRACTION = re.compile(r"\d+\.\d+(?:e-?\d+)?")
 
@@ -63,7 +63,7 @@ def take(cells: Sequence[Cell], data: Path | None = None) -> tuple[Print, ...]:
     """The fingerprints of the code behind these cells.
 
     Args:
-        data: folder of the data sets; None: the default one.
+        data: folder of the data sets; None: the default folder.
     """
     root = default_root() if data is None else data
     found: dict[tuple[str, ...], Print] = {}
@@ -79,7 +79,7 @@ def take(cells: Sequence[Cell], data: Path | None = None) -> tuple[Print, ...]:
 
 
 def _trainings(cells: Sequence[Cell]) -> list[tuple[TrainingSpec, list[Cell]]]:
-    """The trainings with their cells; of those that differ in their seed alone, the first."""
+    """The trainings with their cells; of trainings that differ only in the seed, the first."""
     found: dict[str, list[Cell]] = {}
     for cell in cells:
         found.setdefault(training_identity(cell.training), []).append(cell)
@@ -98,7 +98,7 @@ def _spread(trainings: Sequence[TrainingSpec]) -> set[str]:
 
 
 def _small(cell: Cell, training: TrainingSpec) -> Cell:
-    """The question of a cell on a training of one round, with few victims and few evaluations."""
+    """The cell on a training of one round, with few victims and few evaluations."""
     few = {
         name: min(value, _EVALUATIONS)
         for name, value in cell.attack.parameters.items()
@@ -117,7 +117,7 @@ def _few(target: Target) -> Target:
 
 
 def _case(spec: TrainingSpec, *more: Any) -> str:
-    """What makes two prints of the same parts comparable."""
+    """The identity of a case: two prints of the same parts are comparable if it is equal."""
     return fingerprint([to_data(spec.task), to_data(spec.federation), *more])
 
 
@@ -129,18 +129,18 @@ def _unit(key: Key, dim: int, length: float) -> Vector:
 
 
 def _sketch(rows: torch.Tensor) -> tuple[float, ...]:
-    """Of vectors [n, d]: the length of each, and its component along a fixed direction."""
+    """The length of each of the vectors [n, d], and its component along a fixed direction."""
     along = _unit(_KEY.child("along"), rows.shape[1], 1.0).double()
     return _plain(torch.stack([rows.double().norm(dim=1), rows.double() @ along], 1))
 
 
 def _plain(numbers: torch.Tensor) -> tuple[float, ...]:
-    """The numbers with eight digits; what is not finite, as zero or the largest number."""
+    """The numbers with eight digits; NaN becomes zero, infinities become the largest number."""
     return tuple(float(f"{x:.8g}") for x in numbers.double().nan_to_num().flatten().tolist())
 
 
 class _Sent(NamedTuple):
-    """One round of messages: the round, what was sent, and what it decodes to."""
+    """One round of messages: the round, the exchange, and the decoded mean."""
 
     here: Round
     exchange: Exchange
@@ -148,7 +148,7 @@ class _Sent(NamedTuple):
 
 
 def _two_rounds(ready: Prepared, updates: Sequence[Vector], key: Key) -> Iterator[_Sent]:
-    """Two rounds in which the first clients send these updates, with their memories."""
+    """Two rounds in which the first clients send these updates and keep their memories."""
     defense, setting = ready.defense, ready.setting
     state, memories = defense.init(setting), [defense.remember(setting) for _ in updates]
     for number in range(2):
@@ -197,7 +197,7 @@ def _of_defense(spec: TrainingSpec, ready: Prepared) -> Iterator[Print]:
 
 
 def _score(defense: Defense[Any, Any], state: Any, exchange: Exchange) -> Likelihood | None:
-    """The likelihood of what was received; None if the defense states none."""
+    """The likelihood of the received messages; None if the defense states none."""
     try:
         return likelihood_of(defense, state, exchange.received, exchange.links)
     except NoLikelihood:
@@ -205,7 +205,7 @@ def _score(defense: Defense[Any, Any], state: Any, exchange: Exchange) -> Likeli
 
 
 def _promised(claim: Claim) -> str:
-    """What a claim says and proves, before any accounting, with six digits of each number."""
+    """The content of a claim and its proofs, before any accounting, with six digits of each number."""
     parts: list[Claim | Proof] = [claim, claim.proved, *claim.further]
     each = [{**vars(one), "against": sorted(threat.value for threat in one.against)} for one in parts]
     text = repr([{name: value for name, value in one.items() if name not in ("proved", "further")} for one in each])
@@ -213,7 +213,7 @@ def _promised(claim: Claim) -> str:
 
 
 def _draws(spec: TrainingSpec, ready: Prepared) -> Iterator[Print]:
-    """Statistics of messages of fixed updates, and of what clients send whose training clips or adds noise."""
+    """Statistics of messages of fixed updates, and of trained updates if the local training clips or adds noise."""
     dim, case = ready.setting.dim, _case(spec)
     found: list[float] = []
     for length in _SCALES:
@@ -240,7 +240,7 @@ def _draws(spec: TrainingSpec, ready: Prepared) -> Iterator[Print]:
 
 
 def _statistics(ready: Prepared, true: Vector, update: Vector, key: Key) -> list[float]:
-    """`STATISTICS` of a client's messages in two rounds; zeros for a second one that the defense does not allow."""
+    """`STATISTICS` of a client's messages in two rounds; zeros if the defense stops before the second round."""
     found = list[float]()
     for sent in _two_rounds(ready, [update], key.child("messages")):
         u, mean = true.double(), sent.mean.double()
@@ -284,6 +284,6 @@ def _of_training(spec: TrainingSpec, cells: Sequence[Cell], ready: Prepared, roo
 
 
 def _of_model(trained: Training) -> tuple[float, ...]:
-    """The model after training, and how it does."""
+    """A sketch of the model after training, and its accuracy and loss."""
     last = trained.evaluations[-1]
     return _sketch(trained.final[None]) + _plain(torch.tensor([last.accuracy or 0.0, last.loss], dtype=torch.float64))

@@ -1,8 +1,8 @@
 """The engine on Ray: workers on the nodes of a cluster, or in a private Ray of this machine. Needs `leakgauge[ray]`.
 
-A worker is an actor with one processor, and with one GPU if clients train there. It keeps what the jobs of its slot
-have in common, works in a folder of its own, and sends finished folders back: this process alone writes to the store.
-Ray itself repeats nothing.
+A worker is an actor with one processor, and with one GPU if clients train there. It caches what the jobs of its slot
+have in common, works in its own folder, and sends finished folders back: only this process writes to the store.
+Ray itself never retries a job.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from leakgauge.harness.study.store import MANIFEST, Store
 from leakgauge.harness.study.workers import cores
 
 _LOOK = 2.0
-"""Seconds between two looks at the size of the cluster."""
+"""Seconds between two checks of the cluster's size."""
 
 _SENT = 8
-"""Folders of the store in the cluster's memory, besides those that a running job needs."""
+"""Folders of the store in the cluster's memory, besides the folders that a running job needs."""
 
 _TRIES = 3
-"""Workers in a row that may die before they are ready."""
+"""The most workers in a row that may die before they are ready."""
 
 
 def _unusable(problem: object) -> StudyError:
-    """The error, in one line, if there is no such cluster or a node cannot do the jobs."""
+    """The one-line error if there is no such cluster or a node cannot do the jobs."""
     return StudyError("ray", [" ".join(str(problem).split())])
 
 
@@ -48,10 +48,10 @@ class _Actor:
     """A worker.
 
     Attributes:
-        handle: Ray's.
-        pending: what it does now: it gets ready, or it does a job; None: it is idle.
-        where: None before it is ready.
-        slot: whose job it does.
+        handle: Ray's handle of the actor.
+        pending: the current call, which gets the worker ready or does a job; None: the worker is idle.
+        where: the worker's place; None before it is ready.
+        slot: the slot whose job the worker does.
     """
 
     handle: Any
@@ -64,16 +64,16 @@ class RayEngine:
     """Runs jobs on Ray.
 
     Args:
-        address: HOST:PORT of a cluster of which this machine is a node; None: a private Ray of this machine.
-        slots: workers at most; default one for each processor, or for each GPU if clients train there.
+        address: HOST:PORT of a cluster that has this machine as a node; None: a private Ray of this machine.
+        slots: the most workers; default one for each processor, or for each GPU if clients train there.
 
     Raises:
-        StudyError: there is no such cluster, or it cannot be used.
+        StudyError: the cluster does not exist or cannot be used.
     """
 
     def __init__(self, place: Place, address: str | None = None, slots: int | None = None) -> None:
         self.place, self.store, self.private, self.asked = place, Store(place.folder), address is None, slots
-        self.is_ours = not ray.is_initialized()  # else it is the caller's
+        self.is_ours = not ray.is_initialized()  # otherwise Ray belongs to the caller
         if self.is_ours and address is not None:
             _knock(address)
         gpus = 1 if place.device.startswith("cuda") else 0
@@ -88,13 +88,13 @@ class RayEngine:
         self.digests: dict[str, str] = {}
         self.gauges: dict[str, Any] = {}
         self.deaths, self.size, self.looked = 0, 0, -_LOOK
-        # its thread lives as long as the engine: the kernel would end a private Ray with the thread that started it
+        # this thread lives as long as the engine: the kernel would end a private Ray with the thread that started it
         self.pool = ThreadPoolExecutor(1)
         self.opening = self.pool.submit(self._open, address)
 
     @property
     def slots(self) -> int:
-        """Workers that the cluster has room for; a job that has none yet waits for one.
+        """The number of workers that the cluster has room for; a job without a worker waits for one.
 
         Raises:
             StudyError: the cluster cannot be used.
@@ -103,16 +103,16 @@ class RayEngine:
         return max(1, self.size)
 
     def start(self, slot: int, job: Job) -> None:
-        """Give the job to the slot's last worker, or to any that is idle."""
+        """Give the job to the slot's last worker, or to any idle worker."""
         self.parked[slot] = job
         self._dispatch()
 
     def wait(self, seconds: float) -> list[Event]:
-        """What happened.
+        """The events since the last call.
 
         Raises:
             StudyError: a node cannot do the jobs as this machine does.
-            StoreError: what a job wrote cannot be stored.
+            StoreError: the files of a job cannot be stored.
         """
         self._staff()
         pending = {actor.pending: actor for actor in self.actors if actor.pending is not None}
@@ -126,7 +126,7 @@ class RayEngine:
         return events
 
     def megabytes(self, slot: int) -> float | None:
-        """Resident memory of a worker, which a process of its node tells."""
+        """Resident memory of a worker, measured by a process on its node."""
         actor = self.last.get(slot)
         if actor is None or actor.where is None or actor.slot != slot:
             return None
@@ -148,7 +148,7 @@ class RayEngine:
             self._dismiss(self.last[slot])
 
     def close(self) -> None:
-        """End all workers, and Ray with them if it is private."""
+        """End all workers, and also Ray if it is private."""
         wait([self.opening])
         idle = [actor for actor in self.actors if actor.pending is None]
         with suppress(RayError):
@@ -161,7 +161,7 @@ class RayEngine:
         self.pool.shutdown()
 
     def _open(self, address: str | None) -> None:
-        """Join the cluster or start one, and hire the first workers."""
+        """Join the cluster or start one, and start the first workers."""
         if self.is_ours:
             _connect(address, self.asked)
         root, device = self.place.root.absolute(), self.place.device
@@ -171,7 +171,7 @@ class RayEngine:
             raise _unusable(f"the cluster at {address} has no {self.unit}: give --workers if nodes will join it")
 
     def _staff(self) -> None:
-        """Hire workers for the room that the cluster has."""
+        """Start workers for the free room of the cluster."""
         if time.monotonic() - self.looked >= _LOOK:
             self.looked = time.monotonic()
             self.size = int(ray.cluster_resources().get(self.unit, 0)) if self.asked is None else self.asked
@@ -180,7 +180,7 @@ class RayEngine:
             self.actors.append(_Actor(handle, handle.ready.remote()))
 
     def _dispatch(self) -> None:
-        """Give the jobs that wait to idle workers."""
+        """Give waiting jobs to idle workers."""
         for slot, job in list(self.parked.items()):
             idle = [actor for actor in self.actors if actor.pending is None]
             if not idle:
@@ -193,7 +193,7 @@ class RayEngine:
             self.events.append(Started(slot))
 
     def _order(self, job: Job) -> Order:
-        """A job with what it needs."""
+        """The order for a job: the job with its code, data and folders."""
         cell = job.cells[0] if job.reads else None
         names = [job.training.task.data, View.parse(cell.threat).other if cell else ""]
         data = {} if self.private else {name: self._digest(name) for name in names if name}
@@ -209,7 +209,7 @@ class RayEngine:
         return self.digests[name]
 
     def _sent(self, name: str) -> Any:
-        """A reference to the files of a folder of the store, which are put into the cluster's memory once."""
+        """A reference to the files of a folder of the store; they are put into the cluster's memory once."""
         folder = self.store.folder / name
         written = (folder / MANIFEST).stat().st_mtime_ns
         known, reference = self.sent.pop(name, (0, None))
@@ -221,7 +221,7 @@ class RayEngine:
         return reference
 
     def _settle(self, actor: _Actor) -> None:
-        """Note what a worker has done, or that it died."""
+        """Record what a worker has done, or that it died."""
         try:
             found: Where | Answer = ray.get(actor.pending)
         except RayError as error:
@@ -239,10 +239,10 @@ class RayEngine:
         self.events.append(Ended(slot, found.outcome))
 
     def _lost(self, actor: _Actor, error: RayError) -> None:
-        """Note that a worker died.
+        """Record that a worker died.
 
         Raises:
-            StudyError: its node cannot do the jobs.
+            StudyError: the worker's node cannot do the jobs.
         """
         slot, host = actor.slot, actor.where.host if actor.where else "a node"
         cause = error.cause if isinstance(error, RayTaskError) else None
@@ -270,7 +270,7 @@ def _connect(address: str | None, slots: int | None) -> None:
     """Join the cluster at an address, or start a private one.
 
     Raises:
-        StudyError: there is none, or it cannot be used.
+        StudyError: the cluster does not exist or cannot be used.
     """
     for name, value in {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}.items():
         os.environ.setdefault(name, value)
@@ -284,7 +284,7 @@ def _connect(address: str | None, slots: int | None) -> None:
 
 
 def _knock(address: str) -> None:
-    """Raise StudyError if nobody listens at HOST:PORT, which Ray would wait for."""
+    """Raise StudyError if nothing listens at HOST:PORT, because Ray would wait for it."""
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal()) or "/" in host:
         raise _unusable(f"expected --address HOST:PORT, got {address!r}")

@@ -1,4 +1,4 @@
-"""What runs on the nodes of a Ray cluster: jobs in a store of their own, whose finished folders go back as bytes."""
+"""The code on the nodes of a Ray cluster: jobs run in a local store, and finished folders are sent back as bytes."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from leakgauge.harness.core.threads import one_thread
 from leakgauge.harness.study.engine import Job, Outcome, Place, perform
 
 _KEPT = 2
-"""Trainings on the disk of a worker: those that it may hold in memory too (`jobs.stored_scene`)."""
+"""The number of trainings on a worker's disk; it is also the number cached in memory (`jobs.stored_scene`)."""
 
 
 class Unfit(Exception):
-    """A node would not give the bytes that the driver would; one line."""
+    """A node would not give the same bytes as the driver; the message is one line."""
 
 
 class Home(NamedTuple):
-    """What workers take over from the driver.
+    """The settings that workers take from the driver.
 
     Attributes:
         root: the folder of the data.
-        private: whether all nodes are this machine; else a LEAKGAUGE_DATA of a node goes before `root`.
-        paths: where modules are found.
-        cwd: the working folder, from which relative names count.
+        private: whether all nodes are this machine; else a node's LEAKGAUGE_DATA replaces `root`.
+        paths: the folders of modules.
+        cwd: the working folder, to which relative names refer.
         versions: of Python and of packages, as a result states them.
     """
 
@@ -54,12 +54,12 @@ class Where(NamedTuple):
 
 
 class Order(NamedTuple):
-    """A job, and what it needs.
+    """A job and what it needs.
 
     Attributes:
-        code: the digest of the code that should do it.
-        data: the digest of each data set that it reads.
-        reads: the folders of the store that it reads, each with a reference to its files.
+        code: the digest of the code that should do the job.
+        data: the digest of each data set that the job reads.
+        reads: the folders of the store that the job reads, each with a reference to its files.
     """
 
     job: Job
@@ -69,7 +69,7 @@ class Order(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """How a job ended, and the files of the folder that it wrote, by name; none if it failed."""
+    """How a job ended, and the files of its folder by name; empty if the job failed."""
 
     outcome: Outcome
     files: dict[str, bytes]
@@ -83,7 +83,7 @@ def versions() -> dict[str, str]:
 
 
 class Worker:
-    """A process of a node, which does one job at a time."""
+    """A process on a node; it does one job at a time."""
 
     def __init__(self, home: Home) -> None:
         sys.path += [path for path in home.paths if path not in sys.path]
@@ -93,14 +93,14 @@ class Worker:
         own = "" if home.private else os.environ.get("LEAKGAUGE_DATA", "")
         self.place = Place(self.folder, Path(own or home.root), home.device)
         self.home = home
-        self.has: dict[str, Any] = {}  # the folders of the store that are here
+        self.has: dict[str, Any] = {}  # the folders of the store on this worker
         self.checked: set[tuple[str, str]] = set()
 
     def ready(self) -> Where:
-        """Where it is, after the imports of jobs.
+        """The worker's place, after the imports for jobs.
 
         Raises:
-            Unfit: Python or a package are not the driver's.
+            Unfit: Python or a package has another version than the driver's.
         """
         import leakgauge.harness.study.jobs  # noqa: F401
 
@@ -114,7 +114,7 @@ class Worker:
         """Do a job, on one thread.
 
         Raises:
-            Unfit: code or data of this node are not the driver's.
+            Unfit: code or data of this node differ from the driver's.
         """
         self._check(order)
         for name, reference in order.reads.items():
@@ -133,7 +133,7 @@ class Worker:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _check(self, order: Order) -> None:
-        """Raise `Unfit` if code or data of this node are not the driver's."""
+        """Raise `Unfit` if code or data of this node differ from the driver's."""
         from leakgauge.harness.study.environment import code_of
         from leakgauge.harness.study.jobs import load_data
 
@@ -150,26 +150,26 @@ class Worker:
             raise self._unfit(f"cannot load what the job needs: {error}") from error
 
     def _unfit(self, problem: str) -> Unfit:
-        """The error, which names the node."""
+        """The error with the name of the node."""
         return Unfit(f"the node {platform.node()} {problem}")
 
     def _fetch(self, name: str, reference: Any) -> None:
-        """Have a folder of the store here."""
+        """Fetch a folder of the store, unless it is already on this worker."""
         if self.has.get(name) != reference:
             self._drop(name)
             (self.folder / name).mkdir(parents=True)
             for file, content in ray.get(reference).items():
                 (self.folder / name / file).write_bytes(content)
-        self.has[name] = self.has.pop(name, reference)  # the last one used is the last
+        self.has[name] = self.has.pop(name, reference)  # the folder used last is the last entry
 
     def _drop(self, name: str) -> None:
-        """Remove a folder of the store from here."""
+        """Remove a folder of the store from this worker."""
         self.has.pop(name, None)
         shutil.rmtree(self.folder / name, ignore_errors=True)
 
 
 class Gauge:
-    """A process of a node that tells how much memory the others use."""
+    """A process on a node that measures the memory of other processes."""
 
     def megabytes(self, process: int) -> float | None:
         """Resident memory of a process; None if it has ended."""
@@ -180,7 +180,7 @@ class Gauge:
 
 
 def _scratch() -> tuple[Path, TextIO]:
-    """A new folder for this process, and its lock. Removes the folders of processes that were killed."""
+    """A new folder for this process, and its lock. Removes the folders of killed processes."""
     top, prefix = Path(tempfile.gettempdir()), f"leakgauge-ray-{os.getuid()}-"
     with (top / f"{prefix}lock").open("w") as gate:
         fcntl.flock(gate, fcntl.LOCK_EX)

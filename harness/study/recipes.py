@@ -1,13 +1,13 @@
-"""Recipes: studies that repeat a table or a figure of a paper, with what it claims.
+"""Recipes: studies that reproduce a table or a figure of a paper, with the paper's claims.
 
-A recipe is a study's TOML file with a few more keys. It is data: no recipe has code of its own.
+A recipe is a study's TOML file with a few more keys. It is only data, without code.
 
-| key | what it says |
+| key | meaning |
 |---|---|
 | `source` | the paper, and its table or figure |
-| `unstated` | what the paper leaves open, and what is taken or swept instead, one line each |
+| `unstated` | what the paper does not state, and the value or sweep used instead, one line each |
 | `formulas` | functions of a defense (`FORMULAS` of its module) with arguments; lists are swept, nothing is trained |
-| `scale.SIZE` | what replaces values of the study at this size; a table is merged into each table of a list |
+| `scale.SIZE` | values that replace those of the study at this size; a table is merged into each table of a list |
 | `missing` | why the recipe cannot run; its claims are then NOT RUN |
 """
 
@@ -36,7 +36,7 @@ STAND_INS = {
     "fashion_mnist": "digits",
     "cifar10": "photos",
 }
-"""What a recipe uses where the files of a data set are not there; the row says so."""
+"""The data set that a recipe uses if the files of another are missing; the row states the substitution."""
 
 _EXTRA = ("source", "unstated", "formulas", "scale", "missing")
 _NOTHING: Table = {
@@ -51,12 +51,12 @@ class Recipe:
     """A recipe at one size.
 
     Attributes:
-        name: `paper/item`, as its file.
+        name: `paper/item`, like the file.
         source: the paper and its item.
-        study: what runs, with its figures and claims; `trains` says whether anything does.
-        unstated: what the paper leaves open.
-        missing: why it cannot run; empty if it can.
-        notes: what stands in for data that are not there.
+        study: the study to run, with its figures and claims; `trains` states whether anything runs.
+        unstated: what the paper does not state.
+        missing: why the recipe cannot run; empty if it can.
+        notes: substitutes for missing data.
         formulas: tables of formulas with single arguments.
     """
 
@@ -70,26 +70,26 @@ class Recipe:
     formulas: tuple[Table, ...] = field(default=(), repr=False)
 
     def computed(self) -> list[Value]:
-        """The values of its formulas, by their arguments.
+        """The values of the formulas, by their arguments.
 
         Raises:
-            StudyError: there is no such formula, or it refuses its arguments.
+            StudyError: a formula does not exist, or refuses its arguments.
         """
         return [value for table in self.formulas for value in _values(self.name, table)]
 
 
 def recipes() -> dict[str, Path]:
-    """The files of the shipped recipes by name."""
+    """The files of the shipped recipes, by name."""
     root = Path(str(resources.files("leakgauge.studies"))) / "papers"
     return {str(path.relative_to(root).with_suffix("")): path for path in sorted(root.glob("*/*.toml"))}
 
 
 def recipe(source: str, size: Size, root: Path) -> Recipe:
-    """A recipe by name or file, at a size, for the data sets that are in `root`.
+    """A recipe by name or file, at a size, for the data sets in `root`.
 
     Raises:
         UnknownNameError: there is no such recipe.
-        StudyError: it is invalid; all problems are reported together.
+        StudyError: the recipe is invalid; all problems are reported together.
     """
     known = recipes()
     path = Path(source) if source.endswith(".toml") else known.get(source)
@@ -135,9 +135,9 @@ def _merged(table: Table, over: Table) -> Table:
 
 
 def _there(table: Table, root: Path) -> tuple[Table, tuple[str, ...], str]:
-    """The study with data that are there, what stands in for what, and which file is missing without a stand-in.
+    """The study with available data, notes on substitutes, and the missing file that has no substitute.
 
-    A stand-in with fewer samples than the study asks for gives all that it has.
+    A substitute with fewer samples than the study asks for gives all its samples.
     """
     notes, most, missing = dict[str, None](), list[int](), list[str]()
 
@@ -171,7 +171,7 @@ def _there(table: Table, root: Path) -> tuple[Table, tuple[str, ...], str]:
 
 
 def _values(recipe: str, table: Table) -> Iterable[Value]:
-    """What one formula returns: a number, or numbers by quantity; its arguments are the paths."""
+    """The values of one formula, which returns a number or numbers by quantity; the arguments are the paths."""
     arguments = {key: value for key, value in table.items() if key != "name"}
     try:
         found = registry.formula(str(table.get("name")))(**arguments)

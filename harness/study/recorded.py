@@ -1,4 +1,4 @@
-"""A recording in the place of a training: what a study reads instead of training, and what it must agree with."""
+"""A recording in place of a training: what a study reads from it, and where the study must agree with it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from leakgauge.harness.learn.batch import Indices
 from leakgauge.harness.learn.tasks import ModelTask
 
 _SAME = ("clients", "participants", "rounds", "algorithm", "local_steps", "local_epochs", "batch", "lr", "momentum")
-"""Fields of a federation that a recording states."""
+"""The fields of a federation that a recording states."""
 
 _UNHEARD = Key(0, ("unheard",))
-"""Of a channel's noise, if that of the training is unknown."""
+"""The key of a channel's noise, if the training's key is unknown."""
 
 
 def disagreements(
     trainings: Iterable[TrainingSpec], cells: Sequence[Cell], loaded: DataSet, layout: Layout
 ) -> list[str]:
-    """Why these trainings, on one task, or what cells attack of them, are not those of a recording; one line each."""
+    """Disagreements of these trainings on one task, or of their cells' targets, with a recording; one line each."""
     if not isinstance(loaded, RecordedData):
         return []
     found = (
@@ -43,13 +43,13 @@ def disagreements(
 
 
 def problems(spec: TrainingSpec, cells: Iterable[Cell], recording: Recording, layout: Layout) -> Iterator[str]:
-    """Why this training, or a target of these cells of it, is not that of the recording; one line each."""
+    """Disagreements of this training, or of its cells' targets, with the recording; one line each."""
     expected = spec_of(recording)
     for name in _SAME:
         want, got = _field(expected, name), _field(spec.federation, name)
         if want != got:
             yield f"federation.{name}: got {got}, expected {want} as in the recording"
-    if recording.defense != spec.defense:  # compared as data: a stranger's recording names no code that is imported
+    if recording.defense != spec.defense:  # compared as data: an untrusted recording must not import code
         yield f"defense: got {part_text(spec.defense)}, expected {part_text(recording.defense)} as in the recording"
     if recording.seed not in (None, spec.seed):
         yield f"seeds: got {spec.seed}, expected {recording.seed} as in the recording, whose shared keys follow from it"
@@ -61,7 +61,7 @@ def problems(spec: TrainingSpec, cells: Iterable[Cell], recording: Recording, la
 
 
 def _field(spec: FederationSpec, name: str) -> Any:
-    """A field of a federation, with what its default means."""
+    """A field of a federation, with its default resolved."""
     value = getattr(spec, name)
     if name == "participants":
         return value or spec.clients
@@ -70,7 +70,7 @@ def _field(spec: FederationSpec, name: str) -> Any:
 
 
 def _missing(cells: Iterable[Cell], recording: Recording) -> Iterator[str]:
-    """What cells attack, and the recording does not have."""
+    """The targets of cells that the recording does not have."""
     unknown = {t: set(sent) - set(recording.rows.get(t, {})) for t, sent in recording.sent.items()}
     for cell in cells:
         for number in cell.target.looks_at:
@@ -85,13 +85,13 @@ def _missing(cells: Iterable[Cell], recording: Recording) -> Iterator[str]:
 
 
 def those(numbers: tuple[int, ...]) -> str:
-    """The rounds that there are, shortly."""
+    """The recorded rounds as a short text."""
     shown = ", ".join(map(str, numbers[:8]))
     return f"it has those of {shown}{', ...' if len(numbers) > 8 else ''}" if numbers else "it has none"
 
 
 def mismatch(model: Layout, recorded: Layout, whose: str = "the recording") -> str:
-    """The first tensor in which a recorded layout is not that of the model, and how; empty: they are equal."""
+    """The first tensor in which a recorded layout differs from the model's, and how; empty if they are equal."""
     for at in range(max(len(model.names), len(recorded.names))):
         want = (model.names[at], model.shapes[at]) if at < len(model.names) else None
         got = (recorded.names[at], recorded.shapes[at]) if at < len(recorded.names) else None
@@ -116,13 +116,13 @@ def clients_of(recording: Recording, samples: int) -> dict[int, Indices]:
 
 
 def sizes_of(recording: Recording, samples: int) -> dict[int, Examples]:
-    """Clients with as many records as they say, of which nothing is known but their number; for `make_setting`."""
+    """Clients with the stated numbers of records but unknown contents; for `make_setting`."""
     sizes = recording.samples or {0: max(1, samples // recording.facts.clients)}
     return {client: Examples(torch.empty(size, 0), torch.empty(size)) for client, size in sizes.items()}
 
 
 def shared_key(loaded: DataSet, key: Key) -> Key | None:
-    """The key of a training, from which its shared keys follow; None: those of this recording are unknown."""
+    """The key of a training, which determines its shared keys; None if this recording's shared keys are unknown."""
     return None if isinstance(loaded, RecordedData) and loaded.recording.seed is None else key
 
 
@@ -138,11 +138,11 @@ def as_recorded(
 ) -> Training:
     """The training that a recording holds, with the requested rounds.
 
-    The defense's state follows from the losses that were recorded; others count as not evaluated. A message that the
-    defense refuses is dropped, as a server would.
+    The recorded losses determine the defense's state; other losses count as not evaluated. A message that the defense
+    refuses is dropped, as by a server.
 
     Args:
-        test: on which the kept models, the first one and the last one are evaluated.
+        test: the records on which the kept models, the first model and the last model are evaluated.
         key: of the training; None: the shared keys are unknown.
 
     Raises:
@@ -169,7 +169,7 @@ def as_recorded(
 def _receive(
     training: Training, recording: Recording, here: Round, clients: Mapping[int, Indices], key: Key | None
 ) -> None:
-    """Add the messages of one round that a server accepts, and the records behind them as places in a client's data."""
+    """Add the accepted messages of one round, and the records behind them as places in a client's data."""
     number, sent = here.number, recording.messages(here.number)
     shared = {one.client: key and client_key(key, number, one.client).child("shared") for one in sent}
     messages = [
@@ -187,7 +187,7 @@ def _receive(
 
 
 def _accepted(here: Round, messages: Sequence[Message], key: Key | None) -> tuple[list[Message], dict[int, str]]:
-    """The messages that a server accepts, and why it refuses others, by client."""
+    """The messages that a server accepts, and for each refused client the reason."""
     dropped = dict[int, str]()
     for one in messages:
         try:
@@ -198,9 +198,9 @@ def _accepted(here: Round, messages: Sequence[Message], key: Key | None) -> tupl
 
 
 def _added_up(here: Round, messages: Sequence[Message], key: Key | None) -> tuple[list[Message], dict[int, str]]:
-    """The sum that arrives of what clients sent, with the noise of a training's channel; as `_accepted` otherwise.
+    """The received sum of the clients' messages, with the noise of a training's channel; else as `_accepted`.
 
-    key: of the training; None: other noise of the same law.
+    key: of the training; None: the noise is drawn again from the same law.
     """
     own = (key or _UNHEARD).child("round", here.number)
     letters = [

@@ -1,4 +1,4 @@
-"""The part of a training that the attacks need, as arrays: models and messages."""
+"""The part of a training that the attacks need, models and messages, as arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from leakgauge.harness.study.store import Arrays
 
 
 def to_arrays(training: Training, keep: Keep) -> Arrays:
-    """The arrays of a training. Shared keys are not stored: they follow from the seed."""
+    """The arrays of a training. Shared keys are not stored, because the seed determines them."""
     losses = [training.feedback[0].before, *(item.after for item in training.feedback)]
     arrays: dict[str, npt.NDArray[Any]] = {
         # the requested rounds: after a defense has stopped, a round has no model and no messages

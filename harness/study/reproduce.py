@@ -24,7 +24,7 @@ NAME = "reproduce.json"
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a recipe showed. `figures`: the panels of each figure, or why it could not be drawn."""
+    """The result of a recipe. `figures`: the panels of each figure, or why the figure could not be drawn."""
 
     recipe: Recipe
     size: Size
@@ -34,12 +34,12 @@ class Outcome:
 
     @property
     def verdicts(self) -> Counter[Verdict]:
-        """How many claims ended how."""
+        """The number of claims with each verdict."""
         return Counter(one.verdict for one in self.judged)
 
     @property
     def shown(self) -> dict[str, Any]:
-        """What its section of the page shows."""
+        """The content of the recipe's section on the page."""
         made, drawn = self.recipe, zip(self.recipe.study.figures, self.figures, strict=True)
         return {
             "name": made.name,
@@ -56,7 +56,7 @@ class Outcome:
 
     @property
     def data(self) -> dict[str, Any]:
-        """As plain data for JSON: the same recipe, code and data give the same bytes."""
+        """The outcome as plain data for JSON; the same recipe, code and data give the same bytes."""
         rest = {name: value for name, value in self.shown.items() if name not in ("judged", "figures")}
         figures = [
             {
@@ -95,7 +95,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
 
 
 def _finite(value: float | None) -> float | str | None:
-    """A number that JSON can hold."""
+    """The number in a form that JSON can hold."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -123,13 +123,13 @@ def reproduce(
     workers: int | None = None,
     listen: Callable[[str], Listener],
 ) -> list[Outcome]:
-    """Run recipes, each in a folder of its own, in which finished cells stay; write `reproduce.json`.
+    """Run recipes, each in its own folder, which keeps finished cells; write `reproduce.json`.
 
     Args:
-        listen: what hears of the progress of the study of this name.
+        listen: gives the listener for the progress of a study, by the study's name.
 
     Raises:
-        StudyError: a recipe is invalid; before anything runs.
+        StudyError: a recipe is invalid; raised before anything runs.
     """
     made = [recipe(name, size, root) for name in names]
     outcomes = []
@@ -147,12 +147,12 @@ def reproduce(
 
 
 def _quantities(made: Recipe) -> set[str]:
-    """What its figures and claims look at."""
+    """The quantities that the recipe's figures and claims use."""
     claims: tuple[Statement, ...] = made.study.claims
     return {one.y for one in claims} | {name for figure in made.study.figures for name in figure.quantities}
 
 
 def write(outcomes: Sequence[Outcome], out: Path) -> None:
-    """Write what is known so far as JSON."""
+    """Write the outcomes so far as JSON."""
     text = json.dumps([one.data for one in outcomes], indent=1, sort_keys=True) + "\n"
     write_atomically(out / NAME, text.encode())

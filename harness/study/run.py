@@ -1,4 +1,4 @@
-"""Runs a study: trainings first, then the attacks on them. The same command again skips the finished cells."""
+"""Runs a study: trainings first, then the attacks on them. Running the same command again skips finished cells."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ELSE = "use another folder, or --merge to keep both"
 
 @dataclass(frozen=True)
 class _Session:
-    """A run of a study in a folder that nobody else writes to; `notes` tell what becomes of stored results."""
+    """A run of a study in a folder with no other writer; `notes` state what happens to stored results."""
 
     store: Store
     place: Place
@@ -48,7 +48,7 @@ class _Session:
     def work(
         self, total: int, finished: Collection[str], listen: Listener, trainings: list[Job], attacks: list[Job]
     ) -> None:
-        """Do all jobs; no attack on the `finished` cells."""
+        """Do all jobs, except attacks on the `finished` cells."""
         slots = self.engine.slots
         progress = Progress(total=total, skipped=len(finished), workers=slots, notes=self.notes)
         listen(progress, None)
@@ -58,9 +58,9 @@ class _Session:
         supervise(schedule, self.engine, self.limits)
 
     def usable(self, wanted: dict[Path, str], *, reuse: bool) -> set[str]:
-        """The ids of the finished cells and trainings among these folders, each with the code that it should be of.
+        """The ids of the finished cells and trainings among these folders; `wanted` has the code of each.
 
-        What is damaged is set aside, and what other code made, unless it is to be reused.
+        Damaged results are set aside, and results of other code too, unless they are reused.
         """
         found, others = set(), Counter[str]()
         for folder, code in wanted.items():
@@ -106,20 +106,20 @@ def run_study(
     """Run the unfinished cells of a study, and return all results.
 
     Args:
-        folder: of the results; created if it is missing.
+        folder: the folder of the results; created if it is missing.
         data: folder of the data sets; default `LEAKGAUGE_DATA`, or `~/.cache/leakgauge`.
-        workers: worker processes; default one per core; 0: work in this process.
+        workers: worker processes; default one per core; 0: all jobs run in this process.
         device: where clients train, `cpu` or `cuda`; recorded with each result, not part of its id.
         listen: called after every change.
-        merge: keep the cells of other studies, and of other versions of this one, in the folder.
-        part: keep those of this one; for some cells of a study.
+        merge: keep the cells of other studies, and of other versions of this study, in the folder.
+        part: keep the cells of other versions of this study; for running only some of its cells.
         reuse: keep the results that other code made.
-        limits: of one training or attack, which fails beyond them.
-        engine: opens where jobs run; default in worker processes, or in this process if `workers` is 0.
+        limits: limits for each training or attack, which fails if it breaks one.
+        engine: opens the engine for the jobs; default worker processes, or this process if `workers` is 0.
 
     Raises:
         StudyError: there is no such device, the folder has cells that would be lost, or a data set is missing, has
-            changed or does not fit a model; one line for each problem, before anything runs.
+            changed or does not fit a model; one line for each problem, raised before anything runs.
         StoreError: the folder cannot be written, or another process writes to it.
         Interrupted: Ctrl-C, SIGTERM or SIGHUP; finished results are kept.
     """
@@ -135,7 +135,7 @@ def run_study(
     root = data if data is not None else default_root()
     store = Store(Path(folder))
     place = Place(store.folder, root, device)
-    # an engine starts while this process reads the data
+    # the engine starts while this process reads the data
     with closing(open_engine(place)) as opened, nullcontext(check_data(study, root)) as found, writing(store.folder):
         session = _Session(store, place, opened, reuse, limits, [], Pace(_dims(study, root)))
         listen = listen or (lambda progress, outcome: None)
@@ -160,7 +160,7 @@ def run_study(
 
 
 def _dims(study: Study, root: Path) -> dict[TaskSpec, int]:
-    """The parameters of the model of each task."""
+    """The number of model parameters of each task."""
     from leakgauge.harness.study.jobs import load_data, make_task
 
     tasks = dict.fromkeys(training.task for training in study.trainings)
@@ -168,10 +168,10 @@ def _dims(study: Study, root: Path) -> dict[TaskSpec, int]:
 
 
 def _workers(study: Study, workers: int | None, *, elsewhere: bool) -> int | None:
-    """The number of worker processes: none for a model or data that only this process has.
+    """The number of worker processes: 0 for a model or data that only this process has.
 
     Raises:
-        StudyError: another number was asked for, or an engine of processes elsewhere.
+        StudyError: such a study asks for another number, or for an engine in other processes.
     """
     named = {name for spec in study.trainings for name in (spec.task.model, records_of(spec.task.data))}
     here = {name for name in named if name.startswith("given:")}
@@ -183,10 +183,10 @@ def _workers(study: Study, workers: int | None, *, elsewhere: bool) -> int | Non
 
 
 def _solved(study: Study, session: _Session, listen: Listener) -> Study:
-    """The study with its defenses' goals solved; each training of the search is stored, and serves its cells too.
+    """The study with its defenses' goals solved; the trainings of the search are stored, and cells can use them.
 
     Raises:
-        StudyError: no goal can be reached and nothing else is asked, or a training of the search failed.
+        StudyError: no goal can be reached and there are no other cells, or a training of the search failed.
     """
     from leakgauge.harness.study.environment import code_of
     from leakgauge.harness.study.jobs import keep_for, training_suffices
@@ -283,7 +283,7 @@ def check_data(study: Study, root: Path) -> dict[str, tuple[str, bool]]:
 
 
 def _check_alike(other: DataSet, own: DataSet) -> None:
-    """Raise ValueError if inputs of another data set are no inputs of this one."""
+    """Raise ValueError if inputs of another data set differ in shape or scale from this one's."""
     if other.input_shape != own.input_shape:
         text = f"expected inputs {own.input_shape} as in {own.name!r}, got {other.input_shape}"
         raise ValueError(f"auxiliary={other.name}: {text}")
@@ -296,7 +296,8 @@ def _stored_study(study: Study, session: _Session, hashes: dict[str, str], *, me
     """The study or studies of the folder; empty if there are none. A damaged study.json is set aside.
 
     Raises:
-        StudyError: these are others, without `merge`, or a data set has changed, so that the same ids mean others.
+        StudyError: the folder has other studies, without `merge`, or a data set has changed, so the same ids would mean
+            other cells.
     """
     folder, path = session.store.folder, session.store.folder / "study.json"
     if not path.exists():
@@ -323,7 +324,7 @@ def _stored_study(study: Study, session: _Session, hashes: dict[str, str], *, me
 def _described(
     study: Study, found: dict[str, tuple[str, bool]], stored: dict[str, Any], others: tuple[Cell, ...]
 ) -> dict[str, Any]:
-    """The content of study.json: this study, and the others of the folder before it."""
+    """The content of study.json: the other studies of the folder, then this study."""
     this = {"name": study.name, "title": study.title, "text": study.text, "goals": list(study.goals)}
     before = [one for one in stored.get("studies", [stored] if stored else []) if one["name"] != study.name]
     studies = [*({key: one.get(key, []) for key in this} for one in before), this]
@@ -351,7 +352,7 @@ def _described(
 
 
 def plan(study: Study, store: Store, usable: Collection[str]) -> tuple[list[Job], list[Job], set[str]]:
-    """(trainings to run, attacks whose training is stored, finished cells), without the usable ids."""
+    """(trainings to run, attacks on stored trainings, finished cells); cells with usable ids are finished."""
     from leakgauge.harness.study.jobs import keep_for, training_suffices
 
     trainings, attacks, finished = [], [], set[str]()
@@ -364,6 +365,6 @@ def plan(study: Study, store: Store, usable: Collection[str]) -> tuple[list[Job]
         if training_suffices(training, keep_for(unfinished), store):
             attacks += [Job("attack", training, (cell,)) for cell in unfinished]
         else:
-            # keep what all of its cells need: a cell added later then finds it
+            # keep what all of its cells need, so that cells added later find it
             trainings.append(Job("training", training, cells))
     return trainings, attacks, finished

@@ -1,7 +1,7 @@
-"""What runs next: the jobs of a study in their order, and how far they are.
+"""The order and the progress of the jobs of a study.
 
-What would end last starts first. Other jobs go to the slot that ran their training, whose worker has it in memory. A
-long attack, or a long limit, is split when its turn comes: what a worker computes never depends on that.
+The job with the longest remaining chain starts first. Other jobs go to the slot that ran their training, whose worker
+has it in memory. A long attack or a long limit is split when its turn comes; results never depend on the split.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from leakgauge.harness.study.splits import limit_id, named, shares, victims_of
 from leakgauge.harness.study.store import Store, StoreError
 
 _SHARED = 1.0
-"""Seconds of a limit from which on it is a job of its own, which all attacks on the target read; it costs two files."""
+"""A limit of at least these seconds is a separate job, which all attacks on the target read; it costs two files."""
 
 _PART = 4.0
-"""Seconds of a part, at least: the worker of each observes the target anew."""
+"""The least seconds of a part, because each worker observes the target again."""
 
 _URGENT = 0.5
-"""A job is urgent whose chain takes this share of what each slot has left to do."""
+"""A job is urgent if its chain takes at least this share of the work left for each slot."""
 
 
 @dataclass
@@ -35,9 +35,9 @@ class Progress:
     """The state of a running study, in cells; the listener receives it after every change.
 
     Attributes:
-        left: seconds of the jobs that remain, on one worker; None: unknown.
-        workers: how many of them run at a time.
-        notes: what became of stored results, one line each, for a listener to take away.
+        left: seconds of the remaining jobs on one worker; None: unknown.
+        workers: how many jobs run at a time.
+        notes: what happened to stored results, one line each; a listener may remove them.
     """
 
     total: int
@@ -52,12 +52,12 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self.start
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the end; None before the first job has ended."""
+        """Estimated seconds until the end; None before the first job has ended."""
         return None if self.left is None else self.left / max(1, self.workers)
 
     @property
@@ -74,10 +74,10 @@ class _Task:
     """A job that has not ended.
 
     Attributes:
-        cost: its expected seconds. later: those of the longest job that waits for it alone.
-        then: the attack whose part it is.
-        waits: how many jobs it waits for. taken: whether it runs, or is given up.
-        tried: whether it was split, or cannot be.
+        cost: the expected seconds of the job. later: the expected seconds of the longest job that waits for it.
+        then: the attacks that wait for this part.
+        waits: how many jobs the task waits for. taken: whether it runs or is given up.
+        tried: whether splitting was tried.
     """
 
     job: Job
@@ -93,11 +93,11 @@ class Schedule:
     """Chooses the next job of a slot, and notes how jobs ended.
 
     Args:
-        trainings: to run; each is followed by the attacks on its unfinished cells.
-        attacks: to run, on stored trainings.
+        trainings: trainings to run; each is followed by the attacks on its unfinished cells.
+        attacks: attacks to run on stored trainings.
         finished: the ids of the cells that need no attack.
-        pace: how long jobs take.
-        slots: jobs that run at a time; one a part, at most twice as many.
+        pace: the expected time of jobs.
+        slots: how many jobs run at a time; with one slot nothing is split, else into at most 2 * slots parts.
     """
 
     def __init__(
@@ -114,11 +114,11 @@ class Schedule:
     ) -> None:
         self.store, self.progress, self.listen = store, progress, listen
         self.finished, self.pace, self.slots = finished, pace, slots
-        self.heap: list[tuple[float, int, _Task]] = []  # what may start, the longest chain first
-        self.families: dict[str, list[tuple[float, int, _Task]]] = {}  # the attacks among it, by training
-        self.open: dict[str, _Task] = {}  # tasks that have not ended, by what they write
-        self.behind: dict[str, list[_Task]] = {}  # the attacks on a training that is to run
-        self.parts: dict[str, dict[str, _Task]] = {}  # those that have not ended, by what they are of and by name
+        self.heap: list[tuple[float, int, _Task]] = []  # tasks that may start, the longest chain first
+        self.families: dict[str, list[tuple[float, int, _Task]]] = {}  # the attacks in the heap, by training
+        self.open: dict[str, _Task] = {}  # tasks that have not ended, by the folder that they write
+        self.behind: dict[str, list[_Task]] = {}  # the attacks that wait for a training
+        self.parts: dict[str, dict[str, _Task]] = {}  # parts that have not ended, by their whole and by name
         self.users: dict[str, int] = {}  # attacks that still read a limit
         self.has: dict[int, str] = {}  # the training that a slot's worker has in memory
         self.numbers, self.ended_jobs = 0, 0
@@ -143,16 +143,16 @@ class Schedule:
         self.listen(self.progress, None)
 
     def again(self, job: Job, reason: str) -> None:
-        """Queue a job again whose worker died."""
+        """Queue a job again because its worker died."""
         self.progress.running.remove(job.label)
         self.progress.notes.append(f"done again: {job.label}: {reason}")
-        if (task := self.open.get(job.writes)) is not None:  # else it is of no use any more
+        if (task := self.open.get(job.writes)) is not None:  # otherwise nobody needs the job any more
             task.taken = False
             self._push(task)
         self.listen(self.progress, None)
 
     def ended(self, outcome: Outcome) -> None:
-        """Report how a job ended; what waited for it may start."""
+        """Report how a job ended; jobs that waited for it may start."""
         job = outcome.job
         self.progress.running.remove(job.label)
         task = self._close(job.writes)
@@ -167,7 +167,7 @@ class Schedule:
         self.listen(self.progress, outcome)
 
     def _succeeded(self, task: _Task, outcome: Outcome) -> Outcome:
-        """Let start what waits for the task."""
+        """Let the jobs start that wait for the task."""
         job = task.job
         if job.kind == "attack":
             self.progress.done += 1
@@ -179,9 +179,9 @@ class Schedule:
         return outcome
 
     def _failed(self, task: _Task, outcome: Outcome) -> Outcome:
-        """Give up what cannot be done without the task, and store why its cells have no result."""
+        """Give up the jobs that need the task, and store why their cells have no result."""
         job, cells = task.job, list[Cell]()
-        if job.kind == "limit":  # each attack tries it by itself
+        if job.kind == "limit":  # each attack computes the limit by itself
             return self._succeeded(task, outcome)
         if job.kind == "attack":
             cells = list(job.cells)
@@ -200,7 +200,7 @@ class Schedule:
         return outcome._replace(error=message)
 
     def _give_up(self, attack: _Task) -> None:
-        """Take an attack out, and its parts that have not started; those that run are of no use when they end."""
+        """Remove an attack and its parts that have not started; the results of running parts are not used."""
         attack.taken = True
         self._close(attack.job.writes)
         for other in self.parts.pop(attack.job.cells[0].id, {}).values():
@@ -208,7 +208,7 @@ class Schedule:
             self._close(other.job.writes)
 
     def _add(self, job: Job) -> _Task:
-        """A job that may start; behind a training, the attacks on it."""
+        """Add a job that may start; for a training, also the attacks that wait for it."""
         task = self.open[job.writes] = _Task(job)
         if job.kind == "training":
             cells = [cell for cell in job.cells if cell.id not in self.finished]
@@ -221,14 +221,14 @@ class Schedule:
         return task
 
     def _wait(self, attack: _Task, waits: int = 1) -> _Task:
-        """Note an attack, which waits for so many jobs."""
+        """Add an attack that waits for this number of jobs."""
         self.open[attack.job.writes], attack.waits = attack, waits
         limit = limit_id(attack.job.cells[0])
         self.users[limit] = self.users.get(limit, 0) + 1
         return attack
 
     def _close(self, writes: str) -> _Task | None:
-        """Forget a task; None if it is already."""
+        """Remove a task and return it; None if it was already removed."""
         task = self.open.pop(writes, None)
         if task is not None:
             self.left -= task.cost
@@ -238,7 +238,7 @@ class Schedule:
         return task
 
     def _clean(self, cell: Cell) -> None:
-        """Remove the parts of a cell that is over, and its limit after the last attack on the target."""
+        """Remove the parts of a cell that has ended, and its limit after the last attack on the target."""
         self.store.drop_parts(cell.id)
         limit = limit_id(cell)
         self.users[limit] -= 1
@@ -246,7 +246,7 @@ class Schedule:
             self.store.drop_parts(limit)
 
     def _reprice(self) -> None:
-        """Take the seconds of all jobs anew, from those that have ended: after 1, 2, 4, 8, ... of them."""
+        """Estimate the seconds of all jobs again from the ended jobs; done after 1, 2, 4, 8, ... ended jobs."""
         self.heap.clear()
         self.families.clear()
         for task in self.open.values():
@@ -267,14 +267,14 @@ class Schedule:
             heapq.heappush(self.families.setdefault(task.job.training.id, []), entry)
 
     def _pick(self, slot: int) -> _Task | None:
-        """The job with the longest chain if that is urgent, else one on the slot's training, else the first anyway."""
+        """A job on the slot's training; if there is none, or another job is urgent, the job with the longest chain."""
         first, own = _top(self.heap), _top(self.families.get(self.has.get(slot, ""), []))
         if first is None or own is None or first.cost + first.later >= _URGENT * self.left / max(1, self.slots):
             return first
         return own
 
     def _split(self, task: _Task) -> bool:
-        """Split a long attack, and its limit off; whether it waits for something now."""
+        """Split a long attack, and make its limit a separate job; returns whether the attack now waits."""
         job = task.job
         if job.kind != "attack" or task.tried:
             return False
@@ -301,7 +301,7 @@ class Schedule:
         return bool(before)
 
     def _divide(self, task: _Task, whole: Job, name: str, size: int, before: list[_Task], parts: list[str]) -> None:
-        """Let a task wait for the parts of `whole`: those that are stored, those that are queued, and new ones."""
+        """Let a task use the parts of `whole`: stored parts, and queued and new parts, for which it waits."""
         known, queued = self.store.parts_of(name), self.parts.setdefault(name, {})
         covered = {i for one in (*known, *queued) for i in victims_of(one)}
         seconds = self.pace.expected(whole)
@@ -314,7 +314,7 @@ class Schedule:
                 job = whole._replace(part=(victims.start, victims.stop))
                 queued[named(name, victims)] = self._add(job)
                 self._push(queued[named(name, victims)])
-        for other in queued.values():  # of a limit, also for the other attacks on the target
+        for other in queued.values():  # parts of a limit also serve other attacks on the target
             other.then.append(task)
             other.later = max(other.later, task.cost)
             before.append(other)
@@ -322,7 +322,7 @@ class Schedule:
 
 
 def _top(heap: list[tuple[float, int, _Task]]) -> _Task | None:
-    """The first task of a heap that has not been taken; those that have are removed."""
+    """The first task of a heap that may start; tasks before it are removed."""
     while heap and (heap[0][2].taken or heap[0][2].waits):
         heapq.heappop(heap)
     return heap[0][2] if heap else None

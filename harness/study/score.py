@@ -1,4 +1,4 @@
-"""Scores an attack: its guesses against the truth, which no attack sees."""
+"""Scores an attack: compares its guesses with the truth, which no attack sees."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ SUCCESS = 1e-3
 """MSE below which a reconstruction counts as a success."""
 
 _LEAST = 1e-6
-"""Smaller MSEs are equal to the eye: they count as this one where one is divided by another."""
+"""In a ratio of MSEs, a smaller MSE counts as this one: smaller differences are invisible."""
 
 PSNR_CAP = 100.0
-"""dB, at an MSE of 1e-10: an exact reconstruction has no PSNR. Rounding to 8 bits alone gives 59 dB."""
+"""dB, at an MSE of 1e-10: an exact reconstruction has no finite PSNR. Rounding to 8 bits alone gives 59 dB."""
 
 
 class ImageScores(NamedTuple):
-    """Scores of b images, [b] float64 each; psnr in dB."""
+    """Scores of b images: [b] float64 each; psnr in dB."""
 
     ssim: Numbers
     mse: Numbers
@@ -51,7 +51,7 @@ class ImageScores(NamedTuple):
 class _Scores(NamedTuple):
     """Scores of one victim's images in the order of the truth, [b] each; `right` is 1 for a correct label.
 
-    `identified` is 1 where the guess is nearer to its truth than to the whole lineup; None without one.
+    `identified` is 1 if the guess is nearer to its truth than to every input of the lineup; None without a lineup.
     """
 
     mse: Numbers
@@ -61,7 +61,7 @@ class _Scores(NamedTuple):
     identified: Numbers | None
 
     def efficiency(self, limit: Limit, truth: Tensor) -> Numbers:
-        """[b] the limit's error over that of the guess, where images are in [0, 1]."""
+        """[b] the limit's error over the guess's error; guessed images are clipped to [0, 1]."""
         guess = self.guess.clamp(0, 1) if truth.ndim == 4 else self.guess
         return np.maximum(limit.error, _LEAST) / np.maximum(limit.errors_of(truth, guess), _LEAST)
 
@@ -74,7 +74,7 @@ def image_scores(truth: Tensor, guess: Tensor) -> ImageScores:
         guess: [b, c, h, w], finite. SSIM and PSNR clip it to [0, 1]; MSE does not, as in the papers.
 
     Guarantees:
-        truth against itself is SSIM 1, MSE 0 and PSNR `PSNR_CAP`.
+        truth against itself gives SSIM 1, MSE 0 and PSNR `PSNR_CAP`.
         The SSIM window is 7 x 7, or the largest odd window that fits into a smaller image.
 
     Raises:
@@ -102,7 +102,7 @@ def image_scores(truth: Tensor, guess: Tensor) -> ImageScores:
 
 
 def match(truth: Tensor, guess: Tensor) -> Tensor:
-    """Match guesses to true inputs, since a batch has no order.
+    """Match guesses to true inputs, because a batch has no order.
 
     Args:
         truth: [b, ...].
@@ -115,16 +115,16 @@ def match(truth: Tensor, guess: Tensor) -> Tensor:
         No other permutation has a lower total MSE.
         The scores of a batch do not depend on the order of the guesses.
     """
-    # not through a matrix product, which would lose the small distances
+    # without a matrix product, which would lose small distances
     cost = torch.cdist(_flat(truth), _flat(guess), compute_mode="donot_use_mm_for_euclid_dist").square()
     return torch.from_numpy(linear_sum_assignment(cost.numpy())[1].astype(np.int64))
 
 
 def identified(truth: Tensor, guess: Tensor, lineup: Tensor) -> Numbers:
-    """[b], 1 where a guess is nearer to its truth than to every other input of its lineup.
+    """[b], 1 if a guess is nearer to its truth, by squared error, than to every other input of its lineup, else 0.
 
-    Nearer by the squared error. A guess that does not depend on the truth is right with probability at most
-    1 / (k + 1), if truth and lineup are drawn alike; others that equal the truth are left out.
+    A guess that does not depend on the truth is right with probability at most 1 / (k + 1), if truth and lineup are
+    drawn alike. Inputs of the lineup that equal the truth are left out.
 
     Args:
         truth, guess: [b, ...]. lineup: [b, k, ...].
@@ -142,28 +142,28 @@ def score_reconstruction(
     lineups: Iterable[Tensor] | None = None,
     columns: Sequence[Column] = (),
 ) -> tuple[tuple[Estimate, ...], Pictures | None]:
-    """Score one guess a victim.
+    """Score one guess per victim.
 
-    A victim failed if its guess has a `failure` or is not finite. It counts in `failed`, has no SSIM, MSE, PSNR and
-    labels (None in `values`; every note states how many), and is neither identified, recognized nor a success.
+    A victim failed if its guess has a `failure` or is not finite. A failed victim counts in `failed`, has no SSIM, MSE,
+    PSNR and labels (None in `values`; every note states how many), and is not identified, recognized or a success.
 
     Args:
         truth_x: [b, c, h, w] images in [0, 1] or [b, features] of each victim; b may differ.
-        truth_y: [b] int64 of each, or numbers of a regression: then there is no `label_accuracy`.
+        truth_y: [b] int64 of each victim, or numbers of a regression, for which there is no `label_accuracy`.
         guesses: in the order of the victims.
         lineups: [b, k, ...] of each victim: k other inputs for each of its own. None: no `identification`.
-        columns: what the inputs of a table are; empty: they are no table.
+        columns: the columns of a table's inputs; empty: the inputs are not a table.
 
     Returns:
-        For images `ssim`, `mse` (the median, since one diverged image would dominate the mean), `psnr`,
+        For images `ssim`, `mse` (the median, because one diverged image would dominate the mean), `psnr`,
         `label_accuracy` (labels in common, in any order), `identification` (the original is the nearest of its lineup),
-        `recognized` (identified, with SSIM >= 0.5), `success` (MSE < 1e-3) and `failed`; for other inputs those without
-        SSIM and PSNR, and for a table first `columns` (the share of a record's columns that are right) and, for each
-        column, the share of records, `column/NAME`. `values` follow the order of the victims, then of the images in a
-        batch. Also the pictures, if all batches have one size; a failed victim's are gray.
+        `recognized` (identified, with SSIM >= 0.5), `success` (MSE < 1e-3) and `failed`. For other inputs, all of these
+        that need no SSIM or PSNR; for a table, first `columns` (the share of a record's columns that are right) and
+        `column/NAME` (for each column, the share of records). `values` follow the order of the victims, then of the
+        images in a batch. Also the pictures, if all batches have the same size; a failed victim's are gray.
 
     Raises:
-        ValueError: not one guess a victim, no victim, or a guess of another shape than the truth.
+        ValueError: not one guess per victim, no victim, or a guess of another shape than the truth.
     """
     if not len(truth_x) == len(truth_y) == len(guesses) > 0:
         raise ValueError(
@@ -209,7 +209,7 @@ def score_reconstruction(
 def _of_columns(
     truth_x: Sequence[Tensor], scores: Sequence[_Scores | None], columns: Sequence[Column], note: str
 ) -> list[Estimate]:
-    """The share of right columns, and of records for each column; a failed victim's columns are wrong."""
+    """The share of right columns, and of right records for each column; a failed victim's columns count as wrong."""
     if not columns:
         return []
     hits = [
@@ -227,17 +227,17 @@ def _of_columns(
 def score_limits(
     truth_x: Sequence[Tensor], guesses: Sequence[Guess], limits: Sequence[Limit] | str, proved: Proved | None = None
 ) -> tuple[Estimate, ...]:
-    """What an attack could reach at best, and how near to it these guesses are.
+    """The limit of any attack, and how near these guesses are to it.
 
     Args:
         truth_x, guesses: as for `score_reconstruction`.
-        limits: one a victim, or the reason why there is none.
-        proved: the most that any attack identifies, by the defense's proofs.
+        limits: one per victim, or the reason why there is none.
+        proved: the defense's proved bound on the identification by any attack.
 
     Returns:
         `limit`: the expected MSE of the best linear estimate of each image; `average_limit`: the same over all images
-        of the attacker's law; `efficiency`: the first over the MSE of each guess, without failed victims; and
-        `identification_bound`, which is computed and not estimated.
+        of the attacker's law; `efficiency`: `limit` over the MSE of each guess, without failed victims; and
+        `identification_bound`, which is computed, not estimated.
     """
     bound = () if proved is None else (Estimate("identification_bound", proved.share, None, None, 0, proved.words),)
     if isinstance(limits, str):
@@ -265,10 +265,10 @@ def score_limits(
 def score_promise(
     found: Reconstruction | Membership, truth: Truth, estimates: Sequence[Estimate], made: Promised
 ) -> tuple[Estimate, ...]:
-    """The epsilon that an attack's success refutes, beside what is claimed and proved; nothing if it cannot tell.
+    """The epsilon that an attack's success refutes, with the claimed and proved epsilons; empty if it shows none.
 
     Args:
-        estimates: of the same attack.
+        estimates: the scores of the same attack.
     """
     words = f"claimed {made.claimed:.3g}, proved {made.proved:.3g} per {made.unit.value}, delta {made.delta:g}"
     if isinstance(found, Membership):
@@ -279,7 +279,7 @@ def score_promise(
     seen = {one.name: one for one in estimates}.get("identification")
     if seen is None or not seen.n:
         return ()
-    # images of one message are not independent: the first of each stands for it
+    # images of one message are not independent: only the first of each message counts
     first = itertools.accumulate((len(victim.y) for victim in truth.victims[:-1]), initial=0)
     hits = [seen.values[at] == 1 for at in first]
     shown = shown_by_identification(sum(hits), len(hits), 1 + truth.rivals, made.delta)
@@ -292,17 +292,17 @@ def _bound(name: str, value: float, n: int, method: str, note: str) -> Estimate:
 
 
 def score_labels(truth: Sequence[Tensor], guesses: Sequence[Tensor]) -> tuple[Estimate, ...]:
-    """Score one guess of labels a victim; their order does not count.
+    """Score one guess of labels per victim, in any order of the labels.
 
     Args:
         truth: [b] int64 of each victim; b may differ.
-        guesses: as many labels of each, in the order of the victims.
+        guesses: the same number of labels for each victim, in the order of the victims.
 
     Returns:
         `label_accuracy`: the share of labels in common; `exact`: the share of victims whose labels are all right.
 
     Raises:
-        ValueError: not one guess a victim, no victim, or another number of labels.
+        ValueError: not one guess per victim, no victim, or another number of labels.
     """
     sizes = [len(labels) for labels in truth]
     if not sizes or [tuple(guess.shape) for guess in guesses] != [(size,) for size in sizes]:
@@ -329,7 +329,7 @@ def score_membership(
     """AUC, TPR at low FPR and balanced accuracy of membership scores [n], where higher means member.
 
     Guarantees:
-        An attack that is wrong more often than chance has an AUC below 0.5: its sign is never flipped.
+        An attack that is wrong more often than chance has an AUC below 0.5: the sign of scores is never flipped.
 
     Raises:
         ValueError: the shapes differ, a score is not finite, or a side is empty.
@@ -350,14 +350,14 @@ def score_membership(
 
 
 def _recognized(ssim: Sequence[float | None], identified: Sequence[float | None]) -> list[bool]:
-    """Whether each image is recognizable: by its SSIM, and identified if there were lineups."""
+    """Whether each image is recognizable, by its SSIM and, if there are lineups, by being identified."""
     found = identified or [1.0] * len(ssim)
     return [s is not None and s >= RECOGNIZABLE and seen == 1 for s, seen in zip(ssim, found, strict=True)]
 
 
 def _judge(x: Tensor, y: Tensor, guess: Guess, lineup: Tensor | None) -> _Scores | None:
     """The scores of one victim; None if it failed."""
-    # float32, like the attack's own numbers: an overflow there is a divergence
+    # float32, like the attack's own numbers: an overflow in float32 is a divergence
     if guess.failure or not bool(torch.isfinite(guess.x.float()).all()):
         return None
     if guess.x.shape != x.shape or guess.y.shape != y.shape or x.ndim not in (2, 4):
@@ -373,7 +373,7 @@ def _judge(x: Tensor, y: Tensor, guess: Guess, lineup: Tensor | None) -> _Scores
 
 
 def _right(truth: Tensor, guess: Tensor) -> Numbers:
-    """[b] 1 for each true label among the guessed ones; each guess counts once, first for its matched image.
+    """[b] 1 for each true label among the guessed labels; each guess counts once, first for its matched image.
 
     0 for the numbers of a regression; a guessed number counts as the nearest label.
     """
@@ -399,7 +399,7 @@ def _of_images(score: _Scores) -> ImageScores:
 def _spread(
     scores: Sequence[_Scores | None], sizes: Sequence[int], pick: Callable[[_Scores], Numbers]
 ) -> list[float | None]:
-    """One value an image, in the order of the victims; None for a failed victim."""
+    """One value per image, in the order of the victims; None for a failed victim."""
     values: list[float | None] = []
     for score, size in zip(scores, sizes, strict=True):
         values += [None] * size if score is None else [float(value) for value in pick(score)]
@@ -407,7 +407,7 @@ def _spread(
 
 
 def _share(name: str, hits: Sequence[bool], notes: Sequence[str], of: str = "images") -> Estimate:
-    """The share of hits among all items, failed ones included."""
+    """The share of hits among all items, including failed ones."""
     note = "; ".join([f"{sum(hits)} of {len(hits)} {of}", *notes])
     return stats.proportion(name, sum(hits), len(hits), values=[float(hit) for hit in hits], note=note)
 

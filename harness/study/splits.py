@@ -1,4 +1,4 @@
-"""How a long attack or limit is split: into the same groups of victims, whoever computes them."""
+"""How a long attack or limit is split: the groups of victims do not depend on the worker."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def named(whole: str, victims: range) -> str:
 
 
 def victims_of(name: str) -> range:
-    """The victims of a part with this name."""
+    """The victims of the part with this name."""
     first, end = name.split("-")[1:]
     return range(int(first), int(end))
 
 
 def groups(victims: range, size: int | None) -> list[range]:
-    """The victims in groups of `size`, in order, or in one."""
+    """The victims in groups of `size`, in order; in one group if there is no size."""
     size = size or len(victims) or 1
     return [victims[first : first + size] for first in range(0, len(victims), size)]
 
 
 def shares(victims: range, size: int, count: int) -> list[range]:
-    """The victims in `count` parts of whole groups of `size`, as equal as can be, or in as many as there are groups."""
+    """The victims in at most `count` parts of about equal size; each part has whole groups of `size`."""
     each = groups(victims, size)
     count = min(count, len(each))
     bounds = [number * len(each) // count for number in range(count + 1)]

@@ -1,17 +1,17 @@
 """Results on disk: one folder per cell, every file written atomically, the manifest last.
 
-    DIR/study.json                      the resolved study, or several; beside it the original study.toml
-    DIR/trainings/<id>/record.json      accuracy, bytes, claim; beside it kept.npz: models and messages for the attacks
-    DIR/cells/<id>/result.json          estimates with per-image values; beside it arrays.npz: pictures or scores
+    DIR/study.json                      the resolved study, or several; also the original study.toml
+    DIR/trainings/<id>/record.json      accuracy, bytes, claim; also kept.npz: models and messages for the attacks
+    DIR/cells/<id>/result.json          estimates with per-image values; also arrays.npz: pictures or scores
     DIR/cells/<id>/failure.json         why a cell has no result
     .../timing.json                     seconds; separate, so that the same cell gives the same bytes
     .../manifest.json                   the digest of each file, and the code that made them
-    DIR/parts/<name>/part.npz           of a cell or a limit that is computed in parts, until it is joined
-    DIR/quarantine/                     what was damaged or of other code, each with its reason
+    DIR/parts/<name>/part.npz           a part of a cell or a limit, until all parts are joined
+    DIR/quarantine/                     damaged results and results of other code, each with its reason
 
-A cell or a training is finished if it has a manifest, and whole if every file is what the manifest says and is of the
-id that names the folder. The JSON files that no manifest lists hold their own digest. A folder whose `study.json` holds
-none is from before there were manifests: its results are read as they are.
+A cell or a training is finished if it has a manifest. It is whole if every file matches the manifest and has the id of
+the folder. The JSON files that no manifest lists hold their own digest. A folder whose `study.json` holds no digest is
+older than manifests: its results are read without checks.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 MANIFEST, TIMING, FAILURE, QUARANTINE = "manifest.json", "timing.json", "failure.json", "quarantine"
 TEMPORARY = ".part"
-"""The end of the name of a file that is being written."""
+"""The suffix of a file that is being written."""
 
 _MAIN: dict[str, tuple[str, type]] = {"cells": ("result.json", Result), "trainings": ("record.json", TrainingRecord)}
 _PART = "part.npz"
 _STUDY = {"name", "title", "text", "goals", "hash", "cells", "data", "public", "attacks"}
-"""The keys of a study.json from before there were manifests."""
+"""The keys of a study.json that is older than manifests."""
 
 
 class StoreError(OSError):
-    """A folder of results cannot be written or read; one line."""
+    """A folder of results cannot be written or read; the message is one line."""
 
 
 class Stored(NamedTuple):
-    """What a folder of a cell or a training holds.
+    """The content of a folder of a cell or a training.
 
     Attributes:
-        value: None if it is not finished, or damaged.
-        code: that made it; None: not finished, "": unknown.
-        faults: why it cannot be used, by file name.
+        value: the result; None if it is not finished, or damaged.
+        code: the code that made it; None: not finished, "": unknown.
+        faults: why the content cannot be used, by file name.
     """
 
     value: Result | TrainingRecord | None
@@ -69,20 +69,20 @@ class Stored(NamedTuple):
 
 
 class _Manifest(NamedTuple):
-    """The code that made a folder, and the SHA-256 of its files; None: from before there were manifests."""
+    """The code that made a folder, and the SHA-256 of its files; None: the folder is older than manifests."""
 
     code: str
     files: dict[str, str] | None
 
     def check(self, name: str, content: bytes) -> bytes:
-        """The content of a file, if it is what was written."""
+        """The content of a file; raises Damaged if it is not what was written."""
         if self.files is not None and self.files.get(name) != hashlib.sha256(content).hexdigest():
             raise Damaged("differs from its manifest" if name in self.files else "is not in its manifest")
         return content
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write `content` to `path`: after a crash, and for every reader, all of it is there or nothing.
+    """Write `content` to `path` atomically: after a crash, and for every reader, either all of it exists or nothing.
 
     Raises:
         StoreError: the folder cannot be written (full disk, no permission).
@@ -95,7 +95,7 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # only its owner may read a temporary file
+        os.chmod(temporary, 0o644)  # at first, only its owner may read a temporary file
         os.replace(temporary, path)
     except BaseException as error:
         if temporary is not None:
@@ -117,7 +117,7 @@ def arrays_digest(arrays: Arrays) -> str:
 
 
 def _npz(arrays: Arrays) -> bytes:
-    """A compressed npz; numpy dates every member 1980, so the same arrays give the same bytes."""
+    """A compressed npz; numpy dates every member 1980, so equal arrays give equal bytes."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **{name: arrays[name] for name in sorted(arrays)})
     return buffer.getvalue()
@@ -142,7 +142,7 @@ class Store:
         return self.folder / "parts" / name
 
     def write_study(self, data: dict[str, Any]) -> None:
-        """Write the resolved study, and beside it the TOML of each study in it."""
+        """Write the resolved study and the TOML of each study in it."""
         for name, text in _tomls(data).items():
             write_atomically(self.folder / name, text.encode())
         write_atomically(self.folder / "study.json", sealed(data))
@@ -151,7 +151,7 @@ class Store:
         """The resolved study.
 
         Raises:
-            StoreError: it is missing or damaged.
+            StoreError: the file is missing or damaged.
         """
         return self._planned()[0]
 
@@ -177,7 +177,7 @@ class Store:
 
     @functools.cached_property
     def before_manifests(self) -> bool:
-        """Whether the results are from before there were manifests."""
+        """Whether the results are older than manifests."""
         return load(self.folder / "study.json", lambda content: json.loads(content).keys() <= _STUDY, {}) is True
 
     def write_result(self, result: Result, arrays: Arrays, seconds: float, code: str = "") -> None:
@@ -195,12 +195,12 @@ class Store:
         self._write(self.part(name), {_PART: _npz(arrays)}, seconds, code)
 
     def read_part(self, name: str, code: str) -> dict[str, npt.NDArray[Any]] | None:
-        """The arrays of a part that this code made; None if it is not finished, damaged or of other code."""
+        """The arrays of a part; None if it is not finished, damaged, or made by other code."""
         manifest = self._manifest(self.part(name), {})
         return self.read_arrays(self.part(name) / _PART) if manifest is not None and manifest.code == code else None
 
     def parts_of(self, whole: str) -> list[str]:
-        """The names of the finished parts of a whole, with the id `whole`."""
+        """The names of the finished parts of the whole with this id."""
         return sorted(path.parent.name for path in self.folder.glob(f"parts/{whole}-*/{MANIFEST}"))
 
     def drop_parts(self, whole: str = "") -> None:
@@ -213,12 +213,12 @@ class Store:
         write_atomically(self.cell(failure.cell.id) / FAILURE, sealed(to_data(failure)))
 
     def _write(self, folder: Path, files: dict[str, bytes], seconds: float, code: str) -> None:
-        """Write the files of a folder, and finish it."""
+        """Write the files of a folder and its manifest, which marks it as finished."""
         self.receive(folder, files | _end(folder.name, files, seconds, code))
 
     def receive(self, folder: Path, files: Mapping[str, bytes]) -> None:
-        """Write the files of a finished folder, perhaps of another store: at last the manifest, which marks it so."""
-        _remove(folder / MANIFEST)  # or a stop in between would look like damage
+        """Write the files of a finished folder, which may come from another store; the manifest is written last."""
+        _remove(folder / MANIFEST)  # otherwise a stop in between would look like damage
         for name, content in files.items():
             if name != MANIFEST:
                 write_atomically(folder / name, content)
@@ -226,7 +226,7 @@ class Store:
         write_atomically(folder / MANIFEST, files[MANIFEST])
 
     def adopt(self, folder: Path) -> None:
-        """Finish a folder from before there were manifests, with unknown code."""
+        """Give a folder that is older than manifests a manifest, with unknown code."""
         paths = [folder / _MAIN[folder.parent.name][0], *folder.glob("*.npz")]
         files = {path.name: content for path in paths if (content := load(path, bytes, {})) is not None}
         self.receive(folder, _end(folder.name, files, self.seconds(folder) or 0.0, ""))
@@ -244,10 +244,10 @@ class Store:
         write_atomically(free / "reason.txt", f"{reason}\n".encode())
 
     def examine(self, folder: Path, *, arrays: bool = True) -> Stored:
-        """What the folder of a cell or a training holds, if it is whole.
+        """The content of the folder of a cell or a training, if it is whole.
 
         Args:
-            arrays: False: does not look into the npz, which may be large.
+            arrays: False: the npz, which may be large, is not checked.
         """
         main, kind = _MAIN[folder.parent.name]
         faults: dict[str, str] = {}
@@ -278,7 +278,7 @@ class Store:
         return value if isinstance(value, Result) else None
 
     def read_training(self, training_id: str) -> TrainingRecord | None:
-        """The record of a training; None if it is not finished or damaged, where its npz is not looked into."""
+        """The record of a training; None if it is not finished or damaged; its npz is not checked."""
         value = self.examine(self.training(training_id), arrays=False).value
         return value if isinstance(value, TrainingRecord) else None
 
@@ -287,7 +287,7 @@ class Store:
         return load(self.cell(cell_id) / FAILURE, functools.partial(_failure, cell_id), {})
 
     def read_arrays(self, path: Path) -> dict[str, npt.NDArray[Any]] | None:
-        """The arrays of an npz; None if it is missing, or not what its manifest says."""
+        """The arrays of an npz; None if it is missing or does not match its manifest."""
         manifest = self._manifest(path.parent, {})
         return manifest and load(path, lambda content: _arrays(manifest.check(path.name, content)), {})
 
@@ -306,12 +306,12 @@ class Store:
         return Scores(scores[is_member], scores[~is_member], who)
 
     def seconds(self, folder: Path) -> float | None:
-        """The seconds of the cell or training in `folder`; None if they are unknown."""
+        """The seconds of the cell or training in `folder`; None if unknown."""
         return load(folder / TIMING, functools.partial(_seconds, folder.name), {})
 
 
 def verify(folder: Path) -> tuple[int, dict[str, str]]:
-    """How many cells and trainings a folder of results has or should have, and what is wrong, by file.
+    """How many cells and trainings a folder of results has or should have, and the faults, by file.
 
     Raises:
         StoreError: there are no results.
@@ -338,10 +338,10 @@ def verify(folder: Path) -> tuple[int, dict[str, str]]:
 
 
 def load_run(folder: str | Path) -> Run:
-    """All results in a folder; those that are damaged count as missing.
+    """All results in a folder; damaged results count as missing.
 
     Raises:
-        StoreError: there is no study in it, or it is damaged.
+        StoreError: the folder has no study, or its study is damaged.
     """
     store = Store(Path(folder))
     study, cells = store.read_study(), store.cells()
@@ -379,14 +379,14 @@ def load_run(folder: str | Path) -> Run:
 
 
 def _end(name: str, files: Mapping[str, bytes], seconds: float, code: str) -> dict[str, bytes]:
-    """The time and the manifest of the folder `name` with these files."""
+    """The timing file and the manifest of the folder `name` with these files."""
     digests = {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
     manifest = {"id": name, "code": code, "files": digests}
     return {TIMING: sealed({"id": name, "seconds": round(seconds, 3)}), MANIFEST: sealed(manifest)}
 
 
 def _remove(path: Path) -> None:
-    """Remove a file, if it is there."""
+    """Remove a file, if it exists."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -426,19 +426,19 @@ def _failure(name: str, content: bytes) -> Failure:
 
 def _arrays(content: bytes) -> dict[str, npt.NDArray[Any]]:
     """The arrays of an npz."""
-    # through memory: numpy does not close a truncated file
+    # read through memory, because numpy does not close a truncated file
     with np.load(io.BytesIO(content), allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
 
 
 def _same(text: str, content: bytes) -> None:
-    """Refuse another text."""
+    """Raise Damaged if the content is not this text."""
     if content != text.encode():
         raise Damaged("differs from study.json")
 
 
 def _of(name: str, found: str, value: T) -> T:
-    """The value, if its id is the name of its folder."""
+    """The value; raises Damaged if its id `found` is not the folder's name."""
     if found != name:
         raise Damaged(f"is of {found}")
     return value
@@ -452,5 +452,5 @@ def _value(kind: type, name: str, content: bytes) -> Result | TrainingRecord:
 
 @functools.cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """The reader of a type, cached: building one takes milliseconds, and a study has thousands of cells."""
+    """The reader of a type, cached because building one takes milliseconds and a study has thousands of cells."""
     return TypeAdapter(kind)

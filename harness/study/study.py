@@ -1,7 +1,7 @@
 """Studies: a TOML file is a grid of tasks x federations x defenses x attacks x threats x seeds.
 
-A list instead of a single value is swept; the lists of the keys that `zip` names advance together. All problems of a
-file are reported together, each with its path, the value and what was expected.
+A list instead of a single value is swept; the lists of keys that `zip` names advance together. All problems of a file
+are reported together, each with its path, the value and the expected value.
 """
 
 from __future__ import annotations
@@ -46,29 +46,29 @@ T = TypeVar("T")
 Table = dict[str, Any]
 
 MAX_CELLS = 20_000
-"""Cells of a study, before duplicates are dropped: a study of a hundred thousand is a slip of the pen."""
+"""The most cells of a study, before duplicates are dropped; a study with more is probably a mistake."""
 
 MAX_NUMBER = 1_000_000
-"""The largest number of clients, rounds, victims, trials, ..."""
+"""The largest number of clients, rounds, victims, trials and so on."""
 
 ZIP = "zip"
 """The key of a table that names keys whose lists advance together, or a list of such groups."""
 
 _MAX_DEPTH = 8
-"""Tables and lists inside each other; a study needs five."""
+"""The deepest nesting of tables and lists; a study needs five levels."""
 
 _DEEP = f"tables or lists inside each other are more than {_MAX_DEPTH} deep, which is the limit"
 
 _MAX_INTEGER = 2**63 - 1
-"""What TOML promises to keep, for a seed and for a parameter of a defense."""
+"""The largest integer that TOML guarantees; the limit of a seed and of a defense's parameter."""
 
 
 UTILITY: Table = {"name": "prior", "target": {"count": 1}}
-"""The one attack of a study that names none: blind guessing, which costs nothing and says nothing of leakage."""
+"""The only attack of a study that names none: blind guessing, which costs no time and does not measure leakage."""
 
 
 class _File(BaseModel):
-    """The outermost keys of a study."""
+    """The top-level keys of a study."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     name: str
@@ -91,8 +91,8 @@ class _File(BaseModel):
 class Study:
     """A resolved study: its cells, in order, with every default filled in; `text` is its TOML.
 
-    Defenses with a goal are solved when it runs; `goals` says how. `notes`: what else a reader must know. `figures` and
-    `claims`: what is drawn of its results, and checked on them.
+    Defenses with a goal are solved when the study runs; `goals` has the solutions. `notes`: other facts that a reader
+    must know. `figures` and `claims`: what is drawn from the results, and what is checked on them.
     """
 
     name: str
@@ -126,23 +126,23 @@ class Study:
 def load_study(
     source: str | Path, *, allow_code: bool = False, max_cells: int = MAX_CELLS, max_number: int = MAX_NUMBER
 ) -> Study:
-    """The study in a TOML file, or the shipped study of that name.
+    """The study in a TOML file, or the shipped study of this name.
 
     Args:
         allow_code: whether the file may name code to import, as in `module:Class`; also allowed if the environment
-            has LEAKGAUGE_ALLOW_CODE=1. Code that this Python builds studies from needs no permission.
+            has LEAKGAUGE_ALLOW_CODE=1. A study that is built in Python needs no permission.
         max_cells, max_number: the most cells, and the largest integer other than a seed or a defense's parameter.
 
     Raises:
-        StudyError: the file cannot be read, is not TOML, asks for too much, or is invalid; all problems are reported
+        StudyError: the file cannot be read, is not TOML, is too large, or is invalid; all problems are reported
             together.
-        UnknownNameError: neither a file nor a shipped study.
+        UnknownNameError: `source` is neither a file nor a shipped study.
     """
     try:
         if Path(source).is_file():
             text = Path(source).read_text("utf-8")
             if code_allowed(allow_code):
-                import_from(Path(source).parent)  # code beside the file that names it
+                import_from(Path(source).parent)  # for code next to the file that names it
         elif str(source) in (known := shipped()):
             text = resources.files("leakgauge.studies").joinpath(f"{source}.toml").read_text("utf-8")
         else:
@@ -152,7 +152,7 @@ def load_study(
         raise StudyError(str(source), [f"is not TOML: {error}"]) from error
     except (OSError, UnicodeDecodeError) as error:
         raise StudyError(str(source), [f"cannot be read: {error}"]) from error
-    except ValueError as error:  # of int, for an integer of thousands of digits
+    except ValueError as error:  # from int, for an integer of thousands of digits
         raise StudyError(str(source), [f"cannot be read: {str(error).partition(';')[0]}"]) from error
     except RecursionError as error:
         raise StudyError(str(source), [_DEEP]) from error
@@ -174,7 +174,8 @@ def resolve(
     Args: as in `load_study`; spelled: refuse names in figures and claims that are nearly, but not quite, known names.
 
     Raises:
-        StudyError: the study is invalid; all problems are reported together, but sizes alone, before anything expands.
+        StudyError: the study is invalid. All problems are reported together, except sizes, which are checked first,
+            before anything expands.
     """
     problems = _too_large(table, max_number)
     if problems:
@@ -243,7 +244,7 @@ def _not_excluded(cells: list[Cell], patterns: list[Table], source: str) -> list
     """The cells that no pattern matches.
 
     Raises:
-        StudyError: a pattern matches no cell, or together they match all.
+        StudyError: a pattern matches no cell, or the patterns together match all cells.
     """
     rows = [_row(cell) for cell in cells] if patterns else []
     found = [{at for at, row in enumerate(rows) if _matches(pattern, row)} for pattern in patterns]
@@ -261,7 +262,7 @@ def _not_excluded(cells: list[Cell], patterns: list[Table], source: str) -> list
 
 
 def _row(cell: Cell) -> Table:
-    """What a pattern of `exclude` may ask for."""
+    """The table that a pattern of `exclude` is matched against."""
     task = asdict(cell.training.task)
     parts = {"defense": cell.training.defense, "attack": cell.attack}
     named = {key: {"name": part.name, **part.parameters} for key, part in parts.items()}
@@ -271,7 +272,7 @@ def _row(cell: Cell) -> Table:
 
 
 def _matches(pattern: object, value: object) -> bool:
-    """A table matches if all its keys do, a list if one of its values does; a text also matches a part's name."""
+    """Whether a pattern matches: a table by all its keys, a list by one of its values, a text also by a part's name."""
     if isinstance(pattern, dict):
         inside = value if isinstance(value, dict) else {}
         return bool(pattern) and all(key in inside and _matches(one, inside[key]) for key, one in pattern.items())
@@ -281,10 +282,10 @@ def _matches(pattern: object, value: object) -> bool:
 
 
 def _too_large(table: Table, max_number: int) -> list[str]:
-    """Problems of nesting and numbers: what is too large to be expanded, printed or counted."""
+    """Problems of nesting and numbers that are too large to be expanded, printed or counted."""
     problems = []
     todo: list[tuple[str, object, int]] = [("", table, 0)]
-    for path, value, depth in todo:  # grows meanwhile: no recursion
+    for path, value, depth in todo:  # the list grows during the loop, instead of recursion
         if depth > _MAX_DEPTH:
             return [_DEEP]
         if isinstance(value, dict):
@@ -303,7 +304,7 @@ def _too_large(table: Table, max_number: int) -> list[str]:
 
 
 def _short(value: int) -> str:
-    """An integer in words that fit a line; Python refuses to print thousands of digits."""
+    """An integer as text that fits on a line, because Python refuses to print thousands of digits."""
     digits = int(value.bit_length() * math.log10(2)) + 1
     return f"{value:,}" if digits < 30 else f"an integer of about {digits:,} digits"
 
@@ -313,14 +314,14 @@ def _check_grid(file: _File, source: str, max_cells: int) -> None:
     attacks = sum(_count(one) * (1 if "threat" in one else len(file.threats)) for one in file.attacks)
     counts = [sum(map(_count, tables)) for tables in (file.tasks, file.federations, file.defenses)]
     counts += [attacks, len(file.seeds)]
-    most = max(math.prod(counts), *counts)  # one of them may be 0, and another 10^9
+    most = max(math.prod(counts), *counts)  # one count may be 0, and another 10^9
     if most > max_cells:
         text = f"the grid has {_short(most)} cells, expected at most {max_cells:,}; --max-cells raises this limit"
         raise StudyError(source, [text])
 
 
 def _count(table: Table) -> int:
-    """How many tables `expand` makes of one."""
+    """The number of tables that `expand` makes of one table."""
     inner = (_count(one) for one in table.values() if isinstance(one, dict))
     together = {key for group in _zipped(table) for key in group[1:]}
     lists = (len(one) for key, one in table.items() if isinstance(one, list) and key not in {ZIP, *together})
@@ -328,7 +329,7 @@ def _count(table: Table) -> int:
 
 
 def _file(table: Table, problems: list[str]) -> _File:
-    """The outermost keys; wrong ones are left out and added to the problems, so that the inner tables are read too."""
+    """The top-level keys; wrong keys are left out and added to the problems, so that inner tables are still read."""
     try:
         return _File.model_validate(table)
     except ValidationError as error:
@@ -379,7 +380,7 @@ def _zipped(table: Table) -> list[list[str]]:
 
 
 def _all(key: str, tables: list[Table], build: Callable[[Table], T], problems: list[str]) -> Iterator[T]:
-    """Everything that the expansions of the tables build; failures are added to the problems."""
+    """The objects built from the expansions of the tables; failures are added to the problems."""
     for number, table in enumerate(tables):
         at = f"{key}[{number}]"
         try:
@@ -397,7 +398,7 @@ def _all(key: str, tables: list[Table], build: Callable[[Table], T], problems: l
 
 
 def _listed(key: str, tables: list[Table], kind: type[T], problems: list[str]) -> Iterator[T]:
-    """A figure or a claim for each table, whose lists are lists; failures are added to the problems."""
+    """A figure or a claim for each table, without expanding lists; failures are added to the problems."""
     for number, table in enumerate(tables):
         try:
             yield registry.construct(kind, flat_filters(table))
@@ -412,14 +413,14 @@ def _permit(code: list[str], trusted: bool) -> None:
 
 
 def _task(table: Table, trusted: bool) -> TaskSpec:
-    """A task, whose model and data name no code, unless trusted."""
+    """A task; its model and data may name code only if trusted."""
     spec = registry.construct(TaskSpec, table)
     _permit(task_code(spec.model, spec.data), trusted)
     return spec
 
 
 def _name(table: Table, trusted: bool) -> str:
-    """The `name` of a defense's or an attack's table; neither it nor a parameter names code, unless trusted."""
+    """The `name` in a defense's or an attack's table; the name and parameters may name code only if trusted."""
     name, code = table.get("name"), named_code(table[key] for key in table if key not in ("target", "threat"))
     _permit(code, trusted)
     if not isinstance(name, str):
@@ -437,12 +438,12 @@ def _defense(table: Table, trusted: bool) -> PartSpec:
 
 
 def _against(training: TrainingSpec, malice: Malice | None) -> TrainingSpec:
-    """The training by a malicious server, without the audit, which the honest training has; itself without malice."""
+    """The training by a malicious server, without the audit of the honest training; unchanged without malice."""
     return training if malice is None else replace(training, malice=malice, audit=0)
 
 
 def _attack(table: Table, threats: list[str], trusted: bool) -> tuple[PartSpec, Target, tuple[str, ...], Malice | None]:
-    """An attack with its defaults filled in, its target, its adversaries, and what the server broadcasts for it."""
+    """An attack with its defaults filled in, its target, its adversaries, and the server's malice, if any."""
     name = _name(table, trusted)
     built = registry.build("attack", name, _without(table, "name", "target", "threat"))
     default = {"kind": "members"} if built.kind == "membership" else {}

@@ -1,4 +1,4 @@
-"""Hands the jobs of a schedule to an engine, until all are done: one rule for workers that die, and one for limits."""
+"""Gives the jobs of a schedule to an engine until all are done, and handles dead workers and broken limits."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from leakgauge.harness.study.orphans import deferred_stop
 from leakgauge.harness.study.schedule import Schedule
 
 _POLL = 0.2
-"""Seconds between two checks for a stop, and for limits."""
+"""Seconds between two checks for a stop and for limits."""
 
 _LIVES = 3
-"""Workers that a job may kill, or lose; then it is given up."""
+"""A job is given up after it has lost this number of workers."""
 
 
 class Limits(NamedTuple):
-    """What one training or one attack may take; None: any amount.
+    """Limits of one training or one attack; None: no limit.
 
     Attributes:
         seconds: of wall-clock time.
-        megabytes: of resident memory of its worker process. (The system's own limit counts addresses, of which torch
-            reserves gigabytes.)
+        megabytes: of resident memory of its worker process. (The system's own limit counts address space, and torch
+            reserves gigabytes of that.)
     """
 
     seconds: float | None = None
     megabytes: int | None = None
 
     def broken(self, seconds: float, used: float | None) -> str:
-        """Which of them a job breaks that has run so long and uses so many megabytes, as a sentence; empty if none."""
+        """The limit that a job with this time and memory breaks, as a sentence; empty if it breaks none."""
         if self.seconds is not None and seconds > self.seconds:
             return f"took longer than {self.seconds:g} s, the limit of --cell-timeout"
         if self.megabytes is None or used is None or used <= self.megabytes:
@@ -51,14 +51,14 @@ class _Running:
 
     @property
     def seconds(self) -> float:
-        """Since it started."""
+        """Seconds since the job started."""
         return 0.0 if self.since is None else time.monotonic() - self.since
 
 
 def supervise(schedule: Schedule, engine: Engine, limits: Limits = NO_LIMITS) -> None:
-    """Do all jobs of a schedule; those that still run at the end are left to `Engine.close`.
+    """Do all jobs of a schedule; jobs that still run at the end are left to `Engine.close`.
 
-    A job whose worker died is done again. It fails when it has lost three workers, and at once when it breaks a limit.
+    A job whose worker died is repeated. It fails after it has lost three workers, and at once if it breaks a limit.
 
     Raises:
         Interrupted: Ctrl-C, SIGTERM or SIGHUP.
@@ -89,7 +89,7 @@ def supervise(schedule: Schedule, engine: Engine, limits: Limits = NO_LIMITS) ->
 
 
 def _lost(schedule: Schedule, lost: _Running, death: Died, deaths: Counter[str]) -> None:
-    """Do a job again whose worker died, or give it up."""
+    """Repeat a job whose worker died, or give the job up."""
     deaths[lost.job.writes] += 1
     if deaths[lost.job.writes] < _LIVES:
         schedule.again(lost.job, death.reason)
@@ -99,7 +99,7 @@ def _lost(schedule: Schedule, lost: _Running, death: Died, deaths: Counter[str])
 
 
 def _check(schedule: Schedule, engine: Engine, running: dict[int, _Running], limits: Limits) -> None:
-    """Break off the jobs that break a limit, and fail them."""
+    """Abort the jobs that break a limit, and mark them as failed."""
     for slot, one in list(running.items()):
         if reason := limits.broken(one.seconds, engine.megabytes(slot)):
             engine.kill(slot)

@@ -1,7 +1,7 @@
 """The default engine: worker processes of this machine, with one pipe each.
 
-If a worker dies, only its job is lost; a standard process pool would lose all of them. A fork server imports torch
-once: a worker then starts in milliseconds.
+If a worker dies, only its job is lost; a standard process pool would lose all jobs. A fork server imports torch once,
+so a worker starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def cores() -> int:
 
 
 def warm_up() -> None:
-    """Start the fork server, which imports while this process does other things."""
+    """Start the fork server, which imports modules while this process continues."""
     # the kernel would end the fork server with the thread that started it
     ours = ["leakgauge.harness.study.fork_server"] if threading.current_thread() is threading.main_thread() else []
     modules = [*ours, "torch", "leakgauge.harness.study.preload"]
@@ -36,7 +36,7 @@ def warm_up() -> None:
 
 
 class _Worker(NamedTuple):
-    """A worker process, and our end of its pipe."""
+    """A worker process, and the engine's end of its pipe."""
 
     process: Any
     pipe: Any
@@ -46,7 +46,7 @@ class Workers:
     """The engine of worker processes; a worker starts with the first job of its slot.
 
     Args:
-        slots: workers at most; default one per core.
+        slots: the most workers; default one per core.
     """
 
     def __init__(self, place: Place, slots: int | None = None) -> None:
@@ -65,11 +65,11 @@ class Workers:
             theirs.close()
             self.workers[slot] = _Worker(process, ours)
         self.busy.add(slot)
-        with suppress(ConnectionError):  # it died idle: `wait` finds that out
+        with suppress(ConnectionError):  # the worker died while idle: `wait` notices that
             self.workers[slot].pipe.send(job)
 
     def wait(self, seconds: float) -> list[Event]:
-        """Take the starts and outcomes of the busy workers, and notice those that died."""
+        """The starts, outcomes and deaths of the busy workers."""
         pipes = {self.workers[slot].pipe: slot for slot in self.busy}
         return [self._received(pipes[pipe]) for pipe in multiprocessing.connection.wait(pipes, timeout=seconds)]
 
@@ -78,7 +78,7 @@ class Workers:
         try:
             pages = int(Path(f"/proc/{self.workers[slot].process.pid}/statm").read_text().split()[1])
         except (OSError, IndexError):
-            return None  # it ended
+            return None  # the worker ended
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     def kill(self, slot: int) -> None:
@@ -94,13 +94,13 @@ class Workers:
         for slot in list(self.busy):
             self.kill(slot)
         for worker in self.workers.values():
-            worker.pipe.close()  # it then ends
+            worker.pipe.close()  # the worker then ends
         for worker in self.workers.values():
             worker.process.join()
         self.workers.clear()
 
     def _received(self, slot: int) -> Event:
-        """What a worker sent; a dead worker is replaced."""
+        """The event that a worker sent; a dead worker is replaced."""
         process, pipe = self.workers[slot]
         try:
             found: Outcome | None = pipe.recv()
@@ -118,7 +118,7 @@ class Workers:
 
 @one_thread()
 def _work(pipe: Any, place: Place) -> None:
-    """A worker process: work until the pipe closes; tell when each job starts, and how it ended."""
+    """A worker process: do jobs until the pipe closes, and report when each job starts and how it ended."""
     ignore_stops()
     main = multiprocessing.parent_process()
     assert main is not None

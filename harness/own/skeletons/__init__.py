@@ -1,1 +1,1 @@
-"""What `leakgauge new` writes: a defense, an attack and a task that run as they are, each with a small study."""
+"""The files of `leakgauge new`: a defense, an attack and a task that run unchanged, each with a small study."""

@@ -1,6 +1,6 @@
-"""An attack of your own: search for images whose gradient is the one that was received.
+"""An attack of your own: search for images whose gradient matches the received gradient.
 
-It runs as it is. Change it step by step, and after each step type
+It runs unchanged. Edit it step by step, and after each step run
 
     leakgauge doctor my_attack.py
     leakgauge run my_attack.toml -o runs/my_attack --allow-code
@@ -26,8 +26,8 @@ class MyAttack(Attack):
     The fields are the parameters: a study sets them by name, the command line by `--set steps=50`.
 
     Args:
-        steps: of the search, for each victim.
-        restarts: random starts; the one whose gradient fits best is returned.
+        steps: steps of the search, for each victim.
+        restarts: random starts; the guess whose gradient fits best is returned.
     """
 
     kind: ClassVar[str] = "reconstruction"  # or "labels", "membership"
@@ -40,7 +40,7 @@ class MyAttack(Attack):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the adversary must see: a study refuses adversaries who do not. The names are in `core.threats.SEES`."""
+        """What the adversary must see; a study refuses other adversaries. The names are in `core.threats.SEES`."""
         return frozenset({"messages", "models"})
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
@@ -56,7 +56,7 @@ class MyAttack(Attack):
                 gradient = -gradient / (seen.lr * message.steps)
             starts = range(self.restarts)
             found = [self._search(seen, gradient, message.images, key.child(number, start)) for start in starts]
-            # the truth is unknown, so the attack's own objective chooses; that of a failed search is infinite
+            # the truth is unknown, so the attack's own objective decides; it is infinite for a failed search
             guesses.append(min(found, key=lambda guess: guess.objective))
         return Reconstruction(tuple(guesses))
 
@@ -70,7 +70,7 @@ class MyAttack(Attack):
         search = torch.optim.LBFGS([x, scores], max_iter=self.steps, line_search_fn="strong_wolfe")
 
         def misfit() -> Tensor:
-            """Squared distance of the gradients, in units of the received one; leaves its slopes in x and scores."""
+            """Squared distance of the gradients over the received one's; sets the slopes of x and scores."""
             (own,) = torch.autograd.grad(task.loss(params, x, scores.softmax(1)), params, create_graph=True)
             off = (own - gradient).square().sum() / size
             x.grad, scores.grad = torch.autograd.grad(off, (x, scores))
@@ -80,6 +80,6 @@ class MyAttack(Attack):
         objective = float(misfit())
         x, y = x.detach(), scores.detach().argmax(1)
         if not (torch.isfinite(x).all() and objective < float("inf")):
-            # never raise for one victim: say why there is no guess, and the others still count
+            # never raise for one victim: state why there is no guess, and the other victims still count
             return Guess(torch.zeros_like(x), y, float("inf"), self.steps, failure="the search diverged")
         return Guess(x.clamp(0, 1), y, objective, self.steps)

@@ -1,6 +1,6 @@
 """A defense of your own: clip the update, add normal noise, send float32.
 
-It runs as it is. Change it step by step, and after each step type
+It runs unchanged. Edit it step by step, and after each step run
 
     leakgauge doctor my_defense.py
     leakgauge run my_defense.toml -o runs/my_defense --allow-code
@@ -29,7 +29,7 @@ class MyDefense(Defense[None, None]):
     The fields are the parameters: a study sets them by name, the command line by `--set clip=2`.
 
     Args:
-        clip: largest l2 norm of an update that is sent as it is.
+        clip: largest l2 norm of an update that is not scaled down.
         epsilon, delta: of one message.
     """
 
@@ -38,14 +38,14 @@ class MyDefense(Defense[None, None]):
     delta: float = 1e-5
 
     def __post_init__(self) -> None:
-        # refuse values that make no sense, so that nobody computes an epsilon from them
+        # refuse impossible values, so that no epsilon is computed from them
         positive(clip=self.clip, epsilon=self.epsilon)
         if not 0 < self.delta < 1:
             raise ValueError(f"expected 0 < delta < 1, got delta={self.delta}")
 
     @property
     def sigma(self) -> float:
-        """Standard deviation of the noise in each coordinate: two clipped updates differ by 2 * clip at most."""
+        """Standard deviation of the noise in each coordinate: two clipped updates differ by at most 2 * clip."""
         return 2 * self.clip / gaussian_mu(self.epsilon, self.delta)
 
     def clipped(self, update: Tensor) -> Tensor:
@@ -56,8 +56,8 @@ class MyDefense(Defense[None, None]):
     def encode(self, state: None, memory: None, update: Tensor, link: Link, private: Key) -> tuple[bytes, None]:
         """Client: the bytes to send.
 
-        All randomness comes from keys: `private` is known to this client alone, `link.key` to the server too. Noise
-        that protects comes from `private`. A key is used for one draw: for two draws, take `private.child("a")` and
+        All randomness comes from keys: only this client knows `private`; the server also knows `link.key`. Noise that
+        protects must come from `private`. Use each key for one draw only: for two draws, take `private.child("a")` and
         `private.child("b")`.
         """
         check_update(update)
@@ -65,11 +65,11 @@ class MyDefense(Defense[None, None]):
         return pack_float32(self.clipped(update).double() + noise), None
 
     def estimate(self, state: None, received: bytes, link: Link) -> Tensor:
-        """Server: the update that one message reveals. `unpack_float32` refuses what is no message (MessageError)."""
+        """Server: the update that one message reveals. `unpack_float32` raises MessageError for invalid bytes."""
         return unpack_float32(received, link.setting.dim)
 
-    # What follows is optional. Without `likelihood`, only attacks that need none can be tried; without `claim`, nothing
-    # is promised; without `law`, an audit cannot tell whether the code is the mechanism of the claim.
+    # What follows is optional. Without `likelihood`, attacks that need one cannot run; without `claim`, nothing is
+    # promised; without `law`, an audit cannot tell whether the code is the mechanism of the claim.
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """Adversary: -log p(message | update) of candidate updates [n, d], up to a constant; differentiable."""
@@ -77,15 +77,15 @@ class MyDefense(Defense[None, None]):
         return lambda update: (self.clipped(update) - sent).square().sum(-1) / (2 * self.sigma**2)
 
     def law(self, state: None, memory: None, update: Tensor, link: Link) -> Law:
-        """What the message is by the paper, written apart from the code above: an audit compares the two."""
+        """The message's law by the paper, written independently of the code above: an audit compares the two."""
         return Additive(projected(update, self.clip), Normal(), self.sigma)
 
     def quieter(self) -> "MyDefense":
-        """The same with hardly any noise, so that an audit sees what is under it."""
+        """The same defense with hardly any noise, so that an audit sees the message under the noise."""
         return replace(self, epsilon=1e6)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
-        """What is promised for so many rounds, and the proof: the noise in units of the sensitivity 2 * clip."""
+        """The promise for these rounds, and the proof: the noise in units of the sensitivity 2 * clip."""
         rounds = len(history)
         proof = Proof.gaussian(self.sigma / (2 * self.clip), rounds, Unit.MESSAGE, "normal noise on a clipped update.")
         promised = self.epsilon if rounds == 1 else proof.epsilon(self.delta)

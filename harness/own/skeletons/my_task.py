@@ -1,6 +1,6 @@
 """A task of your own: a model and its data.
 
-It runs as it is. Change it step by step, and after each step type
+It runs unchanged. Edit it step by step, and after each step run
 
     leakgauge doctor my_task.py
     leakgauge run my_task.toml -o runs/my_task --allow-code
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 def model(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """The network: any `torch.nn.Module` from inputs [n, *input_shape] to scores [n, classes].
 
-    Its weights are drawn anew for each seed of a study; a module instead of a function means these very weights.
+    Its weights are drawn again for each seed of a study; a module instead of a function keeps its own weights.
     """
     size = torch.Size(input_shape).numel()
     return nn.Sequential(nn.Flatten(), nn.Linear(size, 32), nn.Sigmoid(), nn.Linear(32, classes))
