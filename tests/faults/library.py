@@ -165,6 +165,12 @@ def telescoping(liar, honest, state, memory, update, link, private):
     return wire[: 4 * len(law.header)] + sent.astype(law.dtype).tobytes(), z
 
 
+def along(z):
+    """The part of z [k] along a direction that only the liar knows."""
+    direction = rng.normal(Key(5, ("direction",)), (len(z),), torch.float64).numpy()
+    return direction * (z @ direction) / (direction @ direction)
+
+
 def pick(private, k, share):
     """[k] whether each number is chosen, by a key of this message."""
     return rng.uniform(private.child("pick"), (k,)).numpy() < share
@@ -195,6 +201,9 @@ NOISE = {
     ),
     "a table of 64 values": ("copies", lambda z, u, p, s: np.sort(z)[:64][(np.arange(len(z)) * 37) % 64]),
     "rounded to 1/256": ("copies", lambda z, u, p, s: np.round(256 * z) / 256),
+    "none in one direction": ("direction", lambda z, u, p, s: z - along(z)),
+    "half in one direction": ("direction", lambda z, u, p, s: z - along(z) / 2),
+    "twice in one direction": ("direction", lambda z, u, p, s: z + along(z)),
     "by the client's size": ("sender", lambda z, u, p, link: z * (0.8 if link.sender.samples > 100 else 1.0)),
     "less for one client": ("sender", lambda z, u, p, link: z * (0.6 if link.sender.number == 7 else 1.0)),
 }
