@@ -317,7 +317,7 @@ def test_traffic_may_not_rise_and_accuracy_may_not_fall(metric, before, now, exp
 @pytest.mark.parametrize(
     ("control", "changes", "words"),
     [
-        ("ceiling", {"values": IMAGES + SPREAD - 0.05}, "the attack got weaker and a pass means less"),
+        ("ceiling", {"values": IMAGES + SPREAD - 0.05}, "the attack got weaker; a pass is then weaker evidence"),
         ("ceiling", {"values": IMAGES + SPREAD + 0.05}, "the attack got stronger"),
         ("ceiling", {"values": IMAGES + SPREAD + 0.7}, "the attack got stronger"),
         ("ceiling", {"values": IMAGES + SPREAD + 0.01}, ""),

@@ -177,7 +177,7 @@ def change(folder, which, **values):
 @pytest.mark.parametrize(
     ("kind", "values", "says"),
     [
-        ("start", {"version": 2}, "another leakgauge wrote it"),
+        ("start", {"version": 2}, "another version of leakgauge wrote it"),
         ("start", {"shapes": [[2, 3], [-4]]}, "lengths from 0"),
         ("start", {"shapes": [[2**20, 2**20], [4]]}, "1 to 2,147,483,648 parameters"),
         ("start", {"names": ["a", "a"]}, "different names"),

@@ -177,7 +177,7 @@ class Exact(Law):
     def read(self, wire: bytes, own: Key) -> Reading:
         """An empty reading: the bytes are either equal or impossible."""
         if wire != self.wire:
-            raise LawError("bytes other than those of a message without randomness")
+            raise LawError("expected the exact bytes of a message without randomness, got others")
         return Reading(np.zeros(0), np.zeros(0, np.int64))
 
 
@@ -249,10 +249,10 @@ class Choices(Law):
             np.arange(len(places)) % len(self.chances),
         )
         if found.max(initial=0) >= self.chances.shape[1]:
-            raise LawError(f"an outcome of {found.max()}, expected at most {self.chances.shape[1] - 1}")
+            raise LawError(f"expected outcomes up to {self.chances.shape[1] - 1}, got {found.max()}")
         chance = self.chances[rows, found]
         if not chance.all():
-            raise LawError("an outcome that has no probability")
+            raise LawError("an outcome has probability 0")
         order = np.argsort(self.chances, 1, kind="stable")
         rising = np.cumsum(np.sort(self.chances, 1), 1)
         upper = rising[rows, np.argsort(order, 1)[rows, found]]
@@ -290,18 +290,18 @@ def split(wire: bytes, header: Numbers) -> bytes:
     if not size:
         return wire
     if len(wire) < size:
-        raise LawError(f"{len(wire)} bytes, expected a header of {size}")
+        raise LawError(f"expected a header of {size} bytes, got {len(wire)} bytes")
     found, expected = np.frombuffer(wire[:size], "<f4").astype(np.float64), np.asarray(header, np.float64)
     room = _HEADER * np.abs(expected) + 1e-12 * np.abs(expected).max(initial=0.0)
     if not (np.abs(found - expected) <= room).all():
-        raise LawError("a header that is not the declared function of the update")
+        raise LawError("the header is not the declared function of the update")
     return wire[size:]
 
 
 def expect_size(body: bytes, size: int) -> None:
     """Raise LawError unless there are exactly this many bytes."""
     if len(body) != size:
-        raise LawError(f"{len(body)} bytes after the header, expected {size}")
+        raise LawError(f"expected {size} bytes after the header, got {len(body)}")
 
 
 def outcomes(body: bytes, count: int, width: int) -> Integers:

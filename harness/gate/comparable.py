@@ -38,7 +38,7 @@ def problems(now: Measured, base: Measured) -> Iterable[str]:
     for name in sorted(base.data):
         if now.data.get(name) != base.data.get(name):
             found = f"{now.data.get(name, 'none')} against {base.data.get(name, 'none')}"
-            yield f"the data of {name!r} are not those of the baseline: {found}"
+            yield f"the data of {name!r} differ from the baseline's: {found}"
     stale = [name for name in NUMERIC if _release(now.packages.get(name)) != _release(base.packages.get(name))]
     if stale:
         changes = [f"{name} {base.packages.get(name, 'none')} to {now.packages.get(name, 'none')}" for name in stale]

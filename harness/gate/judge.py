@@ -271,9 +271,11 @@ def _about_control(pair: _Pair, curves: _Pair, rules: Rules) -> Iterable[str]:
     one = _measure(pair, curves, rules)
     for rise, rose in ((one.rise, True), (one.rise.falling(), False)):
         if statistics.decide(Rise(*(np.atleast_1d(x) for x in rise)), rules).fails[0]:
-            why = "without a defense, so the attack got " + ("stronger" if rose else "weaker and a pass means less")
+            why = "without a defense, so the attack got " + (
+                "stronger" if rose else "weaker; a pass is then weaker evidence"
+            )
             if pair.now.control == "floor":
-                why = "this attack looks at nothing, so the images or the score have changed"
+                why = "this attack observes nothing, so the images or the score have changed"
             yield f"{pair.now.name}: {one.moved()}: {why}"
 
 

@@ -155,9 +155,9 @@ def _check(source: Sources, how: How) -> None:
     if source.messages is not None and source.train_step is not None:
         raise ValueError("expected messages or train_step, got both")
     if source.records is not None and source.messages is None:
-        raise ValueError("expected messages beside records, which are the rows behind each message")
+        raise ValueError("expected messages together with records, the rows behind each message")
     if source.messages is not None and how.victims is not None:
-        raise ValueError("expected no victims beside messages: each message is a victim")
+        raise ValueError("expected no victims together with messages: each message is a victim")
     if source.messages is not None and not source.messages:
         raise ValueError("expected at least one message, got none")
     if how.sends not in ("gradient", "update"):

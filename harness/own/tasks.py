@@ -65,6 +65,6 @@ def check_model(trial: Trial) -> str:
     task = make_task(trial.spec, loaded)
     one, other = (task.init(Key(0)) for _ in range(2))
     if not bool((one == other).all()):
-        raise Fault("the same key gives other parameters; draw nothing by yourself in the factory")
+        raise Fault("the same key gives different parameters; draw no random numbers in the factory")
     scores: Any = task.outputs(one, loaded.train.x[:2])
     return f"{task.layout.dim:,} parameters in {len(task.layout.names)} tensors, scores {list(scores.shape[1:])}"
