@@ -541,7 +541,7 @@ def test_a_task_that_names_code_imports_nothing_without_permission(key, stranger
     for words in (["show"], ["show", "--json"], ["run", "-o", str(tmp_path / "out")]):
         done = CliRunner().invoke(app, [words[0], str(tmp_path / "s.toml"), *words[1:]])
         assert done.exit_code == 2
-        assert "tasks[0]: 'stranger_net:make' is code that would be imported; if you trust it, say" in done.output
+        assert "tasks[0]: 'stranger_net:make' names code to import; pass --allow-code if you trust it" in done.output
     asked = resolve(tomllib.loads(text), allow_code=True).cells
     assert (
         rerun._forbidden(asked, Bench(tmp_path))

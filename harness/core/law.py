@@ -249,7 +249,7 @@ class Choices(Law):
             np.arange(len(places)) % len(self.chances),
         )
         if found.max(initial=0) >= self.chances.shape[1]:
-            raise LawError(f"expected outcomes up to {self.chances.shape[1] - 1}, got {found.max()}")
+            raise LawError(f"an outcome of {found.max()}, expected at most {self.chances.shape[1] - 1}")
         chance = self.chances[rows, found]
         if not chance.all():
             raise LawError("an outcome has probability 0")
@@ -290,7 +290,7 @@ def split(wire: bytes, header: Numbers) -> bytes:
     if not size:
         return wire
     if len(wire) < size:
-        raise LawError(f"expected a header of {size} bytes, got {len(wire)} bytes")
+        raise LawError(f"{len(wire)} bytes, expected a header of {size}")
     found, expected = np.frombuffer(wire[:size], "<f4").astype(np.float64), np.asarray(header, np.float64)
     room = _HEADER * np.abs(expected) + 1e-12 * np.abs(expected).max(initial=0.0)
     if not (np.abs(found - expected) <= room).all():
@@ -301,7 +301,7 @@ def split(wire: bytes, header: Numbers) -> bytes:
 def expect_size(body: bytes, size: int) -> None:
     """Raise LawError unless there are exactly this many bytes."""
     if len(body) != size:
-        raise LawError(f"expected {size} bytes after the header, got {len(body)}")
+        raise LawError(f"{len(body)} bytes after the header, expected {size}")
 
 
 def outcomes(body: bytes, count: int, width: int) -> Integers:

@@ -331,7 +331,7 @@ def _training(pair: _Pair, rules: Rules) -> Check:
     rise = statistics.paired(earlier, after) if len(after) > 1 else None
     if worse and metric(new.metric).gate is GateTest.FALL:
         if rise is None or len(after) < rules.trainings:
-            few = f"{counted(len(after), 'training')} cannot tell that from another draw: take {rules.trainings} seeds"
+            few = f"{counted(len(after), 'training')} cannot tell the fall from chance: take {rules.trainings} seeds"
             verdict, reason = Verdict.INCONCLUSIVE, f"{found}; {few} or more"
         elif float(rise.falling().chance()) >= _BROKEN:
             verdict, reason = Verdict.INCONCLUSIVE, f"{found}, a fall that the seeds do not show clearly"
@@ -377,5 +377,5 @@ def _audited_words(verdict: Verdict, before: float, now: float, claim: float, *,
         return f"{found}: above {claimed}"
     place = f"above {claimed}, as it was" if was_above else f"against {claimed}"
     if verdict is Verdict.INCONCLUSIVE:
-        return f"{found}, {place}: the rise of one bound is a hint, not a proof"
+        return f"{found}, {place}: a higher bound alone does not prove an increase"
     return f"no increase detected: {found}, {place}"

@@ -115,7 +115,9 @@ def _merge_base(target: str | None) -> str | None:
             return git("merge-base", "HEAD", commit)
         except StudyError as error:
             if target is not None:
-                raise StudyError(f"--target {target}", ["no merge base of HEAD with it; fetch its history"]) from error
+                raise StudyError(
+                    f"--target {target}", ["HEAD has no merge base with this target; fetch its history"]
+                ) from error
     return None
 
 
