@@ -91,7 +91,7 @@ DEFENSE = {
     "large numbers with less": noise(
         f"{NOISE}\n        noise[update.abs() > 0.9 * update.abs().max()] *= 0.1", "noise", "2 of 50 numbers"
     ),
-    "no clip": Mistake(SUM, "update.double() + noise", "clip", ("sent with norm 1e+06", "nothing bounds it")),
+    "no clip": Mistake(SUM, "update.double() + noise", "clip", ("sent with norm 1e+06", "its norm is not bounded")),
     "a wide clip": Mistake(SUM, "(3 * self.clipped(update / 3)).double() + noise", "noise", ("at 3 times the clip",)),
     "another clip": Mistake(SUM, "update.clamp(-self.clip, self.clip).double() + noise", "noise", ("not centered",)),
     "half the claim": Mistake(
@@ -156,7 +156,7 @@ ATTACK = {
     "the truth": Mistake(
         "from dataclasses", "from leakgauge.harness.data import load\nfrom dataclasses", "truth", ("imports leakgauge",)
     ),
-    "what it sees": Mistake(RUN, f"seen.model.params.zero_()\n        {RUN}", "truth", ("modifies what it sees",)),
+    "what it sees": Mistake(RUN, f"seen.model.params.zero_()\n        {RUN}", "truth", ("modifies its observation",)),
     "a need": Mistake('{"messages", "models"}', '{"messages", "model"}', "needs", ("names model; known: ",)),
     "a kind": Mistake('= "reconstruction"  #', '= "images"  #', "needs", ("got 'images'",)),
     "an unnamed need": Mistake(

@@ -129,7 +129,7 @@ def edited(old, new):
         (edited('"values": [', '"values": ["0.5", '), "measured.measures.0.values.0: Input should be a valid number"),
         (edited('"values": [', '"values": [true, '), "measured.measures.0.values.0: Input should be a valid number"),
         (edited('"aware": false', '"aware": 0'), "measured.measures.0.aware: Input should be a valid boolean"),
-        (edited('"metric": "ssim"', '"metric": "mse"'), "of a metric that the gate does not know: mse"),
+        (edited('"metric": "ssim"', '"metric": "mse"'), "has a metric unknown to the gate: mse"),
         (edited('"study_hash": ', '"hash": '), "measured.study_hash: Field required"),
         (edited('"reason": ', '"verdict": "PASS", "reason": '), "verdict: Unexpected keyword argument"),
         (to_text(many(0, 16)), "it has no measures"),

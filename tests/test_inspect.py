@@ -517,7 +517,7 @@ def test_a_changed_recording_is_noticed(tmp_path):
         (["--model", "lenear"], "did you mean 'linear'"),
         (["--model", "mlp"], r"model 'mlp': tensor 0: the model has 'fc1.weight' of shape .256, 64."),
         (["--model", "linear", "--round", 7], "the recording has no model of round 7; it has those of 0, 1"),
-        (["--model", "linear", "--victims", 3], "expected at most 2 victims in round 0"),
+        (["--model", "linear", "--victims", 3], "expected at most 2 victims with known records in round 0"),
         (["--model", "linear", "--attacks", "nothing"], "no attack 'nothing'"),
         (["--model", "linear", "--attacks", "tests.doubles:Boom"], "pass --allow-code if you trust it"),
         (["--model", "tests.own:net"], "pass --allow-code if you trust it"),
@@ -624,7 +624,7 @@ def test_what_an_adversary_cannot_see_is_attacked_by_probes_and_membership_needs
     how = {"victims": 2, "threats": ["aggregator"], "progress": False}
     run = leakgauge.inspect("linear", "digits", folder=tmp_path / "a", attacks=["prior"], limit=False, **how)
     assert run.cells[0].target.kind == "probe"
-    assert run.study["notes"][0].startswith("aggregator sees no single message: probes were attacked")
+    assert run.study["notes"][0].startswith("aggregator sees only sums of messages: probes were attacked")
     how = {"victims": 8, "attacks": ["membership-loss"], "progress": False}
     members = leakgauge.inspect("linear", "digits", folder=tmp_path / "b", **how)
     assert members.results[members.cells[0].id].estimate("auc").n == 16

@@ -120,7 +120,7 @@ def inspect_(
         Path | None, typer.Option("-o", "--out", help="Folder of the results; default: DIR/results.")
     ] = None,
     attacks: Annotated[
-        str, typer.Option(help="Attacks, as in map,idlg; default: the floor and every attack that fits the time limit.")
+        str, typer.Option(help="Attacks, as in map,idlg; default: the floor, and attacks that fit the time limit.")
     ] = "",
     threat: Annotated[list[str] | None, typer.Option(help="An adversary; repeatable; default: server.")] = None,
     number: Annotated[

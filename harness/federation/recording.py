@@ -607,7 +607,7 @@ def _content(folder: Path, entry: _File) -> bytes:
         raise ValueError(f"expected {entry.size:,} bytes, got {size:,}")
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != entry.sha256:
-        raise ValueError("it is not what was recorded: its SHA-256 differs")
+        raise ValueError("it has changed since the recording: its SHA-256 differs")
     return content
 
 

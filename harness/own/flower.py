@@ -312,7 +312,7 @@ class Server:
         if not isinstance(number, int) or not isinstance(fault, str) or not 0 <= number < self.facts.clients:
             raise MessageError(f"expected a reply of `defended` client 0 to {self.facts.clients - 1}, got {number!r}")
         if self.nodes.setdefault(number, node) != node:
-            raise MessageError(f"client {number} is another node already")
+            raise MessageError(f"client {number} is already another node")
         array = only(reply.content.array_records, "ArrayRecord")[1].get(OURS)
         held = np.empty(0) if array is None else numbers_of(array)
         if held.dtype != np.uint8:

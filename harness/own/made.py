@@ -189,7 +189,7 @@ def _victims(data: object, auxiliary: object, source: Sources, how: How, root: P
         taken = np.unique(np.concatenate(rows)) if rows else np.empty(0, np.int64)
         rest = np.setdiff1d(np.arange(count), taken)
         if len(rest) < 4:
-            text = f"expected 4 or more records behind no message, for what the attacker knows, got {len(rest)}"
+            text = f"expected 4 or more records outside all messages, as data of the attacker, got {len(rest)}"
             raise ValueError(f"{text}: give more data, or auxiliary=")
         rest = rest[rng.permutation(key.child("rest"), len(rest))]
         inside, outside = np.sort(np.concatenate([taken, rest[: len(rest) // 2]])), np.sort(rest[len(rest) // 2 :])

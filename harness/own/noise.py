@@ -103,8 +103,8 @@ def check_clip(patient: Patient) -> str:
         return f"a scale is sent in clear, as `in_clear` says; an update of norm {_FAR:g} is read as {length:.3g}"
     if length > _GROWN:
         raise Fault(
-            f"an update of norm {_FAR * wire.clip:g} is sent with norm {length * wire.clip:.3g}: nothing bounds it, so "
-            "no noise hides it; scale it down to the clip before the noise is added"
+            f"an update of norm {_FAR * wire.clip:g} is sent with norm {length * wire.clip:.3g}: its norm is not "
+            "bounded, so no noise hides it; scale it down to the clip before the noise is added"
         )
     return f"an update of norm {_FAR * wire.clip:g} is read with norm {length * wire.clip:.3g}"
 

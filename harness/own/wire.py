@@ -138,7 +138,9 @@ def class_of(part: Part, made: Any) -> str:
     """As `check_class`, for a defense or an attack."""
     found = part.found
     if "__dataclass_params__" not in vars(found):
-        raise Fault(f"expected @dataclass(frozen=True) above class {found.__name__}: its fields are no parameters")
+        raise Fault(
+            f"expected @dataclass(frozen=True) above class {found.__name__}: without it, fields are not parameters"
+        )
     odd = [f"{name}={value!r}" for name, value in made.parameters().items() if not _is_scalar(value)]
     if odd:
         raise Fault(f"expected numbers, texts, true or false as parameters, got {', '.join(odd)}")
@@ -166,7 +168,7 @@ def parameters_of(part: Part, made: Any) -> str:
     accepted = [f"{name}={value}" for table in tables for name, value in table.items() if _accepts(part, made, table)]
     if accepted:
         raise Fault(f"{', '.join(accepted)} is accepted; refuse it in `__post_init__` with a ValueError")
-    return f"{len(tables)} bad values are refused" if numbers else "it has none; an unknown key is refused"
+    return f"{len(tables)} bad values are refused" if numbers else "no numeric parameters; an unknown key is refused"
 
 
 def _accepts(part: Part, made: Any, changed: dict[str, Any]) -> bool:
