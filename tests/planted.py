@@ -165,7 +165,7 @@ ATTACK = {
     "another shape": Mistake(GUESS, GUESS.replace("x.clamp", "x.flatten(1).clamp"), "guesses", ("shape (1, 64)",)),
     "one guess": Mistake(RUN, "return Reconstruction(tuple(guesses[:1]))", "guesses", ("expected 2 guesses",)),
     "a wrong sign": Mistake(
-        "gradient = here.read(message)", "gradient = -here.read(message)", "floor", ("no more than",)
+        "gradient = here.read(message)", "gradient = -here.read(message)", "floor", ("no better than",)
     ),
     "an exception": Mistake(
         "search.step(misfit)",

@@ -317,7 +317,7 @@ def test_defaults_are_chosen_by_what_fits_and_the_report_says_what_was_left_out(
     assert names == ["prior", "map", "label-restoration"]
     assert all(cell.target.count == 2 for cell in run.cells)
     notes = run.study["notes"]
-    assert [note for note in notes if re.match("attack (idlg|analytic) was left out: it is for messages of one", note)]
+    assert [note for note in notes if re.match("attack (idlg|analytic) was left out: it needs messages of one", note)]
     assert any(note.startswith("attack map spends") for note in notes)
     page = (tmp_path / "report.html").read_text()
     assert "Attack idlg was left out" in page
