@@ -59,8 +59,7 @@ def audit(
     rounds: Annotated[int | None, typer.Option(help="Rounds of a trial, or of the training.")] = None,
     trials: Annotated[int | None, typer.Option(help="Trials with each input; default: 1000 to 3000.")] = None,
     budget: Annotated[
-        float | None,
-        typer.Option(parser=_seconds, metavar="TIME", help="As many trials as fit in 30s or 2m."),
+        float | None, typer.Option(parser=_seconds, metavar="TIME", help="As many trials as fit in 30s or 2m.")
     ] = None,
     confidence: Annotated[float | None, typer.Option(help="Confidence of the lower bound; default: 0.95.")] = None,
     threat: Annotated[

@@ -131,7 +131,9 @@ def inspect_(
     limit: Annotated[
         bool | None, typer.Option("--limit/--no-limit", help="Compute the limit; default: if time allows.")
     ] = None,
-    minutes: Annotated[float, typer.Option(min=0, help="Time limit for all default attacks together.")] = 7.0,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="Time limit in minutes for all default attacks together.")
+    ] = 7.0,
     audit: Annotated[int, typer.Option(min=0, help="Trials for each input of an audit of the defense.")] = 0,
     seed: Annotated[int, typer.Option(help="Seed of the attacks, if the recording has none.")] = 0,
     show: Annotated[bool, typer.Option("--show-records", help="The records may appear in the report.")] = False,

@@ -46,7 +46,7 @@ def run(
     ] = None,
     cell_memory: Annotated[
         int | None,
-        typer.Option(min=0, metavar="MB", help="A training or an attack fails if its worker process exceeds this."),
+        typer.Option(min=0, metavar="MB", help="A training or an attack fails if its worker process uses more memory."),
     ] = None,
 ) -> None:
     """Run a study, print its table, and write the report; DIR/run.log lists every job. The same command resumes."""
