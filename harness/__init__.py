@@ -1,1 +1,1 @@
-"""The bench: the federated loop, audits, studies, the gate and the command."""
+"""The harness: the federated loop, audits, studies, the gate and the command."""

@@ -1,4 +1,4 @@
-"""All results for other programs: one row a value as CSV, Parquet, LaTeX or Markdown, or JSON with one line a cell.
+"""All results for other programs: one row per value as CSV, Parquet, LaTeX or Markdown, or JSON with one line a cell.
 
 A CSV is safe to open in a spreadsheet.
 """

@@ -67,21 +67,21 @@ DEFENSE = {
         *("keys", "drawn from twice", "children"),
     ),
     "torch, to read": Mistake(READ, f"{READ} + 0 * torch.randn(1)", "keys", ("`estimate` draws", "torch.randn")),
-    # private numbers in the shared stream, or in one that anybody can make
+    # private numbers in the shared stream, or in one that anyone can derive
     "shared": noise(KEYED.format("link.key"), "private", "`normal` draws from the shared key", "link.key"),
     "half shared": noise(
         f"noise = self.sigma * 0.5**0.5 * (rng.normal(private, {SHAPE}) + rng.normal(link.key, {SHAPE}))",
-        *("private", "`normal` draws from the shared key", "who has it subtracts"),
+        *("private", "`normal` draws from the shared key", "can subtract the noise"),
     ),
     "half shared, unseen": noise(
         f"noise = self.sigma * 0.5**0.5 * (rng.normal(private, {SHAPE}) + {OTHER})",
-        *("noise", "the shared key moves what messages are on average", "0.7 of what `law` states"),
+        *("noise", "the shared key shifts the mean of messages", "0.7 of what `law` states"),
     ),
     "one number shared": noise(
         f"{NOISE}\n        noise[3 % len(noise)] = self.sigma * {OTHER}[0]",
         *("noise", "1 of 50 numbers have too little noise", "coordinates 3"),
     ),
-    "a constant key": noise(KEYED.format("Key(7)"), "private", "a key that anybody can make", "Key(7)"),
+    "a constant key": noise(KEYED.format("Key(7)"), "private", "a key that anyone can derive", "Key(7)"),
     # noise, clip, claim and scores that do not fit each other
     "half the noise": noise(NOISE.replace("self", "0.5 * self"), "noise", "the noise is 0.49", "of what `law` states"),
     "less noise": noise(NOISE.replace("self", "0.93 * self"), "noise", "of what `law` states"),
@@ -91,7 +91,7 @@ DEFENSE = {
     "large numbers with less": noise(
         f"{NOISE}\n        noise[update.abs() > 0.9 * update.abs().max()] *= 0.1", "noise", "2 of 50 numbers"
     ),
-    "no clip": Mistake(SUM, "update.double() + noise", "clip", ("sent with norm 1e+06", "nothing bounds it")),
+    "no clip": Mistake(SUM, "update.double() + noise", "clip", ("sent with norm 1e+06", "its norm is not bounded")),
     "a wide clip": Mistake(SUM, "(3 * self.clipped(update / 3)).double() + noise", "noise", ("at 3 times the clip",)),
     "another clip": Mistake(SUM, "update.clamp(-self.clip, self.clip).double() + noise", "noise", ("not centered",)),
     "half the claim": Mistake(
@@ -156,7 +156,7 @@ ATTACK = {
     "the truth": Mistake(
         "from dataclasses", "from leakgauge.harness.data import load\nfrom dataclasses", "truth", ("imports leakgauge",)
     ),
-    "what it sees": Mistake(RUN, f"seen.model.params.zero_()\n        {RUN}", "truth", ("modifies what it sees",)),
+    "what it sees": Mistake(RUN, f"seen.model.params.zero_()\n        {RUN}", "truth", ("modifies its observation",)),
     "a need": Mistake('{"messages", "models"}', '{"messages", "model"}', "needs", ("names model; known: ",)),
     "a kind": Mistake('= "reconstruction"  #', '= "images"  #', "needs", ("got 'images'",)),
     "an unnamed need": Mistake(
@@ -165,7 +165,7 @@ ATTACK = {
     "another shape": Mistake(GUESS, GUESS.replace("x.clamp", "x.flatten(1).clamp"), "guesses", ("shape (1, 64)",)),
     "one guess": Mistake(RUN, "return Reconstruction(tuple(guesses[:1]))", "guesses", ("expected 2 guesses",)),
     "a wrong sign": Mistake(
-        "gradient = here.read(message)", "gradient = -here.read(message)", "floor", ("no more than",)
+        "gradient = here.read(message)", "gradient = -here.read(message)", "floor", ("no better than",)
     ),
     "an exception": Mistake(
         "search.step(misfit)",

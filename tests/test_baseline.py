@@ -104,7 +104,7 @@ def test_a_cut_file_is_refused_wherever_it_is_cut(tmp_path):
     path = tmp_path / "cut.json"
     for keep in [0, 1, 20, *range(30, len(whole) - 1, 997), len(whole) - 2]:
         path.write_bytes(whole[:keep])
-        with pytest.raises(BaselineError, match=r"cut\.json is cut, or no JSON: .*; restore it with git"):
+        with pytest.raises(BaselineError, match=r"cut\.json is truncated or not JSON: .*; restore it with git"):
             read(path)
 
 
@@ -118,9 +118,9 @@ def edited(old, new):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("no JSON at all", "cut, or no JSON"),
-        ("<<<<<<< HEAD\n" + to_text(BASE), "cut, or no JSON"),
-        ("[" * 100_000, "cut, or no JSON"),
+        ("no JSON at all", "truncated or not JSON"),
+        ("<<<<<<< HEAD\n" + to_text(BASE), "truncated or not JSON"),
+        ("[" * 100_000, "truncated or not JSON"),
         ("[]", "got schema None, expected 2; delete it and make a new one with 'leakgauge baseline update'"),
         (edited(f'"schema": {SCHEMA}', '"schema": 1'), "got schema 1, expected 2"),
         (edited(f'"schema": {SCHEMA}', '"schema": true'), "got schema True, expected 2"),
@@ -129,7 +129,7 @@ def edited(old, new):
         (edited('"values": [', '"values": ["0.5", '), "measured.measures.0.values.0: Input should be a valid number"),
         (edited('"values": [', '"values": [true, '), "measured.measures.0.values.0: Input should be a valid number"),
         (edited('"aware": false', '"aware": 0'), "measured.measures.0.aware: Input should be a valid boolean"),
-        (edited('"metric": "ssim"', '"metric": "mse"'), "of a metric that the gate does not know: mse"),
+        (edited('"metric": "ssim"', '"metric": "mse"'), "has a metric unknown to the gate: mse"),
         (edited('"study_hash": ', '"hash": '), "measured.study_hash: Field required"),
         (edited('"reason": ', '"verdict": "PASS", "reason": '), "verdict: Unexpected keyword argument"),
         (to_text(many(0, 16)), "it has no measures"),

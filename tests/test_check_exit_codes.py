@@ -320,4 +320,4 @@ def test_a_run_with_named_gaps_can_be_a_baseline_and_check_reports_each(folder, 
     assert call("check", folder, "--baseline", base, "--no-rerun").exit_code == 5
     text = (tmp_path / "gaps.json").read_text().replace(f'"{key}"', '"elsewhere"', 1)
     (tmp_path / "gaps.json").write_text(text)
-    assert "the gap elsewhere is no measure" in call(*check).stderr
+    assert "the gap elsewhere names no measure" in call(*check).stderr

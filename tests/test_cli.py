@@ -107,7 +107,7 @@ def test_an_export_is_chosen_written_and_refused(finished, tmp_path):
     assert call("export", out, "--to", "parquet", "-o", file).output == ""
     pandas.testing.assert_frame_equal(pandas.read_parquet(file), leakgauge.load_run(out).frame())
     assert "no quantity 'acu'; known: " in refused("export", out, "--to", "csv", "--quantity", "acu")
-    assert "--quantity, --columns and --items want rows" in refused("export", out, "--items")
+    assert "--quantity, --columns and --items need a format with rows" in refused("export", out, "--items")
 
 
 @pytest.mark.matrix
@@ -186,7 +186,7 @@ def test_a_terminal_shows_finished_running_and_failed_jobs(study, tmp_path):
     study.write_text(FAILING)
     first, again = screen(run), screen(run)
     assert all(text in first for text in ("tiny: starting", "done  ", "failed  ", "6 of 6 cells, 2 failed"))
-    assert "6 of 6 cells, 4 of them from before, 2 failed" in again
+    assert "6 of 6 cells, 4 reused, 2 failed" in again
     assert re.search(r"running +a job.*0 of 1 cells", screen(lambda listen: listen(RUNNING, None)), re.DOTALL)
 
 

@@ -101,14 +101,14 @@ def test_other_images_are_said_and_compared_by_welch() -> None:
     samples = [np.ravel([draws(s, 0.1) for s in (2, 3)]), np.ravel([draws(s) for s in (0, 1)])]
     low, high = reference.ttest_ind(*samples, equal_var=False).confidence_interval(0.95)
     assert numbers(one) == pytest.approx((samples[0].mean() - samples[1].mean(), low, high), rel=1e-9)
-    assert (one.method, one.n, one.note) == ("Welch", (12, 12), "not paired: other images")
+    assert (one.method, one.n, one.note) == ("Welch", (12, 12), "not paired: the images differ")
 
 
 def test_of_images_that_are_shared_in_part_only_those_are_compared() -> None:
     one = only(compare(attacked((0, 1)), attacked((1, 2), shift=0.1)), "ssim")
     pairs = np.array(draws(1, 0.1)) - np.array(draws(1))
     assert one.difference == pytest.approx(pairs.mean(), rel=1e-9)
-    assert (one.n, one.note) == ((6,), "only the images that both have, 6 of 12")
+    assert (one.n, one.note) == ((6,), "only the 6 of 12 images that are in both runs")
 
 
 def test_an_image_that_every_seed_attacks_is_one_image() -> None:
@@ -184,7 +184,7 @@ def test_auc_over_other_records_has_the_interval_of_two_independent_curves() -> 
     one = only(compare(first, second), "auc")
     halves = [side.var(ddof=1) / 300 for sides in placed(first) + placed(second) for side in sides]
     assert (one.high - one.low) / 2 == pytest.approx(1.96 * np.sqrt(np.sum(halves)) / 2, rel=0.1)
-    assert (one.method, one.note) == ("DeLong", "other seeds: other records")
+    assert (one.method, one.note) == ("DeLong", "the seeds differ, so the records differ")
 
 
 def test_a_rate_has_newcombes_interval() -> None:
@@ -204,7 +204,7 @@ def test_accuracy_is_paired_over_the_same_seeds() -> None:
 def test_accuracy_over_other_seeds_is_not_paired() -> None:
     found = compare(trained({0: 0.80, 1: 0.82}), trained({2: 0.79, 3: 0.80, 4: 0.85}))
     one = only(found, "accuracy")
-    assert (one.method, one.n, one.note) == ("Welch", (2, 3), "not paired: other seeds")
+    assert (one.method, one.n, one.note) == ("Welch", (2, 3), "not paired: the seeds differ")
     assert "The seeds differ." in found.remarks
 
 
@@ -215,8 +215,8 @@ def test_accuracy_over_other_seeds_is_not_paired() -> None:
             lambda: (attacked(), attacked(shift=0.1, pictures=lambda cell: None)),
             *("ssim", "Welch", "not paired: the images are not stored"),
         ),
-        (lambda: (membership(0.0), membership(0.1, members=290)), "auc", "none", "other numbers of records"),
-        (lambda: (trained({0: 0.80}), trained({0: 0.79})), "accuracy", "none", "one pair has no interval"),
+        (lambda: (membership(0.0), membership(0.1, members=290)), "auc", "none", "the numbers of records differ"),
+        (lambda: (trained({0: 0.80}), trained({0: 0.79})), "accuracy", "none", "no interval: only one pair"),
     ],
 )
 def test_a_difference_that_is_not_paired_states_why(

@@ -233,7 +233,7 @@ def test_a_message_beyond_the_public_bound_does_not_reach_the_mean():
     here, clients = sending(Unclipped(noise_std=1e-6), [*UPDATES[:3], 1e30 * UPDATES[3]])
     found = here.collect(clients, CHANNEL, SERVER)
     assert list(found.dropped) == [3]
-    assert "expected an update of norm 1 or less, which is public, got " in found.dropped[3]
+    assert "expected an update of norm 1 or less, the public bound, got " in found.dropped[3]
     torch.testing.assert_close(found.mean, sum(UPDATES[:3]) / 4, atol=1e-5, rtol=0)
 
 

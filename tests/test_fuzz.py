@@ -142,7 +142,7 @@ def test_a_message_beyond_the_public_bound_is_refused_by_the_server_and_read_by_
         read = one.here.estimate(wire, one.link.sender, one.link.shared)
         assert 0.7 < float(read.norm()) / (factor * longest) < 1.4
         assert taken(one, wire) != refused
-    with pytest.raises(MessageError, match=r"expected an update of norm .* or less, which is public, got "):
+    with pytest.raises(MessageError, match=r"expected an update of norm .* or less, the public bound, got "):
         one.here.accept(wire, one.link)
 
 

@@ -256,7 +256,7 @@ def test_a_baseline_cannot_be_made_ready_for_a_later_change(small, base, tmp_pat
     _, outcome = judged(small, tmp_path, base, dataclasses.replace(base, prints=only_draws))
     assert [line.split(": ")[2].split(";")[0] for line in outcome.unaccepted] == ["messages"]
     _, outcome = judged(small, tmp_path, base, dataclasses.replace(base, prints=()))
-    assert "there were no fingerprints" in outcome.unaccepted[0]
+    assert "the baseline has no fingerprints" in outcome.unaccepted[0]
 
 
 def test_a_changed_attack_is_judged_alone(small, base, tmp_path, monkeypatch):

@@ -148,12 +148,12 @@ def test_the_same_image_under_three_seeds_is_one_image():
         (measure(problem="a cell failed", control="ceiling"), measure(control="ceiling"), Verdict.INCOMPLETE, "failed"),
         (measure(), measure(values=[*IMAGES[:15], math.nan]), Verdict.NOT_COMPARABLE, "baseline has no number"),
         (measure(), measure(problem="a cell failed"), Verdict.NOT_COMPARABLE, "baseline has no number"),
-        (measure(items=("b",)), measure(), Verdict.NOT_COMPARABLE, "other images"),
+        (measure(items=("b",)), measure(), Verdict.NOT_COMPARABLE, "different images"),
         (measure(values=IMAGES[:8]), measure(), Verdict.NOT_COMPARABLE, "8 against 16"),
         (measure(values=IMAGES[:7]), measure(values=IMAGES[:7]), Verdict.NOT_COMPARABLE, "7 images are too few"),
         (measure(control="floor"), measure(), Verdict.NOT_COMPARABLE, "floor in the run and a gated attack"),
         (measure("bits", [2.0, math.inf]), measure("bits", [2.0, 2.0]), Verdict.INCOMPLETE, "not finite"),
-        (measure("accuracy", [0.5]), measure("accuracy", [0.5, 0.6]), Verdict.NOT_COMPARABLE, "other seeds"),
+        (measure("accuracy", [0.5]), measure("accuracy", [0.5, 0.6]), Verdict.NOT_COMPARABLE, "different seeds"),
         (measure("epsilon", [None]), measure("epsilon", [1.0]), Verdict.INCOMPLETE, "missing"),
     ],
 )
@@ -259,7 +259,7 @@ def test_a_rate_without_its_curve_is_no_pass():
         ([3.0], [8.5], (8.0, 16.0), Verdict.FAIL, "above the claim of 8"),  # the claim was lifted
         ([3.0], [6.0], (8.0, 5.0), Verdict.FAIL, "above the claim of 5"),  # less is promised
         ([9.0], [9.1], (8.0, 8.0), Verdict.PASS, "as it was"),
-        ([9.0], [14.0], (8.0, 8.0), Verdict.INCONCLUSIVE, "a hint, not a proof"),
+        ([9.0], [14.0], (8.0, 8.0), Verdict.INCONCLUSIVE, "does not prove an increase"),
         ([9.0], [9.0], (8.0, 10.0), Verdict.PASS, "as it was"),
         ([3.0], [3.7], (8.0, 8.0), Verdict.PASS, "no increase detected"),  # 0.7, but less than a quarter
         ([0.0], [0.4], (8.0, 8.0), Verdict.PASS, "no increase detected"),  # infinitely more, but 0.4
@@ -293,7 +293,7 @@ def test_an_audit_fails_where_it_passes_the_claim(before, now, claims, expected,
             [0.80, 0.82],
             [0.70, 0.72],
             Verdict.INCONCLUSIVE,
-            "2 trainings cannot tell that from another draw",
+            "2 trainings cannot tell the fall from chance",
         ),
         ("accuracy", [0.8] * 4, [0.1, 0.9, 0.8, 0.8], Verdict.INCONCLUSIVE, "that the seeds do not show clearly"),
         (
@@ -317,13 +317,13 @@ def test_traffic_may_not_rise_and_accuracy_may_not_fall(metric, before, now, exp
 @pytest.mark.parametrize(
     ("control", "changes", "words"),
     [
-        ("ceiling", {"values": IMAGES + SPREAD - 0.05}, "the attack got weaker and a pass means less"),
+        ("ceiling", {"values": IMAGES + SPREAD - 0.05}, "the attack got weaker; a pass is then weaker evidence"),
         ("ceiling", {"values": IMAGES + SPREAD + 0.05}, "the attack got stronger"),
         ("ceiling", {"values": IMAGES + SPREAD + 0.7}, "the attack got stronger"),
         ("ceiling", {"values": IMAGES + SPREAD + 0.01}, ""),
         ("floor", {"values": IMAGES + SPREAD + 0.05}, "the images or the score have changed"),
         ("floor", {"values": IMAGES + SPREAD - 0.05}, "the images or the score have changed"),
-        ("ceiling", {"items": ("b",)}, "this control is not compared: the run has other images"),
+        ("ceiling", {"items": ("b",)}, "this control is not compared: the run and the baseline have different images"),
     ],
 )
 def test_a_control_warns_and_never_fails(control, changes, words):
@@ -338,12 +338,12 @@ def test_a_control_warns_and_never_fails(control, changes, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"study_hash": "f" * 16, "measures": (measure(name="new"),)}, "of another study"),
+        ({"study_hash": "f" * 16, "measures": (measure(name="new"),)}, "of different studies"),
         ({"data": {"digits": "f" * 16}}, "data of 'digits'"),
         ({"data": {"photos": "f" * 16}}, "data of 'digits'"),
         ({"packages": {"torch": "2.13.1+cpu", "numpy": "2.4.6"}}, "stale: torch 2.13.0+cpu to 2.13.1+cpu"),
         ({"packages": {"torch": "2.13.0+cpu"}}, "stale: numpy 2.4.6 to none"),
-        ({"measures": (measure(), measure())}, "1 measures of the run have the key of another one"),
+        ({"measures": (measure(), measure())}, "1 measures of the run have duplicate keys"),
         ({"measures": ()}, ""),
     ],
 )

@@ -253,7 +253,7 @@ def test_a_study_of_weaker_parameters_or_fewer_images_asks_other_questions(run):
     update(run, "weaker")
     commit()
     code, said = check(run)
-    assert (code, "of another study than the baseline" in said) == (4, True)
+    assert (code, "the run and the baseline are of different studies" in said) == (4, True)
 
 
 def test_fewer_seeds_are_fewer_values(run):
@@ -363,10 +363,10 @@ def test_the_target_is_that_of_ci_or_of_origin(run):
 def test_without_a_repository_or_a_target_somebody_must_accept(run, tmp_path, monkeypatch):
     git("branch", "--quiet", "-D", "main")
     code, said = check(run)
-    assert (code, "nobody vouches for the baseline" in said) == (6, True)
+    assert (code, "the baseline cannot be verified" in said) == (6, True)
     for ref in ("lost", "--help"):
         code, said = check(run, f"--target={ref}")
-        assert (code, "no merge base of HEAD with it; fetch its history" in said) == (2, True)
+        assert (code, "HEAD has no merge base with this target; fetch its history" in said) == (2, True)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "base.json").write_bytes(FILE.read_bytes())

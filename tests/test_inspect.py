@@ -317,7 +317,7 @@ def test_defaults_are_chosen_by_what_fits_and_the_report_says_what_was_left_out(
     assert names == ["prior", "map", "label-restoration"]
     assert all(cell.target.count == 2 for cell in run.cells)
     notes = run.study["notes"]
-    assert [note for note in notes if re.match("attack (idlg|analytic) was left out: it is for messages of one", note)]
+    assert [note for note in notes if re.match("attack (idlg|analytic) was left out: it needs messages of one", note)]
     assert any(note.startswith("attack map spends") for note in notes)
     page = (tmp_path / "report.html").read_text()
     assert "Attack idlg was left out" in page
@@ -347,7 +347,8 @@ def test_own_data_keep_the_users_rows_and_half_of_the_others_is_the_attackers(tm
         model, (x, 2 * y[:60] - 9), sent, records=rows, folder=tmp_path, attacks=[MAP, "prior"], public=True, **QUIET
     )
     (note,) = run.study["notes"]
-    done = "inputs brought to [0, 1] by their range, and back for the model; labels -9, -7, ..., 9 became the classes 0"
+    scaled = "inputs scaled to [0, 1] by their range (the model gets the original units)"
+    done = f"{scaled}; labels -9, -7, ..., 9 became the classes 0"
     assert done in note
     assert (tmp_path / "report.html").read_text().count(done) >= 3  # limits, flags, provenance
     shown = run.pictures(run.cells[0].id).original
@@ -426,8 +427,8 @@ def out_of_memory(model, x, y):
         ({"train_step": out_of_memory}, "tensor 0: expected '1.weight'"),
         ({"train_step": gradient, "messages": []}, "expected messages or train_step, got both"),
         ({"messages": []}, "at least one message"),
-        ({"records": [[1]]}, "expected messages beside records"),
-        ({"messages": [torch.zeros(1510)], "victims": 3}, "expected no victims beside messages"),
+        ({"records": [[1]]}, "expected messages together with records"),
+        ({"messages": [torch.zeros(1510)], "victims": 3}, "expected no victims together with messages"),
         ({"messages": [torch.zeros(1510)], "records": [[1], [2]]}, "records for each of 1 messages, got 2"),
         ({"messages": [torch.zeros(1510)], "records": [[9999]]}, "different rows from 0 to 1441"),
         ({"sends": "weights"}, "sends='gradient' or 'update'"),
@@ -516,12 +517,12 @@ def test_a_changed_recording_is_noticed(tmp_path):
         (["--model", "lenear"], "did you mean 'linear'"),
         (["--model", "mlp"], r"model 'mlp': tensor 0: the model has 'fc1.weight' of shape .256, 64."),
         (["--model", "linear", "--round", 7], "the recording has no model of round 7; it has those of 0, 1"),
-        (["--model", "linear", "--victims", 3], "expected at most 2 victims in round 0"),
+        (["--model", "linear", "--victims", 3], "expected at most 2 victims with known records in round 0"),
         (["--model", "linear", "--attacks", "nothing"], "no attack 'nothing'"),
-        (["--model", "linear", "--attacks", "tests.doubles:Boom"], "say --allow-code"),
-        (["--model", "tests.own:net"], "say --allow-code"),
-        (["--model", "linear", "--data", "tests.own:data"], "say --allow-code"),
-        (["--model", "linear", "--threat", "server+auxiliary=tests.own:data"], "say --allow-code"),
+        (["--model", "linear", "--attacks", "tests.doubles:Boom"], "pass --allow-code if you trust it"),
+        (["--model", "tests.own:net"], "pass --allow-code if you trust it"),
+        (["--model", "linear", "--data", "tests.own:data"], "pass --allow-code if you trust it"),
+        (["--model", "linear", "--threat", "server+auxiliary=tests.own:data"], "pass --allow-code if you trust it"),
     ],
 )
 def test_a_command_that_does_not_fit_the_recording_is_one_line(tmp_path, monkeypatch, words, says):
@@ -546,7 +547,7 @@ def test_a_strangers_recording_names_no_code_that_is_imported(tmp_path, monkeypa
     (folder / LIST).write_text(text.replace('"defense":"none"', '"defense":"tests.killed:Boom"'))
     done = command(folder, "--model", "linear", "-o", tmp_path / "out")
     assert done.exit_code == 2
-    assert "say --allow-code" in done.output
+    assert "pass --allow-code if you trust it" in done.output
 
 
 def table_of(folder, **more):
@@ -623,7 +624,7 @@ def test_what_an_adversary_cannot_see_is_attacked_by_probes_and_membership_needs
     how = {"victims": 2, "threats": ["aggregator"], "progress": False}
     run = leakgauge.inspect("linear", "digits", folder=tmp_path / "a", attacks=["prior"], limit=False, **how)
     assert run.cells[0].target.kind == "probe"
-    assert run.study["notes"][0].startswith("aggregator sees no single message: probes were attacked")
+    assert run.study["notes"][0].startswith("aggregator sees only sums of messages: probes were attacked")
     how = {"victims": 8, "attacks": ["membership-loss"], "progress": False}
     members = leakgauge.inspect("linear", "digits", folder=tmp_path / "b", **how)
     assert members.results[members.cells[0].id].estimate("auc").n == 16

@@ -79,7 +79,7 @@ def test_the_study_beside_a_skeleton_finds_its_module_there_once_it_may(kind, mo
     assert len(load_study(f"there/found_{kind}.toml").cells) == 6
     monkeypatch.delenv("LEAKGAUGE_ALLOW_CODE")
     done = CliRunner().invoke(app, ["show", f"there/found_{kind}.toml"])
-    assert (done.exit_code, "say --allow-code" in done.stderr) == (2, True)
+    assert (done.exit_code, "pass --allow-code" in done.stderr) == (2, True)
 
 
 @pytest.mark.matrix

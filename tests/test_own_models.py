@@ -152,7 +152,7 @@ def test_batch_norm_without_running_statistics_has_none_but_mixes_records():
     cross_entropy(net(data.x), data.y).backward()
     sent = task.layout.split(trained(task, task.init(Key(0)), data, GRADIENT))
     torch.testing.assert_close(sent, [tensor.grad for tensor in net.parameters()])
-    with pytest.raises(ValueError, match="a batch norm needs more than one value a channel, got inputs \\(1, 4\\)"):
+    with pytest.raises(ValueError, match="a batch norm needs more than one value per channel, got inputs \\(1, 4\\)"):
         trained(task, task.init(Key(0)), batch(1, (6,)), GRADIENT)
 
 
@@ -397,7 +397,7 @@ REFUSED = {
         "'1.fc.weight' takes no part in the scores",
     ),
     "lazy": (lambda: Spare(lambda net, x: net.fc(x)), "'spare.weight' is lazy, and a dry run does not reach it"),
-    "lazy object": (nn.LazyLinear(3), "a network with lazy layers has no weights yet; give what makes it"),
+    "lazy object": (nn.LazyLinear(3), "a network with lazy layers has no weights yet; pass its factory"),
     "dropped": (
         lambda: nn.Sequential(nn.Linear(6, 3), nn.Dropout(1.0)),
         "layer '1': expected a dropout rate below 1, got 1",
@@ -413,7 +413,7 @@ REFUSED = {
     ),
     "wrong": (
         lambda: By(lambda net, x: Wrong.apply(net.fc(Wrong.apply(x)))),
-        "the slope of its gradient in the inputs is not",
+        "the derivative of its gradient in the inputs differs from finite differences",
     ),
     "exits": (fails, "the factory fails: SystemExit: 3"),
     "no network": (lambda: 3, "expected a factory of a torch.nn.Module, got int"),
@@ -541,9 +541,12 @@ def test_a_task_that_names_code_imports_nothing_without_permission(key, stranger
     for words in (["show"], ["show", "--json"], ["run", "-o", str(tmp_path / "out")]):
         done = CliRunner().invoke(app, [words[0], str(tmp_path / "s.toml"), *words[1:]])
         assert done.exit_code == 2
-        assert "tasks[0]: 'stranger_net:make' is code that would be imported; if you trust it, say" in done.output
+        assert "tasks[0]: 'stranger_net:make' names code to import; pass --allow-code if you trust it" in done.output
     asked = resolve(tomllib.loads(text), allow_code=True).cells
-    assert rerun._forbidden(asked, Bench(tmp_path)) == "'stranger_net:make' is code; say --allow-code"
+    assert (
+        rerun._forbidden(asked, Bench(tmp_path))
+        == "'stranger_net:make' names code to import; pass --allow-code if you trust it"
+    )
     assert not stranger.exists()
     for form in ("torchvision:resnet18", "given:net"):
         assert resolve(tomllib.loads(STUDY.replace("tests.test_own_models:Net", form))).cells

@@ -120,7 +120,7 @@ def test_a_recording_that_was_cut_off_holds_what_is_complete(tmp_path):
     path = tmp_path / "r" / LIST
     path.write_bytes(path.read_bytes()[:-30])  # in the middle of a line
     assert sum(map(len, read(tmp_path / "r").sent.values())) == 5
-    assert "has no end" in load(f"recording:{tmp_path}/r", tmp_path).note
+    assert "is incomplete" in load(f"recording:{tmp_path}/r", tmp_path).note
 
 
 def test_the_digest_of_the_data_set_changes_with_any_file(tmp_path):
@@ -177,8 +177,8 @@ def change(folder, which, **values):
 @pytest.mark.parametrize(
     ("kind", "values", "says"),
     [
-        ("start", {"version": 2}, "another leakgauge wrote it"),
-        ("start", {"shapes": [[2, 3], [-4]]}, "lengths from 0"),
+        ("start", {"version": 2}, "another version of leakgauge wrote it"),
+        ("start", {"shapes": [[2, 3], [-4]]}, "non-negative lengths"),
         ("start", {"shapes": [[2**20, 2**20], [4]]}, "1 to 2,147,483,648 parameters"),
         ("start", {"names": ["a", "a"]}, "different names"),
         ("start", {"facts": {**FACTS._asdict(), "participants": 9}}, "participants <= clients"),

@@ -156,8 +156,8 @@ def test_a_side_that_mixes_two_questions_is_refused_by_name():
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        ({"that": "flat"}, "expected a path along which it is flat"),
-        ({"that": "above", "a": A, "b": B, "along": "seed"}, "or none, got along='seed'"),
+        ({"that": "flat"}, "expected a path for 'flat', got along=''"),
+        ({"that": "above", "a": A, "b": B, "along": "seed"}, "expected no path for 'above', got along='seed'"),
         ({"that": "equals", "a": A}, "expected a number for equals alone"),
         ({"that": "above", "a": A}, "expected a and b"),
         ({"that": "within", "a": A, "b": B, "margin": -1.0}, "expected margin >= 0"),

@@ -208,7 +208,7 @@ def test_links_in_a_folder_lead_neither_out_of_it_nor_twice_to_an_image(tmp_path
     after = data.load(f"folder:{own}", tmp_path)
     assert after.digest == before.digest
     assert after.classes == ("cat", "dog")
-    assert after.note == "8 links left out: to folders, out of the folder, or to images that are there"
+    assert after.note == "8 links left out: to folders, out of the folder, or to images already included"
     (tmp_path / "link").symlink_to(own)
     assert data.load(f"folder:{tmp_path}/link", tmp_path).digest == before.digest
 
@@ -255,9 +255,9 @@ CODE = {
 def test_a_study_that_names_code_imports_nothing_without_permission(kind, stranger, tmp_path):
     study = write(tmp_path, STUDY.replace(*CODE[kind]))
     for words in (("show", study), ("show", study, "--json"), ("run", study, "-o", tmp_path / "out")):
-        assert "is code that would be imported; if you trust it, say --allow-code" in refused(*words)
+        assert "names code to import; pass --allow-code if you trust it" in refused(*words)
     for call_it in (load_study, lambda path: leakgauge.run(path, tmp_path / "out")):
-        with pytest.raises(StudyError, match="is code that would be imported"):
+        with pytest.raises(StudyError, match="names code to import"):
             call_it(study)
     assert not stranger.exists()
     assert not (tmp_path / "out").exists()
@@ -288,7 +288,7 @@ def test_a_rerun_of_results_that_name_code_needs_permission_too(tmp_path):
     cells = resolve(
         tomllib.loads(STUDY.replace(*CODE["an attack"]).replace("stranger", "tests.doubles")), allow_code=True
     )
-    with pytest.raises(StudyError, match=r"'tests.doubles:Echo' is code; say --allow-code"):
+    with pytest.raises(StudyError, match=r"'tests.doubles:Echo' names code to import; pass --allow-code"):
         rerun._run(cells.cells, Path(), tmp_path / "again", Bench(tmp_path))
     assert not (tmp_path / "again").exists()
     assert rerun._forbidden(cells.cells, Bench(tmp_path, allow_code=True)) == ""

@@ -209,7 +209,7 @@ def test_a_target_fills_in_its_round():
         (FederationSpec, {"algorithm": "fedsgd", "momentum": 0.9}, "expected momentum=0 with fedsgd"),
         (FederationSpec, {"samples": 0}, "expected samples > 0"),
         (Target, {"count": 0}, "count >= 1"),
-        (Target, {"kind": "members", "rounds": 2}, "expected a round to start from with rounds"),
+        (Target, {"kind": "members", "rounds": 2}, "expected `round`, the first round, with rounds=2, got none"),
         (Target, {"kind": "members", "batch": 2}, "expected no batch and no users with kind='members'"),
         (Target, {"client": 1}, "expected no client and no outside with kind='probe'"),
         (Target, {"kind": "members", "client": -1}, "expected client >= 0, got client=-1"),

@@ -64,7 +64,7 @@ class _Outputs(NamedTuple):
 def gate(
     study: cli.StudyArgument,
     baseline: BaselineOption,
-    out: Annotated[Path, typer.Option("-o", "--out", help="Folder of the results of what runs.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder of the new results.")],
     target: TargetOption = None,
     accept_baseline: AcceptOption = None,
     inconclusive: InconclusiveOption = "warn",

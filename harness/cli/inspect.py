@@ -120,17 +120,23 @@ def inspect_(
         Path | None, typer.Option("-o", "--out", help="Folder of the results; default: DIR/results.")
     ] = None,
     attacks: Annotated[
-        str, typer.Option(help="Attacks, as in map,idlg; default: the floor, and those that fit, as time allows.")
+        str, typer.Option(help="Attacks, as in map,idlg; default: the floor, and attacks that fit the time limit.")
     ] = "",
     threat: Annotated[list[str] | None, typer.Option(help="An adversary; repeatable; default: server.")] = None,
-    number: Annotated[int | None, typer.Option("--round", min=0, help="Default: the first with known records.")] = None,
-    victims: Annotated[int | None, typer.Option(min=1, help="Default: all, but at most 8.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Records of each victim, where probes are attacked.")] = 1,
-    limit: Annotated[bool | None, typer.Option("--limit/--no-limit", help="Default: if time allows.")] = None,
-    minutes: Annotated[float, typer.Option(min=0, help="That default attacks may take together.")] = 7.0,
+    number: Annotated[
+        int | None, typer.Option("--round", min=0, help="Attacked round; default: the first with known records.")
+    ] = None,
+    victims: Annotated[int | None, typer.Option(min=1, help="Number of victims; default: all, up to 8.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Records of each victim, if probes are attacked.")] = 1,
+    limit: Annotated[
+        bool | None, typer.Option("--limit/--no-limit", help="Compute the limit; default: if time allows.")
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="Time limit in minutes for all default attacks together.")
+    ] = 7.0,
     audit: Annotated[int, typer.Option(min=0, help="Trials for each input of an audit of the defense.")] = 0,
-    seed: Annotated[int, typer.Option(help="Of the attacks, if the recording has none.")] = 0,
-    show: Annotated[bool, typer.Option("--show-records", help="The records may stand in the report.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the attacks, if the recording has none.")] = 0,
+    show: Annotated[bool, typer.Option("--show-records", help="The records may appear in the report.")] = False,
     images: ImagesOption = "public",
     root: Annotated[Path | None, typer.Option("--root", help="Folder of the data sets.")] = None,
     workers: cli.WorkersOption = None,
@@ -153,9 +159,7 @@ def inspect_(
     query = "&".join(f"{key}={value}" for key, value in pairs.items() if value)
     with cli.bugs(results / "run.log"), cli.user_errors():
         if (code := named_code(attacks.split(","))) and not code_allowed(allow_code):
-            raise cli.refusal(
-                cli.USAGE, f"{code[0]!r} is code that would be imported; if you trust it, say --allow-code"
-            )
+            raise cli.refusal(cli.USAGE, f"{code[0]!r} names code to import; pass --allow-code if you trust it")
         try:
             recording = read(folder)
             task = TaskSpec(f"{RECORDING}{folder}{'?' if query else ''}{query}", model)

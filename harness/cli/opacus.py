@@ -39,7 +39,7 @@ class Inspection:
     def __repr__(self) -> str:
         from leakgauge.harness.audit.standalone import lines
 
-        noise = f"noise of {self.facts.noise:g} clips of {self.facts.clip:g}"
+        noise = f"noise of {self.facts.noise:g} times the clip {self.facts.clip:g}"
         how = "by Poisson sampling" if self.facts.poisson else "without Poisson sampling"
         rows = [
             f"steps of {self.facts.batch} of {self.facts.samples:,} records {how}, {noise}",

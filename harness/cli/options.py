@@ -40,17 +40,20 @@ DataOption = Annotated[
 WorkersOption = Annotated[
     int | None, typer.Option(min=0, help="Worker processes; default: one per core; 0: work in this process.")
 ]
-EngineOption = Annotated[str, typer.Option(help="Where jobs run: workers, of this machine; or ray.")]
+EngineOption = Annotated[str, typer.Option(help="Where jobs run: workers (processes of this machine) or ray.")]
 AddressOption = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="Of a Ray cluster; default: a private Ray of this machine.")
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Address of a Ray cluster; default: a private Ray on this machine."),
 ]
 AllowCodeOption = Annotated[
     bool,
-    typer.Option("--allow-code", help="Import what the study names as module:Class. Also by LEAKGAUGE_ALLOW_CODE=1."),
+    typer.Option(
+        "--allow-code", help="Import the code that the study names as module:Class; also set by LEAKGAUGE_ALLOW_CODE=1."
+    ),
 ]
-MaxCellsOption = Annotated[int, typer.Option("--max-cells", min=1, help="The most cells that a grid may have.")]
+MaxCellsOption = Annotated[int, typer.Option("--max-cells", min=1, help="Maximum number of cells of a grid.")]
 MaxNumberOption = Annotated[
-    int, typer.Option("--max-number", min=1, help="The most clients, rounds, victims, ... that a study may ask for.")
+    int, typer.Option("--max-number", min=1, help="Maximum number of clients, rounds, victims, ... of a study.")
 ]
 FiguresOption = Annotated[
     str, typer.Option(help="Formats such as png,pdf,svg: also write each chart to the folder `figures` of the results.")

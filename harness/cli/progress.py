@@ -115,7 +115,7 @@ def _view(status: str, progress: Progress, recent: Iterable[Outcome]) -> Group:
 
 def _status(progress: Progress) -> str:
     """The numbers of finished, reused and failed cells, and the elapsed and remaining time."""
-    skipped = f", {progress.skipped} of them from before" if progress.skipped else ""
+    skipped = f", {progress.skipped} reused" if progress.skipped else ""
     failed = f", {progress.failed} failed" if progress.failed else ""
     return f"{progress.finished} of {progress.total} cells{skipped}{failed}, {span(progress.seconds)}{_left(progress)}"
 

@@ -63,7 +63,7 @@ def export(
     to: Annotated[
         Literal["csv", "parquet", "tex", "md", "jsonl", "matrix"],
         typer.Option(
-            help="csv, parquet, tex, md: one row a value; jsonl: one line a cell; matrix: Markdown by attack."
+            help="csv, parquet, tex, md: one row per value; jsonl: one line per cell; matrix: Markdown by attack."
         ),
     ] = "matrix",
     out: Annotated[Path | None, typer.Option("-o", "--out", help="A file; default: standard output.")] = None,
@@ -85,7 +85,10 @@ def export(
         loaded = load_run(folder)
         if to == "jsonl" or to == "matrix":
             if quantity or names or items:
-                raise refusal(USAGE, f"--quantity, --columns and --items want rows: csv, parquet, tex or md, not {to}")
+                raise refusal(
+                    USAGE,
+                    f"--quantity, --columns and --items need a format with rows: csv, parquet, tex or md; got {to}",
+                )
             content = (to_jsonl if to == "jsonl" else to_matrix)(Analysis(loaded)).encode()
         else:
             try:

@@ -38,13 +38,15 @@ def run(
     merge: Annotated[bool, typer.Option("--merge", help="Keep the cells of other studies in the folder.")] = False,
     reuse: Annotated[bool, typer.Option("--reuse", help="Keep the results that other code made.")] = False,
     fresh_audits: Annotated[
-        bool, typer.Option("--fresh-audits", help="Read no audits of earlier studies. Also by LEAKGAUGE_CACHE=off.")
+        bool,
+        typer.Option("--fresh-audits", help="Reuse no audits of earlier studies; also set by LEAKGAUGE_CACHE=off."),
     ] = False,
     cell_timeout: Annotated[
         float | None, typer.Option(min=0, metavar="SECONDS", help="A training or an attack fails after this time.")
     ] = None,
     cell_memory: Annotated[
-        int | None, typer.Option(min=0, metavar="MB", help="It fails if its worker process uses more memory than this.")
+        int | None,
+        typer.Option(min=0, metavar="MB", help="A training or an attack fails if its worker process uses more memory."),
     ] = None,
 ) -> None:
     """Run a study, print its table, and write the report; DIR/run.log lists every job. The same command resumes."""

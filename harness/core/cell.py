@@ -219,7 +219,7 @@ class Target:
         if self.outside is None and members:
             object.__setattr__(self, "outside", self.count)
         if self.round is None and self.rounds != 1:
-            raise ValueError("expected a round to start from with rounds")
+            raise ValueError(f"expected `round`, the first round, with rounds={self.rounds}, got none")
         if not members and (self.client, self.outside) != (None, None):
             raise ValueError(f"expected no client and no outside with kind={self.kind!r}")
         least_values = {"round": 0, "client": 0, "count": 1, "batch": 1, "rounds": 1, "users": 1, "outside": 1}

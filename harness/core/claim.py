@@ -192,7 +192,7 @@ class Claim:
         if math.isnan(self.epsilon) or self.epsilon < 0:
             raise ValueError(f"expected epsilon >= 0, got epsilon={self.epsilon}")
         if bool(self.against) != math.isfinite(self.epsilon):
-            raise ValueError(f"expected adversaries exactly if epsilon is finite, got epsilon={self.epsilon}")
+            raise ValueError(f"expected adversaries if and only if epsilon is finite, got epsilon={self.epsilon}")
 
 
 class Judgment(NamedTuple):

@@ -177,7 +177,7 @@ class Exact(Law):
     def read(self, wire: bytes, own: Key) -> Reading:
         """An empty reading: the bytes are either equal or impossible."""
         if wire != self.wire:
-            raise LawError("bytes other than those of a message without randomness")
+            raise LawError("expected the exact bytes of a message without randomness, got others")
         return Reading(np.zeros(0), np.zeros(0, np.int64))
 
 
@@ -252,7 +252,7 @@ class Choices(Law):
             raise LawError(f"an outcome of {found.max()}, expected at most {self.chances.shape[1] - 1}")
         chance = self.chances[rows, found]
         if not chance.all():
-            raise LawError("an outcome that has no probability")
+            raise LawError("an outcome has probability 0")
         order = np.argsort(self.chances, 1, kind="stable")
         rising = np.cumsum(np.sort(self.chances, 1), 1)
         upper = rising[rows, np.argsort(order, 1)[rows, found]]
@@ -294,7 +294,7 @@ def split(wire: bytes, header: Numbers) -> bytes:
     found, expected = np.frombuffer(wire[:size], "<f4").astype(np.float64), np.asarray(header, np.float64)
     room = _HEADER * np.abs(expected) + 1e-12 * np.abs(expected).max(initial=0.0)
     if not (np.abs(found - expected) <= room).all():
-        raise LawError("a header that is not the declared function of the update")
+        raise LawError("the header is not the declared function of the update")
     return wire[size:]
 
 

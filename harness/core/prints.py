@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-STATISTICS = ("the share of the update that comes through", "the noise's energy", "the median of the squared noise")
+STATISTICS = ("the share of the update that is transmitted", "the noise's energy", "the median of the squared noise")
 """Statistics of a message, in each of two rounds; the last two are logarithms."""
 
 DRAWS = 12

@@ -78,7 +78,8 @@ class Statement:
 
     def __post_init__(self) -> None:
         if (self.that in ("flat", "monotone", "interior-minimum")) != bool(self.along):
-            raise ValueError(f"expected a path along which it is {self.that}, or none, got along={self.along!r}")
+            wanted = f"a path for {self.that!r}" if not self.along else f"no path for {self.that!r}"
+            raise ValueError(f"expected {wanted}, got along={self.along!r}")
         if (self.that == "equals") != (self.value is not None):
             raise ValueError(f"expected a number for equals alone, got value={self.value}")
         if self.that in ("above", "below", "within") and not (self.a and self.b):

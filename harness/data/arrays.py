@@ -83,7 +83,7 @@ def data_set(name: str, train: Arrays, test: Arrays | None, classes: Sequence[st
     ys, found, coded = _labels([f"y{suffix}" for suffix in suffixes], [part.y for part in parts], len(classes))
     fits = len(classes) == len(found) if coded else len(classes) >= len(found)
     names = tuple(classes) if found and fits and train.y.dtype.kind in "biu" else found
-    ranged = "" if scale is None else "inputs brought to [0, 1] by their range, and back for the model"
+    ranged = "" if scale is None else "inputs scaled to [0, 1] by their range (the model gets the original units)"
     note = "; ".join(filter(None, (note, ranged, coded)))
     examples = [Examples(torch.from_numpy(x.copy(order="C")), y) for x, y in zip(stored, ys, strict=True)]
     split = (examples[0], examples[1]) if test is not None else split_by_class(*examples[0])

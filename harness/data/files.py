@@ -65,7 +65,7 @@ def folder(rest: str, options: Mapping[str, str]) -> DataSet:
         y = np.array([label for tree in trees for label, files in enumerate(tree.values()) for _ in files])
         count = sum(map(len, trees[0].values()))
         parts = [Arrays(x[part], y[part], is_first=True) for part in (slice(count), slice(count, None))]
-        note = f"{lost} links left out: to folders, out of the folder, or to images that are there" if lost else ""
+        note = f"{lost} links left out: to folders, out of the folder, or to images already included" if lost else ""
         return data_set(f"folder:{path}", parts[0], parts[1] if split else None, classes, note)
 
 

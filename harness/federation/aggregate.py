@@ -214,7 +214,9 @@ def aggregated(defense: Defense[Any, Any]) -> Defense[Any, Any]:
         ValueError: each client sends a separate waveform, which secure aggregation cannot add up.
     """
     if defense.analog and not defense.superposes:
-        raise ValueError("secure aggregation needs digital messages, and here each client sends a waveform")
+        raise ValueError(
+            "secure aggregation needs digital messages, but with this defense each client sends a waveform"
+        )
     return defense if defense.superposes else Aggregated(defense)
 
 

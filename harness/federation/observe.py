@@ -314,8 +314,8 @@ def _real_messages(scene: Scene, view: View, target: Target) -> _Sent:
         messages = tuple(message for message in sighting.messages if chosen.keys() >= set(_senders(message)))
         if len(messages) < target.count:
             raise ValueError(
-                f"expected at most {len(messages)} messages in round {number}, got count={target.count}: only that "
-                "many of those clients took part with records that are known"
+                f"expected at most {len(messages)} messages in round {number}, got count={target.count}: no "
+                "more of the attacked clients took part with known records"
             )
         if any(set(rows) != set(truth.get(client, ())) for client, rows in chosen.items()):
             raise ValueError("expected the same samples behind a client's messages of several rounds: needs batch = 0")
@@ -334,10 +334,11 @@ def _behind(message: Message, truth: Mapping[int, Indices]) -> dict[int, Indices
     """The samples of each sender of a sum; raises ValueError unless all are known and equally many."""
     senders = _senders(message)
     if unknown := [str(number) for number in senders if number not in truth]:
-        raise ValueError(f"the records of {', '.join(unknown[:8])}, who sent too in round {message.round}, are unknown")
+        listed = ", ".join(unknown[:8])
+        raise ValueError(f"the sum of round {message.round} has messages of clients with unknown records: {listed}")
     if len(sizes := {len(truth[number]) for number in senders}) > 1:
-        text = f"expected equally many records of each sender in round {message.round}, whose messages arrive as a sum"
-        raise ValueError(f"{text}, got {min(sizes)} to {max(sizes)}: an attack deals its images out evenly")
+        text = f"expected equally many records from each sender of the sum in round {message.round}"
+        raise ValueError(f"{text}, got {min(sizes)} to {max(sizes)}: attacks assume equal numbers")
     return {number: truth[number] for number in senders}
 
 

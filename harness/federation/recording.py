@@ -41,7 +41,8 @@ from leakgauge.harness.learn.batch import Indices
 LIST, _DATA = "recording.jsonl", "data.npz"
 FORM = (
     f"{RECORDING}DIR",
-    "the models and messages of a training that ran elsewhere; ?data=NAME&public=yes: whose records, and may be shown",
+    "the models and messages of a training that ran elsewhere; "
+    "?data=NAME&public=yes names their data set and lets reports show it",
 )
 """The name that `load` accepts besides those of `data.names`, and its one-line description."""
 
@@ -514,7 +515,7 @@ def _listed(folder: Path, content: bytes, entries: list[_Entry]) -> tuple[Record
     if not entries or not isinstance(start := entries[0], _Start):
         raise ValueError("expected the description of a federation in the first line")
     if start.version != _VERSION:
-        raise ValueError(f"expected version {_VERSION}, got {start.version}: another leakgauge wrote it")
+        raise ValueError(f"expected version {_VERSION}, got {start.version}: another version of leakgauge wrote it")
     layout = _layout(start)
     ends = [one for one in entries if isinstance(one, _End)]
     held = [one for one in entries if isinstance(one, _Data)]
@@ -554,7 +555,7 @@ def _layout(start: _Start) -> Layout:
     """The layout in a description, checked."""
     layout = Layout(start.names, start.shapes)
     if len(set(layout.names)) < len(layout.names) or any(length < 0 for shape in layout.shapes for length in shape):
-        raise ValueError("expected tensors of different names, with lengths from 0")
+        raise ValueError("expected tensors with different names and non-negative lengths")
     if not 0 < layout.dim <= _MOST_ENTRIES:
         raise ValueError(f"expected 1 to {_MOST_ENTRIES:,} parameters, got {layout.dim:,}")
     return layout
@@ -606,7 +607,7 @@ def _content(folder: Path, entry: _File) -> bytes:
         raise ValueError(f"expected {entry.size:,} bytes, got {size:,}")
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != entry.sha256:
-        raise ValueError("it is not what was recorded: its SHA-256 differs")
+        raise ValueError("it has changed since the recording: its SHA-256 differs")
     return content
 
 
@@ -701,9 +702,9 @@ def _note(recording: Recording, records: DataSet) -> str:
     """The report's remarks on a recording and its records."""
     models, messages = recording.left_out
     lost = f"{models} models and {messages} messages did not fit into it" if models or messages else ""
-    end = "" if recording.closed else "it has no end: it was cut off, or is still being written"
+    end = "" if recording.closed else "it is incomplete: it was interrupted, or is still being written"
     last = recording.models[-1] if recording.models else None
-    final = "" if last == recording.rounds else f"the model before round {last} stands for the final one"
+    final = "" if last == recording.rounds else f"the model before round {last} is used as the final model"
     return "; ".join(filter(None, ("read from a recording", end, lost, final, records.note)))
 
 

@@ -298,7 +298,7 @@ class Round:
         # without a bound, skip the norm: it takes longer than reading a plain message
         norm = float(torch.linalg.vector_norm(found, dtype=torch.float64)) if longest < math.inf else 0.0
         if norm > (1 + _ROUNDING) * longest:
-            raise MessageError(f"expected an update of norm {longest:.6g} or less, which is public, got {norm:.6g}")
+            raise MessageError(f"expected an update of norm {longest:.6g} or less, the public bound, got {norm:.6g}")
         return found
 
     def read(self, message: Message) -> Vector:

@@ -114,7 +114,7 @@ def parse(content: bytes, path: str) -> Baseline:
     try:
         data: Any = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise BaselineError(f"baseline {path} is cut, or no JSON: {error}; restore it with git") from error
+        raise BaselineError(f"baseline {path} is truncated or not JSON: {error}; restore it with git") from error
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema != SCHEMA:
         raise BaselineError(f"baseline {path}: got schema {schema!r}, expected {SCHEMA}; delete it and {_ANEW}")
@@ -195,7 +195,7 @@ def _problem(file: _File) -> str:
         seen.add(measure.key)
         sides = sum(members + others for members, others in measure.sides)
         if metric(measure.metric).gate is None:
-            return f"{measure.key} is of a metric that the gate does not know: {measure.metric}"
+            return f"{measure.key} has a metric unknown to the gate: {measure.metric}"
         if metric(measure.metric).gate is GateTest.DELONG and sides != len(measure.values):
             return f"{measure.key} has {len(measure.values)} values for {sides} records"
     rows = DRAWS * 2 * len(STATISTICS)
@@ -203,7 +203,7 @@ def _problem(file: _File) -> str:
         if one.what in DRAWN and (not one.numbers or len(one.numbers) % rows):
             return f"{one.defense} has {len(one.numbers)} numbers of {one.what}, expected a multiple of {rows}"
     if unknown := set(file.gaps) - seen:
-        return f"the gap {min(unknown)} is no measure"
+        return f"the gap {min(unknown)} names no measure of the baseline"
     return ""
 
 

@@ -34,11 +34,11 @@ def problems(now: Measured, base: Measured) -> Iterable[str]:
     shared = now.by_key().keys() & base.by_key().keys()
     if now.study_hash != base.study_hash and all(base.by_key()[key].control for key in shared):
         found = f"{now.study} {now.study_hash} against {base.study} {base.study_hash}"
-        yield f"the run is of another study than the baseline: {found}; {_HELP}"
+        yield f"the run and the baseline are of different studies: {found}; {_HELP}"
     for name in sorted(base.data):
         if now.data.get(name) != base.data.get(name):
             found = f"{now.data.get(name, 'none')} against {base.data.get(name, 'none')}"
-            yield f"the data of {name!r} are not those of the baseline: {found}"
+            yield f"the data of {name!r} differ from the baseline's: {found}"
     stale = [name for name in NUMERIC if _release(now.packages.get(name)) != _release(base.packages.get(name))]
     if stale:
         changes = [f"{name} {base.packages.get(name, 'none')} to {now.packages.get(name, 'none')}" for name in stale]
@@ -46,7 +46,7 @@ def problems(now: Measured, base: Measured) -> Iterable[str]:
     for which, one in (("run", now), ("baseline", base)):
         lost = len(one.measures) - len(one.by_key())
         if lost:
-            yield f"{lost} measures of the {which} have the key of another one"
+            yield f"{lost} measures of the {which} have duplicate keys"
 
 
 def about_runs(now: Measured, base: Measured) -> Iterable[str]:
@@ -80,10 +80,10 @@ def refusal(new: Measure | None, old: Measure | None, rules: Rules) -> Refusal |
         return Refusal(Verdict.NOT_COMPARABLE, f"the baseline has no number: {lack}")
     if new.control != old.control:
         was, is_now = (one.control or "a gated attack" for one in (old, new))
-        return Refusal(Verdict.NOT_COMPARABLE, f"this is {is_now} in the run and {was} in the baseline")
+        return Refusal(Verdict.NOT_COMPARABLE, f"its role is {is_now} in the run and {was} in the baseline")
     known = metric(new.metric)
     what = "records" if new.sides else known.items
-    other, least = f"the run has other {what} than the baseline", max(rules.least, 2)
+    other, least = f"the run and the baseline have different {what}", max(rules.least, 2)
     if len(new.values) != len(old.values) or new.sides != old.sides:
         return Refusal(Verdict.NOT_COMPARABLE, f"{other}: {_size(new)} against {_size(old)}")
     if new.items != old.items:

@@ -189,10 +189,10 @@ def _difference(a: Measure, b: Measure, name: str, *, same_seeds: bool) -> Diffe
     if problem:
         found = found._replace(value=None, note=problem)
     elif test is GateTest.AUDIT:
-        found = found._replace(note="lower bounds: their difference bounds nothing")
+        found = found._replace(note="no interval: the difference of two lower bounds is no bound")
     elif test is GateTest.DELONG:
-        note = "" if same_seeds else "other seeds: other records"
-        found = _placed(a, b, note) if a.sides == b.sides else found._replace(note="other numbers of records")
+        note = "" if same_seeds else "the seeds differ, so the records differ"
+        found = _placed(a, b, note) if a.sides == b.sides else found._replace(note="the numbers of records differ")
     elif test is GateTest.RATE:
         found = _shares(a, b)
     elif test is GateTest.PAIRED:
@@ -200,7 +200,7 @@ def _difference(a: Measure, b: Measure, name: str, *, same_seeds: bool) -> Diffe
     elif same_seeds and len(a.values) == len(b.values):
         found = _student(numbers(a), numbers(b), "")
     else:
-        found = _apart(numbers(a), numbers(b), "not paired: other seeds")
+        found = _apart(numbers(a), numbers(b), "not paired: the seeds differ")
     if "batch" in a.target and found.method != "none":
         found = found._replace(note=_joined(found.note, "images of one batch are not independent: too narrow"))
     return Difference(a.key, name, a.metric, a.value, b.value, *found)
@@ -213,11 +213,11 @@ def _images(a: Measure, b: Measure) -> _Found:
     if shared:
         before, after = (np.concatenate([blocks[item] for item in shared]) for blocks in (first, second))
         most = max(sum(map(len, blocks.values())) for blocks in (first, second))
-        note = "" if len(before) == most else f"only the images that both have, {len(before)} of {most}"
+        note = "" if len(before) == most else f"only the {len(before)} of {most} images that are in both runs"
         return _student(before, after, note)
     if first and second:
         before, after = (np.concatenate(list(blocks.values())) for blocks in (first, second))
-        return _apart(before, after, "not paired: other images")
+        return _apart(before, after, "not paired: the images differ")
     return _apart(numbers(a), numbers(b), "not paired: the images are not stored")
 
 
@@ -233,14 +233,14 @@ def _blocks(measure: Measure) -> dict[str, stats.Numbers]:
 def _student(a: stats.Numbers, b: stats.Numbers, note: str) -> _Found:
     """The mean difference over pairs, with Student's interval."""
     low, high = stats.mean_interval(b - a, LEVEL)
-    note = _joined(note, "one pair has no interval" if low is None else "")
+    note = _joined(note, "no interval: only one pair" if low is None else "")
     return _Found(float(np.mean(b - a)), low, high, (len(a),), "none" if low is None else "pairs", note)
 
 
 def _apart(a: stats.Numbers, b: stats.Numbers, note: str) -> _Found:
     """The difference of the means of independent samples, with Welch's interval."""
     low, high = welch(a, b)
-    note = _joined(note, "one value has no interval" if low is None else "")
+    note = _joined(note, "no interval: only one value" if low is None else "")
     value = float(np.mean(b) - np.mean(a))
     return _Found(value, low, high, (len(a), len(b)), "none" if low is None else "Welch", note)
 
@@ -251,7 +251,7 @@ def _placed(a: Measure, b: Measure, note: str) -> _Found:
     If the runs have different records, the placements are independent and give the interval of independent curves.
     """
     if min((min(sides) for sides in a.sides), default=0) < 2:
-        return _Found(_minus(a, b), None, None, (a.n,), "none", "one record on a side has no interval")
+        return _Found(_minus(a, b), None, None, (a.n,), "none", "no interval: only one record on a side")
     seeds = zip(by_seed(a.values, a.sides), by_seed(b.values, b.sides), strict=True)
     rise = over_seeds([delong(before, after) for before, after in seeds])
     value, half = float(rise.mean), float(special.stdtrit(rise.df, (1 + LEVEL) / 2) * rise.error)
@@ -262,7 +262,7 @@ def _shares(a: Measure, b: Measure) -> _Found:
     """The difference of two rates. Source: Newcombe 1998, method 10, with Clopper-Pearson for Wilson intervals."""
     n = tuple(sum(members for members, _ in one.sides) for one in (a, b))
     if a.value is None or a.low is None or a.high is None or b.value is None or b.low is None or b.high is None:
-        return _Found(_minus(a, b), None, None, n, "none", "a rate without an interval")
+        return _Found(_minus(a, b), None, None, n, "none", "no interval: one of the rates has none")
     difference = b.value - a.value
     low = difference - math.hypot(b.value - b.low, a.high - a.value)
     high = difference + math.hypot(b.high - b.value, a.value - a.low)

@@ -271,9 +271,11 @@ def _about_control(pair: _Pair, curves: _Pair, rules: Rules) -> Iterable[str]:
     one = _measure(pair, curves, rules)
     for rise, rose in ((one.rise, True), (one.rise.falling(), False)):
         if statistics.decide(Rise(*(np.atleast_1d(x) for x in rise)), rules).fails[0]:
-            why = "without a defense, so the attack got " + ("stronger" if rose else "weaker and a pass means less")
+            why = "without a defense, so the attack got " + (
+                "stronger" if rose else "weaker; a pass is then weaker evidence"
+            )
             if pair.now.control == "floor":
-                why = "this attack looks at nothing, so the images or the score have changed"
+                why = "this attack observes nothing, so the images or the score have changed"
             yield f"{pair.now.name}: {one.moved()}: {why}"
 
 
@@ -329,7 +331,7 @@ def _training(pair: _Pair, rules: Rules) -> Check:
     rise = statistics.paired(earlier, after) if len(after) > 1 else None
     if worse and metric(new.metric).gate is GateTest.FALL:
         if rise is None or len(after) < rules.trainings:
-            few = f"{counted(len(after), 'training')} cannot tell that from another draw: take {rules.trainings} seeds"
+            few = f"{counted(len(after), 'training')} cannot tell the fall from chance: take {rules.trainings} seeds"
             verdict, reason = Verdict.INCONCLUSIVE, f"{found}; {few} or more"
         elif float(rise.falling().chance()) >= _BROKEN:
             verdict, reason = Verdict.INCONCLUSIVE, f"{found}, a fall that the seeds do not show clearly"
@@ -375,5 +377,5 @@ def _audited_words(verdict: Verdict, before: float, now: float, claim: float, *,
         return f"{found}: above {claimed}"
     place = f"above {claimed}, as it was" if was_above else f"against {claimed}"
     if verdict is Verdict.INCONCLUSIVE:
-        return f"{found}, {place}: the rise of one bound is a hint, not a proof"
+        return f"{found}, {place}: a higher bound alone does not prove an increase"
     return f"no increase detected: {found}, {place}"

@@ -102,4 +102,4 @@ def _unacknowledged(now: Iterable[Print], held: Baseline, own: Baseline) -> tupl
     Parts with unchanged code are included: otherwise a baseline could be prepared for a later change.
     """
     lines = compare(now, own.prints).lines if held.prints or own.prints else ()
-    return tuple(f"not what the baseline of this checkout says: {line}; {_ACKNOWLEDGE}" for line in lines)
+    return tuple(f"differs from the baseline of this checkout: {line}; {_ACKNOWLEDGE}" for line in lines)

@@ -46,7 +46,7 @@ def compare(now: Iterable[Print], before: Iterable[Print]) -> Changed:
     """What differs. A change of the training explains all others; a change of a defense explains its attacks."""
     new, old = ({one.key: one for one in side} for side in (now, before))
     if not old:
-        return Changed(("there were no fingerprints",), training=True)
+        return Changed(("the baseline has no fingerprints",), training=True)
     differ = [key for key in {**new, **old} if key not in new or key not in old or not new[key].like(old[key])]
     if any(what == "training" and defense == UNDEFENDED for what, defense, *_ in differ):
         return Changed(("local training or the federated loop",), training=True)
@@ -99,7 +99,7 @@ def _law_check(one: Print, was: Numbers, rise: Rise, p: Numbers) -> Check:
     else:
         moved = f"{name} is {math.exp(mean):.3g} times what it was"
     at = f"round {found[1] // len(STATISTICS) + 1} of two, {was.shape[-1]} updates, p {float(p[found]):.2g} after Holm"
-    words = f"{'' if fails.any() else 'no change detected; nearest to one: '}{moved} ({at})"
+    words = f"{'' if fails.any() else 'no change detected; most significant: '}{moved} ({at})"
     return Check(
         key=f"{one.defense}/{one.what}/{one.case[:8]}",
         name=f"{one.defense}: {one.what}",

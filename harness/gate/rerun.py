@@ -98,7 +98,7 @@ def about_code(now: Measured, bench: Bench) -> tuple[str, ...]:
     if "" not in codes.values() and not _forbidden(cells, bench):
         with suppress(LookupError):
             others = sum(codes[one] not in (None, code) for one, code in folders(store, cells).items())
-            said = f"{counted(others, 'result')} of other code than this: run the study again to check this code"
+            said = f"{counted(others, 'result')} made by other code: run the study again to check this code"
             return (said,) * bool(others)
     here = environment()
     if now.commit != here.commit:
@@ -172,7 +172,7 @@ def _settled(check: Check, again: Check | None, problems: str) -> Check:
     """A check with the verdict of its rerun, or unchanged if the rerun gives none."""
     if again is None or again.verdict in (Verdict.INCOMPLETE, Verdict.NOT_COMPARABLE):
         why = problems or (again.reason if again is not None else "it gave no number")
-        return dataclasses.replace(check, reason=f"{check.reason}; run again with twice as many: no answer, {why}")
+        return dataclasses.replace(check, reason=f"{check.reason}; run again with twice as many: no result, {why}")
     reason = f"run again with twice as many, all fresh: {again.reason} (the first time: {check.reason})"
     return dataclasses.replace(again, key=check.key, name=check.name, reason=reason)
 
@@ -199,7 +199,11 @@ def _forbidden(cells: Sequence[Cell], bench: Bench) -> str:
     parts = [part for cell in cells for part in (cell.training.defense, cell.attack)]
     code = named_code(value for part in parts for value in (part.name, *part.parameters.values()))
     code += [name for cell in cells for name in task_code(cell.training.task.model, cell.training.task.data)]
-    return f"{code[0]!r} is code; say --allow-code" if code and not code_allowed(bench.allow_code) else ""
+    return (
+        f"{code[0]!r} names code to import; pass --allow-code if you trust it"
+        if code and not code_allowed(bench.allow_code)
+        else ""
+    )
 
 
 def _run(cells: Sequence[Cell], tree: Path, out: Path, bench: Bench) -> Run:

@@ -81,7 +81,7 @@ def _held(path: Path, own: Baseline, target: str | None) -> Trusted:
     """What the target branch holds, with the checkout's changes to it."""
     merge = _merge_base(target)
     if merge is None:
-        why = "no git repository with a target branch and its history: nobody vouches for the baseline"
+        why = "no git repository with a target branch and its history: the baseline cannot be verified"
         return Trusted(own, unaccepted=(f"{why}; fetch the branch, give --target or --accept-baseline",))
     root = git("rev-parse", "--show-toplevel")
     # the parent is resolved, not the file: a link would give the name of its target
@@ -115,7 +115,9 @@ def _merge_base(target: str | None) -> str | None:
             return git("merge-base", "HEAD", commit)
         except StudyError as error:
             if target is not None:
-                raise StudyError(f"--target {target}", ["no merge base of HEAD with it; fetch its history"]) from error
+                raise StudyError(
+                    f"--target {target}", ["HEAD has no merge base with this target; fetch its history"]
+                ) from error
     return None
 
 

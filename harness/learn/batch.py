@@ -166,7 +166,7 @@ def check_records(task: ModelTask, rule: LocalRule | LocalPlan) -> None:
     """
     if task.mixes and (rule.clip is not None or rule.poisson):
         raise ValueError(
-            f"model {task.model.name!r} mixes the records of a batch, so that no record has a gradient of its own, "
+            f"model {task.model.name!r} mixes the records of a batch, so single records have no gradient, "
             "but the defense clips or samples single records; take a model without batch norm"
         )
 

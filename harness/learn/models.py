@@ -157,7 +157,7 @@ def scaled(model: Model, low: Tensor | None, span: Tensor | None) -> Model:
         return model
     apply = Scaled(model.apply, low, span)
     training = None if model.training is None else partial(_train_scaled, apply, model.training)
-    name = f"{model.name} behind a scale of its inputs"
+    name = f"{model.name} with scaled inputs"
     return replace(model, name=name, apply=apply, widths=None, training=training)
 
 
@@ -331,7 +331,10 @@ _ARCHITECTURES = {
 }
 
 FORMS = (
-    ("module:FACTORY", "your own torch.nn.Module: its class, a function that makes it, or itself; needs --allow-code"),
+    (
+        "module:FACTORY",
+        "your own torch.nn.Module: its class, a function that makes it, or an instance; needs --allow-code",
+    ),
     ("torchvision:NAME", "a classifier of torchvision without weights, as in torchvision:resnet18"),
     ("given:NAME", "a torch.nn.Module that this Python process has registered by harness.learn.modules.given"),
 )

@@ -269,7 +269,7 @@ class _Fresh:
             raise _refusal(self.name, "a scripted network cannot be differentiated per record; return the plain one")
         if any(map(is_lazy, _tensors(made).values())):
             if made is self.source:
-                raise _refusal(self.name, "a network with lazy layers has no weights yet; give what makes it")
+                raise _refusal(self.name, "a network with lazy layers has no weights yet; pass its factory")
             self._materialize(made)
         with _theirs(self.name, "the network cannot be copied to the CPU"):
             return copy.deepcopy(made).cpu()
@@ -336,7 +336,7 @@ def _names(name: str, module: nn.Module, *, statistics: bool) -> tuple[str, ...]
         if not isinstance(layer, _BatchNorm) or not layer.training:
             continue
         if not _is_norm(layer):
-            raise _refusal(name, f"{where}: a batch norm with a forward of its own; take torch's, or eval mode")
+            raise _refusal(name, f"{where}: a batch norm with a custom forward; take torch's, or eval mode")
         if layer.running_mean is not None and layer.momentum is None:
             raise _refusal(name, f"{where}: a cumulative average (momentum=None) is not supported; give a momentum")
         if layer.running_mean is not None and statistics:
@@ -404,7 +404,7 @@ class _State:
         """Mean and biased variance of each channel."""
         axes = [axis for axis in range(h.ndim) if axis != 1]
         if h.numel() == h.shape[1]:
-            raise ValueError(f"a batch norm needs more than one value a channel, got inputs {tuple(h.shape)}")
+            raise ValueError(f"a batch norm needs more than one value per channel, got inputs {tuple(h.shape)}")
         return h.mean(axes), h.var(axes, correction=0)
 
     def drop(self, path: str, layer: nn.Dropout, h: Tensor) -> Tensor:
@@ -591,7 +591,7 @@ def _dropout(name: str, two: _Dropped, three: _Dropped) -> tuple[_Place, tuple[i
         raise _refusal(name, f"layer {two.path!r}: expected a dropout rate below 1, got {two.rate:g}")
     axes = [axis for axis, pair in enumerate(zip(two.shape, three.shape, strict=True)) if pair[0] != pair[1]]
     if len(axes) != 1 or 3 * two.shape[axes[0]] != 2 * three.shape[axes[0]] or (two.channels and axes[0]):
-        raise _refusal(name, f"layer {two.path!r}: a dropout whose inputs {two.shape} have no axis of the batch")
+        raise _refusal(name, f"layer {two.path!r}: a dropout whose inputs {two.shape} have no batch axis")
     (axis,) = axes
     times = two.shape[axis] // 2
     rest = (*two.shape[:axis], *two.shape[axis + 1 :])
@@ -655,8 +655,8 @@ def check(task: ModelTask) -> None:
     with _theirs(name, "its gradient fails in float64; register constant tensors as buffers"):
         apart = _apart(task, params.double(), x[:1].double(), y[:1].double())
     if apart > _AGREES:
-        text = "the slope of its gradient in the inputs is not that of small steps"
-        raise _refusal(name, f"{text} (off by {apart:.1g}); is the backward of an autograd.Function of its own wrong?")
+        text = "the derivative of its gradient in the inputs differs from finite differences"
+        raise _refusal(name, f"{text} (off by {apart:.1g}); is the backward of a custom autograd.Function wrong?")
 
 
 def _apart(task: ModelTask, params: Vector, x: Tensor, y: Tensor) -> float:

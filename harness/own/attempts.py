@@ -131,8 +131,8 @@ def check_truth(trial: Trial) -> str:
     before = _parts(seen)
     trial.attack.run(seen, Key(0))
     if any(not torch.equal(one, other) for one, other in zip(before, _parts(seen), strict=True)):
-        raise Fault("`run` modifies what it sees; work on a copy, as in params.clone()")
-    return "nothing but its observation, which it leaves as it is"
+        raise Fault("`run` modifies its observation; work on a copy, as in params.clone()")
+    return "uses only its observation, and does not modify it"
 
 
 def _parts(seen: Observation) -> list[Tensor]:
@@ -175,19 +175,19 @@ def _fits(trial: Trial, seen: Observation, found: Any) -> str:
     if isinstance(found, Membership):
         n = len(seen.candidates.y) if seen.candidates else 0
         if found.scores.shape != (n,) or not bool(found.scores.isfinite().all()):
-            raise Fault(f"expected {n} finite scores, one a candidate, got shape {tuple(found.scores.shape)}")
+            raise Fault(f"expected {n} finite scores, one per candidate, got shape {tuple(found.scores.shape)}")
         return f"{n} finite scores"
     messages = seen.messages or ()
     each = list(found.labels) if isinstance(found, Labels) else [one.x for one in _guesses(found)]
     if len(each) != len(messages):
-        raise Fault(f"expected {len(messages)} guesses, one a victim in the order of the messages, got {len(each)}")
+        raise Fault(f"expected {len(messages)} guesses, one per victim in the order of the messages, got {len(each)}")
     inputs = () if isinstance(found, Labels) else seen.task.input_shape
     for one, message in zip(each, messages, strict=True):
         if one.shape != (message.images, *inputs):
             raise Fault(f"a guess has shape {tuple(one.shape)}, expected {(message.images, *inputs)}")
     for guess in _guesses(found):
         if not guess.failure and not bool(guess.x.isfinite().all() and math.isfinite(guess.objective)):
-            raise Fault("a guess is not finite and has no `failure`; say why there is none: Guess(..., failure=...)")
+            raise Fault("a guess is not finite and has no `failure`; give the reason: Guess(..., failure=...)")
     return f"{len(each)} guesses of shape {tuple(each[0].shape)}"
 
 
@@ -218,7 +218,7 @@ def check_diverges(trial: Trial) -> str:
     """If the search diverges for a victim, the attack gives a guess with a failure, not an exception."""
     seen, _ = trial.look(trial.views[0])
     if not seen.messages or trial.attack.kind == "membership":
-        raise Skip("it looks at no victim's message")
+        raise Skip("the attack reads no victim's message")
     wire = pack_float32(torch.full((seen.setting.dim,), _LOUD))
     loud = dataclasses.replace(seen, messages=(seen.messages[0]._replace(wire=wire), *seen.messages[1:]))
     try:
@@ -227,7 +227,7 @@ def check_diverges(trial: Trial) -> str:
         text = f"a victim with a gradient of {_LOUD:g} ends the attack on all of them: {told(error, trial.part.folder)}"
         raise Fault(f"{text}; return a Guess with a `failure`") from error
     _fits(trial, loud, found)
-    return f"a victim with a gradient of {_LOUD:g} leaves the others their guesses"
+    return f"a victim with a gradient of {_LOUD:g} does not prevent guesses for the others"
 
 
 def check_floor(trial: Trial) -> str:
@@ -242,9 +242,9 @@ def check_floor(trial: Trial) -> str:
         auc = numbers["auc"]
         if (auc.low or 0.0) <= 0.5:
             raise Skip(
-                f"AUC {auc.value or 0:.2f} of {auc.n} records does not tell it from a coin; try a longer training"
+                f"AUC {auc.value or 0:.2f} of {auc.n} records is no better than random guessing; try a longer training"
             )
-        return f"AUC {auc.value:.2f} of {auc.n} records, a coin has 0.50"
+        return f"AUC {auc.value:.2f} of {auc.n} records, random guessing has 0.50"
     name, metric, more = _FLOORS[attack.kind]
     blind: Any = registry.build("attack", name, {}).run(_all(trial), Key(0))
     floor = {one.name: one for one in scored(blind, truth, None, ())[0]}
@@ -253,7 +253,7 @@ def check_floor(trial: Trial) -> str:
     if attack.kind == "reconstruction":
         shown += f"; SSIM {numbers['ssim'].value or 0:.2f}, the floor {floor['ssim'].value or 0:.2f}"
     if not (mine > least if more else mine < least):
-        raise Fault(f"{shown}: undefended digits show it no more than nothing at all")
+        raise Fault(f"{shown}: on undefended digits the attack is no better than one that observes nothing")
     return shown
 
 

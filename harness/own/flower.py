@@ -82,7 +82,9 @@ def defended(
     """
     spec, built = part(defense, parameters)
     if built.local != (local or LocalRule()):
-        raise ValueError(f"{defense} requires {built.local} of local training; train so, and name it with local=")
+        raise ValueError(
+            f"{defense} requires {built.local} of local training; train with this rule and pass it as local="
+        )
     return _Encoder(spec, built, secret, seed)
 
 
@@ -124,9 +126,7 @@ def defend(
     if each and built.superposes:
         raise ValueError(f"expected each=False with {defense}: only the sum of its messages arrives")
     if hasattr(strategy, HOOKED):
-        raise ValueError(
-            "expected a strategy as it was made, got one with a defense or a tap: defend it once, then tap"
-        )
+        raise ValueError("expected an unmodified strategy, got one with a defense or a tap: defend it once, then tap")
     if secret is None and seed is None:
         raise ValueError(f"expected a secret of the shared keys, as context.run_config[{_SECRET!r}], got none")
     server = Server(strategy, spec, built, facts, list(sizes), secret, seed, each, loss)
@@ -312,7 +312,7 @@ class Server:
         if not isinstance(number, int) or not isinstance(fault, str) or not 0 <= number < self.facts.clients:
             raise MessageError(f"expected a reply of `defended` client 0 to {self.facts.clients - 1}, got {number!r}")
         if self.nodes.setdefault(number, node) != node:
-            raise MessageError(f"client {number} is another node already")
+            raise MessageError(f"client {number} is already another node")
         array = only(reply.content.array_records, "ArrayRecord")[1].get(OURS)
         held = np.empty(0) if array is None else numbers_of(array)
         if held.dtype != np.uint8:

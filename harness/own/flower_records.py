@@ -79,7 +79,7 @@ def numbers_of(array: Any) -> Any:
     try:
         held = array.numpy()
     except Exception as error:
-        raise MessageError(f"expected an array, got bytes that are none: {type(error).__name__}") from error
+        raise MessageError(f"expected an array, got bytes that are not an array: {type(error).__name__}") from error
     if not isinstance(held, np.ndarray):
         raise MessageError(f"expected an array, got a {type(held).__name__}")
     return held

@@ -121,7 +121,7 @@ def check_repeats(one: Watched, other: Watched, what: str) -> None:
     at = next(apart, len(one.steps) - 1)
     # an earlier line may have made the generator
     words = (_named(step.place) for step in reversed(one.steps[: at + 1]))
-    source = next(filter(None, words), "something that is no key")
+    source = next(filter(None, words), "a source other than a key")
     raise Fault(
         f"{what} gives another result for the same keys: it draws from {source} at {one.steps[at].place}; {_INSTEAD}"
     )

@@ -117,7 +117,7 @@ def _sums(recording: Recording, asked: Asked, allow_code: bool) -> str:
     """Why only sums of messages are seen; empty if single messages are. Code that may not run is refused later."""
     for text in asked.threats:
         if "sums" in View.parse(text).sees:
-            return f"{text} sees no single message"
+            return f"{text} sees only sums of messages"
     is_known = allow_code or not named_code([recording.defense.name])
     adds = is_known and registry.build_defense(recording.defense).superposes
     return f"{recording.defense.name} adds up all messages of a round" if adds else ""
@@ -137,15 +137,15 @@ def _target(recording: Recording, asked: Asked, sums: str) -> tuple[Target, list
         raise ValueError(f"the recording has no model of round {number}; {those(recording.models)}")
     if number in known and not sums:
         if (asked.victims or 0) > known[number]:
-            text = f"expected at most {known[number]} victims in round {number}, whose records are known"
+            text = f"expected at most {known[number]} victims with known records in round {number}"
             raise ValueError(f"{text}, got {asked.victims}")
         return Target("messages", number, asked.victims or min(VICTIMS, known[number])), []
     notes = []
     if sums:
-        notes = [f"{sums}: probes were attacked, records of the data set by the same model and defense"]
+        notes = [f"{sums}: probes were attacked instead: records of the data set, with the same model and defense"]
     elif number in recording.sent:
         text = "the records behind the messages are unknown, so no guess could be compared with them"
-        notes = [f"{text}: probes were attacked instead, records of the data set by the same model and defense"]
+        notes = [f"{text}: probes were attacked instead: records of the data set, with the same model and defense"]
     return Target("probe", number, asked.victims or VICTIMS, asked.batch), notes
 
 
@@ -240,8 +240,8 @@ class _Trial:
         count = min(count // records, entries)
         dim = self.seen.setting.dim
         if count < min(_DIRECTIONS, entries):
-            text = f"of {counted(dim, 'parameter')}, the slopes along {count} of {entries:,} directions of an image"
-            return False, [f"the limit was left out: {text} are all that memory holds"]
+            text = f"along only {count} of {entries:,} directions of an image"
+            return False, [f"the limit was left out: memory holds the slopes of {counted(dim, 'parameter')} {text}"]
         x, labels = (part[:1] for part in self.truth.victims[0])
         y = labels.double() if labels.is_floating_point() else one_hot(labels, self.seen.task.classes).double()
         start = time.perf_counter()
@@ -300,7 +300,7 @@ class _Trial:
     def _price(self, name: str, most: Mapping[str, int]) -> tuple[_Price | None, str]:
         """The price of an attack, or None and the reason why the attack does not fit."""
         if name in ("idlg", "analytic") and len(self.truth.victims[0].y) > 1:
-            return None, "it is for messages of one record"
+            return None, "it needs messages of one record"
         try:
             few, small = self._seconds(name, most, _SMALL)  # the first run of a kind compiles
             if "evaluations" not in most:

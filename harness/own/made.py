@@ -155,9 +155,9 @@ def _check(source: Sources, how: How) -> None:
     if source.messages is not None and source.train_step is not None:
         raise ValueError("expected messages or train_step, got both")
     if source.records is not None and source.messages is None:
-        raise ValueError("expected messages beside records, which are the rows behind each message")
+        raise ValueError("expected messages together with records, the rows behind each message")
     if source.messages is not None and how.victims is not None:
-        raise ValueError("expected no victims beside messages: each message is a victim")
+        raise ValueError("expected no victims together with messages: each message is a victim")
     if source.messages is not None and not source.messages:
         raise ValueError("expected at least one message, got none")
     if how.sends not in ("gradient", "update"):
@@ -189,7 +189,7 @@ def _victims(data: object, auxiliary: object, source: Sources, how: How, root: P
         taken = np.unique(np.concatenate(rows)) if rows else np.empty(0, np.int64)
         rest = np.setdiff1d(np.arange(count), taken)
         if len(rest) < 4:
-            text = f"expected 4 or more records behind no message, for what the attacker knows, got {len(rest)}"
+            text = f"expected 4 or more records outside all messages, as data of the attacker, got {len(rest)}"
             raise ValueError(f"{text}: give more data, or auxiliary=")
         rest = rest[rng.permutation(key.child("rest"), len(rest))]
         inside, outside = np.sort(np.concatenate([taken, rest[: len(rest) // 2]])), np.sort(rest[len(rest) // 2 :])

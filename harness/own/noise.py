@@ -70,7 +70,7 @@ def check_estimate(patient: Patient) -> str:
     if abs(slope - 1) > _OFF + 5 * error and abs(median - 1) > _OFF and straight:
         raise Fault(
             f"`estimate` reads {slope:.3g} times the update on average, {median:.3g} times where a coordinate was "
-            "sent; the model then takes steps of another length. Undo the scale of `encode`"
+            "sent; the model then takes steps of the wrong length. Undo the scale of `encode`"
         )
     _check_outsider(patient)
     if error > _OFF:
@@ -103,8 +103,8 @@ def check_clip(patient: Patient) -> str:
         return f"a scale is sent in clear, as `in_clear` says; an update of norm {_FAR:g} is read as {length:.3g}"
     if length > _GROWN:
         raise Fault(
-            f"an update of norm {_FAR * wire.clip:g} is sent with norm {length * wire.clip:.3g}: nothing bounds it, so "
-            "no noise hides it; scale it down to the clip before the noise is added"
+            f"an update of norm {_FAR * wire.clip:g} is sent with norm {length * wire.clip:.3g}: its norm is not "
+            "bounded, so no noise hides it; scale it down to the clip before the noise is added"
         )
     return f"an update of norm {_FAR * wire.clip:g} is read with norm {length * wire.clip:.3g}"
 
@@ -184,13 +184,13 @@ def _check_twins(seen: Sequence[_Twins], norm: float) -> None:
         where = ", ".join(f"{int(places[at])}" for at in few[:5]) + (", ..." if len(few) > 5 else "")
         raise Fault(
             f"{len(few)} of {k} numbers have too little noise, {math.sqrt(float(spread[least])):.2g} of what `law` "
-            f"states (coordinates {where}); who has the shared key reads them"
+            f"states (coordinates {where}); an adversary with the shared key reads them"
         )
     moved = stats.chi2.sf(n * float(np.square(means).sum()), k) < _LEVEL
     if moved and len(seen) % 2 == 0 and abs(float(np.corrcoef(means, seen[-2].scores.mean(0))[0, 1])) < 0.5 and k > 2:
         raise Fault(
-            f"the shared key moves what messages are on average: a part of the noise comes from it, and {share:.2g} of "
-            "what `law` states is left to who has it; draw all noise from `private`"
+            f"the shared key shifts the mean of messages: part of the noise comes from it, and only {share:.2g} of "
+            "what `law` states hides the update from an adversary with this key; draw all noise from `private`"
         )
     if moved and len(seen) % 2 == 0:
         inside = "inside the clip" if norm < 1 else f"at {norm:g} times the clip"

@@ -100,7 +100,7 @@ def check_claim(patient: Trial) -> str:
     if found["verdict"] == Verdict.BROKEN.value:
         if not type(defense).__module__.startswith("leakgauge."):
             raise Fault(f"{said} Add noise, or claim what is proved")
-        said += " A published claim that is false is no fault of its code."
+        said += " The published claim is false; this is not a fault of the code."
     asked = defense.parameters().get("epsilon")
     horizon = claimed["horizon"]
     also = f"; epsilon={asked} was asked for" if isinstance(asked, float) and asked != claimed["epsilon"] else ""
@@ -114,7 +114,7 @@ def check_law(patient: Trial) -> str:
         raise Skip("no `law` is stated: an audit cannot say that the code is the mechanism of the claim")
     law = row["law"]
     if law["rejects"]:
-        raise Fault(f"messages depart from `law`: {', '.join(law['rejects'][:3])}; one of the two is wrong")
+        raise Fault(f"messages depart from `law`: {', '.join(law['rejects'][:3])}; `encode` or `law` is wrong")
     power = f"; {law['detects']:.1%} less noise would show" if law["detects"] else ""
     return f"{law['numbers']} numbers of {law['messages']} messages follow `law`{power}"
 

@@ -51,7 +51,7 @@ def examine(part: Part, effort: Effort) -> Iterator[Finding]:
 def check_data(trial: Trial) -> str:
     """The data can be used in a study."""
     if trial.spec.data == "digits":
-        raise Skip("no `data`: digits stand in")
+        raise Skip("no `data`: the digits data set is used instead")
     found = load_data(trial.spec.data, Path())
     x = found.train.x
     return (
@@ -65,6 +65,8 @@ def check_model(trial: Trial) -> str:
     task = make_task(trial.spec, loaded)
     one, other = (task.init(Key(0)) for _ in range(2))
     if not bool((one == other).all()):
-        raise Fault("the same key gives other parameters; draw nothing by yourself in the factory")
+        raise Fault(
+            "the same key gives different parameters; the factory must draw only from the seeded global generators"
+        )
     scores: Any = task.outputs(one, loaded.train.x[:2])
     return f"{task.layout.dim:,} parameters in {len(task.layout.names)} tensors, scores {list(scores.shape[1:])}"

@@ -138,7 +138,9 @@ def class_of(part: Part, made: Any) -> str:
     """As `check_class`, for a defense or an attack."""
     found = part.found
     if "__dataclass_params__" not in vars(found):
-        raise Fault(f"expected @dataclass(frozen=True) above class {found.__name__}: its fields are no parameters")
+        raise Fault(
+            f"expected @dataclass(frozen=True) above class {found.__name__}: without it, fields are not parameters"
+        )
     odd = [f"{name}={value!r}" for name, value in made.parameters().items() if not _is_scalar(value)]
     if odd:
         raise Fault(f"expected numbers, texts, true or false as parameters, got {', '.join(odd)}")
@@ -166,7 +168,7 @@ def parameters_of(part: Part, made: Any) -> str:
     accepted = [f"{name}={value}" for table in tables for name, value in table.items() if _accepts(part, made, table)]
     if accepted:
         raise Fault(f"{', '.join(accepted)} is accepted; refuse it in `__post_init__` with a ValueError")
-    return f"{len(tables)} bad values are refused" if numbers else "it has none; an unknown key is refused"
+    return f"{len(tables)} bad values are refused" if numbers else "no numeric parameters; an unknown key is refused"
 
 
 def _accepts(part: Part, made: Any, changed: dict[str, Any]) -> bool:
@@ -266,16 +268,17 @@ def check_private(patient: Patient) -> str:
         raise Fault("other private keys give other bytes, but `randomized` is False; set it to True")
     if not moves and defense.randomized:
         where = f" at {public[0].place}" if public else ""
-        why = f"`{public[0].name}` draws from {_whose(public[0])}{where}" if public else "nothing is drawn from them"
+        seen = f"`{public[0].name}` draws from {_whose(public[0])}{where}" if public else ""
+        why = f"{seen}, and an adversary with that key can subtract the noise" if seen else "nothing is drawn from them"
         raise Fault(
-            f"other private keys give the same bytes: {why}; who has that key subtracts the noise. Draw from "
-            "`private`, or set `randomized = False` if nothing is to be hidden"
+            f"other private keys give the same bytes: {why}. Draw from `private`, or set "
+            "`randomized = False` if the defense hides nothing"
         )
     noisy = [draw for draw in public if draw.name in ("normal", "laplace", "signed_exponential")]
     if defense.randomized and noisy and _is_added(wire):
         raise Fault(
-            f"`{noisy[0].name}` draws from {_whose(noisy[0])} at {noisy[0].place}: who has it subtracts such noise; "
-            "draw from `private`"
+            f"`{noisy[0].name}` draws from {_whose(noisy[0])} at {noisy[0].place}: an adversary with this "
+            "key can subtract the noise; draw from `private`"
         )
     return "other private keys give other bytes" if moves else "no private randomness, as `randomized = False` says"
 
@@ -291,7 +294,9 @@ def _is_added(wire: Wire) -> bool:
 
 def _whose(draw: Draw) -> str:
     """The key of a draw without the private key, in words."""
-    return "the shared key, which the server has" if draw.key.path[:1] == ("shared",) else "a key that anybody can make"
+    return (
+        "the shared key (known to the server)" if draw.key.path[:1] == ("shared",) else "a key that anyone can derive"
+    )
 
 
 def check_damaged(patient: Patient) -> str:

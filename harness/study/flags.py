@@ -89,7 +89,7 @@ def promise_flags(shown: Sequence[Estimate], made: Promised) -> tuple[Flag, ...]
 def notice_flag(found: Estimate) -> Flag:
     """How many clients notice a malicious server's broadcast, and by which tests."""
     share = f"{round(found.n * (found.value or 0.0))} of {found.n} clients notice"
-    by = f", by the tests {found.note}" if found.note else ": that none does is no proof"
+    by = f", by the tests {found.note}" if found.note else "; this does not prove that they are honest"
     return Flag("detectable", f"{share} that the parameters are not honest{by}", "note")
 
 

@@ -409,7 +409,7 @@ def _listed(key: str, tables: list[Table], kind: type[T], problems: list[str]) -
 def _permit(code: list[str], trusted: bool) -> None:
     """Refuse names of code, unless trusted."""
     if code and not trusted:
-        raise ValueError(f"{code[0]!r} is code that would be imported; if you trust it, say --allow-code")
+        raise ValueError(f"{code[0]!r} names code to import; pass --allow-code if you trust it")
 
 
 def _task(table: Table, trusted: bool) -> TaskSpec:

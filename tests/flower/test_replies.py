@@ -190,7 +190,9 @@ def test_a_hostile_reply_is_refused_in_one_line_and_the_others_count(what, tmp_p
 
 
 def test_mistakes_are_told_in_one_line(tmp_path):
-    with pytest.raises(ValueError, match=r"dp-sgd requires LocalRule\(clip=.* of local training; train so, and name"):
+    with pytest.raises(
+        ValueError, match=r"dp-sgd requires LocalRule\(clip=.* of local training; train with this rule and pass"
+    ):
         defended("dp-sgd")
     with pytest.raises(ValueError, match="of local training"):
         defended("none", local=LocalRule(clip=1.0))
