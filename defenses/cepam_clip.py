@@ -37,7 +37,7 @@ class CepamClip(NormalCepam):
     A zero update is quantized like any other. Without the shared key the estimate is zero.
 
     Raises:
-        ValueError: a parameter out of range.
+        ValueError: a parameter is out of range.
 
     Source: the code that an author of CEPAM published for a follow-up; it clips instead of dividing by the norm as in
         Algorithm 1. Differs: client and server share radii and dithers, as in the paper; in that code the server draws

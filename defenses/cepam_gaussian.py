@@ -48,7 +48,7 @@ class CepamGaussian(NormalCepam):
     | no shared key | only the norm can be read: the estimate is zero |
 
     Raises:
-        ValueError: a parameter out of range; in `encode`, |u| / gamma above the largest float32.
+        ValueError: a parameter is out of range; in `encode`, |u| / gamma above the largest float32.
 
     Source: Ling, Wu, Sun, Li, Song, Xu 2025, "Communication-Efficient and Privacy-Adaptable Mechanism", Algorithms 1
         and 2. Differs: dithers are tested by |2r (M + v) - x| <= r as in its definition (8), not as in line 10 of

@@ -39,7 +39,7 @@ class CepamLaplace(Cepam):
     A zero update is sent as only a norm of zero. Without the shared key the estimate is zero.
 
     Raises:
-        ValueError: a parameter out of range; in `encode`, |u| / gamma above the largest float32.
+        ValueError: a parameter is out of range; in `encode`, |u| / gamma above the largest float32.
 
     Source: Ling, Wu, Sun, Li, Song, Xu 2025, "Communication-Efficient and Privacy-Adaptable Mechanism". Differs as
         `cepam-gaussian` does. The claim, Thm 13, treats gamma as a bound on the l1 norm; it bounds the l2 norm.

@@ -56,7 +56,7 @@ class JoPEQ(ScalarJoPEQ):
     | a value beyond the outermost level | clipped to it |
 
     Raises:
-        ValueError: a parameter out of range.
+        ValueError: a parameter is out of range.
 
     Source: Lang, Sofer, Shaked, Shlezinger 2022, Algorithm 1 and Thm III.2, with noise, levels and clipping of the
         reference code. Differs: the private noise has its own random stream, separate from the dither's.

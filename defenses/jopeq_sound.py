@@ -40,7 +40,7 @@ class SoundJoPEQ(ScalarJoPEQ):
     | an outermost level within [-1, 1] (a small gamma) | clipping hides more: the true epsilon is below `epsilon` |
 
     Raises:
-        ValueError: a parameter out of range.
+        ValueError: a parameter is out of range.
 
     Source: our repair of Lang, Sofer, Shaked, Shlezinger 2022: the scale does not depend on the data, and the
         quantization error does not reduce the noise.

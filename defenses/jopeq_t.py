@@ -55,7 +55,7 @@ class JoPEQT(Dithered):
         independently and of u.
 
     Raises:
-        ValueError: a parameter out of range, an epsilon that is not in the table, or a step so wide that the error
+        ValueError: a parameter is out of range, an epsilon that is not in the table, or a step so wide that the error
             alone exceeds the nominal noise.
 
     Source: Lang, Sofer, Shaked, Shlezinger 2022, Algorithm 1 and Thm III.1, with noise, lattice and table of the

@@ -157,7 +157,7 @@ class Piecewise(Defense[None, None]):
         Without the shared key the estimate is the mean over all choices of coordinates: a constant vector.
 
     Raises:
-        ValueError: a parameter out of range.
+        ValueError: a parameter is out of range.
 
     Source: Wang et al. 2019, "Collecting and analyzing multidimensional data with local differential privacy",
         Algorithms 2 and 4, as sqSGD's baseline uses it. Differs: the coordinates come from the shared key.

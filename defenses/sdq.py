@@ -30,7 +30,7 @@ class SDQ(Bare):
         coordinate, independently and of u.
 
     Raises:
-        ValueError: a parameter out of range.
+        ValueError: a parameter is out of range.
 
     Source: the baseline FL+SDQ of Lang, Sofer, Shaked, Shlezinger 2022, as in its reference code; without the shared
         key, the estimate is the middle of a level.

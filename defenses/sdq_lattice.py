@@ -29,7 +29,7 @@ class LatticeSDQ(Bare):
         for each pair, independently and of u; G = [[1, 0], [1/sqrt 3, 2/sqrt 3]].
 
     Raises:
-        ValueError: a parameter out of range.
+        ValueError: a parameter is out of range.
 
     Source: the baseline FL+SDQ (L = 2) of Lang, Sofer, Shaked, Shlezinger 2022, as in its reference code: the cell is
         the parallelogram, not the hexagon.

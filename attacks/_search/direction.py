@@ -48,7 +48,7 @@ class Direction:
             minus the cosine, by Adam on signs within [0, 1], as in the source.
 
     Raises:
-        ValueError: a parameter out of range; the message names `step` as `lr`, the attack's parameter.
+        ValueError: a parameter is out of range; the message names `step` as `lr`, the attack's parameter.
 
     Source: Geiping et al. 2020, eq. (4) and sec. 4.
     """
