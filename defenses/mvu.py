@@ -89,7 +89,7 @@ class MVU(Defense[Design, None]):
         return self._scaling.undo(header, values, link.setting.layout)
 
     def likelihood(self, state: Design, received: Sequence[bytes], links: Links) -> Likelihood:
-        """Exact: a column's probability is linear between two levels; plus how well a sent norm fits."""
+        """Exact: a column's probability is linear between two levels. Adds a penalty for norms unlike the sent ones."""
         read = [self._read(wire, links.setting) for wire in received]
         candidates = self._scaling.candidates([header for header, _ in read], links.setting.layout)
         columns = torch.from_numpy(np.stack([columns for _, columns in read]))

@@ -109,7 +109,7 @@ class OTA(OverTheAir[Allocation]):
         return [pack_float64(heard)]
 
     def estimate(self, state: Allocation, received: bytes, link: Link) -> Vector:
-        """y / c: unbiased for the SUM of all clipped updates; for the sender's update if the others are zero."""
+        """y / c: unbiased for the SUM of all clipped updates, so for the sender's update if the others are zero."""
         return (unpack_float64(received, link.setting.dim) / state.gain).float()
 
     def longest(self, state: Allocation, link: Link) -> float:

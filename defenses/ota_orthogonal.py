@@ -91,7 +91,7 @@ class OTAOrthogonal(OverTheAir[Orthogonal]):
         return lambda u: gaussian_misfit(gains * clip_l2(u.double(), self.clip) - heard, 1.0).to(u.dtype)
 
     def law(self, state: Orthogonal, memory: None, update: Vector, link: Link) -> Law:
-        """What arrives: the projected update at the power of its share, plus the client's noise and the receiver's."""
+        """The received waveform: the projected update at its share of the power, plus client and receiver noise."""
         user = user_of(link.sender, link.setting)
         power = state.channel.power * state.channel.squared_gains[user]
         center = projected(update, self.clip) * (math.sqrt(power * state.alpha[user]) / self.clip)

@@ -70,7 +70,7 @@ class VQSGD(Defense[None, None]):
         return self.epsilon + math.log(likeliest + (1 - likeliest) * math.exp(-self.epsilon))
 
     def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
-        """Clip, draw points, replace some at random, send their numbers. Does not use the shared key."""
+        """Clip, draw points, replace some at random, and send the points' numbers. Does not use the shared key."""
         check_update(update)
         dim = update.numel()
         points = self._respond(self._draw(update.detach().cpu(), private.child("point")), 2 * dim, private)
