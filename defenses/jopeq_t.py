@@ -147,7 +147,7 @@ class JoPEQT(Dithered):
         )
 
     def _proofs(self, setting: Setting, rounds: int) -> Sequence[Proof]:
-        """The proofs for one pair, the one that decides on the claim first, and for a whole message."""
+        """The proofs for one pair, starting with the one that decides on the claim, then those for a whole message."""
         # the radius that belongs to the step by the reference code's formula
         gamma = self.lattice.step * (2.0**self.bits + 1) / 2
         found = vector_epsilon(*self.noise, self.bits, gamma)

@@ -33,7 +33,7 @@ at most half. Ten times the blur made the errors 2 to 4 times as large, and a no
 7 times."""
 
 _LEAST = 1e-3
-"""Smallest blur, in units of the clip: L-BFGS fails in narrower valleys."""
+"""Smallest blur, in units of the clip: L-BFGS fails in narrower minima."""
 
 
 class _Output(NamedTuple):
@@ -224,7 +224,7 @@ class Piecewise(Defense[None, None]):
         return lambda u: law.misfit(sent, self._scaled(u.double().gather(-1, positions))).sum(-1).to(u.dtype)
 
     def error_variance(self, state: None, received: Sequence[bytes], links: Links) -> Tensor:
-        """That of PM at zero, where it is least, of the sent coordinates; without the shared key nothing is known."""
+        """PM's least variance, that at zero, for sent coordinates; infinite for others and without the shared key."""
         dim = links.setting.dim
         least = self.clip**2 * float(self.output_law(dim).variance(torch.zeros(())))
         rows = torch.full((len(received), dim), math.inf)
