@@ -50,9 +50,9 @@ class MAP(ByPosterior):
         start: law of the first dummy inputs of `tv`: `uniform` (in [0, 1]) or `normal` (standard).
         ease: first weight of the messages, in nats for an update of zero. If the likelihood weighs more, the search
             continues in stages, each with a hundred times the weight, up to the likelihood's own weight. Without noise,
-            the likelihood is so steep that the search would ignore the prior: for six CIFAR-10 images behind a random 3
-            % of the coordinates, the SSIM was 0.04 without stages and 0.54, 0.53 and 0.52 with 3e4, 3e5 and 3e6. Under
-            noise of 0.003 and 0.03, stages changed nothing.
+            the likelihood is so steep that the search would ignore the prior: for six CIFAR-10 images behind 3 % of the
+            coordinates, drawn at random, the SSIM was 0.04 without stages and 0.54, 0.53 and 0.52 with 3e4, 3e5 and
+            3e6. Under noise of 0.003 and 0.03, stages changed nothing.
         warm: evaluations of each preliminary search, and twice those of all searches with softened layers, if the model
             has kinks; 0: no such searches. If the gradient of the first dense layer shows its inputs (one image;
             `gaussian`), a preliminary search matches only the layers before it, from three starts (without layers
