@@ -166,7 +166,7 @@ def _neurons(like: Tensor, candidates: Tensor, hidden: int, fires: float, key: K
     order, scale = torch.from_numpy(rng.permutation(key, n)), _QUIET / (1 - fires)
     for neuron, group in enumerate(torch.tensor_split(order, min(n, hidden))):
         gram = to[group] @ toward[group].T
-        gram += (1e-6 * gram.diagonal().mean() + 1e-12) * torch.eye(len(group)).double()  # copies, or the mean itself
+        gram += (1e-6 * gram.diagonal().mean() + 1e-12) * torch.eye(len(group)).double()  # for copies, or the mean
         w = toward[group].T @ torch.linalg.solve(gram, torch.ones(len(group)).double())
         weight[neuron], bias[neuron] = scale * w, -scale * (fires + float(w @ mean))
         gain[neuron] = _LENGTH * (1 + candidates[group].square().sum(1).mean()).rsqrt()
@@ -202,7 +202,7 @@ def _ratios(seen: Observation, sighting: Sighting) -> Tensor:
         others = min(0.5, message.images / len(x)) * weight**2
         by = 1 / (noise + others * values)
         along, alone = vectors @ (by * (vectors.T @ product)), vectors.square() @ (by * values)
-        found.append((weight * along - weight**2 / 2 * alone) / (1 - others * alone))  # the candidate is no other
+        found.append((weight * along - weight**2 / 2 * alone) / (1 - others * alone))  # exclude the candidate
     return torch.stack(found)
 
 

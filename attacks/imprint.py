@@ -98,7 +98,7 @@ class Imprint(Attack):
         tensors[0][: groups * rows] = _SMALL * v.T.repeat_interleave(rows, 0)
         tensors[1][: groups * rows] = -_SMALL * cuts.flatten()
         code = torch.tensor([1.0, -1.0]).repeat(task.classes)[: task.classes]
-        code *= 2 ** (torch.arange(task.classes) / task.classes)  # geometric: hardly a sum of some is another
+        code *= 2 ** (torch.arange(task.classes) / task.classes)  # geometric, so that sums of codes hardly collide
         for middle in tensors[2:-2:2]:
             middle[0] = 1.0  # one unit adds up all units before it; the others are off
         tensors[-2] += code[:, None]

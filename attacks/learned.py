@@ -249,7 +249,7 @@ class _Imitation:
         return length * multiplier * defense.local.clip / size
 
     def features(self, gradients: Tensor, labels: Tensor) -> Tensor:
-        """[m, b, f] from gradients [m, d] and labels [m, b]: direction and log length of each image's h, and its label.
+        """[m, b, f] from gradients [m, d] and labels [m, b]: each image's label, and direction and log length of its h.
 
         h is the last layer's input. The layer's gradient is the mean over the images of (p - e) h; with the mean p of
         each label, least squares gives h. The length of h is a separate feature, because a clip changes it.
@@ -263,7 +263,7 @@ class _Imitation:
 
 
 def _apart(data: Examples) -> tuple[Examples, Examples]:
-    """Training and held-out data; the last inputs of each label are held out, because neighbors may be similar."""
+    """Training and held-out data; the last inputs of each label are held out, since neighboring ones may be similar."""
     held = torch.zeros(len(data.y), dtype=torch.bool)
     for label in torch.unique(data.y):
         rows = (data.y == label).nonzero()[:, 0]

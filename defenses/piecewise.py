@@ -82,7 +82,7 @@ class _Output(NamedTuple):
         return np.asarray(y.clip(-bound, bound), np.float64)
 
     def misfit(self, y: Tensor, t: Tensor) -> Tensor:
-        """-ln of the density at t plus a Cauchy error, minus its least value; the tails pull t from any distance."""
+        """-ln of the density at t plus a Cauchy error, minus its least value; the tails are never flat."""
         blur = max(_BLUR * self.tail, _LEAST)
         # an input explains y if it is within `tail` of this point
         distance = t - y * (1 - self.tail)
@@ -240,7 +240,7 @@ class Piecewise(Defense[None, None]):
         return _TwoLevels(clamped(update, self.clip)[places] / self.clip, places, self.epsilon / k)
 
     def quieter(self) -> Piecewise:
-        """The same with epsilon 1e6: less noise than float32 resolves, for all coordinates if d is at most 12,000."""
+        """The same with epsilon 1e6: up to d = 12,000, sends all coordinates, with less noise than float32 resolves."""
         return replace(self, epsilon=1e6)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
