@@ -73,7 +73,7 @@ class Perturbs(Defense[None, None]):
         """The likelihood of n messages, whose numbers were quantized as `rounded` states."""
 
     def attained(self, edge: float) -> float:
-        """Epsilon of the claim's unit that one round attains even if numbers are quantized; 0: none is known.
+        """Epsilon of the claim's unit that one round is known to attain even if numbers are quantized; 0: unknown.
 
         Args:
             edge: in units; the bound uses only whether a number exceeds a threshold in [-edge, edge].
@@ -132,7 +132,7 @@ class Perturbs(Defense[None, None]):
 
 
 class Quantizes(ABC):
-    """A defense that may come second: it encodes any numbers as bits, with a dither from the shared key."""
+    """A defense that may come second in a cascade: encodes numbers as bits, with a dither from the shared key."""
 
     @abstractmethod
     def compress(self, values: Tensor, *, shared: Key, noise_variance: float) -> bytes:

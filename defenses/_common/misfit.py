@@ -56,7 +56,7 @@ def student_misfit(residual: Tensor, s2: float, nu: float, extra: float = 0.0) -
 
 
 def ball_misfit(distance: Tensor) -> Tensor:
-    """[n]: zero inside the ball, a constant slope far outside; distances [n, count] from its center are in radii.
+    """[n]: near zero inside a ball, constant slope far outside; distances [n, count] from its center are in radii.
 
     The value is -log of the probability that a distance plus Laplace noise of scale 2 `WALL` is below 1. Attacks do
     better with this law than with a normal law of the ball's covariance and a softer wall: in the experiment of
@@ -111,7 +111,7 @@ def _known_cell(low: Tensor, high: Tensor, least: Tensor, scale: float, residual
 
 
 class _CellCost(torch.autograd.Function):
-    """The cost of `_known_cell`, differentiable once; its manual slope takes half the time and few temporaries."""
+    """The cost of `_known_cell`, differentiable once; the manual slope takes half the time and little memory."""
 
     @staticmethod
     def forward(ctx: Any, residual: Tensor, low: Tensor, high: Tensor, scale: float) -> Tensor:

@@ -80,7 +80,7 @@ class OverTheAir(Defense[P, None]):
         return pack_float64(sent), None
 
     def quieter(self) -> OverTheAir[P]:
-        """No client needs noise of its own, and the receiver's is a thousandth of a client with full power."""
+        """The same with an epsilon that needs no client noise, and receiver noise of 0.001 of a full-power signal."""
         return replace(self, epsilon=1e6, noise_variance=1e-6 * self.power)
 
     def claim_rounds(self, epsilon: float, rounds: int, *, assumes: tuple[str, ...], proofs: Sequence[Proof]) -> Claim:

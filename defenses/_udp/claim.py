@@ -164,7 +164,7 @@ class UDPRounds(Defense[S, None]):
         return replace(self, epsilon=claimed_epsilon(_QUIET, self.delta, 1.0, self.formula))
 
     def claim(self, history: Sequence[S], setting: Setting) -> Claim:
-        """(epsilon, delta) over these rounds by the paper's formula; proved by exact composition of Gaussians.
+        """(epsilon, delta) over these rounds, claimed by `formula` and proved by exact composition of Gaussians.
 
         The proof is for a client that takes part in every round.
         """
