@@ -241,7 +241,7 @@ def _starts(program: _Program) -> Iterator[Floats]:
 
 
 def _pick(program: _Program) -> Floats:
-    """The values that the program over 80 candidate pairs uses, without the least useful pairs, removed one by one."""
+    """The values that a program over 80 candidate pairs uses; the least useful pairs are removed one by one."""
     floor = _floor(program.epsilon)
     grid = np.unique(np.concatenate([-floor * np.linspace(1, 4, 20), np.linspace(-floor, 0.5, 60)]))
     wide = _Program(program.epsilon, program.levels_in, 2 * len(grid)).solve(grid)

@@ -359,7 +359,7 @@ class Matched(Law):
         return np.minimum(self.place.astype(np.int64), self.levels - 2)
 
     def _matches(self, found: Integers) -> tuple[Numbers, Numbers]:
-        """[d] the chance that each output matches; [d + 1, d + 1], row j: the law of the matches among the first j."""
+        """[d]: the chance that each output matches; [d + 1, d + 1], row j: the law of the matches among the first j."""
         d, up = len(found), self.place - self._below
         h = np.where(found == self._below, 1 - up, np.where(found == self._below + 1, up, 0.0))
         # after a first column of zeros, each row is two shifts of the previous row, times their chances, in two calls
@@ -372,7 +372,7 @@ class Matched(Law):
         return h, before[:, 1:]
 
     def _ratios(self, matches: Numbers) -> Numbers:
-        """[len(SHARES)]; the alternatives are the channels of another epsilon, with both of its parts in proportion.
+        """[len(SHARES)]; the alternatives are channels of another epsilon, whose two parts keep their proportion.
 
         Args:
             matches: [d + 1], the law of the number of matches with this output.

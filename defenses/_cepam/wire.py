@@ -11,7 +11,7 @@ sums, products and square roots, which every machine rounds alike.
 |---|---|
 | far | the excess over 15 of each cell beyond 15; empty without such cells, or if the message is short |
 | attempts, for n > 1 | for each attempt, a bit for every open sub-vector; then the numbers of the last few |
-| cells, to the end of the message | up to 15, or any; positive towards the edge nearer to their dither |
+| cells, to the end of the message | up to 15 (any if short); positive towards the edge nearer to their dither |
 
 Guarantees:
     The message is a function of attempts, cells and shared randomness; it reveals nothing else about the input.

@@ -4,7 +4,7 @@ JoPEQ needs a private noise n such that n plus the quantization error is exactly
 required characteristic function, which exceeds 1 near every non-zero point of 2 pi times the dual lattice. The
 reference code draws a surrogate: noise of the same family whose variance is that of the target minus that of the error.
 The server knows the dither, so to the server a message is a function of the input plus n. Its epsilon is that of n
-alone, unless the quantizer hides part of the input; the error adds no privacy, because its support is bounded.
+alone, unless the quantizer hides part of this sum; the error adds no privacy, because its support is bounded.
 
 Inputs are in [-1, 1], or in the unit disc where two coordinates share a lattice. The lattice is `GENERATOR` times the
 integers times the step.
@@ -82,7 +82,7 @@ def scalar_epsilon(epsilon: float, step: float, edge: float = 1.0) -> float:
     | case | value |
     |---|---|
     | edge >= 1 | 2/b' = epsilon / sqrt(1 - step^2 epsilon^2 / 96) |
-    | edge < 1 | (1 + edge)/b' + ln(2 - e^(-(1 - edge)/b')): the outermost level hides part of the range |
+    | edge < 1 | (1 + edge)/b' + ln(2 - e^(-(1 - edge)/b')): the outermost level hides part of the noise |
     | step * epsilon >= sqrt(96) | inf: there is no noise |
 
     Proof: Laplace noise is log-concave, so the likelihood of levels and inputs is totally positive. Hence no level

@@ -164,13 +164,13 @@ class Dithered(Defense[None, None]):
         return header + Carrier(self.lattice).pack(self.perturb(values, private), link.key), None
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
-        """The values without dither, scaled back: unbiased except for overload; coarser without the shared key."""
+        """The values minus the dither, scaled back: unbiased except for overload; coarser without the shared key."""
         header, levels = self._read(received, link.setting)
         values = Carrier(self.lattice).place(levels, len(levels), link.shared)
         return self.scaling.undo(header, values, link.setting.layout)
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
-        """Misfit of a candidate to the values, by the law of noise and quantization error, plus misfit to the scales.
+        """A candidate's misfit to the values, by the law of noise and quantization error, plus that to the scales.
 
         A value at the edge shows only that the number is at the edge or beyond.
         """

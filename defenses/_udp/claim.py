@@ -60,9 +60,9 @@ _BY: dict[Calibration, str] = {
 
 @dataclass(frozen=True)
 class UDPRounds(Defense[S, None]):
-    """Normal noise on a clipped message in each round, with a multiplier z given by the public state.
+    """Normal noise on a clipped message in each round, with a multiplier z from the public state.
 
-    The noise of client i has standard deviation z Dl_i, with Dl_i the sensitivity of its message:
+    The noise of client i has standard deviation z Dl_i, where Dl_i is the sensitivity of the client's message:
 
     | clips | sends | Dl_i | to |
     |---|---|---|---|
@@ -127,7 +127,7 @@ class UDPRounds(Defense[S, None]):
         return unpack_float32(received, link.setting.dim)
 
     def longest(self, state: S, link: Link) -> float:
-        """C and the noise if updates are clipped; else none is known, since a penalty of the model is not clipped."""
+        """C plus a bound on the noise if updates are clipped; else infinite: a penalty of the model is not clipped."""
         noise = normal_reach(self.sigma(state, link.sender, link.setting), link.setting.dim)
         return self.clip + noise if self.clips == "update" else math.inf
 

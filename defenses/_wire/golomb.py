@@ -384,7 +384,7 @@ def _take_runs(source: BitReader, sizes: Ints, ones: Ints) -> Bits:
 
 
 def _gap_m(sizes: Ints, rare: Ints) -> Ints:
-    """The smallest m with p^m + p^(m+1) <= 1 up to rounding, p the frequent bit's share (Gallager & Van Voorhis)."""
+    """The smallest m with p^m + p^(m+1) <= 1, up to rounding; p: share of the frequent bit (Gallager & Van Voorhis)."""
     share = np.maximum(rare, 1) / np.maximum(sizes, 2)
     # log(2 - q) / -log(1 - q) for q = 1 - p, both expanded in q / 2, because logarithms differ between machines;
     # exact to a hundredth of m for all q <= 1/2
