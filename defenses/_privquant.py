@@ -324,7 +324,7 @@ class Matched(Law):
     epsilon: float
 
     def read(self, wire: bytes, own: Key) -> Reading:
-        """By the cumulative probabilities of each level given those before it, with the nearest and likeliest last."""
+        """Reads by cumulative probabilities of each level given earlier levels; the nearest, likeliest one is last."""
         d, K = len(self.place), self.levels
         found = outcomes(wire, d, (K - 1).bit_length())
         cost, odds = _odds(d, K, self.tau, self.logit)

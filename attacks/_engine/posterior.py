@@ -19,7 +19,7 @@ _MIXTURE = Key(0, ("mixture",))
 """Key that draws the initial classes of a mixture."""
 
 _DECREASE = 1e-5
-"""Share of the objective that 200 evaluations must gain: most of it is noise, and single nats still count."""
+"""Share of the objective that 200 evaluations must gain: most of it is noise, but single nats still count."""
 
 NAIVE_STD = 0.01
 """Assumed standard deviation of the estimate's entries, to weigh a distance of gradients against a prior."""

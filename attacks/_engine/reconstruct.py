@@ -47,7 +47,7 @@ _FARTHER = (1, 2, 4, 8)
 """Restart numbers whose larger distances a search tries if all units are dead nearer to the center."""
 
 _LAST = 0.5
-"""Share of the evaluations for the search that ends the softened ones. Three quarters changed no SSIM by over 0.001."""
+"""Share of the evaluations for the search after the softened ones. Three quarters changed no SSIM by over 0.001."""
 
 _AFTER = 0.125
 """The same after softened searches that did not explain the messages. For 16 digits behind `mlp-small` and each of five
@@ -357,7 +357,7 @@ class _Group:
         return Features.of(self.seen.task, self.sightings[0].model.params, self.targets[rows])
 
     def _by_direction(self, prior: Prior, z: Tensor, labels: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """From start points [m, D] those that explain the direction of the gradients, and the evaluations [m]."""
+        """Points that explain the direction of the gradients, searched from starts [m, D], and the evaluations [m]."""
         message = self.sightings[0].messages[0]
         steps = Local.of(self.seen.setting, self.sightings[0].lr, message.steps)
         followed = self.search.explains.unroll and message.users == 1 and not steps.one_gradient(message.images)
@@ -381,7 +381,7 @@ class _Group:
         return rows.view(len(rows), self.sightings[0].messages[0].images, -1)
 
     def _refined(self, found: Minima, labels: Tensor | None, rows: Tensor, tolerance: Tensor) -> Minima:
-        """The minima after searches that stalled near zero continue in double; `evaluations` counts only these."""
+        """The minima after searches that stalled near zero continue in float64; `evaluations` counts only these."""
         spare = self.search.evaluations - found.evaluations
         near = (found.value > tolerance[rows]) & (found.value <= _NEAR * tolerance[rows] / _TOLERANCE) & (spare > 0)
         used = torch.zeros_like(found.evaluations)
