@@ -94,7 +94,7 @@ class Objective(NamedTuple):
     believed: Callable[[Function], Function]
 
     def at(self, strength: float) -> Function:
-        """The sum of misfit and prior; where the misfit of updates of zero exceeds `strength`, it is scaled to that."""
+        """The sum of misfit and prior; the misfit is scaled so its value for zero updates is at most `strength`."""
         weighed = self.messages
         if bool((self.nothing > strength).any()):
             weighed = _Weighted(weighed, strength / self.nothing.clamp(min=strength))

@@ -319,7 +319,7 @@ class FirstLayer:
 
     @classmethod
     def of(cls, task: Task, targets: Tensor) -> FirstLayer | None:
-        """Of gradients `targets` [n, d]; None: the model does not begin with a dense layer, or most are zero."""
+        """From gradients `targets` [n, d]; None if the model does not begin with a dense layer or most are zero."""
         chain = task.model.apply if isinstance(task, ModelTask) else None
         layers = chain.layers if isinstance(chain, Chain) else ()
         if not isinstance(next((one for one in layers if not isinstance(one, Flatten)), None), Dense):

@@ -36,7 +36,7 @@ _DOUBT = 1e-3
 
 
 class Kinds(NamedTuple):
-    """Kinds of inputs. mean, variance [k, f]: of what one adds; log_share [k]; of_label [k, labels]: 1 for its own."""
+    """Kinds of inputs. mean, variance [k, f]: of one's contribution; log_share [k]; of_label [k, labels]: 0 or 1."""
 
     mean: Tensor
     variance: Tensor
