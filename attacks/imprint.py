@@ -140,7 +140,7 @@ def _refusal(task: Task) -> str:
 
 
 def _read(task: Task, params: Vector) -> _Layer | str:
-    """The imprint in the parameters, or the reason why they hold none."""
+    """The imprint in the parameters, or the reason why there is no imprint."""
     if refusal := _refusal(task):
         return refusal
     if not bool(params.isfinite().all()):

@@ -24,8 +24,8 @@ class MembershipSum(ByTraffic):
             share is small beside what the records have in common: without a defense, the cosine finds as many members
             or more.
 
-    Must know: what arrives in each round, the rounds' models, and the candidates with their labels; a server or an
-    eavesdropper does. The choice of the suspect has no effect.
+    Must know: the messages that arrive in each round, the rounds' models, and the candidates with their labels; a
+    server or an eavesdropper does. The choice of the suspect has no effect.
 
     Cannot: identify the owner of a record, or separate a member from a record that resembles many others: a record's
     share falls with the number of clients, and there are no other messages for comparison.

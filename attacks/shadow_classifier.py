@@ -14,7 +14,7 @@ from leakgauge.harness.core.contract import Membership, Observation
 from leakgauge.harness.core.rng import Key
 
 _TOP = 3
-"""Number of largest probabilities among the features; the source found three to suffice."""
+"""Number of largest probabilities among the features; three suffice, according to the source."""
 
 _FAR = 1e6
 """Bound on a feature, so that a single badly wrong model does not set the scale of the classifier."""

@@ -173,7 +173,7 @@ class _Program:
         self._below = sparse.hstack([sparse.eye_array(entries), -spread]).tocsr()
 
     def solve(self, lower: Floats, channel: Floats | None = None, radius: float = 0.0) -> tuple[float, Floats] | None:
-        """The least objective and its solution; None if nothing is feasible.
+        """The least objective and its solution; None if the program is infeasible.
 
         The solution is the lower half of the channel for the values `lower`. If a `channel` is given, the program is
         linearized about it, and the solution is a move of `lower` with no entry above `radius`.

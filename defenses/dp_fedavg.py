@@ -43,9 +43,9 @@ class DPFedAvg(Clipped, Plain):
 
     Args:
         clip: C, bound on the l2 norm of a client's update, in units of the update.
-        epsilon: privacy loss of the whole run of `setting.rounds` rounds, for one client, at `delta`; sets the noise.
+        epsilon: privacy budget of the whole run of `setting.rounds` rounds, for one client, at `delta`; sets the noise.
             Default 8 unless `noise_std` is given.
-        delta: failure probability of the guarantee for the whole run.
+        delta: delta of the guarantee for the whole run.
         noise_std: standard deviation of the noise in a coordinate of the sum (C times the source's z), in units of the
             update; replaces `epsilon`. The mean has 1 / U of this noise.
 
@@ -55,8 +55,8 @@ class DPFedAvg(Clipped, Plain):
         If all clients take part, adding or removing a client moves the sum by C: an exact Gaussian mechanism.
         If only some clients take part, the claim is that of the source, for clients that are drawn independently. Here
         exactly U of K clients are drawn: another client replaces a missing one, which moves the sum by 2C. A sampled
-        Gaussian mechanism of that sensitivity bounds the loss exactly; the bound is attained if all other clients send
-        -c and this client sends c.
+        Gaussian mechanism of that sensitivity gives the exact bound; it is attained if all other clients send -c and
+        this client sends c.
         No guarantee holds against an adversary that sees messages.
 
     Raises:

@@ -27,9 +27,9 @@ class DPSGD(Clipped, Plain):
 
     Args:
         clip: C, bound on the l2 norm of one record's gradient.
-        epsilon: privacy loss of one record over the whole run, at `delta`, by opacus' Renyi accountant. Default 8
+        epsilon: privacy budget of one record over the whole run, at `delta`, by opacus' Renyi accountant. Default 8
             unless `noise_std` is given.
-        delta: failure probability of the guarantee for the whole run.
+        delta: delta of the guarantee for the whole run.
         noise_std: z, standard deviation of the noise in a step's sum, in units of the clip; replaces `epsilon`.
 
     Guarantees:

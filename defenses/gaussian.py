@@ -29,8 +29,8 @@ class Gaussian(Clipped, Perturbs):
 
     Args:
         clip: C, bound on the l2 norm, in units of the update.
-        epsilon: privacy loss of one message, at `delta`; sets the noise. Default 8 unless `noise_std` is given.
-        delta: failure probability of the guarantee for one message.
+        epsilon: privacy budget of one message, at `delta`; sets the noise. Default 8 unless `noise_std` is given.
+        delta: delta of the guarantee for one message.
         noise_std: standard deviation of the noise in a coordinate, in units of the update; replaces `epsilon`.
 
     Guarantees:

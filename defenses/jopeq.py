@@ -36,7 +36,7 @@ class JoPEQ(ScalarJoPEQ):
     variance.
 
     Args:
-        epsilon: nominal privacy loss of one coordinate of one message; noise plus error should have scale b =
+        epsilon: nominal privacy budget of one coordinate of one message; noise plus error should have scale b =
             2/epsilon.
         bits: R, 1 to 16; the quantizer has 2^R + 1 levels.
         gamma: radius of the quantizer: `reference` is 1.5 sqrt(1 + 2 b^2) with step Delta = 2 gamma/(2^R + 1); `paper`

@@ -23,7 +23,7 @@ class SoundJoPEQ(ScalarJoPEQ):
     """JoPEQ repaired: clamp to a public bound, add the full Laplace noise, quantize with a shared dither.
 
     Args:
-        epsilon: privacy loss of one coordinate of one message; the noise has scale 2/epsilon in units of `clip`.
+        epsilon: privacy budget of one coordinate of one message; the noise has scale 2/epsilon in units of `clip`.
         bits: R, 1 to 16; the quantizer has 2^R + 1 levels.
         clip: C, bound on the magnitude of each coordinate, in units of the update.
         gamma: radius of the quantizer, as in `jopeq`.

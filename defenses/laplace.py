@@ -32,7 +32,7 @@ class Laplace(Perturbs):
 
     Args:
         clip: C, bound on the magnitude of each coordinate, in units of the update; for `scale = "public"`.
-        epsilon: privacy loss of one coordinate of one message; the noise scale is 2C/epsilon. Default 8 unless
+        epsilon: privacy budget of one coordinate of one message; the noise scale is 2C/epsilon. Default 8 unless
             `noise_std` is given.
         noise_std: standard deviation of the noise in a coordinate (scale times sqrt 2); replaces `epsilon`.
         scale: `public`: coordinates are clamped to [-C, C]. `tensor` and `vector`: the baseline of JoPEQ, which divides

@@ -32,7 +32,7 @@ class MVU(Defense[Design, None]):
     """The minimum variance unbiased mechanism on each coordinate, with equal numbers of input and output bits.
 
     Args:
-        epsilon: privacy loss of one coordinate, 0.01 to 24.
+        epsilon: privacy budget of one coordinate, 0.01 to 24.
         bits: b, 1 to 4: the stochastic rounding has 2^b levels, and the message b bits per coordinate.
         clip: C, bound on the magnitude of a coordinate, in units of the update; for `scale = "public"`.
         scale: `public`: coordinates are clamped to [-C, C]. `tensor` and `vector`: the baseline of JoPEQ, which divides

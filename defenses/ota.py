@@ -51,8 +51,8 @@ class OTA(OverTheAir[Allocation]):
     Args:
         clip: L, bound on the l2 norm of an update, in units of the update. The paper assumes this bound and does not
             clip.
-        epsilon: privacy loss of one round for each client, at `delta`, by the paper's formula; sets the noise.
-        delta: failure probability of the guarantee for one round.
+        epsilon: privacy budget of one round for each client, at `delta`, by the paper's formula; sets the noise.
+        delta: delta of the guarantee for one round.
         power: P, power of each client per channel use, in units of `noise_variance`: 1000 is 30 dB above a receiver
             noise of 1.
         noise_variance: variance of the receiver's noise per real channel use.

@@ -147,7 +147,7 @@ class Piecewise(Defense[None, None]):
 
     Args:
         clip: C, bound on the magnitude of each coordinate, in units of the update.
-        epsilon: privacy loss of one message. Default 400, as in sqSGD's comparison on LeNet (which has C = 10).
+        epsilon: privacy budget of one message. Default 400, as in sqSGD's comparison on LeNet (which has C = 10).
 
     Guarantees:
         Messages have 4 * k bytes.

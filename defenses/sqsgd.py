@@ -41,7 +41,7 @@ class SqSGD(Defense[Plan, Tensor]):
     """Takes a subset of the residual plus update, rotates it and sends it through PrivQuant; the rest is the residual.
 
     Args:
-        epsilon: privacy loss of one message.
+        epsilon: privacy budget of one message.
         clip: U, l2 bound of the update and of the sent vector, and the range of the levels.
         bits: bits per coordinate; there are K = 2^bits levels.
         ratio: r, share of the coordinates; dt = 2^floor(log2(r d)) are sent, but at least one.

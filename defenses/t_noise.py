@@ -31,8 +31,8 @@ class TNoise(Perturbs):
     """The t mechanism: scale, add bivariate t noise to pairs of coordinates, send float32.
 
     Args:
-        epsilon: nominal privacy loss of one pair of one message. It sets the noise by the reference code's table: 0.84,
-            1, 2, 3 or 4. With `s2` and `nu`, it can be any number and affects the claim only.
+        epsilon: nominal privacy budget of one pair of one message. It sets the noise by the reference code's table:
+            0.84, 1, 2, 3 or 4. With `s2` and `nu`, it can be any number and affects the claim only.
         s2: sets the scale matrix s2 I, in units of the scaled coordinates.
         nu: degrees of freedom, above 2.
         scale: `tensor` and `vector`: the baseline of JoPEQ, as for `laplace`. `public`: pairs are scaled down into the

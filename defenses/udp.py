@@ -21,8 +21,8 @@ class UDP(Calibrated[int]):
 
     Args:
         clip: C, bound on the l2 norm of one record's gradient, or of the update, in units of each.
-        epsilon: privacy loss of the whole run, for one record of a client, at `delta`.
-        delta: failure probability of the guarantee for the whole run.
+        epsilon: privacy budget of the whole run, for one record of a client, at `delta`.
+        delta: delta of the guarantee for the whole run.
         rounds: T, the number of rounds for which the noise is calibrated; the federation then ends. None: the
             federation's number of rounds.
         clips: `records`: clip each record's gradient, as printed. `update`: clip the update of any local training; the

@@ -36,8 +36,8 @@ class VQSGD(Defense[None, None]):
 
     Args:
         clip: C, bound on the l2 norm, in units of the update.
-        epsilon: privacy loss of one repetition, as sqSGD's comparison seems to have run it. A message has about
-            `repeats` times this loss, which that comparison ignores. Default 400, as in sqSGD's comparison on LeNet
+        epsilon: privacy budget of one repetition, as sqSGD's comparison seems to have run it. A message has about
+            `repeats` times this epsilon, which that comparison ignores. Default 400, as in sqSGD's comparison on LeNet
             (which has C = 10).
         repeats: b, points per message. Default 113: at d = 119,850 (18 bits per point), the 2048 bits of sqSGD's
             message.

@@ -149,7 +149,7 @@ def unpack(task: Task, candidates: Tensor, images: int) -> tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Evaluator:
-    """A `Function`: the misfit of what clients with the candidates' inputs and labels send.
+    """A `Function`: the misfit of the messages that clients with the candidates' inputs and labels send.
 
     Attributes:
         images, labels, chunk: see `evaluator`.
@@ -211,7 +211,7 @@ class Evaluator:
 
 
 def _sloped(misfit: Misfit, gradients: Tensor, instances: Tensor) -> Sloped:
-    """The misfit [m] and its slope in the gradients [m, d]; under `torch.no_grad`, the slope means nothing."""
+    """The misfit [m] and its slope in the gradients [m, d]; under `torch.no_grad`, the slope has no meaning."""
     if isinstance(misfit, SlopedMisfit):
         return misfit.sloped(gradients, instances)
     if not torch.is_grad_enabled():

@@ -77,7 +77,7 @@ class ImagePrior:
         return x
 
     def energy(self, z: Tensor, x: Tensor) -> Tensor:
-        """Implement `Prior`; for inputs without height and width, the box term alone."""
+        """Implement `Prior`; for inputs without height and width, only the box term counts."""
         box = self.box * outside(x)
         if x.ndim != 5:
             return box
@@ -107,7 +107,7 @@ def check_prior(name: str, *, without: bool = False) -> None:
 
 
 def needs_of(name: str) -> frozenset[str]:
-    """What an adversary must see for this prior: auxiliary data, if it is fitted to them."""
+    """What an adversary must see for this prior: auxiliary data if the prior is fitted to them."""
     return frozenset() if name in ("none", "tv") else frozenset({"auxiliary"})
 
 

@@ -306,7 +306,7 @@ class _Group:
             z, used = found.x, used + found.evaluations
         if explains.prior is not None:
             found = found._replace(x=self._mapped(z, explains.prior.inputs))
-        # the objective is a distance alone, and zero at the truth
+        # the objective is only a distance, which is zero at the truth
         if explains.kind == "l2" and explains.prior is None and not explains.unroll:
             found = self._refined(found, labels, rows, tolerance)
             used = used + found.evaluations

@@ -202,7 +202,7 @@ def typical(misfit: Function, mixture: Mixture, x: Tensor, key: Key) -> Settled:
 
     Gibbs sampling draws each column in turn from its law given all others. The result uses the mean of these laws,
     which varies less than the draws. Before each sweep, each record may be replaced by a record drawn from the mixture
-    that explains the messages about as well; if messages show little, the sampling so visits records of all classes.
+    that explains the messages about as well; if messages show little, the sampling then visits records of all classes.
     Arguments as for `settle`.
 
     Sources: Geman and Geman 1984, "Stochastic relaxation, Gibbs distributions, and the Bayesian restoration of images";
@@ -277,7 +277,7 @@ def _alternatives(
 
 @torch.no_grad()
 def restore(misfit: Function, mixture: Mixture, x: Tensor, told: FirstLayer | None, key: Key) -> Settled:
-    """Typical records near those that explain the messages best, from x [m, b, p] and from other starts.
+    """Typical records near the records that explain the messages best, searched from x [m, b, p] and other starts.
 
     Args:
         misfit: as for `settle`.

@@ -27,7 +27,7 @@ layer's input. From 1e-4 to 1e-1, the same number of labels was right, without n
 
 
 class _Shown(NamedTuple):
-    """What a model computes for n examples of g labels.
+    """A model's outputs for n examples of g labels.
 
     probability [n, classes]; labels [g], sorted; group [n] int64: index of each example's label; means [g, m]: each
     label's mean input h of the last layer, with 1 for the bias; inside [n, g]: products of each h with the means.
@@ -98,7 +98,7 @@ def _proven(rows: Tensor, noise: Tensor, to: _Directions, layer: LastLayer) -> T
 
 
 def _shown(task: Task, params: Vector, layer: LastLayer, auxiliary: Examples) -> _Shown:
-    """What the model computes for evenly spaced examples."""
+    """The model's outputs for evenly spaced examples."""
     spread = torch.linspace(0, len(auxiliary.y) - 1, min(len(auxiliary.y), _EXAMPLES)).long()
     x = auxiliary.x[spread]
     labels, group = torch.unique(auxiliary.y[spread], return_inverse=True)

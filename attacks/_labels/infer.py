@@ -47,7 +47,7 @@ class ByLabels(Attack):
 
 
 class _Evidence(NamedTuple):
-    """What the gradients of n batches reveal of their labels.
+    """The evidence in the gradients of n batches about their labels.
 
     score [n, classes]: about the mean of p - [y = i]; probability [n, classes, classes]: row i is the p of an input of
     class i; proven [n, classes]: whether label i certainly occurs.
@@ -124,11 +124,11 @@ def restore(
     the bias) and the softmax p. A negative entry of the bias, or of a row's projection on the mean h, proves a label
     unless noise explains it. The noise is estimated from the gradient: without noise its rows sum to zero.
 
-    With auxiliary data, auxiliary inputs at these parameters show what inputs of each label add to three readings: the
-    bias, the projections of the rows on the mean h, and the projection of each row on a direction that separates its
-    own inputs from others. These readings, the noise and the label frequencies give the probability of each count
-    (`attacks._labels.posterior`). The result maximizes the expected number of correct labels. For pure noise, the
-    result is the most frequent labels. Without auxiliary data: see `_explained`.
+    With auxiliary data, auxiliary inputs at these parameters show the contribution of each label's inputs to three
+    readings: the bias, the projections of the rows on the mean h, and the projection of each row on a direction that
+    separates its own inputs from others. These readings, the noise and the label frequencies give the probability of
+    each count (`attacks._labels.posterior`). The result maximizes the expected number of correct labels. For pure
+    noise, the result is the most frequent labels. Without auxiliary data: see `_explained`.
 
     Args:
         gradients: [n, d] of the mean loss over `images[i]` inputs each.

@@ -38,7 +38,7 @@ _SETS = 10**6
 """Maximum number of sets of candidates that are weighed, smaller sets first."""
 
 _EXACT = 3e-7
-"""Relative deviation of a sum of float32 gradients from a message's number; 1e-7 was typical, 4e-7 the maximum."""
+"""Relative deviation of a sum of float32 gradients from a message's number; at most 4e-7 was seen, mostly 1e-7."""
 
 _ANYWHERE = Key(0).child("anywhere")
 """Public key of an update with nonzero entries in all coordinates; no other code draws from this key."""
@@ -100,7 +100,7 @@ def by_batches(seen: Observation, sighting: Sighting, numbers: Tensor, key: Key)
 
 
 class _Law(NamedTuple):
-    """The numbers in clear of simulated batches without a candidate [m, h], and their mean with each one [n, h]."""
+    """Numbers in clear of simulated batches without a candidate [m, h], and their mean with each candidate [n, h]."""
 
     without: Tensor
     mean_with: Tensor
@@ -112,7 +112,7 @@ class _Law(NamedTuple):
         rounding = _ROUNDING * self.without.square().mean(0).max().sqrt() + 1e-30
         std = (self.without.var(0, correction=0) + rounding**2).sqrt()
         away, shift = (self.without - mean) / std, (self.mean_with - mean) / std
-        spread = (away.T @ away + h * torch.eye(h).double()) / (count + h)  # as if h further draws had no correlation
+        spread = (away.T @ away + h * torch.eye(h).double()) / (count + h)  # shrunk by h uncorrelated draws
         toward: Tensor = torch.linalg.solve(spread, shift.T)
         return (numbers - mean) / std @ toward - (shift.T * toward).sum(0) / 2
 
@@ -152,7 +152,7 @@ def _simulated(seen: Observation, sighting: Sighting, each: Tensor, key: Key) ->
 
 
 def _apart(seen: Observation) -> list[list[tuple[int, Tensor]]]:
-    """Groups of numbers that depend on different coordinates, each with them: one backward pass finds all slopes."""
+    """Groups of numbers with disjoint coordinates, each number with its own, so one backward pass finds all slopes."""
     groups: list[list[tuple[int, Tensor]]] = []
     used: list[Tensor] = []
     leaf = rng.normal(_ANYWHERE, (1, seen.setting.dim)).requires_grad_()
@@ -189,7 +189,7 @@ def by_sets(seen: Observation, sighting: Sighting, numbers: Tensor, key: Key) ->
     other records blur this sum (Student's t, 3 degrees of freedom). Nothing is drawn.
 
     Raises:
-        ValueError: a message has several local steps, of which the first moves the model.
+        ValueError: a message has several local steps, and the first step moves the model.
     """
     assert seen.candidates is not None
     assert seen.auxiliary is not None

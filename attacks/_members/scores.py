@@ -57,12 +57,12 @@ def finite(scores: Tensor) -> Tensor:
 
 
 def or_nan(values: Tensor) -> Tensor:
-    """float64, NaN for non-finite values: the tail probability of an infinite value would be finite."""
+    """The values in float64, NaN where not finite, because an infinite value would have a finite tail probability."""
     return torch.where(values.isfinite(), values.double(), torch.nan)
 
 
 class _Side(NamedTuple):
-    """The shadows with (or without) each record: number, mean and sum of squared deviations of their values; [n]."""
+    """Of the shadows with (or without) each record, [n]: number, mean and sum of squared deviations of their values."""
 
     size: Tensor
     mean: Tensor

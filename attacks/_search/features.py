@@ -2,8 +2,8 @@
 
 The gradient of a dense layer at one image is the outer product of the loss's slopes in its outputs and its inputs. So
 both factors are known before any search, up to noise, and the search can cover only the layers before: their outputs
-must match the known features, and their gradients those of a loss that is linear in the features. Behind ReLU and
-max-pooling, a wrong image then does not also have wrong slopes, which stop a search by direction.
+must match the known features, and their gradients must match those of a loss that is linear in the features. Behind
+ReLU and max-pooling, a wrong image then does not also have wrong slopes, which stop a search by direction.
 """
 
 from __future__ import annotations

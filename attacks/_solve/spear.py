@@ -288,7 +288,7 @@ class _Factors:
         return self.blur(q).mean(dim=1).sqrt()
 
     def basis(self, q: Tensor, size: int) -> tuple[list[int], Tensor]:
-        """At most `size` independent candidates with the most zeros, and [k] whether each is independent of them.
+        """At most `size` independent candidates with the most zeros; and [k], which candidates do not depend on these.
 
         The greedy choice is optimal, because independent sets are a matroid.
         """

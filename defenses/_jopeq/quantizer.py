@@ -232,7 +232,7 @@ class Bare(Dithered, Quantizes):
 
     @property
     def noisy(self) -> bool:
-        """False: nothing adds noise."""
+        """False: this class adds no noise."""
         return False
 
     @property
@@ -317,7 +317,7 @@ class ScalarJoPEQ(Dithered):
 
     @property
     def noisy(self) -> bool:
-        """Whether private noise is left; with large steps, none is."""
+        """Whether there is private noise; large steps leave no noise."""
         return self.noise_scale > 0
 
     def perturb(self, values: Tensor, private: Key) -> Tensor:

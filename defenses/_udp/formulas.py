@@ -88,7 +88,7 @@ def claimed_epsilon(spent: float, delta: float, participation: float, calibratio
     |---|---|
     | paper | sqrt(2 q ln(1/delta) spent); sqrt(2 q ln(1/delta)) / z for one round |
     | zcdp | spent / 2 + sqrt(2 ln(1/delta) spent) |
-    | tight | of the Gaussian mechanism with mu = sqrt(spent); 0 where delta alone covers it |
+    | tight | epsilon of the Gaussian mechanism with mu = sqrt(spent); 0 where delta alone suffices |
     """
     log = -math.log(delta)
     if calibration == "paper":
@@ -185,7 +185,7 @@ def discount(schedule: Schedule, before: float | None, after: float | None, *, z
     If before - after < zeta, T becomes t + floor(beta (T - t)), where t is the number of that round.
 
     Args:
-        schedule: after a round.
+        schedule: the schedule after a round.
         before, after: test loss of the model before and after the last round; None: not evaluated.
         beta: in (0, 1); read as its printed decimal fraction, so that 0.7 of 90 rounds are 63.
 
