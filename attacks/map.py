@@ -32,9 +32,9 @@ class MAP(ByPosterior):
     Args:
         prior: `gaussian`: the normal law with the mean and covariance of at most 3,000 auxiliary inputs; the search
             runs in its coordinates and starts from the mean. `tv`: total variation, which needs no auxiliary data; the
-            search starts from random inputs. `module:function`: your own function, called with auxiliary inputs [n,
-            *input_shape] and `box` (see `attacks._engine.prior.Prior`). `gaussian` has twice the SSIM of `tv` behind
-            `jopeq`, `cepam-gaussian` and noise of 0.1, with a quarter of the evaluations
+            search starts from random inputs. `module:function`: your own function, called with auxiliary inputs
+            [n, *input_shape] and `box` (see `attacks._engine.prior.Prior`). `gaussian` has twice the SSIM of `tv`
+            behind `jopeq`, `cepam-gaussian` and noise of 0.1, with a quarter of the evaluations
             (`benchmarks/prior_weight.py`).
         tv: weight of the total variation, in nats per unit of pixel difference. It was set once, on 16 CIFAR-10 images
             with normal noise of 0.003, 0.01 and 0.05 (`benchmarks/prior_weight.py`), not per image or defense.

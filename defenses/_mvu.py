@@ -26,7 +26,7 @@ from leakgauge.harness.core.rng import Key
 Floats = npt.NDArray[np.float64]
 
 _MOST_EPSILON = 24.0
-"""Largest epsilon: the least probabilities are then near 4e-11, which a draw of 53 bits resolves to a share of 3e-6."""
+"""Largest epsilon: the least probabilities are near e^-24 = 4e-11, which a 53-bit draw resolves to a share of 3e-6."""
 
 _LEAST_EPSILON = 0.01
 _MOST_BITS = 4

@@ -102,8 +102,7 @@ class PrivQuant:
         `privatize` respects this probability down to 2^-128 (logit 88), the limit of a generator with a 128-bit key.
         Below 2^-128, only the favored branch runs. The law is then within 1 - p of the stated law in total variation,
         but loses the guarantee: an output excludes every input with fewer than tau matches, so epsilon is infinite. The
-        delta at `epsilon`,
-        (1 + e^epsilon) (1 - p), is about N_lo / N_hi.
+        delta at `epsilon`, (1 + e^epsilon) (1 - p), is about N_lo / N_hi.
         """
         return float(special.log_expit(-self.logit))
 

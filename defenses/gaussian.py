@@ -42,8 +42,8 @@ class Gaussian(Clipped, Perturbs):
         ValueError: a parameter is out of range, or both `epsilon` and `noise_std` are given.
 
     Source: Balle & Wang 2018, "Improving the Gaussian mechanism for differential privacy", Thm 8 (exact calibration,
-        l2 sensitivity 2C, for any two clipped updates). Differs from the textbook formula sqrt(2
-        ln(1.25/delta))/epsilon, which is proved for epsilon < 1 only.
+        l2 sensitivity 2C, for any two clipped updates). Differs from the textbook formula
+        sqrt(2 ln(1.25/delta))/epsilon, which is proved for epsilon < 1 only.
     """
 
     @property

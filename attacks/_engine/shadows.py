@@ -102,8 +102,8 @@ def train_shadows(
 ) -> Shadows:
     """Train one federation for each row of `inside`.
 
-    A run deals its records to the clients at random, as evenly as possible. Run i draws only from `key.child("run",
-    i)`; other runs change it at most by rounding.
+    A run deals its records to the clients at random, as evenly as possible. Run i draws only from
+    `key.child("run", i)`; other runs change it at most by rounding.
 
     Args:
         inside: [runs, records of the pool] bool.

@@ -75,8 +75,8 @@ def rounded_misfit(side: Tensor, step: float, noise: float, *, dithered: bool) -
     end.
 
     Without noise, attacks do better with a wall than with |r|^2 / 2 variance. Mean SSIM of `map` on 16 images of
-    CIFAR-10 behind the LeNet of DLG, gradients of root mean square 0.21, no overload; "naive" is `map` with `objective
-    = "l2"`:
+    CIFAR-10 behind the LeNet of DLG, gradients of root mean square 0.21, no overload; "naive" is `map` with
+    `objective = "l2"`:
 
     | step, adversary | naive | variance | wall 0.05 | wall 0.02 |
     |---|---|---|---|---|
