@@ -56,8 +56,8 @@ class ActiveMembership(Attack):
             The candidates' gradients then have random lengths, so the length of a sum shows which of them it contains.
 
     Must know: every client's messages, the candidates with their labels, and auxiliary data of the same kind. It also
-    chooses the parameters, which do not depend on the defense or the clients and are the same in every attacked round.
-    A malicious server does.
+    chooses the parameters, which do not depend on the defense or the clients and are the same in every attacked round;
+    this requires a malicious server.
 
     Cannot: attack models without a dense ReLU layer before another dense layer (`lenet-dlg`, `resnet20`, `linear`); the
     training then fails with the reason. With more candidates than neurons, several candidates share a neuron, and only

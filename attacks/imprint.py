@@ -35,8 +35,8 @@ class Imprint(Attack):
     other records alone. The labels follow from the slopes. The server discards the updates of the attacked round.
 
     Must know: one message of each victim, its number of images (public), and auxiliary data of the same kind. It also
-    chooses the parameters, which do not depend on the defense or the victims. A malicious server does. A common factor
-    of a message, for example from a clip, is inferred.
+    chooses the parameters, which do not depend on the defense or the victims; this requires a malicious server. A
+    common factor of a message, for example from a clip, is inferred.
 
     Cannot: attack models that begin with a convolution or have no hidden layer (see `trap-weights`), or separate
     records that share a bin in every group, such as copies. It needs twice as many hidden units as images, and noise

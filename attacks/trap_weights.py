@@ -19,8 +19,8 @@ class TrapWeights(ByPosterior):
     So noise in proportion to the update's size, a clip and a quantizer's step hide less of the image than at honest
     parameters. The server discards the updates of the attacked rounds and continues from its own model.
 
-    Must know: what `map` must know; it also chooses the parameters. A malicious server does both. The parameters depend
-    on auxiliary data and on a key, not on the defense or the victims. They are the same in every attacked round.
+    Must know: what `map` must know; it also chooses the parameters, which requires a malicious server. The parameters
+    depend on auxiliary data and on a key, not on the defense or the victims. They are the same in every attacked round.
 
     Cannot: attack models that are not a chain of convolutions and dense layers (`resnet20`), or whose loss is not
     softmax cross-entropy; the training then fails with the reason. Behind max-pooling, only the maxima of the image

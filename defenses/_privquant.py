@@ -61,7 +61,8 @@ class PrivQuant:
 
     Guarantees:
         For any two inputs, the probabilities of an output differ by a factor of at most e^epsilon; some inputs attain
-        this. E[value(V)] = normalizer * value(u), with normalizer > 0.
+        this.
+        E[value(V)] = normalizer * value(u), with normalizer > 0.
 
     | case | channel |
     |---|---|
@@ -200,7 +201,8 @@ class PrivQuant:
 
         Guarantees:
             Equal to `surrogate` if every coordinate is nearer than the knee, and never above `surrogate`, up to its
-            floor. Finite, with finite gradients, for every finite y; at least 0.
+            floor.
+            Finite, with finite gradients, for every finite y; at least 0.
         """
         offset = (_position(y.double(), bound, self.levels) - received.to(y.device)).abs()
         over = (offset - _KNEE).clamp(min=0) / (1 - _KNEE)

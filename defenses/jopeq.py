@@ -47,7 +47,8 @@ class JoPEQ(ScalarJoPEQ):
 
     Guarantees:
         Messages hold the scales (8 bytes per tensor, 4 for `vector`, none for `public`), then ceil(d * ceil(log2(2^R +
-        1)) / 8) bytes. The rate of 2^R + 1 levels is log2(2^R + 1) bits per coordinate, not R.
+        1)) / 8) bytes.
+        The rate of 2^R + 1 levels is log2(2^R + 1) bits per coordinate, not R.
         Without overload, decode(encode(u)) - u is Laplace(b') plus Uniform(-Delta/2, Delta/2), times the scale, in each
         coordinate, independent of the other coordinates and of u; b'^2 = b^2 - Delta^2/24.
 

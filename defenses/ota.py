@@ -64,8 +64,9 @@ class OTA(OverTheAir[Allocation]):
 
     Guarantees:
         A client sends 8 * d bytes: a waveform of d channel uses, one float64 each. No antenna exceeds P: alpha + beta
-        <= 1. One message of 8 * d bytes arrives, whatever the number of senders. It depends on the updates only through
-        the sum of the clipped updates.
+        <= 1.
+        One message of 8 * d bytes arrives, whatever the number of senders. It depends on the updates only through the
+        sum of the clipped updates.
         decode minus the mean of clip(u_k) is normal with variance `Allocation.gradient_variance` in each coordinate,
         independently, up to float32 rounding.
 

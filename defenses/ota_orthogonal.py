@@ -41,7 +41,8 @@ class OTAOrthogonal(OverTheAir[Orthogonal]):
 
     Guarantees:
         A client sends 8 * d bytes: a waveform of d channel uses, one float64 each. No antenna exceeds P: alpha + beta
-        <= 1. If all clients take part, decode minus the mean of clip(u_k) is normal with variance
+        <= 1.
+        If all clients take part, decode minus the mean of clip(u_k) is normal with variance
         `Orthogonal.gradient_variance` in each coordinate, independently, up to float32 rounding.
 
     Raises:
