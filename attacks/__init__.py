@@ -1,1 +1,1 @@
-"""One attack a file; the registry finds them by scanning this folder."""
+"""The attacks, one per file; the registry finds them by scanning this folder."""

@@ -1,4 +1,4 @@
-"""A malicious server's neurons that fire for candidates alone, and membership from the gradients of these neurons."""
+"""Active membership inference: a malicious server broadcasts neurons that fire only for candidates."""
 
 from __future__ import annotations
 
@@ -24,54 +24,56 @@ from leakgauge.harness.learn.tasks import ModelTask
 Statistic = Literal["gradient", "norm"]
 
 _RIDGE = 0.3
-"""Added to the variance of each input of the neurons, in units of the mean variance."""
+"""Ridge added to the variance of each input of the neurons, in units of the mean variance."""
 
 _FIRES = {"gradient": 0.85, "norm": 0.99}
-"""A neuron's threshold: a record like the mean scores 0, its candidates score 1. Nothing else may add to a norm."""
+"""Threshold of a neuron, for which an average record scores 0 and its candidates 1; a norm needs a stricter one."""
 
 _QUIET, _LOUD = 1e-9, 1e3
-"""Output of a neuron that fires, and slope of the scores over a later unit: the scores hardly move, the slopes do."""
+"""Output of a firing neuron, and slope of the scores over a later unit: the scores hardly move, the gradients do."""
 
 _LEAST = 0.2
-"""Least weight of a message's records, in units of the largest that a message of the round seems to show."""
+"""Least weight of a message's records, in units of the largest weight that a message of the round seems to show."""
 
 _LENGTH = 100.0
-"""Length of a candidate's gradient over that of all other layers together, about."""
+"""Approximate length of a candidate's gradient over the length of the gradient of all other layers together."""
 
 
 @dataclass(frozen=True)
 class ActiveMembership(Attack):
-    """Broadcasts a dense layer whose neurons fire for candidates alone, and finds whose gradients are in a message.
+    """Broadcasts a dense layer whose neurons fire only for candidates, and finds whose gradients are in a message.
 
     A neuron is on for its candidates and off for nearly all other records: its weights are the linear map of least
-    variance over the auxiliary data that gives its candidates 1 and their mean 0. All other neurons are dead. A client
-    without a candidate sends hardly anything but the last layer's bias. With one, the candidate's gradient is nearly
-    all of its update, and a clip or noise in proportion to the update's size protects it no more than any other update.
-    The score is the log likelihood ratio that the record is in the message, with the other candidates and the noise as
-    normal; the noise is that of the layer's median row. The server throws the updates of the attacked rounds away.
+    variance over the auxiliary data that gives its candidates 1 and their mean 0. All other neurons are dead. The
+    update of a client without a candidate is hardly more than the last layer's bias. With a candidate, the candidate's
+    gradient is nearly all of the update, and a clip or noise in proportion to the update's size protects the candidate
+    no better than any other update. The score is the log likelihood ratio that the record is in the message; it treats
+    the other candidates and the noise as normal and measures the noise in the layer's median row. The server discards
+    the updates of the attacked rounds.
 
     Args:
-        statistic: `gradient`: as above. `norm`: only the numbers that the defense sends in clear, such as a norm. Then
-            the candidates' gradients have random lengths, so that the length of a sum shows which of them are in it.
+        statistic: `gradient`: as above. `norm`: uses only the numbers that the defense sends in clear, such as a norm.
+            The candidates' gradients then have random lengths, so the length of a sum shows which of them it contains.
 
-    Must know: every client's messages, the candidates with their labels, and auxiliary data of the same kind; and it
-    chooses the parameters. A malicious server does. They do not depend on the defense or the clients, and are the same
-    in every attacked round.
+    Must know: every client's messages, the candidates with their labels, and auxiliary data of the same kind. It also
+    chooses the parameters, which do not depend on the defense or the clients and are the same in every attacked round;
+    this requires a malicious server.
 
-    Cannot: attack models without a dense ReLU layer before a dense one (`lenet-dlg`, `resnet20`, `linear`); the
-    training then fails with the reason. With more candidates than neurons, several share one, and only the direction of
-    their gradients tells them apart. The records of one client share its clip. `norm` finds up to four members behind
-    one message among 64 candidates, three among 100, and needs messages of one local step.
+    Cannot: attack models without a dense ReLU layer before another dense layer (`lenet-dlg`, `resnet20`, `linear`); the
+    training then fails with the reason. With more candidates than neurons, several candidates share a neuron, and only
+    the direction of their gradients separates them. The records of one client share its clip. `norm` finds up to four
+    members behind one message among 64 candidates, three among 100, and needs messages of one local step.
 
     Raises:
         ValueError: in `broadcast`: the model has no such layers, its loss is not softmax cross-entropy, or there are
-            fewer than two auxiliary inputs; in `run`: the first two, or no message of the suspect; with `norm`: nothing
-            is sent in clear, or messages of several steps.
+            fewer than two auxiliary inputs; in `run`: the model has no such layers, its loss is not softmax
+            cross-entropy, or there is no message of the suspect; with `norm`: nothing is sent in clear, or messages
+            have several steps.
 
     Source: Nguyen et al. 2023, "Active membership inference attack under local differential privacy in federated
-        learning": one neuron for one record. Differs: a neuron for each candidate or group of candidates, in closed
-        form instead of by training, and the gradient along each candidate instead of whether it is zero. `norm` is
-        ours.
+        learning": one neuron for one record. Differs: has a neuron for each candidate or group of candidates, in closed
+        form instead of by training, and uses the gradient along each candidate instead of whether the gradient is zero.
+        `norm` is ours.
     """
 
     kind: ClassVar[str] = "membership"
@@ -83,7 +85,7 @@ class ActiveMembership(Attack):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What messages show of candidates, auxiliary data, and to choose the parameters."""
+        """Messages, models, candidates, auxiliary data, and the choice of the parameters."""
         return frozenset({"messages", "models", "candidates", "auxiliary", "broadcast"})
 
     def broadcast(self, seen: Observation, key: Key) -> Vector:
@@ -100,7 +102,7 @@ class ActiveMembership(Attack):
         if self.statistic == "norm":
             gain *= (1 + rng.uniform(key.child("lengths"), (len(gain),))).sqrt()
         for middle in made[2:-2:2]:
-            middle[0] = 1.0  # one unit adds up all before it; the others are off
+            middle[0] = 1.0  # one unit adds up all units before it; the others are off
         side = torch.tensor([_LOUD, -_LOUD]).repeat(task.classes)[: task.classes]
         made[-2] += side[:, None]
         made[2] *= gain
@@ -121,10 +123,10 @@ class ActiveMembership(Attack):
 
 
 def _front(task: Task, params: Vector) -> tuple[Callable[[Tensor], Tensor], list[Tensor]]:
-    """The map from inputs [n, ...] to those of the first dense layer, [n, p]; and the tensors of the dense layers.
+    """The map from inputs [n, ...] to inputs [n, p] of the first dense layer; and the tensors of the dense layers.
 
     Raises:
-        ValueError: the model takes no neurons for candidates.
+        ValueError: the model has no layer for such neurons, or its loss is not softmax cross-entropy.
     """
     name = task.model.name if isinstance(task, ModelTask) else "the model"
     layers = task.model.apply.layers if isinstance(task, ModelTask) and isinstance(task.model.apply, Chain) else ()
@@ -147,9 +149,9 @@ def _front(task: Task, params: Vector) -> tuple[Callable[[Tensor], Tensor], list
 
 
 def _neurons(like: Tensor, candidates: Tensor, hidden: int, fires: float, key: Key) -> tuple[Tensor, Tensor, Tensor]:
-    """Weight [hidden, p] and bias [hidden]: each candidate fires one neuron, inputs `like` them hardly fire any.
+    """Weight [hidden, p] and bias [hidden]: each candidate fires one neuron; the inputs `like` hardly fire any.
 
-    Third, the gains [hidden] behind them that make the candidates' gradients about equally long.
+    The third result is the gains [hidden] behind the neurons, which make the candidates' gradients about equally long.
 
     Args:
         like: [m, p]; candidates: [n, p], spread over the neurons at random.
@@ -164,7 +166,7 @@ def _neurons(like: Tensor, candidates: Tensor, hidden: int, fires: float, key: K
     order, scale = torch.from_numpy(rng.permutation(key, n)), _QUIET / (1 - fires)
     for neuron, group in enumerate(torch.tensor_split(order, min(n, hidden))):
         gram = to[group] @ toward[group].T
-        gram += (1e-6 * gram.diagonal().mean() + 1e-12) * torch.eye(len(group)).double()  # copies, or the mean itself
+        gram += (1e-6 * gram.diagonal().mean() + 1e-12) * torch.eye(len(group)).double()  # for copies, or the mean
         w = toward[group].T @ torch.linalg.solve(gram, torch.ones(len(group)).double())
         weight[neuron], bias[neuron] = scale * w, -scale * (fires + float(w @ mean))
         gain[neuron] = _LENGTH * (1 + candidates[group].square().sum(1).mean()).rsqrt()
@@ -172,10 +174,11 @@ def _neurons(like: Tensor, candidates: Tensor, hidden: int, fires: float, key: K
 
 
 def _ratios(seen: Observation, sighting: Sighting) -> Tensor:
-    """[k, n]: log likelihood ratio that candidate n is in message k of a round.
+    """[k, n]: the log likelihood ratio that candidate n is in message k of a round.
 
-    A message shows z = G (w m) + N(0, variance G): the products with the candidates' gradients in the layer of neurons,
-    whose Gram matrix is G; m says who is in it. The other candidates count as normal with the variance of w m.
+    A message shows z = G (w m) + N(0, variance G): the products with the candidates' gradients in the layer of neurons.
+    G is the Gram matrix of these gradients, and m states which candidates are in the message. The other candidates
+    count as normal with the variance of w m.
     """
     assert seen.candidates is not None
     x, y = seen.candidates
@@ -189,7 +192,7 @@ def _ratios(seen: Observation, sighting: Sighting) -> Tensor:
     values, lengths = values.clamp(min=0), gram.diagonal().clamp(min=1e-30)
     layers = [_layer(seen.task.layout.split(gradient), len(head)) for gradient in gradients_of_round(seen, sighting)]
     products = torch.stack([((back @ layer) * rows).sum(1) for layer in layers])  # [k, n]
-    # a clip, or the end of a quantizer, makes the weight of a message's records smaller; not all have a candidate
+    # a clip or a quantizer's range lowers the weight of a message's records; not all messages have a candidate
     seems = (products / lengths).amax(1)
     least = _LEAST * float(seems.max().clamp(min=0))
     found = []
@@ -199,15 +202,15 @@ def _ratios(seen: Observation, sighting: Sighting) -> Tensor:
         others = min(0.5, message.images / len(x)) * weight**2
         by = 1 / (noise + others * values)
         along, alone = vectors @ (by * (vectors.T @ product)), vectors.square() @ (by * values)
-        found.append((weight * along - weight**2 / 2 * alone) / (1 - others * alone))  # the candidate is no other
+        found.append((weight * along - weight**2 / 2 * alone) / (1 - others * alone))  # exclude the candidate
     return torch.stack(found)
 
 
 def _layer(tensors: Sequence[Tensor], dense: int) -> Tensor:
-    """[hidden, p + 1] gradient of the layer of neurons, its bias last; zeros where it is not finite.
+    """[hidden, p + 1]: gradient of the layer of neurons, with the bias last; zeros where it is not finite.
 
     Args:
-        dense: number of tensors of the dense layers, which are the last ones.
+        dense: number of tensors of the dense layers, which come last.
     """
     weight, bias = tensors[-dense], tensors[1 - dense]
     return torch.cat([weight, bias[:, None]], 1).double().nan_to_num(0.0, 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""The image behind a gradient, by solving equations instead of searching."""
+"""Recovers the image behind a gradient by solving equations instead of searching."""
 
 from __future__ import annotations
 
@@ -24,29 +24,30 @@ class Analytic(Attack):
     """Solves for a message's single image by linear equations, layer by layer from the last, without a search.
 
     Must know: one message of each victim, with one image, and the model of its round: `lenet-dlg`, or dense layers with
-    ReLU between them (`linear`, `mlp`, `mlp-small`); a server or an eavesdropper does. Without the shared key, the
-    estimate is an outsider's. The defense's estimate is treated as the gradient itself. A common factor, for example
-    from a clip, changes nothing.
+    ReLU between them (`linear`, `mlp`, `mlp-small`); a server or an eavesdropper does. Without the shared key, it uses
+    an outsider's estimate. The defense's estimate is treated as the gradient itself. A common factor, for example from
+    a clip, changes nothing.
 
     Cannot: solve for batches, or behind max-pooling, group norm or ReLU convolutions; it then returns a `failure`, and
-    `map` and `idlg` can be used. Noise behind convolutions is magnified by each layer; for dense stacks, it is averaged
-    over the first layer's units. An update is treated as its mean step, which is exact for one step.
+    `map` and `idlg` can be used. Each convolution magnifies the noise; dense stacks average it over the first layer's
+    units. An update is treated as its mean step, which is exact for one step.
 
     On models of a federation, fresh and after 100 rounds (study `trained-models`: 8 photographs, undefended, mean
     SSIM, floor 0.25): 1.000 and 1.000 behind sigmoid with stride and behind dense ReLU layers.
 
-    Edge cases, each a guess with a `failure`: a gradient that is zero, not finite or of no single label; no active unit
-    in a dense first layer; an image that the model does not determine (`lenet-dlg` above 38 x 38); a non-finite model.
+    Edge cases, each a guess with a `failure`: a gradient that is zero, not finite, or not of a single label; no active
+    unit in a dense first layer; an image that the model does not determine (`lenet-dlg` above 38 x 38); a non-finite
+    model.
 
     Args:
-        ridge: added to the squares of a first convolution's output equations, as a share of their largest. The default
-            is for noise-free float32 gradients; 1e-12 to 1e-8 give the same images.
+        ridge: added to the squares of a first convolution's output equations, as a share of the largest square. The
+            default is for noise-free float32 gradients; 1e-12 to 1e-8 give the same images.
 
     Raises:
         ValueError: ridge is not in (0, 1); in `run`: a loss that is neither softmax cross-entropy nor squared.
 
-    Source: Zhu and Blaschko 2021 (R-GAP), for sigmoid and with weighted equations, see `attacks._solve.layerwise`;
-        dense layers: Phong et al. 2017 and Geiping et al. 2020, Prop. 3.1.
+    Source: Zhu and Blaschko 2021 (R-GAP), for sigmoid and with weighted equations (see `attacks._solve.layerwise`); for
+        dense layers, Phong et al. 2017 and Geiping et al. 2020, Prop. 3.1.
     """
 
     kind: ClassVar[str] = "reconstruction"
@@ -63,9 +64,9 @@ class Analytic(Attack):
         return frozenset({"messages", "models"})
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
-        """Raw inputs, not clipped, and the labels; the objective is the squared distance of the gradients."""
+        """Inputs, not clipped, and their labels; the objective is the squared distance of the gradients."""
         (messages, model, _), targets = seen.sightings[0], received_gradients(seen, numbers=True)
-        # prepared once for all victims, because it depends on the model only
+        # prepared once for all victims, because it depends only on the model
         form = closed_form(seen.task, model.params, self.ridge) if bool(model.params.isfinite().all()) else None
         guesses = [
             _guess(seen.task, model.params, form, message, target, key.child("dummies"))
@@ -75,7 +76,7 @@ class Analytic(Attack):
 
 
 def _refusal(params: Vector, form: ClosedForm | None, message: Message, target: Tensor) -> str:
-    """Why a message is not attacked, or an empty string."""
+    """Why a message is not attacked; an empty string if it is."""
     if not bool(params.isfinite().all()):
         return "the model is not finite"
     if form is None:

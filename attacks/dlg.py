@@ -1,4 +1,4 @@
-"""Deep leakage from gradients: inputs and labels by gradient matching."""
+"""Deep leakage from gradients: finds inputs and labels by gradient matching."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ class DLG(Attack):
     """Searches for inputs and soft labels whose gradient matches the received one, by L-BFGS.
 
     Must know: one message of each victim and the model of its round, as a server or an eavesdropper does. Without the
-    shared key, the estimate is an outsider's. It ignores the defense except to read messages, unless `objective` is
+    shared key, it uses an outsider's estimate. It ignores the defense except to read messages, unless `objective` is
     `likelihood`.
 
-    Cannot: use what images look like. Under noise it also fits the noise, which drowns the image. Several images per
-    victim need many times the evaluations. An update is treated as its mean step. Behind ReLU with max-pooling the
-    search stops at kinks; `idlg` states the results. The number that is the label of a regression is searched too.
+    Cannot: use knowledge of what images look like. Under noise, it also fits the noise, which hides the image. Several
+    images per victim need many times the evaluations. An update is treated as its mean step. Behind ReLU with
+    max-pooling, the search stops at kinks; `idlg` states the results. Of a regression, it also searches for the label,
+    which is a number.
 
     Args:
-        restarts: random starts; the result with the lowest objective is returned.
-        evaluations: most evaluations of the objective and its gradient, per victim and restart.
+        restarts: number of random starts; the result with the lowest objective is returned.
+        evaluations: maximum number of evaluations of the objective and its gradient, per victim and restart.
         objective: `l2`: squared distance of the gradients; `likelihood`: the defense's own likelihood.
         start: law of the first dummy inputs: `normal` (standard) or `uniform` (in [0, 1]).
-        prior: `none`, as published; `gaussian`, `tv` or `module:function`: that of `map`, whose `l2` this then is.
+        prior: `none`, as published; `gaussian`, `tv` or `module:function`: the prior of `map`, combined as in `map`
+            with `objective = "l2"`.
 
     Raises:
         ValueError: a parameter is out of range; in `run`: a loss that is neither softmax cross-entropy nor squared.
 
-    Source: Zhu, Liu and Han 2019, "Deep leakage from gradients", Algorithm 1. Differs: backtracking and a stop rule,
-        without which 1 or 2 of 8 runs diverge.
+    Source: Zhu, Liu and Han 2019, "Deep leakage from gradients", Algorithm 1. Differs: has backtracking and a stop
+        rule, without which 1 or 2 of 8 runs diverge.
     """
 
     kind: ClassVar[str] = "reconstruction"
@@ -67,11 +69,11 @@ class DLG(Attack):
         return frozenset({"messages", "models"}) | needs_of(self.prior)
 
     def at_once(self, dim: int) -> int | None:
-        """As many as one search takes at once."""
+        """As many victims as one search takes at once."""
         return at_once(dim)
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
-        """Raw inputs, not clipped, each with its most likely label, or number."""
+        """Inputs, not clipped, each with its most likely label or, for a regression, number."""
         search = believing(self._search(), self.prior, seen)
         words = "" if search.explains.prior is None else search.explains.prior.words
         return Reconstruction(match(seen, received_gradients(seen, numbers=True), None, search, key), words)

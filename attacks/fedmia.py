@@ -17,14 +17,16 @@ class FedMIA(ByTraffic):
     """Compares a candidate's cosine with the suspect's message to its cosines with the other clients' messages.
 
     Args:
-        pooled: True: sum (own - mean) / std over the rounds, with the variance pooled over the candidates. False: use
-            each record's own variance, and Phi of the quotient, as in the source.
-        ratio: with `pooled`, weight each quotient by how far a member's gradient would move the message, which gives
-            the log likelihood ratio. It uses the sent coordinates and clips gradients as the defense clips records.
+        pooled: True: the score sums (own - mean) / std over the rounds, with the variance pooled over the candidates.
+            False: it uses each record's own variance, and Phi of the quotient, as in the source.
+        ratio: whether to weight, with `pooled`, each quotient by how far a member's gradient would move the message,
+            which gives the log likelihood ratio. This uses the sent coordinates and clips gradients as the defense
+            clips records.
 
     Must know: every client's messages, the models of their rounds, and the candidates with their labels; a server or an
-    eavesdropper does. Without the shared key, the estimate is an outsider's. The attack assumes that the other clients
-    rarely hold the same record. The other messages carry the defense's noise too, so it needs no knowledge of it.
+    eavesdropper does. Without the shared key, it uses an outsider's estimate. The attack assumes that the other clients
+    rarely hold the same record. It needs no knowledge of the defense's noise, because the other messages carry this
+    noise too.
 
     Cannot: handle fewer than three messages in a round (`membership-cosine` can) or a channel that adds messages up
     (`membership-sum` can). If no suspect is named, a record's score is the largest among the clients; with ten clients,
@@ -51,7 +53,7 @@ class FedMIA(ByTraffic):
         return self.ratio
 
     def judge(self, rounds: Sequence[Traffic], suspect: int | None = None) -> Membership:
-        """As `ByTraffic.judge`; every round needs three messages."""
+        """Same as `ByTraffic.judge`, but every round needs three messages."""
         fewest = min((len(traffic.senders) for traffic in rounds), default=3)
         if fewest < 3:
             raise ValueError(
@@ -61,7 +63,7 @@ class FedMIA(ByTraffic):
         return super().judge(rounds, suspect)
 
     def evidence(self, traffic: Traffic, row: int) -> Tensor:
-        """[n], from one message and the others of its round."""
+        """[n]: the evidence of one message, compared with the other messages of its round."""
         if self.ratio:
             return traffic.against_others(row)
         cosines = traffic.cosines

@@ -1,4 +1,4 @@
-"""Improved deep leakage from gradients: labels first, then inputs."""
+"""Improved deep leakage from gradients: infers labels first, then searches for inputs."""
 
 from __future__ import annotations
 
@@ -16,33 +16,34 @@ from leakgauge.harness.core.rng import Key
 
 @dataclass(frozen=True)
 class IDLG(ByLabels):
-    """Reads labels off the last layer's gradient, then searches for inputs by gradient matching with L-BFGS.
+    """Infers labels from the last layer's gradient, then searches for inputs by gradient matching with L-BFGS.
 
     Must know: one message of each victim and the model of its round, with a dense last layer, and data of the same kind
-    to infer the labels of batches; a server or an eavesdropper does. Without the shared key, the estimate is an
-    outsider's. It ignores the defense except to read messages, unless `objective` is `likelihood`.
+    to infer the labels of batches; a server or an eavesdropper does. Without the shared key, it uses an outsider's
+    estimate. It ignores the defense except to read messages, unless `objective` is `likelihood`.
 
-    Cannot: use what images look like. Under noise it also fits the noise, which drowns the image. Wrongly inferred
-    labels are never corrected. An update is treated as its mean step.
+    Cannot: use knowledge of what images look like. Under noise, it also fits the noise, which hides the image. Wrongly
+    inferred labels are never corrected. An update is treated as its mean step.
 
     On models of a federation, fresh and after 100 rounds (study `trained-models`: 8 photographs, undefended, mean
     SSIM, floor 0.25): sigmoid and stride 0.42 to 0.88, dense ReLU 0.68 and 0.88, one ReLU convolution 1.00 and 0.63;
     behind ReLU with max-pooling 0.06 to 0.12, below the floor.
 
     Args:
-        restarts: random starts; the result with the lowest objective is returned.
-        evaluations: most evaluations of the objective and its gradient, per victim and restart.
+        restarts: number of random starts; the result with the lowest objective is returned.
+        evaluations: maximum number of evaluations of the objective and its gradient, per victim and restart.
         objective: `l2`: squared distance of the gradients; `likelihood`: the defense's own likelihood.
         labels: `inferred`, or `given`: the true labels, which a study must grant.
         start: law of the first dummy inputs: `normal` (standard) or `uniform` (in [0, 1]).
-        prior: `none`, as published; `gaussian`, `tv` or `module:function`: that of `map`, whose `l2` this then is.
+        prior: `none`, as published; `gaussian`, `tv` or `module:function`: the prior of `map`, combined as in `map`
+            with `objective = "l2"`.
 
     Raises:
         ValueError: a parameter is out of range; in `run`: a loss that is not softmax cross-entropy, or, to infer
             labels, a last layer that is not dense with one row per class.
 
-    Source: Zhao, Mopuri and Bilen 2020, "iDLG: improved deep leakage from gradients", Algorithm 1. Differs: labels of
-        several images (`attacks._labels.infer`), backtracking and a stop rule.
+    Source: Zhao, Mopuri and Bilen 2020, "iDLG: improved deep leakage from gradients", Algorithm 1. Differs: infers
+        labels of several images (`attacks._labels.infer`); has backtracking and a stop rule.
     """
 
     restarts: int = 2
@@ -59,7 +60,7 @@ class IDLG(ByLabels):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Those of `ByLabels`, and auxiliary data for a prior that is fitted to them."""
+        """What `ByLabels` needs, and auxiliary data for a prior that is fitted to them."""
         return super().needs | needs_of(self.prior)
 
     def _search(self) -> Search:
@@ -67,11 +68,11 @@ class IDLG(ByLabels):
         return Search(self.restarts, self.evaluations, self.start, Explains(self.objective))
 
     def at_once(self, dim: int) -> int | None:
-        """As many as one search takes at once."""
+        """As many victims as one search takes at once."""
         return at_once(dim)
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
-        """Raw inputs, not clipped, and the labels."""
+        """Inputs, not clipped, and their labels."""
         targets = received_gradients(seen)
         labels = labels_of(seen, targets, self.labels, key.child("dummies"))
         search = believing(self._search(), self.prior, seen)

@@ -1,4 +1,4 @@
-"""A malicious server's first layer that sorts the records of a batch into bins, and the records read from the bins."""
+"""Imprint: a malicious server's first layer sorts a batch's records into bins, from which it reads them."""
 
 from __future__ import annotations
 
@@ -18,50 +18,52 @@ from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.tasks import ModelTask
 
 _SMALL = 1e-12
-"""Length of the first layer's rows: its outputs hardly move the scores, so each record's p - y shows its label alone.
-The weights behind are about 1, so that nearly all of the gradient's energy is in the first layer."""
+"""Length of the first layer's rows: its outputs hardly move the scores, so each record's p - y depends only on its
+label. The weights behind are about 1, so nearly all of the gradient's energy is in the first layer."""
 
 _EXACT = 1e-3
-"""Relative error of a slope, and error of an input over its range, without noise: more than float32 sums leave."""
+"""Tolerated relative error of a slope, and error of an input over its range, without noise: above float32 rounding."""
 
 
 @dataclass(frozen=True)
 class Imprint(Attack):
-    """Broadcasts a first layer that sorts a batch's records into bins, and reads off each record that is in one alone.
+    """Broadcasts a first layer that sorts a batch's records into bins, and reads each record that is alone in a bin.
 
     Each group of rows measures one principal component of the inputs and has biases at its quantiles. The difference of
-    two neighboring rows' gradients is the sum of the records between their biases, each times a slope that depends on
-    its label alone. A record alone in a bin of one group is taken out of its bins of the other groups, which leaves
-    other records alone. The labels follow from the slopes. The server throws the updates of the attacked round away.
+    two neighboring rows' gradients is the sum of the records between their biases, each times a slope that depends only
+    on its label. A record alone in a bin of one group is subtracted from its bins of the other groups, which leaves
+    other records alone. The labels follow from the slopes. The server discards the updates of the attacked round.
 
     Must know: one message of each victim, its number of images (public), and auxiliary data of the same kind. It also
-    chooses the parameters; a malicious server does. They do not depend on the defense or the victims. A common factor
-    of a message, for example from a clip, is inferred.
+    chooses the parameters, which do not depend on the defense or the victims; this requires a malicious server. A
+    common factor of a message, for example from a clip, is inferred.
 
-    Cannot: attack models that begin with a convolution or have no hidden layer; see `trap-weights`. It cannot tell
-    apart records that share a bin of every group, such as copies. It needs twice as many hidden units as images, and
-    noise far below one record's share of the gradient. Per-record clips are ignored. An update of several steps shows
-    the images of the first one, which destroys the imprint.
+    Cannot: attack models that begin with a convolution or have no hidden layer (see `trap-weights`), or separate
+    records that share a bin in every group, such as copies. It needs twice as many hidden units as images, and noise
+    far below one record's share of the gradient. It ignores per-record clips. An update of several steps shows the
+    images of the first step, which destroys the imprint.
 
-    Images with an SSIM above 0.5: all of 256 to 1024 undefended CIFAR-10 and MNIST images behind `mlp` in batches of 8,
-    32, 64 and 128, and all of 128 behind `mlp-small` in batches of 8, with all labels right. Of 96 images in CIFAR-10
-    batches of 32 behind `gaussian` with clip 1 and noise 1e-6, 1e-5, 2e-5, 5e-5, 1e-4: 1.00, 0.98, 0.91, 0.63, 0.16.
-    Behind `jopeq`, and `gaussian` at its defaults: failures. Of 128 images in such batches, 98 % are exact behind an
-    update of 2 or 5 full-batch steps.
+    Share of images with an SSIM above 0.5: all of 256 to 1024 undefended CIFAR-10 and MNIST images behind `mlp` in
+    batches of 8, 32, 64 and 128, and all of 128 behind `mlp-small` in batches of 8, with all labels right. Of 96 images
+    in CIFAR-10 batches of 32 behind `gaussian` with clip 1 and noise 1e-6, 1e-5, 2e-5, 5e-5, 1e-4: 1.00, 0.98, 0.91,
+    0.63, 0.16. Behind `jopeq`, and behind `gaussian` at its defaults, the attack fails. Of 128 images in such batches,
+    98 % are exact behind an update of 2 or 5 full-batch steps.
 
-    A guess always has as many images as the message. Those not found are the auxiliary mean, with the labels that the
-    last layer's bias leaves over; the objective, the energy left in the bins, shows that they are missing. If no record
-    is found in the noise, and at honest parameters, the guess has a `failure`.
+    A guess always has as many images as the message. Images that are not found are replaced by the auxiliary mean, with
+    the labels that the last layer's bias leaves over; the objective, which is the energy left in the bins, shows that
+    images are missing. If noise hides all records, or the parameters are honest, the guess has a `failure`.
 
     Args:
-        groups: principal components that are measured, each with an equal share of the first layer's rows.
+        groups: number of principal components that are measured, each with an equal share of the first layer's rows.
 
     Raises:
-        ValueError: groups < 1; in `broadcast`: the model has no dense ReLU layer before a dense one, the loss is not
-            softmax cross-entropy, or the layer has fewer than two rows a group; in `run`: the loss.
+        ValueError: groups < 1; in `broadcast`: the model has no dense ReLU layer before another dense layer, the loss
+            is not softmax cross-entropy, or the layer has fewer than two rows per group; in `run`: the loss is not
+            softmax cross-entropy.
 
-    Source: Fowl et al. 2022, "Robbing the Fed". Differs: several groups of rows and taking out what is found, instead
-        of one average of the pixels; slopes that depend on the label, which tell a single record from several.
+    Source: Fowl et al. 2022, "Robbing the Fed". Differs: uses several groups of rows and subtracts the records found,
+        instead of one average of the pixels; uses slopes that depend on the label, which tell a single record from
+        several.
     """
 
     kind: ClassVar[str] = "reconstruction"
@@ -74,7 +76,7 @@ class Imprint(Attack):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Messages and the round's model, which it chooses by auxiliary data."""
+        """Messages, the round's model, auxiliary data, and the choice of the parameters."""
         return frozenset({"messages", "models", "auxiliary", "broadcast"})
 
     def broadcast(self, seen: Observation, key: Key) -> Vector:
@@ -96,14 +98,14 @@ class Imprint(Attack):
         tensors[0][: groups * rows] = _SMALL * v.T.repeat_interleave(rows, 0)
         tensors[1][: groups * rows] = -_SMALL * cuts.flatten()
         code = torch.tensor([1.0, -1.0]).repeat(task.classes)[: task.classes]
-        code *= 2 ** (torch.arange(task.classes) / task.classes)  # geometric: hardly a sum of some is another
+        code *= 2 ** (torch.arange(task.classes) / task.classes)  # geometric, so that sums of codes hardly collide
         for middle in tensors[2:-2:2]:
-            middle[0] = 1.0  # one unit adds up all before it; the others are off
+            middle[0] = 1.0  # one unit adds up all units before it; the others are off
         tensors[-2] += code[:, None]
         return task.layout.join(tensors)
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
-        """The records found, in no order, then the filled ones; the objective is the unexplained part of all bins."""
+        """The records found, in no order, then the fillers; the objective is the unexplained energy of all bins."""
         assert seen.auxiliary is not None
         (messages, model, _), targets = seen.sightings[0], received_gradients(seen).double()
         layer, like = _read(seen.task, model.params), seen.auxiliary.x
@@ -112,14 +114,14 @@ class Imprint(Attack):
 
 
 class _Layer(NamedTuple):
-    """weight [g, p], bias [g, r]: row r of group g fires if weight x + bias > 0; slopes [c]: of a record, by label."""
+    """weight [g, p], bias [g, r]: row r of group g fires if weight x + bias > 0; slopes [c]: a record's, by label."""
 
     weight: Tensor
     bias: Tensor
     slopes: Tensor
 
     def distance(self, x: Tensor) -> Tensor:
-        """[n, g, r] of each record x [n, p] from each bin, in the units of the inputs; not positive inside."""
+        """[n, g, r]: distance of each record x [n, p] from each bin, in units of the inputs; not positive inside."""
         scale = self.weight.norm(dim=1)
         low = -self.bias / scale[:, None]
         high = torch.cat([low[:, 1:], torch.full_like(low[:, :1], torch.inf)], 1)
@@ -129,7 +131,7 @@ class _Layer(NamedTuple):
 
 
 def _refusal(task: Task) -> str:
-    """Why a model takes no imprint, or an empty string."""
+    """Why a model takes no imprint; an empty string if it takes one."""
     if isinstance(task, ModelTask) and task.model.widths is not None and len(task.layout.shapes) >= 4:
         return "" if task.softmax else "imprint needs a softmax cross-entropy loss"
     name = task.model.name if isinstance(task, ModelTask) else "the model"
@@ -138,7 +140,7 @@ def _refusal(task: Task) -> str:
 
 
 def _read(task: Task, params: Vector) -> _Layer | str:
-    """The imprint in the parameters, or why there is none."""
+    """The imprint in the parameters, or the reason why there is no imprint."""
     if refusal := _refusal(task):
         return refusal
     if not bool(params.isfinite().all()):
@@ -154,14 +156,14 @@ def _read(task: Task, params: Vector) -> _Layer | str:
 
 
 def _guess(task: Task, layer: _Layer | str, message: Message, target: Tensor, like: Tensor) -> Guess:
-    """The records of one message, then the mean of inputs `like` them; `layer`: or why there is none."""
+    """The records of one message, then means of the auxiliary inputs `like`; `layer` may be a reason for failure."""
     if why := unusable(target) or (layer if isinstance(layer, str) else ""):
         return failed(task, message, why)
     assert isinstance(layer, _Layer)
     tensors, images = task.layout.split(target), message.images
     rows = torch.cat([tensors[0], tensors[1][:, None]], 1)[: layer.bias.numel()].view(*layer.bias.shape, -1)
     bins = rows - torch.cat([rows[:, 1:], torch.zeros_like(rows[:, :1])], 1)
-    # neighbors without a record between them have equal rows, but for the noise
+    # neighbors without a record between them have equal rows, up to the noise
     noise = float(bins[:, :-1, :-1].square().mean(2).min().sqrt())
     factor = _factor(bins[..., -1].flatten(), noise, layer.slopes / images, tensors[-1], images)
     x, y = _peel(layer, bins, factor * layer.slopes / images, noise, like)
@@ -176,10 +178,10 @@ def _guess(task: Task, layer: _Layer | str, message: Message, target: Tensor, li
 
 
 def _factor(slopes: Tensor, noise: float, unit: Tensor, last: Tensor, images: int) -> Tensor:
-    """The common factor of a message, for example of its clip: the one that makes most bins one record's.
+    """The common factor of a message, for example from its clip: the factor with which most bins hold one record.
 
     Args:
-        slopes: [bins]; unit: [c], of a record without the factor; last: [c] gradient of the last bias.
+        slopes: [bins]; unit: [c], a record's slopes without the factor, by label; last: [c] gradient of the last bias.
     """
     full = slopes[slopes.abs() > 5 * noise + 1e-6 * slopes.abs().max()]
     ratios = (full[:, None] / unit).flatten()
@@ -196,10 +198,10 @@ def _factor(slopes: Tensor, noise: float, unit: Tensor, last: Tensor, images: in
 
 
 def _peel(layer: _Layer, bins: Tensor, unit: Tensor, noise: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Records [k, p] and labels [k]; each is taken out of all its `bins` [g, r, p + 1], whose last entry is the slope.
+    """Records [k, p] and labels [k]; each is subtracted from its `bins` [g, r, p + 1], whose last entry is the slope.
 
     Args:
-        unit: [c] slope of a record, by label; noise: standard deviation in a bin; like: inputs, for their range.
+        unit: [c] slope of a record, by label; noise: standard deviation in a bin; like: inputs that show the range.
     """
     least = float(unit.abs().min())
     exact, error = _EXACT * float(like.max() - like.min()), noise / least
@@ -211,7 +213,7 @@ def _peel(layer: _Layer, bins: Tensor, unit: Tensor, noise: float, like: Tensor)
             (alone,) = (off < max(_EXACT, 4 * error) * least).nonzero(as_tuple=True)
             label = label[alone]
             x = bins[g, alone, :-1] / unit[label][:, None]
-            # a record lies in a bin of every group that is not empty; noise and most mixtures do not
+            # a record lies in a nonempty bin of every group; noise and most mixtures do not
             empty = bins[..., :-1].square().mean(2).sqrt() <= least * (exact + 2 * error)
             distance = layer.distance(x)
             distance = distance.masked_fill(empty | (distance > exact + 4 * error), torch.inf)

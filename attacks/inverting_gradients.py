@@ -1,4 +1,4 @@
-"""Inverting gradients: match the gradient's direction with smooth images, by signed Adam."""
+"""Inverting gradients: matches the gradient's direction with smooth images, by signed Adam."""
 
 from __future__ import annotations
 
@@ -25,37 +25,39 @@ class InvertingGradients(ByLabels):
 
     Must know: one message of each victim, the model of its round, that inputs of shape [c, h, w] are images in [0, 1],
     and data of the same kind to infer the labels of batches; a server or an eavesdropper does. Without the shared key,
-    the estimate is an outsider's. It ignores the defense except to read messages, and the length of the gradient, which
-    a clip changes.
+    it uses an outsider's estimate. It ignores the defense except to read messages. It also ignores the length of the
+    gradient, which a clip changes.
 
-    Cannot: separate inputs with parallel gradients, or use that some pixels are known better than others, because all
-    its steps have one size. Under noise it also fits the noise, as far as the images stay smooth. Wrongly inferred
-    labels are never corrected. An update is treated as its mean step.
+    Cannot: separate inputs with parallel gradients, or exploit that some pixels are known better than others, because
+    all its steps have the same size. Under noise, it also fits the noise, as far as the images stay smooth. Wrongly
+    inferred labels are never corrected. An update is treated as its mean step.
 
     On models of a federation, fresh and after 100 rounds (study `trained-models`: 8 photographs, undefended, mean
     SSIM, floor 0.25): sigmoid and stride 0.10 to 0.25, dense ReLU 0.62 and 1.00, one ReLU convolution 1.00 and
     0.81, ReLU with max-pooling 0.09 to 0.27 fresh and 0.45 to 0.47 trained.
 
     Args:
-        evaluations: most evaluations of the objective and its gradient, per victim and restart. The source uses 4800.
-        restarts: random starts, side by side; the result with the lowest objective is returned.
-        lr: size of the first steps, in units of the pixel range; divided by ten after 3/8, 5/8 and 7/8 of all steps.
-        tv: weight of the mean difference of neighboring pixels, across plus down, beside a distance in [0, 2]. Fixed
-            once, on 8 photographs behind the LeNet of DLG, never for one image or defense: SSIM 0.82 with 3e-3, 0.80
-            with 1e-2, 0.68 with 3e-2; on 8 others 0.81 with 3e-3, 0.38 with 1e-4 and 0.34 with 1e-6.
+        evaluations: maximum number of evaluations of the objective and its gradient, per victim and restart. The source
+            uses 4800.
+        restarts: number of random starts, run side by side; the result with the lowest objective is returned.
+        lr: size of the first steps, in units of the pixel range; it is divided by ten after 3/8, 5/8 and 7/8 of all
+            steps.
+        tv: weight of the mean difference of neighboring pixels, horizontal plus vertical; the distance is in [0, 2]. It
+            was set once, on 8 photographs behind the LeNet of DLG, not per image or defense: SSIM 0.82 with 3e-3, 0.80
+            with 1e-2, 0.68 with 3e-2; on 8 other photographs 0.81 with 3e-3, 0.38 with 1e-4 and 0.34 with 1e-6.
         labels: `inferred`, or `given`: the true labels, which a study must grant.
         start: law of the first dummy inputs: `uniform` (in [0, 1]) or `normal` (standard, cut to [0, 1]).
-        prior: `tv`: total variation, as published; `gaussian` or `module:function`: that of `map`, with the angle
-            instead of the cosine and Adam's own steps in the prior's coordinates. `lr` and `tv` then have no effect.
+        prior: `tv`: total variation, as published; `gaussian` or `module:function`: the prior of `map`, with the angle
+            instead of the cosine, and Adam's own steps in the prior's coordinates. `lr` and `tv` then have no effect.
 
     Raises:
-        ValueError: a parameter is out of range; in `run`: a loss that is not softmax cross-entropy, nor, with given
+        ValueError: a parameter is out of range; in `run`: a loss that is neither softmax cross-entropy nor, with given
             labels, squared; or, to infer labels, a last layer that is not dense with one row per class.
 
     Source: Geiping et al. 2020, "Inverting gradients: how easy is it to break privacy in federated learning?", eq. (4)
-        and sec. 4. Differs: the best iterate instead of the last; the objective, not the distance alone, chooses among
-        the restarts; total variation with a rounded tip; labels of several images (`attacks._labels.infer`); pixels
-        are not standardized, and `lr` is scaled accordingly.
+        and sec. 4. Differs: returns the best iterate instead of the last; chooses among the restarts by the objective,
+        not by the distance alone; rounds the tip of the total variation; infers labels of several images
+        (`attacks._labels.infer`); does not standardize pixels, and scales `lr` accordingly.
     """
 
     evaluations: int = 2400
@@ -77,15 +79,15 @@ class InvertingGradients(ByLabels):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Those of `ByLabels`, and auxiliary data for a prior that is fitted to them."""
+        """What `ByLabels` needs, and auxiliary data for a prior that is fitted to them."""
         return super().needs | needs_of(self.prior)
 
     def at_once(self, dim: int) -> int | None:
-        """As many as one search takes at once."""
+        """As many victims as one search takes at once."""
         return at_once(dim)
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
-        """Images in [0, 1], other inputs unchanged, and the labels."""
+        """Inputs and labels; only images are clamped to [0, 1]."""
         messages, targets = seen.sightings[0].messages, received_gradients(seen, numbers=self.labels == "given")
         labels = labels_of(seen, targets, self.labels, key.child("dummies"))
         guesses = [failed(seen.task, *pair) for pair in zip(messages, map(unusable, targets), strict=True)]
@@ -108,7 +110,7 @@ class InvertingGradients(ByLabels):
         labels: Tensor,
         key: Key,
     ) -> list[Guess]:
-        """Guesses for victims with labels [n, b], all restarts at once."""
+        """Guesses for victims with labels [n, b]; all restarts run at once."""
         messages = [seen.sightings[0].messages[i] for i in victims]
         n, images = labels.shape
         prior = direction.prior
@@ -130,12 +132,12 @@ class InvertingGradients(ByLabels):
         ]
 
     def _direction(self, seen: Observation) -> Direction:
-        """The objective, with a fitted prior if one is asked for."""
+        """The objective, with a fitted prior if `prior` names one."""
         if self.prior == "tv":
             return Direction.smooth(self.evaluations, self.lr, self.tv)
         return Direction.of(prior_of(self.prior, seen), self.evaluations)
 
     def _start(self, task: Task, message: Message, key: Key, restart: int) -> Tensor:
-        """[D]: the first dummy inputs of a victim."""
+        """[D]: a victim's first dummy inputs in one restart."""
         draw = rng.normal if self.start == "normal" else rng.uniform
         return draw(key.child("start", message.sender.number, restart), (message.images, *task.input_shape)).flatten()

@@ -13,7 +13,7 @@ from leakgauge.harness.learn.gradients import takes_numbers
 
 @dataclass(frozen=True)
 class LabelPrior(Attack):
-    """A control that guesses labels in their proportions in data of the same kind, whatever was sent.
+    """A control that ignores the messages and guesses labels in their proportions in data of the same kind.
 
     Must know: the number of messages and of their images, but not their content.
 
@@ -30,7 +30,7 @@ class LabelPrior(Attack):
         return frozenset({"messages", "auxiliary"})
 
     def run(self, seen: Observation, key: Key) -> Labels:
-        """For one image the most frequent label; for several the auxiliary frequencies, rounded to whole labels."""
+        """For one image, the most frequent label; for several, labels in the auxiliary proportions, rounded."""
         assert seen.messages is not None
         assert seen.auxiliary is not None
         if takes_numbers(seen.task):

@@ -1,4 +1,4 @@
-"""Label restoration: the labels behind a message, without its inputs."""
+"""Label restoration: recovers the labels behind a message, without its inputs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ class LabelRestoration(Attack):
     """Counts the labels of a message's images from the gradient of the last layer.
 
     Must know: the messages of each victim, the models of their rounds, with a dense last layer, and data of the same
-    kind; a server or an eavesdropper does. Without the shared key, the estimate is an outsider's. It ignores the
-    defense except to read messages, and estimates the noise itself. The evidence of several rounds is added up as if
-    they were independent.
+    kind; a server or an eavesdropper does. Without the shared key, it uses an outsider's estimate. It ignores the
+    defense except to read messages, and estimates the noise itself. It adds up the evidence of several rounds as if the
+    rounds were independent.
 
-    Cannot: see `attacks._labels.infer.restore`; mainly, count the labels of a batch that a trained model predicts
-    surely. For these it returns the most frequent labels, as the floor `label-prior` does.
+    Cannot: mainly, count the labels of a batch that a trained model predicts with certainty; see
+    `attacks._labels.infer.restore`. For such a batch, it returns the most frequent labels, as the floor `label-prior`
+    does.
 
     Raises:
         ValueError: in `run`: a loss that is not softmax cross-entropy, or a last layer that is not dense with one row

@@ -1,4 +1,4 @@
-"""Learned inversion: a small network, trained on auxiliary data through the defense, maps messages to images."""
+"""Learned inversion: a small network, trained on defended auxiliary data, maps messages to images."""
 
 from __future__ import annotations
 
@@ -23,49 +23,51 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.federation.round import Client, Round
 
 _CHUNK = 32
-"""Images whose gradients are computed at once."""
+"""Number of images whose gradients are computed at once."""
 
 _HELD = 8
 """One in eight auxiliary inputs of each label is held out."""
 
 _USUAL = 1024
-"""Auxiliary inputs behind the model's mean output for each label."""
+"""Number of auxiliary inputs behind the model's mean output for each label."""
 
 
 @dataclass(frozen=True)
 class Learned(ByLabels):
-    """Maps messages to images with a network trained on auxiliary data that pass through the defense.
+    """Maps messages to images with a network trained on auxiliary data that passes through the defense.
 
-    Auxiliary images are sent as clients send them, through the defense's own code with the attacker's own keys, and the
-    network learns to recover them from the received messages. One network serves all victims with equal numbers of
-    images, users and steps. It reads the last layer only: the restored labels determine which rows belong to which
+    The attacker sends auxiliary images as clients send theirs, through the defense's own code with its own keys. The
+    network learns to recover the images from the received messages. One network serves all victims with equal numbers
+    of images, users and steps. It reads only the last layer: the restored labels determine which rows belong to which
     image, and the rows give the layer's input. For held-out photographs behind the LeNet of DLG, without noise, a
-    network without the linear part reached SSIM 0.59 from that input and 0.39 from 2000 random projections of the whole
-    gradient, after three epochs each; a linear map of the input reached 0.72. Adding random projections changed nothing
-    there, lost 0.03 to 0.09 under normal noise, and gained 0.04 behind a clamp of single coordinates, which clips the
-    last layer's rows.
+    network without the linear part reached SSIM 0.59 from the layer's input and 0.39 from 2000 random projections of
+    the whole gradient, after three epochs each; a linear map of the layer's input reached 0.72. Additional random
+    projections changed nothing without noise, lost 0.03 to 0.09 under normal noise, and gained 0.04 behind a clamp of
+    single coordinates, which clips the last layer's rows.
 
     Must know: one message of each victim, the model of its round, the defense with its parameters, how clients train,
     and data of the same kind; a server or an eavesdropper does. Without the shared key, it trains on an outsider's
-    estimates. The similarity of the data matters: for `photos`, the auxiliary crops share no pixel with the victims',
-    but they come from the same eight photographs.
+    estimates. The similarity of the data matters: for `photos`, the auxiliary crops share no pixel with the victims'
+    crops but come from the same eight photographs.
 
-    Cannot: separate images of one label in a batch, for which it returns their mean; use layers before the last, later
+    Cannot: separate images of one label in a batch (it returns their mean), or use layers before the last, later
     rounds, a client's memory of earlier rounds, or a victim's shared key beyond the estimate. It does not imitate which
     records a Poisson sample leaves out. A wrongly restored label misleads it.
 
     Args:
-        samples: auxiliary images sent through the defense, in passes over the data. After the first pass, images are
-            mirrored and faded at random; other inputs are not. Each message draws new noise of the defense.
-        components: most principal components of an image.
-        hidden: units of the hidden layer; 0: the network is linear.
-        epochs: most epochs of the hidden layer's training, which stops early by the error on held-out auxiliary data.
+        samples: number of auxiliary images sent through the defense, in passes over the data. After the first pass,
+            images are mirrored and faded at random; other inputs are not. Each message draws new noise of the defense.
+        components: maximum number of principal components of an image.
+        hidden: number of units of the hidden layer; 0: the network is linear.
+        epochs: maximum number of epochs of the hidden layer's training, which stops early by the error on held-out
+            auxiliary data.
         lr: first step size of Adam, decaying to zero.
         labels: `inferred`, or `given`: the true labels, which a study must grant.
 
     Guarantees:
-        Objective: the mean squared error per entry on held-out auxiliary data, equal for all victims of a network. It
-        is slightly too low, because penalties and epoch are chosen by it. Evaluations: auxiliary messages made.
+        The objective is the mean squared error per entry on held-out auxiliary data, equal for all victims of a
+        network. It is slightly too low, because it also selects penalties and epoch. Evaluations count the auxiliary
+        messages made.
         A victim's key is used only to read its message.
 
     Raises:
@@ -73,9 +75,9 @@ class Learned(ByLabels):
             cross-entropy, or a last layer that is not dense with one row per class.
 
     Source: Wu, Chen, Guo, Weinberger 2023, "Learning to invert: simple adaptive attacks for gradient inversion in
-        federated learning" (UAI). Differs: the last layer's rows by label instead of hashed gradients, which also
+        federated learning" (UAI). Differs: uses the last layer's rows by label instead of hashed gradients, which also
         avoids the loss over permutations of a batch; principal components instead of pixels; a closed-form linear part
-        beside one hidden layer instead of three layers of 3000 units, so a few hundred images instead of 50,000.
+        plus one hidden layer instead of three layers of 3000 units, so a few hundred images suffice instead of 50,000.
     """
 
     samples: int = 6000
@@ -99,16 +101,16 @@ class Learned(ByLabels):
 
     @property
     def aware(self) -> bool:
-        """It learns from messages of the defense."""
+        """True: it learns from messages of the defense."""
         return True
 
     @property
     def needs(self) -> frozenset[str]:
-        """Messages, the round's model and auxiliary data, and the labels if given."""
+        """Messages, the round's model, auxiliary data, and the labels if given."""
         return super().needs | {"auxiliary"}
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
-        """Images in [0, 1], other inputs unchanged, and the labels."""
+        """Inputs and labels; only images are clamped to [0, 1]."""
         assert seen.auxiliary is not None
         if len(seen.auxiliary.x) < 2:
             raise ValueError(f"expected at least 2 auxiliary inputs, got {len(seen.auxiliary.x)}")
@@ -130,7 +132,7 @@ class Learned(ByLabels):
     def _invert(
         self, seen: Observation, victims: Sequence[int], targets: Tensor, labels: Tensor, key: Key
     ) -> list[Guess]:
-        """Guesses of one network for victims with equally many images; targets [n, d], labels [n, b]."""
+        """Guesses of one network for victims with equal numbers of images; targets [n, d], labels [n, b]."""
         sighting = seen.sightings[0]
         sighting = sighting._replace(messages=tuple(sighting.messages[i] for i in victims))
         assert seen.auxiliary is not None
@@ -155,9 +157,9 @@ class Learned(ByLabels):
 
 @dataclass(frozen=True, eq=False)
 class _Imitation:
-    """Makes messages as the victims do, from the attacker's data, imitating one victim after another.
+    """Makes messages from the attacker's data as the victims do, imitating one victim after another.
 
-    usual: [classes, classes], the model's mean output for inputs of each label.
+    usual: [classes, classes], the model's mean softmax output for inputs of each label.
     """
 
     seen: Observation
@@ -167,7 +169,7 @@ class _Imitation:
     key: Key
 
     def pairs(self, data: Examples, count: int, name: str) -> Pairs:
-        """About `count` images of `data`, in whole messages; images after the first pass over the data are altered."""
+        """Pairs from about `count` images of `data`, in whole messages; later passes over the data alter the images."""
         images, key = self.sighting.messages[0].images, self.key.child(name)
         messages = max(1, count // images)
         passes = -(-messages * images // len(data.x))
@@ -189,7 +191,7 @@ class _Imitation:
         """Features [m, b, f] and images [m, b, ...] for batches x [m, b, ...], y [m, b], numbered from `start`."""
         updates = self._updates(batches)
         broken = ~updates.isfinite().flatten(1).all(dim=1)
-        # no defense encodes a non-finite update; NaN features mark it for the fit
+        # defenses refuse to encode a non-finite update; NaN features mark it for `fit`
         updates[broken] = 0.0
         gradients = torch.stack(
             [self._received(update, start + i, key.child("message", start + i)) for i, update in enumerate(updates)]
@@ -209,7 +211,7 @@ class _Imitation:
         noisy = seen.defense.step_noise(seen.setting) > 0
         rule = seen.defense.local
         local = Local.of(seen.setting, sighting.lr, message.steps, rule.clip, nominal=rule.poisson or noisy)
-        # dealt alternately, because y is sorted and a user's images should not share one label
+        # images are dealt alternately, because y is sorted and a user's images should not share one label
         each = message.images // message.users
         x = batches.x.reshape(m, each, message.users, *batches.x.shape[2:]).transpose(1, 2).flatten(0, 1)
         y = batches.y.reshape(m, each, message.users).transpose(1, 2).flatten(0, 1)
@@ -217,7 +219,7 @@ class _Imitation:
         return client_updates(seen.task, sighting.model.params, x, soft, local).view(m, message.users, -1)
 
     def _received(self, updates: Tensor, number: int, key: Key) -> Tensor:
-        """[d]: the gradient that one message reveals, after its users' updates [users, d] pass through the defense."""
+        """[d]: the gradient that one message reveals after its users' updates [users, d] passed through the defense."""
         seen, model = self.seen, self.sighting.model
         here = Round(seen.defense, seen.setting, model.state, model.round)
         turn = number % len(self.sighting.messages)
@@ -247,10 +249,10 @@ class _Imitation:
         return length * multiplier * defense.local.clip / size
 
     def features(self, gradients: Tensor, labels: Tensor) -> Tensor:
-        """[m, b, f] from gradients [m, d] and labels [m, b]: direction and log length of each image's h, and its label.
+        """[m, b, f] from gradients [m, d] and labels [m, b]: each image's label, and direction and log length of its h.
 
         h is the last layer's input. The layer's gradient is the mean over the images of (p - e) h; with the mean p of
-        each label, least squares gives h. Its length is a separate feature, because a clip changes it.
+        each label, least squares gives h. The length of h is a separate feature, because a clip changes it.
         """
         task = self.seen.task
         rows = rows_of(task, last_layer(task), gradients)
@@ -261,7 +263,7 @@ class _Imitation:
 
 
 def _apart(data: Examples) -> tuple[Examples, Examples]:
-    """Training and held-out data; the last inputs of each label are held out, because neighbors may be similar."""
+    """Training and held-out data; the last inputs of each label are held out, since neighboring ones may be similar."""
     held = torch.zeros(len(data.y), dtype=torch.bool)
     for label in torch.unique(data.y):
         rows = (data.y == label).nonzero()[:, 0]

@@ -16,28 +16,29 @@ class LiRA(ByShadows):
     """Tests the final model's confidence in a record by a likelihood ratio from shadow models with and without it.
 
     Must know: the final model, the candidates with their labels, how the federation trains and on how many records, and
-    auxiliary data to train shadow models on. With `simulate`, the defense as well.
+    auxiliary data to train shadow models on. With `simulate`, it must also know the defense.
 
     Cannot: use the model or the messages of a round. Shadows that lack the defense, or train on fewer records than the
     federation because auxiliary data are scarce, misjudge how much a record changes the model.
 
     Args:
         mode: `online`: each shadow trains on a random part of the candidates and auxiliary records, so each candidate
-            is compared with shadows of both kinds. `offline`: no shadow trains on a candidate, so shadows can be
+            is compared with shadows with and without it. `offline`: no shadow trains on a candidate, so shadows can be
             trained before the candidates are known; the test is then one-sided.
         shadows: number of shadow models.
         variance: `pooled` over the records, `per-example` or `global`: see `attacks._members.scores.lira_online`.
             With 4 shadows, a record's own variance ruins the attack.
-        shrink: of `online`: shrink a record's two means towards the values that the other records suggest, see there.
-        simulate: the shadows' updates pass through the defense.
+        shrink: for `online`, whether to shrink a record's two means towards the values that the other records suggest;
+            see `lira_online`.
+        simulate: whether the shadows' updates pass through the defense.
 
     Raises:
         ValueError: a parameter is out of range; in `run`: fewer than two classes, too few records to train shadows on,
             or all shadows diverged.
 
     Source: Carlini et al. 2022, "Membership inference attacks from first principles" (arXiv 2112.03570), Algorithm 1
-        and section V.D. Differs: `pooled` and `shrink`; means, as in the text, instead of the public code's medians; no
-        augmented queries.
+        and section V.D. Differs: adds `pooled` and `shrink`; uses means, as in the text, instead of the public code's
+        medians; has no augmented queries.
     """
 
     mode: Mode = "online"

@@ -1,4 +1,4 @@
-"""Membership by the losses under the models of several rounds."""
+"""Membership by the mean loss under the models of several rounds."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from leakgauge.harness.learn.gradients import losses
 
 @dataclass(frozen=True)
 class LossTrajectory(Attack):
-    """The score of a candidate is minus its mean loss under the models of the observed rounds.
+    """Scores each candidate by minus its mean loss under the models of the observed rounds.
 
     The loss of one model on a record fluctuates from round to round; the mean over rounds fluctuates less.
 
     Must know: the models of several rounds, as every participant does, and the candidates with their labels. It uses no
-    message and ignores the defense.
+    messages and ignores the defense.
 
     Cannot: separate a member from a record that is easy for every model, because it compares with no shadow model. The
-    model before the first round has seen no member; if observed, it adds nothing.
+    model before the first round has not trained on any member; observing it adds no information.
 
     Args:
         statistic: `loss`: minus the loss. `confidence`: the log odds of the label, which do not saturate when the model
-            is sure.
+            is certain.
 
     Raises:
         ValueError: an unknown statistic; in `run`: no model, or `confidence` with fewer than two classes.
 
-    Source: Yeom et al. 2018 for the loss; its sequence over training after Liu et al. 2022, "Membership inference
-        attacks by exploiting loss trajectory" (arXiv 2208.14933). Differs: the federation's own models, without
-        distillation, and their mean instead of a classifier of the sequence.
+    Source: Yeom et al. 2018 for the loss; for its sequence over training, Liu et al. 2022, "Membership inference
+        attacks by exploiting loss trajectory" (arXiv 2208.14933). Differs: uses the federation's own models, without
+        distillation, and the mean loss instead of a classifier of the sequence.
     """
 
     kind: ClassVar[str] = "membership"
@@ -52,7 +52,7 @@ class LossTrajectory(Attack):
         return frozenset({"models", "candidates"})
 
     def run(self, seen: Observation, key: Key) -> Membership:
-        """The mean over the models with a finite value; a record without one gets the lowest score."""
+        """The mean over the models with a finite value; a record without a finite value gets the lowest score."""
         assert seen.models is not None
         assert seen.candidates is not None
         if not seen.models:

@@ -20,22 +20,22 @@ class MembershipCosine(ByTraffic):
     """Measures how a candidate's gradient aligns with each message of the suspect, summed over the rounds.
 
     Args:
-        statistic: `cosine` of the message and minus the candidate's gradient at the round's model, averaged over the
-            rounds; `difference`: |U|^2 - |U - g|^2 with the message U as a mean gradient; `likelihood`: log likelihood
-            ratio that U holds a member's share of g, over the sent coordinates, with g clipped as the defense clips
-            records; `norm`: log likelihood ratio of the numbers that the defense sends in clear beside those of the
-            update, such as a norm, and of nothing else.
+        statistic: `cosine`: the cosine of the message and minus the candidate's gradient g at the round's model,
+            averaged over the rounds; `difference`: |U|^2 - |U - g|^2 with the message U as a mean gradient;
+            `likelihood`: log likelihood ratio that U holds a member's share of g, over the sent coordinates, with g
+            clipped as the defense clips records; `norm`: log likelihood ratio of only the numbers that the defense
+            sends in clear beside those of the update, such as a norm.
 
     Must know: every client's messages, the models of their rounds, and the candidates with their labels; a server or an
-    eavesdropper does. Without the shared key, the estimate is an outsider's. `likelihood` also uses which coordinates
+    eavesdropper does. Without the shared key, it uses an outsider's estimate. `likelihood` also uses which coordinates
     a message reveals. It estimates the noise, most of which comes from the other records, not from the defense. `norm`
-    needs auxiliary data of the same kind, from which it simulates clients; what a client remembers counts as nothing.
+    needs auxiliary data of the same kind, from which it simulates clients without memory of earlier rounds.
 
-    Of a channel that adds the messages up, it reads the sum, as `membership-sum` does.
+    If the channel adds the messages up, the attack reads the sum, as `membership-sum` does.
 
-    Cannot: separate a member from a record whose gradient resembles the client's other records; `fedmia` does, with the
-    other clients' messages. If no suspect is named, a record's score is the largest among the clients, which costs most
-    of the signal with ten clients (AUC 0.56 instead of 0.70).
+    Cannot: separate a member from a record whose gradient resembles those of the client's other records; `fedmia` can,
+    with the other clients' messages. If no suspect is named, a record's score is the largest among the clients, which
+    costs most of the signal with ten clients (AUC 0.56 instead of 0.70).
 
     Raises:
         ValueError: an unknown statistic; in `run`: a loss that is neither softmax cross-entropy nor squared, or no
@@ -61,20 +61,20 @@ class MembershipCosine(ByTraffic):
 
     @property
     def needs(self) -> frozenset[str]:
-        """As for the other attacks on messages; `norm` also needs auxiliary data."""
+        """What other attacks on messages need; `norm` also needs auxiliary data."""
         return super().needs | ({"auxiliary"} if self.statistic == "norm" else set())
 
     @property
     def averages(self) -> bool:
-        """True with `cosine`."""
+        """True with `cosine`, whose score is a mean over the rounds."""
         return self.statistic == "cosine"
 
     def run(self, seen: Observation, key: Key) -> Membership:
-        """One score per candidate; the batches of `norm` are drawn."""
+        """One score per candidate; only `norm` draws from the key, for its batches."""
         return clear.judge(seen, key, clear.by_batches) if self.statistic == "norm" else super().run(seen, key)
 
     def evidence(self, traffic: Traffic, row: int) -> Tensor:
-        """[n], from one message."""
+        """[n]: the statistic of each candidate for one message."""
         match self.statistic:
             case "cosine":
                 return traffic.cosines[row]

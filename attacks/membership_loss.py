@@ -14,13 +14,13 @@ from leakgauge.harness.learn.gradients import losses
 
 @dataclass(frozen=True)
 class MembershipLoss(Attack):
-    """The score of a candidate is minus its loss under the final model.
+    """Scores each candidate by minus its loss under the final model.
 
-    Must know: the final model and the candidates with their labels, as every user of the model does. It uses no message
-    and ignores the defense.
+    Must know: the final model and the candidates with their labels, as every user of the model does. It uses no
+    messages and ignores the defense.
 
     Cannot: separate a member from a record that is easy for every model, because it compares with no shadow model. It
-    detects overfitting on average, and few members with certainty.
+    detects overfitting on average, but few members with certainty.
 
     Source: Yeom et al. 2018, "Privacy risk in machine learning: analyzing the connection to overfitting", Adversary 2.
         Differs: returns the score instead of comparing it with the mean training loss.
@@ -34,7 +34,7 @@ class MembershipLoss(Attack):
         return frozenset({"final", "candidates"})
 
     def run(self, seen: Observation, key: Key) -> Membership:
-        """Minus the losses; a non-finite loss counts as the largest float32, which indicates no member."""
+        """Minus the losses; a non-finite loss counts as the largest float32, which indicates a non-member."""
         assert seen.final is not None
         assert seen.candidates is not None
         largest = torch.finfo(torch.float32).max

@@ -1,4 +1,4 @@
-"""Membership from the aggregate of all messages, which is all that a superposing channel delivers."""
+"""Membership from the sum of all messages, the only output of a superposing channel."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from leakgauge.attacks._members.traffic import ByTraffic, Traffic
 class MembershipSum(ByTraffic):
     """Measures how a candidate's gradient aligns with the mean of all clients' messages, summed over the rounds.
 
-    For a superposing channel, that is its one message over its number of users. For other defenses, it is the mean of
-    the messages weighted by their senders' samples, as behind secure aggregation; `membership-cosine` and `fedmia` show
-    what single messages add to it.
+    For a superposing channel, this mean is the one message divided by the number of users. For other defenses, it is
+    the mean of the messages weighted by their senders' samples, as behind secure aggregation; `membership-cosine` and
+    `fedmia` show what single messages add.
 
     Args:
-        statistic: `cosine` of the mean and minus the candidate's gradient at the round's model; `likelihood`: log
-            likelihood ratio that the mean holds one record's share of that gradient. That share is small beside what
-            the records have in common: without a defense, the cosine finds as many members or more.
+        statistic: `cosine`: the cosine of the mean and minus the candidate's gradient at the round's model;
+            `likelihood`: log likelihood ratio that the mean holds one record's share of that gradient. One record's
+            share is small beside what the records have in common: without a defense, the cosine finds as many members
+            or more.
 
-    Must know: what arrives in each round, the rounds' models, and the candidates with their labels; a server or an
-    eavesdropper does. The suspect makes no difference.
+    Must know: the messages that arrive in each round, the rounds' models, and the candidates with their labels; a
+    server or an eavesdropper does. The choice of the suspect has no effect.
 
     Cannot: identify the owner of a record, or separate a member from a record that resembles many others: a record's
-    share falls with the number of clients, and there are no other messages to compare with.
+    share falls with the number of clients, and there are no other messages for comparison.
 
     Raises:
         ValueError: an unknown statistic; in `run`: a loss that is neither softmax cross-entropy nor squared, or no
@@ -51,5 +52,5 @@ class MembershipSum(ByTraffic):
         return self.statistic == "likelihood"
 
     def evidence(self, traffic: Traffic, row: int) -> Tensor:
-        """[n], from the one message of a round."""
+        """[n]: the statistic of each candidate for the mean message of a round."""
         return traffic.ratios[row] if self.aware else traffic.cosines[row]

@@ -27,11 +27,11 @@ class Prior(Attack):
     Args:
         guess: `mean`: the mean auxiliary input, pixel by pixel, which has the least expected error; `flat`: a flat
             image with the mean of each channel (for vectors, the mean vector); `other`: random auxiliary inputs, which
-            look real; `majority`: of a table, what is right most often in each column.
+            look real; `majority`: for tables, the guess for each column that is right most often.
 
     Raises:
-        ValueError: an unknown guess; in `run`: fewer auxiliary inputs than one victim has images, or `majority` of
-            inputs that are no table.
+        ValueError: an unknown guess; in `run`: fewer auxiliary inputs than one victim has images, or `majority` for
+            inputs that are not a table.
     """
 
     kind: ClassVar[str] = "reconstruction"
@@ -64,7 +64,7 @@ class Prior(Attack):
         return Reconstruction(tuple(guesses))
 
     def _inputs(self, x: Tensor, count: int, key: Key, columns: Sequence[Column]) -> Tensor:
-        """`count` guesses, from auxiliary inputs x."""
+        """`count` guesses from the auxiliary inputs x."""
         if self.guess == "majority":
             if not columns:
                 raise ValueError("guess 'majority' needs a table, whose columns are known, such as adult")

@@ -1,4 +1,4 @@
-"""Membership by the ratio of a record's probability to its probability under other models, with few shadow models."""
+"""Membership by the ratio of a record's probability to its probability under a few shadow models."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from leakgauge.harness.core.rng import Key
 class RMIA(ByShadows):
     """Compares a label's probability under the final model with its mean probability under shadow models.
 
-    The score is the logarithm of their ratio, which ranks as the attack of the source but without its ties: see
-    `attacks._members.scores.rmia`. The population is the auxiliary data outside the shadows' pool; it changes no order.
+    The score is the logarithm of their ratio. It ranks records as the attack of the source does, but without ties; see
+    `attacks._members.scores.rmia`. The population is the auxiliary data outside the shadows' pool; it does not change
+    the ranking.
 
     Must know: the final model, the candidates with their labels, how the federation trains and on how many records, and
-    auxiliary data to train shadow models on. With `simulate`, the defense as well.
+    auxiliary data to train shadow models on. With `simulate`, it must also know the defense.
 
     Cannot: use the model or the messages of a round, or how much the shadows disagree on a record. With many shadows,
-    LiRA is better at low false-positive rates.
+    LiRA is better at low false positive rates.
 
     Args:
-        mode: `online`: shadows with and without each candidate. `offline`: no shadow trains on a candidate.
+        mode: `online`: there are shadows with and without each candidate. `offline`: no shadow trains on a candidate.
         shadows: number of shadow models.
         offline_a: a in `offline`, where shadows with the record are assumed to have p_in = a p_out + 1 - a.
-        simulate: the shadows' updates pass through the defense.
+        simulate: whether the shadows' updates pass through the defense.
 
     Raises:
         ValueError: a parameter is out of range; in `run`: fewer than two classes, too few records to train shadows on,
             or all shadows diverged.
 
-    Source: Zarifzadeh, Liu, Shokri 2024, "Low-cost high-power membership inference attacks" (arXiv 2312.03262). Their
-        a = 0.3 is for CIFAR-10, tuned there on pairs of shadows. Differs: the log ratio instead of the count; no
+    Source: Zarifzadeh, Liu, Shokri 2024, "Low-cost high-power membership inference attacks" (arXiv 2312.03262). Their a
+        = 0.3 is for CIFAR-10, tuned on pairs of shadows. Differs: uses the log ratio instead of the count; has no
         augmented queries.
     """
 

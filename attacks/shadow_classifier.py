@@ -14,28 +14,28 @@ from leakgauge.harness.core.contract import Membership, Observation
 from leakgauge.harness.core.rng import Key
 
 _TOP = 3
-"""Number of largest probabilities among the features; the source found three to suffice."""
+"""Number of largest probabilities among the features; three suffice, according to the source."""
 
 _FAR = 1e6
-"""Bound on a feature: one hopelessly wrong model must not set the scale of the classifier."""
+"""Bound on a feature, so that a single badly wrong model does not set the scale of the classifier."""
 
 
 @dataclass(frozen=True)
 class ShadowClassifier(ByShadows):
-    """Logistic regression separates members from other records by the model's output and the record's label.
+    """Separates members from other records by logistic regression on the model's output and the record's label.
 
-    It is trained on shadow models that learned halves of auxiliary data: on their outputs for the half they trained on
-    and for the other half. It is then applied to the final model's outputs on the candidates.
+    Each shadow model trains on half of the auxiliary pool. The regression is trained on the shadow models' outputs for
+    both halves, then applied to the final model's outputs on the candidates.
 
     Must know: the final model, the candidates with their labels, how the federation trains and on how many records, and
-    auxiliary data. With `simulate`, the defense as well.
+    auxiliary data. With `simulate`, it must also know the defense.
 
     Cannot: compare a record with itself under other models, as LiRA and RMIA do. A record that is easy for every model
     looks like a member.
 
     Args:
         shadows: number of shadow models.
-        simulate: the shadows' updates pass through the defense.
+        simulate: whether the shadows' updates pass through the defense.
 
     Raises:
         ValueError: a parameter is out of range; in `run`: fewer than two classes, too few auxiliary records to train
@@ -43,8 +43,8 @@ class ShadowClassifier(ByShadows):
 
     Source: Shokri, Stronati, Song, Shmatikov 2017, "Membership inference attacks against machine learning models"
         (arXiv 1610.05820), section V. Differs: the features are the three largest probabilities, the log odds and the
-        loss of the label instead of the whole output; one logistic regression for all classes instead of one network
-        per class, because a federation has few records of one class.
+        loss of the label instead of the whole output; one logistic regression for all classes replaces one network per
+        class, because a federation has few records of each class.
     """
 
     shadows: int = 16
@@ -55,7 +55,7 @@ class ShadowClassifier(ByShadows):
 
     def run(self, seen: Observation, key: Key) -> Membership:
         """The classifier's log odds."""
-        # imported here because it takes a second
+        # imported here because the import takes a second
         from sklearn.linear_model import LogisticRegression
 
         assert seen.final is not None
@@ -74,7 +74,7 @@ class ShadowClassifier(ByShadows):
 
 
 def _features(scores: Tensor, y: Tensor) -> Tensor:
-    """[..., n, features] float64 of a model's outputs [..., n, classes]."""
+    """[..., n, features] float64: the features of a model's outputs [..., n, classes]."""
     top = scores.double().softmax(-1).sort(-1, descending=True).values[..., :_TOP]
     phi = confidence(scores, y)
     # softplus(-phi) is -log p of the label

@@ -1,4 +1,4 @@
-"""SPEAR: the exact small batch behind the gradient of a ReLU network, without a search over pixels."""
+"""SPEAR: recovers the exact small batch behind the gradient of a ReLU network, without a search over pixels."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from leakgauge.harness.learn.gradients import gradients
 
 _UNEXPLAINED = 0.5
 """Largest share of a tensor of the received gradient that the batch may leave unexplained, up to a factor. Exact
-batches left at most 1e-11, mixtures with correct images 0.03 to 0.57, chance 0.6 to 1. One wrong batch of two images
-left 0.38 and was returned."""
+batches left at most 1e-11, batches with some correct images 0.03 to 0.57, chance batches 0.6 to 1. One wrong batch of
+two images left 0.38 and was returned."""
 
 
 @dataclass(frozen=True)
 class Spear(Attack):
-    """Recovers exact batches behind a dense ReLU network from low rank and zeros of its first layer's gradient.
+    """Recovers exact batches behind a dense ReLU network from the low rank and zeros of its first layer's gradient.
 
     Must know: one message of each victim, its number of images (public), and the model of its round: at least two dense
-    layers with ReLU between them (`mlp`, `mlp-small`); a server or an eavesdropper does. Without the shared key, the
-    estimate is an outsider's. The defense's estimate is treated as the gradient itself. A common factor, for example
+    layers with ReLU between them (`mlp`, `mlp-small`); a server or an eavesdropper does. Without the shared key, it
+    uses an outsider's estimate. The defense's estimate is treated as the gradient itself. A common factor, for example
     from a clip, changes no image.
 
     Cannot: withstand more than slight noise, or find an image that activates nearly all units, two similar images, or
-    an image that leaves no trace. `map` attacks those, and other models. An update of several full-batch steps on few
-    images is solved if enough units stay inactive; its objective is then that of the first approximation, not small.
+    an image that leaves no trace in the gradient. `map` attacks these cases and other models. An update of several
+    full-batch steps on few images is solved if enough units stay inactive; its objective is then that of the
+    first-order approximation, which is not small.
 
     Practical up to 10 images behind a fresh `mlp`, fewer behind a trained one, whose units are active more often. Exact
     batches (MSE < 1e-6) among 5 with 2, 4, 6, 8 and 10 images each, on a busy core:
@@ -50,13 +51,14 @@ class Spear(Attack):
     with some wrong images is returned if it explains more than half of each tensor; its objective shows it.
 
     Args:
-        samples: most sets of rows that are drawn per victim; `evaluations` of the guess is the number drawn.
+        samples: maximum number of sets of rows that are drawn per victim; `evaluations` of the guess is the number
+            drawn.
 
     Raises:
         ValueError: samples < 1; in `run`: a loss that is not softmax cross-entropy.
 
     Source: Dimitrov et al. 2024, "SPEAR: exact gradient inversion of batches in federated learning". Differs: see
-        `attacks._solve.spear`; labels are solved for from the last layer.
+        `attacks._solve.spear`; the labels are solved from the last layer's gradient.
     """
 
     kind: ClassVar[str] = "reconstruction"
@@ -77,7 +79,7 @@ class Spear(Attack):
         return 1
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
-        """Raw inputs, not clipped, each with its label; the objective is the squared distance of the gradients."""
+        """Inputs, not clipped, each with its label; the objective is the squared distance of the gradients."""
         (messages, model, _), targets = seen.sightings[0], received_gradients(seen)
         refusal = _refusal(seen.task, model.params)
         guesses = []
@@ -91,7 +93,7 @@ class Spear(Attack):
 
 
 def _refusal(task: Task, params: Vector) -> str:
-    """Why no message behind this model is attacked, or an empty string."""
+    """Why the attack cannot handle messages behind this model; an empty string if it can."""
     if not bool(params.isfinite().all()):
         return "the model is not finite"
     shapes = task.layout.shapes
@@ -119,7 +121,7 @@ def _guess(task: Task, params: Vector, message: Message, target: Tensor, samples
 
 
 def _why(message: Message) -> str:
-    """Why the batch found is not returned."""
+    """Why the batch that was found is not returned."""
     moved = f", or too many were active at some of {message.steps} steps" if message.steps > 1 else ""
     return f"what was found does not explain the gradient: too few units are inactive for one{moved}; map needs none"
 
@@ -139,16 +141,16 @@ def _unexplained(task: Task, own: Tensor, target: Tensor) -> float:
 
 
 def _labels(tensors: list[Tensor], received: list[Tensor], x: Tensor) -> Tensor:
-    """[b] int64, the label of each input x [b, n] behind a dense stack whose tensors have these received gradients.
+    """[b] int64: the label of each input x [b, n] behind a dense stack whose tensors received these gradients.
 
-    The last layer's gradient is the sum over the images of p - [y = i], times the layer's input h, which is known: a
-    linear system for each p - [y = i], up to a factor. Its one negative entry is the label.
+    The last layer's gradient is the sum over the images of p - [y = i] times the layer's input h, which is known. This
+    is a linear system for the p - [y = i] of each image, up to a factor; the one negative entry is at the label.
     """
     h = x
     for weight, bias in zip(tensors[:-2:2], tensors[1:-2:2], strict=True):
         h = relu(linear(h, weight, bias))
     inputs = torch.cat([h, h.new_ones(len(h), 1)], dim=1)
     rows = torch.cat([received[-2], received[-1][:, None]], dim=1)
-    # gelsd: the h of images that a layer does not separate are linearly dependent
+    # gelsd, because the h of images that a layer does not separate are linearly dependent
     errors: Tensor = torch.linalg.lstsq(inputs.T, rows.T, driver="gelsd").solution
     return errors.argmin(dim=1)

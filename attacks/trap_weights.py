@@ -1,4 +1,4 @@
-"""A malicious server's parameters under which an update shows the image; then the most probable image."""
+"""Trap weights: a malicious server broadcasts parameters under which an update shows the image."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from leakgauge.harness.core.vec import Vector
 
 @dataclass(frozen=True)
 class TrapWeights(ByPosterior):
-    """Broadcasts parameters that make an update show its image, and looks for the most probable image, as `map` does.
+    """Broadcasts parameters that make an update show its image, then searches for the most probable image, like `map`.
 
     The convolutions pass the image on to the first dense layer, whose gradient holds nearly all of the update's energy.
-    So noise in proportion to the update's size, a clip and a quantizer's step hide less of it than at honest
-    parameters. The server throws the updates of the attacked rounds away, and goes on from its own model.
+    So noise in proportion to the update's size, a clip and a quantizer's step hide less of the image than at honest
+    parameters. The server discards the updates of the attacked rounds and continues from its own model.
 
-    Must know: what `map` must, and it chooses the parameters; a malicious server does. The parameters depend on
-    auxiliary data and on a key, not on the defense or the victims. They are the same in every attacked round.
+    Must know: what `map` must know; it also chooses the parameters, which requires a malicious server. The parameters
+    depend on auxiliary data and on a key, not on the defense or the victims. They are the same in every attacked round.
 
-    Cannot: work on models that are no chain of convolutions and dense layers (`resnet20`), or whose loss is not softmax
-    cross-entropy; the training then fails with the reason. Behind max-pooling, only the maxima of the image pass.
-    Of a batch, the images add up in one gradient: see `imprint`.
+    Cannot: attack models that are not a chain of convolutions and dense layers (`resnet20`), or whose loss is not
+    softmax cross-entropy; the training then fails with the reason. Behind max-pooling, only the maxima of the image
+    pass. The images of a batch add up in one gradient; see `imprint`.
 
-    Args: as in `map`. `evaluations` counts for all attacked rounds together; many noisy rounds need more than one.
+    Args: as in `map`. `evaluations` counts for all attacked rounds together; many noisy rounds need more evaluations
+    than one round.
 
     Raises:
         ValueError: a parameter is out of range; in `broadcast`: the model has no trap weights.
@@ -38,7 +39,7 @@ class TrapWeights(ByPosterior):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What `map` needs, auxiliary data, and to choose the parameters."""
+        """What `map` needs, auxiliary data, and the choice of the parameters."""
         return super().needs | {"auxiliary", "broadcast"}
 
     def broadcast(self, seen: Observation, key: Key) -> Vector:

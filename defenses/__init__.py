@@ -1,1 +1,1 @@
-"""One defense a file; the registry finds them by scanning this folder."""
+"""The defenses, one per file; the registry finds them by scanning this folder."""

@@ -1,8 +1,8 @@
-"""MVU: the unbiased epsilon-LDP channel between a few levels with the least error.
+"""MVU: the unbiased epsilon-LDP channel with the least error between a few levels.
 
-The minimum over the channel P alone is a linear program, and over the values alpha alone least squares. Alternating
-them stops at once: if P is invertible, alpha = P^-1 u is the only unbiased choice. Hence both move together, by linear
-programs within a trust region, from several starts.
+The minimum over only the channel P is a linear program, and over only the values alpha a least squares problem.
+Alternating the two stops at once: if P is invertible, alpha = P^-1 u is the only unbiased choice. So both move
+together, by linear programs within a trust region, from several starts.
 
 Source: Chaudhuri, Guo, Rabbat 2022, "Privacy-aware compression for federated data analysis" (strict LDP). Differs: only
     channels that commute with the reflection of levels, which halves the programs.
@@ -26,20 +26,20 @@ from leakgauge.harness.core.rng import Key
 Floats = npt.NDArray[np.float64]
 
 _MOST_EPSILON = 24.0
-"""The least probabilities are then near e^-24 = 4e-11, which a draw of 53 bits resolves to 3e-6 of their value."""
+"""Largest epsilon: the least probabilities are near e^-24 = 4e-11, which a 53-bit draw resolves to a share of 3e-6."""
 
 _LEAST_EPSILON = 0.01
 _MOST_BITS = 4
 
 _PROGRAM_EPSILON = 12.0
-"""Largest epsilon of the programs; the solver's tolerances do not suffice above it. From 9 on they find nothing better
-than the rounded response, unless there are fewer columns than levels."""
+"""Largest epsilon of the programs, above which the solver's tolerances do not suffice. From epsilon 9 on, the programs
+find nothing better than the rounded response, unless there are fewer columns than levels."""
 
 _SPREADS = 6
-"""Starts with equally spaced values; they differ in the distance of the outer values from [0, 1]."""
+"""Number of starts with equally spaced values, which differ in the distance of the outer values from [0, 1]."""
 
 _DUST = 1e-7
-"""Probability below which a column is unused: a draw of 53 bits could not keep the ratios between its rows."""
+"""Probability below which a column stays unused, because a draw of 53 bits could not keep the ratios of its rows."""
 
 _STEPS = 80
 """Largest number of steps of one descent."""
@@ -58,7 +58,7 @@ class Design(NamedTuple):
 
     @property
     def objective(self) -> float:
-        """The variance that the channel adds: the mean over the levels u_i of E (alpha_j - u_i)^2."""
+        """The variance that the channel adds: the mean of E (alpha_j - u_i)^2 over the levels u_i."""
         u = np.linspace(0.0, 1.0, len(self.P))
         return float((self.P * (u[:, None] - self.alpha) ** 2).sum() / len(u))
 
@@ -67,20 +67,21 @@ class Design(NamedTuple):
 def design(epsilon: float, bits_in: int, bits_out: int) -> Design:
     """The best unbiased epsilon-LDP channel found from 2^bits_in levels of [0, 1] to 2^bits_out columns.
 
-    Both arrays are read-only, and the same objects for equal arguments. Seconds at 4 bits; the result is cached.
+    Both arrays are read-only, and equal arguments return the same objects. The design takes seconds at 4 bits and is
+    cached.
 
     | case | design |
     |---|---|
     | bits_out = 1 | randomized response between -1/(e^epsilon - 1) and e^epsilon/(e^epsilon - 1): the optimum |
     | epsilon > 12, bits_out >= bits_in | randomized response among as many columns as there are levels |
-    | epsilon > 12, bits_out < bits_in | the design for 12, or rounding first, then randomized response |
+    | epsilon > 12, bits_out < bits_in | the design for epsilon 12, or rounding, then randomized response |
     | else | the best of several local optima, without a certificate of global optimality |
 
     Guarantees:
         Rows of P sum to 1 and P alpha = u, both within 1e-12 (the second relative to max |alpha|).
         Unused columns are in the middle and have probability zero; all other entries are above 1e-7 e^-epsilon.
         exact_epsilon(P) <= epsilon + 1e-12.
-        P[i, j] = P[-1-i, -1-j] and alpha_j + alpha_-1-j = 1, within 1e-12.
+        P[i, j] = P[-1-i, -1-j] and alpha_j + alpha_-1-j = 1, both within 1e-12.
         The objective is at most that of the rounded response.
 
     Raises:
@@ -102,11 +103,11 @@ def design(epsilon: float, bits_in: int, bits_out: int) -> Design:
 
 
 def exact_epsilon(P: Floats) -> float:
-    """The pure LDP level of the channel as stored: max over columns j and rows i, i' of ln P[i, j] / P[i', j].
+    """The pure LDP epsilon of the stored channel: max over columns j and rows i, i' of ln P[i, j] / P[i', j].
 
     | column | contribution |
     |---|---|
-    | all zero | none: it is never sent |
+    | all zero | none, because the column is never sent |
     | zero for some rows only | inf |
     """
     most, least = P.max(0), P.min(0)
@@ -131,7 +132,7 @@ def sample(P: Floats, rows: npt.NDArray[np.int64], key: Key) -> npt.NDArray[np.i
         raise ValueError(f"expected rows in 0..{len(P) - 1}, got {rows.min()}..{rows.max()}")
     u = rng.uniform(key, rows.shape, dtype=torch.float64).numpy()
     columns = np.empty(rows.shape, dtype=np.int64)
-    # row by row: a single search on row + u would lose the low bits of u
+    # row by row, because a single search on row + u would lose the low bits of u
     for row, ends in enumerate(np.cumsum(P, axis=1)[:, :-1]):
         same = rows == row
         columns[same] = np.searchsorted(ends, u[same], side="right")
@@ -154,7 +155,7 @@ def _floor(epsilon: float) -> float:
 
 
 class _Program:
-    """The linear program in P for given values, for channels that the reflection of levels maps to themselves.
+    """The linear program in P for given values, over channels that the reflection of levels leaves unchanged.
 
     P[i, j] = r[i, j] + f M[j] with 0 <= r <= M, f = 1/(e^epsilon - 1) and M[j] = M[-1-j], for the lower half of the
     rows i; alpha = (lower, 1 - reversed lower).
@@ -172,7 +173,7 @@ class _Program:
         self._below = sparse.hstack([sparse.eye_array(entries), -spread]).tocsr()
 
     def solve(self, lower: Floats, channel: Floats | None = None, radius: float = 0.0) -> tuple[float, Floats] | None:
-        """The least objective and its solution; None if nothing is feasible.
+        """The least objective and its solution; None if the program is infeasible.
 
         The solution is the lower half of the channel for the values `lower`. If a `channel` is given, the program is
         linearized about it, and the solution is a move of `lower` with no entry above `radius`.
@@ -205,7 +206,7 @@ class _Program:
         return float(solved.fun), (self._channel @ solved.x).reshape(rows, self.levels_out)
 
     def _fold(self, by_column: Floats) -> Floats:
-        """The derivative by `lower`, from the derivative by alpha."""
+        """The derivative with respect to `lower`, from the derivative with respect to alpha."""
         return by_column[:, : self.half] - by_column[:, self.half :][:, ::-1]
 
 
@@ -217,7 +218,7 @@ def _descend(program: _Program, lower: Floats) -> tuple[Floats, Floats]:
     radius = 0.1 * (1.0 + float(np.ptp(lower)))
     for _ in range(_STEPS):
         model = program.solve(lower, channel, radius)
-        # 1e-9: the remaining gain is negligible
+        # below 1e-9, the remaining gain is negligible
         if model is None or objective - model[0] <= 1e-9 * objective:
             break
         trial = program.solve(lower + model[1])
@@ -240,7 +241,7 @@ def _starts(program: _Program) -> Iterator[Floats]:
 
 
 def _pick(program: _Program) -> Floats:
-    """The values that the program over 80 candidate pairs uses, without the least useful pairs, removed one by one."""
+    """The values that a program over 80 candidate pairs uses; the least useful pairs are removed one by one."""
     floor = _floor(program.epsilon)
     grid = np.unique(np.concatenate([-floor * np.linspace(1, 4, 20), np.linspace(-floor, 0.5, 60)]))
     wide = _Program(program.epsilon, program.levels_in, 2 * len(grid)).solve(grid)
@@ -256,7 +257,7 @@ def _pick(program: _Program) -> Floats:
 
 
 def _repair(epsilon: float, lower: Floats, channel: Floats) -> Design:
-    """The full design, with constraints exact to rounding instead of the solver's tolerance."""
+    """The full design, whose constraints hold up to rounding instead of the solver's tolerance."""
     # a pair may have crossed the middle; sorting restores the reflection as the reversal
     crossed = lower > 0.5
     full = np.concatenate([channel, channel[::-1, ::-1]])
@@ -279,6 +280,6 @@ def _repair(epsilon: float, lower: Floats, channel: Floats) -> Design:
 
 
 def _padded(P: Floats, alpha: Floats, columns: int) -> Design:
-    """The design with unused columns in the middle; at an end, rounding in a cumulative row would send them."""
+    """The design with unused columns in the middle: at an end, rounding in a cumulative row could send them."""
     middle = [len(alpha) // 2] * (columns - len(alpha))
     return Design(np.insert(P, middle, 0.0, axis=1), np.insert(alpha, middle, 0.5))

@@ -1,6 +1,6 @@
-"""PrivQuant: stochastic rounding to K levels, then an exactly epsilon-LDP channel on the level vectors.
+"""PrivQuant: stochastic rounding to K levels, then an exactly epsilon-LDP channel on the vectors of levels.
 
-Counts of level vectors are stored as logarithms: K^d exceeds float64 at d = 256 for K = 16.
+Counts of vectors of levels are stored as logarithms: K^d exceeds float64 at d = 256 for K = 16.
 """
 
 from __future__ import annotations
@@ -25,40 +25,43 @@ from leakgauge.harness.core.stats import Numbers
 A = TypeVar("A", Tensor, Numbers)
 
 _DIGITS = 3
-"""Digits of 53 bits in a log-uniform draw: steps of 2^-159, finer than the 2^-128 of a generator with a 128-bit key."""
+"""Number of 53-bit digits in a log-uniform draw: steps of 2^-159, finer than the 2^-128 of a 128-bit key."""
 
 _FLOOR = 1e-12
-"""Least probability of a level in the surrogate: keeps gradients within float32 where the channel is the identity."""
+"""Least probability of a level in the surrogate; keeps gradients within float32 if the channel is the identity."""
 
 _KNEE = 0.97
 """Distance in levels beyond which `misfit` departs from the exact law. MAP's SSIM with knees at 0.5, 0.7, 0.9, 0.97, on
-six images if all levels match: 0.134, 0.147, 0.176, 0.208 with 256 levels; 0.82 to 0.83 with 4096 levels."""
+six images, if all levels match: 0.134, 0.147, 0.176, 0.208 with 256 levels; 0.82 to 0.83 with 4096 levels."""
 
 _EXACT = 1e-9
-"""Difference in epsilon that rounding may put between two thresholds' costs."""
+"""Difference in epsilon between two thresholds' costs that rounding explains."""
 
 _BLOCK = 1 << 15
-"""Coordinates processed at a time; they stay in the cache."""
+"""Number of coordinates processed at a time, few enough to stay in the cache."""
 
 _LEAST = 1e-250
-"""Least probability of a level in `misfit`: negligible even if the channel is the identity, with a finite logarithm."""
+"""Least probability of a level in `misfit`: negligible even if the channel is the identity, but with a logarithm."""
 
 
 @dataclass(frozen=True)
 class PrivQuant:
     """A channel on {0..K-1}^d that favors the vectors with at least tau coordinates equal to those of the input.
 
-    A match is a coordinate equal to that of the input u. With probability p the output V is uniform on the N_hi vectors
-    with at least tau matches, otherwise uniform on the N_lo vectors with fewer (the lesser branch).
+    A match is a coordinate equal to that of the input u. With probability p, the output V is uniform on the N_hi
+    vectors with at least tau matches (the favored branch), otherwise uniform on the N_lo vectors with fewer matches
+    (the lesser branch).
 
     Args:
-        d: coordinates.
+        d: number of coordinates.
         levels: K, at least 2.
         tau: threshold of the matches, 1 to d.
-        logit: ln(p / (1 - p)), at least 0. Not p: from a logit of 36.8 on, float64 has p == 1, an infinite epsilon.
+        logit: ln(p / (1 - p)), at least 0. It is used instead of p because, from a logit of 36.8 on, p is 1 in float64,
+            and epsilon infinite.
 
     Guarantees:
-        For any two inputs, the probabilities of an output differ by a factor of at most e^epsilon, attained by some.
+        For any two inputs, the probabilities of an output differ by a factor of at most e^epsilon; some inputs attain
+        this.
         E[value(V)] = normalizer * value(u), with normalizer > 0.
 
     | case | channel |
@@ -70,8 +73,8 @@ class PrivQuant:
     Raises:
         ValueError: a parameter is out of range, or threshold and logit favor the vectors with few matches.
 
-    Source: sqSGD (ICLR 2021 submission), Algorithm 1 and eq. (8). Differs: eq. (8) bounds only one direction of the
-        ratio, so we reject a ratio below 1; the server divides by `normalizer`.
+    Source: sqSGD (ICLR 2021 submission), Algorithm 1 and eq. (8). Differs: rejects a ratio below 1, because eq. (8)
+        bounds only one direction of the ratio; the server divides by `normalizer`.
     """
 
     d: int
@@ -97,10 +100,10 @@ class PrivQuant:
     def log_rest(self) -> float:
         """ln(1 - p), the log probability of the lesser branch.
 
-        `privatize` respects it down to 2^-128 (logit 88), the limit of a generator with a 128-bit key. Below, only the
-        favored branch runs. Its law is within 1 - p of the stated one in total variation, but loses the guarantee: an
-        output excludes every input with fewer than tau matches, so epsilon is infinite. The delta at `epsilon`,
-        (1 + e^epsilon) (1 - p), is about N_lo / N_hi.
+        `privatize` respects this probability down to 2^-128 (logit 88), the limit of a generator with a 128-bit key.
+        Below 2^-128, only the favored branch runs. The law is then within 1 - p of the stated law in total variation,
+        but loses the guarantee: an output excludes every input with fewer than tau matches, so epsilon is infinite. The
+        delta at `epsilon`, (1 + e^epsilon) (1 - p), is about N_lo / N_hi.
         """
         return float(special.log_expit(-self.logit))
 
@@ -123,14 +126,14 @@ class PrivQuant:
 
         Args:
             u: [d] integer levels. Not modified.
-            key: known to this client only. Four children, one draw each.
+            key: known only to this client. It uses four children, with one draw each.
 
         Returns:
             [d] int64 levels.
 
         Guarantees:
-            The law of the class: branch and number of matches to 2^-128 (see `log_rest`), then a pseudo-random choice
-            among equally likely vectors. O(d).
+            The output has the law of the class: branch and number of matches exact to 2^-128 (see `log_rest`), then a
+            pseudo-random choice among equally likely vectors. Takes O(d).
 
         Raises:
             ValueError: u is not d integers in 0..K-1.
@@ -142,7 +145,7 @@ class PrivQuant:
         log_chance = _log_uniform(rng.uniform(key.child("matches"), (_DIGITS,), dtype=torch.float64))
         log_branch = _log_uniform(rng.uniform(key.child("branch"), (_DIGITS,), dtype=torch.float64))
         matches = self._matches(log_branch < self.log_rest, log_chance)
-        # beyond this length a permutation waits for memory at each step; below it, stored results hold one
+        # for large d, a permutation waits for memory at each step; for small d, stored results need a permutation
         positions = key.child("positions")
         large = self.d > rng.LARGE
         matching = rng.subset(positions, self.d, matches) if large else rng.permutation(positions, self.d)[:matches]
@@ -157,17 +160,17 @@ class PrivQuant:
         """-ln of the product of the laws of the single coordinates of V, given real values y before rounding.
 
         P(V_j | y_j) = (1 - m)/K + m h_j, with h_j the probability that y_j is rounded to V_j, linear in y_j between two
-        levels. Each factor is exact. The product ignores the dependence between matches. Exactly,
+        levels. Each factor is exact. The product ignores the dependence between matches. The exact law is
 
             P(V | y) = (1-p)/N_lo + (p/N_hi - (1-p)/N_lo) P(M >= tau),   M a sum of independent Bernoulli(h_j).
 
         The product is, up to a constant, a Chernoff bound on that tail, with tilt ln(a (K-1) / (1-a)); a is the
-        probability (1 + (K-1) m) / K of a match. The best tilt makes the mean of M equal to tau; ours makes it a d, on
-        average, at the truth.
+        probability (1 + (K-1) m) / K of a match. The best tilt makes the mean of M equal to tau; ours makes this mean
+        equal to a d, on average, at the truth.
 
         Args:
             received: [n, d] integer levels.
-            y: [n, d] values, differentiable; clamped to [-bound, bound] as by `round_levels`.
+            y: [n, d] values, differentiable; clamped to [-bound, bound] as in `round_levels`.
             bound: U.
 
         Returns:
@@ -186,9 +189,9 @@ class PrivQuant:
     def misfit(self, received: Tensor, y: Tensor, bound: float) -> Tensor:
         """`surrogate` for an optimizer: beyond `_KNEE` of a level, -ln h is continued by its parabola.
 
-        The surrogate has no slope if y is a level or more from the received level. This is right while matches occur by
-        chance. If nearly all coordinates match, however, an optimizer that starts further away finds no direction.
-        -ln h and its continuation are convex, with two continuous derivatives.
+        The surrogate has no slope if y is at least one level away from the received level. This is right while matches
+        occur by chance. If nearly all coordinates match, however, an optimizer that starts further away finds no
+        direction. -ln h and its continuation are convex, with two continuous derivatives.
 
         Args:
             received, y, bound: as for `surrogate`.
@@ -197,7 +200,8 @@ class PrivQuant:
             [n] float64.
 
         Guarantees:
-            Equal to `surrogate` if every coordinate is nearer than the knee, and nowhere above it, up to its floor.
+            Equal to `surrogate` if every coordinate is nearer than the knee, and never above `surrogate`, up to its
+            floor.
             Finite, with finite gradients, for every finite y; at least 0.
         """
         offset = (_position(y.double(), bound, self.levels) - received.to(y.device)).abs()
@@ -214,7 +218,7 @@ class PrivQuant:
         return float(tails.lower[self.tau - 1] - tails.upper[self.tau])
 
     def _matches(self, lesser: bool, log_chance: float) -> int:
-        """The number of matches in a branch: inverse distribution function at a log-uniform, from the small tail."""
+        """The number of matches in a branch: the inverse cdf at a log-uniform number, from the small tail."""
         tails = _tails(self.d, self.levels)
         if lesser:
             return int(np.searchsorted(tails.lower[: self.tau], tails.lower[self.tau - 1] + log_chance))
@@ -235,8 +239,8 @@ def choose(d: int, levels: int, epsilon: float, share: float = 0.9) -> PrivQuant
 
     Source: sqSGD, section 4, with kappa = 2 tau - d - 1. Differs: the paper requires kappa in 0..d-1, which excludes
         most of its own settings (at d = 512, K = 16 and kappa = 0, ln(N_lo / N_hi) is 377.4, more than 0.9 of its
-        epsilon = 400; its K = 32, and K = 8 to 128 at d = 8192, fail likewise). A negative kappa is as sound. If
-        eq. (8) holds with a ratio below 1, the true epsilon may exceed the given one: rejected.
+        epsilon = 400; its K = 32, and K = 8 to 128 at d = 8192, fail likewise). A negative kappa is equally sound.
+        Rejects eq. (8) with a ratio below 1, because the true epsilon may then exceed the given one.
     """
     _at_least(1, d=d)
     _at_least(2, levels=levels)
@@ -248,7 +252,7 @@ def choose(d: int, levels: int, epsilon: float, share: float = 0.9) -> PrivQuant
     logit = (1 - share) * epsilon
     tau = int(np.searchsorted(ratios, share * epsilon, side="right"))
     if tau == 0 or logit + ratios[tau - 1] <= 0:
-        # 1e-6: the printed number must itself be feasible
+        # 1e-6, so that the printed number is itself feasible
         smallest = _smallest_epsilon(ratios, share) * (1 + 1e-6)
         raise ValueError(
             f"expected epsilon >= {smallest:.9g} at d={d}, levels={levels}, share={share}, got epsilon={epsilon}: "
@@ -264,18 +268,18 @@ def round_levels(x: Tensor, bound: float, levels: int, key: Key) -> Tensor:
         x: values of any shape. Not modified.
         bound: U; the levels are -U + 2 U k / (K-1), k = 0..K-1.
         levels: K.
-        key: known to this client only. One draw.
+        key: known only to this client. It is drawn from once.
 
     Returns:
         int64 levels k, of the shape of x.
 
     Guarantees:
-        E[levels_to_values(round_levels(x))] = clamp(x, -U, U), to float64 rounding.
+        E[levels_to_values(round_levels(x))] = clamp(x, -U, U), up to float64 rounding.
 
     Raises:
         ValueError: x is not finite, or a parameter is out of range.
 
-    Source: sqSGD, eq. (5) and (6). Differs: clamps; the paper assumes that no value lies outside.
+    Source: sqSGD, eq. (5) and (6). Differs: clamps, whereas the paper assumes that no value lies outside the range.
     """
     values = x.detach().cpu()
     finite = np.isfinite(values.numpy())
@@ -293,24 +297,25 @@ def levels_to_values(index: Tensor, bound: float, levels: int) -> Tensor:
     positive(bound=bound)
     _at_least(2, levels=levels)
     _check_levels(index, levels)
-    # relative to the middle: exactly symmetric
+    # relative to the middle, so that the values are exactly symmetric
     return bound * (2 * index.long() - (levels - 1)).double() / (levels - 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Matched(Law):
-    """The law of the packed levels that a channel sends of `place` after stochastic rounding.
+    """The law of the packed levels that a channel sends for `place` after stochastic rounding.
 
-    The rounded levels are hidden. Given the output V, coordinate j matches with the probability h_j that it is rounded
-    to V_j, independently, so that P(V) is proportional to E g(M): g is 1 from tau matches on, else e^-cost, and M is
-    the sum of Bernoulli(h_j).
+    The rounded levels are hidden. Given the output V, coordinate j matches independently with the probability h_j that
+    it is rounded to V_j, so P(V) is proportional to E g(M). M is the sum of Bernoulli(h_j); g is 1 from tau matches on,
+    else e^-cost.
 
     Attributes:
         place: [d], positions among the levels, from 0 to levels - 1.
-        levels, tau, logit: of the channel.
-        epsilon: the most that the channel may cost.
+        levels, tau, logit: parameters of the channel.
+        epsilon: the largest epsilon that the channel may have.
 
-    Source: the law of Algorithm 1 of sqSGD, computed apart from `PrivQuant`; P(V_j | V_1..V_(j-1)) sums over later V.
+    Source: the law of Algorithm 1 of sqSGD, computed independently of `PrivQuant`; P(V_j | V_1..V_(j-1)) sums over
+    later V.
     """
 
     place: Numbers
@@ -320,7 +325,7 @@ class Matched(Law):
     epsilon: float
 
     def read(self, wire: bytes, own: Key) -> Reading:
-        """By the cumulative probabilities of each level given those before it, with the nearest and likeliest last."""
+        """Reads by cumulative probabilities of each level given earlier levels; the nearest, likeliest one is last."""
         d, K = len(self.place), self.levels
         found = outcomes(wire, d, (K - 1).bit_length())
         cost, odds = _odds(d, K, self.tau, self.logit)
@@ -341,7 +346,7 @@ class Matched(Law):
         return Reading((low + chance) / total, np.full(d, -1), ratios=self._ratios(before[d]))
 
     def branches(self, wire: bytes) -> Branches:
-        """Favored, with at least tau matches, and lesser; each is uniform on its vectors."""
+        """The favored branch, with at least tau matches, and the lesser branch; each is uniform on its vectors."""
         d = len(self.place)
         _, before = self._matches(outcomes(wire, d, (self.levels - 1).bit_length()))
         fewer, more = (float(logs[self.tau - 1]) for logs in _branches(d, self.levels))
@@ -355,10 +360,10 @@ class Matched(Law):
         return np.minimum(self.place.astype(np.int64), self.levels - 2)
 
     def _matches(self, found: Integers) -> tuple[Numbers, Numbers]:
-        """[d] the chance that each output matches; [d + 1, d + 1], row j: the law of the matches among the first j."""
+        """[d]: the chance that each output matches; [d + 1, d + 1], row j: the law of the matches among the first j."""
         d, up = len(found), self.place - self._below
         h = np.where(found == self._below, 1 - up, np.where(found == self._below + 1, up, 0.0))
-        # a column of zeros first: each row is then two shifts of the one before, times their chances, in two calls
+        # after a first column of zeros, each row is two shifts of the previous row, times their chances, in two calls
         before, both = np.zeros((d + 1, d + 2)), np.empty((2, d + 2))
         before[0, 1] = 1.0
         stays, moves, chances = both[0, 1:], both[1, :-1], np.stack([1 - h, h], 1)[..., None]
@@ -368,7 +373,7 @@ class Matched(Law):
         return h, before[:, 1:]
 
     def _ratios(self, matches: Numbers) -> Numbers:
-        """[len(SHARES)]; the alternatives are the channels of another epsilon, with both of its parts in proportion.
+        """[len(SHARES)]; the alternatives are channels of another epsilon, whose two parts keep their proportion.
 
         Args:
             matches: [d + 1], the law of the number of matches with this output.
@@ -382,7 +387,7 @@ class Matched(Law):
 
 @functools.lru_cache(maxsize=8)
 def _branches(d: int, levels: int) -> tuple[Numbers, Numbers]:
-    """The logarithms of the numbers of vectors with fewer matches than the thresholds 1 to d, and with the others."""
+    """Logarithms of the numbers of vectors with fewer matches than each threshold 1 to d, and of the other vectors."""
     k = np.arange(d + 1.0)
     weight = special.gammaln(d + 1) - special.gammaln(k + 1) - special.gammaln(d + 1 - k) + (d - k) * np.log(levels - 1)
     fewer, more = np.logaddexp.accumulate(weight)[:-1], np.logaddexp.accumulate(weight[::-1])[::-1][1:]
@@ -391,7 +396,7 @@ def _branches(d: int, levels: int) -> tuple[Numbers, Numbers]:
 
 @functools.lru_cache(maxsize=8)
 def _channels(d: int, levels: int, tau: int, logit: float, epsilon: float) -> tuple[Integers, Numbers, Numbers]:
-    """A channel, then those of `SHARES`: [a] thresholds less 1, and log chances of a vector in each branch."""
+    """A channel, then those of `SHARES`: [a] thresholds minus 1, and log probabilities of a vector in each branch."""
     scale = 1 / (1 - np.array([0.0, *SHARES]))
     fewer, more = _branches(d, levels)
     cost = fewer - more  # of the thresholds 1 to d
@@ -425,7 +430,7 @@ class _Tails(NamedTuple):
 
 @functools.lru_cache(maxsize=4)
 def _tails(d: int, levels: int) -> _Tails:
-    """The `_Tails` of all thresholds; relative logs stay small, while log-gamma reaches 10^6 at d = 2^17."""
+    """The `_Tails` of all thresholds; relative logarithms stay small, while log-gamma reaches 10^6 at d = 2^17."""
     count = np.arange(d, dtype=np.float64)
     step = np.log((d - count) / ((count + 1) * (levels - 1)))  # ln w_(l+1) - ln w_l
     mode = (d + 1) // levels
@@ -434,7 +439,7 @@ def _tails(d: int, levels: int) -> _Tails:
     lower = np.logaddexp.accumulate(weight)
     upper = np.logaddexp.accumulate(weight[::-1])[::-1]
     for array in (weight, lower, upper):
-        array.flags.writeable = False  # shared by every caller
+        array.flags.writeable = False  # all callers share it
     return _Tails(weight, lower, upper)
 
 
@@ -449,12 +454,12 @@ def _position(x: A, bound: float, levels: int) -> A:
     """The clamped position of float64 x among the levels, in [0, K-1]."""
     positive(bound=bound)
     _at_least(2, levels=levels)
-    # division first: x = bound gives exactly K-1; a rounding error above it could be rounded to level K
+    # division first, so that x = bound gives exactly K-1; a larger value could be rounded to level K
     return ((x / bound).clip(-1, 1) + 1) * ((levels - 1) / 2)
 
 
 def _round_by(x: Tensor, bound: float, levels: int, chance: Tensor) -> Tensor:
-    """Levels of x: up if `chance` is below the fraction, else down."""
+    """Levels of x: rounded up if `chance` is below the fraction, else down."""
     values, chances = x.double().numpy().reshape(-1), chance.numpy().reshape(-1)
     found = np.empty(values.size, np.int64)
     for start in range(0, max(values.size, 1), _BLOCK):
@@ -469,7 +474,7 @@ def _round_by(x: Tensor, bound: float, levels: int, chance: Tensor) -> Tensor:
 
 def _log_uniform(digits: Tensor) -> float:
     """ln of the number in (0, 1) with these digits, multiples of 2^-53 in [0, 1), most significant first."""
-    number = 0.5  # the middle of the last step, so that the number is never 0
+    number = 0.5  # start in the middle of the last step, so that the number is never 0
     for digit in reversed(digits.tolist()):
         number = digit + number * 2.0**-53
     return math.log(number)

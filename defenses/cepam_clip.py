@@ -21,27 +21,28 @@ from leakgauge.harness.core.vec import Vector
 class CepamClip(NormalCepam):
     """CEPAM on a clipped update: the noise does not depend on the update, and no norm is sent.
 
-    Private randomness: none. All noise comes from the key that client and server share.
+    There is no private randomness: all noise comes from the key that client and server share.
 
     Args:
-        noise_std: sigma, of the noise in each coordinate, in units of the update.
+        noise_std: sigma, standard deviation of the noise in each coordinate, in units of the update.
         clip: C, bound on the l2 norm, in units of the update.
-        dimension: n, 1 to 3, coordinates quantized together; see `cepam-gaussian`.
-        local_epsilon: epsilon tilde, of one sampled record, from which the claim follows.
+        dimension: n, 1 to 3, number of coordinates that are quantized together; see `cepam-gaussian`.
+        local_epsilon: epsilon tilde for one sampled record, from which the claim follows.
 
     Guarantees:
         decode(encode(u)) - clip(u) is normal with standard deviation noise_std in each coordinate, independently and
         for every u, up to float32 rounding.
-        Approximately the entropy of the message given the shared randomness, least for |u| near C; see `_cepam.wire`.
+        A message takes approximately as many bits as its entropy given the shared randomness, fewest for |u| near C;
+        see `_cepam.wire`.
 
-    A zero update is quantized like any other. Without the shared key the estimate is zero.
+    A zero update is quantized like any other. Without the shared key, the estimate is zero.
 
     Raises:
-        ValueError: a parameter out of range.
+        ValueError: a parameter is out of range.
 
-    Source: the code that an author of CEPAM published for a follow-up; it clips instead of dividing by the norm as in
-        Algorithm 1. Differs: client and server share radii and dithers, as in the paper; in that code the server draws
-        its own, and the error is neither centered nor normal. The claim is that of the paper, with C for gamma.
+    Source: the code that an author of CEPAM published for a follow-up. The code clips; Algorithm 1 divides by the norm.
+        Differs: client and server share radii and dithers, as in the paper; in that code, the server draws its own, and
+        the error is neither centered nor normal. The claim is that of the paper, with C for gamma.
     """
 
     sends_norm: ClassVar[bool] = False
@@ -62,15 +63,15 @@ class CepamClip(NormalCepam):
         return self.clip
 
     def longest(self, state: None, link: Link) -> float:
-        """C and the noise."""
+        """C plus a bound on the norm of the noise."""
         return self.clip + normal_reach(self.noise_std, link.setting.dim)
 
     def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
-        """The error is normal."""
+        """A normal error around the clipped update."""
         return law.clipped(update, link, self.clip, Normal(), self.noise_std, self.dimension)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
-        """Thm 12 for one record and one round, against adversaries that see only averages; T rounds add up."""
+        """Thm 12 for one record and one round, against adversaries that see only averages; T epsilons add up."""
         promise = theorem_12(self.local_epsilon, self.reach, setting)
         source = "Ling et al. 2025, Thm 12, with C for gamma"
         return clipped(promise, source, self.reach, self.dimension, len(history), setting)

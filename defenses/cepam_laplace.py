@@ -20,29 +20,30 @@ from leakgauge.harness.core.vec import Vector
 
 @dataclass(frozen=True)
 class CepamLaplace(Cepam):
-    """CEPAM with Laplace noise: as `cepam-gaussian`, coordinate by coordinate.
+    """CEPAM with Laplace noise: like `cepam-gaussian`, but each coordinate is quantized separately.
 
-    Private randomness: none. All noise comes from the key that client and server share.
+    There is no private randomness: all noise comes from the key that client and server share.
 
     Args:
         noise_scale: b, in units of |u| / gamma; the noise in a coordinate has density exp(-|e|/b) / 2b and standard
             deviation sqrt(2) b.
-        gamma: the norm to which every update is scaled. The paper does not give it; with 15 steps and b = 0.1, gamma
-            16.67 just meets the condition of its claim of 4995.
-        local_epsilon: the paper's epsilon tilde, of one sampled record, from which its claim follows.
+        gamma: the norm to which every update is scaled. The paper does not state gamma; with 15 steps and b = 0.1,
+            gamma 16.67 just meets the condition of the paper's claim of 4995.
+        local_epsilon: the paper's epsilon tilde for one sampled record, from which the claim follows.
 
     Guarantees:
-        decode(encode(u)) - u is Laplace with scale noise_scale * |u| / gamma in each coordinate, independently and for
-        every u, up to float32 rounding: unbiased.
-        The norm as float32, then approximately the entropy of the cells given the shared randomness; see `_cepam.wire`.
+        decode(encode(u)) - u is Laplace with mean 0 and scale noise_scale * |u| / gamma in each coordinate,
+        independently and for every u, up to float32 rounding.
+        Messages hold the norm as float32, then approximately as many bits as the entropy of the cells given the shared
+        randomness; see `_cepam.wire`.
 
-    A zero update is sent as only a norm of zero. Without the shared key the estimate is zero.
+    A zero update is sent as a norm of zero only. Without the shared key, the estimate is zero.
 
     Raises:
-        ValueError: a parameter out of range; in `encode`, |u| / gamma above the largest float32.
+        ValueError: a parameter is out of range; in `encode`, |u| / gamma exceeds the largest float32.
 
     Source: Ling, Wu, Sun, Li, Song, Xu 2025, "Communication-Efficient and Privacy-Adaptable Mechanism". Differs as
-        `cepam-gaussian` does. The claim, Thm 13, treats gamma as a bound on the l1 norm; it bounds the l2 norm.
+        `cepam-gaussian` does. The claim, Thm 13, treats gamma as a bound on the l1 norm, but gamma bounds the l2 norm.
     """
 
     noise_scale: float = 0.1
@@ -62,11 +63,11 @@ class CepamLaplace(Cepam):
         return laplace_radii(key, count, self.noise_scale * unit)
 
     def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
-        """The error is Laplace."""
+        """A Laplace error around the scaled update."""
         return scaled(update, link, self.gamma, Laplacian(), self.noise_scale)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
-        """Thm 13 for one record and one round, against adversaries that see only averages; T rounds add up."""
+        """Thm 13 for one record and one round, against adversaries that see only averages; T epsilons add up."""
         reach = self.gamma / self.noise_scale
         promise, source = theorem_13(self.local_epsilon, reach, setting), "Ling et al. 2025, Thm 13"
         return norm_scaled(promise, source, -math.expm1(-reach), 1, len(history), setting)

@@ -1,4 +1,4 @@
-"""DP-FedAvg: clients clip, the server adds the noise."""
+"""DP-FedAvg: the clients clip, and the server adds the noise."""
 
 from __future__ import annotations
 
@@ -25,46 +25,50 @@ from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Vector
 
 _MOMENTS = 32
-"""Moments of the privacy loss that the source's accountant evaluates."""
+"""Number of moments of the privacy loss that the source's accountant evaluates."""
 
 _FIXED = "the number of participants is fixed beforehand and public"
 
 _MODELS = frozenset({Threat.PARTICIPANT, Threat.PUBLIC})
-"""The adversaries that see models and no message."""
+"""The adversaries that see models but no messages."""
 
 
 @dataclass(frozen=True)
 class DPFedAvg(Clipped, Plain):
     """DP-FedAvg: clients clip their update's l2 norm and add no noise; the server adds normal noise to the mean.
 
-    The mean is (sum of the clipped updates + noise) / U, where U is the public number of participants of a round, also
-    if fewer send. It is not weighted by numbers of samples: U and a client's share of the sum would depend on the data.
+    The mean is (sum of the clipped updates + noise) / U, where U is the public number of participants of a round, even
+    if fewer clients send. The mean is not weighted by numbers of samples: U and a client's share of the sum would then
+    depend on the data.
 
     Args:
         clip: C, bound on the l2 norm of a client's update, in units of the update.
-        epsilon: of the whole run of `setting.rounds` rounds, for one client, at `delta`; sets the noise. Default 8
-            unless `noise_std` is given.
-        delta: of the whole run.
+        epsilon: privacy budget of the whole run of `setting.rounds` rounds, for one client, at `delta`; sets the noise.
+            Default 8 unless `noise_std` is given.
+        delta: delta of the guarantee for the whole run.
         noise_std: standard deviation of the noise in a coordinate of the sum (C times the source's z), in units of the
-            update; instead of `epsilon`. The mean has 1 / U of it.
+            update; replaces `epsilon`. The mean has 1 / U of this noise.
 
     Guarantees:
-        4 * d bytes.
+        Messages have 4 * d bytes.
         decode(messages) - sum(clip(u)) / U is normal with standard deviation sigma / U in each coordinate.
-        If all clients take part, adding or removing a client moves the sum by C: exactly Gaussian.
-        If some take part, the claim is that of the source, for clients that are drawn independently. Here exactly U of
-        K are drawn: another client replaces a missing one, which moves the sum by 2C. A sampled Gaussian of that
-        sensitivity holds exactly; it is attained if every other client sends -c and this one c.
-        Nothing holds against an adversary that sees messages.
+        If all clients take part, adding or removing a client moves the sum by C: an exact Gaussian mechanism.
+        If only some clients take part, the claim is that of the source, for clients that are drawn independently. Here
+        exactly U of K clients are drawn: another client replaces a missing one, which moves the sum by 2C. A sampled
+        Gaussian mechanism of that sensitivity gives the exact bound; it is attained if all other clients send -c and
+        this client sends c.
+        No guarantee holds against an adversary that sees messages.
 
     Raises:
-        ValueError: a parameter out of range, or both `epsilon` and `noise_std`; with the setting, if some clients take
-            part, an epsilon below ln(1 / delta) / 32, the smallest that the source's accountant can return.
+        ValueError: a parameter is out of range, or both `epsilon` and `noise_std` are given; with the setting, if only
+            some clients take part, epsilon is below ln(1 / delta) / 32, the smallest that the source's accountant can
+            return.
 
     Source: McMahan et al. 2018, "Learning differentially private recurrent language models", Algorithm 1 with equal
         weights and the estimator of fixed denominator; Abadi et al. 2016, Thm 2 (moments accountant, 32 moments).
-        Differs: a fixed number of clients a round; U instead of its expectation; if all take part, the exact trade-off
-        instead of moments. Replacing a client's data, instead of removing it, would have sensitivity 2C as well.
+        Differs: a fixed number of clients per round; U instead of its expectation; if all clients take part, the exact
+        trade-off instead of moments. Replacing a client's data, instead of removing the client, would also have
+        sensitivity 2C.
     """
 
     promises = Horizon.WHOLE_RUN
@@ -80,7 +84,7 @@ class DPFedAvg(Clipped, Plain):
         return self.clip * _noise_multiplier(share, setting.rounds, self.epsilon, self.delta)
 
     def bounded(self, update: Tensor) -> Tensor:
-        """The update, clipped."""
+        """The clipped update."""
         return clip_l2(update, self.clip)
 
     def longest(self, state: None, link: Link) -> float:
@@ -95,17 +99,17 @@ class DPFedAvg(Clipped, Plain):
         return (total / links.setting.participants).float()
 
     def aggregate_law(self, state: None, updates: Sequence[Vector], links: Links) -> Law:
-        """Normal around the sum of the projected updates over U, with sigma over U."""
+        """Normal noise of sigma / U around the sum of the projected updates, divided by U."""
         users = links.setting.participants
         total = np.sum([projected(update, self.clip) for update in updates], axis=0)
         return Additive(total / users, Normal(), self.sigma(links.setting) / users)
 
     def quieter(self) -> DPFedAvg:
-        """A thousandth of C in each coordinate of the sum."""
+        """The same mechanism with a noise of 0.001 C in each coordinate of the sum."""
         return replace(self, epsilon=None, noise_std=1e-3 * self.clip)
 
     def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
-        """The rounds with another number of messages than the public one."""
+        """The rounds whose number of messages differs from the public number."""
         return {_FIXED: Breach(int(len(links.senders) != links.setting.participants), 1, "round")}
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
@@ -128,18 +132,18 @@ class DPFedAvg(Clipped, Plain):
         clear = "messages are clipped and sent without noise."
         horizon, source = Horizon.of(rounds), f"McMahan et al. 2018, Algorithm 1; {accountant}"
         further = (Proof.none(Unit.CLIENT, clear, against=frozenset(Threat) - _MODELS),)
-        # not `claim_over`: the client need not take part in every round
+        # `claim_over` does not fit: the client need not take part in every round
         return Claim(
             claimed, self.delta, Unit.CLIENT, Relation.ADD_REMOVE, horizon, _MODELS, source, assumes, proved, further
         )
 
 
 def _sampled(multiplier: float, setting: Setting, rounds: int) -> Proof:
-    """The proof for U of K clients drawn without replacement.
+    """The proof for U of K clients that are drawn without replacement.
 
-    Let R be U - 1 drawn other clients, and j one more. With the client, the sum is that of R and the client with
-    probability U / K, else that of R and j; without the client, it is always that of R and j. Given R and j, this is a
-    sampled Gaussian whose means are at most 2C apart. Mixing over R and j adds no divergence.
+    Let R be U - 1 other clients that are drawn, and j one more. With the client, the sum is that of R and the client
+    with probability U / K, else that of R and j. Without the client, it is always that of R and j. Given R and j, this
+    is a sampled Gaussian whose means are at most 2C apart. Mixing over R and j adds no divergence.
     """
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
@@ -175,7 +179,7 @@ def _noise_multiplier(share: float, rounds: int, target: float, delta: float) ->
     """The z at which the moments accountant returns the epsilon `target`.
 
     Raises:
-        ValueError: no noise is enough; the message states the epsilon above which some is.
+        ValueError: no noise is enough; the message states the epsilon above which some noise is enough.
     """
     low, high = 1.0, 1e6
     least = _moments_epsilon(share, high, rounds, delta)

@@ -1,4 +1,4 @@
-"""DP-SGD at the client: every local step clips the records' gradients and adds noise."""
+"""DP-SGD at the client: each local step clips the records' gradients and adds noise."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ class DPSGD(Clipped, Plain):
 
     Args:
         clip: C, bound on the l2 norm of one record's gradient.
-        epsilon: of one record over the whole run, at `delta`, by opacus' Renyi accountant. Default 8 unless
-            `noise_std` is given.
-        delta: of the whole run.
-        noise_std: z, standard deviation of the noise in a step's sum, in units of the clip; instead of `epsilon`.
+        epsilon: privacy budget of one record over the whole run, at `delta`, by opacus' Renyi accountant. Default 8
+            unless `noise_std` is given.
+        delta: delta of the guarantee for the whole run.
+        noise_std: z, standard deviation of the noise in a step's sum, in units of the clip; replaces `epsilon`.
 
     Guarantees:
-        4 * d bytes: the update; its noise was added in training (`LocalRule`, `step_noise`).
-        Each step takes every record with probability B/n. Its mean gradient is a sum of gradients of norm at most C,
-        divided by B, with noise of standard deviation z C / B.
+        Messages have 4 * d bytes: the update, whose noise was added in training (`LocalRule`, `step_noise`).
+        Each step takes each record with probability B/n. The step's mean gradient is a sum of gradients of norm at most
+        C, divided by B, with noise of standard deviation z C / B.
 
     Raises:
-        ValueError: a parameter out of range, or both `epsilon` and `noise_std`.
+        ValueError: a parameter is out of range, or both `epsilon` and `noise_std` are given.
 
-    Source: Abadi et al. 2016, Algorithm 1; noise and claim by opacus 1.5 (`get_noise_multiplier`, `RDPAccountant`), the
-        steps by `harness.learn.clipping`, which agrees with opacus' per-sample gradients (tested) and is many times
-        faster. For clients of different sizes, noise and claim are those of the smallest, which takes a given record
-        most often.
+    Source: Abadi et al. 2016, Algorithm 1. opacus 1.5 computes noise and claim (`get_noise_multiplier`,
+        `RDPAccountant`). `harness.learn.clipping` runs the steps; it agrees with opacus' per-example gradients (tested)
+        and is many times faster. For clients of different sizes, noise and claim are those of the smallest client,
+        which takes a given record most often.
     """
 
     promises: ClassVar[Horizon] = Horizon.WHOLE_RUN
@@ -54,7 +54,7 @@ class DPSGD(Clipped, Plain):
         return LocalRule(clip=self.clip, poisson=True)
 
     def step_noise(self, setting: Setting) -> float:
-        """z, see `multiplier`."""
+        """z, as in `multiplier`."""
         return self.multiplier(setting)
 
     def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
@@ -62,15 +62,15 @@ class DPSGD(Clipped, Plain):
         return Exact(numbers(update).astype("<f4").tobytes())
 
     def step_law(self, setting: Setting) -> StepLaw:
-        """Clip C, noise z, and each record with probability B/n."""
+        """Steps with clip C and noise z that take each record with probability B/n."""
         return StepLaw(self.clip, self.multiplier(setting), _share(setting))
 
     def quieter(self) -> DPSGD:
-        """A thousandth of the clip."""
+        """The same steps with a noise of 0.001 times the clip."""
         return replace(self, epsilon=None, noise_std=1e-3)
 
     def multiplier(self, setting: Setting) -> float:
-        """z, noise over clip in a step's sum; by default from epsilon and the steps of the whole run."""
+        """z, the noise over the clip in a step's sum; by default from epsilon and the steps of the whole run."""
         if self.noise_std is not None:
             return self.noise_std
         assert self.epsilon is not None  # __post_init__ sets one of the two
@@ -79,10 +79,10 @@ class DPSGD(Clipped, Plain):
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """|y - u|^2 / (2 sigma^2), where sigma^2 sums the variances of the steps, each weighted by momentum.
 
-        Exact for one step; for several, see `training_noise`: with a schedule, or with epochs on clients of different
-        sizes, sigma is too large for messages of fewer steps or a lower rate.
+        Exact for one step. For several steps, see `training_noise`: with a learning-rate schedule, or with epochs on
+        clients of different sizes, sigma is too large for messages of fewer steps or a lower rate.
         A candidate is clipped to the largest norm that clipped steps can reach, for nominal B and all n records drawn.
-        Clipping the single records is left to the caller that computes the candidate.
+        The caller that computes the candidate clips the single records.
         """
         sent = self.sent(received, links)
         weights = links.setting.step_weights
@@ -121,7 +121,7 @@ def _share(setting: Setting) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _multiplier(epsilon: float, delta: float, share: float, steps: int) -> float:
-    """The noise multiplier that opacus finds for a budget."""
+    """The noise multiplier that opacus finds for a privacy budget."""
     from opacus.accountants.utils import get_noise_multiplier
 
     with warnings.catch_warnings():

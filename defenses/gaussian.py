@@ -29,21 +29,21 @@ class Gaussian(Clipped, Perturbs):
 
     Args:
         clip: C, bound on the l2 norm, in units of the update.
-        epsilon: of one message, at `delta`; sets the noise. Default 8 unless `noise_std` is given.
-        delta: of one message.
-        noise_std: standard deviation of the noise in a coordinate, in units of the update; instead of `epsilon`.
+        epsilon: privacy budget of one message, at `delta`; sets the noise. Default 8 unless `noise_std` is given.
+        delta: delta of the guarantee for one message.
+        noise_std: standard deviation of the noise in a coordinate, in units of the update; replaces `epsilon`.
 
     Guarantees:
-        4 * d bytes.
+        Messages have 4 * d bytes.
         decode(encode(u)) - clip(u) is normal with standard deviation `sigma` in each coordinate, independently, up to
         float32 rounding.
 
     Raises:
-        ValueError: a parameter out of range, or both `epsilon` and `noise_std`.
+        ValueError: a parameter is out of range, or both `epsilon` and `noise_std` are given.
 
     Source: Balle & Wang 2018, "Improving the Gaussian mechanism for differential privacy", Thm 8 (exact calibration,
-        l2 sensitivity 2C: any two clipped updates). Differs from the textbook sqrt(2 ln(1.25/delta))/epsilon, which is
-        proved for epsilon < 1 only.
+        l2 sensitivity 2C, for any two clipped updates). Differs from the textbook formula
+        sqrt(2 ln(1.25/delta))/epsilon, which is proved for epsilon < 1 only.
     """
 
     @property
@@ -68,7 +68,7 @@ class Gaussian(Clipped, Perturbs):
         return (numbers.cpu().double() + self.sigma * rng.normal(private, (len(numbers),), torch.float64)).float()
 
     def unit(self, setting: Setting) -> float:
-        """3C / sqrt(d): the mean square of the clipped numbers is at most 1/9 of its square."""
+        """3C / sqrt(d): the mean square of the clipped numbers is at most 1/9 of the square of this unit."""
         return 3 * self.clip / math.sqrt(setting.dim)
 
     def noise_variance(self, setting: Setting) -> float:
@@ -76,11 +76,11 @@ class Gaussian(Clipped, Perturbs):
         return (self.sigma / self.unit(setting)) ** 2
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
-        """The noisy clipped update: unbiased for the clipped one."""
+        """The noisy clipped update, which is unbiased for the clipped update."""
         return self.split(received, link.setting)[1]
 
     def longest(self, state: None, link: Link) -> float:
-        """C and the noise."""
+        """C plus a bound on the norm of the noise."""
         return self.clip + normal_reach(self.sigma, link.setting.dim)
 
     def misfit(self, received: Sequence[bytes], *, setting: Setting, rounded: Rounded | None = None) -> Likelihood:
@@ -101,7 +101,7 @@ class Gaussian(Clipped, Perturbs):
         return Additive(projected(update, self.clip), Normal(), self.sigma)
 
     def quieter(self) -> Gaussian:
-        """A thousandth of C in each coordinate."""
+        """The same mechanism with a noise of 0.001 C in each coordinate."""
         return replace(self, epsilon=None, noise_std=1e-3 * self.clip)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:

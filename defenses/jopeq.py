@@ -1,4 +1,4 @@
-"""JoPEQ with Laplace noise: quantization with a shared dither, and noise reduced by the variance of its error."""
+"""JoPEQ with Laplace noise: dithered quantization, and private noise reduced by the variance of its error."""
 
 from __future__ import annotations
 
@@ -32,22 +32,25 @@ class JoPEQ(ScalarJoPEQ):
     """JoPEQ on single coordinates: scale, add reduced Laplace noise, quantize with a shared dither.
 
     The noise of Theorems III.1 and III.2 does not exist: its characteristic function would be unbounded where that of
-    the quantization error is zero. This is the surrogate of the reference code, which only has the right variance.
+    the quantization error is zero. This class draws the surrogate of the reference code, which has only the right
+    variance.
 
     Args:
-        epsilon: nominal, of one coordinate of one message; noise plus error should have scale b = 2/epsilon.
-        bits: R, 1 to 16; 2^R + 1 levels.
-        gamma: radius of the quantizer: `reference` 1.5 sqrt(1 + 2 b^2) and `paper` 2 R + 1/epsilon, each with its own
-            step, Delta = 2 gamma/(2^R + 1) and 2 gamma/2^R; or a number, with the first step.
-        scale: `tensor` (the reference code) or `vector` (the text): a norm of the update, which is sent; `public`: no
-            norm, and coordinates are clamped to [-clip, clip].
+        epsilon: nominal privacy budget of one coordinate of one message; noise plus error should have scale b =
+            2/epsilon.
+        bits: R, 1 to 16; the quantizer has 2^R + 1 levels.
+        gamma: radius of the quantizer: `reference` is 1.5 sqrt(1 + 2 b^2) with step Delta = 2 gamma/(2^R + 1); `paper`
+            is 2 R + 1/epsilon with step 2 gamma/2^R; a number has the step of `reference`.
+        scale: `tensor` (the reference code) and `vector` (the text) divide by a norm of the update and send the norm;
+            `public` uses no norm and clamps coordinates to [-clip, clip].
         clip: C, for `scale = "public"`, in units of the update.
 
     Guarantees:
-        The scales (8 bytes a tensor, 4 for `vector`, none for `public`), then ceil(d * ceil(log2(2^R + 1)) / 8) bytes.
-        The rate of 2^R + 1 levels is log2(2^R + 1) bits a coordinate, not R.
-        Without overload decode(encode(u)) - u is Laplace(b') plus Uniform(-Delta/2, Delta/2), times the scale, in each
-        coordinate, independently and of u; b'^2 = b^2 - Delta^2/24.
+        Messages hold the scales (8 bytes per tensor, 4 for `vector`, none for `public`), then ceil(d * ceil(log2(2^R +
+        1)) / 8) bytes.
+        The rate of 2^R + 1 levels is log2(2^R + 1) bits per coordinate, not R.
+        Without overload, decode(encode(u)) - u is Laplace(b') plus Uniform(-Delta/2, Delta/2), times the scale, in each
+        coordinate, independent of the other coordinates and of u; b'^2 = b^2 - Delta^2/24.
 
     | case | what happens |
     |---|---|
@@ -56,7 +59,7 @@ class JoPEQ(ScalarJoPEQ):
     | a value beyond the outermost level | clipped to it |
 
     Raises:
-        ValueError: a parameter out of range.
+        ValueError: a parameter is out of range.
 
     Source: Lang, Sofer, Shaked, Shlezinger 2022, Algorithm 1 and Thm III.2, with noise, levels and clipping of the
         reference code. Differs: the private noise has its own random stream, separate from the dither's.
@@ -75,25 +78,25 @@ class JoPEQ(ScalarJoPEQ):
 
     @property
     def noise_scale(self) -> float:
-        """b' of the private Laplace noise, in units of the scaled coordinates; 0: no noise."""
+        """b', the scale of the private Laplace noise, in units of the scaled coordinates; 0 means no noise."""
         return surrogate_scale(self.epsilon, self.lattice.step)
 
     def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
-        """The levels of the scaled update plus Laplace(b'), given the dither."""
+        """The levels of the scaled update plus Laplace(b') noise, given the dither."""
         reduced = math.sqrt(max(0.0, (2 / self.epsilon) ** 2 - self.lattice.step**2 / 24))
         numbers = scaled(update, link.setting.layout, self.scale, 1, self.clip)
         return leveled(numbers, Laplacian(), reduced * np.eye(2), self.lattice, link.key)
 
     def quieter(self) -> JoPEQ:
-        """A scale of a thousandth, and steps so small that noise is left."""
+        """The same with a noise scale of 0.001, and steps small enough that private noise remains."""
         return replace(self, epsilon=2000.0, bits=16, gamma="reference")
 
     def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
-        """The scaled coordinates outside [-1, 1]; none at a public scale."""
+        """The scaled coordinates outside [-1, 1]; a public scale has none."""
         return outside(updates, links.setting.layout, self.scale)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
-        """Epsilon for one coordinate of one message; we add up T rounds."""
+        """Epsilon for one coordinate of one message; we add up the epsilons of T rounds."""
         rounds, theorem = len(history), "III.2" if self.noise_scale > 0 else "III.3"
         return claim_over(
             rounds,
@@ -138,7 +141,7 @@ class JoPEQ(ScalarJoPEQ):
         complete = Proof.none(Unit.MESSAGE, CLEAR)
         if self.noise_scale == 0:
             return cube, complete
-        # (1/3, ..., 1/3) and its negative are the farthest apart; if the mean is subtracted, half the signs must differ
+        # (1/3, ..., 1/3) and its negative are farthest apart; if the mean is subtracted, half the signs must differ
         even = self.scale == "vector" or all(size % 2 == 0 for size in setting.layout.sizes)
         why = f"given the scale, which puts all {dim} coordinates on a sphere; without any clipping."
         total = sphere_epsilon(2 / self.noise_scale, dim)

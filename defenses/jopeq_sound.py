@@ -23,15 +23,15 @@ class SoundJoPEQ(ScalarJoPEQ):
     """JoPEQ repaired: clamp to a public bound, add the full Laplace noise, quantize with a shared dither.
 
     Args:
-        epsilon: of one coordinate of one message; the noise has scale 2/epsilon in units of `clip`.
-        bits: R, 1 to 16; 2^R + 1 levels.
+        epsilon: privacy budget of one coordinate of one message; the noise has scale 2/epsilon in units of `clip`.
+        bits: R, 1 to 16; the quantizer has 2^R + 1 levels.
         clip: C, bound on the magnitude of each coordinate, in units of the update.
         gamma: radius of the quantizer, as in `jopeq`.
 
     Guarantees:
-        ceil(d * ceil(log2(2^R + 1)) / 8) bytes.
-        Without overload decode(encode(u)) - clamp(u) is C times Laplace(2/epsilon) plus Uniform(-Delta/2, Delta/2) in
-        each coordinate, independently and of u.
+        Messages have ceil(d * ceil(log2(2^R + 1)) / 8) bytes.
+        Without overload, decode(encode(u)) - clamp(u) is C times Laplace(2/epsilon) plus Uniform(-Delta/2, Delta/2) in
+        each coordinate, independent of the other coordinates and of u.
         One coordinate of one message is epsilon-DP for any two updates: a message is a function of the noisy coordinate
         and of the dither, which does not depend on the update.
 
@@ -40,7 +40,7 @@ class SoundJoPEQ(ScalarJoPEQ):
     | an outermost level within [-1, 1] (a small gamma) | clipping hides more: the true epsilon is below `epsilon` |
 
     Raises:
-        ValueError: a parameter out of range.
+        ValueError: a parameter is out of range.
 
     Source: our repair of Lang, Sofer, Shaked, Shlezinger 2022: the scale does not depend on the data, and the
         quantization error does not reduce the noise.
@@ -62,16 +62,16 @@ class SoundJoPEQ(ScalarJoPEQ):
         return 2 / self.epsilon
 
     def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
-        """The levels of the clamped update plus Laplace(2/epsilon), in units of C, given the dither."""
+        """The levels of the clamped update plus Laplace(2/epsilon) noise, in units of C, given the dither."""
         numbers = scaled(update, link.setting.layout, "public", 1, self.clip)
         return leveled(numbers, Laplacian(), 2 / self.epsilon * np.eye(2), self.lattice, link.key)
 
     def quieter(self) -> SoundJoPEQ:
-        """A scale of a thousandth, and small steps."""
+        """The same with a noise scale of 0.001 and small steps."""
         return replace(self, epsilon=2000.0, bits=16, gamma="reference")
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
-        """Pure epsilon for one coordinate; T rounds add up."""
+        """Pure epsilon for one coordinate; the epsilons of T rounds add up."""
         rounds, each = len(history), scalar_epsilon(self.epsilon, 0.0, self.lattice.edge)
         why = "the full Laplace noise on coordinates in [-C, C]; a message is a function of it and of the dither."
         total = cube_epsilon(each, setting.dim)

@@ -1,4 +1,4 @@
-"""JoPEQ with t noise on pairs: quantization on a lattice, and noise reduced by the covariance of its error."""
+"""JoPEQ with t noise on pairs: quantization on a lattice, and private noise reduced by the error's covariance."""
 
 from __future__ import annotations
 
@@ -36,31 +36,31 @@ from leakgauge.harness.core.vec import Vector
 class JoPEQT(Dithered):
     """JoPEQ on pairs of coordinates: scale, add reduced t noise, quantize on a lattice with a shared dither.
 
-    The noise of Theorem III.1 does not exist (see `jopeq`). This is the surrogate of the reference code: t noise of the
-    same nu, whose covariance is the nominal one minus that of the quantization error.
+    The noise of Theorem III.1 does not exist (see `jopeq`). This class draws the surrogate of the reference code: t
+    noise of the same nu, whose covariance is the nominal one minus that of the quantization error.
 
     Args:
         epsilon, s2, nu: as for `t-noise`; s2 I is the scale matrix of noise plus error.
-        bits: R, 1 to 16; 2^R + 1 levels a lattice coordinate.
-        gamma: radius of the quantizer: `reference` 1.5 sqrt(1 + v) and `paper` 1.5 (1 + v), v = s2 nu/(nu - 2), each
-            with its own step, Delta = 2 gamma/(2^R + 1) and 2 gamma/2^R; or a number, with the first step.
+        bits: R, 1 to 16; the quantizer has 2^R + 1 levels per lattice coordinate.
+        gamma: radius of the quantizer, with v = s2 nu/(nu - 2): `reference` is 1.5 sqrt(1 + v) with step Delta = 2
+            gamma/(2^R + 1); `paper` is 1.5 (1 + v) with step 2 gamma/2^R; a number has the step of `reference`.
         scale, clip: as for `jopeq`; with `public`, pairs are scaled down into the disc of radius `clip`.
 
     Guarantees:
-        The scales (12 bytes a tensor, 4 for `vector`, none for `public`), then ceil(n * ceil(log2(2^R + 1)) / 8) bytes
-        for n numbers: d, plus one for each tensor of odd length (`tensor`) or for an odd d. The rate of 2^R + 1 levels
-        is log2(2^R + 1) bits a number, not R.
-        Without overload decode(encode(u)) - u is, for each pair, bivariate t with scale matrix
-        s2 I - ((nu - 2)/nu) Delta^2/12 G G^T plus a uniform draw from the cell Delta G [-1/2, 1/2)^2, times the scale,
-        independently and of u.
+        Messages hold the scales (12 bytes per tensor, 4 for `vector`, none for `public`), then ceil(n * ceil(log2(2^R +
+        1)) / 8) bytes for n numbers: d, plus one for each tensor of odd length (`tensor`) or for an odd d. The rate of
+        2^R + 1 levels is log2(2^R + 1) bits per number, not R.
+        Without overload, decode(encode(u)) - u is, for each pair, bivariate t with scale matrix s2 I - ((nu - 2)/nu)
+        Delta^2/12 G G^T plus a uniform draw from the cell Delta G [-1/2, 1/2)^2, times the scale, independent of the
+        other pairs and of u.
 
     Raises:
-        ValueError: a parameter out of range, an epsilon that is not in the table, or a step so wide that the error
+        ValueError: a parameter is out of range, epsilon is not in the table, or the step is so wide that the error
             alone exceeds the nominal noise.
 
     Source: Lang, Sofer, Shaked, Shlezinger 2022, Algorithm 1 and Thm III.1, with noise, lattice and table of the
-        reference code. Its parameters attain the nominal epsilon only for points at most 1 apart; the unit disc has
-        diameter 2.
+        reference code. The table's parameters attain the nominal epsilon only for points at most 1 apart, but the unit
+        disc has diameter 2.
     """
 
     epsilon: float = 2.0
@@ -82,7 +82,7 @@ class JoPEQT(Dithered):
 
     @property
     def noise(self) -> Student:
-        """The nominal law of noise plus error."""
+        """s2 and nu of the nominal law of noise plus error."""
         return student(self.epsilon, self.s2, self.nu)
 
     @property
@@ -102,7 +102,7 @@ class JoPEQT(Dithered):
 
     @functools.cached_property
     def _root(self) -> Tensor:
-        """[2, 2]: the drawn noise is this times standard t noise; the same in every message."""
+        """[2, 2]: the drawn noise is this matrix times standard t noise; it is the same for every message."""
         root: Tensor = torch.linalg.cholesky(torch.tensor(self.surrogate.scale_matrix))
         return root
 
@@ -111,10 +111,10 @@ class JoPEQT(Dithered):
         return values.add_(draw_student(private, len(values) // 2, self._root, self.noise.nu))
 
     def misfit(self, side: Tensor, *, dithered: bool) -> Misfit:
-        """The law of the nominal t noise: it has the covariance of noise plus error, and approximates their law."""
+        """The law of the nominal t noise, which has the covariance of noise plus error and approximates their law."""
         carrier, noise = Carrier(self.lattice), self.noise
         blur = 0.0 if dithered else carrier.error_variance(dithered=True)
-        # inside the outermost cells; the blur is the variance of an unknown dither
+        # only the part inside the outermost cells counts; the blur is the variance of an unknown dither
         return lambda residual: student_misfit(carrier.inside(residual, side), *noise, blur)
 
     def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
@@ -126,15 +126,15 @@ class JoPEQT(Dithered):
         return leveled(numbers, StudentPairs(nu), root, lattice, link.key)
 
     def quieter(self) -> JoPEQT:
-        """A scale of a thousandth with the same degrees of freedom, and steps so small that noise is left."""
+        """The same nu with a noise scale of 0.001, and steps small enough that private noise remains."""
         return replace(self, s2=1e-6, nu=self.noise.nu, bits=16, gamma="reference")
 
     def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
-        """The scaled pairs outside the unit disc; none at a public scale."""
+        """The scaled pairs outside the unit disc; a public scale has none."""
         return outside(updates, links.setting.layout, self.scale, 2)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
-        """Epsilon for one pair of one message; we add up T rounds."""
+        """Epsilon for one pair of one message; we add up the epsilons of T rounds."""
         rounds = len(history)
         first, *further = self._proofs(setting, rounds)
         return claim_over(
@@ -147,8 +147,8 @@ class JoPEQT(Dithered):
         )
 
     def _proofs(self, setting: Setting, rounds: int) -> Sequence[Proof]:
-        """The proofs for one pair, the one that decides on the claim first, and for a whole message."""
-        # in terms of the reference code's step
+        """The proofs for one pair, starting with the one that decides on the claim, then those for a whole message."""
+        # the radius that belongs to the step by the reference code's formula
         gamma = self.lattice.step * (2.0**self.bits + 1) / 2
         found = vector_epsilon(*self.noise, self.bits, gamma)
         bound = vector_epsilon_bound(*self.noise, self.bits, gamma)
@@ -160,6 +160,6 @@ class JoPEQT(Dithered):
         why = f"{given}all {pairs} pairs may move at once."
         whole = Proof.pure(bound * pairs, rounds, Unit.MESSAGE, why, tight=False)
         complete = () if self.scale == "public" else (Proof.none(Unit.MESSAGE, CLEAR),)
-        # the attained value refutes a smaller claim; only the bound proves a larger one
+        # the attained value refutes a smaller claim; only the bound proves a larger claim
         pair = (attained, above) if found > self.epsilon else (above, attained)
         return (*pair, whole, *complete)

@@ -32,21 +32,22 @@ class Laplace(Perturbs):
 
     Args:
         clip: C, bound on the magnitude of each coordinate, in units of the update; for `scale = "public"`.
-        epsilon: of one coordinate of one message; the noise scale is 2C/epsilon. Default 8 unless `noise_std` is given.
-        noise_std: standard deviation of the noise in a coordinate (scale times sqrt 2); instead of `epsilon`.
+        epsilon: privacy budget of one coordinate of one message; the noise scale is 2C/epsilon. Default 8 unless
+            `noise_std` is given.
+        noise_std: standard deviation of the noise in a coordinate (scale times sqrt 2); replaces `epsilon`.
         scale: `public`: coordinates are clamped to [-C, C]. `tensor` and `vector`: the baseline of JoPEQ, which divides
-            by three times a norm of the update, sends that norm in the clear and clamps nothing; C is then 1.
+            by three times a norm of the update, sends that norm in the clear and does not clamp; C is then 1.
 
     Guarantees:
-        4 * d bytes, plus 8 bytes a tensor for `tensor`, or 4 bytes for `vector`.
+        Messages have 4 * d bytes, plus 8 bytes per tensor for `tensor`, or 4 bytes for `vector`.
         decode(encode(u)) - clamp(u) is Laplace with scale `noise_scale` (times the sent norm) in each coordinate,
         independently, up to float32 rounding.
 
     Raises:
-        ValueError: a parameter out of range, or both `epsilon` and `noise_std`.
+        ValueError: a parameter is out of range, or both `epsilon` and `noise_std` are given.
 
-    Source: Dwork, McSherry, Nissim, Smith 2006. The unit is one coordinate, as in the local-DP baselines of JoPEQ
-        (Lang et al. 2022, sec. IV): a whole message of d coordinates is d times epsilon.
+    Source: Dwork, McSherry, Nissim, Smith 2006. The unit is one coordinate, as in the local-DP baselines of JoPEQ (Lang
+        et al. 2022, sec. IV): a whole message of d coordinates has d times epsilon.
     """
 
     clip: float = 1.0
@@ -60,7 +61,7 @@ class Laplace(Perturbs):
 
     @property
     def noise_scale(self) -> float:
-        """b of the Laplace law: density exp(-|r|/b) / 2b."""
+        """b, the scale of the Laplace law with density exp(-|r|/b) / 2b."""
         if self.noise_std is not None:
             return self.noise_std / 2**0.5
         assert self.epsilon is not None  # __post_init__ sets one of the two
@@ -77,7 +78,7 @@ class Laplace(Perturbs):
         return Scaling(self.scale, 1, self.clip)
 
     def normalize(self, update: Vector, setting: Setting) -> tuple[bytes, Tensor]:
-        """`public`: the clamped update, in its own units; else the scaled one."""
+        """The clamped update in its own units for `public`, else the scaled update."""
         if self.scale == "public":
             return b"", clip_coordinates(update, self.clip)
         return super().normalize(update, setting)
@@ -96,22 +97,22 @@ class Laplace(Perturbs):
         return 2 * (self.noise_scale / self._bound) ** 2
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
-        """The noisy bounded update: unbiased for the bounded one."""
+        """The noisy bounded update, which is unbiased for the bounded update."""
         if self.scale == "public":
             return self.split(received, link.setting)[1]
         return super().estimate(state, received, link)
 
     def longest(self, state: None, link: Link) -> float:
-        """For `public`, C and the noise in each coordinate: one of d exceeds b (ln d + 30) with probability e^-30."""
+        """For `public`, C plus noise in each coordinate: any of d exceeds b (ln d + 30) with probability e^-30."""
         if self.scale != "public":
             return math.inf
         dim = link.setting.dim
         return math.sqrt(dim) * (self.clip + self.noise_scale * (math.log(dim) + 30))
 
     def misfit(self, received: Sequence[bytes], *, setting: Setting, rounded: Rounded | None = None) -> Likelihood:
-        """sum |y - clamp(u)| / b with a rounded tip, and how well the sent norms fit.
+        """The sum of |y - clamp(u)| / b with a rounded tip, plus a penalty for norms that differ from the sent ones.
 
-        For numbers that were rounded separately: the law of their cells; for pairs in a lattice: a wider tip.
+        Numbers that were rounded separately follow the law of their cells; pairs in a lattice get a wider tip.
         """
         parts = [self.split(wire, setting) for wire in received]
         candidates = self._scaling.candidates([header for header, _ in parts], setting.layout)
@@ -132,22 +133,22 @@ class Laplace(Perturbs):
         return score
 
     def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
-        """Laplace around the clamped or scaled update, after the scales."""
+        """The scales, then Laplace noise around the clamped or scaled update."""
         if self.scale == "public":
             return Additive(clamped(update, self.clip), Laplacian(), self.noise_scale)
         header, center, places = scaled(update, link.setting.layout, self.scale)
         return Additive(center, Laplacian(), self.noise_scale, places, header)
 
     def quieter(self) -> Laplace:
-        """A standard deviation of a thousandth of the bound."""
+        """The same mechanism with a noise standard deviation of 0.001 times the bound."""
         return replace(self, epsilon=None, noise_std=1e-3 * self._bound)
 
     def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
-        """The scaled coordinates outside [-1, 1]; none at a public scale."""
+        """The scaled coordinates outside [-1, 1]; a public scale has none."""
         return outside(updates, links.setting.layout, self.scale)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
-        """Pure epsilon for one coordinate; T rounds add up."""
+        """Pure epsilon for one coordinate; the epsilons of T rounds add up."""
         from dp_accounting import LaplaceDpEvent
 
         pure, rounds = 2 * self._bound / self.noise_scale, len(history)

@@ -24,27 +24,27 @@ from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Parts, Vector
 
 _LEAST = 1e-30
-"""Smallest probability in the likelihood: keeps its logarithm and gradient within float32."""
+"""Smallest probability in the likelihood; keeps the logarithm and its gradient within float32."""
 
 
 @dataclass(frozen=True)
 class MVU(Defense[Design, None]):
-    """The minimum variance unbiased mechanism on each coordinate, with as many bits in as out.
+    """The minimum variance unbiased mechanism on each coordinate, with equal numbers of input and output bits.
 
     Args:
-        epsilon: of one coordinate, 0.01 to 24.
-        bits: b, 1 to 4: 2^b levels of the stochastic rounding, and bits a coordinate in the message.
+        epsilon: privacy budget of one coordinate, 0.01 to 24.
+        bits: b, 1 to 4: the stochastic rounding has 2^b levels, and the message b bits per coordinate.
         clip: C, bound on the magnitude of a coordinate, in units of the update; for `scale = "public"`.
         scale: `public`: coordinates are clamped to [-C, C]. `tensor` and `vector`: the baseline of JoPEQ, which divides
             by three times a norm of the update, sends that norm in the clear, and clamps the result to [-1, 1].
 
     Guarantees:
-        ceil(d * bits / 8) bytes, plus 8 bytes a tensor for `tensor`, or 4 bytes for `vector`.
+        Messages have ceil(d * bits / 8) bytes, plus 8 bytes per tensor for `tensor`, or 4 bytes for `vector`.
         decode(encode(u)) is unbiased for the clamped update.
         The probabilities of an output for any two values of a coordinate differ by at most a factor of e^epsilon.
 
     Raises:
-        ValueError: a parameter out of range.
+        ValueError: a parameter is out of range.
 
     Source: Chaudhuri, Guo, Rabbat 2022, "Privacy-aware compression for federated data analysis", strict LDP. JoPEQ's
         comparison apparently uses b in = b out = R.
@@ -65,7 +65,7 @@ class MVU(Defense[Design, None]):
         return Scaling(self.scale, 1, self.clip)
 
     def init(self, setting: Setting) -> Design:
-        """The channel; it is public."""
+        """The public channel."""
         return design(self.epsilon, self.bits, self.bits)
 
     def parts(self, setting: Setting) -> Parts:
@@ -83,18 +83,18 @@ class MVU(Defense[Design, None]):
         return header + pack_levels(sample(state.P, rows, private.child("channel")), self.bits), None
 
     def estimate(self, state: Design, received: bytes, link: Link) -> Vector:
-        """The columns' values: unbiased for the clamped update."""
+        """The values of the columns, which are unbiased for the clamped update."""
         header, columns = self._read(received, link.setting)
         values = torch.from_numpy(2 * state.alpha[columns] - 1).float()
         return self._scaling.undo(header, values, link.setting.layout)
 
     def likelihood(self, state: Design, received: Sequence[bytes], links: Links) -> Likelihood:
-        """Exact: a column's probability is linear between two levels; plus how well a sent norm fits."""
+        """Exact: a column's probability is linear between two levels. Adds a penalty for norms unlike the sent ones."""
         read = [self._read(wire, links.setting) for wire in received]
         candidates = self._scaling.candidates([header for header, _ in read], links.setting.layout)
         columns = torch.from_numpy(np.stack([columns for _, columns in read]))
         steps = len(state.P) - 1
-        # for each column and each two neighboring levels; flat, because indexing by pairs is several times slower
+        # one entry per column and two neighboring levels; flat, because indexing by pairs is several times slower
         low = torch.from_numpy(state.P[:-1].T.copy()).float().flatten()
         rise = torch.from_numpy(np.diff(state.P, axis=0).T.copy()).float().flatten()
         first = steps * columns
@@ -117,13 +117,13 @@ class MVU(Defense[Design, None]):
         return self._scaling.sent_in_clear(received, setting.layout)
 
     def law(self, state: Design, memory: None, update: Vector, link: Link) -> Law:
-        """A column's probability, linear between two levels; of the public channel, if that keeps epsilon.
+        """The probability of each column of the public channel, linear between two levels; epsilon is checked.
 
         Raises:
-            LawError: the channel is no table of probabilities, or its ratios exceed e^epsilon.
+            LawError: the channel is not a table of probabilities, or its ratios exceed e^epsilon.
         """
         header, numbers, places = scaled(update, link.setting.layout, self.scale, bound=self.clip)
-        # float32 as the client's numbers: rounding must not carry one past a level, where a column is impossible
+        # float32, as on the client: a number rounded past a level could make the sent column impossible
         place = (np.clip(numbers.astype(np.float32), -1.0, 1.0).astype(np.float64) + 1) / 2 * (len(state.P) - 1)
         below = np.minimum(place.astype(np.int64), len(state.P) - 2)
         share, channel = (place - below)[:, None], _checked(state.P, self.epsilon)
@@ -132,11 +132,11 @@ class MVU(Defense[Design, None]):
         return Choices(found[0], self.bits, places, header, found[1:])
 
     def quieter(self) -> MVU:
-        """The largest epsilon, and the finest levels for the stochastic rounding."""
+        """The same with the largest epsilon and the finest levels for the stochastic rounding."""
         return replace(self, epsilon=24.0, bits=4)
 
     def claim(self, history: Sequence[Design], setting: Setting) -> Claim:
-        """Pure epsilon for one coordinate; rounds add up."""
+        """Pure epsilon for one coordinate; the epsilons of T rounds add up."""
         rounds, exact = len(history), exact_epsilon(history[0].P)
         why = "the probabilities of the sampled channel, compared entry by entry."
         return claim_over(
@@ -157,7 +157,7 @@ class MVU(Defense[Design, None]):
 
 
 def _checked(P: Numbers, epsilon: float) -> Numbers:
-    """The channel; a `LawError` unless it holds probabilities whose ratios keep epsilon."""
+    """The channel; raises a `LawError` unless it holds probabilities whose ratios are at most e^epsilon."""
     if not (P.min() >= 0 and np.abs(P.sum(1) - 1).max() <= 1e-9):
         raise LawError("a channel whose rows are not probabilities")
     if (P.max(0) > np.exp(epsilon) * (1 + 1e-9) * P.min(0)).any():

@@ -1,4 +1,4 @@
-"""No defense: the ceiling of leakage, against which every other defense is compared."""
+"""No defense: the maximum leakage, with which every other defense is compared."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from leakgauge.harness.core.vec import Vector
 
 @dataclass(frozen=True)
 class NoDefense(Plain):
-    """No defense: the update as float32, nothing added, nothing promised.
+    """No defense: the update is sent as float32, without noise and without any privacy claim.
 
     Guarantees:
         decode(encode(u)) equals u, bit for bit.
-        4 * d bytes.
+        Messages have 4 * d bytes.
 
     Source: McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data".
     """
@@ -28,5 +28,5 @@ class NoDefense(Plain):
         return Exact(numbers(update).astype("<f4").tobytes())
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
-        """Nothing is promised."""
+        """No privacy is claimed."""
         return nothing_promised(len(history), "The update is sent as it is.")

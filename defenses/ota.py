@@ -1,4 +1,4 @@
-"""Over-the-air aggregation: all clients send at once, and the server receives the sum."""
+"""Over-the-air aggregation: all clients send simultaneously, and the server receives the sum."""
 
 from __future__ import annotations
 
@@ -43,37 +43,40 @@ FORMULAS = {"fixed_noise": fixed_noise, "noise_powers": noise_powers, "convergen
 
 @dataclass(frozen=True)
 class OTA(OverTheAir[Allocation]):
-    """Over-the-air aggregation: clients send noisy waveforms at once, and the channel adds them up.
+    """Over-the-air aggregation: clients send noisy waveforms simultaneously, and the channel adds them up.
 
     The server receives only y = c * (sum of clipped updates) + the noise of all clients + its receiver's noise. The
-    state is the `Allocation` of power: public, the same in every round, computed for all clients together.
+    state is the `Allocation` of power, which is public, the same in every round, and computed for all clients together.
 
     Args:
-        clip: L, bound on the l2 norm of an update, in its units. The paper assumes it and does not clip.
-        epsilon: of one round and each client, at `delta`, by the paper's formula; sets the noise.
-        delta: of one round.
-        power: P of every client, a channel use, in units of `noise_variance`: 1000 is 30 dB above a receiver with 1.
-        noise_variance: of the receiver's noise, a real channel use.
-        fading: squared gains exponential of mean 1 (`rayleigh`), or all 1 (`equal`).
-        gains: the squared gains, comma-separated, one a client, instead of `fading`.
-        channel_seed: of the gains, which are constant over the run and the same in every study.
-        infeasible: if the clients' power does not suffice for the noise at the strongest signal: `lower` the signal, or
-            `refuse`.
+        clip: L, bound on the l2 norm of an update, in units of the update. The paper assumes this bound and does not
+            clip.
+        epsilon: privacy budget of one round for each client, at `delta`, by the paper's formula; sets the noise.
+        delta: delta of the guarantee for one round.
+        power: P, power of each client per channel use, in units of `noise_variance`: 1000 is 30 dB above a receiver
+            noise of 1.
+        noise_variance: variance of the receiver's noise per real channel use.
+        fading: law of the squared gains: exponential with mean 1 (`rayleigh`), or all 1 (`equal`).
+        gains: the squared gains, comma-separated, one per client; replaces `fading`.
+        channel_seed: seed of the gains, which are constant over the run and the same in every study.
+        infeasible: what happens if the clients' power does not suffice for the noise at the strongest signal: `lower`
+            the signal, or `refuse`.
 
     Guarantees:
-        8 * d bytes a client: a waveform of d channel uses, one float64 each. No antenna exceeds P: alpha + beta <= 1.
-        One message of 8 * d bytes arrives, whatever the number of senders; it depends on the updates only through the
+        A client sends 8 * d bytes: a waveform of d channel uses, one float64 each. No antenna exceeds P: alpha + beta
+        <= 1.
+        One message of 8 * d bytes arrives, whatever the number of senders. It depends on the updates only through the
         sum of the clipped updates.
-        decode - mean of clip(u_k) is normal with variance `Allocation.gradient_variance` in each coordinate,
+        decode minus the mean of clip(u_k) is normal with variance `Allocation.gradient_variance` in each coordinate,
         independently, up to float32 rounding.
 
     Raises:
-        ValueError: a parameter out of range; in `init`, a federation in which some clients do not take part, gains for
-            another number of clients, or an infeasible channel with `refuse`.
+        ValueError: a parameter is out of range; in `init`, some clients do not take part, the gains are for another
+            number of clients, or the channel is infeasible and `infeasible` is `refuse`.
 
     Source: Seif, Tandon, Li 2020, "Wireless federated learning with local differential privacy", Thm 1 and 3. Differs:
         clips; defines the result for an infeasible channel. As in the paper, all clients have equal weight, whatever
-        their numbers of samples; gradients are of the full batch only if the study sets batch = 0. Despite the title,
+        their numbers of samples. Gradients are of the full batch only if the study sets batch = 0. Despite the title,
         this is not local DP: the claim relies on the other clients' noise (see `claim`).
     """
 
@@ -107,11 +110,11 @@ class OTA(OverTheAir[Allocation]):
         return [pack_float64(heard)]
 
     def estimate(self, state: Allocation, received: bytes, link: Link) -> Vector:
-        """y / c: unbiased for the SUM of all clipped updates; for the sender's update if the others are zero."""
+        """y / c: unbiased for the SUM of all clipped updates, so for the sender's update if the others are zero."""
         return (unpack_float64(received, link.setting.dim) / state.gain).float()
 
     def longest(self, state: Allocation, link: Link) -> float:
-        """The sum of all participants' clipped updates, and the noise."""
+        """A bound on the norm of the sum of all participants' clipped updates, plus one on that of the noise."""
         noise = normal_reach(math.sqrt(state.noise_variance), link.setting.dim) / state.gain
         return self.clip * link.setting.participants + noise
 
@@ -121,7 +124,7 @@ class OTA(OverTheAir[Allocation]):
         return (unpack_float64(heard, links.setting.dim) / (state.gain * len(links.senders))).float()
 
     def likelihood(self, state: Allocation, received: Sequence[bytes], links: Links) -> Likelihood:
-        """|y - c sum_k clip(u_k)|^2 / (2 * variance of all noise); a single update is alone in the sum."""
+        """|y - c sum_k clip(u_k)|^2 / (2 * variance of all noise); a single update counts as the whole sum."""
         heard = torch.stack([unpack_float64(wire, links.setting.dim) for wire in received])
         gain, variance = state.gain, state.noise_variance
 
@@ -132,23 +135,24 @@ class OTA(OverTheAir[Allocation]):
         return score
 
     def law(self, state: Allocation, memory: None, update: Vector, link: Link) -> Law:
-        """The projected update, aligned, plus the noise that the allocation gives this client, which may be none."""
+        """The projected update, aligned, plus the noise that the allocation gives this client, possibly zero."""
         user = user_of(link.sender, link.setting)
         gain = state.channel.squared_gains[user]
         center = projected(update, self.clip) * (math.sqrt(state.aligned_power / gain) / self.clip)
         return Waveform(center, math.sqrt(state.noise[user] / gain))
 
     def aggregate_law(self, state: Allocation, updates: Sequence[Vector], links: Links) -> Law:
-        """Normal around c times the sum of the projected updates, with the noise of all clients and the receiver."""
+        """Normal noise of all clients and the receiver around c times the sum of the projected updates."""
         total = np.sum([projected(update, self.clip) for update in updates], axis=0)
         variance = math.fsum(state.noise) + state.channel.noise_variance
         return Waveform(total * (math.sqrt(state.aligned_power) / self.clip), math.sqrt(variance))
 
     def claim(self, history: Sequence[Allocation], setting: Setting) -> Claim:
-        """Thm 1 for a round, (16) for several, against adversaries that see the sum; exact Gaussian composition.
+        """Thm 1 for one round, (16) for several, against adversaries that see the sum; exact Gaussian composition.
 
-        Nothing is claimed against a server that colludes with the other clients, or against an eavesdropper with its
-        own receiver. A participant that is a client knows one of the noises. `further` has the proofs for these.
+        No privacy is claimed against a server that colludes with the other clients, or against an eavesdropper with its
+        own receiver. A participant that is a client knows its own noise. `further` holds the proofs for these
+        adversaries.
         """
         state, rounds = history[0], len(history)
         why = "any two clipped updates move the sum by 2cL, under the noise of all clients and the receiver"

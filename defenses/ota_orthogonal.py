@@ -1,4 +1,4 @@
-"""The baseline of over-the-air aggregation: each client has its own channel uses."""
+"""The baseline of over-the-air aggregation, in which each client has its own channel uses."""
 
 from __future__ import annotations
 
@@ -34,21 +34,22 @@ class OTAOrthogonal(OverTheAir[Orthogonal]):
     """Orthogonal transmission: each client's noisy waveform arrives separately; the baseline of `ota`.
 
     A round takes K d channel uses, K times as many as with `ota`: at equal bandwidth the run has T / K rounds, which
-    the study must set. The state is the split of each client's power: public, the same in every round.
+    the study must set. The state is the split of each client's power, which is public and the same in every round.
 
     Args:
         clip, epsilon, delta, power, noise_variance, fading, gains, channel_seed: as for `ota`; the gains are the same.
 
     Guarantees:
-        8 * d bytes a client: a waveform of d channel uses, one float64 each. No antenna exceeds P: alpha + beta <= 1.
-        If all clients take part, decode - mean of clip(u_k) is normal with variance `Orthogonal.gradient_variance` in
-        each coordinate, independently, up to float32 rounding.
+        A client sends 8 * d bytes: a waveform of d channel uses, one float64 each. No antenna exceeds P: alpha + beta
+        <= 1.
+        If all clients take part, decode minus the mean of clip(u_k) is normal with variance
+        `Orthogonal.gradient_variance` in each coordinate, independently, up to float32 rounding.
 
     Raises:
-        ValueError: a parameter out of range; in `init`, gains for another number of clients.
+        ValueError: a parameter is out of range; in `init`, the gains are for another number of clients.
 
-    Source: Seif, Tandon, Li 2020 (see `ota`), (15). Differs: clips; the paper does not split a client's power, here the
-        noise is the least that epsilon allows. All clients have equal weight, whatever their numbers of samples.
+    Source: Seif, Tandon, Li 2020 (see `ota`), (15). Differs: clips; splits a client's power, which the paper does not:
+        the noise is the least that epsilon allows. All clients have equal weight, whatever their numbers of samples.
     """
 
     source: ClassVar[str] = "Seif et al. 2020, (15)"
@@ -58,7 +59,7 @@ class OTAOrthogonal(OverTheAir[Orthogonal]):
         return orthogonal(self.make_channel(setting), (self.epsilon,) * setting.clients, self.delta, self.clip)
 
     def transmit(self, state: Orthogonal, wires: Sequence[bytes], links: Links, channel: Key) -> Sequence[bytes]:
-        """Each waveform with its gain, plus receiver noise from the sender's child of the channel's key."""
+        """Each waveform times its gain, plus receiver noise from the sender's child of the channel's key."""
         gains, spread = state.channel.squared_gains, math.sqrt(self.noise_variance)
         received = []
         for wire, who in zip(wires, links.senders, strict=True):
@@ -68,12 +69,12 @@ class OTAOrthogonal(OverTheAir[Orthogonal]):
         return received
 
     def estimate(self, state: Orthogonal, received: bytes, link: Link) -> Vector:
-        """y_k / c_k, the factor of the update in the signal: unbiased for the clipped update."""
+        """y_k / c_k, where c_k is the factor of the update in the signal: unbiased for the clipped update."""
         gain = self._gains(state)[user_of(link.sender, link.setting)]
         return (unpack_float64(received, link.setting.dim) / gain).float()
 
     def longest(self, state: Orthogonal, link: Link) -> float:
-        """L, and the noise of the client and of the receiver."""
+        """L plus a bound on the norm of the noise of client and receiver."""
         user = user_of(link.sender, link.setting)
         noise = math.sqrt(state.noise_variances[user]) / float(self._gains(state)[user])
         return self.clip + normal_reach(noise, link.setting.dim)
@@ -91,16 +92,17 @@ class OTAOrthogonal(OverTheAir[Orthogonal]):
         return lambda u: gaussian_misfit(gains * clip_l2(u.double(), self.clip) - heard, 1.0).to(u.dtype)
 
     def law(self, state: Orthogonal, memory: None, update: Vector, link: Link) -> Law:
-        """What arrives: the projected update at the power of its share, plus the client's noise and the receiver's."""
+        """The received waveform: the projected update at its share of the power, plus client and receiver noise."""
         user = user_of(link.sender, link.setting)
         power = state.channel.power * state.channel.squared_gains[user]
         center = projected(update, self.clip) * (math.sqrt(power * state.alpha[user]) / self.clip)
         return Waveform(center, math.sqrt(power * state.beta[user] + state.channel.noise_variance))
 
     def claim(self, history: Sequence[Orthogonal], setting: Setting) -> Claim:
-        """(15) for a round, (16) for several, for the client with the weakest protection; exact Gaussian composition.
+        """(15) for one round, (16) for several, for the client with the weakest protection; exact Gaussian composition.
 
-        Nothing is claimed against an eavesdropper with its own receiver; `further` has the proof for it.
+        No privacy is claimed against an eavesdropper with its own receiver; `further` holds the proof for this
+        adversary.
         """
         state, rounds = history[0], len(history)
         why = "any two clipped updates move a message by 2 c_k L, under its own noise and the receiver's"
@@ -118,5 +120,5 @@ class OTAOrthogonal(OverTheAir[Orthogonal]):
         )
 
     def _gains(self, state: Orthogonal) -> Tensor:
-        """[K] c_k, the factor of each client's update in its signal."""
+        """[K]: c_k, the factor of each client's update in its signal."""
         return torch.from_numpy(state.signal).sqrt() / self.clip

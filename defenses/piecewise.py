@@ -24,19 +24,20 @@ from leakgauge.harness.core.stats import Numbers
 from leakgauge.harness.core.vec import Vector
 
 _SHARE = 2.5
-"""Epsilon of one coordinate if epsilon is divided: it minimizes the second moment of Algorithm 4 at t = 1."""
+"""Epsilon of one coordinate if epsilon is divided; this value minimizes the second moment of Algorithm 4 at t = 1."""
 
 _BLUR = 0.03
-"""Blur of the likelihood, in half-widths of the interval of inputs that an output indicates: steps have no slope. With
-four gradients of a LeNet at epsilon 2.5 a coordinate, a third of this blur changed MAP's mean squared errors by at most
-half. Ten times the blur made them 2 to 4 times as large, and a normal law of PM's mean and variance 2 to 7 times."""
+"""Blur of the likelihood, whose steps have no slope, in half-widths of the interval of inputs that an output indicates.
+With four gradients of a LeNet at epsilon 2.5 per coordinate, a third of this blur changed MAP's mean squared errors by
+at most half. Ten times the blur made the errors 2 to 4 times as large, and a normal law of PM's mean and variance 2 to
+7 times."""
 
 _LEAST = 1e-3
-"""Smallest blur, in units of the clip: L-BFGS fails in narrower valleys."""
+"""Smallest blur, in units of the clip: L-BFGS fails in narrower minima."""
 
 
 class _Output(NamedTuple):
-    """PM: maps t in [-1, 1] to y in [-C, C]; its density is e^epsilon higher in an interval of length C - 1."""
+    """PM maps t in [-1, 1] to y in [-C, C]; its density is e^epsilon times higher in an interval of length C - 1."""
 
     epsilon: float
 
@@ -74,14 +75,14 @@ class _Output(NamedTuple):
         chosen = rng.uniform(key.child("inside"), t.shape, dtype=torch.float64).numpy() < self.inside
         place = rng.uniform(key.child("place"), t.shape, dtype=torch.float64).numpy()
         bound, width, left = self.bound, self.width, self.left(t)
-        # outside the interval: a uniform point of the two joined remainders of [-C, C]
+        # outside the interval: a uniform point in the rest of [-C, C]
         rest = -bound + (bound + 1) * place
-        # the gap in float32: stored results have it so
+        # the gap stays float32, as in stored results
         y = np.where(chosen, left + width * place, rest + np.float32(width) * (rest >= left))
         return np.asarray(y.clip(-bound, bound), np.float64)
 
     def misfit(self, y: Tensor, t: Tensor) -> Tensor:
-        """-ln of the density at t plus a Cauchy error, minus its least value; the tails pull t from any distance."""
+        """-ln of the density at t plus a Cauchy error, minus its least value; the tails are never flat."""
         blur = max(_BLUR * self.tail, _LEAST)
         # an input explains y if it is within `tail` of this point
         distance = t - y * (1 - self.tail)
@@ -97,7 +98,7 @@ class _Output(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _TwoLevels(Law):
-    """The law of PM's outputs, rounded to float32, of the inputs t [k] in [-1, 1] at these places.
+    """The law of PM's outputs, rounded to float32, for the inputs t [k] in [-1, 1] at `places`.
 
     Source: Wang et al. 2019, Algorithm 2.
     """
@@ -108,11 +109,11 @@ class _TwoLevels(Law):
 
     @property
     def product(self) -> bool:
-        """Each output is drawn by itself."""
+        """True: each output is drawn separately."""
         return True
 
     def read(self, wire: bytes, own: Key) -> Reading:
-        """By the cdf: uniform between its values at the two ends of the numbers that round to an output."""
+        """Uniform draws between the cdf's values at the two ends of the numbers that round to an output."""
         expect_size(wire, 4 * len(self.t))
         tail = max(math.exp(-self.epsilon / 2), 1e-250)
         width = 2 * tail / -math.expm1(-self.epsilon / 2)
@@ -126,7 +127,7 @@ class _TwoLevels(Law):
             rest = np.clip(y, -bound, bound) + bound - inside
             return np.asarray((inside / width + tail * rest / (bound + 1)) / (1 + tail), np.float64)
 
-        # a little more than half a step: an exact half may round to either side
+        # a little more than half a step, because an exact half may round to either side
         ends = np.nextafter(sent, np.array([[-np.inf], [np.inf]], np.float32)).astype(np.float64)
         lower, upper = cdf(sent + 0.500001 * (ends - sent))
         chance = rng.uniform(own, (len(sent),), dtype=torch.float64).numpy()
@@ -137,7 +138,7 @@ class _TwoLevels(Law):
 
 @dataclass(frozen=True)
 class Piecewise(Defense[None, None]):
-    """The piecewise mechanism: a few coordinates, clamped to a public bound, each perturbed with a share of epsilon.
+    """The piecewise mechanism: clamps a few coordinates to a public bound and perturbs each with a share of epsilon.
 
     k = max(1, min(d, floor(epsilon / 2.5))) coordinates are sent, each with epsilon / k. The shared key selects them,
     so that their positions cost no bits and reveal nothing about the update. Sending the positions would cost
@@ -146,18 +147,18 @@ class Piecewise(Defense[None, None]):
 
     Args:
         clip: C, bound on the magnitude of each coordinate, in units of the update.
-        epsilon: of one message. Default 400, as in sqSGD's comparison on LeNet (which has C = 10).
+        epsilon: privacy budget of one message. Default 400, as in sqSGD's comparison on LeNet (which has C = 10).
 
     Guarantees:
-        4 * k bytes.
+        Messages have 4 * k bytes.
         The estimate is unbiased for the clamped update.
-        k of its coordinates are clip * d / k times the output of PM, the others 0. From epsilon 73 a coordinate on,
-        outputs outside PM's interval have a probability below 2^-53 and are never drawn; this implementation then has a
-        delta of about that probability.
-        Without the shared key the estimate is the mean over all choices of coordinates: a constant vector.
+        k coordinates of the estimate are clip * d / k times the output of PM, the others 0. From epsilon 73 per
+        coordinate on, outputs outside PM's interval have a probability below 2^-53 and are never drawn; this
+        implementation then has a delta of about that probability.
+        Without the shared key, the estimate is the mean over all choices of coordinates: a constant vector.
 
     Raises:
-        ValueError: a parameter out of range.
+        ValueError: a parameter is out of range.
 
     Source: Wang et al. 2019, "Collecting and analyzing multidimensional data with local differential privacy",
         Algorithms 2 and 4, as sqSGD's baseline uses it. Differs: the coordinates come from the shared key.
@@ -184,7 +185,7 @@ class Piecewise(Defense[None, None]):
         return torch.from_numpy(chosen[rng.permutation(shared.child("order"), k)])
 
     def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
-        """Clamp, take the coordinates of the shared key, perturb each by the private key, send float32."""
+        """Clamp, take the coordinates that the shared key selects, perturb each by the private key, send float32."""
         check_update(update)
         dim = update.numel()
         chosen = update.detach().cpu()[self.positions(dim, link.key)].double()
@@ -201,7 +202,7 @@ class Piecewise(Defense[None, None]):
         return found
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
-        """-ln of the two-level density, blurred by 3 % of the interval's half-width in t: the exact one has no slope.
+        """-ln of the two-level density, blurred by 3 % of the interval's half-width in t, because it has no slope.
 
         Without the shared key each output counts as normal, with the mean and variance of the mixture over all
         coordinates.
@@ -223,7 +224,7 @@ class Piecewise(Defense[None, None]):
         return lambda u: law.misfit(sent, self._scaled(u.double().gather(-1, positions))).sum(-1).to(u.dtype)
 
     def error_variance(self, state: None, received: Sequence[bytes], links: Links) -> Tensor:
-        """That of PM at zero, where it is least, of the sent coordinates; without the shared key nothing is known."""
+        """PM's least variance, that at zero, for sent coordinates; infinite for others and without the shared key."""
         dim = links.setting.dim
         least = self.clip**2 * float(self.output_law(dim).variance(torch.zeros(())))
         rows = torch.full((len(received), dim), math.inf)
@@ -232,18 +233,18 @@ class Piecewise(Defense[None, None]):
         return rows
 
     def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
-        """PM's outputs at the coordinates of the shared key."""
+        """PM's outputs at the coordinates that the shared key selects."""
         dim = link.setting.dim
         k = max(1, min(dim, math.floor(self.epsilon / 2.5)))
         places = rng.subset(link.key.child("positions"), dim, k)[rng.permutation(link.key.child("order"), k)]
         return _TwoLevels(clamped(update, self.clip)[places] / self.clip, places, self.epsilon / k)
 
     def quieter(self) -> Piecewise:
-        """All coordinates, if they are at most 12,000, with less noise than float32 resolves."""
+        """The same with epsilon 1e6: up to d = 12,000, sends all coordinates, with less noise than float32 resolves."""
         return replace(self, epsilon=1e6)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
-        """Pure epsilon for one message; T rounds add up."""
+        """Pure epsilon for one message; the epsilons of T rounds add up."""
         rounds, k = len(history), self.count(setting.dim)
         why = f"{k} of {setting.dim} coordinates are sent, whatever the update, each with epsilon / {k}."
         one = f"one coordinate that is sent in every round; each round sends it with probability {k}/{setting.dim}."
@@ -256,11 +257,11 @@ class Piecewise(Defense[None, None]):
         )
 
     def _scaled(self, update: Tensor) -> Tensor:
-        """t: the clamped coordinates, in [-1, 1]."""
+        """t: the clamped coordinates, scaled to [-1, 1]."""
         return clip_coordinates(update, self.clip) / self.clip
 
     def _read(self, received: bytes, setting: Setting) -> Tensor:
-        """[k] float64: the outputs in a message."""
+        """[k] float64: the PM outputs in a message."""
         sent = unpack_float32(received, self.count(setting.dim))
         largest = float(np.float32(self.output_law(setting.dim).bound))
         if float(sent.abs().max()) > largest:

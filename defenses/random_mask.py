@@ -1,4 +1,4 @@
-"""Random mask: a fresh random share of the coordinates is sent, with the seed that selects them."""
+"""Random mask: each message holds a fresh random share of the coordinates and the seed that selects them."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ _SEED_BYTES = 8
 
 @dataclass(frozen=True)
 class RandomMask(Defense[None, None]):
-    """A random share of the coordinates as float32, the others dropped; nothing promised.
+    """Sends a random share of the coordinates as float32 and drops the others; claims no privacy.
 
-    The mask is uniform over all sets of max(1, round(share * d)) coordinates, and new in every message. It follows from
-    64 bits that the client draws and sends in the clear, so that everyone who sees the message knows the mask.
+    The mask is uniform over all sets of max(1, round(share * d)) coordinates, and new in every message. The client
+    draws a seed of 64 bits, which determines the mask, and sends it in the clear: everyone who sees the message knows
+    the mask.
 
     Args:
-        share: of the coordinates that are sent.
+        share: share of the coordinates that are sent.
         rescale: whether the server multiplies the received values by d / count, which makes the estimate unbiased.
-            False: the update with zeros at the dropped coordinates.
+            False: the estimate is the update with zeros at the dropped coordinates.
 
     Guarantees:
-        8 + 4 * count bytes.
+        Messages have 8 + 4 * count bytes.
         The sent values are exact.
-        With rescale, the mean of the estimate over masks is the update.
+        With `rescale`, the mean of the estimate over masks is the update.
 
     Raises:
         ValueError: share is outside (0, 1].
 
     Source: Konecny et al. 2016, "Federated learning: strategies for improving communication efficiency", sec. 2 (random
         mask, given by a seed) and sec. 3 (subsampling, scaled to be unbiased). Differs: the mask is applied after local
-        training, as in sec. 3; sec. 2 trains only the masked coordinates, which is the same for one step. One mask for
-        the whole update, with a fixed number of coordinates.
+        training, as in sec. 3; sec. 2 trains only the masked coordinates, which is the same for one step. One mask with
+        a fixed number of coordinates covers the whole update.
     """
 
     share: float = 0.1
@@ -71,9 +72,9 @@ class RandomMask(Defense[None, None]):
         return torch.zeros(dim).scatter(0, self._positions(seed, dim), scale * values)
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
-        """Squared distance of the sent coordinates in units of `ROUNDING`; the others do not count.
+        """Squared distance of the sent coordinates in units of `ROUNDING`; the dropped ones do not count.
 
-        The same with and without the shared key: the mask is in the message.
+        It does not depend on the shared key, because the mask is in the message.
         """
         dim = links.setting.dim
         read = [self._split(wire, dim) for wire in received]
@@ -82,12 +83,12 @@ class RandomMask(Defense[None, None]):
         return lambda update: rounding_misfit(update.gather(-1, places) - sent)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
-        """Nothing is promised."""
+        """No privacy is claimed."""
         return nothing_promised(len(history), "The selected coordinates are sent as they are.")
 
     def _positions(self, seed: bytes, dim: int) -> Tensor:
-        """[count] int64, increasing: the mask that a seed of 64 bits selects."""
-        # `shared`: everyone who holds the message holds this key
+        """[count] int64, increasing: the positions that a seed of 64 bits selects."""
+        # named `shared`, because everyone with the message also has this key
         key = Key(int.from_bytes(seed, "little")).child("shared", "mask")
         return torch.from_numpy(rng.subset(key, dim, self.count(dim)))
 

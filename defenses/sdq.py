@@ -19,27 +19,27 @@ class SDQ(Bare):
     After another defense, as in `laplace+sdq`, it encodes the numbers of that defense and ignores its own scale.
 
     Args:
-        bits: R, 1 to 16; 2^R + 1 levels.
+        bits: R, 1 to 16; the quantizer has 2^R + 1 levels.
         gamma: radius of the quantizer; the step is Delta = 2 gamma/(2^R + 1). None: 1.5 sqrt(1 + v), where v is the
-            variance of the first defense's noise, 0 without one.
+            variance of the first defense's noise, or 0 without a first defense.
 
     Guarantees:
-        8 bytes a tensor, then ceil(d * ceil(log2(2^R + 1)) / 8) bytes. The rate of 2^R + 1 levels is log2(2^R + 1) bits
-        a coordinate, not R.
-        Without overload decode(encode(u)) - u is uniform on (-Delta/2, Delta/2), times the tensor's scale, in each
-        coordinate, independently and of u.
+        Messages have 8 bytes per tensor, then ceil(d * ceil(log2(2^R + 1)) / 8) bytes. The rate of 2^R + 1 levels is
+        log2(2^R + 1) bits per coordinate, not R.
+        Without overload, decode(encode(u)) - u is uniform on (-Delta/2, Delta/2), times the tensor's scale, in each
+        coordinate, independent of the other coordinates and of u.
 
     Raises:
-        ValueError: a parameter out of range.
+        ValueError: a parameter is out of range.
 
-    Source: the baseline FL+SDQ of Lang, Sofer, Shaked, Shlezinger 2022, as in its reference code; without the shared
+    Source: the baseline FL+SDQ of Lang, Sofer, Shaked, Shlezinger 2022, as in its reference code. Without the shared
         key, the estimate is the middle of a level.
     """
 
     dimension: ClassVar[int] = 1
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
-        """Nothing is promised."""
+        """No privacy is claimed."""
         chance = uniform_delta(self.lattice.step)
         why = f"given the scale: the ends of a coordinate's range differ in a message with probability {chance:.3g}."
         return bare_claim(len(history), Proof.leak(chance, len(history), Unit.COORDINATE, why))

@@ -30,7 +30,7 @@ _RESOLUTION = 128 * math.log(2)
 
 
 class Plan(NamedTuple):
-    """Public state, equal in all rounds: the signs of the rotation [dt], and the channel on dt coordinates."""
+    """Public state, the same in all rounds: the signs of the rotation [dt], and the channel on dt coordinates."""
 
     signs: Tensor
     channel: PrivQuant
@@ -38,21 +38,21 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True)
 class SqSGD(Defense[Plan, Tensor]):
-    """Subset, rotation and PrivQuant of each client's update, with residual accumulation.
+    """Takes a subset of the residual plus update, rotates it and sends it through PrivQuant; the rest is the residual.
 
     Args:
-        epsilon: of one message.
+        epsilon: privacy budget of one message.
         clip: U, l2 bound of the update and of the sent vector, and the range of the levels.
-        bits: of one coordinate; K = 2^bits levels.
-        ratio: r; dt = 2^floor(log2(r d)) coordinates are sent, at least one.
+        bits: bits per coordinate; there are K = 2^bits levels.
+        ratio: r, share of the coordinates; dt = 2^floor(log2(r d)) are sent, but at least one.
         alpha: weight with which unsent coordinates enter the residual.
         beta: weight of the new update in the sent vector.
-        share: of epsilon for the threshold; the rest is for the branch.
+        share: share of epsilon for the threshold; the rest is for the branch.
         rotation: seed of the public signs of the rotation.
 
     Guarantees:
-        ceil(dt * bits / 8) bytes; the coordinates and the rotation follow from shared randomness.
-        decode(encode(u)) has expectation x on the sent coordinates and is zero on the others; x is the residual plus
+        Messages have ceil(dt * bits / 8) bytes; the coordinates and the rotation follow from shared randomness.
+        decode(encode(u)) has expectation x on the sent coordinates and is zero on the others. x is the residual plus
         beta times the clipped update, clipped again.
         One message is exactly `PrivQuant.epsilon`-DP for any two updates and residuals.
 
@@ -63,11 +63,11 @@ class SqSGD(Defense[Plan, Tensor]):
     | no shared key | the coordinates are unknown: the estimate is zero, the likelihood constant |
 
     Raises:
-        ValueError: a parameter out of range; in `init`, an epsilon for which no threshold exists.
+        ValueError: a parameter is out of range; in `init`, no threshold exists for this epsilon.
 
     Source: sqSGD (ICLR 2021 submission), Algorithms 1 and 2. Differs: the sent vector is clipped again after the
-        residual is added, since coordinates would leave the range of the levels otherwise; the server, not the client,
-        divides by m, once; the rotation is undone before the coordinates return to their positions.
+        residual is added, because coordinates could otherwise leave the range of the levels; the server, not the
+        client, divides by m, and only once; the rotation is undone before the coordinates return to their positions.
     """
 
     epsilon: float = 400.0
@@ -105,14 +105,14 @@ class SqSGD(Defense[Plan, Tensor]):
     def encode(self, state: Plan, memory: Tensor, update: Vector, link: Link, private: Key) -> tuple[bytes, Tensor]:
         """Clip, add the residual, select the round's coordinates, rotate, round, sample; the rest is the residual."""
         check_update(update)
-        # numpy: half the time for a short update
+        # numpy takes half the time of torch for a short update
         chosen, before = self._chosen(link.key, link.setting), memory.numpy()
         clipped = clip_l2(update.detach().cpu(), self.clip).numpy()
         sent = clip_l2(torch.from_numpy(before[chosen] + self.beta * clipped[chosen]), self.clip)
         residual = self.alpha * clipped
         residual += before
         residual[chosen] = 0.0
-        # `astype`, and in place: memory of numpy is faster to get, and old memory faster than new
+        # `astype` and in place, because numpy allocates faster, and reusing memory is faster still
         exact = torch.from_numpy(sent.numpy().astype(np.float64)).mul_(state.signs)
         rotated = fast_walsh_hadamard(exact).div_(math.sqrt(len(exact)))
         levels = round_levels(rotated, self.clip, 1 << self.bits, private.child("rounding"))
@@ -131,18 +131,18 @@ class SqSGD(Defense[Plan, Tensor]):
         return torch.from_numpy(found)
 
     def likelihood(self, state: Plan, received: Sequence[bytes], links: Links) -> Likelihood:
-        """The exact laws of the sent coordinates, continued where they have no slope: see `PrivQuant.misfit`.
+        """The exact laws of the sent coordinates, continued where they have no slope; see `PrivQuant.misfit`.
 
-        It ignores that the matches depend on each other; `tail` below includes it, without a visible gain.
+        It ignores that the matches depend on each other; `tail` below includes this dependence, without a visible gain.
 
         The residual is zero in a client's first message. Later it holds the unsent part of about 1 / ratio rounds,
-        which an attacker does not know. The law still assumes zero, so that attacks on later rounds are weaker than
-        necessary.
+        which an attacker does not know. The likelihood always assumes a zero residual, so attacks on later rounds are
+        weaker than they could be.
 
-        Without the shared key it is constant: the message then reveals at most a norm, which is ignored.
+        Without the shared key, the likelihood is constant: the message then reveals at most a norm, which is ignored.
 
-        Mean SSIM of MAP, labels given, 6 CIFAR-10 images behind the LeNet of DLG, 600 evaluations, 1.2 to
-        2.5 s an image (`benchmarks/sqsgd_likelihood.py`; six images do not resolve differences of 0.02):
+        Mean SSIM of MAP, labels given, 6 CIFAR-10 images behind the LeNet of DLG, 600 evaluations, 1.2 to 2.5 s per
+        image (`benchmarks/sqsgd_likelihood.py`; six images do not resolve differences of 0.02):
 
         | coordinates, levels, share that matches | exact | tail | normal moments | ours |
         |---|---|---|---|---|
@@ -165,7 +165,7 @@ class SqSGD(Defense[Plan, Tensor]):
         return score
 
     def law(self, state: Plan, memory: Tensor, update: Vector, link: Link) -> Law:
-        """The rotated vector through stochastic rounding and the public channel, if that keeps epsilon."""
+        """The rotated vector through stochastic rounding and the public channel, whose epsilon is checked."""
         dim = link.setting.dim
         count = 1 << max(0, math.floor(math.log2(self.ratio * dim)))
         chosen = rng.subset(link.key.child("coordinates"), dim, count)
@@ -180,18 +180,18 @@ class SqSGD(Defense[Plan, Tensor]):
         return Matched((values + 1) * (levels - 1) / 2, levels, channel.tau, channel.logit, self.epsilon)
 
     def quieter(self) -> SqSGD:
-        """1024 levels, and a channel that is the identity up to 1298 coordinates."""
+        """The same with 1024 levels, and a channel that is the identity up to 1298 coordinates."""
         return replace(self, epsilon=1e4, bits=10)
 
     def claim(self, history: Sequence[Plan], setting: Setting) -> Claim:
-        """Pure epsilon for one message; T rounds add up."""
+        """Pure epsilon for one message; the epsilons of T rounds add up."""
         channel, rounds = history[0].channel, len(history)
         further: tuple[Proof, ...] = ()
         if -channel.log_rest > _RESOLUTION:
             chance = channel.log_rest / math.log(10)
             reason = f"the rarer branch has a probability of 10^{chance:.0f}, which no generator draws: it never runs."
             further = (Proof.none(Unit.MESSAGE, reason, "arithmetic"),)
-        # one rotated coordinate may reach the range's end, several at once not: the l2 clip keeps them off the corners
+        # only one rotated coordinate at a time can reach the end of the range, because of the l2 clip
         tight = channel.d == 1
         why = f"the two probabilities of an output, counted exactly{'; both are attained' if tight else ''}."
         return claim_over(
@@ -203,11 +203,11 @@ class SqSGD(Defense[Plan, Tensor]):
         )
 
     def coordinates(self, shared: Key, setting: Setting) -> Tensor:
-        """The round's coordinates of this client [dt], in increasing order."""
+        """[dt]: the coordinates that this client sends in the round, in increasing order."""
         return torch.from_numpy(self._chosen(shared, setting))
 
     def _chosen(self, shared: Key, setting: Setting) -> Integers:
-        """`coordinates`, in numpy."""
+        """`coordinates` as a numpy array."""
         return rng.subset(shared.child("coordinates"), setting.dim, self.sent(setting.dim))
 
     def _levels(self, state: Plan, received: bytes) -> Tensor:
@@ -217,23 +217,23 @@ class SqSGD(Defense[Plan, Tensor]):
 
 @functools.lru_cache(maxsize=8)
 def _plan(sent: int, levels: int, epsilon: float, share: float, rotation: int) -> Plan:
-    """The signs and the channel, cached."""
+    """The cached signs and channel."""
     signs = 2.0 * torch.from_numpy(rng.integers(Key(rotation).child("rademacher"), sent, 2)).double() - 1.0
     return Plan(signs, choose(sent, levels, epsilon, share))
 
 
 @functools.lru_cache(maxsize=8)
 def _stated_signs(count: int, rotation: int) -> npt.NDArray[np.float64]:
-    """The signs [count] of the rotation as the law states them, apart from `_plan`."""
+    """The signs [count] of the rotation for `law`, computed independently of `_plan`."""
     return np.asarray(2.0 * rng.integers(Key(rotation).child("rademacher"), count, 2) - 1, np.float64)
 
 
 def _rotate(x: Tensor, signs: Tensor) -> Tensor:
-    """H A x / sqrt(dt) along the last axis; it preserves the l2 norm U, so that no coordinate exceeds U."""
+    """H A x / sqrt(dt) along the last axis; this preserves the l2 norm, so no coordinate exceeds U."""
     return fast_walsh_hadamard(x * signs) / math.sqrt(x.shape[-1])
 
 
 def _shortened(x: npt.NDArray[np.float32], bound: float) -> npt.NDArray[np.float32]:
-    """x, clipped to an l2 norm of `bound`, in float32: at the end of the range float64 would exclude a level."""
+    """x clipped to an l2 norm of `bound`, in float32: at the end of the range, float64 would exclude a level."""
     norm = float(np.linalg.norm(x.astype(np.float64)))
     return x * np.float32(bound / max(norm, bound))

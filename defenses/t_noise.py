@@ -31,25 +31,25 @@ class TNoise(Perturbs):
     """The t mechanism: scale, add bivariate t noise to pairs of coordinates, send float32.
 
     Args:
-        epsilon: nominal, of one pair of one message. Sets the noise by the reference code's table: 0.84, 1, 2, 3 or 4;
-            with `s2` and `nu` any number, which then affects the claim only.
+        epsilon: nominal privacy budget of one pair of one message. It sets the noise by the reference code's table:
+            0.84, 1, 2, 3 or 4. With `s2` and `nu`, it can be any number and affects the claim only.
         s2: sets the scale matrix s2 I, in units of the scaled coordinates.
         nu: degrees of freedom, above 2.
-        scale: `tensor` or `vector`: the baseline of JoPEQ, as for `laplace`. `public`: pairs are scaled down into the
+        scale: `tensor` and `vector`: the baseline of JoPEQ, as for `laplace`. `public`: pairs are scaled down into the
             disc of radius `clip`, in units of the update.
 
     Guarantees:
-        4 * n bytes for n numbers: d, plus one for each tensor of odd length (`tensor`) or for an odd d; plus 12 bytes
-        a tensor for `tensor`, or 4 bytes for `vector`.
-        decode(encode(u)) - u (clipped, for `public`) is bivariate t with scale matrix s2 I and nu degrees of freedom,
-        times the scale, for each pair, independently, up to float32 rounding.
+        Messages have 4 * n bytes, plus 12 bytes per tensor for `tensor`, or 4 bytes for `vector`. n is d, plus one for
+        each tensor of odd length (`tensor`) or for an odd d.
+        decode(encode(u)) - u is, for each pair, independent bivariate t noise with scale matrix s2 I and nu degrees of
+        freedom, times the scale, up to float32 rounding. For `public`, u is the clipped update.
 
     Raises:
-        ValueError: a parameter out of range, or an epsilon that is not in the table.
+        ValueError: a parameter is out of range, or an epsilon that is not in the table.
 
-    Source: the baseline FL+t of Lang, Sofer, Shaked, Shlezinger 2022, its eq. (11) and the table of its reference code.
-        (11) prints the exponent (nu + d)^2 instead of (nu + d)/2, and the table attains the nominal epsilon only for
-        points at most 1 apart; the unit disc has diameter 2.
+    Source: the baseline FL+t of Lang, Sofer, Shaked, Shlezinger 2022, eq. (11) and the table of the reference code. Eq.
+        (11) prints the exponent (nu + d)^2 instead of (nu + d)/2. The table attains the nominal epsilon only for points
+        at most 1 apart, but the unit disc has diameter 2.
     """
 
     epsilon: float = 2.0
@@ -82,7 +82,7 @@ class TNoise(Perturbs):
         return student_variance(*self.noise)
 
     def attained(self, edge: float) -> float:
-        """Epsilon of the first number of a pair, 1 or -1, from whether it exceeds some threshold in [0, edge]."""
+        """Epsilon that one threshold in [0, edge] attains on the first number of a pair, which is 1 or -1."""
         thresholds = np.linspace(0.0, edge, 1001)
         std = math.sqrt(self.noise.s2)
         above, below = (special.stdtr(self.noise.nu, (x - thresholds) / std) for x in (1.0, -1.0))
@@ -90,7 +90,7 @@ class TNoise(Perturbs):
         return float(np.log(above / np.maximum(below, 1e-300)).max())
 
     def longest(self, state: None, link: Link) -> float:
-        """For `public`, C and the noise in each pair: P(|r| > x) = (1 + x^2 / (nu s2))^(-nu/2), here e^-30 for all."""
+        """For `public`, C plus noise in each pair: P(|r| > x) = (1 + x^2 / (nu s2))^(-nu/2), e^-30 over all pairs."""
         if self.scale != "public":
             return math.inf
         (s2, nu), pairs = self.noise, self.count(link.setting) // 2
@@ -98,7 +98,7 @@ class TNoise(Perturbs):
         return math.sqrt(pairs) * self.clip * (1 + far)
 
     def misfit(self, received: Sequence[bytes], *, setting: Setting, rounded: Rounded | None = None) -> Likelihood:
-        """(nu + 2)/2 sum ln(1 + |r|^2 / (nu s2)) over pairs, and how well the sent scales fit.
+        """The sum over pairs of (nu + 2)/2 ln(1 + |r|^2 / (nu s2)), plus a penalty for scales unlike the sent ones.
 
         A rounding error widens the law.
         """
@@ -115,20 +115,20 @@ class TNoise(Perturbs):
         return score
 
     def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
-        """Bivariate t around the scaled pairs, after the scales."""
+        """The scales, then bivariate t noise around the scaled pairs."""
         header, center, places = scaled(update, link.setting.layout, self.scale, 2, self.clip)
         return Additive(center, StudentPairs(self.noise.nu), math.sqrt(self.noise.s2), places, header, fair=False)
 
     def quieter(self) -> TNoise:
-        """A scale of a thousandth, with the same degrees of freedom."""
+        """The same mechanism with a noise scale of 0.001 and the same degrees of freedom."""
         return replace(self, s2=1e-6, nu=self.noise.nu)
 
     def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
-        """The scaled pairs outside the unit disc; none at a public scale."""
+        """The scaled pairs outside the unit disc; a public scale has none."""
         return outside(updates, links.setting.layout, self.scale, 2)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
-        """Epsilon for one pair of one message; T rounds add up."""
+        """Epsilon for one pair of one message; the epsilons of T rounds add up."""
         rounds, pairs = len(history), self.count(setting) // 2
         each, near = (t_epsilon(*self.noise, diameter=diameter) for diameter in (2.0, 1.0))
         why = f"the density ratio of t noise between two ends of the unit disc, 2 apart; {near:.4g} for points 1 apart."

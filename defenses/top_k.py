@@ -30,14 +30,14 @@ from leakgauge.harness.core.vec import Vector
 
 @dataclass(frozen=True)
 class TopK(Defense[None, Tensor | None]):
-    """Gradient pruning: the coordinates of largest magnitude as float32, the others dropped; nothing promised.
+    """Gradient pruning: sends the coordinates of largest magnitude as float32 and drops the others; claims no privacy.
 
-    k = max(1, round(fraction * d)) coordinates are sent, whatever the update, so that all messages have one length.
-    Positions come first, as numbers of ceil(log2 d) bits or as a bitmap of d bits, whichever is shorter. Both sides
-    know k and d, so that no flag is needed.
+    k = max(1, round(fraction * d)) coordinates are sent, whatever the update, so that all messages have the same
+    length. Their positions come first, as numbers of ceil(log2 d) bits or as a bitmap of d bits, whichever is shorter.
+    Both sides know k and d, so no flag is needed.
 
     Args:
-        fraction: of the coordinates that are sent. Default 0.01: Aji & Heafield drop 99 %.
+        fraction: share of the coordinates that are sent. Default 0.01: Aji & Heafield drop 99 %.
         feedback: whether the client adds the dropped values to its next update.
 
     | case | message |
@@ -47,9 +47,9 @@ class TopK(Defense[None, Tensor | None]):
     | fraction * d below one half | one coordinate |
 
     Guarantees:
-        4 * k + ceil(min(k * ceil(log2 d), d) / 8) bytes.
+        Messages have 4 * k + ceil(min(k * ceil(log2 d), d) / 8) bytes.
         The sent values are exact, and no dropped magnitude exceeds a sent one.
-        With feedback, all sent values and the residual sum to all updates, up to float32 rounding.
+        With feedback, all sent values plus the residual equal the sum of all updates, up to float32 rounding.
 
     Raises:
         ValueError: fraction is outside (0, 1].
@@ -79,7 +79,7 @@ class TopK(Defense[None, Tensor | None]):
     def encode(
         self, state: None, memory: Tensor | None, update: Vector, link: Link, private: Key
     ) -> tuple[bytes, Tensor | None]:
-        """The largest coordinates of update and residual. Uses neither key."""
+        """The largest coordinates of the update plus the residual. Uses neither key."""
         check_update(update)
         whole = update.detach().cpu()
         if memory is not None:
@@ -96,9 +96,9 @@ class TopK(Defense[None, Tensor | None]):
         return torch.zeros(link.setting.dim).scatter(0, torch.from_numpy(positions), values)
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
-        """Squared distance in units of `ROUNDING`: of sent coordinates to their values, of the others to their bound.
+        """Squared distance of sent coordinates to their values and of others to their bound, in units of `ROUNDING`.
 
-        The bound is the smallest sent magnitude. With feedback the unknown residual counts as zero, which is right for
+        The bound is the smallest sent magnitude. With feedback, the unknown residual counts as zero, which is exact for
         a client's first message.
         """
         read = [self._read(wire, links.setting.dim) for wire in received]
@@ -115,7 +115,7 @@ class TopK(Defense[None, Tensor | None]):
         return score
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
-        """Nothing is promised."""
+        """No privacy is claimed."""
         return nothing_promised(len(history), "The largest coordinates are sent as they are.")
 
     def _read(self, received: bytes, dim: int) -> tuple[npt.NDArray[np.int64], Tensor]:
@@ -127,7 +127,7 @@ class TopK(Defense[None, Tensor | None]):
 
 
 def _largest(magnitudes: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.int64]:
-    """The positions of the k largest magnitudes, in increasing order; the first ones of equal magnitudes."""
+    """The positions of the k largest magnitudes, in increasing order; of equal magnitudes, the first positions."""
     threshold = np.partition(magnitudes, -k)[-k]
     chosen = magnitudes > threshold
     equal = np.flatnonzero(magnitudes == threshold)
@@ -136,7 +136,7 @@ def _largest(magnitudes: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.int6
 
 
 def _is_bitmap(k: int, dim: int) -> bool:
-    """Whether one bit a coordinate is shorter than one number a sent coordinate."""
+    """Whether one bit per coordinate is shorter than one number per sent coordinate."""
     return dim < k * width_of(dim)
 
 
@@ -150,7 +150,7 @@ def _pack_positions(positions: npt.NDArray[np.int64], dim: int) -> bytes:
 
 
 def _unpack_positions(wire: bytes, k: int, dim: int) -> npt.NDArray[np.int64]:
-    """[k] positions; checks that they increase and lie below `dim`."""
+    """[k] positions, which are checked to increase and to lie below `dim`."""
     if _is_bitmap(k, dim):
         found = np.flatnonzero(unpack_levels(wire, dim, 1))
         if len(found) != k:

@@ -13,28 +13,28 @@ from leakgauge.harness.core.contract import Feedback, Setting
 
 @dataclass(frozen=True)
 class UDPCRD(Calibrated[Spending]):
-    """UDP with communication-rounds discounting: a round with little progress reduces T and thereby the later noise.
+    """UDP with communication-rounds discounting: a round with little progress reduces T and so the later noise.
 
-    The state is T, the noise of the past rounds, and the budget: the same for all clients. A client that is not
-    selected counts the round as spent.
+    The state holds T, the noise of the past rounds, and the budget. It is the same for all clients: a client that is
+    not selected also counts the round as spent.
 
     Args:
         clip, epsilon, delta, clips, calibration: as for `udp`.
         rounds: T at the start; None: the federation's number of rounds.
         zeta: T shrinks after a round that lowers the test loss by less than this.
-        beta: the share that then remains of the rounds from that round on, rounded down.
+        beta: the share of the remaining rounds, from that round on, that is then kept, rounded down.
 
     Guarantees:
-        4 * d bytes, with the law of `udp`; until T shrinks, sigma is that of `udp`.
-        For any losses, the rounds spend no more than the budget; a run that reaches T spends all of it, unless T
+        Messages have 4 * d bytes and the law of `udp`; until T shrinks, sigma is that of `udp`.
+        For any losses, the rounds spend no more than the budget. A run that reaches T spends the whole budget, unless T
         shrinks to the number of rounds already run.
         A round never shrinks T if its loss before or after was not evaluated: evaluate every round.
 
     Raises:
-        ValueError: a parameter out of range.
+        ValueError: a parameter is out of range.
 
-    Source: Wei et al. 2021 (see `udp`), Algorithm 2 and (25). Differs: noise on the trained model, not on the old one
-        as printed in line 9; one central test loss instead of one reported by each client.
+    Source: Wei et al. 2021 (see `udp`), Algorithm 2 and eq. (25). Differs: noise is added to the trained model, not to
+        the old model as printed in line 9; one central test loss replaces the losses that the clients report.
     """
 
     source: ClassVar[str] = "Wei et al. 2021, (25)"
@@ -50,7 +50,7 @@ class UDPCRD(Calibrated[Spending]):
             raise ValueError(f"expected 0 < beta < 1, got beta={self.beta}")
 
     def init(self, setting: Setting) -> Spending:
-        """Nothing is spent."""
+        """T rounds and an unspent budget."""
         share = setting.participants / setting.clients
         return Spending(Schedule(self.horizon(setting)), budget(self.epsilon, self.delta, share, self.calibration))
 
@@ -61,11 +61,11 @@ class UDPCRD(Calibrated[Spending]):
         return Spending(shorter, state.budget)
 
     def stops(self, state: Spending) -> bool:
-        """After T rounds, with the current T."""
+        """Whether the current T rounds are done."""
         return state.schedule.ended
 
     def noise_multiplier(self, state: Spending, setting: Setting) -> float:
-        """The noise of an even share of the remaining budget."""
+        """z of a round that spends an even share of the remaining budget."""
         return next_multiplier(state.schedule, state.budget)
 
     def assumes(self, setting: Setting) -> list[str]:

@@ -12,26 +12,26 @@ from leakgauge.harness.core.contract import Feedback, Setting
 
 @dataclass(frozen=True)
 class UDPLei(UDPRounds[tuple[float, ...]]):
-    """UDP with linearly decreasing noise that stops before it overspends, as in its "Lei's approach"; uncertain.
+    """UDP with linearly decreasing noise, as in the paper's "Lei's approach" (uncertain); stops before it overspends.
 
-    Uncertain: the paper states only that the noise decreases linearly until the budget is spent, without its start and
-    slope; the defaults are a choice of this project. The budget follows zCDP, as in the approach's source.
+    Uncertain: the paper states only that the noise decreases linearly until the budget is spent. It gives neither start
+    nor slope; the defaults are a choice of this project. The budget follows zCDP, as in the approach's source.
 
-    The state is z of the remaining rounds.
+    The state holds z of each remaining round.
 
     Args:
         clip, epsilon, delta, clips: as for `udp`.
-        rounds: T0, which only sets the defaults of `first` and `slope`; None: the federation's number of rounds.
-        first: z of round 0, noise over sensitivity; default: the larger of the z of `udp` for T0 rounds and the z that
-            one round needs.
+        rounds: T0, which sets only the defaults of `first` and `slope`; None: the federation's number of rounds.
+        first: z of round 0, the noise over the sensitivity; default: the larger of the z of `udp` for T0 rounds and the
+            z that one round needs.
         slope: z_t = first * (1 - slope * t); default 1 / (2 T0).
 
     Guarantees:
-        4 * d bytes, with the law of `udp`.
+        Messages have 4 * d bytes and the law of `udp`.
         The federation ends before the rounds spend more than zCDP allows.
 
     Raises:
-        ValueError: a parameter out of range, or a `first` that overspends in one round.
+        ValueError: a parameter is out of range, or a `first` that overspends in one round.
 
     Source: a comparison in Wei et al. 2021 (see `udp`) with Yu, Liu, Pu, Gursoy, Truex 2019, "Differentially private
         model publishing for deep learning": epsilon = rho + 2 sqrt(rho ln(1/delta)), rho = sum 1 / (2 z^2).
@@ -53,7 +53,7 @@ class UDPLei(UDPRounds[tuple[float, ...]]):
         return "zcdp"
 
     def init(self, setting: Setting) -> tuple[float, ...]:
-        """z of all rounds."""
+        """z of each round."""
         return linear_decay(
             self.epsilon,
             self.delta,
@@ -65,7 +65,7 @@ class UDPLei(UDPRounds[tuple[float, ...]]):
         )
 
     def advance(self, state: tuple[float, ...], feedback: Feedback) -> tuple[float, ...]:
-        """The rounds after this one."""
+        """z of each round after this one."""
         return state[1:]
 
     def stops(self, state: tuple[float, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""vqSGD with the cross-polytope: a few of 2d points, each sent by randomized response."""
+"""vqSGD with the cross-polytope: a message holds a few of 2d points, each sent by randomized response."""
 
 from __future__ import annotations
 
@@ -23,35 +23,38 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
 _FLOOR = 1e-12
-"""Smallest probability of a point in the likelihood, in units of 1 / 2d: keeps its gradients within float32."""
+"""Smallest probability of a point in the likelihood, in units of 1 / 2d; keeps the gradients within float32."""
 
 
 @dataclass(frozen=True)
 class VQSGD(Defense[None, None]):
-    """vqSGD: the update as a mean of a few corners of a cross-polytope, each sent by randomized response.
+    """vqSGD: sends the update as a few corners of a cross-polytope, each by randomized response.
 
     v, the update clipped and divided by the clip, is the mean of a law on the 2d points +-sqrt(d) e_i. Each repetition
-    draws one point. It sends that point with probability e^epsilon / (e^epsilon + 2d - 1), else a uniform other point.
+    draws one point. It sends that point with probability e^epsilon / (e^epsilon + 2d - 1), else one of the other
+    points, drawn uniformly.
 
     Args:
         clip: C, bound on the l2 norm, in units of the update.
-        epsilon: of one repetition, as sqSGD's comparison seems to have run it. A message has about `repeats` times as
-            much, which that comparison ignores. Default 400, as in sqSGD's comparison on LeNet (which has C = 10).
-        repeats: b, points a message. Default 113: at d = 119,850 (18 bits a point), the 2048 bits of sqSGD's message.
+        epsilon: privacy budget of one repetition, as sqSGD's comparison seems to have run it. A message has about
+            `repeats` times this epsilon, which that comparison ignores. Default 400, as in sqSGD's comparison on LeNet
+            (which has C = 10).
+        repeats: b, points per message. Default 113: at d = 119,850 (18 bits per point), the 2048 bits of sqSGD's
+            message.
 
     Guarantees:
-        ceil(b * ceil(log2 2d) / 8) bytes.
+        Messages have ceil(b * ceil(log2 2d) / 8) bytes.
         The estimate is unbiased for the clipped update.
-        Randomized response replaces a point with exactly the stated probability, if that is above 2^-53. Below, this
-        implementation never replaces a point; it is then (epsilon, b times that probability)-DP.
+        Randomized response replaces a point with exactly the stated probability if that is above 2^-53. Below 2^-53,
+        this implementation never replaces a point; it is then (epsilon, b times that probability)-DP.
 
     Raises:
-        ValueError: a parameter out of range.
+        ValueError: a parameter is out of range.
 
     Source: Gandikota et al. 2019, "vqSGD: vector quantized stochastic gradient descent", cross-polytope scheme and its
-        randomized response, as sqSGD's baseline. The paper's epsilon of one point is not attained: the likeliest point
-        has at most probability p = 1/sqrt(d) + (1 - 1/sqrt(d)) / 2d, so that a repetition has the epsilon
-        ln(1 + (e^epsilon - 1) p).
+        randomized response, as in sqSGD's baseline. The paper's epsilon of one point is not attained: the likeliest
+        point has at most probability p = 1/sqrt(d) + (1 - 1/sqrt(d)) / 2d, so a repetition has the epsilon ln(1 +
+        (e^epsilon - 1) p).
     """
 
     clip: float = 1.0
@@ -62,12 +65,12 @@ class VQSGD(Defense[None, None]):
         positive(clip=self.clip, epsilon=self.epsilon, repeats=self.repeats)
 
     def repetition_epsilon(self, dim: int) -> float:
-        """The exact epsilon of one repetition: e_i against a vector of equal magnitudes attains it."""
+        """The exact epsilon of one repetition, which e_i against a vector of equal magnitudes attains."""
         likeliest = 1 / math.sqrt(dim) + (1 - 1 / math.sqrt(dim)) / (2 * dim)
         return self.epsilon + math.log(likeliest + (1 - likeliest) * math.exp(-self.epsilon))
 
     def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
-        """Clip, draw points, replace some at random, send their numbers. Does not use the shared key."""
+        """Clip, draw points, replace some at random, and send the points' numbers. Does not use the shared key."""
         check_update(update)
         dim = update.numel()
         points = self._respond(self._draw(update.detach().cpu(), private.child("point")), 2 * dim, private)
@@ -76,13 +79,13 @@ class VQSGD(Defense[None, None]):
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """The mean of the sent points, stretched to undo the shrinkage by randomized response."""
         points, dim = self._read(received, link.setting), link.setting.dim
-        # all points sum to 0, so that randomized response shrinks the mean and does not shift it
+        # all points sum to 0, so randomized response shrinks the mean without shifting it
         stretch = -(1 + (2 * dim - 1) * math.exp(-self.epsilon)) / math.expm1(-self.epsilon)
         total = np.bincount(points % dim, np.where(points < dim, 1.0, -1.0), dim)
         return torch.from_numpy(self.clip * math.sqrt(dim) * stretch / self.repeats * total).float()
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
-        """-sum ln P(point | update), exact down to chances of 1e-12 / 2d."""
+        """-sum ln P(point | update), exact down to probabilities of 1e-12 / 2d."""
         dim = links.setting.dim
         points = torch.from_numpy(np.stack([self._read(wire, links.setting) for wire in received]))
         places, signs = points % dim, torch.where(points < dim, 1.0, -1.0).double()
@@ -98,7 +101,7 @@ class VQSGD(Defense[None, None]):
         return score
 
     def law(self, state: None, memory: None, update: Vector, link: Link) -> Law:
-        """The mixture of the clipped update's law on the points with the uniform one."""
+        """The mixture of the clipped update's law on the points with the uniform law."""
         v, n = projected(update, self.clip) / self.clip, 2 * link.setting.dim
         spare = max(0.0, 1 - float(np.abs(v).sum()) / math.sqrt(len(v)))
         drawn = np.maximum(np.concatenate([v, -v]), 0.0) / math.sqrt(len(v)) + spare / n
@@ -108,11 +111,11 @@ class VQSGD(Defense[None, None]):
         return Choices(found[0], width_of(n), np.full(self.repeats, -1), others=found[1:])
 
     def quieter(self) -> VQSGD:
-        """No randomized response, and many points."""
+        """The same with hardly any randomized response, and many points."""
         return replace(self, epsilon=400.0, repeats=1000)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
-        """Epsilon a message, as if it held one point; the proof adds the epsilons of all points. T rounds add up."""
+        """Epsilon per message, as if it held one point; the proof adds the epsilons of all points and of T rounds."""
         rounds, dim = len(history), setting.dim
         each = self.repetition_epsilon(dim)
         why = f"{self.repeats} points of one update are sent, each with {each:.6g} at d = {dim}; they add up."
@@ -121,14 +124,14 @@ class VQSGD(Defense[None, None]):
         return claim_over(rounds, self.epsilon * rounds, proved, source=source)
 
     def _draw(self, update: Tensor, key: Key) -> npt.NDArray[np.int64]:
-        """[b] points: i stands for +e_i, d + i for -e_i."""
+        """[b] points: i stands for +e_i, and d + i for -e_i."""
         dim = update.numel()
         clipped, root = clip_l2(update.double(), self.clip) / self.clip, math.sqrt(dim)
         v, spare = clipped.numpy(), max(0.0, 1 - float(clipped.abs().sum(-1)) / root)
         rising = np.cumsum(np.maximum(np.concatenate([v, -v]), 0.0) / root + spare / (2 * dim))
         at = rng.uniform(key, (self.repeats,), dtype=torch.float64).numpy() * rising[-1]
         found: npt.NDArray[np.int64] = np.searchsorted(rising, at, side="right")
-        return np.minimum(found, 2 * dim - 1)  # rounding may reach the end
+        return np.minimum(found, 2 * dim - 1)  # rounding may select 2d, one past the last point
 
     def _respond(self, points: npt.NDArray[np.int64], n: int, key: Key) -> npt.NDArray[np.int64]:
         """Randomized response: the points [b], some of them replaced by another of the n points."""
@@ -139,7 +142,7 @@ class VQSGD(Defense[None, None]):
         return np.where(replaced, other + (other >= points), points)
 
     def _read(self, received: bytes, setting: Setting) -> npt.NDArray[np.int64]:
-        """[b]: the points in a message."""
+        """[b]: the numbers of the points in a message."""
         n = 2 * setting.dim
         points = unpack_levels(received, self.repeats, width_of(n))
         if int(points.max()) >= n:
@@ -148,5 +151,5 @@ class VQSGD(Defense[None, None]):
 
 
 def _spare(v: Tensor) -> Tensor:
-    """[..., 1]: 1 - |v|_1 / sqrt(d), the share of the law that is uniform; at least 0 despite rounding."""
+    """[..., 1]: 1 - |v|_1 / sqrt(d), the uniform share of the law; at least 0 despite rounding."""
     return (1 - v.abs().sum(-1, keepdim=True) / math.sqrt(v.shape[-1])).clamp(min=0)

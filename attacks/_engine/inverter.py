@@ -1,4 +1,4 @@
-"""A small network from features of a message to an image: a linear part in closed form, plus a hidden layer."""
+"""A small network that maps features of a message to an image: a closed-form linear part plus a hidden layer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
 
 _RIDGES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, torch.inf)
-"""Candidate penalties, for features of variance 1; with the last one, a component keeps its mean."""
+"""Candidate penalties, for features of variance 1; with the last penalty, a component stays at its mean."""
 
 _ATLAS = 1024
-"""Images that define the principal components, at most."""
+"""Maximum number of images that define the principal components."""
 
 _BATCH = 128
 _PATIENCE = 3
@@ -33,7 +33,7 @@ class Pairs(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """Center and spread [f] of features (spread infinite if constant), mean [D] and directions [D, k] of images."""
+    """Center and spread [f] of features (infinite spread if constant), mean [D] and directions [D, k] of images."""
 
     center: Tensor
     spread: Tensor
@@ -45,7 +45,7 @@ class Scale(NamedTuple):
         return (features - self.center) / self.spread
 
     def components(self, images: Tensor) -> Tensor:
-        """[n, k] of images [n, *input_shape]."""
+        """[n, k]: the principal components of images [n, *input_shape]."""
         return (images.flatten(1) - self.mean) @ self.directions
 
 
@@ -59,13 +59,13 @@ class Layers(NamedTuple):
     second: Tensor
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """[n, k] of inputs [n, f]."""
+        """[n, k]: the components for inputs [n, f]."""
         straight = torch.addmm(self.offset, inputs, self.linear)
         return straight + torch.addmm(self.bias, inputs, self.first).relu() @ self.second
 
 
 class Inverter(NamedTuple):
-    """The fitted network. `error`: mean squared error per entry on the held-out pairs; `pixels`: clamp to [0, 1]."""
+    """The fitted network; `error`: held-out mean squared error per entry; `pixels`: whether to clamp to [0, 1]."""
 
     scale: Scale
     layers: Layers
@@ -73,13 +73,13 @@ class Inverter(NamedTuple):
     error: float
 
     def __call__(self, features: Tensor) -> Tensor:
-        """[n, D] images of features [n, f]."""
+        """[n, D]: the images for features [n, f]."""
         flat = torch.addmm(self.scale.mean, self.layers(self.scale.inputs(features)), self.scale.directions.T)
         return flat.clamp(0.0, 1.0) if self.pixels else flat
 
 
 class Plan(NamedTuple):
-    """components: of an image, at most; hidden: units, 0 for none; epochs: at most; lr: of the first step."""
+    """Maximum components of an image; hidden units, or 0; maximum epochs; and lr, the first step size."""
 
     components: int
     hidden: int
@@ -101,7 +101,7 @@ def fit(train: Pairs, held: Pairs, plan: Plan, *, pixels: bool, key: Key) -> Inv
 
     Guarantees:
         The hidden layer never raises the squared error of the held-out components.
-        `error` is not finite if a feature is not. Same arguments, same numbers, with one thread.
+        `error` is not finite if a feature is not finite. With one thread, the same arguments give the same numbers.
     """
     mean, directions = _principal(train.images.flatten(1)[:_ATLAS], plan.components)
     spread = train.features.std(dim=0, correction=0)
@@ -124,7 +124,7 @@ def fit(train: Pairs, held: Pairs, plan: Plan, *, pixels: bool, key: Key) -> Inv
 
 
 def _principal(images: Tensor, components: int) -> tuple[Tensor, Tensor]:
-    """Mean [D] and the first principal directions [D, k] of images [n, D], k at most `components`, n and D."""
+    """Mean [D] and first principal directions [D, k] of images [n, D]; k is at most `components`, n and D."""
     mean = images.mean(dim=0)
     apart = (images - mean).double()
     if len(apart) < apart.shape[1]:
@@ -138,7 +138,7 @@ def _principal(images: Tensor, components: int) -> tuple[Tensor, Tensor]:
 
 
 def _ridge(train: Pairs, held: Pairs) -> Tensor:
-    """[f, k] weights, each column with the penalty of least error on `held`; `images` are components [n, k]."""
+    """[f, k] weights; each column has the penalty with the least error on `held`; `images` are components [n, k]."""
     inputs = train.features
     values, vectors = torch.linalg.eigh((inputs.T @ inputs).double() / len(inputs))
     rotated = vectors.T @ ((inputs.T @ train.images).double() / len(inputs))

@@ -1,4 +1,4 @@
-"""How well many dummies explain a message, all at once: all victims of a round train from the same parameters."""
+"""How well dummies explain messages, for many at once: all victims of a round train from the same parameters."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from leakgauge.harness.learn.kernels import Kernel
 _T = TypeVar("_T")
 
 _ENTRIES = 2**20
-"""Gradient entries of one chunk by hand: with 789,000 entries an instance, 8 at once took 6.5 ms each, single ones
-2.4."""
+"""Gradient entries of one chunk with the manual kernel: with 789,000 entries per instance, 8 at once took 6.5 ms each,
+single instances 2.4 ms."""
 
 _WIDE = 50_000_000
-"""The same for autograd: with 11.2 million entries an instance, 8 at once took 0.19 to 0.36 s each, 4 took 0.10, and
-single ones 0.18."""
+"""The same for autograd: with 11.2 million entries per instance, 8 at once took 0.19 to 0.36 s each, 4 took 0.10 s, and
+single instances 0.18 s."""
 
 _TOGETHER, _NUMBERS = 32, 2**22
-"""Victims searched at once, at most, and numbers in all their gradients: for 24 digits behind a linear model, three
-searches of 8 took 1.4 times as long as one; a chunk of large gradients holds one victim anyway."""
+"""Maximum number of victims searched at once, and of entries in all their gradients: for 24 digits behind a linear
+model, three searches of 8 took 1.4 times as long as one search of 24; a chunk of large gradients holds only one victim
+anyway."""
 
 
 def at_once(dim: int) -> int:
-    """How many victims a search takes at once where a model has `dim` parameters."""
+    """How many victims a search takes at once if the model has `dim` parameters."""
     return max(1, min(_TOGETHER, _NUMBERS // dim))
 
 
 class Evaluation(NamedTuple):
-    """Of m candidates: value [m] and gradient [m, D]; under `torch.no_grad`, a function may give zeros instead."""
+    """Value [m] and gradient [m, D] of m candidates; under `torch.no_grad`, the gradient may be zeros."""
 
     value: Tensor
     gradient: Tensor
@@ -49,10 +50,10 @@ Function = Callable[[Tensor, Tensor], Evaluation]
 
 
 class Misfit(Protocol):
-    """How badly a gradient explains what was received."""
+    """How badly a gradient explains the received message."""
 
     def __call__(self, gradients: Tensor, instances: Tensor) -> Tensor:
-        """gradients: [m, d], one for each of `instances` [m]; returns [m], differentiable in `gradients`."""
+        """The misfit [m], differentiable in `gradients` [m, d]; there is one gradient for each of `instances` [m]."""
 
 
 class Sloped(NamedTuple):
@@ -72,7 +73,7 @@ class SlopedMisfit(Misfit, Protocol):
 
 
 class Latest(Generic[_T]):
-    """A function of one tensor that remembers its last result, for as long as it gets the same object, unchanged.
+    """A function of one tensor that reuses its last result as long as it gets the same unchanged object.
 
     A search asks for the same instances until one of them ends.
     """
@@ -107,7 +108,7 @@ class SquaredDistance:
         return self.scale * (gradients - self.targets.index_select(0, instances)).square().sum(dim=1)
 
     def sloped(self, gradients: Tensor, instances: Tensor) -> Sloped:
-        """Implement `SlopedMisfit`, in place: each pass over d numbers counts with 100 classes."""
+        """Implement `SlopedMisfit`, in place, because each pass over d numbers takes time with 100 classes."""
         misses = gradients.sub_(self._sought(instances))
         return Sloped(self.scale * vector_norm(misses, dim=1).square_(), misses, 2 * self.scale)
 
@@ -117,17 +118,18 @@ def evaluator(
 ) -> Function:
     """The misfit of the candidates' gradients, and its slope in the candidates.
 
-    A candidate is one row: `images` inputs and, where `labels` is None, `images` rows of label logits after them, in
+    A candidate is one row: `images` inputs and, if `labels` is None, `images` rows of label logits after the inputs, in
     the layout of `unpack`.
 
     Args:
-        images: b, inputs of one instance.
+        images: b, number of inputs of one instance.
         labels: [n, b, classes] probabilities of each instance, or [n, b] numbers of a regression, held fixed; None:
             each candidate has its own.
-        chunk: candidates computed at once, at most. More than 8 leave the cache and are no faster per candidate.
+        chunk: maximum number of candidates computed at once. More than 8 leave the cache and are no faster per
+            candidate.
 
     Guarantees:
-        Other candidates change the value of a candidate by rounding at most.
+        Other candidates change the value of a candidate at most by rounding.
     """
     if chunk < 1:
         raise ValueError(f"expected chunk >= 1, got chunk={chunk}")
@@ -139,7 +141,7 @@ def evaluator(
 
 
 def unpack(task: Task, candidates: Tensor, images: int) -> tuple[Tensor, Tensor]:
-    """Inputs [m, b, *input_shape] and label logits [m, b, classes or 0] of candidates [m, D]; a number has itself."""
+    """Inputs [m, b, *input_shape] and label logits [m, b, classes or 0], or numbers, of candidates [m, D]."""
     inputs = images * math.prod(task.input_shape)
     x, logits = candidates[:, :inputs], candidates[:, inputs:]
     return x.reshape(-1, images, *task.input_shape), logits.reshape(len(candidates), images, -1)
@@ -147,12 +149,12 @@ def unpack(task: Task, candidates: Tensor, images: int) -> tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Evaluator:
-    """A `Function`: the misfit of what clients with the candidates' inputs and labels send.
+    """A `Function`: the misfit of the messages that clients with the candidates' inputs and labels send.
 
     Attributes:
         images, labels, chunk: see `evaluator`.
-        send: from x [m, images, *input_shape] and y [m, images, classes] to the argument of the misfit; differentiable.
-        kernel: computes `send` by hand; None: autograd does.
+        send: maps x [m, images, *input_shape] and y [m, images, classes] to the argument of the misfit; differentiable.
+        kernel: computes `send` and its slope manually; None: autograd does.
     """
 
     task: Task
@@ -177,7 +179,7 @@ class Evaluator:
         return Evaluation(torch.cat(values), torch.cat(slopes))
 
     def _by_hand(self, kernel: Kernel, candidates: Tensor, instances: Tensor) -> Evaluation:
-        """One chunk, without a graph, except the misfit's."""
+        """Evaluate one chunk with the kernel; only the misfit may record a graph."""
         x, y = self._batch(candidates.detach(), instances)
         gradients, trace = kernel.trace(x, y)
         value, slopes, factor = _sloped(self.misfit, gradients, instances)
@@ -191,7 +193,7 @@ class Evaluator:
         return Evaluation(value, slope if factor == 1.0 else slope.mul_(factor))
 
     def _by_autograd(self, candidates: Tensor, instances: Tensor) -> Evaluation:
-        """One chunk."""
+        """Evaluate one chunk with autograd."""
         if not torch.is_grad_enabled():
             value = self.misfit(self.send(*self._batch(candidates, instances)), instances)
             return Evaluation(value, torch.zeros_like(candidates))
@@ -201,7 +203,7 @@ class Evaluator:
         return Evaluation(value.detach(), slope)
 
     def _batch(self, candidates: Tensor, instances: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and label probabilities, or numbers, of candidates."""
+        """The candidates' inputs and their label probabilities, or numbers."""
         x, logits = unpack(self.task, candidates, self.images)
         if self.labels is not None:
             return x, self.labels[instances]
@@ -209,7 +211,7 @@ class Evaluator:
 
 
 def _sloped(misfit: Misfit, gradients: Tensor, instances: Tensor) -> Sloped:
-    """The misfit [m] and its slope in the gradients [m, d]; under `torch.no_grad`, the slope means nothing."""
+    """The misfit [m] and its slope in the gradients [m, d]; under `torch.no_grad`, the slope has no meaning."""
     if isinstance(misfit, SlopedMisfit):
         return misfit.sloped(gradients, instances)
     if not torch.is_grad_enabled():

@@ -19,8 +19,8 @@ from leakgauge.harness.learn.gradients import takes_numbers, targets_of
 Kind = Literal["l2", "likelihood"]
 
 _DECODED = 2**25
-"""Numbers in the cache of likelihoods. Each decodes the messages of one chunk; chunks change when a victim leaves the
-batch, and a search of a table has a chunk for every few values of each victim."""
+"""Maximum number of entries in the cache of likelihoods. Each likelihood decodes the messages of one chunk; chunks
+change when a victim leaves the batch, and a search of a table has a chunk for every few values of each victim."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,10 @@ class Explains:
         kind: `l2`: squared distance to the defense's own estimate; `likelihood`: the defense's likelihood of the
             candidate's update.
         scale: factor of the squared distance of gradients, which weighs it against a prior.
-        unroll: follow the client's steps and, for `likelihood`, the clipping of its records; otherwise an update counts
-            as one step of the total length of all steps.
-        prior: of the inputs; its energy is added, and candidates are in its coordinates. None: they are inputs.
+        unroll: whether to follow the client's steps and, for `likelihood`, the clipping of its records; otherwise an
+            update counts as one step of the total length of all steps.
+        prior: prior of the inputs; its energy is added, and candidates are in its coordinates. None: candidates are
+            inputs.
     """
 
     kind: Kind = "l2"
@@ -47,7 +48,7 @@ class Explains:
 
 
 def update_per_gradient(setting: Setting, sighting: Sighting) -> Tensor:
-    """[n]: each message's update over the mean gradient of its images, to first order.
+    """[n]: the factor from the mean gradient of a message's images to its update, to first order.
 
     The update of a superposed message is the sum of its users' updates.
     """
@@ -64,18 +65,18 @@ def received_gradients(seen: Observation, *, numbers: bool = False) -> Tensor:
     round's model up to first order in lr * steps. A sum of several users' messages counts as their mean.
 
     Args:
-        numbers: whether the attack also takes the squared loss of a regression, whose labels are numbers.
+        numbers: whether the attack also accepts the squared loss of a regression, whose labels are numbers.
 
     Raises:
-        ValueError: the loss is not softmax cross-entropy, nor that.
+        ValueError: the loss is not softmax cross-entropy nor, with `numbers`, that of a regression.
 
-    Source: Geiping et al. 2020, sec. 6 attacks updates by unrolling the steps; this is its first approximation.
+    Source: Geiping et al. 2020, sec. 6, attacks updates by unrolling the steps; this is the first-order approximation.
     """
     return gradients_of_round(seen, seen.sightings[0], numbers=numbers)
 
 
 def gradients_of_round(seen: Observation, sighting: Sighting, *, numbers: bool = False) -> Tensor:
-    """`received_gradients` of any round."""
+    """Same as `received_gradients`, for any round."""
     regression = takes_numbers(seen.task)
     if not (seen.task.softmax or (numbers and regression)):
         advice = "; of a regression, analytic and dlg read messages, and map with given labels" if regression else ""
@@ -86,14 +87,14 @@ def gradients_of_round(seen: Observation, sighting: Sighting, *, numbers: bool =
 
 
 class Objective(NamedTuple):
-    """For n victims: the misfit of the messages, its value [n] for updates of zero, and what the prior adds to it."""
+    """For n victims: the misfit of the messages, its value [n] for updates of zero, and the prior's addition to it."""
 
     messages: Function
     nothing: Tensor
     believed: Callable[[Function], Function]
 
     def at(self, strength: float) -> Function:
-        """The sum of misfit and prior; where the misfit of updates of zero exceeds `strength`, it is scaled to that."""
+        """The sum of misfit and prior; the misfit is scaled so its value for zero updates is at most `strength`."""
         weighed = self.messages
         if bool((self.nothing > strength).any()):
             weighed = _Weighted(weighed, strength / self.nothing.clamp(min=strength))
@@ -101,11 +102,11 @@ class Objective(NamedTuple):
 
 
 def objective(seen: Observation, sightings: Sequence[Sighting], labels: Tensor | None, explains: Explains) -> Objective:
-    """The sum of the misfits of all rounds, and the prior.
+    """The objective: the misfits of all rounds summed, plus the prior.
 
     Args:
         sightings: the rounds, each with one message of the same n victims, in the same order.
-        labels: [n, b], held fixed; None: each candidate has its own.
+        labels: [n, b], held fixed; None: each candidate has its own labels.
     """
     task, params = seen.task, sightings[0].model.params
     fixed = None if labels is None else targets_of(task, labels, params.dtype)
@@ -169,7 +170,7 @@ class _Distance:
 
 @dataclass(frozen=True, eq=False)
 class _OfGradients:
-    """A misfit of messages, as a misfit of mean gradients."""
+    """A misfit of messages as a function of mean gradients."""
 
     misfit: Misfit
     per_gradient: Tensor

@@ -1,4 +1,4 @@
-"""The common part of attacks that look for the most probable input, given the messages and the defense."""
+"""The common part of attacks that search for the most probable input, given the messages and the defense."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.prior import MOST
 
 _MIXTURE = Key(0, ("mixture",))
-"""Of the first classes of a mixture."""
+"""Key that draws the initial classes of a mixture."""
 
 _DECREASE = 1e-5
-"""Share of the objective that 200 evaluations must gain: most of it is noise, and single nats still count."""
+"""Share of the objective that 200 evaluations must gain: most of it is noise, but single nats still count."""
 
 NAIVE_STD = 0.01
-"""Assumed standard deviation of the estimate's entries, where a distance of gradients meets a prior."""
+"""Assumed standard deviation of the estimate's entries, to weigh a distance of gradients against a prior."""
 
 EASE = 3e5
-"""Default of `Search.ease`; `attacks.map` has the choice."""
+"""Default of `Search.ease`; `attacks.map` documents the choice."""
 
 
 def believing(search: Search, name: str, seen: Observation) -> Search:
-    """The search with the prior called `name`; `none`: unchanged.
+    """The search with the prior called `name`; for `none`, the search is unchanged.
 
-    A squared distance counts as normal errors of `NAIVE_STD`. The search is in the prior's coordinates, from its center
-    if it has one, as that of `map`.
+    A squared distance counts as normal errors of `NAIVE_STD`. The search runs in the prior's coordinates, from the
+    prior's center if it has one, as in `map`.
     """
     if name == "none":
         return search
@@ -79,11 +79,11 @@ class ByPosterior(ByLabels):
         )
 
     def at_once(self, dim: int) -> int | None:
-        """As many as one search takes at once."""
+        """As many victims as one search takes at once."""
         return at_once(dim)
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
-        """Raw inputs, not clipped, and the labels."""
+        """Inputs, not clipped, and their labels."""
         targets = received_gradients(seen, numbers=self.labels == "given")
         labels = labels_over_rounds(seen, self.labels, key.child("dummies"))
         prior = prior_of(self.prior, seen, self.tv, self.box)

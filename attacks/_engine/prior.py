@@ -1,4 +1,4 @@
-"""What an attacker believes about inputs before a message: a law of coordinates, in which a search moves."""
+"""An attacker's prior law of inputs: a law of coordinates, in which a search moves."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from leakgauge.harness.core.errors import suggestion
 from leakgauge.harness.learn.prior import gaussian_prior, outside
 
 TV, BOX = 5.0, 100.0
-"""Default weights; `benchmarks/prior_weight.py` has the choice of the first."""
+"""Default weights; `benchmarks/prior_weight.py` documents the choice of the first."""
 
 _SMOOTH = 1e-2
 """Width of the rounded tip of |difference|, in units of the pixel range: L-BFGS needs a gradient at zero."""
 
 
 _SPREAD = 0.1
-"""Distance from a fitted prior's center at which restart 1 begins, in standard deviations; restart 0 begins there."""
+"""Distance of restart 1 from a fitted prior's center, in standard deviations; restart 0 begins at the center."""
 
 
 class Prior(Protocol):
@@ -32,17 +32,17 @@ class Prior(Protocol):
 
     @property
     def words(self) -> str:
-        """What it is and what it was fitted to, for the report."""
+        """Words for the report: what the prior is and what it was fitted to."""
 
     @property
     def centered(self) -> bool:
-        """Whether z is about standard normal, and a search begins at 0; otherwise at random inputs."""
+        """Whether z is about standard normal, so that a search begins at 0; otherwise it begins at random inputs."""
 
     def inputs(self, z: Tensor) -> Tensor:
-        """[..., p] the inputs at z [..., k]; differentiable."""
+        """[..., p]: the inputs at z [..., k]; differentiable."""
 
     def coordinates(self, x: Tensor) -> Tensor:
-        """[..., k] the coordinates of inputs [..., p]."""
+        """[..., k]: the coordinates of inputs [..., p]."""
 
     def energy(self, z: Tensor, x: Tensor) -> Tensor:
         """[m]: -log p(z) up to a constant, for z [m, b, k] at x = inputs(z) [m, b, *input_shape]; differentiable."""
@@ -50,7 +50,7 @@ class Prior(Protocol):
 
 @dataclass(frozen=True)
 class ImagePrior:
-    """-log p(x) up to a constant: neighboring pixels are alike, and all pixels are in [0, 1]; the coordinates are x.
+    """A prior that favors similar neighboring pixels and pixels in [0, 1]; the coordinates are x itself.
 
     Attributes:
         tv: weight of the total variation: a Laplace law of scale 1/tv for differences of neighboring pixels.
@@ -77,7 +77,7 @@ class ImagePrior:
         return x
 
     def energy(self, z: Tensor, x: Tensor) -> Tensor:
-        """Implement `Prior`; for inputs without height and width, the box term alone."""
+        """Implement `Prior`; for inputs without height and width, only the box term counts."""
         box = self.box * outside(x)
         if x.ndim != 5:
             return box
@@ -89,25 +89,25 @@ class ImagePrior:
 
 
 PRIORS: dict[str, Callable[[Tensor, float], Prior]] = {"gaussian": gaussian_prior}
-"""Priors that are fitted to auxiliary inputs [n, *input_shape], with the weight of the box; besides `module:function`
-of somebody's own."""
+"""Priors that are fitted to auxiliary inputs [n, *input_shape], given the weight of the box. A user's own prior is
+`module:function`."""
 
 
 def check_prior(name: str, *, without: bool = False) -> None:
     """Refuse an unknown prior.
 
     Args:
-        without: `none` is one too.
+        without: whether `none` is also allowed.
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: no prior has this name.
     """
     if name != "tv" and not (without and name == "none"):
         fitting(name)
 
 
 def needs_of(name: str) -> frozenset[str]:
-    """What an adversary must see for this prior: auxiliary data, if it is fitted to them."""
+    """What an adversary must see for this prior: auxiliary data if the prior is fitted to them."""
     return frozenset() if name in ("none", "tv") else frozenset({"auxiliary"})
 
 
@@ -127,7 +127,7 @@ def fitting(name: str) -> Callable[[Tensor, float], Prior]:
     """The function that fits the prior called `name`, which may be `module:function`.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no prior has this name, or the function cannot be imported.
     """
     if name in PRIORS:
         return PRIORS[name]
@@ -136,7 +136,7 @@ def fitting(name: str) -> Callable[[Tensor, float], Prior]:
         raise ValueError(f"no prior {name!r}{suggestion(name, ['tv', *PRIORS, 'module:function'])}")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:  # somebody's module may fail in any way
+    except (Exception, SystemExit) as error:  # a user's module may fail in any way
         raise ValueError(f"no prior {name!r}: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise ValueError(f"expected a function of auxiliary inputs for prior {name!r}, got {found!r}")
@@ -145,9 +145,9 @@ def fitting(name: str) -> Callable[[Tensor, float], Prior]:
 
 @dataclass(frozen=True, eq=False)
 class Believed:
-    """A function of inputs plus `weight` times the energy, as a function of the prior's coordinates [m, images k].
+    """A function of inputs plus `weight` times the prior's energy, as a function of its coordinates [m, images k].
 
-    others: the last entries of each candidate, which are no inputs and stay as they are.
+    others: number of last entries of each candidate that are not inputs and stay unchanged.
     """
 
     function: Function
@@ -170,13 +170,13 @@ class Believed:
 
 
 def mapped(rows: Tensor, images: int, others: int, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """[m, ...]: `change` of the inputs, or coordinates, of each image in rows [m, D], whose last `others` stay."""
+    """[m, ...]: rows [m, D] with `change` applied to each image's inputs or coordinates; the last `others` stay."""
     kept = rows.shape[1] - others
     changed = change(rows[:, :kept].view(len(rows), images, -1)).flatten(1)
     return torch.cat([changed, rows[:, kept:]], 1)
 
 
 def near_center(z: Tensor, restart: int) -> Tensor:
-    """Coordinates [m, k] from which restart `restart` begins: the center first, then in the direction of z."""
+    """Start coordinates [m, k] of restart `restart`: the center first, then points in the direction of z."""
     length: Tensor = z.norm(dim=1, keepdim=True)
     return z * (_SPREAD * restart * math.sqrt(z.shape[1]) / length)

@@ -33,40 +33,40 @@ from leakgauge.harness.learn.gradients import takes_numbers
 Start = Literal["normal", "uniform"]
 
 _TOLERANCE = 3e-9
-"""A search ends at this share of the misfit of a zero gradient: for 24 photographs behind the LeNet of DLG the raw MSE
-was then 3e-6 to 5e-4. Single precision reaches about 1e-10, for half as many evaluations again."""
+"""A search ends at this share of the misfit of a zero gradient: for 24 photographs behind the LeNet of DLG, the raw MSE
+was then 3e-6 to 5e-4. Single precision reaches about 1e-10, with half as many evaluations again."""
 
 _STAGE = 100.0
 """Factor of the messages' weight from one stage to the next."""
 
 _EXPLAINED = 1e-7
-"""At this share a target counts as explained: another start would find the same inputs again. It is above the tolerance
-because soft labels often miss the tolerance: they approach a corner of the simplex ever more slowly."""
+"""At this share, a target counts as explained: another start would find the same inputs again. It is above the
+tolerance because soft labels often miss the tolerance: they approach a corner of the simplex ever more slowly."""
 
 _FARTHER = (1, 2, 4, 8)
-"""Restarts from whose distance a search starts instead, where all units are dead nearer to the center."""
+"""Restart numbers whose larger distances a search tries if all units are dead nearer to the center."""
 
 _LAST = 0.5
-"""Share of the evaluations for the search that ends the softened ones. Three quarters changed no SSIM by over 0.001."""
+"""Share of the evaluations for the search after the softened ones. Three quarters changed no SSIM by over 0.001."""
 
 _AFTER = 0.125
-"""The same after softened searches that explained nothing. For 16 digits behind `mlp-small`
-and each of five defenses, 50 evaluations and 200 from the same start differed by 0.01 in SSIM, or by 0.06 once
-(`cepam-gaussian`, where the softened searches explain nearly all)."""
+"""The same after softened searches that did not explain the messages. For 16 digits behind `mlp-small` and each of five
+defenses, 50 and 200 evaluations from the same start differed by 0.01 in SSIM, except once by 0.06 (`cepam-gaussian`,
+where the softened searches explain nearly all messages)."""
 
 _NEAR = 1e-5
-"""Below this share, a stalled search has found the inputs up to digits that single precision lacks."""
+"""Below this share, a stalled search has found the inputs up to the limits of single precision."""
 
 
 def unusable(target: Tensor) -> str:
-    """Why a target [d] cannot be matched; empty if it can."""
+    """Why a target [d] cannot be matched; an empty string if it can."""
     if not bool(target.isfinite().all()):
         return "the gradient is not finite"
     return "" if bool(target.any()) else "the gradient is zero"
 
 
 def failed(task: Task, message: Message, failure: str, evaluations: int = 0) -> Guess:
-    """No reconstruction: zeros, with the reason."""
+    """A guess for a failed reconstruction: zeros, with the reason."""
     x = torch.zeros(message.images, *task.input_shape)
     return Guess(x, torch.zeros(message.images, dtype=torch.int64), torch.inf, evaluations, failure)
 
@@ -76,21 +76,23 @@ class Search:
     """The budget, starts and objective of a search.
 
     Attributes:
-        restarts: at most; a victim whose target is explained is not restarted. If steps are followed or a message has
-            several users, each restart takes the labels in another order: the true order is unknown.
-        evaluations: of the objective and its gradient, for one victim and restart, at most.
-        start: law of the first dummy inputs, standard normal or uniform in [0, 1], without a prior that has a center.
+        restarts: maximum number; a victim whose target is explained is not restarted. If steps are followed or a
+            message has several users, each restart takes the labels in another order, because the true order is
+            unknown.
+        evaluations: maximum number of evaluations of the objective and its gradient, for one victim and restart.
+        start: law of the first dummy inputs, standard normal or uniform in [0, 1], unless the prior has a center.
         explains: how well a candidate explains the messages.
-        decrease: least share of the objective that the last evaluations must gain, see `Stop`. 3e-2: the slowest of the
-            undefended photographs still gains 0.1; against noise it saves two thirds, which would fit the noise.
-        ease: the messages' misfit for an update of zero, as weighed in the first stage; the weight grows in stages up
-            to 1. A likelihood without noise is so steep that a random-start search ignores the prior.
-        warm: evaluations of each preceding search, in every second restart, if the model has kinks and labels are
-            known. Its steps of one size cross points that stop a search whose steps must lower the value. They are
-            searches by features, where these are known (`Features`), and one by direction, where they are not or noise
-            hides much of them; then the start that explains the messages better counts.
-        solve: also try the closed form's image, if it covers the model and the message is of one image.
-        table: law of the records of a table, in which what was found is restored column by column; None: no table.
+        decrease: least share of the objective that the last evaluations must gain, see `Stop`. With 3e-2, the slowest
+            of the undefended photographs still gains 0.1; under noise, this saves two thirds of the evaluations, which
+            would only fit the noise.
+        ease: the messages' weighted misfit for an update of zero in the first stage; the weight grows in stages up to
+            1. A likelihood without noise is so steep that a random-start search ignores the prior.
+        warm: evaluations of each preliminary search, in every second restart, if the model has kinks and labels are
+            known. Its steps of one size cross points at which a search with decreasing values stops. It is a search by
+            features where these are known (`Features`), and a search by direction where they are unknown or noise hides
+            much of them. If both run, the start that explains the messages better is used.
+        solve: whether to also try the closed form's image, if it covers the model and the message has one image.
+        table: law of the records of a table, by which the found records are restored column by column; None: no table.
     """
 
     restarts: int
@@ -126,13 +128,13 @@ def match(
 
     Args:
         targets: [n, d], see `received_gradients`.
-        labels: [b] int64 of each victim; None: soft labels are searched together with the inputs.
+        labels: [b] int64 of each victim; None: the search includes soft labels.
         key: draws the starts; a victim's starts do not depend on the other victims.
         rounds: how many of the observed rounds to explain; None: all.
 
     Guarantees:
-        Each guess is the restart with the lowest objective, never one that is not finite.
-        A target that is zero or not finite is a failure, without any evaluation.
+        Each guess is the restart with the lowest finite objective.
+        A target that is zero or not finite gives a failure, without any evaluation.
     """
     sightings = seen.sightings[:rounds]
     messages = sightings[0].messages
@@ -152,7 +154,7 @@ def match(
 
 @dataclass(frozen=True, eq=False)
 class _Group:
-    """Victims with equal numbers of images, users and steps, attacked in one batch.
+    """Victims with equal numbers of images, users and steps, which are attacked in one batch.
 
     targets: [n, d]. labels: [n, b] int64 or None.
     """
@@ -193,7 +195,7 @@ class _Group:
         return self._guesses(best, labels)
 
     def _restore(self, best: Minima, labels: Tensor | None, mixture: Mixture, key: Key) -> None:
-        """The records of a table in place of `best`."""
+        """Replace `best` by the restored records of a table."""
         goal, first = objective(self.seen, self.sightings, labels, self.search.explains), self.sightings[0].messages[0]
         told = FirstLayer.of(self.seen.task, self.targets) if (first.images, first.users) == (1, 1) else None
         found = restore(goal.messages, mixture, self._each(best.x).nan_to_num(0.0), told, key)
@@ -201,7 +203,7 @@ class _Group:
         best.evaluations[:] += found.evaluations
 
     def _guesses(self, best: Minima, labels: Tensor | None) -> list[Guess]:
-        """One guess per victim; without labels, each image's likeliest."""
+        """One guess per victim; without given labels, each image gets its likeliest label."""
         task, messages = self.seen.task, self.sightings[0].messages
         x, logits = unpack(task, best.x, messages[0].images)
         if labels is None:
@@ -214,7 +216,7 @@ class _Group:
         ]
 
     def _try_closed_form(self, best: Minima, function: Function) -> None:
-        """Store the closed form's images in `best`, where there are any."""
+        """Store the closed form's images in `best`, where it has a solution."""
         task, params, first = self.seen.task, self.sightings[0].model.params, self.sightings[0].messages[0]
         if not self.search.solve or self.labels is None or (first.images, first.users) != (1, 1):
             return
@@ -234,7 +236,7 @@ class _Group:
 
     @property
     def _soft(self) -> list[tuple[Task, float]]:
-        """The task behind softened layers and the messages' weight, of one search after the other; empty: none."""
+        """The softened task and the messages' weight for each of the successive searches; empty: no such searches."""
         prior, entries = self.search.explains.prior, math.prod(self.seen.task.input_shape)
         if not (self.search.warm and self._single) or self.labels is None or prior is None or not prior.centered:
             return []
@@ -244,7 +246,7 @@ class _Group:
     def _explained_behind(
         self, soft: list[tuple[Task, float]], start: Tensor, best: Minima, goal: Objective, rows: Tensor, key: Key
     ) -> Tensor:
-        """Search behind softened layers first, and store in `best` what explains its messages; [m]: which it did."""
+        """Search with softened layers, and store explained victims in `best`; returns [m], which were explained."""
         search, labels, prior = self.search, self.labels, self.search.explains.prior
         assert labels is not None
         assert prior is not None
@@ -273,7 +275,7 @@ class _Group:
 
     @property
     def _single(self) -> bool:
-        """Whether each message is one client's, of one gradient."""
+        """Whether each message is a single gradient of one client."""
         message = self.sightings[0].messages[0]
         steps = Local.of(self.seen.setting, self.sightings[0].lr, message.steps)
         return message.users == 1 and steps.one_gradient(message.images)
@@ -281,9 +283,10 @@ class _Group:
     def _restart(
         self, key: Key, restart: int, goal: Objective, rows: Tensor, begun: Tensor | None
     ) -> tuple[Minima, Tensor | None]:
-        """The minima of the victims `rows` with all evaluations of this restart, and its labels [n, b].
+        """The minima of the victims `rows`, with all evaluations of this restart, and the restart's labels [n, b].
 
-        begun: [m, D], the start points, if softened layers were searched from them without success; None: to be found.
+        begun: [m, D], the start points of softened searches that did not succeed; None: start points are still to be
+            found.
         """
         labels, order, tolerance = self.labels, self._order(key, restart), _share(_TOLERANCE, goal)
         strengths = self._strengths(float(goal.nothing.max()))
@@ -303,7 +306,7 @@ class _Group:
             z, used = found.x, used + found.evaluations
         if explains.prior is not None:
             found = found._replace(x=self._mapped(z, explains.prior.inputs))
-        # the objective is a distance alone, and zero at the truth
+        # the objective is only a distance, which is zero at the truth
         if explains.kind == "l2" and explains.prior is None and not explains.unroll:
             found = self._refined(found, labels, rows, tolerance)
             used = used + found.evaluations
@@ -337,7 +340,7 @@ class _Group:
         return z, used
 
     def _awake(self, prior: Prior, z: Tensor, restart: int, goal: Objective, rows: Tensor) -> Tensor:
-        """Start points near the center; farther from it where all units are dead and the messages have no slope."""
+        """Start points near the center, or farther away where all units are dead and the messages have no slope."""
         found = near_center(z, restart)
         for farther in () if self.seen.task.smooth else _FARTHER:
             asleep = (goal.messages(self._mapped(found, prior.inputs), rows).gradient == 0).all(1)
@@ -347,14 +350,14 @@ class _Group:
         return found
 
     def _told(self, prior: Prior, rows: Tensor) -> Features | None:
-        """What the messages tell of the inputs of the first dense layer; None: nothing that a search could use."""
+        """What the messages show of the first dense layer's inputs; None: nothing that a search could use."""
         message = self.sightings[0].messages[0]
         if not prior.centered or (message.images, message.users) != (1, 1):
             return None
         return Features.of(self.seen.task, self.sightings[0].model.params, self.targets[rows])
 
     def _by_direction(self, prior: Prior, z: Tensor, labels: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """From start points [m, D] those that explain the direction of the gradients, and the evaluations [m]."""
+        """Points that explain the direction of the gradients, searched from starts [m, D], and the evaluations [m]."""
         message = self.sightings[0].messages[0]
         steps = Local.of(self.seen.setting, self.sightings[0].lr, message.steps)
         followed = self.search.explains.unroll and message.users == 1 and not steps.one_gradient(message.images)
@@ -369,16 +372,16 @@ class _Group:
         return x if prior is None else self._mapped(x, prior.coordinates)
 
     def _mapped(self, rows: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-        """Rows with `change` of each image's inputs or coordinates; labels that are searched too stay."""
+        """Rows with `change` applied to each image's inputs or coordinates; searched labels stay unchanged."""
         images = self.sightings[0].messages[0].images
         return mapped(rows, images, 0 if self.labels is not None else images * self.seen.task.classes, change)
 
     def _each(self, rows: Tensor) -> Tensor:
-        """[m, b, ...] of [m, D], one row for each image."""
+        """[m, b, ...]: rows [m, D] with a separate row for each image."""
         return rows.view(len(rows), self.sightings[0].messages[0].images, -1)
 
     def _refined(self, found: Minima, labels: Tensor | None, rows: Tensor, tolerance: Tensor) -> Minima:
-        """The minima after searches that stalled near zero continue in double; `evaluations` counts only these."""
+        """The minima after searches that stalled near zero continue in float64; `evaluations` counts only these."""
         spare = self.search.evaluations - found.evaluations
         near = (found.value > tolerance[rows]) & (found.value <= _NEAR * tolerance[rows] / _TOLERANCE) & (spare > 0)
         used = torch.zeros_like(found.evaluations)
@@ -402,14 +405,14 @@ class _Group:
         return [*strengths, math.inf]
 
     def _order(self, key: Key, restart: int) -> Tensor | None:
-        """The order of the labels, which assigns them to steps: another in every restart; None: unchanged."""
+        """The order in which labels are assigned to steps, another in every restart; None: unchanged."""
         message = self.sightings[0].messages[0]
         if restart == 0 or message.images == 1 or not (self.search.explains.unroll or message.users > 1):
             return None
         return torch.from_numpy(rng.permutation(key.child("order", restart), message.images))
 
     def _starts(self, key: Key, restart: int) -> Tensor:
-        """[n, D]: every victim's first dummy inputs, and label logits if labels are searched too."""
+        """[n, D]: each victim's first dummy inputs, and label logits if labels are searched too."""
         draw = rng.normal if self.search.start == "normal" else rng.uniform
         task, messages = self.seen.task, self.sightings[0].messages
         rows = []
@@ -422,12 +425,12 @@ class _Group:
 
 
 def _share(share: float, goal: Objective) -> Tensor:
-    """[n]: this share of the misfit for updates of zero; -inf where a likelihood makes that negative."""
+    """[n]: this share of the misfit for updates of zero; -inf where this misfit is not positive."""
     return torch.where(goal.nothing > 0, share * goal.nothing, -torch.inf)
 
 
 def _finite(found: Minima, start: Tensor) -> Tensor:
-    """[m, D]: the minima, or the start where there is none."""
+    """[m, D]: the minima, or the start where no value is finite."""
     return torch.where(found.value.isfinite()[:, None], found.x, start)
 
 

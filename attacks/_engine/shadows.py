@@ -1,7 +1,7 @@
 """Shadow federations: models that an attacker trains to learn how a model reveals its training records.
 
-All runs train side by side: each round batches the clients of all runs. With the same key a run makes the same draws as
-`harness.federation.loop`, so it equals the real federation up to what the public setting does not contain.
+All runs train side by side: each round batches the clients of all runs. With the same key, a run makes the same draws
+as `harness.federation.loop`, so it equals the real federation except for what the public setting does not contain.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from leakgauge.harness.learn.batch import Engine, LocalPlan, Work, choose_engine
 from leakgauge.harness.learn.tasks import ModelTask
 
 _ENTRIES = 2**27
-"""Numbers that the runs of one batch may hold: their clients' records, models and updates."""
+"""Number of entries that the runs of one batch may hold: their clients' records, models and updates."""
 
 
 class Recipe(NamedTuple):
-    """How a shadow federation trains; the mean weighs clients by their samples.
+    """How a shadow federation trains; clients are weighted by their numbers of samples.
 
     Attributes:
-        plan: of a client in a round; its learning rate holds in all rounds.
-        participants: clients of a round, drawn anew in each; None: all.
+        plan: the plan of a client in a round; its learning rate holds in all rounds.
+        participants: number of clients per round, drawn anew in each round; None: all clients.
     """
 
     clients: int
@@ -42,11 +42,11 @@ class Recipe(NamedTuple):
     def of(cls, setting: Setting, records: int) -> Recipe:
         """The recipe of a federation with this public setting.
 
-        Steps that make whole passes over a client's data become passes, so that a smaller shadow uses each record as
-        often. Not public, and so not imitated: a learning rate schedule, and unequal client sizes.
+        Steps that make whole passes over a client's data become passes, so that a smaller shadow uses each record
+        equally often. A learning-rate schedule and unequal client sizes are not public and so not imitated.
 
         Args:
-            records: of all clients of the federation together, as far as known.
+            records: number of records of all clients of the federation together, as far as known.
 
         Raises:
             ValueError: fewer records than clients.
@@ -63,18 +63,18 @@ class Recipe(NamedTuple):
 
 
 class Shadows(NamedTuple):
-    """final: [runs, d], after the last round; NaN for a run in which an update was not finite."""
+    """final: [runs, d], the models after the last round; NaN for a run in which an update was not finite."""
 
     final: Tensor
 
 
 def halves(key: Key, runs: int, records: int, inside: int) -> Tensor:
-    """[runs, records] bool: which records are inside which run.
+    """[runs, records] bool: which run trains on which records.
 
     Guarantees:
-        Each run takes exactly `inside` records, each subset with the same probability.
-        Runs 2i and 2i+1 share as few records as possible. With inside = records / 2 they are complements, and every
-        record is inside half of an even number of runs.
+        Each run takes exactly `inside` records; each subset has the same probability.
+        Runs 2i and 2i+1 share as few records as possible. With inside = records / 2, the two runs are complements, and
+        every record is in half of an even number of runs.
 
     Raises:
         ValueError: inside is not between 0 and records.
@@ -102,21 +102,21 @@ def train_shadows(
 ) -> Shadows:
     """Train one federation for each row of `inside`.
 
-    A run deals its records to the clients at random, as evenly as possible. Run i draws from `key.child("run", i)`
-    alone; other runs change it by rounding at most.
+    A run deals its records to the clients at random, as evenly as possible. Run i draws only from
+    `key.child("run", i)`; other runs change it at most by rounding.
 
     Args:
         inside: [runs, records of the pool] bool.
-        defense: each client's update passes its encoder and channel, with memory and state; local training follows its
-            rule. Defenses that use test losses get those of the records left out. A run that the defense ends keeps its
-            model.
-        setting: of the defended federation, for the defense; ignored without one.
-        engine: of local training; None: the fastest for the model on the pool's device.
+        defense: each client's update passes through the defense's encoder and channel, with memory and state; local
+            training follows the defense's rule. Defenses that use test losses get the losses of the records left out. A
+            run that the defense ends keeps its model.
+        setting: setting of the defended federation; ignored without a defense.
+        engine: engine of local training; None: the fastest engine for the model on the pool's device.
 
     Raises:
         TypeError: the task is not a `ModelTask`.
         ValueError: `inside` does not fit the pool, a run has fewer records than clients, or the setting is missing or
-            of another federation.
+            belongs to another federation.
     """
     if not isinstance(task, ModelTask):
         raise TypeError(f"expected a ModelTask, which clients can train, got {type(task).__name__}")
@@ -163,7 +163,7 @@ class _Protection(NamedTuple):
 
 
 def _protect(recipe: Recipe, defense: Defense[Any, Any] | None, setting: Setting | None) -> _Protection | None:
-    """None without a defense; refuses a setting that is missing or of another federation."""
+    """The protection, or None without a defense; refuses a setting that is missing or of another federation."""
     if defense is None:
         return None
     if setting is None:
@@ -186,7 +186,7 @@ class _Defended:
         self.loss: float | None = None
 
     def mean(self, key: Key, number: int, senders: Sequence[Sender], updates: Tensor) -> Vector:
-        """[d]: the server's mean of updates [clients, d]. `key` is the run's."""
+        """[d]: the server's mean of updates [clients, d]; `key` is the run's key."""
         here = Round(self.defense, self.setting, self.state, number)
         clients = [
             Client.of(who, update, self.memories[who.number], client_key(key, number, who.number))
@@ -198,7 +198,7 @@ class _Defended:
         return here.decode(sent, key.child("round", number, "server"))
 
     def advance(self, number: int, run: _Run) -> None:
-        """The state after a round, from the losses before and after it."""
+        """Advance the state after a round, given the losses before and after it."""
         before = run.loss(run.before) if self.loss is None else self.loss
         self.loss = run.loss(run.params)
         self.state = self.defense.advance(self.state, Feedback(number, before, self.loss))
@@ -231,7 +231,7 @@ class _Run:
 
     def take(self, number: int, senders: Sequence[Sender], updates: Tensor) -> None:
         """Move the model by the round's updates or gradients [clients, d]."""
-        if not bool(updates.isfinite().all()):  # a defense refuses to encode these
+        if not bool(updates.isfinite().all()):  # defenses refuse to encode these
             self.params, self.ended = torch.full_like(self.params, torch.nan), True
             return
         if self.defended is None:

@@ -16,15 +16,15 @@ from leakgauge.harness.learn.gradients import batch_loss, gradients
 
 
 class Local(NamedTuple):
-    """The public part of how a client made its message.
+    """The public facts about how a client computes its message.
 
     Attributes:
-        gradient: the client sent the gradient of all its images, not an update.
-        lr, momentum: of its SGD.
-        steps: SGD steps behind an update.
-        batch: images of a step; 0 means all.
+        gradient: whether the client sends the gradient of all its images instead of an update.
+        lr, momentum: parameters of its SGD.
+        steps: number of SGD steps behind an update.
+        batch: number of images per step; 0 means all.
         clip: bound on the l2 norm of one record's gradient; None: no bound.
-        nominal: a step divides its sum by `batch`, even where it has fewer images.
+        nominal: whether a step divides its sum by `batch` even if it has fewer images.
     """
 
     gradient: bool
@@ -37,7 +37,7 @@ class Local(NamedTuple):
 
     @classmethod
     def of(cls, setting: Setting, lr: float, steps: int, clip: float | None = None, *, nominal: bool = False) -> Local:
-        """For a message of `steps` steps in a round with learning rate `lr`."""
+        """The facts for a message of `steps` steps in a round with learning rate `lr`."""
         return cls(setting.sends == "gradient", lr, steps, setting.batch, setting.momentum, clip, nominal)
 
     def one_gradient(self, images: int) -> bool:
@@ -50,8 +50,8 @@ def client_updates(task: Task, params: Vector, x: Tensor, y: Tensor, local: Loca
     """The messages of clients that train on these images, before a defense; differentiable in x and y.
 
     The steps take the images in the candidate's own order, because the client's order is unknown: a search may swap
-    images of one label, and an attack with fixed labels can try their orders. Every pass uses the same order; for a
-    client that shuffles before each pass, this is an approximation.
+    images of one label, and an attack with fixed labels can try several orders. Every pass uses the same order, which
+    is an approximation for clients that shuffle before each pass.
 
     Args:
         params: [d], the parameters from which all clients train.
@@ -62,7 +62,7 @@ def client_updates(task: Task, params: Vector, x: Tensor, y: Tensor, local: Loca
         [m, d]: gradients or updates.
 
     Source: Geiping et al. 2020, sec. 6 (unrolled steps); Dimitrov et al. 2022 (arXiv 2206.12395) for the unknown order.
-        Differs: one order for all passes, where they average over what the images of a pass have in common.
+        Differs: uses one order for all passes, whereas they average over what the images of a pass have in common.
     """
     images = x.shape[1]
     if local.gradient:
@@ -115,15 +115,16 @@ def update_evaluator(
 
     Args:
         misfit: scores messages [m, d], or [m, users, d] where `users` > 1.
-        images: of all users together, the same number for each.
-        users: clients whose messages the channel adds up.
-        labels: [n, images, classes] probabilities of each instance, held fixed; None: each candidate has its own.
+        images: number of images of all users together; each user has the same number.
+        users: number of clients whose messages the channel adds up.
+        labels: [n, images, classes] probabilities of each instance, held fixed; None: each candidate has its own
+            labels.
     """
     return Evaluator(task, misfit, images, labels, partial(_messages, task, params, local, users))
 
 
 def _messages(task: Task, params: Vector, local: Local, users: int, x: Tensor, y: Tensor) -> Tensor:
-    """Messages [m, d] or [m, users, d] of the users that share inputs x [m, images, ...] and labels y in order."""
+    """Messages [m, d] or [m, users, d] of users that split inputs x [m, images, ...] and labels y in order."""
     own_x, own_y = (part.reshape(len(x) * users, x.shape[1] // users, *part.shape[2:]) for part in (x, y))
     sent = client_updates(task, params, own_x, own_y, local)
     return sent.view(len(x), users, -1) if users > 1 else sent

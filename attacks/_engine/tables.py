@@ -1,4 +1,4 @@
-"""What an attacker believes about the records of a table, and a search that changes one column at a time."""
+"""An attacker's prior of the records of a table, and a search that changes one column at a time."""
 
 from __future__ import annotations
 
@@ -21,41 +21,42 @@ from leakgauge.harness.learn.layers import Chain, Dense, Flatten
 from leakgauge.harness.learn.tasks import ModelTask
 
 _CLASSES = 24
-"""Classes of the mixture, at most. Fitted to 3,000 Adult records, the mean energy of 1,000 others was 21.8 nats with 1
-class, 19.6 with 8, 19.2 with 24 and 19.7 with 48; fitted to 300, 22.2 with 1 and 22.8 with 8."""
+"""Maximum number of classes of the mixture. Fitted to 3,000 Adult records, the mean energy of 1,000 other records was
+21.8 nats with 1 class, 19.6 with 8, 19.2 with 24 and 19.7 with 48; fitted to 300 records, 22.2 with 1 and 22.8 with
+8."""
 
 _EACH = 125
-"""Records of a class, at least, on average."""
+"""Minimum mean number of records per class."""
 
 _LEVELS = 32
-"""Values of a number that are tried, at most: medians of equally frequent ranges."""
+"""Maximum number of values of a number that are tried: medians of equally frequent ranges."""
 
 _PASSES = 60
-"""Passes of expectation maximization."""
+"""Number of passes of expectation maximization."""
 
 _SMOOTH = 0.5
-"""Records of the whole table that each class counts besides its own."""
+"""Number of records with the whole table's frequencies that each class counts besides its own records."""
 
 _NEAR = torch.cat([sign * 2.0 ** -torch.arange(3, 13)[:, None] for sign in (1, -1)])
-"""Changes of a number that are tried besides the levels, [20, 1]."""
+"""[20, 1]: changes of a number that are tried besides the levels."""
 
 _SWEEPS = 6
-"""Sweeps over all columns, at most."""
+"""Maximum number of sweeps over all columns."""
 
 _DRAWS = 18
-"""Draws of each column; the first sixth is left out."""
+"""Number of draws of each column; the first sixth is left out."""
 
 _TURNS = 4
-"""Fits of slopes and records in turn."""
+"""Number of alternating fits of slopes and records."""
 
 _ASTRAY = 30.0
-"""Nats that the first layer's gradient must say against records before they count as a failed search."""
+"""Evidence of the first layer's gradient against records, in nats, from which the search counts as failed."""
 
 _SHOWN = 0.5
-"""Share of the entries of a gradient that must not be zero: where a defense sends few, zeros are no estimates."""
+"""Minimum share of nonzero entries of a gradient: if a defense sends few entries, zeros are not estimates."""
 
 _SANE = 20.0
-"""Largest entry of inputs in [0, 1] that a noisy gradient seems to have."""
+"""Largest plausible entry of inputs in [0, 1] as estimated from a noisy gradient."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +64,11 @@ class Mixture:
     """A mixture of laws with independent columns: within a class, each column has a probability for each value.
 
     Attributes:
-        columns: of the records.
-        values: of each column, [v, width] that can be taken: all categories, or levels of a number.
-        edges: of each column, [v - 1] bounds between the levels of a number.
+        columns: columns of the records.
+        values: possible values of each column, [v, width]: all categories, or levels of a number.
+        edges: bounds between the levels of a number, [v - 1] for each column.
         weights: [k] log probabilities of the classes.
-        chances: of each column, [k, v] log probabilities of the values in each class.
+        chances: log probabilities of the values in each class, [k, v] for each column.
 
     Source: Lazarsfeld and Henry 1968, "Latent structure analysis", by expectation maximization.
     """
@@ -80,7 +81,7 @@ class Mixture:
 
     @classmethod
     def fit(cls, x: Tensor, columns: Sequence[Column], key: Key, classes: int = _CLASSES) -> Mixture:
-        """Fitted to records x [n, p]."""
+        """The mixture fitted to records x [n, p]."""
         x, count = records(x.double(), columns), max(1, min(classes, len(x) // _EACH))
         values, edges = zip(*(_levels(part) for _, part in parts(x, columns)), strict=True)
         codes = [
@@ -105,30 +106,30 @@ class Mixture:
         edges: tuple[Tensor, ...],
         codes: Sequence[Tensor],
     ) -> Mixture:
-        """With the probabilities `belongs` [n, k] of the classes of records whose values are `codes`, [n, v] each."""
+        """The mixture given class probabilities `belongs` [n, k] of records with values `codes`, [n, v] per column."""
         chances = tuple(_chances(belongs, code) for code in codes)
         return cls(tuple(columns), values, edges, belongs.mean(0).log(), chances)
 
     @property
     def words(self) -> str:
-        """What it is, for the report."""
+        """Words for the report: what the mixture is."""
         return f"then a mixture of {len(self.weights)} classes with independent columns"
 
     def likeliest(self, x: Tensor) -> Tensor:
-        """[m, b, p] like x, each the record of the likeliest values of single columns."""
+        """[m, b, p], as x: each record has the likeliest value of each column."""
         each = zip(self.values, self.chances, strict=True)
         best = [values[(self.weights.exp() @ chances.exp()).argmax()] for values, chances in each]
         return torch.cat(best).to(x.dtype).expand_as(x).clone()
 
     def draw(self, n: int, key: Key) -> Tensor:
-        """[n, p] records."""
+        """[n, p]: n records drawn from the mixture."""
         uniform = rng.uniform(key, (1 + len(self.values), n), dtype=torch.float64)
         kind = _drawn(self.weights.expand(n, -1), uniform[0])
         each = zip(self.values, self.chances, uniform[1:], strict=True)
         return torch.cat([values[_drawn(chances[kind], one)] for values, chances, one in each], 1)
 
     def energy(self, x: Tensor) -> Tensor:
-        """-log p of records x [..., p], float64 [m]: the sum over all but the first axis."""
+        """[m] float64: -log p of records x [m, ..., p], summed over all axes but the first."""
         score = self.weights.expand(x.shape[:-1].numel(), -1)
         each = parts(x.double().flatten(0, -2), self.columns)
         for (_, part), edge, chance in zip(each, self.edges, self.chances, strict=True):
@@ -137,7 +138,7 @@ class Mixture:
 
 
 def _drawn(chances: Tensor, uniform: Tensor) -> Tensor:
-    """[n] indices by log probabilities [n, v], from uniform numbers [n]."""
+    """[n]: indices drawn by log probabilities [n, v] from uniform numbers [n]."""
     total = chances.softmax(1).cumsum(1).contiguous()
     return torch.searchsorted(total, uniform[:, None], right=True)[:, 0].clamp(max=chances.shape[1] - 1)
 
@@ -153,18 +154,18 @@ def _levels(part: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _codes(part: Tensor, edges: Tensor) -> Tensor:
-    """[n] the value of each entry [n, width]."""
+    """[n]: the number of the value of each entry [n, width]."""
     return part.argmax(1) if part.shape[1] > 1 else torch.bucketize(part[:, 0].contiguous(), edges)
 
 
 def _chances(belongs: Tensor, code: Tensor) -> Tensor:
-    """[k, v] log probabilities of the values in each class, with a part of the whole table's."""
+    """[k, v]: log probabilities of the values in each class, smoothed with those of the whole table."""
     counts, overall = belongs.T @ code, (code.sum(0) + 0.5) / (code.sum() + 0.5 * code.shape[1])
     return ((counts + _SMOOTH * overall) / (counts.sum(1, keepdim=True) + _SMOOTH)).log()
 
 
 class Settled(NamedTuple):
-    """x: [m, b, p] records; value: [m] of misfit and energy, float64; evaluations: [m] int64 of the misfit."""
+    """x: [m, b, p] records; value: [m] float64, misfit plus energy; evaluations: [m] int64, of the misfit."""
 
     x: Tensor
     value: Tensor
@@ -174,11 +175,11 @@ class Settled(NamedTuple):
 def settle(misfit: Function, mixture: Mixture, x: Tensor) -> Settled:
     """The records near x [m, b, p] that explain the messages best.
 
-    One column of one record after the other takes the value with the least misfit plus energy, until a sweep changes
-    nothing; every category and level is tried, and of a number also what is near its present value.
+    Each column of each record in turn takes the value with the least misfit plus energy, until a sweep changes nothing.
+    Every category and level is tried; for numbers, also values near the present one.
 
     Args:
-        misfit: of inputs [m, b p], for instances 0 to m - 1.
+        misfit: misfit of inputs [m, b p], for instances 0 to m - 1.
     """
     x = records(x, mixture.columns)
     value = misfit(x.flatten(1), torch.arange(len(x))).value.double() + mixture.energy(x)
@@ -197,11 +198,12 @@ def settle(misfit: Function, mixture: Mixture, x: Tensor) -> Settled:
 
 
 def typical(misfit: Function, mixture: Mixture, x: Tensor, key: Key) -> Settled:
-    """The likeliest value of each column by itself, from x [m, b, p] on: more are right than in the best record.
+    """The likeliest value of each column separately, starting from x [m, b, p]; more are right than in the best record.
 
-    Gibbs sampling: each column in turn is drawn from its law given all others; the mean of these laws counts, which
-    varies less than the draws. Before each sweep every record may be replaced by one of the mixture, which explains the
-    messages as well: where they tell little, records of all classes are visited. Arguments as for `settle`.
+    Gibbs sampling draws each column in turn from its law given all others. The result uses the mean of these laws,
+    which varies less than the draws. Before each sweep, each record may be replaced by a record drawn from the mixture
+    that explains the messages about as well; if messages show little, the sampling then visits records of all classes.
+    Arguments as for `settle`.
 
     Sources: Geman and Geman 1984, "Stochastic relaxation, Gibbs distributions, and the Bayesian restoration of images";
         Gelfand and Smith 1990, "Sampling-based approaches to calculating marginal densities", for the mean of the laws.
@@ -230,7 +232,7 @@ def typical(misfit: Function, mixture: Mixture, x: Tensor, key: Key) -> Settled:
 
 
 def _replaced(misfit: Function, mixture: Mixture, x: Tensor, record: int, key: Key) -> Tensor:
-    """Records x [m, b, p] with another draw of one record, by Metropolis and Hastings: the mixture proposes it."""
+    """Records x [m, b, p] after a Metropolis-Hastings step for one record, which the mixture proposes."""
     other = x.clone()
     other[:, record] = mixture.draw(len(x), key.child("record")).to(x.dtype)
     rows = torch.arange(len(x))
@@ -240,7 +242,7 @@ def _replaced(misfit: Function, mixture: Mixture, x: Tensor, record: int, key: K
 
 
 def _likely(column: Column, laws: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """[m, width] of several laws of a column: values [m, v, width] and their probabilities [m, v]."""
+    """[m, width]: a column's guess from several laws of values [m, v, width] with probabilities [m, v]."""
     values, chances = (torch.cat(part, 1) for part in zip(*laws, strict=True))
     if column.width == 1:
         return likeliest_number(values[:, :, 0], chances, column.tolerance)[:, None]
@@ -248,17 +250,17 @@ def _likely(column: Column, laws: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def _places(x: Tensor, mixture: Mixture) -> list[tuple[int, int]]:
-    """Every column of every record of x [m, b, p]."""
+    """All pairs of record and column of x [m, b, p]."""
     return [(record, place) for record in range(x.shape[1]) for place in range(len(mixture.columns))]
 
 
 def _alternatives(
     misfit: Function, mixture: Mixture, x: Tensor, record: int, place: int, near: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """All values of a column: records [m, v, b, p], and their misfit plus energy [m, v], infinite instead of NaN.
+    """Records [m, v, b, p] with each value of a column, and their misfit plus energy [m, v]; NaN becomes infinite.
 
     Args:
-        near: [w, 1] changes of a number that are tried too.
+        near: [w, 1], changes of a number that are also tried.
     """
     m, start, column = len(x), sum(one.width for one in mixture.columns[:place]), mixture.columns[place]
     values = mixture.values[place].to(x.dtype).expand(m, -1, -1)
@@ -275,11 +277,11 @@ def _alternatives(
 
 @torch.no_grad()
 def restore(misfit: Function, mixture: Mixture, x: Tensor, told: FirstLayer | None, key: Key) -> Settled:
-    """Typical records near those that explain the messages best, from x [m, b, p] and from other starts.
+    """Typical records near the records that explain the messages best, searched from x [m, b, p] and other starts.
 
     Args:
         misfit: as for `settle`.
-        told: the first layer's gradients of the same records, if they are known.
+        told: the first layer's gradients of the same records, if known.
     """
     starts, shown = [x, mixture.likeliest(x)], None
     if told is not None:
@@ -299,15 +301,15 @@ def restore(misfit: Function, mixture: Mixture, x: Tensor, told: FirstLayer | No
 
 @dataclass(frozen=True, eq=False)
 class FirstLayer:
-    """What the gradients of a first dense layer at one record each tell, as if their noise were normal: a `Function`.
+    """The misfit of a first dense layer's gradients at single records, treating their noise as normal: a `Function`.
 
-    Such a gradient is the outer product of slopes and the record. Slopes and record are fitted in turn; no kink of the
-    layers behind is in the way.
+    Such a gradient is the outer product of slopes and the record. Slopes and record are fitted in turn; kinks of the
+    layers behind have no effect.
 
     Attributes:
-        rows: [n, o, p + 1] gradients of weight and bias.
-        noise: [n] variance of their entries.
-        slopes, inputs: [n, o], [n, p].
+        rows: [n, o, p + 1], gradients of weight and bias.
+        noise: [n], variance of their entries.
+        slopes, inputs: [n, o] and [n, p], the factors of the outer product.
     """
 
     rows: Tensor
@@ -317,7 +319,7 @@ class FirstLayer:
 
     @classmethod
     def of(cls, task: Task, targets: Tensor) -> FirstLayer | None:
-        """Of gradients `targets` [n, d]; None: the model does not begin with a dense layer, or most are zero."""
+        """From gradients `targets` [n, d]; None if the model does not begin with a dense layer or most are zero."""
         chain = task.model.apply if isinstance(task, ModelTask) else None
         layers = chain.layers if isinstance(chain, Chain) else ()
         if not isinstance(next((one for one in layers if not isinstance(one, Flatten)), None), Dense):
@@ -332,8 +334,8 @@ class FirstLayer:
         return cls(rows, noise.clamp(min=1e-12 * rows.square().mean((1, 2)) + 1e-300), slopes, inputs)
 
     def settle(self, mixture: Mixture, x: Tensor, key: Key) -> tuple[FirstLayer, Settled]:
-        """Slopes and typical records [n, 1, p], from records x on."""
-        # a bias that noise hides does not tell the scale
+        """Fitted slopes and typical records [n, 1, p], starting from records x."""
+        # a bias gradient that noise hides does not show the scale
         sane = self.inputs.abs().amax(1, keepdim=True) < _SANE
         here, found = self._with(torch.where(sane, self.inputs, x[:, 0].double())), x.double()
         for _ in range(_TURNS):
@@ -342,12 +344,12 @@ class FirstLayer:
         return here, typical(here, mixture, found, key)
 
     def _with(self, inputs: Tensor) -> FirstLayer:
-        """The slopes that fit inputs [n, p] best."""
+        """The same with the slopes that fit inputs [n, p] best."""
         whole = _with_one(inputs)
         return replace(self, slopes=(self.rows @ whole[:, :, None])[:, :, 0] / whole.square().sum(1, keepdim=True))
 
     def least(self, x: Tensor) -> Tensor:
-        """[n] the misfit of records x [n, 1, p] with their own best slopes."""
+        """[n]: the misfit of records x [n, 1, p] with their own best slopes."""
         return self._with(x[:, 0].double())(x.double().flatten(1), torch.arange(len(x))).value
 
     def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
@@ -359,5 +361,5 @@ class FirstLayer:
 
 
 def _with_one(x: Tensor) -> Tensor:
-    """[n, p + 1] inputs with the bias's."""
+    """[n, p + 1]: inputs with a 1 for the bias."""
     return torch.cat([x, x.new_ones(len(x), 1)], 1)

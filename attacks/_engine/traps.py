@@ -1,9 +1,9 @@
 """Parameters with which a malicious server makes a client's gradient show its inputs.
 
-The convolutions pass the image on; the first dense layer's inputs h carry it, hardly with a baseline. The layers behind
-are such that the scores hardly move, so the residual p - y depends on the label alone. The gradient of the first dense
-layer is the residual, as it comes back through the layers behind, times h: it holds nearly all of the update's energy.
-What a defense clips, scales or rounds by the size of the update then falls on the image.
+The convolutions pass the image on to the first dense layer's inputs h, almost without a baseline. The layers behind
+hardly move the scores, so the residual p - y depends only on the label. The gradient of the first dense layer is the
+residual, propagated back through the layers behind, times h: it holds nearly all of the update's energy. So a clip,
+scale or step size that a defense derives from the size of the update fits the image.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from leakgauge.harness.learn.layers import Chain, Conv, Dense, Dropout, Layer, R
 from leakgauge.harness.learn.tasks import ModelTask
 
 _IMAGES = 1500
-"""Auxiliary images that the parameters are fitted to, at most."""
+"""Maximum number of auxiliary images to which the parameters are fitted."""
 
 _PATCHES = 500
-"""Of these, the images whose patches are analyzed."""
+"""Maximum number of these images whose patches are analyzed."""
 
 _LINEAR = 0.3
 """Standard deviation of a sigmoid's inputs around 0 where it passes an image on."""
@@ -37,19 +37,19 @@ _RIDGE = 1e-3
 """Least eigenvalue of a covariance, as a share of the largest."""
 
 _LEVEL, _SPREAD = -2.5, 1.2
-"""Mean and standard deviation of the last sigmoid's inputs: its outputs have hardly a baseline."""
+"""Mean and standard deviation of the last sigmoid's inputs, for which its outputs have hardly any baseline."""
 
 _TINY = 1e-3
-"""How little the first dense layer's outputs move."""
+"""Scale of the first dense layer's outputs, which hardly move."""
 
 _ON = 1e-2
-"""Output of every hidden unit but those before the scores: it is on, and far below the slopes of 1 behind it."""
+"""Output of a hidden unit, except those before the scores: the unit is on, and far below the slopes of 1 behind it."""
 
 _CALIBRATED = 50
-"""Auxiliary images over which energies are averaged."""
+"""Number of auxiliary images over which energies are averaged."""
 
 _SHOWN = 0.25
-"""Share of the gradient's energy in the last layer behind hidden ones: enough to tell the label in noise."""
+"""Share of the gradient's energy in the last layer behind hidden layers, enough to infer the label in noise."""
 
 
 def trap(task: Task, x: Tensor, key: Key) -> Vector:
@@ -60,7 +60,7 @@ def trap(task: Task, x: Tensor, key: Key) -> Vector:
         key: draws the signs of the dense layers' weights.
 
     Raises:
-        ValueError: the model is no chain of convolutions and dense layers, its loss is not softmax cross-entropy, or
+        ValueError: the model is not a chain of convolutions and dense layers, its loss is not softmax cross-entropy, or
             there are fewer than two auxiliary inputs.
 
     Source: the trap weights of "LDP is not enough" (arXiv 2502.08151), which pass averages of 2 x 2 blocks. Ours pass
@@ -85,16 +85,16 @@ def trap(task: Task, x: Tensor, key: Key) -> Vector:
             h = layer.apply(h)
     dense = [layer for layer in chain.layers if isinstance(layer, Dense)]
     tensors = made + _head(dense, float(h.flatten(1).norm(dim=1).max()), key)
-    if len(dense) > 1:  # its gradient is the residual times these units, its scores hardly depend on them
+    if len(dense) > 1:  # the last layer's gradient is the residual times these units, on which its scores hardly depend
         tensors[-3] *= _louder(task, tensors, x, 2 * len(dense))
     return task.layout.join(tensors)
 
 
 def _louder(task: Task, tensors: Sequence[Tensor], x: Tensor, dense: int) -> float:
-    """The factor of the last hidden units that gives the last layer its share of the gradient's energy over all labels.
+    """The factor on the last hidden units that gives the last layer its share of the gradient's energy.
 
     Args:
-        x: [n, ...] inputs, to which the labels are given in turn; dense: number of tensors of the dense layers.
+        x: [n, ...] inputs, to which all labels are assigned in turn; dense: number of tensors of the dense layers.
     """
     count = torch.arange(max(_CALIBRATED, task.classes))
     images, labels = x[count * len(x) // len(count), None], torch.eye(task.classes)[count % task.classes, None]
@@ -104,12 +104,12 @@ def _louder(task: Task, tensors: Sequence[Tensor], x: Tensor, dense: int) -> flo
 
 
 def _after(body: Sequence[Layer], at: int) -> Layer | None:
-    """The layer behind another one."""
+    """The layer behind layer `at`; None if there is none."""
     return body[at + 1] if at + 1 < len(body) else None
 
 
 def _carry(layer: Conv, h: Tensor, *, first: bool, last: bool, rectified: bool) -> list[Tensor]:
-    """Weight and bias of a convolution that passes its inputs h [n, inputs, rows, columns] on.
+    """Weight and bias with which a convolution passes on its inputs h [n, inputs, rows, columns].
 
     Before ReLU, each component has two channels, one for each sign.
     """
@@ -128,7 +128,7 @@ def _carry(layer: Conv, h: Tensor, *, first: bool, last: bool, rectified: bool) 
 
 
 def _placed(layer: Conv, weight: Tensor, h: Tensor, mean: float, std: Tensor) -> list[Tensor]:
-    """Weight and bias so that each output channel has this mean and standard deviation over h, if it varies at all."""
+    """Weight and bias that give each output channel this mean and standard deviation over h, if it varies at all."""
     out = conv2d(h, weight, stride=layer.stride, padding=layer.padding)
     varies = out.std((0, 2, 3))
     factor = std / varies.clamp(min=max(_RIDGE * float(varies.max()), 1e-6))
@@ -136,7 +136,7 @@ def _placed(layer: Conv, weight: Tensor, h: Tensor, mean: float, std: Tensor) ->
 
 
 def _spread(h: Tensor, weight: Tensor, layer: Conv) -> Tensor:
-    """[outputs] standard deviation of each output channel over h."""
+    """[outputs]: standard deviation of each output channel over h."""
     return conv2d(h, weight, stride=layer.stride, padding=layer.padding).std((0, 2, 3))
 
 
@@ -151,9 +151,9 @@ def _phases(layer: Conv) -> Tensor:
 
 
 def _components(h: Tensor, layer: Conv, count: int) -> Tensor:
-    """[count, inputs, k, k]: the leading principal components of the patches that a convolution sees, then again.
+    """[count, inputs, k, k]: leading principal components of a convolution's patches, repeated if they are too few.
 
-    Patches that reach beyond the border count only if all do.
+    Patches that reach beyond the border count only if all patches do.
     """
     padding = 0 if layer.kernel <= min(h.shape[2:]) else layer.padding
     flat = unfold(h[:_PATCHES], layer.kernel, padding=padding, stride=layer.stride).transpose(1, 2).flatten(0, 1)
@@ -164,10 +164,10 @@ def _components(h: Tensor, layer: Conv, count: int) -> Tensor:
 
 
 def _balanced(h: Tensor, layer: Conv) -> Tensor:
-    """[c, c, k, k]: the middle of C^(-1/4), C the covariance of h [n, c, rows, columns].
+    """[c, c, k, k]: the middle of C^(-1/4), where C is the covariance of h [n, c, rows, columns].
 
-    Each component then has power in proportion to its standard deviation. With noise of one size, that is the best
-    share of a fixed power (reverse water-filling).
+    Each component then has power in proportion to its standard deviation. Under equal noise, this is the best split of
+    a fixed power (reverse water-filling).
     """
     n, c, rows, columns = h.shape
     off = (h - h.mean(0)).flatten(1).double()
@@ -182,7 +182,7 @@ def _balanced(h: Tensor, layer: Conv) -> Tensor:
 def _head(layers: Sequence[Dense], length: float, key: Key) -> list[Tensor]:
     """Weights and biases of the dense layers, for inputs of at most this length.
 
-    Every row of a weight has as many pluses as minuses, so that equal units behind it give zero scores.
+    Each row of a weight has as many positive as negative entries, so equal units give zero scores.
     """
     made: list[Tensor] = []
     for number, layer in enumerate(layers):

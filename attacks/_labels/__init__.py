@@ -1,1 +1,1 @@
-"""Labels, inferred from a gradient."""
+"""Inference of labels from a gradient."""

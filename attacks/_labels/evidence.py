@@ -16,18 +16,18 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.vec import Vector
 
 _EXAMPLES = 400
-"""Most examples that are evaluated."""
+"""Maximum number of examples that are evaluated."""
 
 _BORROWED = 64
-"""Most examples of other labels that stand in for a label without examples."""
+"""Maximum number of examples of other labels that stand in for a label without examples."""
 
 _RIDGE = 1e-2
 """Penalty on the squared length of each label's own direction, in units of the mean square of an entry of the last
-layer's input. From 1e-4 to 1e-1, equally many labels were right, without noise and with noise of 0.01 and 0.1."""
+layer's input. From 1e-4 to 1e-1, the same number of labels was right, without noise and with noise of 0.01 and 0.1."""
 
 
 class _Shown(NamedTuple):
-    """What a model computes for n examples of g labels.
+    """A model's outputs for n examples of g labels.
 
     probability [n, classes]; labels [g], sorted; group [n] int64: index of each example's label; means [g, m]: each
     label's mean input h of the last layer, with 1 for the bias; inside [n, g]: products of each h with the means.
@@ -41,9 +41,9 @@ class _Shown(NamedTuple):
 
 
 class _Directions(NamedTuple):
-    """usual [m]: gives 1 on the mean h; own [classes, m]: gives 1 on h of inputs of that label, 0 on others.
+    """usual [m]: its product with the mean h is 1; own [classes, m]: 1 with h of inputs of that label, 0 with others.
 
-    on_usual [n], on_own [n, classes]: the products with h of the examples.
+    on_usual [n], on_own [n, classes]: the products with the examples' h.
     """
 
     usual: Tensor
@@ -55,7 +55,7 @@ class _Directions(NamedTuple):
 def label_chances(
     task: Task, params: Vector, layer: LastLayer, gradients: Tensor, images: Sequence[int], examples: Examples, key: Key
 ) -> list[Tensor]:
-    """For each gradient [classes, images[i]]: in [c, k - 1] the probability that label c occurs at least k times."""
+    """For each gradient, [classes, images[i]]: entry [c, k - 1] is the probability of at least k labels c."""
     share, shown = expected_share(examples, task.classes), _shown(task, params, layer, examples)
     found = [prior(share, size) for size in images]
     if not all(bool(part.isfinite().all()) for part in shown):
@@ -82,13 +82,13 @@ def label_chances(
 
 
 def expected_share(auxiliary: Examples, classes: int) -> Tensor:
-    """[classes]: expected share of each label; one is added to each count, as victims may hold absent labels."""
+    """[classes]: expected share of each label; each count is raised by one, as victims may hold absent labels."""
     counts = auxiliary.y.bincount(minlength=classes).double() + 1
     return counts / counts.sum()
 
 
 def _proven(rows: Tensor, noise: Tensor, to: _Directions, layer: LastLayer) -> Tensor:
-    """[n, classes]: labels that certainly occur, because only an input's own entry of p - e is negative."""
+    """[n, classes]: labels that certainly occur, because p - e is negative only at an input's own label."""
     proven = torch.zeros(rows.shape[:2], dtype=torch.bool)
     if layer.biased:
         proven = rows[..., -1] < -SURE * noise[:, None]
@@ -98,7 +98,7 @@ def _proven(rows: Tensor, noise: Tensor, to: _Directions, layer: LastLayer) -> T
 
 
 def _shown(task: Task, params: Vector, layer: LastLayer, auxiliary: Examples) -> _Shown:
-    """What the model computes for evenly spaced examples."""
+    """The model's outputs for evenly spaced examples."""
     spread = torch.linspace(0, len(auxiliary.y) - 1, min(len(auxiliary.y), _EXAMPLES)).long()
     x = auxiliary.x[spread]
     labels, group = torch.unique(auxiliary.y[spread], return_inverse=True)
@@ -116,7 +116,7 @@ def _shown(task: Task, params: Vector, layer: LastLayer, auxiliary: Examples) ->
 
 
 def _directions(shown: _Shown, classes: int) -> _Directions:
-    """The directions to project on; a label without examples gets the usual direction."""
+    """The directions of projection; a label without examples gets the usual direction."""
     means, inside, n = shown.means, shown.inside, len(shown.group)
     parts = shown.group.bincount().double() / n
     usual = parts @ means
@@ -134,7 +134,7 @@ def _directions(shown: _Shown, classes: int) -> _Directions:
 
 
 def _kinds(shown: _Shown, to: _Directions, share: Tensor, layer: LastLayer) -> Kinds:
-    """What inputs of each label add; a label without examples borrows the inputs of other labels."""
+    """The contributions of each label's inputs; a label without examples borrows inputs of other labels."""
     n, classes = shown.probability.shape
     counts = torch.zeros(classes, dtype=torch.int64)
     counts[shown.labels] = shown.group.bincount()

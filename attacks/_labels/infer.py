@@ -1,4 +1,4 @@
-"""The labels behind a gradient, read off its last layer."""
+"""Inference of the labels behind a gradient from its last layer."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from leakgauge.harness.learn.gradients import takes_numbers
 LabelSource = Literal["inferred", "given"]
 
 _DUMMIES = 64
-"""Inputs behind the mean activation, which is only a direction to project on and need not be sharp."""
+"""Number of inputs behind the mean activation, which is only a direction of projection and need not be exact."""
 
 _CLEAR = 0.1
-"""Noise of an entry, in shares of one image, up to which only the bias is used. On fresh and trained models, the bias
-was better up to 0.1 to 0.2, the projections above."""
+"""Noise of an entry, as a share of one image's contribution, up to which only the bias is used. On fresh and trained
+models, the bias was better up to 0.1 to 0.2, and the projections above."""
 
 
 class ByLabels(Attack):
@@ -47,7 +47,7 @@ class ByLabels(Attack):
 
 
 class _Evidence(NamedTuple):
-    """What the gradients of n batches reveal of their labels.
+    """The evidence in the gradients of n batches about their labels.
 
     score [n, classes]: about the mean of p - [y = i]; probability [n, classes, classes]: row i is the p of an input of
     class i; proven [n, classes]: whether label i certainly occurs.
@@ -70,7 +70,7 @@ def needs(source: LabelSource) -> frozenset[str]:
 
 
 def labels_of(seen: Observation, gradients: Tensor, source: LabelSource, key: Key) -> tuple[Tensor, ...]:
-    """[b] of each victim, granted or restored from the gradients [n, d] that the messages reveal."""
+    """[b] labels of each victim, granted or restored from the gradients [n, d] that the messages reveal."""
     if source == "given":
         return _granted(seen)
     assert seen.model is not None
@@ -80,7 +80,7 @@ def labels_of(seen: Observation, gradients: Tensor, source: LabelSource, key: Ke
 
 
 def labels_over_rounds(seen: Observation, source: LabelSource, key: Key) -> tuple[Tensor, ...]:
-    """`labels_of` from all observed rounds, whose evidence is added up as if they were independent."""
+    """Same as `labels_of`, from all observed rounds, whose evidence is added up as if they were independent."""
     if source == "given":
         return _granted(seen)
     images = [message.images for message in seen.sightings[0].messages]
@@ -118,24 +118,24 @@ def apportion(counts: Tensor, size: int) -> Tensor:
 def restore(
     task: Task, params: Vector, gradients: Tensor, images: Sequence[int], key: Key, auxiliary: Examples | None = None
 ) -> tuple[Tensor, ...]:
-    """The labels behind each gradient.
+    """Restore the labels behind each gradient.
 
     Row i of the last layer's gradient is the mean over the inputs of (p_i - [y = i]) h, with the layer's input h (1 for
     the bias) and the softmax p. A negative entry of the bias, or of a row's projection on the mean h, proves a label
     unless noise explains it. The noise is estimated from the gradient: without noise its rows sum to zero.
 
-    With auxiliary data, auxiliary inputs at these parameters show what inputs of each label add to three readings: the
-    bias, the projections of the rows on the mean h, and the projection of each row on a direction that separates its
-    own inputs from others. These, the noise and the label frequencies give the probability of each count
-    (`attacks._labels.posterior`). The result maximizes the expected number of correct labels. For pure noise, these
-    are the most frequent labels. Without auxiliary data: see `_explained`.
+    With auxiliary data, auxiliary inputs at these parameters show the contribution of each label's inputs to three
+    readings: the bias, the projections of the rows on the mean h, and the projection of each row on a direction that
+    separates its own inputs from others. These readings, the noise and the label frequencies give the probability of
+    each count (`attacks._labels.posterior`). The result maximizes the expected number of correct labels. For pure
+    noise, the result is the most frequent labels. Without auxiliary data: see `_explained`.
 
     Args:
         gradients: [n, d] of the mean loss over `images[i]` inputs each.
         images: number of labels behind each gradient.
         key: draws dummy inputs, or the samples behind the probabilities.
-        auxiliary: data of the same kind. All labels are counted, and at most 400 evenly spaced examples are evaluated.
-            None or empty: not used.
+        auxiliary: data of the same kind. All its labels are counted, and at most 400 evenly spaced examples are
+            evaluated. None or empty: not used.
 
     Returns:
         [images[i]] int64 each, sorted.
@@ -145,20 +145,21 @@ def restore(
         One input and no noise: the label is right if h.mean(h) > 0, as behind a sigmoid or ReLU.
         Several inputs and no noise: a label with a negative bias entry, beyond rounding, is returned.
 
-    Cannot: count all labels of a trained model, where an input that is predicted surely and correctly leaves almost no
-        trace. For 8 digits with independent labels, in 100 batches (`benchmarks/inversion.py --part labels`), it found
-        0.64 to 0.75 of the labels behind three trained models (frequencies: 0.56 to 0.58), 0.58 to 0.74 with noise of
-        0.01, and all labels behind fresh models. It assumes independent labels: of 8 different labels of 10 it found
-        0.75 to 0.83 (frequencies, which spread evenly: 0.79 to 0.81); of pairs of one label behind a model that is
-        nearly always right, 0.66. It cannot count in a scaled gradient, for example after a clip, follow the model
-        through the steps of an update, or undo momentum.
+    Cannot: count all labels behind a trained model, where an input that is predicted correctly and with certainty
+        leaves almost no trace. For 8 digits with independent labels, in 100 batches
+        (`benchmarks/inversion.py --part labels`), it found 0.64 to 0.75 of the labels behind three trained models
+        (frequencies: 0.56 to 0.58), 0.58 to 0.74 with noise of 0.01, and all labels behind fresh models. It assumes
+        independent labels: of 8 different labels out of 10, it found 0.75 to 0.83 (frequencies, which spread evenly:
+        0.79 to 0.81); of pairs of one label behind a model that is nearly always right, 0.66. It cannot count labels in
+        a scaled gradient, for example after a clip, follow the model through the steps of an update, or undo momentum.
 
     Raises:
         ValueError: the loss is not softmax cross-entropy, or the last layer is not dense with one row per class.
 
     Source: Zhao et al. 2020 (iDLG) for one input; Wainakh et al. 2022 (LLG) for the signs of rows and the use of
-        auxiliary data; Ma et al. 2023 (iLRG) for p from the rows, without such data. Differs: projections of the rows
-        instead of their sums; integer counts by their probability instead of a rounded solution; estimated noise.
+        auxiliary data; Ma et al. 2023 (iLRG) for p from the rows, without such data. Differs: uses projections of the
+        rows instead of their sums; integer counts by their probability instead of a rounded solution; an estimate of
+        the noise.
     """
     return tuple(map(most_expected, _chances(task, params, gradients, images, key, auxiliary)))
 
@@ -166,7 +167,7 @@ def restore(
 def _chances(
     task: Task, params: Vector, gradients: Tensor, images: Sequence[int], key: Key, auxiliary: Examples | None
 ) -> list[Tensor]:
-    """For each gradient [classes, images[i]]: in [c, k - 1] the probability that label c occurs at least k times."""
+    """For each gradient, [classes, images[i]]: entry [c, k - 1] is the probability of at least k labels c."""
     layer = last_layer(task)
     if auxiliary is not None and len(auxiliary.y):
         return label_chances(task, params, layer, gradients, images, auxiliary, key.child("draws"))
@@ -179,10 +180,10 @@ def _explained(
 ) -> Tensor:
     """[n, classes] int64 counts without auxiliary data.
 
-    An input of class i adds p - e_i to `images` times the bias gradient, which must be explained. Row i over entry i of
-    a proven label is about the h of its inputs, which gives their p. For other labels, p comes from dummy inputs.
-    Proven labels are taken first, then greedily the labels that explain most. If noise could hide a label, the
-    projections of the rows replace the bias, and nothing is proven.
+    An input of class i adds p - e_i to `images` times the bias gradient; the counts must explain this sum. For a proven
+    label i, row i divided by bias entry i is about the h of its inputs, which gives their p. For other labels, p comes
+    from dummy inputs. Proven labels are taken first, then greedily the labels that explain most. If noise could hide a
+    label, the projections of the rows replace the bias, and no label is proven.
     """
     x = uniform(key, (_DUMMIES, *task.input_shape), dtype=params.dtype)
     activation = mean_input(task, params, layer, x)
@@ -197,13 +198,13 @@ def _explained(
         exact = _exact_evidence(rows, rows_of(task, layer, params[None])[0], usual)
         clear = counts * noise_of(rows) <= _CLEAR
         evidence = _either(clear, exact, evidence)
-    # for one input, the sign of its own p - [y = i] decides; the mean p would only blur it
+    # for one input, the sign of p - [y = i] decides; subtracting the mean p would only blur it
     single = one_hot(projection.argmin(dim=1), task.classes)
     return torch.where(counts[:, None] > 1, _explain(evidence, counts), single)
 
 
 def _exact_evidence(rows: Tensor, weights: Tensor, usual: Tensor) -> _Evidence:
-    """The evidence in rows [n, classes, m + 1] with little noise; weights [classes, m + 1] of the layer itself."""
+    """The evidence in rows [n, classes, m + 1] with little noise; weights [classes, m + 1] are the layer's own."""
     bias = rows[..., -1]
     proven = bias < -SURE * noise_of(rows)[:, None]
     embedding = rows / torch.where(proven, bias, 1.0)[..., None]

@@ -1,4 +1,4 @@
-"""The last layer of a model: its position, its rows of a gradient, and its inputs."""
+"""The last layer of a model: its position, its rows in a gradient, and its inputs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SURE = 4.0
 
 
 class LastLayer(NamedTuple):
-    """first, stop: its tensors, as a range of the layout: weight [classes, m] and the bias, if there is one."""
+    """first, stop: the layer's range of tensors in the layout: weight [classes, m] and the bias, if there is one."""
 
     first: int
     stop: int
 
     @property
     def biased(self) -> bool:
-        """Whether there is a bias."""
+        """Whether the layer has a bias."""
         return self.stop - self.first == 2
 
 
@@ -30,7 +30,7 @@ def last_layer(task: Task) -> LastLayer:
     """The position of the last layer.
 
     Raises:
-        ValueError: labels cannot be read off this model, see `restore`.
+        ValueError: labels cannot be inferred for this model, see `restore`.
     """
     if not task.softmax:
         raise ValueError("expected a softmax cross-entropy loss to infer labels, got another")
@@ -52,7 +52,7 @@ def rows_of(task: Task, layer: LastLayer, vectors: Tensor) -> Tensor:
 
 
 def noise_of(rows: Tensor) -> Tensor:
-    """[n] standard deviation of the noise in an entry; without noise, the rows of a gradient sum to zero."""
+    """[n]: standard deviation of the noise in an entry; without noise, the rows of a gradient sum to zero."""
     return (rows.sum(dim=1).square().mean(dim=1) / rows.shape[1]).sqrt()
 
 

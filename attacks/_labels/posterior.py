@@ -1,4 +1,4 @@
-"""The count of each label in a batch, given what inputs of each label usually add to its gradient."""
+"""The count of each label in a batch, given the usual contributions of each label's inputs to the gradient."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
 
 _KINDS, _MEMBERS = 8, 4
-"""A label has at most 8 kinds of inputs, with at least 4 examples each: the certainty of a model spans decades."""
+"""A label has at most 8 kinds of inputs, each with at least 4 examples, as a model's certainty spans decades."""
 
 _BORROWED = 3.0
-"""Variance that a kind borrows from equally sure kinds of other labels, in numbers of examples."""
+"""Weight of the variance that a kind borrows from equally sure kinds of other labels, in numbers of examples."""
 
 _ROUNDING = 1e-7
-"""Rounding of single precision, in shares of one image's largest possible entry."""
+"""Rounding of single precision, as a share of one image's largest possible entry."""
 
 _TAILS = 4.0
-"""Degrees of freedom of the t law; a normal law took too many badly fitting entries for proofs."""
+"""Degrees of freedom of the t law; a normal law treated too many badly fitting entries as proofs."""
 
 _SWEEPS, _DROPPED = 30, 8
-"""Passes over the inputs of a batch, and the number of first passes that are discarded."""
+"""Number of passes over the inputs of a batch, and of first passes that are discarded."""
 
 _AT_ONCE = 2**22
-"""Entries of the largest intermediate result."""
+"""Maximum number of entries of an intermediate result."""
 
 _DOUBT = 1e-3
 """A probability from one round is kept at least this far from 0 and 1."""
 
 
 class Kinds(NamedTuple):
-    """Kinds of inputs. mean, variance [k, f]: of what one adds; log_share [k]; of_label [k, labels]: 1 for its own."""
+    """Kinds of inputs. mean, variance [k, f]: of one's contribution; log_share [k]; of_label [k, labels]: 0 or 1."""
 
     mean: Tensor
     variance: Tensor
@@ -45,7 +45,7 @@ class Kinds(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Sums over n batches. value [n, f]; noise [n, f]: its variance; proven [n, labels]: labels that surely occur."""
+    """Sums for n batches. value [n, f]; noise [n, f]: noise variance; proven [n, labels]: labels that surely occur."""
 
     value: Tensor
     noise: Tensor
@@ -56,9 +56,9 @@ def kinds_of(added: Tensor, y: Tensor, unsure: Tensor, share: Tensor, counts: Te
     """Kinds of the inputs of each label, from the surest to the least sure.
 
     Args:
-        added: [n, f], what each example adds; y: [n], its label, each at least once; unsure: [n], sort key.
+        added: [n, f], each example's contribution; y: [n], its label, each label at least once; unsure: [n], sort key.
         share: [labels], shares of all inputs.
-        counts: [labels], examples that really have the label; they decide into how many kinds it is cut.
+        counts: [labels], number of examples that really have the label, which sets its number of kinds.
     """
     labels = len(share)
     rows = [torch.nonzero(y == label)[:, 0] for label in range(labels)]
@@ -80,10 +80,11 @@ def kinds_of(added: Tensor, y: Tensor, unsure: Tensor, share: Tensor, counts: Te
 
 
 def chances(kinds: Kinds, sums: Sums, images: int, copies: int, keys: Sequence[Key]) -> Tensor:
-    """[n, labels, images]: in [v, c, k - 1] the probability that label c occurs at least k times in batch v.
+    """[n, labels, images]: entry [v, c, k - 1] is the probability that label c occurs at least k times in batch v.
 
-    The entries of a sum are treated as independent, and as `copies` readings of the same quantity. Gibbs sampling: one
-    input after another is removed and its kind redrawn given the others; its label's probabilities are accumulated.
+    The entries of a sum are treated as independent, and as `copies` readings of the same quantity. Gibbs sampling
+    removes one input after another and redraws its kind given the others; it accumulates the probabilities of its
+    label.
     """
     size = max(1, _AT_ONCE // kinds.mean.numel())
     draws = [rng.uniform(key, (_SWEEPS, images), dtype=torch.float64) for key in keys]
@@ -122,9 +123,9 @@ def _sampled(kinds: Kinds, sums: Sums, images: int, copies: int, draws: Sequence
 
 
 def _weights(kinds: Kinds, sums: Sums, counts: Tensor, copies: int, unknown: int = 0) -> Tensor:
-    """[n, k] log-probability, up to a constant, that an input is of kind k, given the others' counts [n, k].
+    """[n, k]: log probability, up to a constant, that an input is of kind k, given the others' counts [n, k].
 
-    unknown: number of further inputs, which add what inputs add on average.
+    unknown: number of further inputs, each with the average contribution of an input.
     """
     mean, variance = counts @ kinds.mean, sums.noise + counts @ kinds.variance
     if unknown:
@@ -142,20 +143,20 @@ def _weights(kinds: Kinds, sums: Sums, counts: Tensor, copies: int, unknown: int
 
 
 def prior(share: Tensor, images: int) -> Tensor:
-    """[labels, images]: in [c, k - 1] the probability that c occurs at least k times among `images` inputs."""
+    """[labels, images]: entry [c, k - 1] is the probability that c occurs at least k times among `images` inputs."""
     times = torch.arange(1, images + 1, dtype=share.dtype)
     exactly: Tensor = Binomial(images, share[:, None]).log_prob(times).exp()  # type: ignore[no-untyped-call]
     return exactly.flip(1).cumsum(dim=1).flip(1)
 
 
 def joined(rounds: Sequence[Tensor], before: Tensor) -> Tensor:
-    """[labels, images] log odds from the probabilities of several rounds, each with the prior `before`."""
+    """[labels, images]: log odds from the probabilities of several rounds, each with the prior `before`."""
     odds = [chance.clamp(_DOUBT, 1 - _DOUBT).logit() for chance in rounds]
     return torch.stack(odds).sum(dim=0) - (len(rounds) - 1) * before.clamp(1e-12, 1 - 1e-12).logit()
 
 
 def most_expected(chance: Tensor) -> Tensor:
-    """[images] int64, sorted: labels with the largest expected number right; chance [labels, images], or log odds."""
+    """[images] int64, sorted: the labels with most expected hits; `chance` [labels, images] may be log odds."""
     images = chance.shape[1]
     best = chance.nan_to_num(nan=-torch.inf).flatten().sort(descending=True, stable=True).indices[:images]
     return (best // images).sort().values

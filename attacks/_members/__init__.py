@@ -1,1 +1,1 @@
-"""Scores of membership."""
+"""Membership scores."""

@@ -1,7 +1,7 @@
-"""What the numbers that a defense sends in clear show of membership: a norm, scales, means. Nothing else is read.
+"""Membership from the numbers that a defense sends in clear (a norm, scales, means) and nothing else.
 
-Two laws of these numbers: batches of random records with and without a candidate, for any model; and the sums of the
-candidates' gradients, for a model in which no other record has one.
+Two laws of these numbers are used: batches of random records with and without a candidate, for any model; and sums of
+the candidates' gradients, for a model in which no other record has a gradient.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from leakgauge.harness.core.vec import Vector
 from leakgauge.harness.learn.gradients import gradients, targets_of
 
 _BATCHES = 256
-"""Simulated batches: with the 12 numbers of JoPEQ behind `mlp-small`, 64 lose 0.02 of AUC, 1024 gain 0.01."""
+"""Number of simulated batches: with the 12 numbers of JoPEQ behind `mlp-small`, 64 lose 0.02 of AUC, 1024 gain 0.01."""
 
 _ENTRIES = 2**23
-"""Entries of the records' gradients behind simulated updates that are held at once."""
+"""Maximum number of entries of the records' gradients behind simulated updates that are held at once."""
 
 _CHUNK = 64
-"""Records whose gradients are computed at once."""
+"""Number of records whose gradients are computed at once."""
 
 _ROUNDING = 1e-6
-"""Deviation that rounding explains, relative to the largest number in clear: also of numbers that are always zero."""
+"""Deviation that rounding explains, relative to the largest number in clear; it also applies to constant zeros."""
 
 _SETS = 10**6
-"""Sets of candidates that are weighed, at most; smaller sets first."""
+"""Maximum number of sets of candidates that are weighed, smaller sets first."""
 
 _EXACT = 3e-7
-"""Relative deviation of a sum of float32 gradients from a message's number: 1e-7 was seen, 4e-7 at most."""
+"""Relative deviation of a sum of float32 gradients from a message's number; at most 4e-7 was seen, mostly 1e-7."""
 
 _ANYWHERE = Key(0).child("anywhere")
-"""Of an update with an entry in every coordinate: public, and no one else draws from it."""
+"""Public key of an update with nonzero entries in all coordinates; no other code draws from this key."""
 
 Ratios = Callable[[Observation, Sighting, Tensor, Key], Tensor]
-"""[k, n] log likelihood ratios that a candidate is in each message of a round, from its numbers in clear [k, h]."""
+"""[k, n]: log likelihood ratios that a candidate is in each message of a round, from numbers in clear [k, h]."""
 
 
 def judge(seen: Observation, key: Key, ratios: Ratios) -> Membership:
-    """One score per candidate from the numbers in clear alone, summed over the rounds as `over_rounds` says.
+    """One score per candidate from only the numbers in clear, combined over the rounds by `over_rounds`.
 
     Raises:
-        ValueError: the defense sends no such numbers, or no message is the suspect's.
+        ValueError: the defense sends no such numbers, or the suspect sent no message.
     """
     found: list[tuple[int, Tensor]] = []
     for sighting in seen.sightings:
@@ -77,10 +77,10 @@ def _numbers(seen: Observation, messages: tuple[Message, ...]) -> Tensor:
 
 
 def by_batches(seen: Observation, sighting: Sighting, numbers: Tensor, key: Key) -> Tensor:
-    """`Ratios` for any model: random batches of auxiliary records against the same batches with the candidate.
+    """`Ratios` for any model: compares random batches of auxiliary records with the same batches with the candidate.
 
-    The numbers are taken as normal, with one covariance for both sides. A client is simulated as it trains; the
-    candidate takes the place of a record in the first step, and its later passes are not counted (see `traffic`).
+    The numbers are treated as normal, with the same covariance for both sides. Clients are simulated as they train; the
+    candidate replaces a record in the first step, and its later passes are not counted (see `traffic`).
 
     Raises:
         ValueError: there are fewer than two auxiliary records.
@@ -100,29 +100,29 @@ def by_batches(seen: Observation, sighting: Sighting, numbers: Tensor, key: Key)
 
 
 class _Law(NamedTuple):
-    """The numbers in clear of simulated batches without a candidate [m, h], and their mean with each one [n, h]."""
+    """Numbers in clear of simulated batches without a candidate [m, h], and their mean with each candidate [n, h]."""
 
     without: Tensor
     mean_with: Tensor
 
     def ratios(self, numbers: Tensor) -> Tensor:
-        """[k, n] log likelihood ratios of numbers [k, h]."""
+        """[k, n]: log likelihood ratios of numbers [k, h]."""
         count, h = self.without.shape
         mean = self.without.mean(0)
         rounding = _ROUNDING * self.without.square().mean(0).max().sqrt() + 1e-30
         std = (self.without.var(0, correction=0) + rounding**2).sqrt()
         away, shift = (self.without - mean) / std, (self.mean_with - mean) / std
-        spread = (away.T @ away + h * torch.eye(h).double()) / (count + h)  # as if h further draws had no correlation
+        spread = (away.T @ away + h * torch.eye(h).double()) / (count + h)  # shrunk by h uncorrelated draws
         toward: Tensor = torch.linalg.solve(spread, shift.T)
         return (numbers - mean) / std @ toward - (shift.T * toward).sum(0) / 2
 
 
 def _simulated(seen: Observation, sighting: Sighting, each: Tensor, key: Key) -> _Law:
-    """The law of the numbers of the sighting's one message, for candidates with gradients `each` [n, d].
+    """The law of the numbers in the sighting's one message, for candidates with gradients `each` [n, d].
 
-    A number is a linear function of the update if it can be negative (a mean), else a length: the root of a quadratic
-    form (a norm). So its value with the candidate follows from its slope, without an update for each pair of batch and
-    candidate.
+    A number that can be negative (a mean) is a linear function of the update; otherwise it is a length, the root of a
+    quadratic form (a norm). So its value with the candidate follows from its slope, without an update for each pair of
+    batch and candidate.
     """
     assert seen.auxiliary is not None
     (message,), params, setting = sighting.messages, sighting.model.params, seen.setting
@@ -152,7 +152,7 @@ def _simulated(seen: Observation, sighting: Sighting, each: Tensor, key: Key) ->
 
 
 def _apart(seen: Observation) -> list[list[tuple[int, Tensor]]]:
-    """Groups of numbers that depend on different coordinates, each with them: one backward pass finds all slopes."""
+    """Groups of numbers with disjoint coordinates, each number with its own, so one backward pass finds all slopes."""
     groups: list[list[tuple[int, Tensor]]] = []
     used: list[Tensor] = []
     leaf = rng.normal(_ANYWHERE, (1, seen.setting.dim)).requires_grad_()
@@ -169,7 +169,7 @@ def _apart(seen: Observation) -> list[list[tuple[int, Tensor]]]:
 
 
 def _updates(seen: Observation, sighting: Sighting, batches: Examples, key: Key) -> Tensor:
-    """[m, d]: what clients with these records [m, b, ...] would send as the sighting's one message, undefended."""
+    """[m, d]: the undefended updates of clients with these records [m, b, ...], for the sighting's one message."""
     (message,), rule, setting = sighting.messages, seen.defense.local, seen.setting
     nominal = rule.poisson or seen.defense.step_noise(setting) > 0
     local = Local.of(setting, sighting.lr, message.steps, rule.clip, nominal=nominal)
@@ -182,14 +182,14 @@ def _updates(seen: Observation, sighting: Sighting, batches: Examples, key: Key)
 
 
 def by_sets(seen: Observation, sighting: Sighting, numbers: Tensor, key: Key) -> Tensor:
-    """`Ratios` for a model in which only candidates have a gradient worth mentioning: which of them add up to this.
+    """`Ratios` for a model in which only candidates have a notable gradient: finds which candidates add up to a number.
 
-    The sum of the squared numbers is a quadratic form in the update, as for norms and means, and so in who is a member.
-    Every set of candidates is weighed by how near its sum is to the sent one, up to as many sets as `_SETS` allows;
-    rounding and the other records blur it (Student's t, 3 degrees). Nothing is drawn.
+    The sum of the squared numbers is a quadratic form in the update, as for norms and means, and so in the set of
+    members. Each set of candidates, up to `_SETS` sets, is weighed by how near its sum is to the sent sum; rounding and
+    other records blur this sum (Student's t, 3 degrees of freedom). Nothing is drawn.
 
     Raises:
-        ValueError: a message of several local steps: the first one moves the model.
+        ValueError: a message has several local steps, and the first step moves the model.
     """
     assert seen.candidates is not None
     assert seen.auxiliary is not None
@@ -202,7 +202,7 @@ def by_sets(seen: Observation, sighting: Sighting, numbers: Tensor, key: Key) ->
     few = Examples(*(part[:_CHUNK] for part in seen.auxiliary))
     other = float(seen.defense.in_clear(_gradients(seen, params, few), setting).double().square().sum(1).median())
     sets = _sets(gram, max(message.images for message in sighting.messages))
-    chance = 0.5 / setting.participants  # that a client holds a candidate
+    chance = 0.5 / setting.participants  # probability that a client holds a candidate
     found, lengths = [], numbers.norm(dim=1) / update_per_gradient(setting, sighting)
     for message, length in zip(sighting.messages, lengths.tolist(), strict=True):
         total = (length / weight_of(setting, message)) ** 2
@@ -212,14 +212,14 @@ def by_sets(seen: Observation, sighting: Sighting, numbers: Tensor, key: Key) ->
 
 
 class _Sets(NamedTuple):
-    """All sets of one size [m, size], and the value of the quadratic form of each [m]."""
+    """All sets of one size [m, size], and the value [m] of the quadratic form for each set."""
 
     members: Tensor
     values: Tensor
 
 
 def _sets(gram: Tensor, largest: int) -> list[_Sets]:
-    """The sets of 0, 1, ... of n candidates with Gram matrix [n, n]; sizes whose sets are too many are left out."""
+    """The sets of 0, 1, ... of n candidates with Gram matrix [n, n]; sizes with too many sets are left out."""
     n = len(gram)
     found = [_Sets(torch.empty(1, 0, dtype=torch.int64), gram.new_zeros(1))]
     while (size := len(found)) <= min(n, largest) and (
@@ -237,7 +237,7 @@ def _sets(gram: Tensor, largest: int) -> list[_Sets]:
 
 
 def _posterior(sets: list[_Sets], total: float, blur: float, chance: float, n: int) -> Tensor:
-    """[n] log likelihood ratios that a candidate is in the set whose form has this value."""
+    """[n]: log likelihood ratios that a candidate is in the set whose form has the value `total`."""
     odds = math.log(chance / (1 - chance))
     logs = [size * odds - 2 * ((one.values - total) / blur).square().log1p() for size, one in enumerate(sets)]
     top = max(float(each.max()) for each in logs)
@@ -251,7 +251,7 @@ def _posterior(sets: list[_Sets], total: float, blur: float, chance: float, n: i
 
 
 def _gradients(seen: Observation, params: Vector, examples: Examples) -> Tensor:
-    """[n, d] gradients of single records, clipped as the defense clips them; zeros where they are not finite."""
+    """[n, d]: gradients of single records, clipped as the defense clips them; zeros where they are not finite."""
     labels = targets_of(seen.task, examples.y, params.dtype)
     parts = zip(torch.split(examples.x[:, None], _CHUNK), torch.split(labels[:, None], _CHUNK), strict=True)
     each = torch.cat([gradients(seen.task, params, *part) for part in parts]).nan_to_num(0.0, 0.0, 0.0)

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 Variance = Literal["pooled", "per-example", "global"]
-"""How the spread of a record's confidence over the shadows is estimated, see `lira_online`."""
+"""How to estimate the spread of a record's confidence over the shadows, see `lira_online`."""
 
 _LEAST_STD = 1e-6
-"""Smallest standard deviation of a confidence, in nats: float32 models resolve nothing finer."""
+"""Smallest standard deviation of a confidence, in nats, because float32 models resolve nothing finer."""
 
 _LEAST_P = 1e-300
-"""Smallest probability: a label with probability 0 still needs a logarithm."""
+"""Smallest probability, because a label with probability 0 still needs a logarithm."""
 
 
 def confidence(scores: Tensor, y: Tensor) -> Tensor:
@@ -50,19 +50,19 @@ def confidence(scores: Tensor, y: Tensor) -> Tensor:
 
 
 def finite(scores: Tensor) -> Tensor:
-    """Scores [n] with every non-finite one set to the lowest finite one, or to 0 if there is none."""
+    """Scores [n], with each non-finite score set to the lowest finite score, or to 0 without finite scores."""
     usable = scores.isfinite()
     lowest = float(scores[usable].min()) if bool(usable.any()) else 0.0
     return torch.where(usable, scores, lowest)
 
 
 def or_nan(values: Tensor) -> Tensor:
-    """float64, NaN for non-finite values: the tail probability of an infinite value would be finite."""
+    """The values in float64, NaN where not finite, because an infinite value would have a finite tail probability."""
     return torch.where(values.isfinite(), values.double(), torch.nan)
 
 
 class _Side(NamedTuple):
-    """The shadows with (or without) each record: number, mean and sum of squared deviations of their values; [n]."""
+    """Of the shadows with (or without) each record, [n]: number, mean and sum of squared deviations of their values."""
 
     size: Tensor
     mean: Tensor
@@ -70,11 +70,11 @@ class _Side(NamedTuple):
 
     @property
     def overall(self) -> Tensor:
-        """Mean over all records and shadows; 0 if there are none."""
+        """Mean over all records and shadows; 0 without values."""
         return (self.size * self.mean).sum() / self.size.sum().clamp_min(1)
 
     def std(self, variance: Variance) -> Tensor:
-        """[n] standard deviations, at least `_LEAST_STD`."""
+        """[n]: standard deviations, at least `_LEAST_STD`."""
         total = self.size.sum()
         spread = self.squares.sum() + (self.size * (self.mean - self.overall).square()).sum()
         found = spread / total.clamp_min(1)
@@ -97,7 +97,7 @@ def _side(values: Tensor, taken: Tensor) -> _Side:
 
 
 def _means(inner: _Side, outer: _Side) -> tuple[Tensor, Tensor]:
-    """The means [n] of both sides; a record missing on one side gets the other side's mean plus the usual gap."""
+    """The means [n] of both sides; a record missing on one side gets the other side's mean plus the mean gap."""
     both = (inner.size > 0) & (outer.size > 0)
     gap = (inner.mean - outer.mean)[both].mean() if bool(both.any()) else inner.overall - outer.overall
     filled = []
@@ -108,9 +108,10 @@ def _means(inner: _Side, outer: _Side) -> tuple[Tensor, Tensor]:
 
 
 def _shrunk(sides: tuple[_Side, _Side], variance: Variance) -> tuple[Tensor, Tensor]:
-    """[n, 2] predictive means and variances of one more value a side, if a record's two means are jointly normal.
+    """[n, 2]: predictive means and variances of one more value per side, if a record's two means are jointly normal.
 
-    The moments of that prior come from the records present on both sides, corrected for the shadows' sampling noise.
+    The moments of this joint prior come from the records present on both sides, corrected for the shadows' sampling
+    noise.
     """
     size = torch.stack([side.size for side in sides], -1)
     mean = torch.stack([side.mean for side in sides], -1)
@@ -128,7 +129,7 @@ def _shrunk(sides: tuple[_Side, _Side], variance: Variance) -> tuple[Tensor, Ten
 
 
 def _sides(target: Tensor, shadow: Tensor, inside: Tensor) -> tuple[_Side, _Side]:
-    """Statistics of the shadows with each record, and of those without it.
+    """Statistics of the shadows with each record, and of the shadows without it.
 
     Raises:
         ValueError: the shapes do not match.
@@ -160,9 +161,10 @@ def lira_online(
             values), for one record the usual ddof = 1. `per-example`: each record's own sum of squares over its number
             of shadows. `global`: all values of the side around their common mean, over their number, so that it
             includes the differences between records.
-        shrink: give the two means of a record a normal prior with the moments of all records (empirical Bayes); N is
-            then the predictive law. With few shadows, it captures that a record that is hard for models without it
-            gains most from membership. It has no effect if fewer than two records have shadows on both sides.
+        shrink: whether to give the two means of a record a normal prior with the moments of all records (empirical
+            Bayes); N is then the predictive law. With few shadows, this captures that a record that is hard for models
+            without it gains most from membership. It has no effect if fewer than two records have shadows on both
+            sides.
 
     Returns:
         [n] float64.
@@ -199,7 +201,7 @@ def lira_offline(target: Tensor, shadow: Tensor, inside: Tensor, variance: Varia
     """log P[N(mean_out, std_out) <= phi]: how far the confidence exceeds that of models without the record.
 
     Arguments, variances and special cases are those of `lira_online`; `inside` may be False everywhere. Beyond 38
-    standard deviations the logarithm is 0, and such records tie.
+    standard deviations, the logarithm is 0, and such records tie.
 
     Raises:
         ValueError: the shapes do not match, or no shadow has any record outside.
@@ -225,23 +227,23 @@ def rmia(
 
     The source counts the population records z with (p_t(x) / p(x)) / (p_t(z) / p(z)) >= gamma. All x share one
     population, so for every gamma the count is a non-decreasing step function of log(p_t(x) / p(x)). The logarithm
-    ranks records as the count does and breaks its ties, which are many above the largest z. Subtracting the median
-    changes no order. It makes the scores of several models comparable: a positive score means that the count with
+    ranks records as the count does and breaks the count's many ties above the largest z. Subtracting the median does
+    not change the ranking. It makes the scores of several models comparable: a positive score means that the count with
     gamma = 1 exceeds one half.
 
     Args:
         target_p: [n], probability of each record's label under the attacked model.
         shadow_p: [m, n], the same under each shadow; non-finite entries are left out.
         inside: [m, n] bool, whether the shadow trained on the record.
-        population_p: [k], as `target_p`, for records that neither the shadows nor the federation trained on; with k = 0
-            nothing is subtracted.
+        population_p: [k], like `target_p`, for records that neither the shadows nor the federation trained on; with k =
+            0, nothing is subtracted.
         population_shadow_p: [m, k].
         offline_a: None: p(x) = (mean_in + mean_out) / 2. Otherwise the shadows inside are ignored, and
             p(x) = ((1 + a) mean_out + 1 - a) / 2, also for z.
 
     Returns:
-        [n] float64. Records missing on one side: as in `lira_online`, with probabilities. Probabilities below 1e-300
-        count as 1e-300; a record with a non-finite `target_p` gets the lowest finite score.
+        [n] float64. Records missing on one side are treated as in `lira_online`, with probabilities. Probabilities
+        below 1e-300 count as 1e-300; a record with a non-finite `target_p` gets the lowest finite score.
 
     Raises:
         ValueError: the shapes do not match, or no shadow has any record outside (online: or inside).
@@ -273,18 +275,18 @@ def fedmia(own: Tensor, others: Tensor, *, pooled: bool = False) -> Tensor:
     """How far the suspect's statistic of a record exceeds that of the other clients, summed over the rounds.
 
     Args:
-        own: [rounds, n], statistic of the suspect's message; higher indicates a member.
-        others: [rounds, clients - 1, n], of the other clients' messages; non-finite entries are left out.
+        own: [rounds, n], statistic of the suspect's message; a higher value indicates a member.
+        others: [rounds, clients - 1, n], statistics of the other clients' messages; non-finite entries are left out.
         pooled: False: the sum of Phi((own - mean) / std), with mean and standard deviation over the other clients for
             each record and round (`FedMIA`). True: the sum of the quotients themselves, with the variance pooled over
             the records of a round.
 
     Returns:
         [n] float64. A round adds the quotient 0 if a record's own value is not finite, or if the other clients show no
-        spread and it equals their mean.
+        spread and the own value equals their mean.
 
     Raises:
-        ValueError: the shapes do not match, or there are fewer than two other clients, which show no spread.
+        ValueError: the shapes do not match, or there are fewer than two other clients, whose spread is then unknown.
 
     Source: Zhu et al. 2025, "FedMIA" (arXiv 2402.06289), with the standard deviation that divides by the number of
         clients. `pooled` is ours.

@@ -1,4 +1,4 @@
-"""Shadow models: trained by the attacker on known records, to learn how training on a record changes a model."""
+"""Shadow models, which the attacker trains on known records to learn how training on a record changes a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from leakgauge.harness.core.contract import Attack, Examples, Observation, Task
 from leakgauge.harness.core.rng import Key
 
 _CHUNK = 1024
-"""Records evaluated at once."""
+"""Number of records evaluated at once."""
 
 Mode = Literal["online", "offline"]
 """Whether shadow models may train on the candidates."""
@@ -50,10 +50,10 @@ class Shadowing(NamedTuple):
     """The shadow models and their training records.
 
     Attributes:
-        models: [m, d], the models that did not diverge.
-        pool: p records; each model trained on some of them.
-        inside: [m, p] bool, which model trained on which record.
-        candidates: [m, n] bool, which model trained on which candidate; all False if the pool holds none.
+        models: [m, d], the shadow models that did not diverge.
+        pool: p records; each model was trained on some of them.
+        inside: [m, p] bool, which model was trained on which record.
+        candidates: [m, n] bool, which model was trained on which candidate; all False if the pool has no candidates.
         aside: auxiliary records outside the pool.
     """
 
@@ -73,10 +73,10 @@ def shadow(seen: Observation, key: Key, *, runs: int, online: bool, simulate: bo
     auxiliary records, the pool is smaller, and a model trains on half of it, but on at least one record per client; it
     then overfits more than the attacked model.
 
-    A model's part is a set of places in the pool. In another order, the candidates therefore meet other models.
+    A model's part is a set of places in the pool, so another order of the candidates assigns them to other models.
 
     Args:
-        simulate: pass the models' updates through the defense, as in the federation.
+        simulate: whether the models' updates pass through the defense, as in the federation.
 
     Raises:
         ValueError: the pool has no more records than the federation has clients, or all models diverged.

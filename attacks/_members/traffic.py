@@ -1,9 +1,9 @@
-"""How each candidate's gradient lies in the messages of each round: the evidence for membership attacks on messages.
+"""How candidates' gradients align with the messages of each round: the evidence of membership attacks on messages.
 
-A message is read as a mean gradient at the round's model, U = -update / (lr * steps). The gradient g of a member stands
-in U with a weight, which is its share of one step on a batch. A client's later passes over its data are not counted,
-because it has fitted the record by then. Counting them cost the likelihood ratios up to 0.07 of AUC with two passes and
-0.12 with five.
+A message is read as a mean gradient at the round's model, U = -update / (lr * steps). U contains the gradient g of a
+member with a weight, which is its share of one step on a batch. A client's later passes over its data are not counted,
+because by then the client has fitted the record. Counting these passes cost the likelihood ratios up to 0.07 of AUC
+with two passes and 0.12 with five.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from leakgauge.harness.core.rng import Key
 from leakgauge.harness.learn.gradients import gradients, targets_of
 
 _CHUNK = 64
-"""Candidates whose gradients are held at once."""
+"""Number of candidates whose gradients are held at once."""
 
 _PROBE = 1e-3
 """Entries of the update at which a likelihood's slope is taken, in units of the message's root mean square: far below
@@ -46,15 +46,15 @@ the entries that top-k leaves out."""
 class Traffic:
     """One round: k messages U, and n candidates' gradients g at its model, clipped if the defense clips records.
 
-    All float64. A non-finite message or gradient counts as zero.
+    All values are float64. A non-finite message or gradient counts as zero.
 
     Attributes:
-        senders: [k], the sender of each message; -1: a sum.
+        senders: [k], the sender of each message; -1 for a sum.
         products: [k, n], <U, g>.
         message_norm: [k], |U|.
         gradient_norm: [n], |g|.
-        sent_norm: [k, n], |g| over the coordinates that the message reveals; |g| without `sent` in `read`.
-        weight: [k], of a member's gradient in U.
+        sent_norm: [k, n], |g| over the coordinates that the message reveals; without `sent` in `read`, |g|.
+        weight: [k], weight of a member's gradient in U.
         chance: [k], probability that a member's record is behind the message.
     """
 
@@ -68,7 +68,7 @@ class Traffic:
 
     @cached_property
     def cosines(self) -> Tensor:
-        """[k, n], <U, g> / |U| |g|; 0 if one of them is zero."""
+        """[k, n], <U, g> / |U| |g|; 0 if U or g is zero."""
         return _quotient(self.products, self.message_norm[:, None] * self.gradient_norm)
 
     @cached_property
@@ -85,17 +85,17 @@ class Traffic:
         """[k, n], log likelihood ratio that the record is in the message, against isotropic normal noise.
 
         A member's gradient shifts <U, g> by weight * |g|^2, over the sent coordinates. The noise is mostly gradients of
-        other records. Its variance per coordinate is the mean of <U, g>^2 / |g|^2 over the candidates, as most of them
-        are not in this message. With `chance` below 1, the ratio is that of the mixture.
+        other records. Its variance per coordinate is the mean of <U, g>^2 / |g|^2 over the candidates, because most
+        candidates are not in this message. With `chance` below 1, the ratio is that of the mixture.
         """
         along = _quotient(self.products, self.sent_norm)
         noise = along.square().mean(dim=1, keepdim=True).sqrt()
         return self._mixed(_ratio(along, self.weight[:, None] * self.sent_norm, noise), slice(None))
 
     def against_others(self, row: int) -> Tensor:
-        """[n], the same for message `row`, with the mean and variance of the noise from the other messages.
+        """[n], the same as `ratios` for message `row`, with mean and variance of the noise from the other messages.
 
-        As in `fedmia`, with the variance pooled over the candidates, but each quotient is weighted by the shift that a
+        As in `fedmia` with the variance pooled over the candidates, but each quotient is weighted by the shift that a
         member would cause.
         """
         along = _quotient(self.products, self.message_norm[:, None] * self.sent_norm)
@@ -114,12 +114,12 @@ class Traffic:
 
 
 def mixture(ratios: Tensor, chance: Tensor) -> Tensor:
-    """log(1 - chance + chance * exp(ratio)): the ratios [..., n] if a member's record is used with this chance."""
+    """log(1 - chance + chance * exp(ratio)): the ratios [..., n] if a member's record is used with this probability."""
     return torch.logaddexp(torch.log1p(-chance).expand_as(ratios), chance.log() + ratios)
 
 
 def _quotient(value: Tensor, by: Tensor) -> Tensor:
-    """value / by, and 0 where `by` is 0."""
+    """value / by; 0 where `by` is 0."""
     return torch.where(by > 0, value / by, 0.0)
 
 
@@ -136,7 +136,7 @@ class ByTraffic(Attack):
     together: ClassVar[bool] = False
     """Whether a round's messages are seen only as their mean."""
     reads_sums: ClassVar[bool] = False
-    """Whether the sum of a channel that adds messages up stands for the suspect's message."""
+    """Whether, for a channel that adds messages up, the sum replaces the suspect's message."""
 
     @property
     def averages(self) -> bool:
@@ -150,7 +150,7 @@ class ByTraffic(Attack):
 
     @abstractmethod
     def evidence(self, traffic: Traffic, row: int) -> Tensor:
-        """[n]: what message `row` of a round shows for membership in its sender's data."""
+        """[n]: the evidence of message `row` of a round for membership in its sender's data."""
 
     def run(self, seen: Observation, key: Key) -> Membership:
         """One score per candidate; nothing is drawn."""
@@ -159,9 +159,9 @@ class ByTraffic(Attack):
         return self.judge(list(rounds), None if together else seen.suspect)
 
     def judge(self, rounds: Sequence[Traffic], suspect: int | None = None) -> Membership:
-        """The evidence summed over the rounds in which the suspect took part; one reading serves several attacks.
+        """The scores: evidence summed over the rounds with the suspect; one reading of `rounds` serves several attacks.
 
-        Without a suspect, a record's score is the largest among the clients: it has at most one owner.
+        Without a suspect, a record's score is the largest among the clients, because a record has at most one owner.
 
         Raises:
             ValueError: these rounds have no message of the suspect, or no message at all.
@@ -171,14 +171,14 @@ class ByTraffic(Attack):
 
 
 def over_rounds(found: Iterable[tuple[int, Tensor]], suspect: int | None, *, averages: bool = False) -> Membership:
-    """The scores from what each message showed: sums, or means, over the suspect's messages.
+    """The scores from the evidence of each message: sums, or means, over the suspect's messages.
 
     Args:
         found: the sender and the evidence [n] of each message.
-        suspect: None: a record's score is the largest among the clients, as it has at most one owner.
+        suspect: None: a record's score is the largest among the clients, because a record has at most one owner.
 
     Raises:
-        ValueError: no message is the suspect's.
+        ValueError: the suspect sent no message.
     """
     sums: dict[int, Tensor] = {}
     times: dict[int, int] = {}
@@ -197,9 +197,10 @@ def read(seen: Observation, *, sent: bool = False, together: bool = False) -> It
     """One `Traffic` for each round that has messages.
 
     Args:
-        sent: ask the defense which coordinates each message reveals (one slope of its likelihood per message).
-        together: replace the messages of a round by their mean, weighted by their senders' samples: all that an
-            adversary who sees only the aggregate receives.
+        sent: whether to ask the defense which coordinates each message reveals (one slope of its likelihood per
+            message).
+        together: whether to replace the messages of a round by their mean, weighted by their senders' samples, as an
+            adversary that sees only the aggregate does.
 
     Raises:
         ValueError: the loss is neither softmax cross-entropy nor squared; or the channel adds messages up, without
@@ -216,7 +217,7 @@ def read(seen: Observation, *, sent: bool = False, together: bool = False) -> It
 
 
 def _read_round(seen: Observation, sighting: Sighting, sent: bool, together: bool) -> Traffic:
-    """One round; the candidates' gradients are computed in chunks and not kept."""
+    """Read one round; the candidates' gradients are computed in chunks and not kept."""
     assert seen.candidates is not None
     messages, params = sighting.messages, sighting.model.params
     received = _finite_rows(gradients_of_round(seen, sighting, numbers=True).to(params.dtype))
@@ -250,7 +251,7 @@ def _read_round(seen: Observation, sighting: Sighting, sent: bool, together: boo
 
 
 def _finite_rows(vectors: Tensor) -> Tensor:
-    """[m, d], with zeros in every row that is not finite."""
+    """[m, d], with zeros in each row that is not finite."""
     return torch.where(vectors.isfinite().all(dim=1, keepdim=True), vectors, 0.0)
 
 
@@ -260,7 +261,7 @@ def _samples(message: Message) -> int:
 
 
 def weight_of(setting: Setting, message: Message) -> float:
-    """The weight of one record's gradient in the mean gradient of a message, if one step takes the record."""
+    """The weight of one record's gradient in a message's mean gradient, if one step takes the record."""
     samples = max(1, message.sender.samples)
     size = min(setting.batch, samples) if setting.batch else samples
     steps = 1 if setting.sends == "gradient" else max(1, message.steps)
@@ -273,10 +274,10 @@ def chance_of(message: Message) -> float:
 
 
 def _sent_coordinates(seen: Observation, sighting: Sighting, received: Tensor) -> Tensor:
-    """[k, d] bool: the coordinates on which each message's likelihood depends at a small update; all if none.
+    """[k, d] bool: the coordinates on which each message's likelihood depends at a small update; if none, all.
 
-    A coordinate whose estimate is zero may still be revealed: if a pixel is dark in all of a client's images, that
-    speaks against a record in which it is not.
+    A coordinate whose estimate is zero may still be revealed: a pixel that is dark in all of a client's images is
+    evidence against a record in which this pixel is bright.
     """
     messages, state, d = sighting.messages, sighting.model.state, received.shape[1]
     known = torch.ones_like(received, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Adam, also on the signs of gradients, for many independent problems in a box at once, each with its own end."""
+"""Adam, optionally on signs of gradients, for many independent problems at once, each with its own box and end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MEMORIES = (0.9, 0.999)
 """Decay of the running mean and mean square (Kingma and Ba 2015, Algorithm 1)."""
 
 _TINY = 1e-8
-"""Added to the root mean square of signs, which is zero only if every gradient was."""
+"""Added to the root mean square of signs, which is zero only if every gradient was zero."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,12 @@ class Schedule:
     """Budget, step sizes and bounds.
 
     Attributes:
-        evaluations: of one problem, at most.
+        evaluations: maximum number for one problem.
         step: size of the first steps, in units of x.
         tolerance: a problem with this value or below has converged.
         box: lower and upper bound of every variable; None: unbounded.
-        signed: only the signs of gradients count, and the size falls in steps; otherwise it falls with a cosine.
+        signed: whether only the signs of gradients count; the step size then decreases in stages, otherwise with a
+            cosine.
     """
 
     evaluations: int
@@ -60,13 +61,14 @@ def descend(function: Function, start: Tensor, schedule: Schedule) -> Minima:
 
     Guarantees:
         Returns the iterate with the lowest value, not the last; it lies in the box.
-        A value or gradient that is not finite ends a problem as `FAILED` and changes the others by rounding at most;
-            the problem keeps its best iterate so far, with an infinite value if there is none.
+        A value or gradient that is not finite ends a problem as `FAILED` and changes the others at most by rounding;
+            the problem keeps its best iterate so far, or has an infinite value without one.
         A zero gradient ends a problem as `STALLED`. A problem that has ended is not evaluated again.
-        Same arguments, same numbers.
+        The same arguments give the same numbers.
 
     Source: Kingma and Ba 2015; Geiping et al. 2020, sec. 4 and its published code: the sign of the gradient goes into
-        Adam, the step size decays, every iterate is projected. Differs: the best iterate instead of the last; own ends.
+        Adam, the step size decays, every iterate is projected. Differs: returns the best iterate instead of the last;
+        each problem ends separately.
     """
     n = len(start)
     x = schedule.project(start)

@@ -27,28 +27,29 @@ _WHITE_STEP = 0.3
 """Size of the first steps in the coordinates of a fitted prior, in standard deviations."""
 
 _WHITE_WEIGHT = 0.3
-"""Weight of a fitted prior. It and the step were chosen for 16 CIFAR-10 training images behind three trained `lenet5`,
-undefended: steps of 0.1 to 0.5 and weights of 0.03 to 1 were at most 0.05 worse (SSIM 0.32 to 0.64). A last quarter
-with a weight of 0.003 helped dense layers behind a quantizer, and cost 0.01 behind `lenet5` and 0.03 behind `cnn2`."""
+"""Weight of a fitted prior. The weight and the step were chosen for 16 CIFAR-10 training images behind three trained
+`lenet5`, undefended: steps of 0.1 to 0.5 and weights of 0.03 to 1 were at most 0.05 worse (SSIM 0.32 to 0.64). A last
+quarter with a weight of 0.003 helped dense layers behind a quantizer, and cost 0.01 behind `lenet5` and 0.03 behind
+`cnn2`."""
 
 _TOLERANCE = 1e-7
-"""Of the objective: a distance near the rounding of a sum of thousands of squares in single precision."""
+"""Tolerance of the objective: a distance near the single-precision rounding of a sum of thousands of squares."""
 
 
 @dataclass(frozen=True)
 class Direction:
-    """A distance of the gradients' directions plus the mean energy of the inputs, by Adam in the prior's coordinates.
+    """Minimizes the distance of gradient directions plus the inputs' mean energy, by Adam in the prior's coordinates.
 
     Attributes:
-        evaluations: for one victim and start, at most.
+        evaluations: maximum number for one victim and start.
         step: size of the first steps, in units of the coordinates.
-        prior: of the inputs.
-        weight: of the prior's energy divided by the entries of all inputs, against a distance in [0, 2].
-        informed: the distance is the angle over pi, the steps are Adam's and decay with a cosine; otherwise it is 1
-            minus the cosine, by Adam on signs within [0, 1], as in the source.
+        prior: prior of the inputs.
+        weight: weight of the prior's energy per input entry, against a distance in [0, 2].
+        informed: True: the distance is the angle over pi, and the steps are Adam's and decay with a cosine. False: the
+            distance is 1 minus the cosine, by Adam on signs within [0, 1], as in the source.
 
     Raises:
-        ValueError: a parameter out of range; the message names `step` as `lr`, the attack's parameter.
+        ValueError: a parameter is out of range; the message names `step` as `lr`, the attack's parameter.
 
     Source: Geiping et al. 2020, eq. (4) and sec. 4.
     """
@@ -67,13 +68,13 @@ class Direction:
 
     @classmethod
     def smooth(cls, evaluations: int, step: float = STEP, tv: float = SMOOTHNESS) -> Direction:
-        """With total variation, as published; tv: weight of the mean difference of neighbors, across plus down."""
+        """With total variation, as published; tv: weight of neighbors' mean difference, horizontal plus vertical."""
         ImagePrior(tv, box=0.0)
         return cls(evaluations, step, ImagePrior(1.0, box=0.0), tv)
 
     @classmethod
     def of(cls, prior: Prior, evaluations: int) -> Direction:
-        """In the coordinates of a prior with a center, which are about standard normal; otherwise as published."""
+        """In the coordinates of a prior with a center, which are about standard normal; else with total variation."""
         if not prior.centered:
             return cls.smooth(evaluations)
         return cls(evaluations, _WHITE_STEP, prior, _WHITE_WEIGHT, informed=True)
@@ -84,10 +85,10 @@ class Direction:
         """Search from several starts per victim, all at once.
 
         Args:
-            targets: [n, d] estimated gradients, not zero and finite.
+            targets: [n, d], estimated gradients, nonzero and finite.
             labels: [n, b] int64.
             starts: [n, r, D], in the prior's coordinates.
-            local: the steps of an update, which are followed; None: an update counts as one gradient.
+            local: the steps of an update, which the search follows; None: an update counts as one gradient.
 
         Returns:
             n r minima; start j of victim i is problem r i + j.
@@ -105,7 +106,7 @@ class Direction:
         assert seen.model is not None
         task, params, images = seen.task, seen.model.params, labels.shape[1]
         fixed = targets_of(task, labels, params.dtype).repeat_interleave(times, dim=0)
-        # float64: the squares of a finite target may overflow, and those of a small one vanish
+        # float64, because squares of a finite target may overflow, and those of a small target vanish
         units = normalize(targets.double(), dim=1, eps=0.0).to(params.dtype)
         if local is None:
             return evaluator(task, params, _Directions(units, times, self.informed), images=images, labels=fixed)
@@ -117,7 +118,8 @@ class Direction:
 class _Directions:
     """The distance of the directions of gradient and target, with `times` instances per target.
 
-    Both are computed from the unit vectors' distance, which keeps its digits where they nearly agree.
+    Angle and cosine are computed from the unit vectors' distance, which keeps its digits where the vectors nearly
+    agree.
 
     Attributes:
         angle: the angle over pi, in [0, 1]; otherwise 1 minus its cosine.

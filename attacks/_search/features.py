@@ -1,9 +1,9 @@
-"""A search by what a gradient of one image tells of the first dense layer: its inputs, and the loss's slopes in them.
+"""A search by the first dense layer's inputs and slopes, which the gradient of one image shows.
 
 The gradient of a dense layer at one image is the outer product of the loss's slopes in its outputs and its inputs. So
-both are known before any search, up to what noise hides, and the layers before it can be searched alone: their outputs
-are to be the known features, and their gradients those of a loss that is linear in the features. Behind ReLU and
-max-pooling a wrong image then no longer has wrong slopes as well, which is where a search by direction ends.
+both factors are known before any search, up to noise, and the search can cover only the layers before: their outputs
+must match the known features, and their gradients must match those of a loss that is linear in the features. Behind
+ReLU and max-pooling, a wrong image then does not also have wrong slopes, which stop a search by direction.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from leakgauge.harness.learn.layers import Chain, Dense
 from leakgauge.harness.learn.tasks import ModelTask
 
 CLEAN = 0.15
-"""Error of the features, see `Features`, above which a search by direction may be better: behind `lenet5`, `cnn2` and
-`mlp-small` it was so from 0.13 on with one of them or another, and below never by more than 0.03 in SSIM."""
+"""Error of the features (see `Features`) above which a search by direction may be better: it was better from 0.13 on
+for at least one of `lenet5`, `cnn2` and `mlp-small`, and below 0.13 never by more than 0.03 in SSIM."""
 
 VEILED = 0.42
-"""The same where softened layers are searched from the start: below it, the direction misleads behind `jopeq`."""
+"""The same if softened layers are searched from the start: below this error, the direction misleads behind `jopeq`."""
 
 _EARLIER = 0.1
-"""Weight of a layer's gradient over that of what follows it; the features themselves have 1. It, the step and the
-prior's weight were chosen for 96 CIFAR-10 training images behind three `lenet5` and three `cnn2`, trained and fresh,
-undefended: 0.03 and 0.3 cost 0.02 in SSIM, steps of 0.3 cost 0.02, weights of 0.3 to 1 differed by 0.01."""
+"""Weight of a layer's gradient over that of the next layer; the features themselves have weight 1. This weight, the
+step and the prior's weight were chosen for 96 CIFAR-10 training images behind three `lenet5` and three `cnn2`, trained
+and fresh, undefended: 0.03 and 0.3 cost 0.02 in SSIM, steps of 0.3 cost 0.02, weights of 0.3 to 1 differed by 0.01."""
 
 _STEP = 0.8
 """Size of the first steps, in standard deviations."""
 
 _WEIGHT = 0.8
-"""Weight of the prior's mean energy, against a distance of 1 from no features at all."""
+"""Weight of the prior's mean energy, where zero features have a distance of 1."""
 
 _STARTS = 3
-"""Searches whose mean is returned."""
+"""Number of searches whose mean is returned."""
 
 _SPREAD = 0.5
-"""Distance of their starts from the first, in standard deviations of each coordinate."""
+"""Distance of the other searches' starts from the first start, in standard deviations of each coordinate."""
 
 _TOGETHER = 8
-"""Candidates computed at once."""
+"""Number of candidates computed at once."""
 
 _TINY = 1e-14
 """Added to the squared distance, whose root has no slope at zero."""
@@ -60,19 +60,20 @@ _TINY = 1e-14
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """The known features of n gradients, and how far inputs are from explaining them: a `Function` of inputs [m, D].
+    """The known features of n gradients, and the misfit of inputs [m, D] to them: a `Function`.
 
-    The value is the root of the weighted sum of squared distances, of the features and of the gradients of the layers
-    before them, each over the squared length of what is sought.
+    The value is the root of a weighted sum of squared distances: of the features, and of the gradients of the layers
+    before them, each over the squared length of its target.
 
     Attributes:
-        kernel: of the layers before, with a linear loss; None: they have no parameters, and the features are inputs.
+        kernel: kernel of the layers before, with a linear loss; None: these have no parameters, and the features are
+            inputs.
         features, slopes: [n, f].
-        targets, weights: [n, d'] of the parameters of the layers before.
-        error: [n] the features' error over their length: equal noise in all entries of the dense layer's gradient would
-            explain by it how far that is from an outer product. Infinite where it shows no features.
-        trust: [n] factor of the value: 1 without noise, and with noise what makes the prior's weight right for it.
-        shape: of an input.
+        targets, weights: [n, d'], for the parameters of the layers before.
+        error: [n], relative error of the features: the level of equal noise in all entries of the dense layer's
+            gradient that would explain its distance from an outer product. Infinite if the gradient shows no features.
+        trust: [n], factor of the value: 1 without noise; with noise, it adjusts the value to the prior's weight.
+        shape: shape of an input.
     """
 
     kernel: Kernel | None
@@ -86,7 +87,7 @@ class Features:
 
     @classmethod
     def of(cls, task: Task, params: Vector, targets: Tensor) -> Features | None:
-        """What the gradients `targets` [n, d] of one image each tell; None: the model's layers are not known."""
+        """The features of gradients `targets` [n, d] of one image each; None if the model's layers are not known."""
         if kernel_of(task, params, 1) is None:
             return None
         assert isinstance(task, ModelTask)
@@ -105,13 +106,14 @@ class Features:
         return cls(kernel, features.to(dtype), back, known, weights, error.to(dtype), trust.to(dtype), task.input_shape)
 
     def search(self, prior: Prior, starts: Tensor, evaluations: int, key: Key) -> Minima:
-        """The means of the minima from `starts` [n, D] in the prior's coordinates and from points beside them.
+        """The means of the minima from `starts` [n, D], in the prior's coordinates, and from points near them.
 
-        Each search has `evaluations` at most and ends at another pattern of active units. The means of 1, 2, 3 and 4
-        minima had an SSIM of 0.589, 0.611, 0.620 and 0.623, for 48 CIFAR-10 training images behind `lenet5` and `cnn2`.
+        Each search has at most `evaluations` and ends at a different pattern of active units. The means of 1, 2, 3 and
+        4 minima had an SSIM of 0.589, 0.611, 0.620 and 0.623, for 48 CIFAR-10 training images behind `lenet5` and
+        `cnn2`.
         """
         whole = Believed(self, prior, self.shape, 1, _WEIGHT / math.prod(self.shape))
-        # without layers before, there is one minimum, soon found
+        # without layers before, there is a single minimum, which is found soon
         searches, most = (1, -(-evaluations // 4)) if self.kernel is None else (_STARTS, evaluations)
         schedule = Schedule(most, _STEP, signed=False)
         beside = [_SPREAD * rng.normal(key.child(number), starts.shape[1:]) for number in range(1, searches)]
@@ -127,7 +129,7 @@ class Features:
         return Evaluation(trust * torch.cat(values), trust[:, None] * torch.cat(slopes))
 
     def _evaluate(self, candidates: Tensor, instances: Tensor) -> Evaluation:
-        """One chunk."""
+        """Evaluate one chunk."""
         features = self.features[instances]
         scale = 1 / features.square().sum(1)
         if self.kernel is None:
@@ -144,9 +146,9 @@ class Features:
 
 
 def outer(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs [n, f] and slopes [n, o], whose outer product is nearest to `rows` [n, o, f + 1], and the error [n].
+    """The inputs [n, f] and slopes [n, o] whose outer product is nearest to `rows` [n, o, f + 1], and the error [n].
 
-    rows: the gradients of weight and bias; the bias's inputs are 1.
+    rows: the gradients of weight and bias; the bias has input 1.
     """
     squares, vectors = torch.linalg.eigh(rows @ rows.mT)
     inputs = (rows.mT @ vectors[:, :, -1:])[:, :, 0]
@@ -157,7 +159,7 @@ def outer(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _weights(kernel: Kernel, targets: Tensor) -> Tensor:
-    """[n, d'] of the squared differences from the targets: less from layer to layer, counted from the last one."""
+    """[n, d']: weights of squared differences from the targets; they decrease from the last layer to the first."""
     weights, strength = torch.zeros_like(targets), 1.0
     for sought, weighs in zip(reversed(kernel.split(targets)), reversed(kernel.split(weights)), strict=True):
         if sought:

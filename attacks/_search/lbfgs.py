@@ -1,7 +1,7 @@
 """L-BFGS on many independent problems at once, each with its own history, step length and end.
 
-No problem waits for another. Each turn evaluates one trial point of every live problem: a problem that accepts its
-point gets a new direction, the others halve their step, and finished problems leave the batch.
+No problem waits for another. Each turn evaluates one trial point of each live problem: a problem that accepts its point
+gets a new direction, the others halve their step, and finished problems leave the batch.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _ARMIJO = 1e-4
 """Share of the decrease predicted by the slope that a step must achieve (Nocedal & Wright 2006, sec. 3.1)."""
 
 _CURVATURE = 1e-8
-"""A pair with s.y below this times |s||y| would make the next direction mostly rounding."""
+"""If s.y of a pair is below this share of |s||y|, the next direction would be mostly rounding."""
 
 _SHORTEST = 2.0**-20
 """A shorter step changes a float32 point by little more than its rounding."""
 
 _HISTORY = 100
-"""Accepted pairs in memory; gradient matching needs 50 or more (measured)."""
+"""Number of accepted pairs in memory; gradient matching needs 50 or more (measured)."""
 
 _WINDOW = 200
-"""Evaluations from one check for stalling to the next."""
+"""Number of evaluations between checks for stalling."""
 
 _UNWATCHED = 16
-"""Turns from one look for finished problems to the next on an accelerator: the host waits for it to look."""
+"""Number of turns between checks for finished problems on an accelerator, because each check makes the host wait."""
 
 
 class Status(enum.Enum):
@@ -49,10 +49,10 @@ class Stop:
     """When a problem ends.
 
     Attributes:
-        evaluations: of one problem, at most.
-        tolerance: [n], converged at this value or below.
-        decrease: stalled if `_WINDOW` evaluations lower the value by less than this share of its size, if no step along
-            the gradient lowers it, or if the gradient is zero.
+        evaluations: maximum number for one problem.
+        tolerance: [n]; a problem has converged at this value or below.
+        decrease: a problem has stalled if `_WINDOW` evaluations lower the value by less than this share of its size, if
+            no step along the gradient lowers the value, or if the gradient is zero.
     """
 
     evaluations: int
@@ -61,9 +61,9 @@ class Stop:
 
 
 class Minima(NamedTuple):
-    """Of n problems: the best x [n, D] and its value [n], evaluations [n] int64, and why each ended.
+    """Results of n problems: the best x [n, D], its value [n], evaluations [n] int64, and why each problem ended.
 
-    A problem without a finite value and gradient at its start failed: it keeps its start, with an infinite value.
+    A problem without a finite value and gradient at its start has failed: it keeps its start, with an infinite value.
     """
 
     x: Tensor
@@ -76,15 +76,15 @@ def minimize(function: Function, start: Tensor, stop: Stop, watch: int | None = 
     """Minimize n functions of D variables each.
 
     Args:
-        function: values and gradients of any of the n functions. A step to a value or gradient that is not finite is
-            too long.
-        start: [n, D], not modified. All computation has its dtype, except inner products.
-        watch: turns from one look for ended problems to the next, until which they go on; None: one on a CPU.
+        function: values and gradients of any of the n functions. A step to a value or gradient that is not finite
+            counts as too long.
+        start: [n, D], not modified. All computation uses its dtype, except inner products.
+        watch: number of turns between checks for ended problems, which continue until the check; None: 1 on a CPU.
 
     Guarantees:
         No value exceeds the value at the start; each x is the point of its value.
-        Same arguments, same numbers; a problem that fails changes the others by rounding at most.
-        A problem that has ended is not evaluated again, but for the turns until the host looks.
+        The same arguments give the same numbers; a problem that fails changes the others at most by rounding.
+        A problem that has ended is not evaluated again, except for the turns until the next check.
 
     Source: Liu and Nocedal 1989 (L-BFGS). Differs: steps are halved until they satisfy Armijo's condition only; a pair
         without positive curvature is not stored.
@@ -111,10 +111,10 @@ def minimize(function: Function, start: Tensor, stop: Stop, watch: int | None = 
 
 @dataclass
 class _Search:
-    """The position and direction of each live problem: all [n] or [n, D].
+    """The position and direction of each live problem; all tensors are [n] or [n, D].
 
-    value: infinite before the first evaluation. slope: of the value along `direction`. stuck: no step lowers the value
-    further. mark: value at the last check for stalling.
+    value: infinite before the first evaluation. slope: slope of the value along `direction`. stuck: whether no step
+    lowers the value further. mark: value at the last check for stalling.
     """
 
     instance: Tensor
@@ -130,7 +130,7 @@ class _Search:
 
     @classmethod
     def begin(cls, start: Tensor, tolerance: Tensor) -> _Search:
-        """At the start, with zero directions: the first trial point is the start itself."""
+        """The start of a search, with zero directions: the first trial point is the start itself."""
         n, still = len(start), torch.zeros_like(start)
         instance, slope, step = torch.arange(n, device=start.device), start.new_zeros(n), start.new_ones(n)
         value, stuck = start.new_full((n,), torch.inf), start.new_zeros(n, dtype=torch.bool)
@@ -141,13 +141,13 @@ class _Search:
 class _Memory:
     """The last m accepted pairs of each problem, and their inner products.
 
-    pairs: [n, m + 1, 2, D], s = x' - x and y = g' - g, in rings from slot 1 on; slot 0 takes zeros in the place of a
-    pair that is not kept. inverse, gram: [n, m + 1, m + 1], the inverse of the triangle of s_i.y_j with i not newer
-    than j, and y_i.y_j. curvature: [n, m + 1], s_i.y_i. count: [n] pairs ever stored. scale: [n, 1] s.y / y.y of the
-    newest pair; NaN without pairs. turns: how often a pair came.
+    pairs: [n, m + 1, 2, D], s = x' - x and y = g' - g, in rings from slot 1 on; slot 0 takes zeros instead of a pair
+    that is not kept. inverse, gram: [n, m + 1, m + 1], the inverse of the triangle of s_i.y_j with i not newer than j,
+    and y_i.y_j. curvature: [n, m + 1], s_i.y_i. count: [n], number of pairs ever stored. scale: [n, 1], s.y / y.y of
+    the newest pair; NaN without pairs. turns: number of pairs offered.
 
-    The inverse of a triangle holds the inverses of its later parts. So the oldest pair leaves with its row and column,
-    a new one adds a column, and the order of the slots does not matter.
+    The inverse of a triangle contains the inverses of its later parts. So the oldest pair is removed with its row and
+    column, a new pair adds a column, and the order of the slots does not matter.
     """
 
     pairs: Tensor
@@ -160,9 +160,9 @@ class _Memory:
 
     @classmethod
     def empty(cls, start: Tensor, size: int) -> _Memory:
-        """No pairs yet."""
+        """A memory without pairs."""
         (n, width), slots = start.shape, size + 1
-        # float64: triangular solves amplify the rounding of nearly parallel steps
+        # float64, because triangular solves amplify the rounding of nearly parallel steps
         exact = start.new_zeros(n, slots, dtype=torch.float64)
         inverse, gram = exact.new_zeros(2, n, slots, slots)
         count, scale = start.new_zeros(n, dtype=torch.int64), exact.new_full((n, 1), torch.nan)
@@ -177,10 +177,10 @@ class _Memory:
 
     @torch.inference_mode()
     def directions(self, accepted: Tensor, step: Tensor, change: Tensor, gradient: Tensor) -> Tensor:
-        """Store a pair of each problem, and return -H g [n, D]; NaN without pairs.
+        """Store a pair for each problem, and return -H g [n, D]; NaN without pairs.
 
         Args:
-            accepted: [n] bool; the pairs of the others, and those without enough positive curvature, are not stored.
+            accepted: [n] bool; pairs that are not accepted, or that lack positive curvature, are not stored.
 
         Source: Byrd, Nocedal and Schnabel 1994, Thm 2.2: the two-loop recursion as matrix products.
         """
@@ -197,7 +197,7 @@ class _Memory:
         every, column_of = torch.arange(len(slot), device=slot.device), slot[:, None]
         self.pairs[every, slot] = pair = torch.where(kept[:, None, None], pair, 0.0)
 
-        # rows times the transposed ring is several times faster than the ring times columns
+        # multiplying rows by the transposed ring is several times faster than the ring by columns
         pair[:, 0] = gradient
         products = torch.bmm(pair, rings.mT).double().view(len(slot), 2, -1, 2)
         on_steps, on_changes = products.unbind(3)
@@ -231,9 +231,9 @@ def _take(state: _State, rows: Tensor) -> _State:
 
 
 def _turn(search: _Search, memory: _Memory, function: Function, *, looks: bool) -> None:
-    """Evaluate one trial point of every problem and aim the next.
+    """Evaluate one trial point of each problem and choose the next direction and step.
 
-    looks: whether the host reads which problems need a new start of their directions, to spare the others the work.
+    looks: whether the host checks if any problem must restart from steepest descent, to skip that work otherwise.
     """
     trial = torch.addcmul(search.x, search.step[:, None], search.direction)
     value, gradient = function(trial, search.instance)
@@ -251,7 +251,7 @@ def _turn(search: _Search, memory: _Memory, function: Function, *, looks: bool) 
     if not looks or bool(lost.any()):
         search.stuck |= short & (memory.count == 0)
         memory.forget(lost)
-        # of length 1 at any scale of the values; 1e-30: a zero gradient has no direction
+        # length 1 at any scale of the values; 1e-30 for zero gradients, which have no direction
         steepest = -search.gradient / search.gradient.norm(dim=1, keepdim=True).clamp(min=1e-30)
         direction = torch.where(lost[:, None], steepest, direction)
         slope = torch.where(lost, (steepest * search.gradient).sum(dim=1), slope)
@@ -263,7 +263,7 @@ def _turn(search: _Search, memory: _Memory, function: Function, *, looks: bool) 
 
 
 def _reasons(search: _Search, turn: int, stop: Stop) -> Tensor:
-    """[4, n] bool, one row per `Status`: which reasons to end hold. Marks the values that were checked for stalling."""
+    """[4, n] bool, one row per `Status`: which reasons to end hold. Updates `mark` after a check for stalling."""
     stalled = search.stuck
     if turn % _WINDOW == 0:
         stalled = stalled | ~(search.mark - search.value >= stop.decrease * search.value.abs())

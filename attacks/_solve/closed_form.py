@@ -1,4 +1,4 @@
-"""Closed forms: models whose gradient at one image is inverted without a search, layer by layer from the last one."""
+"""Closed forms: inverts a model's gradient at one image without a search, layer by layer from the last layer."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from leakgauge.harness.learn.models import Apply, Scaled, build
 from leakgauge.harness.learn.tasks import ModelTask
 
 _EDGE = 1e-9
-"""Least distance of a recovered activation from 0 and 1, the bounds of a sigmoid. Its logit is then at most 21."""
+"""Least distance of a recovered activation from 0 and 1, the bounds of a sigmoid; its logit is then at most 21."""
 
 _STRIDES, _PADDING = (2, 2, 1), 2
-"""The convolutions of `lenet-dlg`."""
+"""Strides and padding of the convolutions of `lenet-dlg`."""
 
 RIDGE = 1e-10
-"""Added to the squares of a first convolution's output equations, as a share of their largest: for float32 gradients
-without noise; 1e-12 to 1e-8 give the same images."""
+"""Added to the squares of a first convolution's output equations, as a share of the largest square. The value is for
+float32 gradients without noise; 1e-12 to 1e-8 give the same images."""
 
 
 class Unsolvable(ValueError):
-    """This gradient has no closed form; the message gives the reason, for the report."""
+    """This gradient has no closed-form solution; the message gives the reason for the report."""
 
 
 class ClosedForm(Protocol):
-    """A model, prepared for many gradients of one image each."""
+    """A model that is prepared for many gradients of one image each."""
 
     def solve(self, gradient: Tensor) -> Tensor:
         """The input [*input_shape] float64 behind the gradient [d] float64; finite if the gradient is.
@@ -45,9 +45,10 @@ class ClosedForm(Protocol):
 
 
 def closed_form(task: Task, params: Tensor, ridge: float) -> ClosedForm | None:
-    """The closed form of this model, or None if it has none.
+    """The closed form of this model; None if it has no closed form.
 
-    A model is recognized by its tensors and, because these do not show the activations, by its scores of a few inputs.
+    A model is recognized by its tensors and, because the tensors do not show the activations, by its scores for a few
+    inputs.
 
     Args:
         params: [d] finite.
@@ -70,18 +71,18 @@ def closed_form(task: Task, params: Tensor, ridge: float) -> ClosedForm | None:
 
 
 def _agree(task: Task, params: Tensor, apply: Apply) -> bool:
-    """Whether the task has the scores of `apply` at a few inputs."""
+    """Whether task and `apply` have the same scores for a few inputs."""
     x = uniform(Key(0).child("probes"), (4, *task.input_shape), dtype=torch.float64)
     with torch.no_grad():
         return torch.allclose(task.outputs(params, x), apply(task.layout.split(params), x, None), rtol=1e-6, atol=1e-9)
 
 
 def _quotient(weight: Tensor, bias: Tensor) -> Tensor:
-    """The input [m] of a dense layer at one example: the least squares of weight [n, m] = outer(bias [n], input).
+    """The input [m] of a dense layer at one example: least-squares fit of weight [n, m] = outer(bias [n], input).
 
-    Each row is the weight's gradient over the bias's; the mean weighs rows by the squared bias gradient.
+    Each row's estimate is the weight's gradient over the bias's; the mean weights rows by the squared bias gradient.
     """
-    # divided by the largest, so that squares do not vanish
+    # divided by the largest entry, so that squares do not vanish
     unit = bias.abs().max()
     if not unit > 0:
         raise Unsolvable("no unit of a dense layer has a gradient in its bias, so the layer's input is not determined")
@@ -144,7 +145,7 @@ class _Layer:
 class _LeNet:
     """Convolutions with sigmoid, then a dense layer.
 
-    head: weight [classes, features] of the dense layer; shape: of its input, before it is flattened.
+    head: weight [classes, features] of the dense layer; shape: shape of its input before flattening.
     """
 
     layout: Layout
@@ -156,7 +157,7 @@ class _LeNet:
         """Implement `ClosedForm`."""
         *kernels, weight, bias = self.layout.split(gradient)
         h = _quotient(weight, bias)
-        # the scores' slopes again, from all weights and not the biases alone: noise averages out
+        # the scores' slopes again, from all weights and not only the biases, so that noise averages out
         row = torch.cat([h, h.new_ones(1)])
         slopes = torch.cat([weight, bias[:, None]], dim=1) @ row / row.square().sum()
         h = _quotient(weight, slopes).reshape(self.shape)

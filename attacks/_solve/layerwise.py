@@ -1,11 +1,10 @@
-"""The inversion of a convolution: its input, from its output, the loss's slope in its output, and its kernel's
-gradient.
+"""Inverts a convolution: finds its input from its output, the loss's slope in the output, and the kernel's gradient.
 
 Two systems are linear in the input. Kernel equations: the kernel's gradient is the slope times the patches of the
-input, for each input channel alone. Output equations: the output is the convolution of the input.
+input, separately for each input channel. Output equations: the output is the convolution of the input.
 
-Source: Zhu and Blaschko 2021, "R-GAP: recursive gradient attack on privacy". Differs: output equations are weighed by
-the certainty of the output, and each system is used only in directions that the other one leaves open.
+Source: Zhu and Blaschko 2021, "R-GAP: recursive gradient attack on privacy". Differs: weights output equations by the
+certainty of the output, and uses each system only in directions that the other system leaves open.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from torch.nn.functional import conv2d, conv_transpose2d, unfold
 from leakgauge.harness.core.rng import Key, normal
 
 _WEAK = 1e-2
-"""Share of the strongest direction of the kernel equations below which the output equations are used instead. For the
-LeNet of DLG at 32 x 32: its 16 null directions of 256, and one to four more."""
+"""Strength of a direction in the kernel equations, as a share of the strongest, below which the output equations
+replace them. For the LeNet of DLG at 32 x 32, these are its 16 null directions of 256 and one to four more."""
 
 _OPEN = 128
-"""Directions of an input in which the kernel equations correct the output equations. The LeNet's first layer has as
-many output equations as unknowns, and about 30 directions at the image's border nearly vanish in them."""
+"""Number of directions of an input in which the kernel equations correct the output equations. The LeNet's first layer
+has as many output equations as unknowns, in which about 30 directions at the image's border nearly vanish."""
 
 _ROUNDS = 2
-"""Rounds of subspace iteration for the open directions, and of refinement: the last system corrects what they miss."""
+"""Number of rounds of subspace iteration for the open directions and of refinement; the last system corrects both."""
 
 
 class Geometry(NamedTuple):
@@ -47,9 +46,9 @@ class Evidence(NamedTuple):
 
     Attributes:
         output: [o, h, w], without the bias.
-        trust: [o, h, w] inverse standard deviation of the output, up to a factor.
-        slope: [o, h, w] of the loss in the output, up to a factor.
-        gradient: [o, i, k, k] of the loss in the kernel, with the same factor.
+        trust: [o, h, w], inverse standard deviation of the output, up to a factor.
+        slope: [o, h, w], slope of the loss in the output, up to a factor.
+        gradient: [o, i, k, k], gradient of the loss in the kernel, with the same factor.
     """
 
     output: Tensor
@@ -59,25 +58,25 @@ class Evidence(NamedTuple):
 
 
 class Underdetermined(ValueError):
-    """Fewer equations than unknowns."""
+    """There are fewer equations than unknowns."""
 
 
 class Inverse(Protocol):
-    """A convolution with a known kernel, prepared for many inputs."""
+    """A convolution with a known kernel that is prepared for many inputs."""
 
     def solve(self, evidence: Evidence) -> Tensor:
         """The input [i, h, w].
 
         Raises:
-            Underdetermined: the two systems do not determine it.
+            Underdetermined: the two systems do not determine the input.
         """
 
 
 def inverse(kernel: Tensor, geometry: Geometry, ridge: float) -> Inverse:
     """The better of two inversions of the convolution with `kernel` [o, i, k, k] float64.
 
-    Kernel equations are more precise, because they come directly from the received gradient; but there are only
-    o * k * k of them per channel.
+    Kernel equations are more precise, because they come directly from the received gradient, but each channel has only
+    o * k * k of them.
 
     Args:
         ridge: added to the squared output equations, as a share of their largest entry.
@@ -91,7 +90,7 @@ def inverse(kernel: Tensor, geometry: Geometry, ridge: float) -> Inverse:
 
 
 def _positions(side: int, geometry: Geometry) -> Tensor:
-    """[outputs, side * side]: the pixel of a channel behind each entry of each patch; height * width: outside."""
+    """[outputs, side * side]: the pixel of a channel behind each patch entry; height * width means outside."""
     _, height, width = geometry.shape
     numbers = torch.arange(1, height * width + 1, dtype=torch.float64).reshape(1, 1, height, width)
     found = unfold(numbers, side, padding=geometry.padding, stride=geometry.stride)[0].T.long() - 1
@@ -114,7 +113,7 @@ def _by_channel(gradient: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _KernelFirst:
-    """Kernel equations, and output equations in the few directions that the kernel equations leave open."""
+    """Uses kernel equations, and output equations in the few directions that the kernel equations leave open."""
 
     kernel: Tensor
     geometry: Geometry
@@ -148,7 +147,7 @@ class _KernelFirst:
 
 @dataclass(frozen=True, eq=False)
 class _OutputFirst:
-    """Output equations, and kernel equations in the directions that the output equations barely determine."""
+    """Uses output equations, and kernel equations in the directions that output equations barely determine."""
 
     kernel: Tensor
     geometry: Geometry
@@ -167,7 +166,7 @@ class _OutputFirst:
         seen = trust * _convolve(directions, self.kernel, self.geometry)
         basis, triangle = torch.linalg.qr(seen.flatten(1).T)
         output_side = basis.T @ self._missing(evidence, trust, x).reshape(-1, 1)
-        # divided by the largest slope: comparable with the weighed output equations at any common factor
+        # divided by the largest slope, so comparable with the weighted output equations at any common factor
         unit = evidence.slope.abs().max()
         equations = _kernel_equations(evidence.slope / unit, self.positions, math.prod(self.geometry.shape[1:]))
         kernel_side = _by_channel(evidence.gradient / unit) - x[0].flatten(1) @ equations.T
@@ -178,21 +177,21 @@ class _OutputFirst:
         return found
 
     def _missing(self, evidence: Evidence, trust: Tensor, x: Tensor) -> Tensor:
-        """[1, o, h, w]: weighed residuals of the output equations."""
+        """[1, o, h, w]: weighted residuals of the output equations."""
         return trust * (evidence.output - _convolve(x, self.kernel, self.geometry))
 
     def _inverted(self, factor: _Factor, weighed: Tensor) -> Tensor:
-        """[1, i, h, w]: the input with outputs nearest to the weighed outputs [1, o, h, w]."""
+        """[1, i, h, w]: the input whose outputs are nearest to the weighted outputs [1, o, h, w]."""
         channels, height, width = self.geometry.shape
         back = pulled_back(weighed, self.kernel, self.geometry)
         x = factor.solve(back[0].permute(1, 2, 0).reshape(-1, 1))
         return x.reshape(height, width, channels).permute(2, 0, 1)[None]
 
     def _open(self, factor: _Factor) -> Tensor:
-        """[m, i, h, w]: orthonormal directions of the input in which its output is smallest."""
+        """[m, i, h, w]: orthonormal directions of the input with the smallest output."""
         channels, height, width = self.geometry.shape
         size = channels * height * width
-        # any fixed start works
+        # any fixed start works here
         x = normal(Key(0).child("open directions"), (size, min(_OPEN, size)), dtype=torch.float64)
         for _ in range(_ROUNDS):
             x = torch.linalg.qr(factor.solve(x)).Q
@@ -210,15 +209,15 @@ def pulled_back(slope: Tensor, kernel: Tensor, geometry: Geometry) -> Tensor:
 
 
 def _convolve(x: Tensor, kernel: Tensor, geometry: Geometry) -> Tensor:
-    """[b, o, h, w] of x [b, i, h, w], without a bias."""
+    """[b, o, h, w]: the convolution of x [b, i, h, w], without a bias."""
     return conv2d(x, kernel, stride=geometry.stride, padding=geometry.padding)
 
 
 @dataclass(frozen=True, eq=False)
 class _Band:
-    """Places of the entries of the squared output equations: a band, if the unknowns are ordered by image rows.
+    """Places of the entries of the squared output equations, which form a band if unknowns are ordered by image rows.
 
-    A block of unknowns has one image row less than the kernel, so that only neighboring blocks interact.
+    A block of unknowns has one image row less than the kernel, so only neighboring blocks interact.
 
     Attributes:
         blocks, size: number of blocks, and unknowns in each; the last block may be padded.
@@ -233,7 +232,7 @@ class _Band:
     target: Tensor
 
     def factor(self, kernel: Tensor, trust: Tensor, ridge: float) -> _Factor:
-        """Cholesky factor of the squared output equations, each of weight `trust` [o, h, w], plus the ridge."""
+        """Cholesky factor of the squared output equations, weighted by `trust` [o, h, w], plus the ridge."""
         taps = kernel.flatten(1)
         weighed = trust.square().flatten(1).T[:, :, None] * taps  # [positions, o, i * k * k]
         products = (taps.T @ weighed).flatten()
@@ -263,7 +262,7 @@ def _band(positions: Tensor, geometry: Geometry) -> _Band:
 
 @dataclass(frozen=True, eq=False)
 class _Factor:
-    """Lower Cholesky factor of a block tridiagonal matrix: its diagonal blocks, and those below them."""
+    """Lower Cholesky factor of a block tridiagonal matrix: its diagonal blocks and the blocks below them."""
 
     diagonal: Sequence[Tensor]
     below: Sequence[Tensor]

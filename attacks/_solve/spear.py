@@ -1,14 +1,14 @@
-"""The batch behind the gradient of a dense layer with ReLU, from the rank of the weight's gradient and its zeros.
+"""Finds the batch behind a dense ReLU layer's gradient, from the rank of the weight's gradient and its zeros.
 
-With D = dL/dZ [b, m] and X [b, n], the weight's gradient is D^T X = U diag(s) V^T, of rank b, and D^T = U M for some
-M [b, b]; then X = M^-1 diag(s) V^T. A column q of M gives the slopes U q of one image. They are zero at units that the
-image does not activate: q is orthogonal to the rows of U for these units. So b - 1 rows are drawn; if one image
-activates none of these units, the vector orthogonal to the rows is a column of M, up to a factor. The bias's gradient
-D^T 1 gives the factors.
+With D = dL/dZ [b, m] and X [b, n], the weight's gradient is D^T X = U diag(s) V^T, of rank b, and D^T = U M for some M
+[b, b]; then X = M^-1 diag(s) V^T. A column q of M gives the slopes U q of one image. These slopes are zero at units
+that the image does not activate: q is orthogonal to the rows of U for these units. So b - 1 rows are drawn; if one
+image activates none of their units, the vector orthogonal to the rows is a column of M, up to a factor. The bias's
+gradient D^T 1 gives the factors.
 
 Source: Dimitrov, Baader, Mueller and Vechev 2024, "SPEAR: exact gradient inversion of batches in federated learning".
 Differs: the noise measured in the gradient decides which slopes count as zero; candidates are fitted to all their
-zeros; the exchanges also try candidates derived from an image known up to its factor.
+zeros; exchanges also try candidates derived from an image that is known up to its factor.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.rng import Key
 
 _ROUNDING = 2.0**-24
-"""Relative rounding of float32: the noise of an exact gradient. Larger measured noise replaces it."""
+"""Relative rounding of float32, the noise of an exact gradient; larger measured noise replaces it."""
 
 _CLEAR = 10.0
 """Standard deviations of noise within which a slope may be zero, and beyond which a direction or a unit is signal.
-Among thousands of slopes of pure noise, none exceeds 4; the rest allows for the noise of the candidate itself."""
+Among thousands of slopes of pure noise, none exceeds 4; the margin allows for the noise of the candidate itself."""
 
 _DRAWN = 4096
-"""Sets of rows drawn at once, at most: enough to avoid loops, few enough for the memory."""
+"""Maximum number of sets of rows drawn at once: enough to avoid loops, few enough for the memory."""
 
 _ROUND = 4 * _DRAWN
-"""Sets of rows in the first round, at most; rounds then double. The sparsest batch is checked after each draw, costly
-exchanges are tried only after a round."""
+"""Maximum number of sets of rows in the first round; rounds then double. The sparsest batch is checked after each draw;
+costly exchanges are tried only after a round."""
 
 _REFINED = 64
-"""Candidates of a draw that are fitted to all their zeros, at most."""
+"""Maximum number of candidates of a draw that are fitted to all their zeros."""
 
 _POOL = 256
-"""Candidates in the pool, at most."""
+"""Maximum number of candidates in the pool."""
 
 _PASSES = 2
-"""Passes of exchanges over a batch, which bounds their time."""
+"""Number of passes of exchanges over a batch, which bounds their time."""
 
 _SCALES = 16
-"""Factors of each sign that are tried for an image known only up to its factor; from 1/30 to 30."""
+"""Number of factors, per sign, that are tried for an image known only up to its factor; from 1/30 to 30."""
 
 
 class Undecided(ValueError):
-    """No batch can be determined from this gradient; the message gives the reason, for the report."""
+    """No batch can be determined from this gradient; the message gives the reason for the report."""
 
 
 class FirstLayer(NamedTuple):
     """The known tensors of a dense layer before a ReLU; float64, finite.
 
     Attributes:
-        weight, bias: [m, n] and [m], of the model.
+        weight, bias: [m, n] and [m], the model's tensors.
         of_weight, of_bias: their gradients, up to one common factor.
     """
 
@@ -70,7 +70,7 @@ class FirstLayer(NamedTuple):
 
 
 class Found(NamedTuple):
-    """x: [b, n] float64; contradictions: slopes that contradict the sign of the unit's input; drawn: sets of rows."""
+    """x: [b, n] float64; contradictions: number of slopes that contradict their unit's input; drawn: sets of rows."""
 
     x: Tensor
     contradictions: int
@@ -78,24 +78,24 @@ class Found(NamedTuple):
 
 
 class _Evidence(NamedTuple):
-    """[k, live] whether a slope is zero up to noise, and whether it is nonzero; neither: undecided."""
+    """[k, live]: whether a slope is zero up to noise, and whether it is nonzero; if neither, it is undecided."""
 
     none: Tensor
     some: Tensor
 
 
 class _Batch(NamedTuple):
-    """columns: [b, b], each row a column of M up to a factor; contradictions: the maximum if M has no inverse."""
+    """columns: [b, b], whose rows are columns of M up to a factor; contradictions: maximal if M has no inverse."""
 
     columns: Tensor
     contradictions: int
 
 
 def find(layer: FirstLayer, images: int, samples: int, key: Key) -> Found:
-    """The batch with the fewest contradictions; the search ends if a batch has none, or after `samples` sets of rows.
+    """The batch with the fewest contradictions; the search ends at a batch with none, or after `samples` sets of rows.
 
     Args:
-        images: b.
+        images: b, the number of images.
         samples: at least 1.
         key: draws the rows.
 
@@ -106,7 +106,7 @@ def find(layer: FirstLayer, images: int, samples: int, key: Key) -> Found:
         Undecided: the weight's gradient does not have b directions above its noise, or no b candidates were found.
     """
     factors = _factor(layer, images)
-    # 64 hits of an image that activates half of the units
+    # 64 expected hits for an image that activates half of the units
     drawn, size = 0, min(_ROUND, 64 << images)
     pool, best = torch.empty(0, images, dtype=torch.float64), None
     while drawn < samples and (best is None or best.contradictions):
@@ -135,14 +135,14 @@ def _unit(rows: Tensor) -> Tensor:
 
 
 def _replaced(rows: Tensor, i: int, others: Tensor) -> Tensor:
-    """[k, *rows.shape]: one copy of rows for each of `others`, which replaces row i."""
+    """[k, *rows.shape]: one copy of `rows` for each of `others`, which replaces row i."""
     copies = rows.repeat(len(others), 1, 1)
     copies[:, i] = others
     return copies
 
 
 def _better(one: _Batch | None, other: _Batch | None) -> _Batch | None:
-    """The batch with fewer contradictions; the first if equal."""
+    """The batch with fewer contradictions; the first batch if equal."""
     if one is None or (other is not None and other.contradictions < one.contradictions):
         return other
     return one
@@ -177,11 +177,11 @@ def _factor(layer: FirstLayer, images: int) -> _Factors:
 
 @dataclass(frozen=True, eq=False)
 class _Factors:
-    """A factored gradient. Candidates are [k, b] unit rows q: columns of M up to a factor.
+    """A factored gradient. Candidates are unit rows q [k, b], which are columns of M up to a factor.
 
     Attributes:
         left, values, right: [live, b], [b], [b, n]; rows of units without a gradient are left out.
-        noise: [live] standard deviation of an entry in a unit's row of the gradient.
+        noise: [live], standard deviation of an entry in a unit's row of the gradient.
         total: [b], M 1, because the bias's gradient is D^T 1.
         scores, bias: [b, live] and [live]; scores are M X W^T.
         dead_scores, dead_bias: [b, m - live] and [m - live].
@@ -198,20 +198,20 @@ class _Factors:
     dead_bias: Tensor
 
     def blur(self, q: Tensor) -> Tensor:
-        """[k, live] noise of each slope, as a share of the root mean square of the candidate's slopes."""
+        """[k, live]: noise of each slope, as a share of the root mean square of the candidate's slopes."""
         return self.spread(q) * self.noise * math.sqrt(len(self.left))
 
     def spread(self, q: Tensor) -> Tensor:
-        """[k, 1] factor by which a candidate magnifies noise."""
+        """[k, 1]: factor by which a candidate magnifies noise."""
         norms: Tensor = (q / self.values).norm(dim=1, keepdim=True)
         return norms
 
     def slopes(self, q: Tensor) -> Tensor:
-        """[k, live] absolute slopes, over their root mean square."""
+        """[k, live]: absolute slopes, over their root mean square."""
         return (q @ self.left.T).abs() * math.sqrt(len(self.left))
 
     def assemble(self, pool: Tensor) -> _Batch | None:
-        """The sparsest batch from a pool of candidates; None without b independent ones."""
+        """The sparsest batch from a pool of candidates; None without b independent candidates."""
         chosen, _ = self.basis(pool, len(self.values))
         if len(chosen) < len(self.values):
             return None
@@ -227,21 +227,21 @@ class _Factors:
         return batch
 
     def zeros(self, q: Tensor) -> Tensor:
-        """[k, live] whether a slope counts as zero: below the geometric mean of noise and signal.
+        """[k, live]: whether a slope counts as zero: below the geometric mean of noise and signal.
 
-        A candidate from few rows magnifies noise by an unknown factor, and the smaller the threshold, the rarer are
-        slopes below it by chance.
+        A candidate from few rows magnifies noise by an unknown factor, but a smaller threshold has fewer slopes below
+        it by chance.
         """
         scaled = q * (len(self.left) ** 0.25 / self.spread(q).sqrt())
         shares: Tensor = scaled @ (self.left / self.noise[:, None].sqrt()).T
         return shares.abs() < 1
 
     def draw(self, size: int, key: Key) -> Tensor:
-        """[k, b] candidates from `size` sets of b - 1 rows; only those with at least b - 1 zeros."""
+        """[k, b]: candidates from `size` sets of b - 1 rows; only candidates with at least b - 1 zeros."""
         units, images = self.left.shape
         picked = torch.from_numpy(rng.integers(key, size * (images - 1), units)).reshape(size, images - 1)
         rows = _unit(self.left[picked])
-        # a unit drawn twice makes a singular system, and no candidate
+        # a unit drawn twice makes a singular system, which gives no candidate
         solution, singular = solve_ex(rows[:, :, :-1], -rows[:, :, -1])
         q = torch.cat([solution, solution.new_ones(size, 1)], dim=1)
         q = _unit(q[(singular == 0) & q.isfinite().all(dim=1)])
@@ -255,7 +255,7 @@ class _Factors:
         return q
 
     def fit(self, zeros: Tensor) -> Tensor:
-        """[k, b] candidates with the smallest slopes, in units of noise, at `zeros` [k, live]."""
+        """[k, b]: candidates with the smallest slopes, in units of noise, at `zeros` [k, live]."""
         if not len(zeros):
             return self.left.new_empty(0, len(self.values))
         rows = self.left * self.values / self.noise[:, None]
@@ -264,8 +264,8 @@ class _Factors:
     def distinct(self, q: Tensor, most: int) -> Tensor:
         """At most `most` different candidates, sorted by decreasing number of zeros.
 
-        Combinations of sparser candidates come last: two images with common zeros make many, which would displace
-        others.
+        Combinations of sparser candidates come last: two images with common zeros make many combinations, which would
+        displace other candidates.
         """
         if not len(q):
             return q
@@ -284,11 +284,11 @@ class _Factors:
         return q[~repeats][:most]
 
     def resolution(self, q: Tensor) -> Tensor:
-        """[k] sine of the angle below which candidates count as equal; see `zeros`."""
+        """[k]: sine of the angle below which candidates count as equal; see `zeros`."""
         return self.blur(q).mean(dim=1).sqrt()
 
     def basis(self, q: Tensor, size: int) -> tuple[list[int], Tensor]:
-        """At most `size` independent candidates with the most zeros, and [k] whether each is independent of them.
+        """At most `size` independent candidates with the most zeros; and [k], which candidates do not depend on these.
 
         The greedy choice is optimal, because independent sets are a matroid.
         """
@@ -303,17 +303,17 @@ class _Factors:
         return chosen, free
 
     def solve(self, columns: Tensor) -> Tensor:
-        """[k, b, b] inverses of M from its columns [k, b, b] up to factors; not finite if there is none."""
+        """[k, b, b]: inverses of M from its columns [k, b, b] up to factors; not finite if M has no inverse."""
         inverse, singular = inv_ex(columns.transpose(1, 2))
         inverse = inverse / (inverse @ self.total)[:, :, None]
         return torch.where((singular == 0)[:, None, None], inverse, torch.nan)
 
     def by_chance(self, columns: Tensor) -> bool:
-        """Whether the candidates have fewer than b zeros on average: each has b - 1 from the rows of its draw."""
+        """Whether candidates have fewer than b zeros on average; the rows of a draw alone give each b - 1 zeros."""
         return int(self.zeros(columns).sum()) < len(columns) ** 2
 
     def inputs(self, columns: Tensor) -> Tensor | None:
-        """[b, n] images of candidates [b, b]; None if not finite."""
+        """[b, n]: the images of candidates [b, b]; None if they are not finite."""
         x = self.solve(columns[None])[0] @ (self.values[:, None] * self.right)
         return x if bool(x.isfinite().all()) else None
 
@@ -323,9 +323,9 @@ class _Factors:
         return _Evidence(slopes < _CLEAR * blur, slopes > blur.sqrt())
 
     def contradictions(self, columns: Tensor, evidence: _Evidence) -> Tensor:
-        """[k] slopes of batches [k, b, b] that contradict the sign of their unit's input; all, if M has no inverse.
+        """[k]: number of slopes of batches [k, b, b] that contradict their unit's input; maximal if M has no inverse.
 
-        A slope is nonzero at a positive input, and zero at any other.
+        A slope is nonzero at a positive input, and zero at any other input.
         """
         inverse = self.solve(columns)
         active = inverse @ self.scores + self.bias > 0
@@ -335,7 +335,7 @@ class _Factors:
         return torch.where(inverse.isfinite().all(dim=2).all(dim=1), wrong, worst)
 
     def exchange(self, batch: _Batch, pool: Tensor) -> _Batch:
-        """The batch after `_PASSES` passes that exchange each candidate for the best of a pool, if that helps."""
+        """The batch after `_PASSES` passes that exchange each candidate for the best of a pool, if this helps."""
         of_pool = self.evidence(pool)
         for i in list(range(len(self.values))) * (_PASSES if len(pool) else 0):
             own = self.evidence(batch.columns)
@@ -346,10 +346,11 @@ class _Factors:
         return batch
 
     def rescaled(self, columns: Tensor) -> Tensor:
-        """[k, b] candidates for images that are right up to a factor.
+        """[k, b]: candidates for images that are right up to a factor.
 
         Row i of M^-1 is orthogonal to all columns except the i-th: if only one candidate is wrong, its image is right
-        up to a factor. With the factor, the image gives the units that it activates, and these give the candidate.
+        up to a factor. With the factor, the image determines the units that it activates, and these units determine the
+        candidate.
         """
         inverse = self.solve(columns[None])[0]
         if not bool(inverse.isfinite().all()):

@@ -1,7 +1,7 @@
-"""The claim of CEPAM for the averaged model, its correct bounds, and the leakage to the server.
+"""The claim of CEPAM for the averaged model, correct bounds, and the leakage to the server.
 
-Claimed (Ling et al. 2025): in a round a client draws tau samples out of |D| with replacement, one a step, so that it
-uses a given one with probability p = 1 - (1 - 1/|D|)^tau. Thm 12, normal noise, with eps~ the local epsilon:
+Claimed (Ling et al. 2025): in a round, a client draws tau samples out of |D| with replacement, one per step, so it uses
+a given sample with probability p = 1 - (1 - 1/|D|)^tau. Thm 12, normal noise, with eps~ the local epsilon:
 
     eps = ln(1 + p (e^eps~ - 1)),    a = tau gamma / (sqrt(K) sigma),
     delta = sum_j P(j of the tau draws are the record) (e^eps~ - 1) / (e^(eps~/j) - 1) delta_2a(eps~/j),
@@ -9,18 +9,20 @@ uses a given one with probability p = 1 - (1 - 1/|D|)^tau. Thm 12, normal noise,
 with delta_mu the delta of the Gaussian mechanism. Thm 13, Laplace noise: (eps, 0) if eps~ >= 2 tau gamma / b. Here a
 step of B samples counts as B draws; the source has B = 1.
 
-Bound for a record: local training cuts permutations, so that a given record is used with probability
-p' = min(1, tau B / |D|) >= p. Whatever happens to the record then, (0, p') holds, without any noise. No more holds
-where noise grows with the update's norm: if no other record moves the model, it stands still exactly without this one.
+Bound for a record: local training cuts permutations into batches, so a given record is used with probability p' =
+min(1, tau B / |D|) >= p. Whatever happens to the record then, (0, p') holds, even without noise. No better bound holds
+where noise grows with the update's norm: if no other record moves the model, the model stays exactly unchanged without
+this record.
 
-Bounds against the server: it knows radii and dithers, and the message is a function of these and the input. Take one
-sub-vector of two inputs at a distance D. Both send the same message if the first dither that either accepts is accepted
-by both, with the same cell. For n = 1 each dither is accepted, and the messages differ with probability
-t = 2 Phi(D / 2 sigma) - 1, the total variation of the noise (1 - exp(-D / 2b) for Laplace). For n > 1 the rejected
+Bounds against the server: the server knows radii and dithers, and the message is a function of these and the input.
+Take one sub-vector of two inputs at a distance D. Both inputs give the same message if the first dither that either
+accepts is accepted by both, with the same cell. For n = 1 each dither is accepted, and the messages differ with
+probability
+t = 2 Phi(D / 2 sigma) - 1, the total variation of the noise (1 - exp(-D / 2b) for Laplace). For n > 1, the rejected
 dithers leak too: the probability is between t and 2t / (1 + t), from the volumes of a union and an intersection of
-balls. Over N sub-vectors the probabilities of equal messages multiply. With either bound, a total D leaks most if it is
-spread evenly, because the logarithm of the probability is convex in D^2. Two different messages are never confused, so
-that this leakage holds at every epsilon.
+balls. Over N sub-vectors, the probabilities of equal messages multiply. With either bound, a total D leaks most if it
+is spread evenly, because the logarithm of the probability is convex in D^2. Two different messages are never confused,
+so this leakage holds at every epsilon.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from leakgauge.harness.core.threats import Threat
 from leakgauge.harness.core.vec import Layout, Vector
 
 _RECIPIENTS = frozenset({Threat.AGGREGATOR, Threat.PARTICIPANT, Threat.PUBLIC})
-"""The adversaries of the claim, who see averages only."""
+"""The adversaries of the claim, which see only averages."""
 
 _SERVERS = frozenset({Threat.SERVER, Threat.COLLUDING_SERVER, Threat.MALICIOUS_SERVER})
 
@@ -53,7 +55,7 @@ _ROUNDING = 1e-6
 """Relative difference of two norms that rounding may explain."""
 
 _FAR = 5.0
-"""Shift in noise standard deviations above which a bound ignores sampling: its accounting would take many seconds."""
+"""Shift, in noise standard deviations, above which a bound ignores sampling, whose accounting would take too long."""
 
 _NOTHING = -200.0
 """Logarithm of a probability too small to change any delta."""
@@ -67,11 +69,11 @@ class Promise(NamedTuple):
 
 
 def theorem_12(local_epsilon: float, reach: float, setting: Setting) -> Promise:
-    """One round with normal noise; `reach` is gamma / sigma. The delta may exceed 1."""
+    """Thm 12: one round with normal noise; `reach` is gamma / sigma. The delta may exceed 1."""
     mu = 2 * setting.steps * reach / math.sqrt(setting.participants)
     times = np.arange(1, _draws(setting) + 1)
     share = local_epsilon / times
-    # as logarithms: (e^eps~ - 1) / (e^(eps~/j) - 1) overflows
+    # as logarithms, because (e^eps~ - 1) / (e^(eps~/j) - 1) overflows
     growth = local_epsilon - share + np.log1p(-np.exp(-local_epsilon)) - np.log1p(-np.exp(-share))
     most = stats.binom.logpmf(times, _draws(setting), 1 / setting.samples) + growth
     relevant = most > _NOTHING
@@ -84,9 +86,9 @@ def theorem_12(local_epsilon: float, reach: float, setting: Setting) -> Promise:
 def printed(
     local_epsilon: float, steps: int, samples: int, clients: int, noise_std: float, gamma: float
 ) -> dict[str, float | list[float]]:
-    """Thm 12 for steps of one sample: `thm_12_epsilon`, and as `thm_12_delta` its delta and that of no noise at all.
+    """Thm 12 for steps of one sample: `thm_12_epsilon`, and in `thm_12_delta` its delta and the delta without noise.
 
-    Whatever happens to a record when it is used, (0, p) holds for the chance p that it is.
+    Without noise, (0, p) holds, where p is the probability that the record is used.
     """
     layout = Layout(("update",), ((1,),))
     setting = Setting(layout, clients, clients, 1, "update", steps, 0.1, 1, samples)
@@ -95,13 +97,13 @@ def printed(
 
 
 def theorem_13(local_epsilon: float, reach: float, setting: Setting) -> Promise:
-    """One round with Laplace noise; `reach` is gamma / b. No claim where the theorem's condition does not hold."""
+    """Thm 13: one round with Laplace noise; `reach` is gamma / b. No claim if the theorem's condition fails."""
     met = local_epsilon >= 2 * setting.steps * reach
     return Promise(_amplified(local_epsilon, setting) if met else math.inf, 0.0)
 
 
 def norm_scaled(one: Promise, source: str, variation: float, n: int, rounds: int, setting: Setting) -> Claim:
-    """The claim where noise grows with the update's norm, which is sent to the server.
+    """The claim if noise grows with the update's norm, which is sent to the server.
 
     Args:
         variation: total variation of the noise of a sub-vector that moves as far as possible, given the norm.
@@ -120,7 +122,7 @@ def norm_scaled(one: Promise, source: str, variation: float, n: int, rounds: int
 
 
 def clipped(one: Promise, source: str, reach: float, n: int, rounds: int, setting: Setting) -> Claim:
-    """The claim where updates are clipped to a public bound, `reach` times the standard deviation of the noise."""
+    """The claim if updates are clipped to a public bound, `reach` times the standard deviation of the noise."""
     # a participant knows its own noise and subtracts it from the average
     mu = 2 * reach / math.sqrt(max(1, setting.participants - 1))
     promise = _over(one, rounds)
@@ -135,9 +137,9 @@ def clipped(one: Promise, source: str, reach: float, n: int, rounds: int, settin
 
 
 def breaches(updates: Sequence[Vector], links: Links, *, sends_norm: bool) -> dict[str, Breach]:
-    """The messages of several records, drawn without replacement; and the rounds of unequal norms or weights.
+    """The messages whose records are drawn without replacement, and the rounds of unequal norms or weights.
 
-    The bound for a record covers both if norms are sent; if updates are clipped, it needs equal weights.
+    The bound for a record covers both breaches if norms are sent; if updates are clipped, it needs equal weights.
     """
     setting, senders = links.setting, links.senders
     one = setting.steps == 1 and setting.batch == 1
@@ -172,7 +174,7 @@ def _clipped_record(promise: Promise, mu: float, rounds: int, setting: Setting) 
 
 
 def _message(reach: float, n: int, rounds: int, setting: Setting) -> Proof:
-    """The leakage to the server of a message that moves as far as possible, equally in all its sub-vectors."""
+    """The leakage to the server of a message that moves as far as possible, equally in all sub-vectors."""
     count = -(-setting.dim // n)
     shift = reach / math.sqrt(count)
     same = float(special.log_ndtr(-shift)) - (-math.log(2) if n == 1 else float(special.log_ndtr(shift)))
@@ -190,7 +192,7 @@ def _sub_vector(variation: float, n: int, rounds: int) -> Proof:
 def _claim(
     promise: Promise, source: str, assumed: str, proved: Proof, further: tuple[Proof, ...], rounds: int
 ) -> Claim:
-    """The claim for one replaced record, against adversaries who see averages."""
+    """The claim for one replaced record, against adversaries that see only averages."""
     return claim_over(
         rounds,
         promise.epsilon,
@@ -205,13 +207,13 @@ def _claim(
 
 
 def _over(one: Promise, rounds: int) -> Promise:
-    """The sum of claims over rounds; no claim where the delta reaches 1."""
+    """The sum of claims over rounds; no claim if the delta reaches 1."""
     total = one.delta * rounds
     return Promise(one.epsilon * rounds, total) if total < 1 else Promise(math.inf, 0.0)
 
 
 def _draws(setting: Setting) -> int:
-    """Samples that the smallest client draws in a round, with multiplicity."""
+    """Number of samples that the smallest client draws in a round, with multiplicity."""
     batch = min(setting.batch, setting.samples) if setting.batch else setting.samples
     return setting.steps * batch
 

@@ -1,4 +1,4 @@
-"""The law of CEPAM's messages: the error of what is decoded, for a receiver with the shared key."""
+"""The law of CEPAM's messages: the error of the decoded update, for a receiver with the shared key."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from leakgauge.harness.core.vec import Vector
 
 @dataclass(frozen=True, eq=False)
 class Decoded(Law):
-    """The message that the shared key makes of `sent`; decoded, it errs by the noise, whatever was sent.
+    """The message that encodes `sent` under the shared key; whatever was sent, the decoding error is the noise.
 
     Only the error is random: given the shared key, a message is a function of the update, and each of its bytes is
-    compared. Where n = 1, it is also a function of what is decoded, so that nothing else of the update is in it.
+    compared. If n = 1, the message is also a function of the decoded update, so it holds nothing else of the update.
 
     Attributes:
         sent: [d] the float32 numbers that are quantized, as float64.
-        unit: in which noise and bound are stated, a float32; 0: there is no noise, and only the header is sent.
+        unit: the unit of noise and bound, a float32; 0: there is no noise, and only the header is sent.
         header: the bytes before those of the quantizer.
-        scale: of the noise, in units. bound: on the l2 norm of `sent`, in units.
+        scale: scale of the noise, in units. bound: bound on the l2 norm of `sent`, in units.
         dimension: n; 1 unless the noise is normal.
     """
 
@@ -44,7 +44,7 @@ class Decoded(Law):
     dimension: int = 1
 
     def read(self, wire: bytes, own: Key) -> Reading:
-        """By the cdf of the noise; the auditor's own numbers where there is none."""
+        """Reads by the cdf of the noise; without noise, the reading holds the auditor's own numbers."""
         places = np.arange(len(self.sent))
         if self.unit == 0:
             _expect(wire, self.header)
@@ -67,21 +67,21 @@ class Decoded(Law):
 
 
 def scaled(update: Vector, link: Link, gamma: float, noise: Noise, scale: float, dimension: int = 1) -> Law:
-    """The law where noise is in units of |u| / gamma, which is sent before the rest as float32."""
+    """The law if noise is in units of |u| / gamma, which is sent as float32 before the rest."""
     unit = np.float32(np.linalg.norm(numbers(update)) / gamma)
     header = np.array(unit, "<f4").tobytes()
     return Decoded(numbers(update), link, float(unit), header, noise, scale, gamma, dimension)
 
 
 def clipped(update: Vector, link: Link, clip: float, noise: Noise, scale: float, dimension: int = 1) -> Law:
-    """The law where the update is clipped to an l2 norm of `clip` and noise is in units of the update."""
-    # as float32: near the edge of a cell, rounding decides
+    """The law if the update is clipped to an l2 norm of `clip` and noise is in units of the update."""
+    # as float32, because rounding decides near the edge of a cell
     shorter = np.float32(clip / max(clip, float(np.linalg.norm(numbers(update)))))
     sent = np.asarray(update.numpy() * shorter, np.float64)
     return Decoded(sent, link, 1.0, b"", noise, scale, clip, dimension)
 
 
 def _expect(found: bytes, expected: bytes) -> None:
-    """Raise LawError unless these are the bytes."""
+    """Raise LawError unless the bytes are equal."""
     if found != expected:
         raise LawError(f"{len(found)} bytes that are not the {len(expected)} of this update under the shared key")

@@ -1,4 +1,4 @@
-"""The layered rejection-sampled universal quantizer of CEPAM on the integer lattice of one to three dimensions.
+"""The layered rejection-sampled universal quantizer of CEPAM, on the integer lattice in one to three dimensions.
 
 The noise law is a mixture of uniform laws on balls. Client and server share the radius r of every sub-vector and a
 sequence of dithers v. The client sends the number H of the first dither for which the quantizer with cells of side 2r
@@ -30,18 +30,18 @@ Dithers = Callable[[int, Integers, int], Floats]
 """(attempt, sub-vectors [K], n) -> dithers [K, n] in (-1/2, 1/2]."""
 
 _FARTHEST = 2.0**40
-"""Largest |x| in cells: float64 then keeps 12 bits of the dither, so that attempts differ."""
+"""Largest |x| in cells, for which float64 still keeps 12 bits of the dither, so that attempts differ."""
 
 
 _BLOCK = 1 << 14
-"""Sub-vectors processed at a time; they stay in the cache."""
+"""Number of sub-vectors processed at a time, few enough to stay in the cache."""
 
 
 class Encoded(NamedTuple):
     """Quantized sub-vectors.
 
-    attempts: [N] H, from 1 on, always 1 where n = 1. cells: [N, n] M, whole numbers. dither: [N, n] v, the accepted
-    dithers. The last two are stored column by column.
+    attempts: [N] H, from 1 on, always 1 if n = 1. cells: [N, n] M, whole numbers. dither: [N, n] v, the accepted
+    dithers. cells and dither are stored column by column.
     """
 
     attempts: Integers
@@ -50,7 +50,7 @@ class Encoded(NamedTuple):
 
 
 def gaussian_radii(key: Key, count: int, n: int, sigma: float) -> Floats:
-    """[count] sigma * sqrt(chi-square with n + 2 degrees), for an error of N(0, sigma^2) in each of n coordinates."""
+    """[count] sigma * sqrt(chi-square with n + 2 degrees), for an N(0, sigma^2) error in each of n coordinates."""
     drawn = rng.chisquare(key, n + 2, (count,), torch.float64).numpy()
     np.sqrt(drawn, out=drawn)
     drawn *= sigma
@@ -58,18 +58,18 @@ def gaussian_radii(key: Key, count: int, n: int, sigma: float) -> Floats:
 
 
 def laplace_radii(key: Key, count: int, b: float) -> Floats:
-    """[count] b * Gamma(2, 1), for a Laplace error of scale b where n = 1."""
+    """[count] b * Gamma(2, 1), for a Laplace error of scale b with n = 1."""
     drawn = rng.gamma(key, 2.0, (count,), torch.float64).numpy()
     drawn *= b
     return drawn
 
 
 def encode(x: Floats, radii: Floats, dithers: Dithers) -> Encoded:
-    """Quantize sub-vectors so that the error has the law that belongs to the law of the radii.
+    """Quantize sub-vectors; the law of the radii determines the law of the error.
 
     Args:
         x: [N, n]; fastest if stored column by column, like `flat.reshape(n, N).T`. Not modified.
-        radii: [N], of `gaussian_radii` or `laplace_radii`; known to the server.
+        radii: [N], from `gaussian_radii` or `laplace_radii`; known to the server.
         dithers: known to the server, independent of the radii.
 
     Guarantees:
@@ -104,7 +104,7 @@ def encode(x: Floats, radii: Floats, dithers: Dithers) -> Encoded:
 
 
 def blocks(count: int, size: int) -> Iterator[slice]:
-    """The blocks of 0..count-1."""
+    """The range 0..count-1 in blocks of `size`."""
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
@@ -129,13 +129,13 @@ def _in_cells(x: Floats, radii: Floats) -> Floats:
 
 
 def _nearest(shifted: Floats) -> Floats:
-    """The nearest cell."""
+    """The nearest cells."""
     cells = shifted - 0.5
     return np.ceil(cells, out=cells)
 
 
 def _rejected(scaled: Floats, dither: Floats) -> Integers:
-    """The places of the sub-vectors [n, K] whose nearest cell with this dither is too far."""
+    """The indices of the sub-vectors [n, K] whose nearest cell with this dither is too far."""
     shifted = scaled - dither
     shifted -= _nearest(shifted)
     shifted *= shifted

@@ -1,6 +1,7 @@
-"""The mechanism that the variants of CEPAM share: the layered quantizer turns an update into bits and adds noise.
+"""The mechanism that all variants of CEPAM share: the layered quantizer turns an update into bits and adds noise.
 
-The variants differ in the law of the radii and in the unit of an update: a share of its own norm, which is sent, or 1.
+The variants differ in the law of the radii and in the unit of an update: a share of the update's norm, which is sent,
+or 1.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _STIFF = 1e-3
 message is exact to 6e-8; an optimizer that starts far away needs a softer wall."""
 
 _LEAST = 1e-6
-"""Smallest norm that `_STIFF` multiplies, so that a zero update has a finite slope."""
+"""Smallest norm that `_STIFF` multiplies; keeps the slope at a zero update finite."""
 
 
 @dataclass(frozen=True)
 class Cepam(Defense[None, None]):
-    """The client's and the server's half, for any law of the radii.
+    """The client's and the server's part, for any law of the radii.
 
     The update, padded with zeros to N = ceil(d / n) sub-vectors, is quantized with radii proportional to its unit.
     Sub-vector j has the coordinates j, j + N, and so on.
@@ -49,13 +50,13 @@ class Cepam(Defense[None, None]):
 
     @property
     def lattice_dimension(self) -> int:
-        """n, the number of coordinates of a sub-vector: 1 unless radii are known for more dimensions."""
+        """n, the number of coordinates of a sub-vector; 1 unless a variant has radii for more dimensions."""
         return 1
 
     @property
     @abstractmethod
     def bound(self) -> float:
-        """Largest l2 norm of an update, in units."""
+        """Largest l2 norm of an update, in units of `unit`."""
 
     @abstractmethod
     def radii(self, key: Key, count: int, unit: float) -> Floats:
@@ -106,7 +107,7 @@ class Cepam(Defense[None, None]):
         def score(update: Tensor) -> Tensor:
             sent = self._padded(update if self.sends_norm else clip_l2(update, self.bound), links.setting)
             errors = (sent.reshape(points.shape) - points) * inverse[:, None]
-            # 1e-30: the square root has no slope at zero
+            # 1e-30, because the square root has no slope at zero
             misfit = ball_misfit((errors.square().sum(1) + 1e-30).sqrt()) * read
             return misfit + _norm_misfit(update, norms) if self.sends_norm else misfit
 
@@ -123,7 +124,7 @@ class Cepam(Defense[None, None]):
         return torch.tensor([[self.bound * self._split(wire)[0]] for wire in received], dtype=torch.float64)
 
     def error_variance(self, state: None, received: Sequence[bytes], links: Links) -> Tensor:
-        """radius^2 / (n + 2), that of the uniform law on a ball; without the shared key nothing is known."""
+        """radius^2 / (n + 2), the variance of the uniform law on a ball; infinite without the shared key."""
         rows = torch.full((len(received), links.setting.dim), math.inf)
         for row, (unit, _), shared in zip(rows, map(self._split, received), links.shared or (), strict=False):
             if unit > 0:
@@ -132,7 +133,7 @@ class Cepam(Defense[None, None]):
         return rows
 
     def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
-        """How records are drawn, and whether norms and weights are equal; see `_cepam.claim.breaches`."""
+        """Breaches in how records are drawn, and in equal norms and weights; see `_cepam.claim.breaches`."""
         return claim.breaches(updates, links, sends_norm=self.sends_norm)
 
     def _padded(self, update: Tensor, setting: Setting) -> Tensor:
@@ -168,7 +169,7 @@ class Cepam(Defense[None, None]):
 
 
 class NormalCepam(Cepam):
-    """CEPAM with normal noise; each final class defines these fields in its own order."""
+    """CEPAM with normal noise; each concrete class defines these fields in its own order."""
 
     noise_std: float
     dimension: int
@@ -181,7 +182,7 @@ class NormalCepam(Cepam):
 
     @property
     def lattice_dimension(self) -> int:
-        """n, by the parameter."""
+        """n, the parameter `dimension`."""
         return self.dimension
 
     @property

@@ -1,19 +1,20 @@
-"""The message of CEPAM: attempts and cells, in about their entropy given the shared randomness.
+"""The message of CEPAM: attempts and cells, in about as many bits as their entropy given the shared randomness.
 
 Both sides know the radius r of every sub-vector and all dithers v. Where coordinates are small against a cell of side
-2r, these nearly determine the message: a dither within the ball of radius 1/2 is accepted, one outside is not, and the
-cell is 0 unless the dither is near its edge. So each attempt is a bit, accepted or not, in contexts of the distance of
-its dither from the sphere. A cell is an integer in contexts of r and of the distance of its dither from the edge.
-Contexts are cut from the bits of doubles made by sums, products and square roots, which every machine rounds alike.
+2r, radius and dithers nearly determine the message: a dither within the ball of radius 1/2 is accepted, a dither
+outside is rejected, and the cell is 0 unless the dither is near the cell's edge. So each attempt is coded as a bit,
+accepted or rejected, whose context is the distance of its dither from the sphere. A cell is coded as an integer, whose
+context is r and the distance of its dither from the edge. Contexts are taken from the bits of doubles, computed by
+sums, products and square roots, which every machine rounds alike.
 
 | part, with its length before it | content |
 |---|---|
-| far | how far each cell beyond 15 is beyond; empty where none is, or the message is short |
+| far | the excess over 15 of each cell beyond 15; empty without such cells, or if the message is short |
 | attempts, for n > 1 | for each attempt, a bit for every open sub-vector; then the numbers of the last few |
-| cells, to the end of the message | up to 15, or any; positive towards the edge nearer to their dither |
+| cells, to the end of the message | up to 15 (any if short); positive towards the edge nearer to their dither |
 
 Guarantees:
-    The message is a function of attempts, cells and shared randomness: it reveals nothing else of the input.
+    The message is a function of attempts, cells and shared randomness; it reveals nothing else about the input.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ from leakgauge.harness.core.rng import Key
 Contexts = npt.NDArray[np.uint8]
 
 _FEW = 64
-"""Open sub-vectors below which contexts cost more bits than they save."""
+"""Number of open sub-vectors below which contexts cost more bits than they save."""
 
 _NEAR = 15
-"""Largest cell of the part `cells` in a long message: up to it, the integer coder takes half the time."""
+"""Largest cell in the part `cells` of a long message; up to this size, the integer coder takes half the time."""
 
 _MANY = 1 << 16
-"""Cells of a long message: there, time outweighs the percent that the part `far` adds to a message of fine cells."""
+"""Number of cells from which a message is long: time then outweighs the percent that `far` adds for fine cells."""
 
 _BLOCK = 1 << 15
-"""Sub-vectors processed at a time; they stay in the cache."""
+"""Number of sub-vectors processed at a time, few enough to stay in the cache."""
 
 _WIDE_BLOCK = 1 << 18
-"""Sub-vectors whose attempts go on together: the later ones are few, and each costs many calls."""
+"""Number of sub-vectors whose attempts are processed together: late attempts are few but cost many calls each."""
 
 _ONE = int(np.float64(1.0).view(np.int64))
-"""The bits of 1.0. A double's bits minus these are about its logarithm, in octaves from bit 52 on."""
+"""The bits of 1.0. A double's bits minus these bits are about its logarithm, in octaves from bit 52 on."""
 
 
 def pack(x: Floats, radii: Floats, spread: float, key: Key) -> bytes:
@@ -56,7 +57,7 @@ def pack(x: Floats, radii: Floats, spread: float, key: Key) -> bytes:
     Args:
         x: [N, n], stored column by column.
         radii: [N], shared.
-        spread: about the root mean square of x, public. A wrong value only costs bits.
+        spread: approximate root mean square of x, public. A wrong value costs only bits.
         key: of the dithers, shared.
 
     Guarantees:
@@ -91,7 +92,7 @@ def pack(x: Floats, radii: Floats, spread: float, key: Key) -> bytes:
 
 
 def unpack(wire: bytes, radii: Floats, spread: float, key: Key, n: int) -> Floats:
-    """[N, n], stored column by column: decode `wire` of `pack`, with the same radii [N], spread and key.
+    """Decode `wire` of `pack` to [N, n], stored column by column, with the same radii [N], spread and key.
 
     Raises:
         MessageError: not a message of `pack`.
@@ -109,7 +110,7 @@ def unpack(wire: bytes, radii: Floats, spread: float, key: Key, n: int) -> Float
     cells = decode_integers(source.take(source.left, "cells"), contexts.reshape(-1))
     folded = _with_far(cells, beyond, contexts.reshape(-1)).reshape(-1, n)
     for here in blocks(len(radii), _BLOCK):
-        # over the dithers: new memory takes longer than the arithmetic
+        # overwrites the dithers, because new memory takes longer than the arithmetic
         exact = np.array(folded[here], np.float64, order="F")
         dither[here] = place(_folded(exact, dither[here]), radii[here], dither[here])
     return dither
@@ -140,8 +141,8 @@ def cell_contexts(dither: Floats, radii: Floats, spread: float) -> Contexts:
 def attempt_contexts(dither: Floats, radii: Floats, spread: float) -> Contexts:
     """The contexts [K] of the bits that accept dithers [K, n], given radii [K].
 
-    0 where the cell is under half a spread, so that the dither is uninformative; else the side of the sphere and the
-    distance from it.
+    A context is 0 where the cell is under half a spread, so that the dither is uninformative; otherwise it is the side
+    of the sphere and the distance from the sphere.
     """
     norm = dither[:, 0] * dither[:, 0]
     for coordinate in range(1, dither.shape[1]):
@@ -167,7 +168,7 @@ def _logarithm(values: Floats, halvings: int, start: int) -> Ints:
 
 
 def _between(values: Ints, most: int) -> Ints:
-    """The values moved into 0..most, in place; in half the time of `clip`."""
+    """The values limited to 0..most, in place; this takes half the time of `clip`."""
     np.maximum(values, 0, out=values)
     return np.minimum(values, most, out=values)
 
@@ -192,11 +193,11 @@ _CELL_CONTEXT = np.array(
     [_cell_context(width, distance) for width in range(_THIN, _WIDE + 1) for distance in range(_CLOSE, _AWAY + 1)],
     np.uint8,
 )
-"""The context of each width and distance. The distance is uninformative below one spread, the width from four on."""
+"""The context of each width and distance. Below one spread the distance is uninformative, from four on the width."""
 
 
 class _Tape:
-    """The dithers of sub-vectors, with a record of the contexts of each attempt's open ones.
+    """The dithers of sub-vectors; it records the contexts of the open sub-vectors in each attempt.
 
     start: the first of the sub-vectors that are being encoded.
     """
@@ -228,7 +229,7 @@ def _pack_attempts(attempts: Ints, contexts: list[list[Contexts]]) -> list[bytes
 
 
 def _unpack_attempts(source: Reader, dither: Floats, radii: Floats, spread: float, key: Key) -> None:
-    """Replace the dithers [N, n] of the first attempt by the accepted ones."""
+    """Replace the dithers [N, n] of the first attempt by the accepted dithers."""
     rows, attempt, n = np.arange(len(dither), dtype=np.int64), 1, dither.shape[1]
     drawn = dither
     while rows.size >= _FEW:
@@ -250,7 +251,7 @@ def _unpack_attempts(source: Reader, dither: Floats, radii: Floats, spread: floa
 
 
 def _with_far(cells: Integers, beyond: bytes, contexts: Contexts) -> Integers:
-    """The cells, those at the limit with their excess over it."""
+    """The cells, with the excess added to cells at the limit."""
     limit = _limit(cells.size)
     peak = max(int(cells.max(initial=0)), -int(cells.min(initial=0)))
     if peak > limit:
@@ -269,20 +270,20 @@ def _with_far(cells: Integers, beyond: bytes, contexts: Contexts) -> Integers:
 
 
 def _limit(count: int) -> int:
-    """The largest cell in the part `cells` of a message with `count` cells; the quantizer's are below 2**41."""
+    """The largest cell in the part `cells` of a message with `count` cells; the quantizer's cells are below 2**41."""
     return _NEAR if count >= _MANY else 1 << 53
 
 
 def _folded(cells: Floats, dither: Floats) -> Floats:
     """Cells [K, n] with the sign changed where the dither is negative; its own inverse."""
-    # by the sign bits: twice as fast as a product
+    # flipping the sign bits is twice as fast as a product
     signs = dither.view(np.int64) & np.iinfo(np.int64).min
     signs ^= cells.view(np.int64)
     return signs.view(np.float64)
 
 
 def _framed(part: bytes) -> bytes:
-    """A part with its length before it: seven bits a byte, lowest first; the eighth bit marks a further byte."""
+    """A part preceded by its length: seven bits per byte, lowest first; the eighth bit marks a further byte."""
     length, left = bytearray(), len(part)
     while left > 127:
         length.append(left & 127 | 128)

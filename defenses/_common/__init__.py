@@ -1,1 +1,1 @@
-"""What several families of defenses share."""
+"""Code that several families of defenses share."""

@@ -1,4 +1,4 @@
-"""Noise parameters: a noise scale is set by the epsilon that it achieves or directly, never by both."""
+"""Noise parameters: either epsilon or a noise scale sets the noise, never both."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from leakgauge.harness.core.checks import positive
 
 DEFAULT_EPSILON = 8.0
-"""Epsilon of a defense whose parameters set neither epsilon nor the noise."""
+"""Default epsilon of a defense whose parameters set neither epsilon nor the noise."""
 
 
 @dataclass(frozen=True)
 class Clipped:
-    """The parameters of a Gaussian mechanism on l2-clipped values: a clip, and (epsilon, delta) or a noise scale."""
+    """Parameters of a Gaussian mechanism on l2-clipped values: a clip, a delta, and epsilon or a noise scale."""
 
     clip: float = 1.0
     epsilon: float | None = None

@@ -1,4 +1,4 @@
-"""Two defenses in a row, `laplace+sdq`: the second encodes the numbers of the first, and the first's claim stays."""
+"""Two defenses in a row, as in `laplace+sdq`: the second encodes the numbers of the first, whose claim holds."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from leakgauge.harness.core.vec import Parts, Vector
 
 
 class Rounded(NamedTuple):
-    """How the numbers of n messages were quantized, all in units.
+    """How the numbers of n messages were quantized; all values are in units (see `Perturbs.unit`).
 
-    step: width of a cell, along each generator of the lattice if numbers share one.
-    side: [n, count], 1 if the cell of a number (of a lattice coordinate) has no upper end, -1 if it has no lower one.
-    dithered: the dither is known, and no longer in the restored numbers.
-    variance: of the error of one number, apart from overload.
+    step: width of a cell, along each generator if numbers share a lattice.
+    side: [n, count], 1 if the cell of a number (or lattice coordinate) has no upper end, -1 if it has no lower end.
+    dithered: whether the dither is known, and so subtracted from the restored numbers.
+    variance: variance of the error of one number, apart from overload.
     inside: maps candidates minus restored numbers, [n, count], to the part that overload does not hide: along a
-        generator, zero beyond the inner end of a cell that has no outer one.
-    alone: each number is rounded separately, with a uniform error; else a lattice cell holds several.
+        generator, zero beyond the inner end of a cell without an outer end.
+    alone: whether each number is rounded separately, with a uniform error; otherwise a lattice cell holds several
+    numbers.
     """
 
     step: float
@@ -45,7 +46,7 @@ class Rounded(NamedTuple):
 
 @dataclass(frozen=True)
 class Perturbs(Defense[None, None]):
-    """A defense that may come first: its message is a header and the noisy numbers as float32."""
+    """A defense that may come first in a cascade: its message is a header and the noisy numbers as float32."""
 
     @property
     @abstractmethod
@@ -57,9 +58,9 @@ class Perturbs(Defense[None, None]):
         """The numbers [count] with noise from the private key, float32."""
 
     def unit(self, setting: Setting) -> float:
-        """The size of one unit of a quantizer's input, in the message's numbers: 1 if they are scaled.
+        """The size of one unit of a quantizer's input, in terms of the message's numbers: 1 if these are scaled.
 
-        In that unit the numbers without noise lie in [-1, 1], except for outliers; their mean square is at most 1/9.
+        In this unit, the numbers without noise lie in [-1, 1], except for outliers; their mean square is at most 1/9.
         """
         return 1.0
 
@@ -72,19 +73,19 @@ class Perturbs(Defense[None, None]):
         """The likelihood of n messages, whose numbers were quantized as `rounded` states."""
 
     def attained(self, edge: float) -> float:
-        """Epsilon of the claim's unit that one round attains even if numbers are quantized; 0: none is known.
+        """Epsilon of the claim's unit that one round is known to attain even if numbers are quantized; 0: unknown.
 
         Args:
-            edge: in units; the quantizer reveals of a number only whether it exceeds a threshold in [-edge, edge].
+            edge: in units; the bound uses only whether a number exceeds a threshold in [-edge, edge].
         """
         return 0.0
 
     def header_size(self, setting: Setting) -> int:
-        """Bytes before the numbers: the means and norms."""
+        """Number of bytes before the numbers: means and norms."""
         return self._scaling.header_size(setting.layout)
 
     def count(self, setting: Setting) -> int:
-        """Numbers in the message: d, or a few more if tensors are padded."""
+        """Number of numbers in the message: d, or a few more if tensors are padded."""
         return self._scaling.count(setting.layout)
 
     def parts(self, setting: Setting) -> Parts:
@@ -92,7 +93,7 @@ class Perturbs(Defense[None, None]):
         return self._scaling.parts(setting.layout)
 
     def normalize(self, update: Vector, setting: Setting) -> tuple[bytes, Tensor]:
-        """The header, and the bounded or scaled numbers [count] float32."""
+        """The header, and the bounded or scaled numbers [count], float32."""
         return self._scaling.normalize(update, setting.layout)
 
     def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
@@ -113,7 +114,7 @@ class Perturbs(Defense[None, None]):
         return received[:size], unpack_float32(received[size:], count)
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
-        """The noisy numbers, scaled back: unbiased for the update, clipped if the defense clips."""
+        """The noisy numbers, scaled back: unbiased for the update, or for the clipped update if the defense clips."""
         header, numbers = self.split(received, link.setting)
         return self._scaling.undo(header, numbers, link.setting.layout)
 
@@ -131,15 +132,15 @@ class Perturbs(Defense[None, None]):
 
 
 class Quantizes(ABC):
-    """A defense that may come second: it encodes any numbers as bits, with a dither from the shared key."""
+    """A defense that may come second in a cascade: encodes numbers as bits, with a dither from the shared key."""
 
     @abstractmethod
     def compress(self, values: Tensor, *, shared: Key, noise_variance: float) -> bytes:
-        """The bytes of values [n], in units; without noise of this variance they lie in [-1, 1]."""
+        """The bytes that encode values [n], in units; without noise of this variance, the values lie in [-1, 1]."""
 
     @abstractmethod
     def restore(self, payload: bytes, count: int, *, shared: Key | None, noise_variance: float) -> Tensor:
-        """[count] values; without the shared key, each is the middle of its possible range.
+        """[count]: the values; without the shared key, each is the middle of its possible range.
 
         Raises:
             MessageError: not the payload of `count` values.
@@ -152,20 +153,20 @@ class Quantizes(ABC):
     def levels_law(
         self, sent: Scaled, noise: Noise, root: Numbers, *, shared: Key, noise_variance: float
     ) -> Law | None:
-        """The law of a header and the payload of numbers, of which each pair has `root` [2, 2] times noise; None: none.
+        """The law of a header and the payload of numbers, where each pair has noise times `root` [2, 2]; None: no law.
 
         Args:
-            sent: the header, and the numbers without noise, in units.
+            sent: the header, and the numbers in units, without noise.
         """
         return None
 
     def finer(self) -> Quantizes:
-        """The same with steps so small that an audit sees what little noise there is."""
+        """The same with steps so small that an audit detects even little noise."""
         return self
 
     @abstractmethod
     def edge(self, noise_variance: float) -> float:
-        """The outermost level: all values beyond it give the same level."""
+        """The outermost level, to which all values beyond it are rounded."""
 
     @abstractmethod
     def parameters(self) -> dict[str, Any]:
@@ -174,7 +175,7 @@ class Quantizes(ABC):
 
 @dataclass(frozen=True)
 class Cascade(Defense[None, None]):
-    """A perturbation, then a quantizer that replaces the floats of its message.
+    """A perturbation, then a quantizer that encodes the floats of the perturbation's message.
 
     Guarantees:
         The message is a function of the first defense's message and of the shared key: all guarantees for the first
@@ -195,11 +196,11 @@ class Cascade(Defense[None, None]):
             raise ValueError(f"expected a quantizer after '+', got {self.names[1]!r}")
 
     def parts(self, setting: Setting) -> Parts:
-        """The sub-vectors of the first."""
+        """The sub-vectors of the first defense."""
         return self.first.parts(setting)
 
     def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
-        """The first's header, then its numbers as encoded by the second."""
+        """The first defense's header, then its numbers as encoded by the second."""
         check_update(update)
         header, numbers = self.first.normalize(update, link.setting)
         payload = self.second.compress(
@@ -210,7 +211,7 @@ class Cascade(Defense[None, None]):
         return header + payload, None
 
     def _first_message(self, received: bytes, shared: Key | None, setting: Setting) -> bytes:
-        """The first's message, as far as the second preserves it."""
+        """The first defense's message, as far as the second preserves it."""
         size, variance = self.first.header_size(setting), self.first.noise_variance(setting)
         if len(received) < size:
             raise MessageError(f"expected a message with a header of {size} bytes, got {len(received)} bytes")
@@ -219,23 +220,23 @@ class Cascade(Defense[None, None]):
         return received[:size] + pack_float32(values * self.first.unit(setting))
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
-        """The first's estimate from the restored numbers."""
+        """The first defense's estimate from the restored numbers."""
         wire = self._first_message(received, link.shared, link.setting)
         return self.first.estimate(None, wire, link._replace(shared=None))
 
     def in_clear(self, updates: Tensor, setting: Setting) -> Tensor:
-        """The first's."""
+        """The first defense's numbers in clear."""
         return self.first.in_clear(updates, setting)
 
     def sent_in_clear(self, received: Sequence[bytes], setting: Setting) -> Tensor:
-        """The first's, whose header is sent as it is."""
+        """The first defense's numbers in clear; its header is sent unchanged."""
         return self.first.sent_in_clear(received, setting)
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
-        """The first's, with the quantizer's error as further noise of the same variance.
+        """The first defense's likelihood, with the quantizer's error as further noise of the same variance.
 
-        The true error is uniform, not normal: the surrogate is close if one of the two errors is much larger than the
-        other. A number in an outermost cell counts only against candidates that are less extreme.
+        The quantizer's true error is uniform: the approximation is close if either the noise or this error is much
+        larger than the other. A number in an outermost cell counts only against candidates that are less extreme.
         """
         setting = links.setting
         each = zip(received, links.each(), strict=True)
@@ -249,7 +250,7 @@ class Cascade(Defense[None, None]):
         return self.first.misfit(wires, setting=setting, rounded=rounded)
 
     def law(self, state: None, memory: None, update: Vector, link: Link) -> Law | None:
-        """The second's law for the numbers of the first's; None if the first's is not of numbers plus noise."""
+        """The second defense's law for the first's numbers; None if the first's law is not of numbers plus noise."""
         first = self.first.law(None, None, update, link._replace(shared=link.key.child("noise")))
         if not isinstance(first, Additive):
             return None
@@ -264,18 +265,18 @@ class Cascade(Defense[None, None]):
         )
 
     def quieter(self) -> Cascade | None:
-        """With a quieter first defense and a finer second."""
+        """The cascade of a quieter first and a finer second defense; None if the first has no quieter version."""
         quiet = self.first.quieter()
         return replace(self, first=quiet, second=self.second.finer()) if isinstance(quiet, Perturbs) else None
 
     def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
-        """Those of the first, whose claim this is."""
+        """The breaches of the first defense, whose claim this is."""
         return self.first.breaches(updates, links, lr)
 
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
-        """The first's claim; its proof becomes an upper bound, since the second is post-processing.
+        """The first defense's claim; its proof becomes an upper bound, because the second is post-processing.
 
-        If an epsilon above the claim is known to be attained, its proof comes first.
+        If the cascade is known to attain an epsilon above the claim, the proof of this epsilon comes first.
         """
         claim, rounds = self.first.claim(history, setting), len(history)
         bounds = tuple(map(_after_processing, (claim.proved, *claim.further)))
@@ -287,14 +288,14 @@ class Cascade(Defense[None, None]):
         return replace(claim, proved=attained, further=bounds)
 
     def parameters(self) -> dict[str, Any]:
-        """The parameters of both, by name; `first.name` and `second.name` for a name that both have."""
+        """The parameters of both defenses by name; a name that both have becomes `first.name` and `second.name`."""
         tables = self.first.parameters(), self.second.parameters()
         each = zip(self.names, tables, tables[::-1], strict=True)
         return {f"{name}.{k}" if k in other else k: value for name, own, other in each for k, value in own.items()}
 
 
 def _after_processing(proof: Proof) -> Proof:
-    """The proof for a function of the message; a message without a bound has none, since its header stays."""
+    """The proof for a function of the message; a missing bound stays missing, because the header is unchanged."""
     if proof.event is None:
         return proof
     return replace(proof, method=f"{proof.method}, post-processing", tight=False)

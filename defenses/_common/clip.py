@@ -7,13 +7,13 @@ from torch import Tensor
 
 
 def clip_l2(update: Tensor, bound: float) -> Tensor:
-    """`update` [..., d] scaled down to an l2 norm of at most `bound`; shorter ones, including zero, stay unchanged.
+    """`update` [..., d] scaled down to an l2 norm of at most `bound`; shorter updates, including zero, stay unchanged.
 
-    Differentiable away from zero. The norm is computed in float64, so that the bound holds up to float32 rounding.
+    Differentiable except at zero. The norm is computed in float64, so that the bound holds up to float32 rounding.
     """
     # clamping the norm at the bound leaves a zero update, which has no direction, unchanged
     if update.ndim == 1 and not update.requires_grad:
-        # the same numbers: torch divides by a tensor in these two steps, which take half the time as Python's floats
+        # same result as below: torch divides by a tensor in these two steps; Python floats halve the time
         return update * (1.0 / max(float(torch.linalg.vector_norm(update.double())), bound) * bound)
     norm: Tensor = torch.linalg.vector_norm(update.double(), dim=-1, keepdim=True)
     return update * (bound / norm.clamp(min=bound)).to(update.dtype)

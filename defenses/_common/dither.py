@@ -1,4 +1,4 @@
-"""Subtractive dither, shared by client and server."""
+"""Subtractive dither that client and server share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def draw_dither(key: Key, shape: tuple[int, ...]) -> Tensor:
     Args:
         shape: (M,) for a scalar quantizer; (L, M) for a lattice, where entry l is the coordinate along the l-th
             generator. A uniform draw in these coordinates is uniform on the cell step * G [-1/2, 1/2)^L for any step
-            and G, so that client and server need not scale it.
+            and G, so client and server need not scale it.
 
     Guarantees:
         The same key draws the same bits on both sides.

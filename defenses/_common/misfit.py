@@ -1,8 +1,8 @@
 """-log density of a residual under the noise of a defense, smooth enough for an optimizer.
 
 A residual [n, count] is a candidate's numbers minus the received ones. Every law returns [n], at least 0, with finite
-slopes everywhere. `extra` is the variance of a further error (of a quantizer) whose law is not modeled: it widens the
-law, or rounds its tip.
+slopes everywhere. `extra` is the variance of a further error (from a quantizer) whose law is not modeled: this error
+widens the law or rounds its tip.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 ROUNDING = 1e-6
 """Assumed standard deviation between the client's and the attacker's float32 computation of one coordinate of a
-gradient, in its unit: about the largest difference measured between two kernels for LeNet. An assumption, not a law."""
+gradient, in units of the gradient: about the largest difference measured between two kernels for LeNet."""
 
 _TIP = 0.1
 """Width of the rounded tip of |r|/b, in units of b: L-BFGS needs a gradient at zero."""
@@ -49,17 +49,17 @@ def rounding_misfit(residual: Tensor) -> Tensor:
 
 
 def student_misfit(residual: Tensor, s2: float, nu: float, extra: float = 0.0) -> Tensor:
-    """[n]: for pairs of bivariate t noise with scale matrix s2 I; the further error adds its variance to s2."""
+    """[n]: the misfit of pairs with bivariate t noise of scale matrix s2 I; `extra` widens s2 accordingly."""
     wide = s2 + extra * (nu - 2) / nu
     pairs = residual.reshape(len(residual), -1, 2).square().sum(-1)
     return ((nu + 2) / 2 * (pairs / (nu * wide)).log1p()).sum(-1)
 
 
 def ball_misfit(distance: Tensor) -> Tensor:
-    """[n]: zero inside the ball, a constant slope far outside; distances [n, count] from its center are in radii.
+    """[n]: near zero inside a ball, constant slope far outside; distances [n, count] from its center are in radii.
 
     The value is -log of the probability that a distance plus Laplace noise of scale 2 `WALL` is below 1. Attacks do
-    better with it than with a normal law of the ball's covariance and a softer wall: in the experiment of
+    better with this law than with a normal law of the ball's covariance and a softer wall: in the experiment of
     `rounded_misfit` on `cepam-clip` with noise of 0.05, mean SSIM is 0.602 instead of 0.567 (n = 1) and 0.561 instead
     of 0.518 (n = 3); the naive attack reaches 0.241 (n = 1).
     """
@@ -68,13 +68,15 @@ def ball_misfit(distance: Tensor) -> Tensor:
 
 
 def rounded_misfit(side: Tensor, step: float, noise: float, *, dithered: bool) -> Misfit:
-    """The law of numbers with Laplace noise that are rounded with a uniform dither to multiples of a step.
+    """The misfit of numbers with Laplace noise that are rounded, with a uniform dither, to multiples of a step.
 
     Exact with two exceptions: noise below `WALL` steps counts as `WALL` steps, and a cell counts as at least a fifth of
-    the noise's scale wide, which rounds the tip of |r|/b. Overload is censoring: a cell at the edge has no outer end.
+    the noise's scale wide, which rounds the tip of |r|/b. Overload counts as censoring: a cell at the edge has no outer
+    end.
 
-    Without noise, a wall makes attacks better than |r|^2 / 2 variance does. Mean SSIM of `map` on 16 images of CIFAR-10
-    behind the LeNet of DLG, gradients of root mean square 0.21, no overload; "naive" is `map` with `objective = "l2"`:
+    Without noise, attacks do better with a wall than with |r|^2 / 2 variance. Mean SSIM of `map` on 16 images of
+    CIFAR-10 behind the LeNet of DLG, gradients of root mean square 0.21, no overload; "naive" is `map` with
+    `objective = "l2"`:
 
     | step, adversary | naive | variance | wall 0.05 | wall 0.02 |
     |---|---|---|---|---|
@@ -87,14 +89,14 @@ def rounded_misfit(side: Tensor, step: float, noise: float, *, dithered: bool) -
         side: [n, count]: 1 if all larger numbers give the same level, -1 if all smaller ones do (overload), else 0.
         step: width of a cell.
         noise: scale b of the Laplace noise; 0: none.
-        dithered: the adversary knows the dither, and residuals refer to the values without it; else to the middles of
-            the levels.
+        dithered: whether the adversary knows the dither; residuals then refer to the values without dither, otherwise
+            to the middles of the levels.
     """
     scale = max(noise, WALL * step)
     width = max(step / scale, 2 * _TIP)
     if not dithered:
         return partial(_unknown_dither, side, scale, width)
-    # the widened cell is only for tips: a cell without an outer end keeps its own inner end
+    # only the tip needs the widened cell: a cell without an outer end keeps its own inner end
     low = torch.where(side > 0, -0.5 * step / scale, -0.5 * width).masked_fill(side < 0, -torch.inf)
     high = torch.where(side < 0, 0.5 * step / scale, 0.5 * width).masked_fill(side > 0, torch.inf)
     # the least cost is in the middle of a cell, or far beyond its missing end
@@ -109,11 +111,11 @@ def _known_cell(low: Tensor, high: Tensor, least: Tensor, scale: float, residual
 
 
 class _CellCost(torch.autograd.Function):
-    """The cost of `_known_cell`, differentiable once; its manual slope takes half the time and few temporaries."""
+    """The cost of `_known_cell`, differentiable once; the manual slope takes half the time and little memory."""
 
     @staticmethod
     def forward(ctx: Any, residual: Tensor, low: Tensor, high: Tensor, scale: float) -> Tensor:
-        """[n]; saves the slope."""
+        """[n]: the cost; saves the slope."""
         r = residual / scale
         near = r.clamp(low, high)
         below, above = (low - near).exp_().mul_(0.5), (near - high).exp_().mul_(0.5)

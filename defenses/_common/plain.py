@@ -24,7 +24,7 @@ class Plain(Defense[None, None]):
     randomized: ClassVar[bool] = False
 
     def bounded(self, update: Tensor) -> Tensor:
-        """The update [..., d] as the client sends it: unchanged, unless the defense clips."""
+        """The update [..., d] as the client sends it: unchanged unless the defense clips."""
         return update
 
     def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
@@ -33,7 +33,7 @@ class Plain(Defense[None, None]):
         return pack_float32(self.bounded(update)), None
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
-        """The bounded update, exactly."""
+        """The exact bounded update."""
         return unpack_float32(received, link.setting.dim)
 
     def sent(self, received: Sequence[bytes], links: Links) -> Tensor:

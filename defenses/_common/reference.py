@@ -1,4 +1,4 @@
-"""The scaling of `scale.Scaling` once more, in numpy, for laws that must not share code with what they describe."""
+"""A second implementation of `scale.Scaling`, in numpy, for laws that must not share code with the defense."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Scaled(NamedTuple):
     """An update as unit-free numbers.
 
     Attributes:
-        header: the float32 numbers that are sent before them.
+        header: the float32 numbers that are sent before the message's numbers.
         numbers: [k] in sending order; the two of a pair are neighbors.
-        places: [k] the coordinate of each number; -1: padding.
+        places: [k] the coordinate of each number; -1 for padding.
     """
 
     header: Numbers

@@ -19,7 +19,7 @@ from leakgauge.harness.core.vec import Layout, Parts, Vector
 Mode = Literal["tensor", "vector", "public"]
 
 _SPREAD = 3.0
-"""JoPEQ: entries get a standard deviation of 1/3, so that most of them lie in [-1, 1] by Chebyshev's inequality."""
+"""JoPEQ scales entries to a standard deviation of 1/3, so most lie in [-1, 1] by Chebyshev's inequality."""
 
 
 _INSIDE = {
@@ -29,16 +29,16 @@ _INSIDE = {
 """The assumption about single numbers, and about pairs."""
 
 _ROUNDING = 1e-6
-"""How far beyond 1 rounding a scale to float32 may carry a number."""
+"""How far a number may exceed 1 because its scale is rounded to float32."""
 
 
 def unclipped(mode: Mode, lanes: int = 1) -> tuple[str, ...]:
-    """The assumptions of a claim for single numbers, or for pairs of them (lanes 2)."""
+    """The assumptions of a claim for single numbers, or for pairs of numbers (lanes 2)."""
     return () if mode == "public" else ("the scale is given", _INSIDE[lanes])
 
 
 def outside(updates: Sequence[Vector], layout: Layout, mode: Mode, lanes: int = 1) -> dict[str, Breach]:
-    """How many scaled numbers of these updates [d], or pairs of them, break `unclipped`; padding is part of a pair."""
+    """How many scaled numbers or pairs of these updates [d] break `unclipped`; padding is part of a pair."""
     if mode == "public":
         return {}
     broken, count = 0, 0
@@ -50,7 +50,7 @@ def outside(updates: Sequence[Vector], layout: Layout, mode: Mode, lanes: int = 
 
 
 def whole_message(mode: Mode, epsilon: float, rounds: int, moved: str) -> Proof:
-    """The proof for a whole message: epsilon-DP a round at a public scale, no bound if a norm is sent.
+    """The proof for a whole message: epsilon-DP per round at a public scale, no bound if a norm is sent.
 
     Args:
         moved: the numbers of a message, e.g. `100 coordinates`.
@@ -62,13 +62,13 @@ def whole_message(mode: Mode, epsilon: float, rounds: int, moved: str) -> Proof:
 
 @dataclass(frozen=True)
 class Scaling:
-    """From an update to unit-free numbers and back; the two numbers of a lattice pair are adjacent.
+    """Maps an update to unit-free numbers and back; the two numbers of a lattice pair are adjacent.
 
     | mode | numbers | header |
     |---|---|---|
     | `tensor` | of each tensor, (u - row means) / s, s = 3 |u - row means| / sqrt(columns) | means, s |
     | `vector` | u / s, s = 3 |u| / sqrt(M), M sub-vectors | s |
-    | `public` | u / bound, clipped: to [-1, 1], or each pair to the unit disc | none |
+    | `public` | u / bound, clipped to [-1, 1], or each pair to the unit disc | none |
 
     Args:
         lanes: L, 1 or 2; a tensor of n entries has L rows of ceil(n / L) columns, and each column is a sub-vector.
@@ -78,7 +78,7 @@ class Scaling:
         undo(normalize(u)) is u (clipped, for `public`) up to float32 rounding.
         A zero tensor has s = 0 and numbers 0; undo returns its mean.
 
-    Source: Lang et al. 2022: `vector` is the text, eq. (13), `tensor` the authors' code.
+    Source: Lang et al. 2022: `vector` follows the text, eq. (13), `tensor` the authors' code.
     """
 
     mode: Mode
@@ -89,17 +89,17 @@ class Scaling:
         positive(clip=self.bound)
 
     def header_size(self, layout: Layout) -> int:
-        """Bytes of the scales and means."""
+        """Number of bytes of the scales and means."""
         if self.mode == "public":
             return 0
         return 4 if self.mode == "vector" else 4 * (self.lanes + 1) * len(layout.sizes)
 
     def count(self, layout: Layout) -> int:
-        """Numbers, padding included."""
+        """Number of numbers, padding included."""
         return sum(size + -size % self.lanes for size in self._sizes(layout))
 
     def parts(self, layout: Layout) -> Parts:
-        """The complete sub-vectors of the first piece: the columns of its L rows without padding."""
+        """The complete sub-vectors of the first piece: the columns of its L rows that have no padding."""
         size = self._sizes(layout)[0]
         index = torch.arange(size + -size % self.lanes).reshape(self.lanes, -1).T
         return Parts(index[(index < size).all(1)], self.mode != "public")
@@ -142,7 +142,7 @@ class Scaling:
         return list(layout.sizes) if self.mode == "tensor" else [layout.dim]
 
     def in_clear(self, updates: Tensor, layout: Layout) -> Tensor:
-        """[n, h] means and scales of updates [n, d], differentiable; none if the scale is public."""
+        """[n, h]: means and scales of updates [n, d], differentiable; h is 0 if the scale is public."""
         if self.mode == "public":
             return updates.new_zeros(len(updates), 0)
         header, _ = self.normalize(updates[0].float(), layout)
@@ -159,7 +159,7 @@ class Scaling:
         return torch.cat([pieces[..., :-1].flatten(1), pieces[..., -1]], 1)
 
     def candidates(self, headers: Sequence[bytes], layout: Layout) -> Candidates:
-        """How an attacker turns candidate updates into numbers, by the scales in n received headers."""
+        """The map from candidate updates to numbers that an attacker derives from the scales in n received headers."""
         read = torch.tensor([list(self._read(header, layout)) for header in headers], dtype=torch.float32)
         numbered = torch.split(torch.arange(1, layout.dim + 1), self._sizes(layout))
         columns = [_rows(part, self.lanes).T.reshape(-1) for part in numbered]
@@ -170,7 +170,7 @@ class Scaling:
         return Candidates(self, torch.cat(columns), piece, lane, means, table[..., -1])
 
     def _measure(self, rows: Tensor) -> tuple[Tensor, float]:
-        """Means [L, 1], or none, and scale of one piece [L, columns], rounded to float32."""
+        """Means [L, 1] (empty except for `tensor`) and scale of one piece [L, columns], rounded to float32."""
         means = rows.new_empty(0)
         if self.mode == "public":
             return means, self.bound
@@ -179,7 +179,7 @@ class Scaling:
             means = exact.mean(1, keepdim=True).float()
             exact = exact - means
         norm = float(torch.linalg.vector_norm(exact))
-        with np.errstate(over="ignore"):  # an infinite scale is refused where it is written
+        with np.errstate(over="ignore"):  # writing the header refuses an infinite scale
             return means, float(np.float32(_SPREAD * norm / rows.shape[1] ** 0.5))
 
     def _clip(self, values: Tensor) -> Tensor:
@@ -208,15 +208,15 @@ class Scaling:
 
 
 _STIFF = 1e-3
-"""Relative standard deviation that is assumed between a candidate's scale and the sent one. The sent scale is exact to
-6e-8, but an optimizer that starts far away needs a softer wall."""
+"""Assumed relative standard deviation between a candidate's scale and the sent scale. The sent scale is exact to 6e-8,
+but an optimizer that starts far away needs a softer wall."""
 
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """The map from n candidate updates, one a message, to the numbers of their messages.
+    """The map from n candidate updates, one per message, to the numbers of their messages.
 
-    index: [count], a number's entry, from 1 to d; 0 is zero padding. piece, lane: [count], its scale and row.
+    index: [count], entry of each number, from 1 to d; 0 is zero padding. piece, lane: [count], its scale and row.
     means: [n, count] and scales: [n, pieces], as sent.
     """
 
@@ -228,7 +228,7 @@ class Candidates:
     scales: Tensor
 
     def numbers(self, updates: Tensor) -> Tensor:
-        """[n, count]: the numbers of updates [n, d], by the sent scales."""
+        """[n, count]: the numbers of updates [n, d] at the sent scales."""
         centered = self._take(updates) - self.means
         scales = self.scales[:, self.piece]
         numbers = torch.where(scales > 0, centered / scales.where(scales > 0, 1.0), 0.0)
@@ -241,7 +241,7 @@ class Candidates:
         return (pairs / pairs.square().sum(-1, keepdim=True).clamp(min=1.0).sqrt()).reshape(len(numbers), -1)
 
     def penalty(self, updates: Tensor) -> Tensor:
-        """[n]: the distance of the candidates' own scales and means from the sent ones, which carry information too."""
+        """[n]: the misfit of the candidates' own scales and means to the sent ones, which also carry information."""
         if self.scaling.mode == "public":
             return updates.new_zeros(len(updates))
         own, scales = self.measured(updates)
@@ -273,7 +273,7 @@ class Candidates:
 
 
 def _rows(part: Tensor, lanes: int) -> Tensor:
-    """[L, columns], zero-padded at the end: entry i is paired with entry i + columns."""
+    """[L, columns]: the entries, zero-padded at the end; entry i is paired with entry i + columns."""
     short = -len(part) % lanes
     whole = torch.cat([part, part.new_zeros(short)]) if short else part
     return whole.reshape(lanes, -1)

@@ -1,1 +1,1 @@
-"""JoPEQ: quantizer, lattices, and what its noise proves."""
+"""JoPEQ: quantizer, lattices, and the privacy that its noise proves."""

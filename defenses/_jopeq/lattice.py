@@ -20,19 +20,19 @@ class Lattice:
 
     Args:
         step: Delta, the length of a cell along a generator.
-        bits: R, 1 to 32. The levels are -2^(R-1)..2^(R-1), one more than R bits can number.
+        bits: R, 1 to 32. The levels are -2^(R-1)..2^(R-1): one more level than R bits can number.
         dimension: L. 1: the integers, G = 1. 2: the hexagonal lattice, G = [[1, 0], [1/sqrt 3, 2/sqrt 3]].
 
     Guarantees:
         restore(quantize(x, dither), dither) - x is uniform on the cell step * G [-1/2, 1/2)^L and independent of x
-        where no coordinate is clipped (dither of `draw_dither`; up to float32 rounding, 2^-21 of the edge).
-        Beyond the outermost cell each coordinate is clipped separately.
+        where no coordinate is clipped (with a dither from `draw_dither`; up to float32 rounding, 2^-21 of the edge).
+        Beyond the outermost cell, each coordinate is clipped separately.
 
     Raises:
         ValueError: a parameter is out of range.
 
     Source: the reference code of Lang et al. 2022. Differs from the text: the cell is the parallelogram, not the
-        hexagon, and coordinates are clipped, not norms.
+        hexagon; coordinates are clipped, not norms.
     """
 
     step: float
@@ -83,11 +83,11 @@ class Lattice:
         cells += dither.numpy()
         np.rint(cells, out=cells)
         cells.clip(-self.top, self.top, out=cells)
-        with np.errstate(invalid="ignore"):  # NaN comes of an infinite scale, whose message is refused
+        with np.errstate(invalid="ignore"):  # NaN comes from an infinite scale, whose message is refused
             return torch.from_numpy(cells.astype(np.min_scalar_type(-self.top - 1)))
 
     def restore(self, levels: Tensor, dither: Tensor) -> Tensor:
-        """The points of the levels without their dither, in the dtype of the dither."""
+        """The points of the levels, with the dither subtracted, in the dtype of the dither."""
         return self._place(levels - dither)
 
     def point(self, levels: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The law of dithered levels given the dither, overload included: for laws that share no code with the quantizer."""
+"""The law of dithered levels given the dither, overload included; it shares no code with the quantizer."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from leakgauge.harness.core.stats import Numbers
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _INVERSE = {1: np.eye(2), 2: np.array([[1.0, 0.0], [-0.5, 0.75**0.5]])}
-"""From a pair of numbers to lattice coordinates at step 1, by dimension; a scalar quantizer changes nothing."""
+"""Maps a pair of numbers to lattice coordinates at step 1, by dimension; for a scalar quantizer, the identity."""
 
 _SCALES = 1 - np.array([0.0, *SHARES])
-"""Of the noise, in the law and in its alternatives."""
+"""Scales of the noise, in the law and in its alternatives."""
 
 _ERROR = 1e-15
-"""Rounding errors of a probability."""
+"""Rounding error of a probability."""
 
 _TINY = 1e-9
 _ROUNDING = 2.0**-20
-"""Float32 arithmetic moves a lattice coordinate by less, as a share of its terms."""
+"""Upper bound on the shift of a lattice coordinate by float32 arithmetic, as a share of its terms."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Levels(Law):
-    """A header, then packed levels -top..top, as unsigned numbers: those of `cells` [n, 2], rounded and clipped.
+    """A header, then packed levels -top..top as unsigned numbers: `cells` [n, 2], rounded and clipped.
 
     Attributes:
         cells: lattice coordinates plus dither, in cells, without noise.
-        places: [count] the coordinates of the sent numbers; one less than in `cells` if their count is odd.
+        places: [count] the coordinates of the sent numbers; if their count is odd, `cells` has one number more.
     """
 
     header: Numbers
@@ -66,7 +66,7 @@ class _Levels(Law):
         """[n, 2] the levels -top..top.
 
         Raises:
-            LawError: another header or length, padding that is not zero, or a level that does not exist.
+            LawError: the header or length differs, padding is not zero, or a level does not exist.
         """
         found = outcomes(split(wire, self.header), len(self.places), self.bits + 1)
         if found.max(initial=0) > 2 * self.top:
@@ -78,7 +78,7 @@ class _Levels(Law):
         return Reading(uniforms.ravel()[: len(self.places)], self.places, ratios=ratios)
 
     def own(self, key: Key) -> Numbers:
-        """[n, 2] uniform numbers of the auditor."""
+        """[n, 2] uniform numbers that the auditor draws."""
         return rng.uniform(key, self.cells.shape, dtype=torch.float64).numpy()
 
 
@@ -91,13 +91,13 @@ class _NoisyLevels(_Levels):
 
     @property
     def product(self) -> bool:
-        """Levels of a scalar quantizer under independent noise; neighbors in a lattice share a noise."""
+        """Whether levels are independent: with a scalar quantizer and independent noise, not in a lattice."""
         return self.noise.product and not self.roots[:, 1, 0].any()
 
     def read(self, wire: bytes, own: Key) -> Reading:
         """The first level of a pair by its marginal law, the second by its law given the first's level.
 
-        Likelihood ratios are those of all levels if they are independent, else of the first ones.
+        The likelihood ratios cover all levels if the levels are independent, else the first level of each pair.
         """
         levels = self.levels(wire)
         below = np.where(levels == -self.top, -np.inf, levels - 0.5) - self.cells
@@ -106,16 +106,17 @@ class _NoisyLevels(_Levels):
         spread = self.roots.diagonal(axis1=1, axis2=2)[:, alone]
         every = _chances(self.noise, ends[..., alone] / spread / _SCALES[:, None, None, None])
         lows, highs = every[0] if self.product else np.concatenate([every[0], self._second(ends, every[0])], -1)
-        # the law itself is no likelier than its rounding errors
+        # the law's own probability counts as at least its rounding error
         with np.errstate(divide="ignore"):
             logs = np.log(every[:, 1] - every[:, 0])
         ratios = (logs[1:] - np.maximum(logs[0], np.log(_ERROR))).reshape(len(SHARES), -1)
         return self.reading(lows + self.own(own) * (highs - lows), evidence(ratios))
 
     def _second(self, ends: Numbers, first: Numbers) -> Numbers:
-        """[2, n, 1] the cdf at the ends [2, n, 2] of the second level of a pair, given its first.
+        """[2, n, 1]: the cdf at the ends [2, n, 2] of the second level of a pair, given the first level.
 
-        A mean over the first's noise, by Gauss's rule on its quantiles `first` [2, n, 1] at the ends of its level.
+        It is a mean over the first number's noise, by Gaussian quadrature between the cdf values `first` [2, n, 1] at
+        the ends of the first level.
         """
         (turned, straight), (low, high) = self.roots[:, 1].T[..., None], first
         drawn = _quantiles(self.noise, np.clip((low + high + (high - low) * _NODES) / 2, 1e-300, 1 - 2.0**-53))
@@ -124,30 +125,30 @@ class _NoisyLevels(_Levels):
 
 
 class _ExactLevels(_Levels):
-    """Levels of numbers without noise: the error of a cell is uniform over the dither."""
+    """Levels of numbers without noise: the error within a cell is uniform over the dither."""
 
     from_shared = True
 
     def read(self, wire: bytes, own: Key) -> Reading:
-        """The place within a cell before rounding; the dither is a multiple of 2^-24."""
+        """Reads the place within a cell before rounding; the dither is a multiple of 2^-24."""
         levels, room = self.levels(wire), _ROUNDING * (1 + np.abs(self.cells).max(1, keepdims=True))
         least, most = (np.clip(np.rint(self.cells + side), -self.top, self.top) for side in (-room, room))
         if ((levels < least) | (levels > most)).any():
             raise LawError("a level that is not the rounded number")
-        # no noise of its own: no alternatives
+        # without private noise there are no alternatives
         return self.reading((self.cells + 0.5 + 2.0**-24 * self.own(own)) % 1.0, np.zeros(0))
 
 
 def _pairs(values: Numbers) -> Numbers:
-    """[n / 2, 2] the values [n], with a 0 at the end if n is odd."""
+    """[n / 2, 2]: the values [n] in pairs, with a 0 at the end if n is odd."""
     return (np.append(values, 0.0) if len(values) % 2 else values).reshape(-1, 2)
 
 
 def leveled(sent: Scaled, noise: Noise, root: Numbers, lattice: Lattice, shared: Key) -> Law:
-    """The law of numbers plus noise, as dithered levels.
+    """The law of numbers plus noise that are sent as dithered levels.
 
     Args:
-        root: [2, 2], lower triangular: a pair of numbers has `root` times a standard pair as noise; 0: no noise.
+        root: [2, 2], lower triangular: the noise of a pair of numbers is `root` times a standard pair; 0: no noise.
         lattice: only its parameters are read.
         shared: key of the dither.
     """

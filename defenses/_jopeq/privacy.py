@@ -1,16 +1,16 @@
-"""JoPEQ's privacy in numbers: the noise that can be drawn, and the epsilon of a message with this noise.
+"""Formulas of JoPEQ's privacy: the noise that can be drawn, and the epsilon of a message with this noise.
 
 JoPEQ needs a private noise n such that n plus the quantization error is exactly Laplace (or t). No law has the
 required characteristic function, which exceeds 1 near every non-zero point of 2 pi times the dual lattice. The
-reference code draws a surrogate: noise of the same family whose variance is that of the target less that of the error.
-The server knows the dither, so a message is a function of the input plus n. Its epsilon is that of n alone unless the
-quantizer hides some of it; the error adds no privacy, because its support is bounded.
+reference code draws a surrogate: noise of the same family whose variance is that of the target minus that of the error.
+The server knows the dither, so to the server a message is a function of the input plus n. Its epsilon is that of n
+alone, unless the quantizer hides part of this sum; the error adds no privacy, because its support is bounded.
 
 Inputs are in [-1, 1], or in the unit disc where two coordinates share a lattice. The lattice is `GENERATOR` times the
 integers times the step.
 
 Source: Lang, Sofer, Shaked, Shlezinger 2022, "Joint privacy enhancement and quantization in federated learning", and
-    its reference code. All epsilons here are derived; none is the printed formula.
+    its reference code. All epsilons here are derived, not copied from the printed formulas.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Floats = npt.NDArray[np.float64]
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
 
 _ANGLES, _PLACES, _CLIMBS = 24, 7, 3
-"""Search for a sub-vector's epsilon: inputs on the circle, places of a cell per coordinate, ascents per family."""
+"""Search for a sub-vector's epsilon: numbers of inputs on the circle, places of a cell per coordinate, and ascents."""
 
 GENERATOR: Floats = np.array([[1.0, 0.0], [1 / 3**0.5, 2 / 3**0.5]])
 """Generators of the two-dimensional lattice at step 1, by columns."""
@@ -53,13 +53,13 @@ SHIPPED: dict[float, tuple[Student, ...]] = {
     3.0: (Student(0.2, 4.0), Student(0.5, 14.0), Student(1.0, 32.0)),
     4.0: (Student(0.2, 4.0), Student(0.1, 3.0), Student(0.5, 29.0), Student(0.85, 50.0)),
 }
-"""The noises of the reference code for each epsilon; the paper's Table II uses the first ones of 2 and 3."""
+"""The noises of the reference code for each epsilon; the paper's Table II uses the first noise for epsilon 2 and 3."""
 
 
 def surrogate_scale(epsilon: float, step: float) -> float:
     """Scale b' of Laplace noise that, with an error uniform over `step`, has the variance of scale b = 2/epsilon.
 
-    sqrt(b^2 - step^2 / 24), or 0 where the error has the whole variance or more: then no noise is drawn.
+    sqrt(b^2 - step^2 / 24), or 0 where the error already has at least the target variance: then no noise is drawn.
 
     Raises:
         ValueError: epsilon is not finite and above zero, or step not finite and non-negative.
@@ -85,8 +85,8 @@ def scalar_epsilon(epsilon: float, step: float, edge: float = 1.0) -> float:
     | edge < 1 | (1 + edge)/b' + ln(2 - e^(-(1 - edge)/b')): the outermost level hides part of the noise |
     | step * epsilon >= sqrt(96) | inf: there is no noise |
 
-    Why: Laplace noise is log-concave, so levels and inputs are totally positive. Hence no level reveals more than the
-    outermost one, at the dither that moves its threshold to `edge`, about the inputs 1 and -1.
+    Proof: Laplace noise is log-concave, so the likelihood of levels and inputs is totally positive. Hence no level
+    reveals more about the inputs 1 and -1 than the outermost level, at the dither that moves its threshold to `edge`.
 
     Raises:
         ValueError: as for `surrogate_scale`, or edge is not above zero.
@@ -114,7 +114,7 @@ def uniform_delta(step: float) -> float:
 
 
 def cube_epsilon(epsilon_per_coordinate: float, dim: int) -> float:
-    """Exact pure epsilon of a message of `dim` coordinates, each in [-1, 1]: the coordinates add up.
+    """Exact pure epsilon of a message of `dim` coordinates, each in [-1, 1]: the sum over the coordinates.
 
     Raises:
         ValueError: epsilon is negative, or dim below 1.
@@ -126,8 +126,9 @@ def cube_epsilon(epsilon_per_coordinate: float, dim: int) -> float:
 def sphere_epsilon(epsilon_per_coordinate: float, sub_vectors: int) -> float:
     """Exact pure epsilon of a message of M scalars on the sphere of radius sqrt(M)/3, the range of JoPEQ's scale.
 
-    (M/3) epsilon. The l1 distance of two points there is at most 2M/3, attained by (1/3, ..., 1/3) and its negative,
-    and one coordinate's epsilon covers a distance of 2. No clipping is needed, but the scale must not be sent.
+    It is (M/3) epsilon. The l1 distance of two points on the sphere is at most 2M/3, attained by (1/3, ..., 1/3) and
+    its negative, and one coordinate's epsilon covers a distance of 2. No clipping is needed, but the scale must not be
+    sent.
 
     Args:
         epsilon_per_coordinate: 2/b' of the noise, i.e. `scalar_epsilon` with its default edge.
@@ -143,8 +144,8 @@ def sphere_epsilon(epsilon_per_coordinate: float, sub_vectors: int) -> float:
 def t_epsilon(s2: float, nu: float, diameter: float) -> float:
     """Exact pure epsilon of bivariate t noise, with scale matrix s2 times the identity, for inputs within a diameter.
 
-    (nu + 2)/2 * ln(c^2/nu), with c = (D + sqrt(D^2 + 4 nu))/2 and D = diameter/sqrt(s2); here in the equal form
-    (nu + 2) * asinh(D / (2 sqrt(nu))), which does not cancel. The paper prints the exponent (nu + 2)^2.
+    (nu + 2)/2 * ln(c^2/nu), with c = (D + sqrt(D^2 + 4 nu))/2 and D = diameter/sqrt(s2); computed in the equal form (nu
+    + 2) * asinh(D / (2 sqrt(nu))), which does not cancel. The paper prints the exponent (nu + 2)^2.
 
     Raises:
         ValueError: a number is not finite and above zero.
@@ -154,7 +155,7 @@ def t_epsilon(s2: float, nu: float, diameter: float) -> float:
 
 
 class Surrogate(NamedTuple):
-    """The surrogate t noise. scale_matrix: [2, 2], Sigma'; is_proper: it is positive definite and can be drawn."""
+    """The surrogate t noise. scale_matrix: [2, 2], Sigma'; is_proper: whether Sigma' is positive definite."""
 
     scale_matrix: Floats
     is_proper: bool
@@ -174,7 +175,7 @@ def surrogate_covariance(s2: float, nu: float, step: float) -> Surrogate:
 
 
 def vector_epsilon_bound(s2: float, nu: float, bits: int, gamma: float) -> float:
-    """Proved upper bound on the epsilon of one sub-vector: that of the surrogate t noise, by post-processing.
+    """Proved upper bound on the epsilon of one sub-vector: the epsilon of the surrogate t noise, by post-processing.
 
     Arguments, special cases and errors are those of `vector_epsilon`.
     """
@@ -187,14 +188,14 @@ def vector_epsilon(s2: float, nu: float, bits: int, gamma: float) -> float:
     """Pure epsilon of one sub-vector under the surrogate t noise, attained by two inputs, a dither and an index.
 
     It is the supremum over inputs in the unit disc, dithers and index cells, overload included, of the log ratio of an
-    index's probabilities given the dither. The value is attained up to quadrature (1e-9), hence a lower bound on
-    epsilon. A local search from the best points of a grid finds the supremum without a proof; five times the work adds
-    at most 3e-5. `vector_epsilon_bound` is the proved upper bound: for the shipped parameters at most 19 % larger at
-    1 bit, 13 % at 2, 7 % at 8.
+    index's probabilities given the dither. The value is attained up to quadrature (1e-9), so it is a lower bound on
+    epsilon. A local search from the best points of a grid finds the supremum, without a proof; five times the work adds
+    at most 3e-5. `vector_epsilon_bound` is the proved upper bound: for the shipped parameters, at most 19 % larger at 1
+    bit, 13 % at 2, 7 % at 8.
 
     Args:
         s2, nu: the t noise that the surrogate replaces.
-        bits: R; 2^R + 1 levels a lattice coordinate. The cost does not depend on it.
+        bits: R; there are 2^R + 1 levels per lattice coordinate. The cost does not depend on R.
         gamma: with the reference code's step = 2 gamma / (2^R + 1). For the paper's step, 2 gamma / 2^R, pass gamma
             times (2^R + 1) / 2^R.
 
@@ -238,7 +239,7 @@ class _LatticeNoise(NamedTuple):
             (bound[..., 1, None] / self.std * cos - self.rho * math.sqrt(self.nu) * sin) / shrink
             for bound in (low, high)
         )
-        # in the lower tail, where the difference does not cancel
+        # computed in the lower tail, where the difference does not cancel
         below, above = np.where(below > 0, -above, below), np.where(below > 0, -below, above)
         inner = special.stdtr(self.nu + 1, above) - special.stdtr(self.nu + 1, below)
         constant = math.exp(math.lgamma((self.nu + 1) / 2) - math.lgamma(self.nu / 2)) / math.sqrt(math.pi)
@@ -247,7 +248,7 @@ class _LatticeNoise(NamedTuple):
 
 
 class _Family(NamedTuple):
-    """Index cells of one shape: a box whose place the dither moves within a rectangle.
+    """Index cells of one shape: a box that the dither moves within a rectangle of places.
 
     below, above: reach of the box from its place; least, most: corners of the rectangle of places. All are [2].
     """
@@ -259,7 +260,7 @@ class _Family(NamedTuple):
 
 
 def _families(step: float, edge: float) -> list[_Family]:
-    """Inner, border and both kinds of corner cells; the others follow by reflection and by swapping coordinates."""
+    """Inner, border and two kinds of corner cells; all others follow by reflection or by swapping coordinates."""
     inner = (step / 2, step / 2, step / 2 - edge, edge - step / 2)
     above = (0.0, math.inf, edge - step, edge)
     under = (math.inf, 0.0, -edge, step - edge)
@@ -271,8 +272,8 @@ def _family_epsilon(noise: _LatticeNoise, family: _Family) -> float:
     to_lattice = np.linalg.inv(GENERATOR).T
     turn = np.linspace(0, 2 * np.pi, _ANGLES, endpoint=False)
     circle = np.stack([np.cos(turn), np.sin(turn)], axis=1)
-    # the least probability is on the circle, because it is quasi-concave in the input (Borell 1975); the largest may be
-    # anywhere in the disc
+    # the least probability is on the circle, because the probability is quasi-concave in the input (Borell 1975); the
+    # largest may be anywhere in the disc
     inputs = np.concatenate([circle, circle[::2] / 2, np.zeros((1, 2))])
     axes = [np.linspace(family.least[k], family.most[k], _PLACES) for k in range(2)]
     places = np.stack(np.meshgrid(*axes), axis=-1).reshape(-1, 1, 2)
@@ -284,7 +285,7 @@ def _family_epsilon(noise: _LatticeNoise, family: _Family) -> float:
     for k in np.argsort(best)[-_CLIMBS:]:
         x = inputs[near[k]]
         start = np.array([*places[k, 0], turn[far[k]], np.hypot(*x), np.arctan2(x[1], x[0])])
-        # 1e-6: the probability of a narrow cell has too few digits for smaller differences
+        # eps 1e-6, because the probability of a narrow cell has too few digits for smaller differences
         search = {"method": "L-BFGS-B", "bounds": limits, "options": {"eps": 1e-6}}
         climbed = optimize.minimize(_lost_ratio, start, args=(noise, family, to_lattice), **search)
         found = max(found, -float(climbed.fun))
@@ -307,7 +308,7 @@ def _log_probability(noise: _LatticeNoise, family: _Family, centers: Floats) -> 
 
 def _step(bits: int, gamma: float) -> float:
     """Step of the reference code's quantizer."""
-    # 24: the probability of a narrower cell loses its digits, and the search its slopes
+    # above 24 bits, the probability of a narrow cell loses its digits, and the search its slopes
     if not 1 <= bits <= 24:
         raise ValueError(f"expected 1 <= bits <= 24, got bits={bits}")
     positive(gamma=gamma)

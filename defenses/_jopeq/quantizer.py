@@ -1,7 +1,7 @@
-"""The base of the defenses of JoPEQ: scale, add private noise, quantize with a shared dither.
+"""The common base of JoPEQ's defenses: scale, add private noise, quantize with a shared dither.
 
-The text and the reference code of the source differ in the radius gamma and in the step. Both are here; the reference
-code reproduces the paper's Table II.
+The text and the reference code of the source differ in the radius gamma and in the step. This module has both; the
+reference code reproduces the paper's Table II.
 
 | | reference code | text |
 |---|---|---|
@@ -56,11 +56,11 @@ _FIND = torch.tensor(np.linalg.inv(GENERATOR), dtype=torch.float32)
 
 
 class Carrier(NamedTuple):
-    """A dithered lattice as a code for unit-free numbers [n]; in two dimensions, neighbors share a cell.
+    """A dithered lattice that encodes unit-free numbers [n]; in two dimensions, neighbors share a cell.
 
     Guarantees:
-        ceil(n * ceil(log2(2^R + 1)) / 8) bytes, with n rounded up to whole cells: levels of R + 1 bits each. The rate
-        of 2^R + 1 levels is log2(2^R + 1) bits a number, not R.
+        A message has ceil(n * ceil(log2(2^R + 1)) / 8) bytes, with n rounded up to whole cells: levels of R + 1 bits
+        each. The rate of 2^R + 1 levels is log2(2^R + 1) bits per number, not R.
     """
 
     lattice: Lattice
@@ -70,7 +70,7 @@ class Carrier(NamedTuple):
         short = -len(values) % self.lattice.dimension
         rows = self._rows(torch.cat([values, values.new_zeros(short)]) if short else values)
         levels = _flat(self.lattice.quantize(rows, draw_dither(shared, tuple(rows.shape)))).numpy()
-        # -top..top becomes 0..2 top by unsigned wrap-around: 2 top exceeds the signed type
+        # -top..top becomes 0..2 top by unsigned wrap-around, because 2 top exceeds the signed type
         unsigned = levels.view(f"u{levels.itemsize}")
         unsigned += self.lattice.top
         return pack_levels(unsigned, width_of(self.lattice.levels))
@@ -97,7 +97,7 @@ class Carrier(NamedTuple):
         return _flat(self.lattice.restore(rows, draw_dither(shared, tuple(rows.shape))))[:count]
 
     def error_variance(self, dithered: bool) -> float:
-        """Error variance of a value without overload; an unknown dither adds an error of the same law."""
+        """Error variance of a value without overload; an unknown dither adds a second error of the same law."""
         once = float(self.lattice.covariance.diagonal().mean())
         return once if dithered else 2 * once
 
@@ -106,9 +106,9 @@ class Carrier(NamedTuple):
         return (levels == self.lattice.top).float() - (levels == -self.lattice.top).float()
 
     def inside(self, residual: Tensor, side: Tensor) -> Tensor:
-        """Candidates minus values [n, count], set to zero along a generator where the cell has no end.
+        """Candidates minus values [n, count], set to zero along a generator beyond a cell without an outer end.
 
-        Values beyond the edge are clipped to it. Hence an outermost level is evidence only against candidates on the
+        Values beyond the edge are clipped to the edge. So an outermost level is evidence only against candidates on the
         inner side of its cell, by their distance from the cell.
         """
         count, padded = residual.shape[1], side.shape[1]
@@ -118,7 +118,7 @@ class Carrier(NamedTuple):
         return cells if self.lattice.dimension == 1 else _turn(cells, _PLACE)[:, :count]
 
     def in_cells(self, residual: Tensor) -> Tensor:
-        """Residuals [n, count] in coordinates along the generators of the lattice at step 1."""
+        """Residuals [n, count] in coordinates along the generators of the lattice with step 1."""
         return residual if self.lattice.dimension == 1 else _turn(residual, _FIND)
 
     def _rows(self, values: Tensor) -> Tensor:
@@ -149,7 +149,8 @@ class Dithered(Defense[None, None]):
         """The misfit of candidates minus values [n, count], for levels with this `Carrier.side`.
 
         Args:
-            dithered: the dither is known and subtracted from the values; else the values are midpoints of levels.
+            dithered: whether the dither is known and subtracted from the values; otherwise the values are midpoints of
+                levels.
         """
 
     def parts(self, setting: Setting) -> Parts:
@@ -163,15 +164,15 @@ class Dithered(Defense[None, None]):
         return header + Carrier(self.lattice).pack(self.perturb(values, private), link.key), None
 
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
-        """The values without dither, scaled back: unbiased except for overload; coarser without the shared key."""
+        """The values minus the dither, scaled back: unbiased except for overload; coarser without the shared key."""
         header, levels = self._read(received, link.setting)
         values = Carrier(self.lattice).place(levels, len(levels), link.shared)
         return self.scaling.undo(header, values, link.setting.layout)
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
-        """Misfit of a candidate to the values, by the law of noise and quantization error, plus misfit to the scales.
+        """A candidate's misfit to the values, by the law of noise and quantization error, plus that to the scales.
 
-        A value at the edge shows only that the number is there or beyond.
+        A value at the edge shows only that the number is at the edge or beyond.
         """
         carrier, scaling = Carrier(self.lattice), self.scaling
         parts = [self._read(wire, links.setting) for wire in received]
@@ -200,7 +201,7 @@ class Dithered(Defense[None, None]):
         return True
 
     def error_variance(self, state: None, received: Sequence[bytes], links: Links) -> Tensor | None:
-        """That of the cell, overload or not, in units of the scales; None if there is noise too."""
+        """The error variance of a cell, ignoring overload, times the squared scales; None if there is private noise."""
         if self.noisy:
             return None
         layout, dithered = links.setting.layout, links.shared is not None
@@ -218,7 +219,7 @@ class Dithered(Defense[None, None]):
 
 @dataclass(frozen=True)
 class Bare(Dithered, Quantizes):
-    """Subtractive dithered quantization alone: no noise and no promise. After a '+' it carries another's numbers."""
+    """Subtractive dithered quantization without noise or claim; after a '+' it encodes another defense's numbers."""
 
     randomized: ClassVar[bool] = False
     dimension: ClassVar[int]
@@ -231,12 +232,12 @@ class Bare(Dithered, Quantizes):
 
     @property
     def noisy(self) -> bool:
-        """No."""
+        """False: this class adds no noise."""
         return False
 
     @property
     def scaling(self) -> Scaling:
-        """One scale a tensor."""
+        """One scale per tensor."""
         return Scaling("tensor", self.dimension)
 
     @property
@@ -249,7 +250,7 @@ class Bare(Dithered, Quantizes):
         return values
 
     def misfit(self, side: Tensor, *, dithered: bool) -> Misfit:
-        """`rounded_misfit` of each lattice coordinate, overload included."""
+        """The `rounded_misfit` of each lattice coordinate, overload included."""
         carrier, law = Carrier(self.lattice), rounded_misfit(side, self.lattice.step, 0.0, dithered=dithered)
         return lambda residual: law(carrier.in_cells(residual))
 
@@ -279,7 +280,7 @@ class Bare(Dithered, Quantizes):
         return leveled(sent, noise, root, self._carrier(noise_variance).lattice, shared)
 
     def finer(self) -> Bare:
-        """With 16 bits."""
+        """The same with 16 bits."""
         return replace(self, bits=16)
 
     def edge(self, noise_variance: float) -> float:
@@ -293,7 +294,7 @@ class Bare(Dithered, Quantizes):
 
 
 class ScalarJoPEQ(Dithered):
-    """Laplace noise on single coordinates; each final class defines these fields in its own order."""
+    """Laplace noise on single coordinates; each concrete class defines these fields in its own order."""
 
     epsilon: float
     bits: int
@@ -312,27 +313,27 @@ class ScalarJoPEQ(Dithered):
     @property
     @abstractmethod
     def noise_scale(self) -> float:
-        """b' of the private Laplace noise, in units of the scaled coordinates; 0: no noise."""
+        """b', the scale of the private Laplace noise, in units of the scaled coordinates; 0 means no noise."""
 
     @property
     def noisy(self) -> bool:
-        """Unless the steps are so large that no noise is left."""
+        """Whether there is private noise; large steps leave no noise."""
         return self.noise_scale > 0
 
     def perturb(self, values: Tensor, private: Key) -> Tensor:
-        """Add Laplace(b') in place."""
+        """Add Laplace(b') noise in place."""
         if self.noise_scale == 0:
             return values
         return values.add_(rng.signed_exponential(private, (len(values),)), alpha=self.noise_scale)
 
     def misfit(self, side: Tensor, *, dithered: bool) -> Misfit:
-        """The law of Laplace(b') plus the error of the cell, or of cell and dither."""
+        """The misfit by the law of Laplace(b') plus the error of the cell, or of cell and dither."""
         return rounded_misfit(side, self.lattice.step, self.noise_scale, dithered=dithered)
 
 
 @lru_cache(maxsize=16)
 def scalar_lattice(bits: int, epsilon: float, gamma: Radius) -> Lattice:
-    """The lattice of one coordinate with Laplace noise of scale 2/epsilon.
+    """The lattice for one coordinate with Laplace noise of scale 2/epsilon.
 
     Raises:
         ValueError: a parameter is out of range.
@@ -343,7 +344,7 @@ def scalar_lattice(bits: int, epsilon: float, gamma: Radius) -> Lattice:
 
 @lru_cache(maxsize=16)
 def pair_lattice(bits: int, noise: Student, gamma: Radius) -> Lattice:
-    """The lattice of two coordinates with t noise.
+    """The lattice for two coordinates with t noise.
 
     Raises:
         ValueError: a parameter is out of range.
@@ -372,20 +373,20 @@ def student(epsilon: float, s2: float | None, nu: float | None) -> Student:
 
 
 def draw_student(private: Key, pairs: int, root: Tensor, nu: float) -> Tensor:
-    """[2 pairs] float32: bivariate t draws, one pair after the other, with scale matrix root root^T, root [2, 2]."""
+    """[2 pairs] float32: bivariate t draws, pair after pair, with scale matrix root root^T, where root is [2, 2]."""
     drawn = (rng.normal(private.child("normal"), (pairs, 2), torch.float64) @ root.T).numpy()
     drawn /= np.sqrt(rng.chisquare(private.child("chi-square"), nu, (pairs, 1), torch.float64).numpy() / nu)
     return torch.from_numpy(drawn.astype(np.float32).reshape(-1))
 
 
 def bare_claim(rounds: int, leak: Proof) -> Claim:
-    """The claim of a quantizer without noise; `leak` is the bound that its dither alone gives."""
+    """The claim of a quantizer without noise; `leak` is the bound from its dither alone."""
     why = "no noise: given the dither, a message is a function of the update; a norm is sent in the clear."
     return nothing_promised(rounds, why, leak)
 
 
 def _step(gamma: Radius, bits: int, variance: float, printed: float = math.nan) -> float:
-    """Delta for noise of this variance in a coordinate; `printed` is gamma by the text. See the table of the module."""
+    """Delta for noise of this variance per coordinate; `printed` is gamma by the text. See the module's table."""
     # at a higher rate, float32 would round the dither away
     if not 1 <= bits <= 16:
         raise ValueError(f"expected 1 to 16 bits, got bits={bits}")

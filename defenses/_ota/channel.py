@@ -1,4 +1,4 @@
-"""The base of the defenses over a fading channel: its gains, the waveforms and the claim."""
+"""The common base of the defenses over a fading channel: gains, waveforms and claim."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from leakgauge.harness.core.vec import Vector
 
 P = TypeVar("P", Allocation, Orthogonal)
 Fading = Literal["rayleigh", "equal"]
-"""Squared gains: exponential of mean 1, or all 1."""
+"""Law of the squared gains: exponential with mean 1, or all 1."""
 
 
 @dataclass(frozen=True)
 class OverTheAir(Defense[P, None]):
-    """Clipped updates sent as waveforms with each client's own noise, over public and constant gains.
+    """Sends clipped updates as waveforms with each client's own noise, over public and constant gains.
 
-    The public state holds the powers and is the same in every round. The noise of each client's waveform depends only
-    on its private key.
+    The public state holds the powers and is the same in every round. The noise in a client's waveform depends only on
+    the client's private key.
     """
 
     analog: ClassVar[bool] = True
@@ -80,14 +80,14 @@ class OverTheAir(Defense[P, None]):
         return pack_float64(sent), None
 
     def quieter(self) -> OverTheAir[P]:
-        """No client needs noise of its own, and the receiver's is a thousandth of a client with full power."""
+        """The same with an epsilon that needs no client noise, and receiver noise of 0.001 of a full-power signal."""
         return replace(self, epsilon=1e6, noise_variance=1e-6 * self.power)
 
     def claim_rounds(self, epsilon: float, rounds: int, *, assumes: tuple[str, ...], proofs: Sequence[Proof]) -> Claim:
-        """The claim of `epsilon` a round, by (16) for several rounds; no claim where the deltas of (16) reach 1.
+        """The claim of `epsilon` per round, by (16) for several rounds; no claim if the deltas of (16) reach 1.
 
         Args:
-            proofs: bounds for these rounds; the first is against the adversaries of the claim.
+            proofs: bounds for these rounds; the first bound is against the adversaries of the claim.
         """
         claimed, delta = epsilon, self.delta
         if rounds > 1:
@@ -106,7 +106,7 @@ class OverTheAir(Defense[P, None]):
 
 
 def user_of(sender: Sender, setting: Setting) -> int:
-    """The client whose gain and power a sender has: a probe may have more victims than there are clients."""
+    """The client whose gain and power a sender has, because a probe may have more victims than there are clients."""
     return sender.number % setting.clients
 
 
@@ -118,7 +118,7 @@ def exact(mu: float, rounds: int, against: frozenset[Threat], reason: str, *, ti
 
 
 def _read_gains(text: str) -> tuple[float, ...]:
-    """The numbers in a comma-separated text; an empty text has none."""
+    """The numbers in a comma-separated text; an empty text has no numbers."""
     try:
         return tuple(float(part) for part in text.split(",")) if text else ()
     except ValueError as error:

@@ -1,13 +1,13 @@
-"""Over-the-air aggregation in numbers: the powers of signal and noise of each user, and the privacy of the sum.
+"""Formulas of over-the-air aggregation: each user's powers of signal and noise, and the privacy of the sum.
 
-All users send at once, aligned: the receiver gets c * (sum of gradients) + noise of all users + its own. A user's share
-of power is alpha for the gradient and beta for noise; its received power is G = |h|^2 P.
+All users send simultaneously and aligned: the receiver gets c * (sum of gradients) + noise of all users + its own
+noise. A user's share of power is alpha for the gradient and beta for noise; its received power is G = |h|^2 P.
 
-Conventions that the paper leaves open: real baseband, so that a noise variance is that of one real channel use (the
-real part of complex noise of that variance has half of it, and epsilon is up to sqrt(2) times as large); P in the units
-of the receiver's noise variance, so that 30 dB is 1000 at variance 1.
+The paper leaves two conventions open. Here the baseband is real, so a noise variance is that of one real channel use
+(the real part of complex noise of the same variance has half the variance, and epsilon is up to sqrt(2) times as
+large). P is in units of the receiver's noise variance, so 30 dB is 1000 at variance 1.
 
-The claim is against a receiver that sees only the sum, while the other users add their noise. It is not local
+The claim is against a receiver that sees only the sum, while the other users add their noise. The claim is not local
 differential privacy: see `colluding_mu`. It does not cover an eavesdropper, whose receiver has other gains and noise.
 
 Source: Seif, Tandon, Li 2020, "Wireless federated learning with local differential privacy".
@@ -40,8 +40,8 @@ class Channel:
 
     Args:
         squared_gains: |h|^2 of each user, above zero.
-        power: P of every user per channel use. Only |h|^2 P matters, so that gains can absorb unequal powers.
-        noise_variance: of the receiver's noise per real channel use; 0: no receiver noise.
+        power: P, power of each user per channel use. Only |h|^2 P matters, so gains can absorb unequal powers.
+        noise_variance: variance of the receiver's noise per real channel use; 0: no receiver noise.
 
     Raises:
         ValueError: a value is out of range, or there are no users.
@@ -71,11 +71,11 @@ class Channel:
 
 @dataclass(frozen=True)
 class Allocation:
-    """The powers of users that send at once.
+    """The powers of users that send simultaneously.
 
     Attributes:
         lipschitz: L, the bound to which gradients are clipped.
-        delta: at which `epsilon` is claimed.
+        delta: the delta at which `epsilon` is claimed.
         aligned_power: A = c^2 L^2, the received power of every user's largest gradient.
         noise: [K] Z, the received variance of each user's own noise.
     """
@@ -125,14 +125,14 @@ class Allocation:
 def allocate(
     channel: Channel, epsilons: Sequence[float], delta: float, lipschitz: float, *, lower: bool = True
 ) -> Allocation:
-    """The powers with the strongest signal at which the sum has the smallest epsilon of all users.
+    """The powers with the strongest signal at which the sum attains the smallest epsilon of all users.
 
-    Users add noise in the order of the power that the gradient leaves them, least first. The order is the paper's; it
-    makes no difference to the receiver.
+    Users add noise in the order of the power that the gradient leaves them, least first. This is the paper's order; it
+    has no effect on the receiver.
 
     Args:
-        epsilons: of each user; the smallest binds all.
-        lower: lower A if the users' power does not suffice for the noise; otherwise raise.
+        epsilons: epsilon of each user; the smallest binds all users.
+        lower: whether to lower A if the users' power does not suffice for the noise; otherwise raise an error.
 
     Guarantees:
         `epsilon` of the allocation is the smallest of `epsilons`, or less where the receiver's noise exceeds the need.
@@ -161,10 +161,10 @@ def allocate(
 
 
 def colluding_mu(allocation: Allocation, user: int, *, receiver_noise: bool = True) -> float:
-    """mu of one round for `user` against a receiver that knows all other users' noise; infinite without other noise.
+    """mu of one round for `user` against a receiver that knows all other users' noise; infinite if no noise is left.
 
     Args:
-        receiver_noise: False removes the receiver's noise too and leaves what the user's antenna sends. This bounds
+        receiver_noise: False also removes the receiver's noise and leaves the signal of the user's antenna. This bounds
             every eavesdropper, with any gains and any number of antennas.
 
     Raises:
@@ -178,11 +178,11 @@ def colluding_mu(allocation: Allocation, user: int, *, receiver_noise: bool = Tr
 
 @dataclass(frozen=True)
 class Orthogonal:
-    """The powers of users with separate channel uses: K d a round, against d for the sum.
+    """The powers of users with separate channel uses: K d per round, compared with d for the sum.
 
     Attributes:
         lipschitz: L, the bound to which gradients are clipped.
-        delta: at which `epsilons` are claimed.
+        delta: the delta at which `epsilons` are claimed.
         alpha: [K] share of each user's power for the gradient.
         beta: [K] share of each user's power for noise.
     """
@@ -210,7 +210,7 @@ class Orthogonal:
 
     @property
     def epsilons(self) -> tuple[float, ...]:
-        """[K] the claim of (15) for one round of each user."""
+        """[K] each user's epsilon for one round, as claimed by (15)."""
         return tuple(claimed_epsilon(mu, self.delta) for mu in self.mus.tolist())
 
     @property
@@ -220,19 +220,19 @@ class Orthogonal:
 
 
 def orthogonal(channel: Channel, epsilons: Sequence[float], delta: float, lipschitz: float) -> Orthogonal:
-    """The powers with the strongest signal at which each user's message has that user's epsilon.
+    """The powers with the strongest signal at which each user's message attains that user's epsilon.
 
     Args:
-        epsilons: of each user.
+        epsilons: epsilon of each user.
 
     Guarantees:
-        (15) is a user's epsilon, or less where the receiver's noise exceeds the need.
+        (15) gives a user's epsilon, or less where the receiver's noise exceeds the need.
         alpha + beta <= 1, up to rounding, with equality where the user adds noise.
 
     Raises:
         ValueError: an argument is out of range.
 
-    Source: (15). Differs: the paper does not split a user's power; here noise is the least that epsilon allows.
+    Source: (15). Differs: splits a user's power, which the paper does not: the noise is the least that epsilon allows.
     """
     positive(lipschitz=lipschitz)
     received, own = channel.received, channel.noise_variance
@@ -265,14 +265,14 @@ def claimed_mu(epsilon: float, delta: float) -> float:
 
 
 class Composed(NamedTuple):
-    """The claim for a whole run."""
+    """The (epsilon, delta) claimed for a whole run."""
 
     epsilon: float
     delta: float
 
 
 def composed_claim(epsilon: float, delta: float, rounds: int, delta_prime: float) -> Composed:
-    """The claim of (16) for `rounds` rounds of (epsilon, delta); it adds delta_prime to the sum of the deltas.
+    """The claim of (16) for `rounds` rounds of (epsilon, delta), which adds delta_prime to the sum of the deltas.
 
     | case | claim |
     |---|---|
@@ -300,9 +300,9 @@ def composed_claim(epsilon: float, delta: float, rounds: int, delta_prime: float
 def fixed_noise(
     users: int, rounds: int, beta: float, power: float, delta: float, channel_seed: int = 0
 ) -> dict[str, float]:
-    """The claims of (14) and (16) if all users spend a share beta of their power on noise, at Rayleigh gains.
+    """The claims of (14) and (16) if all users spend the share `beta` of their power on noise, at Rayleigh gains.
 
-    The signal is that of the weakest user with the rest of its power; receiver noise 1; delta_prime is delta.
+    The signal is that of the weakest user with the rest of its power; the receiver noise is 1; delta_prime is delta.
 
     Returns:
         `round_epsilon` of one round; `total_epsilon` and `total_delta` of all.
@@ -315,7 +315,7 @@ def fixed_noise(
 
 
 def noise_powers(gains: str, power: float, epsilon: float, delta: float) -> dict[str, float | list[float]]:
-    """Theorem 3 for these squared gains, comma-separated: users' noise, its sum and the sum that is needed."""
+    """Theorem 3 for comma-separated squared gains: the users' noise, its sum, the needed sum, and the claim."""
     squared = tuple(float(gain) for gain in gains.split(","))
     found = allocate(Channel(squared, power, 1.0), (epsilon,) * len(squared), delta, 1.0)
     needed = max(0.0, found.aligned_power / (claimed_mu(epsilon, delta) / 2) ** 2 - 1.0)
@@ -332,13 +332,13 @@ def convergence_bound(
     smooth: float = 2.0,
     convex: float = 1e-3,
 ) -> float:
-    """Bound (17) on the loss above the least with L = 1, at gains of 1: 2 mu / (lambda^2 T) (L^2 + d sigma_z^2)."""
+    """Bound (17) on the excess loss, with L = 1 and gains of 1: 2 mu / (lambda^2 T) (L^2 + d sigma_z^2)."""
     found = allocate(Channel((1.0,) * users, power, 1.0), (epsilon,) * users, delta, 1.0)
     return 2 * smooth / (convex**2 * rounds) * (1 + dim * found.gradient_variance)
 
 
 def rayleigh_gains(key: Key, users: int) -> tuple[float, ...]:
-    """|h|^2 of `users` independent h ~ CN(0, 1), exponential of mean 1. One draw of the key.
+    """|h|^2 of `users` independent h ~ CN(0, 1): exponential with mean 1. Draws once from the key.
 
     Raises:
         ValueError: users is below 1.
@@ -358,7 +358,7 @@ def _ratios(channel: Channel, epsilons: Sequence[float], delta: float) -> list[f
 
 
 def _fill(room: Floats, total: float) -> Floats:
-    """`total` distributed in order of increasing room: nothing if it is negative, at most all room."""
+    """`total` distributed in order of increasing room: nothing if `total` is negative, at most all room."""
     order = np.argsort(room, kind="stable")
     ordered = room[order]
     filled = np.empty_like(room)

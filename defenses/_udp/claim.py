@@ -39,16 +39,16 @@ from leakgauge.harness.core.vec import Vector
 
 S = TypeVar("S")
 Clips = Literal["records", "update"]
-"""The clipped vectors: each record's gradient, as printed, or the update after local training."""
+"""The vectors that are clipped: each record's gradient, as printed, or the update after local training."""
 
 _EXACT = "analytic Gaussian"
 _QUIET = 1e6
-"""The sum of 1/z^2 of a quieter run: over ten rounds, z is 3e-3."""
+"""The sum of 1/z^2 of a quieter run; z is then 3e-3 over ten rounds."""
 
 _FALLING = "no round's learning rate is above that of round 0"
 
 _OFTEN = 0.95
-"""Quantile of the client that is selected often."""
+"""Quantile of the number of selections that defines a client selected often."""
 
 _BY: dict[Calibration, str] = {
     "paper": "",
@@ -60,9 +60,9 @@ _BY: dict[Calibration, str] = {
 
 @dataclass(frozen=True)
 class UDPRounds(Defense[S, None]):
-    """Normal noise on a clipped message in each round, with a multiplier z given by the public state.
+    """Normal noise on a clipped message in each round, with a multiplier z from the public state.
 
-    The noise of client i has standard deviation z Dl_i, with Dl_i the sensitivity of its message:
+    The noise of client i has standard deviation z Dl_i, where Dl_i is the sensitivity of the client's message:
 
     | clips | sends | Dl_i | to |
     |---|---|---|---|
@@ -127,16 +127,16 @@ class UDPRounds(Defense[S, None]):
         return unpack_float32(received, link.setting.dim)
 
     def longest(self, state: S, link: Link) -> float:
-        """C and the noise if updates are clipped; else none is known, since a penalty of the model is not clipped."""
+        """C plus a bound on the noise if updates are clipped; else infinite: a penalty of the model is not clipped."""
         noise = normal_reach(self.sigma(state, link.sender, link.setting), link.setting.dim)
         return self.clip + noise if self.clips == "update" else math.inf
 
     def likelihood(self, state: S, received: Sequence[bytes], links: Links) -> Likelihood:
-        """|y - clip(u)|^2 / (2 sigma_i^2), with sigma_i of each message's sender.
+        """|y - clip(u)|^2 / (2 sigma_i^2), where sigma_i is that of each message's sender.
 
         A candidate is clipped to the norm bound of a message. This is exact for a clipped update or a single record.
-        For several clipped records, the mean reveals no more; an attack that tries records clips each of them. An l2
-        penalty of the model, which is not clipped, is ignored.
+        For several clipped records, the mean shows only this bound; an attack that tries records clips each of them. An
+        l2 penalty of the model, which is not clipped, is ignored.
         """
         sent = torch.stack([unpack_float32(wire, links.setting.dim) for wire in received])
         noise = torch.tensor([[self.sigma(state, who, links.setting)] for who in links.senders], dtype=torch.float64)
@@ -148,7 +148,7 @@ class UDPRounds(Defense[S, None]):
         return score
 
     def law(self, state: S, memory: None, update: Vector, link: Link) -> Law:
-        """Normal around the update, which is bounded already, or its projection, with z times the sensitivity."""
+        """Normal noise of z times the sensitivity around the update's projection, or the already bounded update."""
         center, sensitive = projected(update, self.clip), 2 * self.clip
         if self.clips == "records":
             center = numbers(update)
@@ -156,15 +156,15 @@ class UDPRounds(Defense[S, None]):
         return Additive(center, Normal(), self.noise_multiplier(state, link.setting) * sensitive)
 
     def step_law(self, setting: Setting) -> StepLaw | None:
-        """For `records`, one step on all of them, without noise: that comes with the message."""
+        """For `records`, one step on all records without noise, because noise is added to the message."""
         return StepLaw(self.clip, 0.0, 1.0, single=True) if self.clips == "records" else None
 
     def quieter(self) -> UDPRounds[S]:
-        """An epsilon that allows a z far below 1."""
+        """The same with an epsilon that allows z far below 1."""
         return replace(self, epsilon=claimed_epsilon(_QUIET, self.delta, 1.0, self.formula))
 
     def claim(self, history: Sequence[S], setting: Setting) -> Claim:
-        """(epsilon, delta) of a client over these rounds, by the formula; proved by exact composition of Gaussians.
+        """(epsilon, delta) over these rounds, claimed by `formula` and proved by exact composition of Gaussians.
 
         The proof is for a client that takes part in every round.
         """
@@ -188,7 +188,7 @@ class UDPRounds(Defense[S, None]):
         )
 
     def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
-        """The rounds whose learning rate moves a message further than the noise is made for."""
+        """The rounds whose learning rate is above that of round 0, for which the noise is calibrated."""
         if _FALLING not in self.assumes(links.setting):
             return {}
         return {_FALLING: Breach(int(lr > links.setting.lr), 1, "round")}

@@ -1,10 +1,10 @@
-"""UDP in numbers: the noise of a run, its split over rounds, and the resulting privacy.
+"""Formulas of UDP: the noise of a run, its split over rounds, and the resulting privacy.
 
-A noise multiplier is z = noise_std / sensitivity. A run spends sum 1/z^2 over its rounds. Only this sum matters: the
-rounds together reveal as much as one Gaussian mechanism with mu = sqrt(sum 1/z^2).
+A noise multiplier is z = noise_std / sensitivity. A run spends the sum of 1/z^2 over its rounds. Only this sum matters:
+all rounds together reveal as much as one Gaussian mechanism with mu = sqrt(sum 1/z^2).
 
 Source: Wei, Li, Ding, Ma, Su, Zhang, Poor 2021, "User-level privacy-preserving federated learning: analysis and
-    performance optimization". Despite the title the neighbors differ in one record.
+    performance optimization". Despite the title, neighbors differ in one record.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.gaussian import gaussian_epsilon, gaussian_mu
 
 Calibration = Literal["paper", "zcdp", "tight"]
-"""How (epsilon, delta) sets a budget: as printed, by zCDP, or exactly; see `budget`."""
+"""How (epsilon, delta) sets a budget: as printed in the paper, by zCDP, or exactly; see `budget`."""
 
 _ROUNDING = 1e-12
 """Largest relative rounding error of a sum of 1/z^2."""
 
 
 def sensitivity(clip: float, lr: float, samples: int) -> float:
-    """2 * lr * clip / samples: the largest move of a client's model in one full-batch step by one replaced record.
+    """2 * lr * clip / samples: how far replacing one record can move a client's model in one full-batch step.
 
-    Two records with opposite gradients of norm `clip` attain it. Several local steps or a mini-batch move it further.
-    If all records are replaced, a client counts as one sample.
+    Two records with opposite gradients of norm `clip` attain this bound. With several local steps or a mini-batch, the
+    model can move further. If all records are replaced, a client counts as one sample.
 
     Raises:
         ValueError: an argument is not above zero.
@@ -43,7 +43,7 @@ def sensitivity(clip: float, lr: float, samples: int) -> float:
     return 2 * lr * clip / samples
 
 
-@functools.lru_cache(maxsize=16)  # `tight` searches, and every message of a run needs the same budget
+@functools.lru_cache(maxsize=16)  # `tight` needs a search, and every message of a run needs the same budget
 def budget(epsilon: float, delta: float, participation: float, calibration: Calibration) -> float:
     """The sum of 1/z^2 that a client's rounds may spend together, for (epsilon, delta).
 
@@ -56,9 +56,9 @@ def budget(epsilon: float, delta: float, participation: float, calibration: Cali
     | zcdp | (sqrt(2 ln(1/delta) + 2 epsilon) - sqrt(2 ln(1/delta)))^2 | true, not the largest |
     | tight | mu^2 of the Gaussian mechanism | true, the largest |
 
-    Only `paper` uses q. It assumes an adversary who does not know the participants of a round. A server knows them: it
-    selects the clients and receives their messages by name. The other two calibrations hold against it and ignore q:
-    they cover a client that is selected in every round.
+    Only `paper` uses q. It assumes an adversary that does not know the participants of a round. A server knows the
+    participants: it selects the clients and receives their messages by name. The other two calibrations hold against a
+    server and ignore q: they cover a client that is selected in every round.
 
     Raises:
         ValueError: an argument is out of range, or the calibration is unknown.
@@ -74,7 +74,7 @@ def budget(epsilon: float, delta: float, participation: float, calibration: Cali
     if calibration == "paper":
         return epsilon**2 / (2 * participation * log)
     if calibration == "zcdp":
-        # the difference of the two roots, without the cancellation
+        # the difference of the two roots in a form without cancellation
         return (2 * epsilon / (math.sqrt(2 * log + 2 * epsilon) + math.sqrt(2 * log))) ** 2
     if calibration == "tight":
         return gaussian_mu(epsilon, delta) ** 2
@@ -88,7 +88,7 @@ def claimed_epsilon(spent: float, delta: float, participation: float, calibratio
     |---|---|
     | paper | sqrt(2 q ln(1/delta) spent); sqrt(2 q ln(1/delta)) / z for one round |
     | zcdp | spent / 2 + sqrt(2 ln(1/delta) spent) |
-    | tight | of the Gaussian mechanism with mu = sqrt(spent); 0 where delta alone covers it |
+    | tight | epsilon of the Gaussian mechanism with mu = sqrt(spent); 0 where delta alone suffices |
     """
     log = -math.log(delta)
     if calibration == "paper":
@@ -143,17 +143,17 @@ class Schedule:
 
 
 class Spending(NamedTuple):
-    """The state of a run, and the sum of 1/z^2 that the whole run may spend."""
+    """The schedule of a run, and the sum of 1/z^2 that the whole run may spend."""
 
     schedule: Schedule
     budget: float
 
 
 def next_multiplier(schedule: Schedule, budget: float) -> float:
-    """z of the next round: it and all later rounds share the remaining budget evenly.
+    """z of the next round, if this round and all later rounds share the remaining budget evenly.
 
     Guarantees:
-        (10) in round 0.
+        Equals (10) in round 0.
         Constant while T is constant.
         The budget is spent in round T - 1 and never exceeded, up to rounding.
 
@@ -182,11 +182,11 @@ def spend(schedule: Schedule, budget: float) -> Schedule:
 def discount(schedule: Schedule, before: float | None, after: float | None, *, zeta: float, beta: float) -> Schedule:
     """The schedule with fewer rounds, if the last round has not improved the model.
 
-    T becomes t + floor(beta (T - t)), t the number of that round, where before - after < zeta.
+    If before - after < zeta, T becomes t + floor(beta (T - t)), where t is the number of that round.
 
     Args:
-        schedule: after a round.
-        before, after: test loss of the model before and after that round; None: not evaluated.
+        schedule: the schedule after a round.
+        before, after: test loss of the model before and after the last round; None: not evaluated.
         beta: in (0, 1); read as its printed decimal fraction, so that 0.7 of 90 rounds are 63.
 
     | case | T |
@@ -214,22 +214,23 @@ def linear_decay(
     slope: float | None = None,
     longest: float = math.inf,
 ) -> tuple[float, ...]:
-    """z of all rounds of the baseline "Lei's approach": z falls linearly, and the run stops before it overspends.
+    """z of all rounds of the baseline "Lei's approach": z decreases linearly, and the run stops before it overspends.
 
     z_t = first * (1 - slope * t), while it is above zero and sum 1/z^2 is within the `zcdp` budget.
 
-    Uncertain: UDP's paper, which compares with this approach, states only that z falls linearly until the budget is
+    Uncertain: UDP's paper, which compares with this approach, states only that z decreases linearly until the budget is
     spent. It gives neither `first` nor `slope`; the defaults are our choice. The budget is by zCDP as in the approach's
     source (Yu et al. 2019).
 
     Args:
-        rounds: T0, which only sets the defaults.
-        first: z of round 0; default (10) with T0, hence with q, or the least z of a single round if that is larger.
-        slope: default 1 / (2 T0), which would halve z at T0.
-        longest: largest number of rounds; the budget of a flat and noisy run could cover billions.
+        rounds: T0, which sets only the defaults.
+        first: z of round 0; default: (10) with T0, and so with q, or the least z of a single round if that is larger.
+        slope: relative decrease of z per round; default 1 / (2 T0), which would halve z at T0.
+        longest: maximum number of rounds; without it, the budget of a flat and noisy run could cover billions of
+            rounds.
 
     Guarantees:
-        The multipliers spend at most the `zcdp` budget, up to rounding. One more round would spend more, have no noise,
+        The multipliers spend at most the `zcdp` budget, up to rounding. One more round would overspend, have no noise,
         or exceed `longest`.
 
     Raises:
@@ -245,7 +246,7 @@ def linear_decay(
     if not 0 <= slope < math.inf:
         raise ValueError(f"expected slope >= 0, got slope={slope}")
     allowed = budget(epsilon, delta, participation, "zcdp") * (1 + _ROUNDING)
-    # z never grows, so that no run is longer than the budget in units of round 0
+    # z never increases, so no run has more rounds than the budget in units of round 0's spending
     scale = 1 - slope * np.arange(int(min(allowed * first * first, longest)))
     z = first * scale[scale > 0]
     z = z[np.cumsum(1 / z**2) <= allowed]
@@ -281,10 +282,10 @@ def participations(rounds: int, participation: float, quantile: float) -> int:
 
 
 def moment(share: float, shift: float, order: int) -> dict[str, list[float]]:
-    """The logarithm of the moment of one round, exact and by two bounds: what (13) to (15) say of each other.
+    """The logarithm of the moment of one round: exactly, by (15) and by (14), to compare (13) to (15).
 
     Args:
-        share: q, the chance that a client takes part.
+        share: q, the probability that a client takes part.
         shift: the sensitivity over the standard deviation of the noise.
         order: lambda.
 
@@ -302,7 +303,7 @@ def moment(share: float, shift: float, order: int) -> dict[str, list[float]]:
 
 
 def epsilons(epsilon: float, delta: float) -> dict[str, list[float]]:
-    """`run_epsilon`: what the paper claims for a whole run with q = 1, and what its noise gives."""
+    """`run_epsilon`: the epsilon that the paper claims for a whole run with q = 1, and the epsilon of its noise."""
     return {"run_epsilon": [epsilon, claimed_epsilon(budget(epsilon, delta, 1.0, "paper"), delta, 1.0, "tight")]}
 
 

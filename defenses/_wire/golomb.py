@@ -1,8 +1,8 @@
-"""Entropy coding of signed integers and biased bits by run lengths, in array operations only.
+"""Entropy coding of signed integers and biased bits by run lengths, using only array operations.
 
-An integer becomes a string of bits: is it beyond bucket 0, beyond bucket 1, and so on; then its place in its bucket;
-then its sign. All answers to one question in one context form a segment, whose bits have one law. Both sides know the
-length of a segment. Its number of ones is sent and selects its code, so that nothing else is sent. The decoder derives
+An integer becomes a string of bits: whether it is beyond bucket 0, beyond bucket 1, and so on; then its place in its
+bucket; then its sign. All answers to one question in one context form a segment, whose bits have the same law. Both
+sides know the length of a segment. Only its number of ones is sent; this number selects the code. The decoder derives
 parameters only by operations that every machine rounds alike.
 
 | share of the rarer bit | code | length above the entropy |
@@ -11,7 +11,7 @@ parameters only by operations that every machine rounds alike.
 | > 31.5 % | pairs: equal or not; the first bit of unequal pairs; the common bit of equal pairs by run lengths | < 1 % |
 | else | the gaps between the rarer bits by a Golomb code; the last gap follows from the length | < 1.45 % |
 
-A Golomb code is laid out for array operations: all remainders, then all quotients in unary.
+Golomb codes are laid out for array operations: all remainders, then all quotients in unary.
 
 Source: Golomb 1966, "Run-length encodings"; Gallager & Van Voorhis 1975, "Optimal source codes for geometrically
 distributed integer alphabets" (the parameter); Peres 1992, "Iterating von Neumann's procedure" (the pairs).
@@ -34,23 +34,24 @@ Symbols = npt.NDArray[Any]
 _LINEAR = 16
 """Number of buckets with one cell. The next bucket has 2 cells, and each later one twice as many as the one before."""
 _SPARE = np.maximum(0, np.arange(_LINEAR + 52) - _LINEAR + 1)
-"""Bits that number the cells of each bucket."""
+"""Number of bits that number the cells of each bucket."""
 _START = np.where(_SPARE > 0, _LINEAR - 2 + (1 << _SPARE), np.arange(_SPARE.size))
 """First cell of each bucket."""
 _CELLS = 256
-"""Cells that the choice of a shift distinguishes; all later cells count as one."""
+"""Number of cells that the choice of a shift distinguishes; all later cells count as one cell."""
 _BLOCK = 1 << 18
-"""Symbols sorted at a time; they stay in the cache."""
+"""Number of symbols sorted at a time, few enough to stay in the cache."""
 _SAMPLE = 1 << 10
-"""Symbols among which the most frequent context is looked for."""
+"""Number of symbols in which the most frequent context is sought."""
 
 
 def encode_integers(values: Integers, context: Integers) -> bytes:
-    """Encode signed integers in about their empirical entropy given the context.
+    """Encode signed integers in about as many bits as their empirical entropy given the context.
 
     Args:
         values: [n], of magnitude below 2**53.
-        context: [n] in 0..C-1. Not sent: the decoder knows it. A context that does not occur costs nothing.
+        context: [n] in 0..C-1. The decoder knows the contexts, so they are not sent. A context that does not occur
+            costs nothing.
 
     Raises:
         ValueError: a value or a context is out of range, or the shapes differ.
@@ -61,7 +62,7 @@ def encode_integers(values: Integers, context: Integers) -> bytes:
         raise ValueError(f"expected magnitudes below 2**53, got {int(values.min())}..{int(values.max())}")
     groups = _Groups(context, values.size)
     sizes, peak = groups.sizes, max(int(values.max(initial=0)), -int(values.min(initial=0)))
-    # a gather of small integers takes half the time
+    # gathering small integers takes half the time
     grouped = groups.gather(values.astype(np.min_scalar_type(-peak - 1), copy=False))
     magnitudes = np.abs(grouped)
     out, shifts = BitWriter(), _choose_shifts(magnitudes, sizes, peak)
@@ -117,10 +118,10 @@ def _take_ones(source: BitReader, sizes: Ints) -> Ints:
 class _Groups:
     """Symbols grouped by their contexts [count], each group in the order of its symbols; sorted block by block.
 
-    sizes: of the contexts that occur, in increasing order.
+    sizes: number of symbols of each context that occurs, in increasing order of the contexts.
 
     Raises:
-        ValueError: a context is below 0, or there are not `count`.
+        ValueError: a context is below 0, or their number is not `count`.
     """
 
     def __init__(self, context: Integers, count: int) -> None:
@@ -128,10 +129,10 @@ class _Groups:
             raise ValueError(f"expected {count} contexts >= 0, got shape {context.shape} from {context.min(initial=0)}")
         # numpy sorts integers of 8 and 16 bits by radix, which is many times faster
         narrow = context.astype(np.min_scalar_type(context.max(initial=0)), copy=False)
-        # more contexts would make too many pieces of blocks
+        # more contexts would cut blocks into too many pieces
         size = _BLOCK if narrow.dtype == np.uint8 else max(count, 1)
         self._blocks = [(slice(start, start + size), narrow[start : start + size]) for start in range(0, count, size)]
-        # the context that prevails, if one does
+        # the dominant context, if there is one
         seen = np.bincount(narrow[:_SAMPLE], minlength=1)
         self._usual = int(seen.argmax()) if 4 * seen.max() > 3 * seen.sum() else -1
         counts = [self._count(part) for _, part in self._blocks]
@@ -156,7 +157,7 @@ class _Groups:
         return values
 
     def _count(self, part: Integers) -> Ints:
-        """How often each context occurs; only those that occur if there is one block."""
+        """How often each context occurs; with a single block, only contexts that occur."""
         if part.dtype != np.uint8:
             return np.unique(part, return_counts=True)[1]
         if self._usual < 0:
@@ -170,7 +171,7 @@ class _Groups:
         """The stable order of contexts, cut into pieces."""
         if self._usual < 0:
             return [np.argsort(part, kind="stable")]
-        # a sort would wait for the counter of this context at each symbol
+        # in a sort, each symbol would wait for the counter of the dominant context
         usual = part == self._usual
         others = (~usual).nonzero()[0]
         others = others.take(np.argsort(part.take(others), kind="stable"))
@@ -178,7 +179,7 @@ class _Groups:
         return [others[:below], usual.nonzero()[0], others[below:]]
 
     def _places(self) -> Iterator[list[slice]]:
-        """For each block, where its part of each context lies among the grouped symbols."""
+        """For each block, the places of its part of each context among the grouped symbols."""
         ends = self._counts.T.cumsum().reshape(self._counts.T.shape).T
         for end, count in zip(ends, self._counts, strict=True):
             pairs = zip(end.tolist(), count.tolist(), strict=True)
@@ -193,7 +194,7 @@ def _ones_in(sizes: Ints, at: Ints) -> Ints:
 
 
 def _segments(mask: Bits, sizes: Ints) -> list[slice]:
-    """The segments in a mask of segments."""
+    """The places of the segments that the mask selects."""
     ends = sizes.cumsum()
     return [slice(start, end) for start, end in zip((ends - sizes)[mask].tolist(), ends[mask].tolist(), strict=True)]
 
@@ -204,7 +205,7 @@ def _joined(bits: Symbols, segments: list[slice]) -> Symbols:
 
 
 def _put_back(bits: Symbols, segments: list[slice], joined: Symbols) -> None:
-    """Undo `_joined`, into the bits."""
+    """Undo `_joined`: write the joined bits back into `bits`."""
     at = 0
     for segment in segments:
         bits[segment] = joined[at : (at := at + segment.stop - segment.start)]
@@ -216,7 +217,7 @@ def _choose_shifts(magnitudes: Integers, sizes: Ints, peak: int) -> Ints:
     if peak < _LINEAR:
         return base
     if peak >= _CELLS:
-        # the mean logarithm instead of the mean: one outlier must not shift a context of small numbers
+        # the mean logarithm instead of the mean, so that one outlier does not shift a context of small numbers
         logs = np.frexp(magnitudes.astype(np.float64))[1]
         base = np.maximum(0, np.add.reduceat(logs, sizes.cumsum() - sizes, dtype=np.int64) // sizes - 5)
     cells = np.minimum(magnitudes >> base.repeat(sizes), _CELLS - 1)
@@ -314,7 +315,7 @@ def _kinds(sizes: Ints, ones: Ints) -> tuple[Bits, Bits, Bits]:
 
 
 def _put_segments(out: BitWriter, bits: Bits, sizes: Ints, ones: Ints) -> None:
-    """Append segments of bits, each of one law; the decoder knows `sizes` and `ones`."""
+    """Append segments of bits, each with one law; the decoder knows `sizes` and `ones`."""
     plain, paired, runs = _kinds(sizes, ones)
     out.put(_joined(bits, _segments(plain, sizes)))
     rest, lengths = _joined(bits, _segments(paired, sizes)), sizes[paired]
@@ -341,7 +342,7 @@ def _take_segments(source: BitReader, sizes: Ints, ones: Ints) -> Bits:
     first = np.empty(equal.size, np.bool_)
     first[~equal] = source.take(int(np.count_nonzero(~equal)))
     lengths = _ones_in(halves, equal.nonzero()[0])
-    # a pair of ones counts two, an unequal pair one
+    # a pair of ones counts two, and an unequal pair one
     twice = ones[paired] - (halves - lengths)
     twice[odd] -= single
     counts = np.concatenate([ones[runs], np.clip(twice // 2, 0, lengths)])
@@ -383,7 +384,7 @@ def _take_runs(source: BitReader, sizes: Ints, ones: Ints) -> Bits:
 
 
 def _gap_m(sizes: Ints, rare: Ints) -> Ints:
-    """The smallest m with p^m + p^(m+1) <= 1 up to rounding, p the frequent bit's share (Gallager & Van Voorhis)."""
+    """The smallest m with p^m + p^(m+1) <= 1, up to rounding; p: share of the frequent bit (Gallager & Van Voorhis)."""
     share = np.maximum(rare, 1) / np.maximum(sizes, 2)
     # log(2 - q) / -log(1 - q) for q = 1 - p, both expanded in q / 2, because logarithms differ between machines;
     # exact to a hundredth of m for all q <= 1/2
@@ -391,7 +392,7 @@ def _gap_m(sizes: Ints, rare: Ints) -> Ints:
 
 
 def _binary(m: Ints) -> tuple[Ints, Ints]:
-    """Bits of every remainder modulo m, and the first remainder that needs one bit more."""
+    """Number of bits of every remainder modulo m, and the first remainder that needs one more bit."""
     width = np.frexp((m - 1).astype(np.float64))[1].astype(np.int64)
     return np.maximum(width - 1, 0), np.where(m == 1, 1, (1 << width) - m)
 

@@ -14,10 +14,10 @@ _LARGE = 1 << 23
 """Bytes of the longest axis that is transformed in one piece."""
 
 _CHUNK = 1 << 17
-"""Entries of a longer one that are transformed at a time."""
+"""Number of entries of a longer axis that are transformed at a time."""
 
 _BITS = 4
-"""A factor has at most 2**4 rows: fastest in measurements in single and double precision, n = 2**13 to 2**20."""
+"""A factor has at most 2**4 rows, the fastest size in both precisions for n = 2**13 to 2**20 (measured)."""
 
 
 def fast_walsh_hadamard(x: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def fast_walsh_hadamard(x: Tensor) -> Tensor:
     factors = _factors(n)
     if n * x.element_size() <= _LARGE or x.requires_grad or x.device.type != "cpu":
         return _applied(x, factors)
-    # two passes over memory: the first factors on rows, the others on columns, a few at a time in the cache
+    # two passes over memory: the first factors on rows, the others on columns, in chunks that fit the cache
     low = factors[: len(factors) // 2]
     width = 1 << sum(low)
     # numpy asks for large pages of memory
@@ -66,8 +66,8 @@ def fast_walsh_hadamard(x: Tensor) -> Tensor:
 def _applied(x: Tensor, factors: list[int]) -> Tensor:
     """The product of the factors' matrices along the last axis of x."""
     n, rows, y = x.shape[-1], math.prod(x.shape[:-1]), x
-    # H is a Kronecker product. Each turn applies one factor to the last axis and moves that axis to the front, so that
-    # in the end all axes are back in place, except the rows, which come last
+    # H is a Kronecker product. Each turn applies one factor to the last axis and moves this axis to the front, so in
+    # the end all axes are back in place, except the rows, which come last
     for bits in factors:
         y = _sylvester(bits, x.dtype, x.device) @ y.reshape(rows * n >> bits, 1 << bits).T
     return y.reshape(n, rows).T.reshape(x.shape)
