@@ -1,4 +1,4 @@
-"""Audits: their time, and each defense's audited bound beside the claimed and the proved epsilon.
+"""Time of audits, and each defense's audited bound with the claimed and the proved epsilon.
 
 Times are processor milliseconds on one thread: for set-up, which is the pilot, and for the audit, which makes, scores
 and counts 2 N messages through the real encode path. Bar: an audit of the Laplace mechanism with d = 5 and 300 trials

@@ -42,7 +42,7 @@ PLAN = LocalPlan(gradient=False, steps=STEPS, epochs=None, batch=0, lr=RATE, mom
 def messages(
     victims: Victims, batch: int, auxiliary: Examples, plan: LocalPlan, defense: Defense[Any, Any]
 ) -> Observation:
-    """The server's observation of clients with `batch` images each that send an update, or one gradient."""
+    """The server's observation of clients with `batch` images each: updates after steps on all images, or gradients."""
     task, n, steps = victims.task, len(victims.y) // batch, plan.steps or 1
     pairs = zip(victims.x.split(batch), victims.y.split(batch), strict=True)
     work = [Work(Examples(*pair), Key(8).child(number)) for number, pair in enumerate(pairs)]
