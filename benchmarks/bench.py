@@ -2,10 +2,10 @@
 
     python benchmarks/bench.py                     # measure all rows; write bench.json and the tables of two pages
     python benchmarks/bench.py --quick             # measure the quick rows, and compare them with bench.json
-    python benchmarks/bench.py --only NAME ...     # rows whose name begins so; nothing is written
-    python benchmarks/bench.py --scale             # the constants of docs/scale.md; nothing is written
-    python benchmarks/bench.py --quick --record    # as --only and --scale: takes this part into bench.json
-    python benchmarks/bench.py --pages             # write the tables of the pages anew
+    python benchmarks/bench.py --only NAME ...     # rows whose name begins with NAME; nothing is written
+    python benchmarks/bench.py --scale             # measure the constants of docs/scale.md; nothing is written
+    python benchmarks/bench.py --quick --record    # also with --only or --scale: keep this part in bench.json
+    python benchmarks/bench.py --pages             # rewrite the tables of the pages
 
 A row is the ratio of our time to that of a reference, run in turns in one process (see `_measure`). `--quick` exits
 with 1 if a ratio is 1.3 times the committed ratio and stays so when it is measured again for longer, or if a row is new
