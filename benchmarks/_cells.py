@@ -1,4 +1,4 @@
-"""Equal cells for benchmarks of schedules and engines: each computes for some seconds of one core."""
+"""Equal cells for benchmarks of schedules and engines: each cell computes for some seconds on one core."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from leakgauge.harness.study.study import Study, resolve
 
 @dataclass(frozen=True)
 class Busy(Attack):
-    """Computes for `seconds` of processor time; scores of zero. `number` makes cells different."""
+    """Compute for `seconds` of processor time; all scores are zero. `number` makes cells differ."""
 
     kind: ClassVar[str] = "membership"
     seconds: float = 1.0
@@ -23,7 +23,7 @@ class Busy(Attack):
 
     @property
     def needs(self) -> frozenset[str]:
-        """The candidates, who are only counted."""
+        """The candidates, which are only counted."""
         return frozenset({"candidates"})
 
     def run(self, seen: Observation, key: Key) -> Membership:

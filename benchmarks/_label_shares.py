@@ -1,4 +1,4 @@
-"""Label restoration: the share of correct labels behind fresh and trained models, for several images and noise."""
+"""Label restoration: the share of correct labels behind fresh and trained models, by number of images and noise."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _enlarged(examples: Examples) -> Examples:
 
 
 def draw(kind: str, batches: int, size: int, key: Key) -> Tensor:
-    """[batches, size] labels: `distinct`; `independent` draws from the data; or `repeated`: each label twice."""
+    """Labels [batches, size]: `distinct`, `independent` draws from the data, or `repeated` (each label twice)."""
     if kind == "independent":
         return data().y[torch.from_numpy(rng.integers(key, batches * size, len(data().y)))].view(batches, size)
     different = size if kind == "distinct" else size // 2
@@ -85,7 +85,7 @@ def pictures(labels: Tensor, key: Key) -> Tensor:
 
 
 def share(task: ModelTask, params: Vector, labels: Tensor, key: Key, noise: float = 0.0) -> Share:
-    """The counts for batches with labels [m, b]; the floor returns labels in their proportions in the data."""
+    """The counts for batches with labels [m, b]; the floor guesses labels in their proportions in the data."""
     size = labels.shape[1]
     sent = gradients(task, params, pictures(labels, key.child("pictures")), one_hot(labels, CLASSES).float())
     if noise:
@@ -101,13 +101,13 @@ def share(task: ModelTask, params: Vector, labels: Tensor, key: Key, noise: floa
 
 
 def _in_common(truth: Tensor, guess: Tensor) -> Tensor:
-    """[m]: number of labels common to both rows [m, b], each used once."""
+    """Number [m] of labels that the two rows [m, b] have in common, each used once."""
     counts = [one_hot(labels, CLASSES).sum(1) for labels in (truth, guess)]
     return torch.minimum(*counts).sum(1)
 
 
 def train(task: ModelTask, lr: float, key: Key) -> Vector:
-    """The model after 300 steps on 32 digits each."""
+    """The model after 300 steps of 32 digits each."""
     params = task.init(key.child("model"))
     plan = LocalPlan(gradient=False, steps=300, epochs=None, batch=32, lr=lr, momentum=0.9)
     return (
@@ -136,7 +136,7 @@ def labels(key: Key) -> None:
 
 
 def _rows(title: str, task: ModelTask, params: Vector, kind: str, size: int, key: Key) -> None:
-    """Print the shares for batches of one law and size, for each noise."""
+    """Print the shares for batches of one kind and size, for each noise."""
     n = BATCHES * size
     for noise in NOISES:
         found = share(task, params, draw(kind, BATCHES, size, key.child("labels")), key, noise)

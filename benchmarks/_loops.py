@@ -28,10 +28,10 @@ class LeNet(nn.Module):
     """The LeNet of Zhu et al. 2019: three 5x5 convolutions of 12 channels and a dense layer, with sigmoid."""
 
     def __init__(self, model: Model, params: Vector) -> None:
-        """`model`: a `lenet-dlg`, of which only the sizes are used; `params`: [d], in the order of its layout."""
+        """Take sizes from `model`, a `lenet-dlg`, and values from `params` [d], in the order of its layout."""
         super().__init__()
         *_, (classes, flat), _ = model.layout.shapes
-        with torch.device("meta"):  # nothing is drawn: `params` replaces the parameters
+        with torch.device("meta"):  # no initial values are drawn, because `params` replaces them
             self.body = nn.Sequential(
                 nn.Conv2d(model.input_shape[0], 12, 5, stride=2, padding=2),
                 nn.Sigmoid(),
@@ -57,7 +57,7 @@ class LeNet(nn.Module):
 class Matching:
     """The optimizer's closure: distance of the dummy's gradient to the target, and the gradient of that distance.
 
-    `calls` counts evaluations. label: [1] int64, held fixed, or [1, classes] logits, which are searched too. As in the
+    `calls` counts evaluations. label: [1] int64, held fixed, or [1, classes] logits, which are also searched. As in the
     originals, `backward` also fills the unused gradients of the model's parameters.
     """
 
@@ -87,14 +87,14 @@ class Matching:
 
 
 def dlg(model: LeNet, target: Sequence[Tensor], x: Tensor, logits: Tensor, *, outer: int = OUTER) -> Guess:
-    """Search image and label together; return the last iterate, even if it diverged.
+    """Search image and label together; return the last iterate, even if the search diverged.
 
     Args:
         target: the received gradient, one tensor per parameter.
         x, logits: first dummies, [1, *input_shape] and [1, classes].
 
     Returns:
-        The guess; its objective is from the start of the last step, as the optimizer returns it.
+        The guess; its objective is the loss at the start of the last step, which the optimizer returns.
 
     Source: Zhu, Liu and Han 2019, main.py.
     """

@@ -1,8 +1,8 @@
-"""How a row of `bench.py` is measured: ours and a reference in turns, in a process of its own, beside a physical limit.
+"""Measure a row of `bench.py`: our code and a reference in turns, in a separate process, with a physical limit.
 
-A row is a `Work`, built in a forked child, so that its peak memory is its own and what it leaves behind disturbs no
-other row. Times are processor time, or wall time where the work is in other processes; both sides run in turns, so that
-other work on the machine slows both alike.
+A row is a `Work` that is built in a forked child, so that its peak memory is measured alone and its remains do not
+disturb other rows. Times are processor time, or wall time if other processes do the work. Both sides run in turns, so
+that other work on the machine slows both equally.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from torch.utils.flop_counter import FlopCounterMode
 from leakgauge.harness.learn.gradients import keep_freed_memory
 
 WORSE = 1.3
-"""A ratio that is so many times the committed one is a fault."""
+"""A ratio that is this many times the committed ratio is a fault."""
 
 FEWEST, LEAST, MOST = 3, 5, 400
-"""Pairs of runs of a row: at least if a run takes longer than `SLOW`, at least otherwise, at most."""
+"""Pairs of runs of a row: minimum if a run takes longer than `SLOW`, minimum otherwise, maximum."""
 
 SLOW = 3.0
 
 CONFIDENCE = 0.9
-"""Of the interval of the median ratio, at least."""
+"""Least confidence of the interval of the median ratio."""
 
 LONG = 0.1
-"""Seconds of a first run from which on it tells how often to repeat the other side."""
+"""If the first run takes longer than this many seconds, it is not timed again to find the number of repeats."""
 
 NOISE, SHARE = 1e-4, 0.25
-"""Seconds of a side in a pair, at least, and its share of the other side's: shorter runs are repeated."""
+"""Least seconds of a side in a pair, and its least share of the other side's: shorter runs are repeated."""
 
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-"""Where files are written that are not to wait for a disk."""
+"""Folder for files that must not wait for a disk; None: the default folder for temporary files."""
 
 
 class Skipped(Exception):
@@ -61,13 +61,14 @@ class Work(NamedTuple):
     """What a row runs, once it is built.
 
     Attributes:
-        ours, base: one run each, with the same purpose; `base` uses nothing of ours that it is to be compared with.
-        against: what `base` is.
-        amount, unit: what one run of ours does.
+        ours, base: one run of each side, with the same purpose; `base` does not use the code that is measured.
+        against: name of `base`.
+        amount, unit: the work of one run of ours.
         moved, drawn, hashed: bytes that must cross memory, numbers that must come from Philox, bytes for SHA-256.
-        flops: of one run; None: the fewer of those counted in both.
-        wall: time by the wall clock, since the work is in other processes; peak memory is that of the largest of them.
-        note: what else is to be said.
+        flops: FLOPs of one run; None: the smaller of the counts of both sides.
+        wall: whether to use the wall clock, because other processes do the work; peak memory is then that of the
+            largest.
+        note: further remarks.
     """
 
     ours: Callable[[], object]
@@ -85,12 +86,12 @@ class Work(NamedTuple):
 
 Build = Callable[[], "Work | Row"]
 Rows = Mapping[str, Build]
-"""What a module of rows returns: a name for each row, and how to build it."""
+"""The rows of a module: the name of each row, and the function that builds it."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One core's measured rates; and the seconds of a new process with torch in it."""
+    """Measured rates of one core, and the seconds of a new process that imports torch."""
 
     bytes_per_s: float
     flops_per_s: float
@@ -106,9 +107,10 @@ class Row:
 
     Attributes:
         seconds, base_seconds: medians of one run.
-        ratio: median over pairs of ours over the reference; `quartiles` of the pairs, `interval` of that median.
-        peak_mb: memory of one run beyond what was there before it.
-        limit: least seconds of one run on this machine, and what bounds it; 0 where nothing was counted.
+        ratio: median over the pairs of our time over the reference's; `quartiles` of the pairs, `interval` of this
+            median.
+        peak_mb: memory that one run adds.
+        limit: least seconds of one run on this machine, and `bound`, what limits it; 0 if nothing was counted.
     """
 
     seconds: float
@@ -129,7 +131,7 @@ class Row:
     def paired(
         cls, work: Work, taken: Sequence[Sequence[float]], peak: float = 0.0, limit: float = 0.0, bound: str = ""
     ) -> Row:
-        """A row from the seconds of both sides, in pairs."""
+        """A row from the paired seconds of both sides."""
         ratios = [a / b for a, b in zip(*taken, strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
         seconds, base = map(statistics.median, taken)
@@ -143,7 +145,7 @@ class Row:
 
 
 def best(work: Callable[[], object], times: int = 5, clock: Callable[[], float] = time.process_time) -> float:
-    """Seconds of the fastest of several runs, after a first one: other work on the machine only adds time."""
+    """Seconds of the fastest of several runs after a warm-up run; other work on the machine only adds time."""
     work()
     found = []
     for _ in range(times):
@@ -154,7 +156,7 @@ def best(work: Callable[[], object], times: int = 5, clock: Callable[[], float] 
 
 
 def measure_machine() -> Machine:
-    """The rates of one core: a memory pass beyond all caches, a product of matrices, Philox, SHA-256, small files."""
+    """The rates of one core: a memory pass beyond all caches, a matrix product, Philox, SHA-256, small files."""
     big, square = torch.ones(2**25), torch.ones(1024, 1024)
     out, room = torch.empty_like(big), torch.empty_like(square)
     philox, block = np.random.Generator(np.random.Philox(0)), bytes(2**24)  # noqa: TID251  # the rate only
@@ -182,7 +184,7 @@ def _small_files(folder: Path, count: int) -> None:
 
 
 def limit_of(work: Work, flops: float, machine: Machine) -> tuple[float, str]:
-    """The least seconds of one run, and what bounds it: what overlaps is not added up."""
+    """The least seconds of one run, and what bounds it; the parts may overlap, so the largest one counts."""
     parts = {
         "memory": work.moved / machine.bytes_per_s,
         "FLOPs": flops / machine.flops_per_s,
@@ -194,7 +196,7 @@ def limit_of(work: Work, flops: float, machine: Machine) -> tuple[float, str]:
 
 
 def flops_of(*runs: Callable[[], object]) -> float:
-    """The fewest FLOPs of these runs in products and convolutions of torch; none if none are counted."""
+    """The smallest FLOP count of these runs, in products and convolutions of torch; 0 if none are counted."""
     found = []
     for run in runs:
         with FlopCounterMode(display=False) as counter:
@@ -204,7 +206,7 @@ def flops_of(*runs: Callable[[], object]) -> float:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Of the median, by order statistics, at `CONFIDENCE`; the whole range if there are too few values."""
+    """The interval of the median, by order statistics, at `CONFIDENCE`; the whole range if there are too few values."""
     ordered, n = sorted(values), len(values)
     outside = int(binom.ppf((1 - CONFIDENCE) / 2, n, 0.5))
     low = max(0, outside - 1)
@@ -212,10 +214,10 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def measure(work: Work, seconds: float, machine: Machine | None, least: int = LEAST) -> Row:
-    """Run both sides in turns for about so many seconds; without a machine, no memory and no limit."""
+    """Run both sides in turns for about `seconds`; without a machine, memory and limit are not measured."""
     clock = time.perf_counter if work.wall else time.process_time
     runs = work.ours, work.base
-    keep_freed_memory()  # else it depends on the heap's history whether short runs fault new pages in
+    keep_freed_memory()  # without this, the heap's history decides whether short runs fault in new pages
     once = [_timed(run, 1, clock) for run in runs]  # the first run fills the caches
     peak, limit, bound = 0.0, 0.0, ""
     if machine is not None:
@@ -227,7 +229,7 @@ def measure(work: Work, seconds: float, machine: Machine | None, least: int = LE
     times = [max(1, round(longest / max(one, 1e-9))) for one in once]
     taken: tuple[list[float], list[float]] = ([], [])
     gc.collect()
-    gc.disable()  # collections would fall on one side by chance
+    gc.disable()  # a collection would slow one side by chance
     end = time.perf_counter() + seconds
     while len(taken[0]) < least or (time.perf_counter() < end and len(taken[0]) < MOST):
         sides = (0, 1) if len(taken[0]) % 2 else (1, 0)
@@ -238,7 +240,7 @@ def measure(work: Work, seconds: float, machine: Machine | None, least: int = LE
 
 
 def _timed(run: Callable[[], object], times: int, clock: Callable[[], float]) -> float:
-    """Seconds of one of several runs."""
+    """Mean seconds of a run over several runs."""
     start = clock()
     for _ in range(times):
         run()
@@ -246,11 +248,11 @@ def _timed(run: Callable[[], object], times: int, clock: Callable[[], float]) ->
 
 
 def peak_of(run: Callable[[], object], *, others: bool = False) -> float:
-    """Megabytes that a run adds to this process at most; `others`: of the largest process that it starts."""
+    """Peak megabytes that a run adds to this process; `others`: peak of the largest process that it starts."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # what earlier runs freed does not hide what this one needs
-        Path("/proc/self/clear_refs").write_text("5")  # the kernel's peak starts again from here
+        ctypes.CDLL(None).malloc_trim(0)  # so that memory freed by earlier runs does not hide the need of this run
+        Path("/proc/self/clear_refs").write_text("5")  # resets the kernel's peak
     before = _status("VmRSS")
     run()
     if others:
@@ -259,17 +261,17 @@ def peak_of(run: Callable[[], object], *, others: bool = False) -> float:
 
 
 def _status(name: str) -> float:
-    """A line of this process' status in megabytes."""
+    """A value of this process's status, in megabytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
 
 
 def in_child(function: Callable[[], Any]) -> Any:
-    """What a function returns, as JSON, in a forked process.
+    """The result of a function that runs in a forked process; it is passed back as JSON.
 
     Raises:
-        Skipped: the function did.
-        RuntimeError: it failed; the child's traceback is on the error stream.
+        Skipped: the function raised it.
+        RuntimeError: the function failed; the child's traceback is on the error stream.
     """
     read, write = os.pipe()
     sys.stdout.flush()
@@ -302,7 +304,7 @@ def in_child(function: Callable[[], Any]) -> Any:
 
 
 def measured(build: Build, seconds: float, machine: Machine | None, least: int = LEAST) -> Row:
-    """A row, measured in a process of its own."""
+    """A row, measured in a separate process."""
 
     def row() -> dict[str, Any]:
         built = build()
@@ -312,15 +314,15 @@ def measured(build: Build, seconds: float, machine: Machine | None, least: int =
 
 
 def is_worse(now: Row, then: Row, *, surely: bool = False) -> bool:
-    """Whether a ratio is `WORSE` times the committed one or more; `surely`: its whole interval is."""
+    """Whether a ratio is at least `WORSE` times the committed ratio; `surely`: whether its whole interval is."""
     return (now.interval[0] if surely else now.ratio) >= WORSE * then.ratio
 
 
 def check(now: Mapping[str, Row], then: Mapping[str, Row], again: Callable[[str], Row]) -> list[str]:
-    """What is wrong with measured rows beside the committed ones; a row that seems worse is measured again first.
+    """The faults of measured rows, compared with the committed ones; a row that seems worse is first measured again.
 
     Args:
-        again: measures a row once more, for longer.
+        again: measures a row again, for longer.
     """
     gone = [
         f"{name}: expected this row of the committed table, it was not measured" for name in then if name not in now
@@ -339,7 +341,7 @@ def check(now: Mapping[str, Row], then: Mapping[str, Row], again: Callable[[str]
 
 
 def rounded(data: Any) -> Any:
-    """JSON data with four digits a number."""
+    """JSON data with four significant digits per number."""
     if isinstance(data, float):
         return float(f"{data:.4g}")
     if isinstance(data, Mapping):

@@ -1,4 +1,4 @@
-"""Photographs behind the LeNet of DLG: their messages, and the quality of reconstructions."""
+"""Photographs behind the LeNet of DLG: the clients' messages, and the quality of reconstructions."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Victims(NamedTuple):
 class Quality(NamedTuple):
     """Quality of n guesses: median raw MSE, mean SSIM (0 for a non-finite guess), and counts.
 
-    recovered: MSE < 1e-3; exact: SSIM >= 0.999; infinite: not finite, or without a reconstruction; failed: infinite, or
-    MSE > 1; labels: label correct.
+    recovered: MSE < 1e-3; exact: SSIM >= 0.999; infinite: not finite, or no reconstruction; failed: infinite, or MSE >
+    1; labels: label correct.
     """
 
     mse: float
@@ -78,8 +78,8 @@ def _photos() -> DataSet:
 def photographs(count: int, classes: int, key: Key) -> Victims:
     """Distinct training photographs and a fresh model, with weights and biases uniform in +-0.5.
 
-    If `classes` is the number of source photographs, the labels are the data's own. Otherwise they are drawn uniformly;
-    for a fresh model a label is only a number.
+    If `classes` is the number of source photographs, the labels are those of the data. Otherwise labels are drawn
+    uniformly; for a fresh model a label is only a number.
     """
     x, y = _photos().train
     chosen = torch.from_numpy(rng.subset(key.child("photos"), len(y), count))
@@ -96,7 +96,7 @@ def sent(victims: Victims) -> Tensor:
 
 
 def observed(victims: Victims, defense: Defense[Any, Any], key: Key) -> Observation:
-    """The server's observation of the victims through the defense; `key` is the clients'."""
+    """The server's observation of the victims through the defense; `key` is the key of the clients."""
     n, task = len(victims.y), victims.task
     setting = Setting(task.layout, n, n, 1, sends="gradient", steps=1, lr=_PLAN.lr, batch=0, samples=1)
     state, messages = defense.init(setting), []

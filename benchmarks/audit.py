@@ -1,14 +1,15 @@
-"""Audits: their time, and each defense's audited bound beside the claimed and the proved epsilon.
+"""Time of audits, and each defense's audited bound with the claimed and the proved epsilon.
 
-Times are processor milliseconds, one thread: for set-up, which is the pilot, and for the audit, which makes, scores and
-counts 2 N messages by the real encode path. Bar: an audit with 300 trials per input within 50 ms after set-up, for the
-Laplace mechanism with d = 5. Exit code 1 if it is missed, or if an audited bound exceeds the proved epsilon.
+Times are processor milliseconds on one thread: for set-up, which is the pilot, and for the audit, which makes, scores
+and counts 2 N messages through the real encode path. Bar: an audit of the Laplace mechanism with d = 5 and 300 trials
+per input takes at most 50 ms after set-up. The exit code is 1 if the bar is missed, or if an audited bound exceeds the
+proved epsilon.
 
     python benchmarks/audit.py [--trials N] [--defense NAME ...] [--repeats N]
     python benchmarks/audit.py default [NAME ...]
 
-The second form runs the default `leakgauge audit` of these defenses, or of all and two cascades. Bar: 10 processor
-seconds each. Exit code 1 if one is missed.
+The second form runs the default `leakgauge audit` of these defenses; without names, of all defenses and two cascades.
+Bar: 10 processor seconds per audit. The exit code is 1 if an audit misses the bar.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ KEY = Key(0, ("audit",))
 BAR_MS, BAR_S = 50.0, 10.0
 CASCADES = ("gaussian+sdq", "laplace+sdq")
 ROUNDS = {"udp": 10, "udp-crd": 10, "udp-lei": 10, "dp-sgd": 3, "dp-fedavg": 10}
-"""Rounds for defenses with a claim for a whole run: fewer than their default, with accordingly less noise."""
+"""Rounds for defenses with a claim for a whole run: fewer than their default, and accordingly less noise."""
 
 
 def timed(
@@ -91,7 +92,7 @@ def defaults(names: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table and the bar; return 1 if the bar is missed or a bound exceeds the proof."""
+    """Print the table and the bar; return 1 if the bar is missed or a bound exceeds the proved epsilon."""
     torch.set_num_threads(1)
     known = list(registry.classes("defense"))
     if arguments[:1] == ["default"]:

@@ -1,14 +1,15 @@
-"""Everything that is to be fast, in one table: `make bench`.
+"""Measure all performance-critical code in one table: `make bench`.
 
     python benchmarks/bench.py                     # measure all rows; write bench.json and the tables of two pages
     python benchmarks/bench.py --quick             # measure the quick rows, and compare them with bench.json
-    python benchmarks/bench.py --only NAME ...     # rows whose name begins so; nothing is written
-    python benchmarks/bench.py --scale             # the constants of docs/scale.md; nothing is written
-    python benchmarks/bench.py --quick --record    # as --only and --scale: takes this part into bench.json
-    python benchmarks/bench.py --pages             # write the tables of the pages anew
+    python benchmarks/bench.py --only NAME ...     # rows whose name begins with NAME; nothing is written
+    python benchmarks/bench.py --scale             # measure the constants of docs/scale.md; nothing is written
+    python benchmarks/bench.py --quick --record    # also with --only or --scale: keep this part in bench.json
+    python benchmarks/bench.py --pages             # rewrite the tables of the pages
 
-A row is a ratio of ours to a reference, run in turns in one process (see `_measure`). `--quick` has exit code 1 if a
-ratio is 1.3 times the committed one, also when it is measured again for longer, or if a row has come or gone.
+A row is the ratio of our time to that of a reference, run in turns in one process (see `_measure`). `--quick` exits
+with 1 if a ratio is 1.3 times the committed ratio and stays so when it is measured again for longer, or if a row is new
+or missing.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ SECTIONS = {
     "Flower": flower,
 }
 SECONDS, QUICK, AGAIN, MORE = 4.0, 0.5, 4.0, 15
-"""Measuring time of a row, of one of the quick table, and of one that seems slower than before, with pairs at least."""
+"""Measuring time of a row, of a quick row, and of a row that seems slower than before, with its least pairs."""
 
 
 def builds(quick: bool) -> dict[str, Build]:
@@ -53,7 +54,7 @@ def builds(quick: bool) -> dict[str, Build]:
 
 
 def run(chosen: Rows, seconds: float, machine: Machine | None, least: int = LEAST) -> dict[str, Row]:
-    """Measure and print rows; one that cannot run here is named."""
+    """Measure and print rows; print the name of a row that cannot run here."""
     found = {}
     for name, build in chosen.items():
         try:
@@ -74,7 +75,7 @@ def line(name: str, row: Row) -> str:
 
 
 def rate(row: Row) -> str:
-    """What ours does in a second, or seconds of one."""
+    """The speed of our code: units per second, or seconds per unit."""
     each = row.seconds / row.amount
     if each < 1e-6:
         return f"{1e-6 / each:.3g} M/s"
@@ -82,7 +83,7 @@ def rate(row: Row) -> str:
 
 
 def commit() -> str:
-    """The commit that is measured."""
+    """The measured commit, and whether there are uncommitted changes."""
     ask = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True, check=False)
     changed = ask(["git", "status", "--porcelain", "--untracked-files=no"]).stdout.strip()
     return ask(["git", "rev-parse", "--short=8", "HEAD"]).stdout.strip() + " with changes" * bool(changed)
@@ -97,7 +98,7 @@ def machine_text() -> str:
 
 
 def take(given: argparse.Namespace) -> dict[str, Any]:
-    """Measure what the arguments say, in the form of the JSON, on top of what is there."""
+    """Measure what the arguments request; return the data of the JSON, with its existing rows where they are kept."""
     data: dict[str, Any] = json.loads(JSON.read_text()) if JSON.exists() else {}
     machine, everything = measure_machine(), not (given.only or given.quick or given.scale)
     print(machine, flush=True)
@@ -116,12 +117,12 @@ def take(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def named(every: Rows, names: Sequence[str] | None) -> Rows:
-    """The rows whose name begins with one of these; all, if there are none."""
+    """The rows whose name begins with one of `names`; all rows without names."""
     return {name: build for name, build in every.items() if not names or name.startswith(tuple(names))}
 
 
 def quick(names: Sequence[str] | None) -> int:
-    """Measure the quick rows, or some; return 1 if one is worse than the committed one."""
+    """Measure the quick rows with these names, or all of them; return 1 if there is a fault."""
     start, chosen = time.perf_counter(), named(builds(True), names)
     now = run(chosen, QUICK, None)
     took = time.perf_counter() - start
@@ -140,7 +141,7 @@ def write(data: Mapping[str, Any]) -> None:
 
 
 def text_of(data: Any, depth: int = 0) -> str:
-    """JSON with a line for each row."""
+    """JSON text with a line for each row."""
     if not isinstance(data, dict) or depth == 2:
         return json.dumps(data)
     lines = (f"{json.dumps(key)}: {text_of(value, depth + 1)}" for key, value in data.items())
@@ -156,7 +157,7 @@ def pages() -> None:
 
 
 def between(page: str, text: str) -> str:
-    """The page with another text between its two marks."""
+    """The page with `text` between its two markers."""
     begin, end = "<!-- made by make bench -->\n", "<!-- end -->"
     head, _, rest = page.partition(begin)
     _, _, tail = rest.partition(end)
@@ -199,7 +200,7 @@ def table_row(name: str, row: Row) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the arguments say; return the exit code."""
+    """Run the command; return the exit code."""
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="measure the quick rows and compare them with bench.json")

@@ -1,9 +1,10 @@
-"""The cost of an engine: 48 cells of one second of processor time each, in worker processes and on Ray, in turns.
+"""The overhead of an engine: 48 cells of one processor second each, in worker processes and on Ray, in turns.
 
     python benchmarks/engines.py [--turns 3] [--cells 48] [--workers 2]
 
-Each run has a folder of its own. "All" is everything from the call to the table, with imports in the workers; "jobs"
-is from the start of the first attack. Bar: Ray takes at most 1.10 times the supervisor. Needs `leakgauge[ray]`.
+Each run has its own folder. "All" is the time from the call to the end of the run, with imports in the workers; "jobs"
+is the time from the start of the first attack. Bar: Ray takes at most 1.10 times as long as worker processes. Needs
+`leakgauge[ray]`.
 """
 
 from __future__ import annotations

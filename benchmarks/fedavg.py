@@ -1,8 +1,9 @@
 """MAP on updates of five local steps: one batch of one and of four images behind `lenet5`, trained and fresh.
 
-CIFAR-10 test images that serve no other choice, no defense, labels inferred; mean SSIM with its 95 % interval (too
-narrow for images of one batch) and processor seconds an image. `followed`: the steps are unrolled, as by default; `one
-step`: the update counts as one long step. Needs `cifar10` (see README); a part of it suffices.
+CIFAR-10 test images that were not used for any choice, no defense, labels inferred. Prints mean SSIM with its 95 %
+interval (too narrow for images of one batch) and processor seconds per image. `followed`: the attack unrolls the steps,
+which is the default; `one step`: the attack treats the update as one long step. Needs `cifar10` (see README); a part of
+it suffices.
 
     python benchmarks/fedavg.py [FOLDER] [--images 16]
 """
@@ -41,7 +42,7 @@ PLAN = LocalPlan(gradient=False, steps=STEPS, epochs=None, batch=0, lr=RATE, mom
 def messages(
     victims: Victims, batch: int, auxiliary: Examples, plan: LocalPlan, defense: Defense[Any, Any]
 ) -> Observation:
-    """What a server sees of clients with `batch` images each, after steps on all of them, or one gradient."""
+    """The server's observation of clients with `batch` images each: updates after steps on all images, or gradients."""
     task, n, steps = victims.task, len(victims.y) // batch, plan.steps or 1
     pairs = zip(victims.x.split(batch), victims.y.split(batch), strict=True)
     work = [Work(Examples(*pair), Key(8).child(number)) for number, pair in enumerate(pairs)]
@@ -58,7 +59,7 @@ def messages(
 
 
 def quality(attack: Attack, seen: Observation, x: Tensor, y: Tensor, batch: int) -> str:
-    """Mean SSIM, its interval, and processor seconds an image."""
+    """Mean SSIM, its interval, and processor seconds per image."""
     start = time.process_time()
     guesses = attack.run(seen, Key(7)).guesses
     seconds = (time.process_time() - start) / len(y)
@@ -76,7 +77,7 @@ def main() -> None:
     data = load("cifar10", given.folder)
     x, y = (part[FIRST : FIRST + given.images] for part in data.test)
     auxiliary = Examples(*(part[:AUXILIARY] for part in data.train))
-    gaussian_prior(auxiliary.x, MAP().box)  # kept, so that no attack's seconds have it
+    gaussian_prior(auxiliary.x, MAP().box)  # cached, so that no attack's time includes it
     start = fresh("lenet5", x, y)
     trained = train_clients(start.task, start.params, [Work(data.train, Key(4))], TRAINING, "loop").updates[0]
     attacks: dict[str, Attack] = {"floor": Prior(), "followed": MAP(), "one step": MAP(unroll=False)}

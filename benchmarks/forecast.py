@@ -1,10 +1,9 @@
-"""What cannot be run here: the cost of many cells, many clients and large models, from small sizes.
+"""Forecast costs that cannot be measured here: many cells, many clients and large models, from small sizes.
 
     python benchmarks/forecast.py    # measure, print the tables
 
-Each cost is a line through two small sizes: a start and a price of one more. One larger size is run in earnest, and
-the error of the forecast is printed beside it. `make bench` writes the constants into bench.json and the tables into
-docs/scale.md.
+Each cost is a line through two small sizes: a fixed cost and a cost per unit. One larger size is actually run, and the
+error of its forecast is printed. `make bench` writes the constants into bench.json and the tables into docs/scale.md.
 """
 
 from __future__ import annotations
@@ -48,14 +47,14 @@ TRAINED, ROUNDS, BATCH, STEPS = ("none", "top-k"), 100, 32, 5
 
 
 class Price(NamedTuple):
-    """A line: what a start costs, and what one more costs."""
+    """A linear cost: the fixed cost, and the cost of each unit."""
 
     start: float
     each: float
 
     @classmethod
     def through(cls, sizes: tuple[int, int], found: tuple[float, float]) -> Price:
-        """The line through two sizes; nothing costs less than nothing."""
+        """The line through two sizes; no part of the cost is negative."""
         each = max(0.0, (found[1] - found[0]) / (sizes[1] - sizes[0]))
         return cls(max(0.0, found[0] - each * sizes[0]), each)
 
@@ -65,7 +64,7 @@ class Price(NamedTuple):
 
 
 def cells(count: int) -> dict[str, float]:
-    """So many empty cells, run and reported: processor seconds, bytes on the disk and of the page, MB of memory."""
+    """The cost of `count` empty cells, run and reported: processor seconds, bytes on disk and page, MB."""
     found: dict[str, float] = {}
 
     def go() -> None:
@@ -83,7 +82,7 @@ def cells(count: int) -> dict[str, float]:
 
 
 def federation(name: str, clients: int) -> dict[str, float]:
-    """A training of three rounds with 100 of so many clients: processor seconds but for rounds, of a round, and MB."""
+    """A training with 100 participants of `clients`: processor seconds before the first round, of a round, and MB."""
     task = ModelTask(build("linear", (1, 8, 8), 10))
     x, y = rng.uniform32(Key(0), (clients, 1, 8, 8)), torch.arange(clients) % 10
     data = {number: Examples(x[number : number + 1], y[number : number + 1]) for number in range(clients)}
@@ -106,7 +105,7 @@ def federation(name: str, clients: int) -> dict[str, float]:
 
 
 def message(name: str, dim: int) -> dict[str, float]:
-    """One message of so many numbers: processor seconds and MB."""
+    """The cost of one message of `dim` numbers: processor seconds and MB."""
     ours = encoders.work(name, {}, Layout(("w",), ((dim,),))).ours
     megabytes, start = peak_of(ours), time.process_time()
     ours()
@@ -117,7 +116,7 @@ Measured = dict[str, dict[str, Any]]
 
 
 def measure() -> dict[str, Measured]:
-    """By what grows and by size: measured costs, of which the last size of each is the check."""
+    """Measured costs by what grows and by size; the last size of each is for the check."""
     found: dict[str, Measured] = {}
 
     def add(what: str, size: int, function: Callable[[int], dict[str, float]]) -> None:
@@ -143,7 +142,7 @@ def prices(measured: Measured) -> dict[str, Price]:
 
 
 def checks(scale: Mapping[str, Measured]) -> list[str]:
-    """The forecast of each largest size beside what was measured there."""
+    """The forecast for each largest size, with the measured value."""
     lines = ["| size | cost | forecast | measured | error |", "|---|---|---|---|---|"]
     for what, measured in scale.items():
         size = tuple(measured)[-1]
@@ -165,7 +164,7 @@ def span(seconds: float) -> str:
 
 
 def many_cells(measured: Measured) -> list[str]:
-    """10^4 and 10^6 cells: what the harness adds to trainings and attacks, and what these take at 10 s a cell."""
+    """10^4 and 10^6 cells: the cost of the harness, and the time of trainings and attacks at 10 s per cell."""
     price = prices(measured)
     lines = ["| cells | harness | report | on the disk | page | memory | 10 s a cell, 2 cores | 1,000 cores |"]
     lines += ["|---|---|---|---|---|---|---|---|"]

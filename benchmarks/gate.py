@@ -1,15 +1,15 @@
-"""False alarms and power of the gate on a study: all private noise redrawn, or less of it in one defense at a time.
+"""False alarms and power of the gate on a study: all private noise redrawn, or less noise in one defense at a time.
 
     python benchmarks/gate.py redraws [--number 20] [--first 0] [--study smoke]
     python benchmarks/gate.py power [--study smoke]
 
 `redraws` runs the study's attacks again with other names of all private keys and judges each run as `leakgauge gate`
 does: by the law of the messages at 1 %, and by the attacks at 4 %. Bar: an alarm in at most 1 run of 20. Audits and
-limits are left out: no rule compares them between draws.
+limits are left out, because no rule compares them between draws.
 
-`power` scales what each defense draws around zero, or, where the decoder shares the noise or it has another form, takes
-the defense with another noise parameter; keys are renamed, so that no draw is shared. Bar: half the
-noise is found in all, 0.8 of it in nine of ten.
+`power` scales the draws of each defense around zero. If the decoder shares the noise, or the noise has another form,
+the defense gets another noise parameter instead. Keys are renamed, so that no draw is shared. Bar: half the noise is
+detected in all defenses, 0.8 of the noise in nine of ten.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import Study, load_study
 
 WHOLE = ("cepam-gaussian", "cepam-laplace", "cepam-clip", "mvu", "vqsgd", "sqsgd", "piecewise")
-"""Defenses whose noise is no draw around zero that is added: they get another parameter instead."""
+"""Defenses whose noise is not an added draw around zero: they get another noise parameter instead."""
 
 NOISELESS = ("none", "sdq", "sdq-lattice", "top-k", "random-mask")
 
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def redraws(study: Study, numbers: range) -> None:
-    """Runs of the same code with other draws, each against the first."""
+    """Run the same code with other draws, and compare each run with the first."""
     light = dataclasses.replace(study, cells=tuple(_light(cell) for cell in study.cells))
     before, base = _run(light), take(_floors(study))
     alarms = 0
@@ -83,7 +83,7 @@ def redraws(study: Study, numbers: range) -> None:
 
 
 def power(study: Study) -> None:
-    """Less noise in one defense at a time."""
+    """Print whether the law test finds less noise in one defense at a time."""
     base = take(_floors(study))
     specs = {cell.training.defense.key: cell.training.defense for cell in study.cells}
     for key, spec in specs.items():
@@ -95,7 +95,7 @@ def power(study: Study) -> None:
 
 
 def _found(base: Sequence[Print], cells: Sequence[Cell], whole: bool, factor: float) -> str:
-    """Whether the law test finds a defense with this share of its noise, and by what."""
+    """Whether the law test finds a defense with this share of its noise, with the reason."""
     with renamed(0), quieter(factor, whole=whole):
         now = take(cells)
     failed = [one for one in law_checks(now, base, Changed(("x",), training=True)) if one.verdict is Verdict.FAIL]
@@ -104,7 +104,7 @@ def _found(base: Sequence[Print], cells: Sequence[Cell], whole: bool, factor: fl
 
 @contextmanager
 def renamed(number: int) -> Iterator[None]:
-    """Other names of all clients' private keys."""
+    """Rename the private keys of all clients."""
     old = Client.__dict__["of"]
 
     def of(cls: type[Client], sender: Any, update: Any, memory: Any, key: rng.Key) -> Client:
@@ -119,7 +119,7 @@ def renamed(number: int) -> Iterator[None]:
 
 @contextmanager
 def quieter(factor: float, *, whole: bool) -> Iterator[None]:
-    """Draws around zero by clients, the server or the channel are scaled, or defenses built with less noise."""
+    """Scale draws around zero by clients, the server or the channel; `whole`: build defenses with less noise."""
     old = {name: getattr(rng, name) for name in DRAWN}
     build = registry.build_defense
 
@@ -144,7 +144,7 @@ def quieter(factor: float, *, whole: bool) -> Iterator[None]:
 
 
 def _less(defense: Defense[Any, Any], factor: float) -> Defense[Any, Any]:
-    """The defense with less noise by its own parameter."""
+    """The defense with a parameter that gives less noise."""
     for name in ("noise_std", "noise_scale"):
         if getattr(defense, name, None) is not None and name in defense.parameters():
             return dataclasses.replace(defense, **{name: factor * getattr(defense, name)})
@@ -152,7 +152,7 @@ def _less(defense: Defense[Any, Any], factor: float) -> Defense[Any, Any]:
 
 
 def _light(cell: Cell) -> Cell:
-    """Without audit and limit."""
+    """The cell without audit and limit."""
     return dataclasses.replace(cell, training=dataclasses.replace(cell.training, audit=0), limit=False)
 
 

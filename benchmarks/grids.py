@@ -1,10 +1,10 @@
-"""Grids of cells on several workers: how much faster two are than one, and what the harness adds.
+"""Grids of cells on several workers: the speed-up of two workers over one, and the overhead of the harness.
 
-Two studies: 48 equal cells, each of which computes for one second of processor time, and the demo. By default, all jobs
-run in this process, one after the other, on a clock of their processor seconds, which advances as if they ran on as
-many cores: that is what the schedule allows, whatever else the machine does. The processor time of everything else is
-added, as if all workers waited for it. With --wall, real worker processes are timed instead, one and two in turns: for
-a quiet machine.
+There are two studies: 48 equal cells that each compute for one second of processor time, and the demo. By default, all
+jobs run in this process, one after the other, on a simulated clock of their processor seconds, which advances as if the
+jobs ran on `--slots` cores. This gives the speed-up that the schedule allows, whatever else the machine does. The
+processor time of all other code is added, as if all workers waited for it. With --wall, real worker processes are timed
+instead, with one and two workers in turns; this needs a quiet machine.
 
     python benchmarks/grids.py [--study equal|demo] [--slots 2] [--seconds 1.0] [--cells 48]
     python benchmarks/grids.py --wall [--study equal|demo] [--times 3]
@@ -35,7 +35,7 @@ from leakgauge.harness.study.study import Study, load_study
 
 
 class Clock:
-    """An engine of `slots` on a clock of processor seconds; the jobs run one after the other in this process."""
+    """An engine of `slots` on a simulated clock of processor seconds; jobs run one after the other in this process."""
 
     def __init__(self, place: Place, slots: int) -> None:
         self.place, self.slots = place, slots
@@ -44,7 +44,7 @@ class Clock:
         self.kinds = Counter[str]()
 
     def start(self, slot: int, job: Job) -> None:
-        """Do the job at once; it ends when its processor seconds are over."""
+        """Run the job at once; on the clock, it ends after its processor seconds."""
         start = time.process_time()
         with one_thread():
             outcome = perform(job, self.place)
@@ -59,18 +59,18 @@ class Clock:
         return [Ended(slot, outcome)]
 
     def megabytes(self, slot: int) -> float | None:
-        """Unknown."""
+        """None: the memory is unknown."""
         return None
 
     def kill(self, slot: int) -> None:
-        """No job is ever running."""
+        """Do nothing, because no job is ever running."""
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
 
 def on_a_clock(study: Study, slots: int) -> None:
-    """Print the line of a run on a clock."""
+    """Run a study on the clock, and print its line."""
     opened: list[Clock] = []
 
     def engine(place: Place) -> Clock:
@@ -106,13 +106,13 @@ def on_workers(make: Callable[[], Study], times: int) -> None:
 
 
 def first(number: int) -> None:
-    """Print the wall seconds from the call to the first job's start, and to its end, in new processes."""
+    """Print the wall seconds from the call to the start and to the end of the first job, in new processes."""
     for _ in range(number):
         subprocess.run([sys.executable, __file__, "--one-first"], check=True)
 
 
 def one_first() -> None:
-    """The line of one new process."""
+    """Print the line of one new process."""
     start, seen = time.perf_counter(), list[float]()
 
     def listen(progress: Progress, outcome: Any) -> None:
@@ -125,7 +125,7 @@ def one_first() -> None:
 
 
 def main() -> None:
-    """Print what is asked for."""
+    """Print the requested measurement."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--study", choices=("equal", "demo"), default="equal")
     parser.add_argument("--slots", type=int, default=2)

@@ -1,7 +1,7 @@
 """Gradient inversion: our attacks compared with the usual loops, and the contribution of each part.
 
 Photographs from scikit-image behind the LeNet of DLG, one image per victim, one thread. Times are processor seconds,
-which depend less on other work on the machine than wall-clock seconds. Exit code 1 if a bar is missed.
+which depend less on other work on the machine than wall-clock seconds. The exit code is 1 if a bar is missed.
 
     python benchmarks/inversion.py [--part NAME] [--images N] [--classes N ...] [--runs N] [--evaluations N] [--gpu]
 """
@@ -36,8 +36,9 @@ KEY = Key(2024, ("inversion",))
 REPEATS = 30
 CLOSED_MODELS, CLOSED_IMAGES = 4, 8
 AWARE_CLASSES, AWARE_IMAGES = 100, 16
-"""100 classes, as in the originals; the noise and the steps below were chosen for them. With the data's own 8 classes,
-gradient entries are about three times larger, and the same noise hides less."""
+"""100 classes, as in the originals; the noise and the steps below were chosen for 100 classes. With the data's own 8
+classes, gradient entries are about three times larger, and the same noise hides less.
+"""
 
 
 class Bar(NamedTuple):
@@ -78,8 +79,9 @@ class Case(NamedTuple):
 def _quantizer(step: float) -> dict[str, Scalar]:
     """Parameters that make `jopeq` a dithered quantizer with one step for all coordinates and no noise.
 
-    `sdq` has one step per tensor, a multiple of that tensor's own spread. Here the unit is public, entries up to 8 are
-    not clipped, and the levels reach farther. At this epsilon, the quantization error alone exceeds the required noise.
+    `sdq` has one step per tensor, a multiple of that tensor's own spread. These parameters use a public unit, do not
+    clip entries up to 8, and have levels over a wider range. At this epsilon, the quantization error alone exceeds the
+    required noise.
     """
     clip, bits = 8.0, 10
     return {
@@ -100,7 +102,7 @@ CASES = (
 
 
 def attack(name: str, parameters: dict[str, Scalar] | None = None, evaluations: int | None = None) -> Any:
-    """The attack `name`; evaluations None: its default."""
+    """The attack `name`; `evaluations` None: the attack's default."""
     return registry.build("attack", name, {**(parameters or {}), "evaluations": evaluations})
 
 
@@ -140,12 +142,12 @@ def reconstructions(images: int, classes: int, outer: int = OUTER, evaluations: 
 
     Args:
         outer: optimizer calls of the loops.
-        evaluations: of our searches; None: their defaults.
+        evaluations: evaluations of our searches; None: their defaults.
     """
     victims = photographs(images, classes, KEY.child("loops", classes))
     model, seen = LeNet(victims.task.model, victims.params), undefended(victims)
     attacks = {"analytic": attack("analytic")}
-    # one start each, like the loops
+    # one start per attack, as in the loops
     attacks |= {name: attack(name, {"restarts": 1}, evaluations) for name in ("idlg", "dlg", "inverting-gradients")}
     ways: dict[str, Callable[[int], Guess]] = {
         "usual loop, iDLG": partial(loop, victims, model, False, outer),
@@ -172,7 +174,7 @@ def reconstructions(images: int, classes: int, outer: int = OUTER, evaluations: 
 
 
 def _row(victims: Victims, guesses: Sequence[Guess], seconds: Sequence[float]) -> Row:
-    """The row of a method from its guesses and seconds."""
+    """The row of a method, from its guesses and seconds."""
     return Row(tuple(seconds), sum(guess.evaluations for guess in guesses), judge(victims, guesses))
 
 
@@ -200,7 +202,7 @@ def _speed_bars(rows: dict[str, Row], classes: int) -> list[Bar]:
 
 
 def engine(images: int, classes: int) -> list[Bar]:
-    """Compare one evaluation of the loop, per image, with one of ours, interleaved and without the optimizers."""
+    """Compare one evaluation of the loop per image with one of ours, interleaved and without the optimizers."""
     bars = []
     print(f"\none evaluation per image, {classes} classes: {'images':>7}{'loop ms':>9}{'ours ms':>9}{'ratio':>7}")
     for joint in (False, True):
@@ -287,9 +289,9 @@ def finite(runs: int, evaluations: int, classes: Sequence[int]) -> list[Bar]:
 
 
 def aware(images: int, cases: Sequence[Case], evaluations: int | None = None) -> list[Bar]:
-    """Compare the defense-aware attack, the same prior without that knowledge, an attack without both, and floors.
+    """Compare the defense-aware attack, the same prior without the defense, an attack without both, and the floors.
 
-    evaluations: of the searches; None: their defaults.
+    evaluations: evaluations of the searches; None: their defaults.
     """
     victims = photographs(images, AWARE_CLASSES, KEY.child("aware"))
     attacks = {

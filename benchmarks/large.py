@@ -1,14 +1,16 @@
-"""A large model: memory and time of every defense on one update of ResNet-18, in torchvision's layout.
+"""Memory and time of every defense on one update of a large model, ResNet-18 in torchvision's layout.
 
 Each defense runs in a fresh process with one thread, from the update to the bytes, and from the bytes to the estimate;
-what it prepares once for a setting counts too. Then an attacker evaluates the likelihood of the message and its slope.
-Prints processor seconds, the peak resident memory of the process up to there, torch included, and the bytes.
+one-time preparation for a setting is included. Then an attacker evaluates the likelihood of the message and its
+gradient. Prints processor seconds, the peak resident memory of the process up to that point (including torch), and the
+bytes.
 
-Bars: 20 s and 4 GB for encoding and decoding, 24 GB for the likelihood. Exit code 1 if one is missed.
+Bars: 20 s and 4 GB for encoding and decoding, 24 GB for the likelihood. The exit code is 1 if a bar is missed.
 
     python benchmarks/large.py [NAME ...]
 
-A NAME may be a cascade, such as laplace+sdq. Without names: all defenses that ship, and parameters that send more.
+A NAME may be a cascade, such as laplace+sdq. Without names, all shipped defenses run, and some again with parameters
+that send more.
 """
 
 from __future__ import annotations
@@ -46,10 +48,10 @@ class Measured(NamedTuple):
     """One defense on one update.
 
     Attributes:
-        encode, decode, likelihood: processor seconds; `encode` includes what the defense prepares once.
-        coded, attacked: gigabytes, the peak up to the estimate and up to the slope of the likelihood.
+        encode, decode, likelihood: processor seconds; `encode` includes the one-time preparation of the defense.
+        coded, attacked: peak gigabytes up to the estimate, and up to the gradient of the likelihood.
         size: bytes of the message.
-        failure: what was raised; empty: nothing.
+        failure: the error that was raised; empty without an error.
     """
 
     encode: float = 0.0
@@ -68,13 +70,13 @@ class Measured(NamedTuple):
 
 
 def peak() -> float:
-    """Gigabytes of resident memory that this process held at most."""
+    """Peak resident memory of this process, in gigabytes."""
     (line,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return int(line) * 1024 / 1e9
 
 
 def measure(name: str, parameters: dict[str, Any], layout: Layout) -> Measured:
-    """Run one defense; call it in a process of its own."""
+    """Run one defense; call this function in a fresh process."""
     torch.set_num_threads(1)
     defense = registry.build("defense", name, parameters)
     setting = Setting(layout, 10, 10, 20, sends="update", steps=15, lr=0.01, batch=1, samples=600)

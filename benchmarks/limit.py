@@ -1,9 +1,10 @@
-"""The limit of reconstruction beside MAP: CIFAR-10 test images behind the LeNet of DLG, in one round.
+"""The limit of reconstruction compared with MAP: CIFAR-10 test images behind the LeNet of DLG, in one round.
 
-Images that served no choice, labels inferred; normal noise of known size, and defenses at their defaults. Mean MSE over
-pixels of the mean image, of the limit given these images, of the limit over all images of the attacker's law, and of
-`map`, whose images are clipped to [0, 1]; the efficiency, the mean over images of limit over `map`, with its 95 %
-interval; processor seconds an image of the limit and of `map`. Needs `cifar10` (see README); a part of it suffices.
+The images were not used for any choice; labels are inferred. The defenses are normal noise of known size, and defenses
+at their defaults. Prints the mean MSE per pixel of the mean image, of the limit given these images, of the limit over
+all images of the attacker's law, and of `map` (its images are clipped to [0, 1]); the efficiency, which is the mean
+over images of limit divided by the MSE of `map`, with its 95 % interval; and processor seconds per image of the limit
+and of `map`. Needs `cifar10` (see README); a part of it suffices.
 
     python benchmarks/limit.py [FOLDER] [--images 16]
 """
@@ -45,7 +46,7 @@ def main() -> None:
     x, y = (part[FIRST : FIRST + given.images] for part in data.test)
     auxiliary = Examples(*(part[:AUXILIARY] for part in data.train))
     for box in (0.0, MAP().box):
-        gaussian_prior(auxiliary.x, box).axes  # noqa: B018 - kept, so that no seconds have it
+        gaussian_prior(auxiliary.x, box).axes  # noqa: B018 - cached, so that no time includes it
     defenses: dict[str, Defense[Any, Any]] = {
         f"noise {noise}": Gaussian(clip=1000.0, noise_std=noise) for noise in NOISE
     } | {name: build_part("defense", name, {}) for name in DEFENSES}

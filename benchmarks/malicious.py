@@ -1,9 +1,10 @@
-"""A malicious server, from the broadcast to the score: each table is a study of this project, on images of no choice.
+"""A malicious server, from the broadcast to the score, on images that were not used for any choice.
 
-`trap-weights` in one round and over twenty (CIFAR-10, the LeNet of DLG), `imprint` in batches of 32 (CIFAR-10, `mlp`),
-and `active-membership` in one round with clients of 8 records (MNIST, `mlp-small`), beside the floor or an honest
-server; `norm`: the same from nothing but the numbers sent in clear. Value with its 95 % interval, n, and how many
-clients notice. Needs `cifar10` and `mnist` (see README); a part of them suffices.
+Each table is a study: `trap-weights` in one round and over twenty (CIFAR-10, the LeNet of DLG), `imprint` in batches of
+32 (CIFAR-10, `mlp`), and `active-membership` in one round with clients of 8 records (MNIST, `mlp-small`), compared with
+the floor or an honest server; `norm` is `active-membership` from only the numbers that are sent in the clear. Prints
+the value with its 95 % interval, n, and the share of clients that notice. Needs `cifar10` and `mnist` (see README); a
+part of them suffices.
 
     python benchmarks/malicious.py [FOLDER] [--only TABLE] [--seeds 11,12]
 """

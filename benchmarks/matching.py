@@ -4,7 +4,7 @@ Prints processor milliseconds per evaluation and instance: by hand (`harness.lea
 usual loop over the instances with a double backward; then the speedup of the first method over the others. `published`
 also fills the gradients of the parameters, as `backward` does in the programs of DLG and iDLG; `lean` computes only the
 dummy's gradient. Images are 3x32x32, and the misfit is the squared distance. Arguments choose models; the default is
-all. Exit code 1 if a share of the published loop's time is above its bar.
+all models. The exit code is 1 if a share of the published loop's time is above its bar.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ SECONDS = 2.0
 MODELS = ("lenet-dlg", "mlp", "cnn2", "lenet5", "resnet20", "resnet20-bn")
 
 BARS = {"lenet-dlg": (8, 0.12), "resnet20": (1, 0.75), "resnet20-bn": (1, 0.75)}
-"""Instances of one image each, and the share of the published loop's time that an evaluation may take; the first on two
-quiet cores."""
+"""Instances of one image each, and the largest share of the published loop's time that an evaluation may take; the
+first bar is for two quiet cores.
+"""
 
 
 @dataclass(frozen=True)
 class Mapped(ModelTask):
-    """A task of another type, so that the evaluator uses `vmap` instead of the kernels for its layers."""
+    """A task of another type, so that the evaluator uses `vmap` instead of the kernels for the layers."""
 
 
 def module(model: Model, params: Tensor) -> nn.Sequential:
@@ -112,7 +113,7 @@ def methods(name: str, classes: int, n: int, images: int) -> list[Callable[[], o
 
 
 def measure(name: str, classes: int, n: int, images: int) -> float:
-    """Print one row of the table, medians and medians of the ratios; return the share of the published loop's time."""
+    """Print medians of times and ratios as one row of the table; return the share of the published loop's time."""
     taken: list[list[float]] = [[], [], [], []]
     chosen = methods(name, classes, n, images)
     for method in chosen:

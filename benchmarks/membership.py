@@ -5,18 +5,20 @@ or not); a dense network 784-64-10. A model trains on 500 of a pool of 1,000 rec
 30 epochs in batches of 50. The other 797 records are RMIA's population and the attacker's auxiliary data.
 
 Leave-one-out: 66 models on 33 random halves and their complements. The targets are 32 of them, from 32 pairs. Each is
-attacked with the first 4, 16 or 63 models of the other pairs. The complement of a target's half is not a shadow of it,
-because it depends on the true membership, which no attacker has (with it, LiRA's AUC with 63 shadows was 0.005 higher).
-AUC and TPR at 1 % FPR are means over targets, with 500 members and 500 others each. At 0.1 % FPR, one threshold serves
-all targets' scores (n/a below 1,000 scored non-members). Intervals are Student's, at 95 %, over targets. They do not
-cover the choice of the pool, which all targets share: over four pools, LiRA's AUC with 4 shadows was 0.653 to 0.668.
+attacked with the first 4, 16 or 63 models of the other pairs. The model of a target's complement is not used as a
+shadow of the target, because it depends on the true membership, which no attacker knows (with it, LiRA's AUC with 63
+shadows was 0.005 higher). AUC and TPR at 1 % FPR are means over targets, with 500 members and 500 others each. At 0.1 %
+FPR, one threshold serves all targets' scores (n/a below 1,000 scored non-members). Intervals are Student's, at 95 %,
+over targets. The intervals do not cover the choice of the pool, which all targets share: over four pools, LiRA's AUC
+with 4 shadows was 0.653 to 0.668.
 
 Bars, for the means: AUC 0.65 with TPR 0.07 at 1 % FPR from 4 shadows, and AUC 0.65 with TPR 0.10 from 63. Default LiRA
-or online RMIA must reach both parts of a bar. Exit code 1 if a bar is missed.
+or online RMIA must reach both parts of a bar. The exit code is 1 if a bar is missed.
 
 Federations: one client with 500 records, trained as above, and ten with 50 (30 rounds of two passes, batches of 10, lr
-0.1). The attacks use their defaults and see what everybody sees; candidates are 500 members and 500 others. Mean and
-interval are over seeds, which share the records but not the members. Seconds are processor seconds, one thread.
+0.1). The attacks use their defaults and the view of the adversary `public`; candidates are 500 members and 500 others.
+Mean and interval are over seeds, which share the records but not the members. Seconds are processor seconds, one
+thread.
 
     python benchmarks/membership.py [--seeds N] [--roc FILE.csv]
 """
@@ -78,7 +80,7 @@ ROC_POINTS = 200
 
 
 class Runs(NamedTuple):
-    """All models, as targets or shadows: log odds of the true label, and the training records.
+    """All models, used as targets or shadows: log odds of the true label, and the training records.
 
     inside: [runs, pool] bool, records that the model trained on; pool: [runs, pool], log odds in the pool; aside:
     [runs, k], log odds outside the pool; right: [runs, pool] bool, whether the label was predicted.
@@ -91,7 +93,7 @@ class Runs(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Input of a statistic: log odds under the target [n] and its shadows [m, n], their training records, and aside."""
+    """Input of a statistic: log odds under the target [n] and its shadows [m, n], training records, and asides."""
 
     target: Tensor
     shadow: Tensor
@@ -101,7 +103,7 @@ class Seen(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """The means over the targets; `lowest` has no value if too few records are scored."""
+    """The mean rates over the targets; `lowest` has no value if too few records are scored."""
 
     auc: Estimate
     low: Estimate
@@ -170,7 +172,7 @@ def train_runs(pool: Examples, rest: Examples, key: Key) -> Runs:
 
 
 def others(target: int, count: int, runs: int) -> list[int]:
-    """`count` runs from the pairs after the target's own pair, cyclically.
+    """The `count` runs from the pairs that follow the target's own pair cyclically.
 
     Raises:
         ValueError: there are fewer runs.

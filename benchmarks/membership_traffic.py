@@ -1,16 +1,17 @@
-"""Membership that a server infers from each client's messages, by defense and statistic.
+"""Membership inference by a server from each client's messages, by defense and statistic.
 
 Ten clients with 50 digits each, enlarged to 28x28 pixels by bilinear interpolation, with wrong labels for 10 % of all
 records (members or not); a dense network 784-64-10 (d = 50,890), 30 rounds of two local passes, batches of 10, lr 0.1.
-Without a defense, and behind normal noise of 0.05 C per coordinate with C = 1, about twice the norm of an update. Each
-client is the suspect once: its 50 records against the same 700 records that nobody holds. Prints the mean AUC and
-the mean TPR at 1 % FPR over clients and seeds, with Student's 95 % interval over these 30 values. The clients of a seed
-share the model and the 700 records, so the interval is slightly too narrow. `anybody`: no suspect is named, and all 500
-members are scored with the largest of the clients' evidence; `sum`: messages are seen only as their mean. These rows
-have one value per seed.
+The runs have no defense, or normal noise of 0.05 C per coordinate with C = 1, about twice the norm of an update. Each
+client is attacked once: its 50 records against the same 700 records that no client holds. Prints the mean AUC and the
+mean TPR at 1 % FPR over clients and seeds, with Student's 95 % interval over these 30 values. The clients of a seed
+share the model and the 700 records, so the interval is slightly too narrow. `anybody`: no client is named, and all 500
+members are scored with the largest evidence over the clients; `sum`: the server sees only the mean of the messages.
+These rows have one value per seed.
 
 The bars are a mean AUC of 0.69 and a mean TPR of 0.09 without a defense, for our two likelihood ratios; plain FedMIA
-lies on them. Exit code 1 if one of the two misses a bar, or if the final model's loss has at least the same AUC.
+just reaches these bars. The exit code is 1 if one of the two ratios misses a bar, or if the loss of the final model has
+at least the same AUC.
 
     python benchmarks/membership_traffic.py [SEEDS [FIRST]]
 """
@@ -79,7 +80,7 @@ class Rates(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """The server's observation, and the owner of each candidate [1200]; -1: nobody."""
+    """The server's observation, and the owner of each candidate [1200]; -1: no client."""
 
     seen: Observation
     owner: Tensor
@@ -145,7 +146,7 @@ def only(rounds: Sequence[Traffic], rows: Tensor) -> list[Traffic]:
 
 
 def measure(observed: Observed) -> dict[str, list[Rates]]:
-    """For each statistic, one value per client or one in all."""
+    """The rates of each statistic: one per client, or a single one."""
     seen, owner = observed
     rounds, loss = list(read(seen, sent=True)), MembershipLoss().run(seen, Key(0)).scores
     found: dict[str, list[Rates]] = {name: [] for name in ("cosine, last round", *SINGLE, FLOOR)}

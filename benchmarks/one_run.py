@@ -1,18 +1,19 @@
 """Audits inside a run: 2,000 messages with canaries, and one over-the-air run of 500 canary clients.
 
 Messages: ten clients with 100 digits each, `mlp-small` (d = 2,778), 200 rounds of one local pass behind the Gaussian
-mechanism, with noise of two and of four times the clip C = 0.01. The updates are those of that run, recomputed from its
-models and keys. Prints bounds from the first 20 rounds (200 trials) and from all rounds (2,000), at 95 %, the proved
+mechanism, with noise of two and of four times the clip C = 0.01. The audited updates are recomputed from the models and
+keys of this run. Prints bounds from the first 20 rounds (200 trials) and from all rounds (2,000), at 95 %, the proved
 epsilon, and the false-positive and false-negative rates with Clopper-Pearson intervals.
 
-Over the air: 500 clients, d = 1,000, 100 rounds, every client a canary, 100 guesses. Epsilon is the paper's 1.2 per
-round, and 0.43435, with which a full update versus nothing has mu 1/2 over the run. For each pair: the share of correct
-guesses with its Clopper-Pearson interval, both bounds, and the true epsilon, which is the proved one for opposite ends,
-and that of half the mu for nothing versus one end. All at delta 1e-5: at the 0.0101 of the paper's composition, 500
-coins give no bound for an arbitrary mechanism. The cosines give an estimate, not a bound, from 100 clients and d =
-10,000.
+Over the air: 500 clients, d = 1,000, 100 rounds, every client a canary, 100 guesses. Epsilon per round is the paper's
+1.2, or 0.43435, for which a full update versus nothing has mu 1/2 over the run. For each pair of inputs, the output has
+the share of correct guesses with its Clopper-Pearson interval, both bounds, and the true epsilon: the proved epsilon
+for opposite ends, and the epsilon of half the mu for nothing versus one end. All numbers are at delta 1e-5: at the
+0.0101 of the paper's composition, 500 coins give no bound for an arbitrary mechanism. The cosines give an estimate, not
+a bound, from 100 clients and d = 10,000.
 
-Seconds are thread time. Exit code 1 if a bound exceeds the true epsilon, which happens by chance for one in twenty.
+Seconds are thread time. The exit code is 1 if a bound exceeds the true epsilon, which happens by chance for one bound
+in twenty.
 
     python benchmarks/one_run.py
 """

@@ -1,9 +1,10 @@
-"""What it costs that nothing is lost: the share of manifests, digests, checks on load and the lock in a run.
+"""The cost of safe storage: the share of manifests, digests, checks on load and the lock in a run's time.
 
     python benchmarks/overhead.py [--study demo]
 
-The run works in one process. All reading and writing of stored results is counted, with the digests of code and of data
-sets: more than the integrity of results alone. A second call finds everything finished and is told apart. Bar: 2 %.
+The run uses one process. All reading and writing of stored results is counted, including the digests of code and of
+data sets, so the share also contains work that is not for integrity. A second call, which finds everything finished, is
+reported separately. Bar: 2 %.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Clock:
         self.seconds, self.inside = 0.0, False
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, timed."""
+        """The function with its time counted."""
 
         @functools.wraps(function)
         def timed(*given: Any, **named: Any) -> Any:

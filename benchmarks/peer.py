@@ -1,9 +1,9 @@
-"""MAP beside a peer's own code, `breaching` 0.1.2, on the same models, images and gradients.
+"""MAP compared with another project's code, `breaching` 0.1.2, on the same models, images and gradients.
 
-One CIFAR-10 test image a gradient, without a defense, behind ReLU and max-pooling: `lenet5` after two passes over the
-training images and fresh, and a fresh `cnn2`. The peer runs its attack `modern` with fewer iterations, knows the label
-and works on standardized pixels, as in its own examples; MAP infers the label. Mean SSIM with its 95 % interval and
-processor seconds an image; then the ratios of both. Needs `cifar10` (see README) and the peer:
+Each gradient is of one CIFAR-10 test image, without a defense, behind ReLU and max-pooling: `lenet5`, fresh and after
+two passes over the training images, and a fresh `cnn2`. `breaching` runs its attack `modern` with fewer iterations,
+knows the label and uses standardized pixels, as in its own examples; MAP infers the label. Prints the mean SSIM with a
+95 % interval and processor seconds per image, then the ratios of both. Needs `cifar10` (see README) and `breaching`:
 
     pip install --target PEER --no-deps breaching==0.1.2 hydra-core omegaconf antlr4-python3-runtime==4.9.3 \
         lpips tqdm pyyaml
@@ -38,7 +38,7 @@ from leakgauge.harness.learn.prior import gaussian_prior
 from leakgauge.harness.learn.tasks import ModelTask
 
 FIRST = 200
-"""The first test image that is attacked; those before it served other choices."""
+"""The first attacked test image; earlier images were used for other choices."""
 
 AUXILIARY = 3000
 TRAINING = LocalPlan(gradient=False, steps=None, epochs=2, batch=32, lr=0.02, momentum=0.9)
@@ -46,7 +46,7 @@ MODELS = (("lenet5", True), ("lenet5", False), ("cnn2", False))
 
 
 class Standardized(nn.Module):
-    """A chain of layers as a module of standardized pixels, with the same parameters in the same order."""
+    """A chain of layers as a module on standardized pixels, with the same parameters in the same order."""
 
     def __init__(self, task: ModelTask, params: Tensor, middle: Tensor, spread: Tensor) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Standardized(nn.Module):
 
 
 def module(layer: Any) -> nn.Module:
-    """A layer of ours as a module."""
+    """One of our layers as a torch module."""
     if isinstance(layer, Conv):
         return nn.Conv2d(layer.inputs, layer.outputs, layer.kernel, layer.stride, layer.padding)
     if isinstance(layer, Dense):
@@ -72,8 +72,8 @@ def module(layer: Any) -> nn.Module:
 
 
 def theirs(victims: Victims, gradients: Tensor, images: Tensor, iterations: int) -> list[Guess]:
-    """The peer's guesses; its pixels are standardized with the mean and deviation of `images`."""
-    torchvision()  # the peer imports it, which needs our declarations beside a torch without CUDA
+    """The guesses of `breaching`; pixels are standardized with the mean and deviation of `images`."""
+    torchvision()  # `breaching` imports torchvision, which needs our declarations with a torch without CUDA
     import breaching
 
     middle, spread = images.mean((0, 2, 3)), images.std((0, 2, 3))
@@ -82,7 +82,7 @@ def theirs(victims: Victims, gradients: Tensor, images: Tensor, iterations: int)
     setup = {"dtype": torch.float, "device": torch.device("cpu")}
     guesses = []
     for number, (gradient, label) in enumerate(zip(gradients, victims.y, strict=True)):
-        torch.manual_seed(number)  # noqa: TID251  # the peer draws from the global generator
+        torch.manual_seed(number)  # noqa: TID251  # `breaching` draws from the global generator
         attacker = breaching.attacks.prepare_attack(network, nn.CrossEntropyLoss(), config, setup)
         shape = tuple(victims.x.shape[1:])
         about = SimpleNamespace(shape=shape, mean=middle, std=spread, classes=victims.task.classes, modality="vision")
@@ -108,7 +108,7 @@ def main() -> None:
     x, y = (part[FIRST : FIRST + given.images] for part in data.test)
     auxiliary = Examples(*(part[:AUXILIARY] for part in data.train))
     attacks: dict[str, Attack] = {"floor": Prior(), "map": MAP()}
-    gaussian_prior(auxiliary.x, MAP().box)  # kept, so that no attack's seconds have it
+    gaussian_prior(auxiliary.x, MAP().box)  # cached, so that no attack's time includes it
     for name, trained in MODELS:
         victims = fresh(name, x, y)
         if trained:

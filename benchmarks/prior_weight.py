@@ -1,11 +1,11 @@
 """MAP's image priors on CIFAR-10, which no study of this project attacks by default.
 
 The weight of total variation was chosen once on sixteen training images behind the LeNet of DLG with its
-initialization, one image per victim, normal noise; the table of weights repeats that choice. The second table compares
-it with a Gaussian prior of 3,000 training images, on test images, which served no choice: normal noise, and defenses at
-their defaults. `attacks`: every search attack with and without the prior. `softened`: digits behind dense ReLU layers,
-with and without the searches behind softened layers. Mean SSIM, median MSE, and processor seconds an image. Needs
-`cifar10` (see README), but for `softened`; a part of it suffices.
+initialization, with one image per victim and normal noise; the table `weights` repeats this choice. The table `priors`
+compares total variation with a Gaussian prior of 3,000 training images, on test images that were not used for any
+choice, behind normal noise and defenses at their defaults. `attacks`: every search attack with and without the prior.
+`softened`: digits behind dense ReLU layers, with and without the searches behind softened layers. Prints mean SSIM,
+median MSE, and processor seconds per image. Needs `cifar10` (see README) except for `softened`; a part of it suffices.
 
     python benchmarks/prior_weight.py weights|priors|attacks|softened [FOLDER]
 """
@@ -49,13 +49,13 @@ AUXILIARY = 3000
 
 
 def seen(x: Tensor, y: Tensor, defense: Defense[Any, Any], auxiliary: Examples) -> Observation:
-    """What a server sees of one client for each image [n, 3, 32, 32] with its label [n]."""
+    """The server's observation of one client for each image [n, 3, 32, 32] with its label [n]."""
     task = ModelTask(build("lenet-dlg", (3, 32, 32), 10), "dlg")
     return replace(observed(Victims(task, task.init(Key(5)), x, y), defense, Key(6)), auxiliary=auxiliary)
 
 
 def quality(attack: Attack, x: Tensor, y: Tensor, observation: Observation) -> str:
-    """Mean SSIM, median MSE, and processor seconds an image."""
+    """Mean SSIM, median MSE, and processor seconds per image."""
     start = time.process_time()
     guesses = attack.run(observation, Key(7)).guesses
     seconds = (time.process_time() - start) / len(x)
@@ -84,7 +84,7 @@ def priors(data: DataSet, auxiliary: Examples) -> None:
     attacks: dict[str, Attack] = {"floor": Prior()}
     attacks["tv, 1500"] = MAP(prior="tv", evaluations=1500)
     attacks |= {f"gaussian, {n}": MAP(evaluations=n) for n in (100, 400)}
-    gaussian_prior(auxiliary.x, MAP().box)  # kept, so that no attack's seconds have it
+    gaussian_prior(auxiliary.x, MAP().box)  # cached, so that no attack's time includes it
     print(f"{'defense':<15} " + " ".join(f"{name:>22}" for name in attacks))
     for name, defense in defenses.items():
         here = seen(x, y, defense, auxiliary)

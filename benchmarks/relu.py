@@ -1,8 +1,8 @@
 """MAP behind ReLU with pooling, residual blocks, group norm and batch norm: one image, noise, batches of 4 and 16.
 
-CIFAR-10 test images that served no choice, models after two passes over 9,990 training images and fresh, gradients,
-labels inferred; mean SSIM with its 95 % interval (too narrow for images of one batch) and processor seconds an image.
-Needs `cifar10` (see README); a part of it suffices.
+Gradients of CIFAR-10 test images that were not used for any choice; models are fresh, or trained with two passes over
+9,990 training images; labels are inferred. Prints mean SSIM with its 95 % interval (too narrow for images of one batch)
+and processor seconds per image. Needs `cifar10` (see README); a part of it suffices.
 
     python benchmarks/relu.py [FOLDER] [--models lenet5 ...] [--images 16]
 """
@@ -45,7 +45,7 @@ def main() -> None:
     data = load("cifar10", given.folder)
     x, y = (part[FIRST : FIRST + given.images] for part in data.test)
     auxiliary, plan = Examples(*(part[:AUXILIARY] for part in data.train)), replace(PLAN, gradient=True, steps=None)
-    gaussian_prior(auxiliary.x, MAP().box)  # kept, so that no attack's seconds have it
+    gaussian_prior(auxiliary.x, MAP().box)  # cached, so that no attack's time includes it
     for name in given.models:
         start = fresh(name, x, y)
         trained = train_clients(start.task, start.params, [Work(data.train, Key(4))], TRAINING, "loop").updates[0]

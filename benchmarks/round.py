@@ -1,17 +1,19 @@
-"""A whole federated training at its default settings against a plain loop that only trains, and its memory.
+"""Time of a whole federated training at default settings, compared with a plain loop that only trains; and memory.
 
-Ten clients with 600 MNIST images (noise of their shape where MNIST is not at hand), five local steps of 32, the MLP
-of 203,530 weights, 20 rounds. Ours encodes, decodes, finds the signal-to-noise ratio, evaluates each round, and tests
-on 10,000 images at the end. The plain loop has one `nn.Module`, `optim.SGD`, and an average; it evaluates nothing, and
-ends at the same model. Processor time on one thread, runs in turns in one process; prints the median ratio and its
-range. The messages of a defense, measured alone, are not charged to the round.
+There are ten clients with 600 MNIST images each (noise of the same shape if MNIST is missing), five local steps of 32,
+the MLP of 203,530 weights, and 20 rounds. Our training encodes, decodes, computes the signal-to-noise ratio, evaluates
+each round, and tests on 10,000 images at the end. The plain loop has one `nn.Module`, `optim.SGD`, and an average; it
+evaluates nothing, and ends at the same model. Times are processor time on one thread, with runs in turns in one
+process; the median ratio and its range are printed. The time of a defense's messages, measured alone, is subtracted
+from the round.
 
-`--clients` trains so many clients, of which ten take part, with `top-k` and feedback, and prints the peak memory.
+`--clients` trains with this many clients, of which ten take part, with `top-k` and feedback, and prints the peak
+memory.
 
     python benchmarks/round.py [FOLDER] [--defense gaussian] [--repeats 9]
     python benchmarks/round.py [FOLDER] --clients 10000 [--rounds 50]
 
-The exit code is 1 if a bar is missed: 1.1 times the plain loop, or 1.2 GB.
+The exit code is 1 if a bar is missed: at most 1.1 times the plain loop, and at most 1.2 GB.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ def plain(task: ModelTask, data: Examples, clients: Holdings) -> Tensor:
 
 
 def own_work(task: ModelTask, defense: Defense[Any, Any], clients: Holdings) -> Callable[[], object]:
-    """What a defense itself does in a training: its messages, and what they decode to."""
+    """The defense's own work in a training: making and decoding its messages."""
     setting = make_setting(task, SPEC, clients, defense.local)
     plan = make_plan(SPEC, SPEC.lr, defense.local, defense.step_noise(setting))
     work = [Work(clients.data, KEY.child(k), rows) for k, rows in clients.rows.items()]
@@ -105,7 +107,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def compare(task: ModelTask, folder: Path, name: str, repeats: int) -> bool:
-    """Print the table; whether the bar holds for no defense and for this one."""
+    """Print the table; return whether the bar holds for no defense and for this defense."""
     data, test = data_of(folder)
     clients = Holdings(data, dict(enumerate(partition(SPEC, data.y, KEY.child("partition")))))
     defenses = {one: build_defense(PartSpec(one)) for one in ("none", name)}
@@ -132,7 +134,7 @@ def compare(task: ModelTask, folder: Path, name: str, repeats: int) -> bool:
 
 
 def remember(task: ModelTask, folder: Path, count: int, rounds: int) -> bool:
-    """Print the peak memory of a training with residuals; whether the bar holds."""
+    """Print the peak memory of a training with residuals; return whether the bar holds."""
     data, test = data_of(folder)
     spec = FederationSpec(clients=count, participants=10, rounds=rounds, local_steps=5)
     clients = Holdings(data, dict(enumerate(partition(spec, data.y, KEY.child("partition")))))
@@ -149,7 +151,7 @@ def most() -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print ratios or memory; 1 if a bar is missed."""
+    """Print ratios or memory; return 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, default=default_root())
     parser.add_argument("--defense", default="gaussian")

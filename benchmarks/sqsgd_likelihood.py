@@ -1,9 +1,10 @@
 """The attacker's gain from sqSGD's exact law: MAP with four likelihoods of the same messages.
 
 CIFAR-10 training images, the LeNet of DLG with its initialization, one image per victim, labels given. `smooth` is
-`SqSGD.likelihood`; `exact` is the law of each coordinate, without a slope if a coordinate is off by a level or more;
-`tail` is the law of the whole vector, at its best tilt; `moments` is the normal law with the mean and variance of the
-message. Prints mean SSIM, median MSE and processor seconds per image. Needs `cifar10` (see README); a part suffices.
+`SqSGD.likelihood`; `exact` is the law of each coordinate, which has no gradient if a coordinate is off by a level or
+more; `tail` is the law of the whole vector, at its best tilt; `moments` is the normal law with the mean and variance of
+the message. Prints mean SSIM, median MSE and processor seconds per image. Needs `cifar10` (see README); a part
+suffices.
 """
 
 from __future__ import annotations
@@ -71,14 +72,14 @@ def exact(channel: PrivQuant, received: Tensor, y: Tensor, bound: float) -> Tens
 
 
 def smooth(channel: PrivQuant, received: Tensor, y: Tensor, bound: float) -> Tensor:
-    """`exact`, continued where it has no slope, as in `SqSGD.likelihood`."""
+    """`exact`, extended where it has no gradient, as in `SqSGD.likelihood`."""
     return channel.misfit(received, y, bound)
 
 
 def tail(channel: PrivQuant, received: Tensor, y: Tensor, bound: float) -> Tensor:
     """-ln of Chernoff's bound on P(at least tau matches), at its best tilt: nearly the law of the whole vector.
 
-    The tilt is held constant for the slope, because the derivative with respect to the best tilt is zero.
+    The tilt is held constant for the gradient, because the derivative with respect to the best tilt is zero.
     """
     place = (y / bound).clamp(-1, 1) + 1
     chance = (1 - (place * ((channel.levels - 1) / 2) - received).abs()).clamp(min=1e-12)
@@ -93,7 +94,7 @@ def tail(channel: PrivQuant, received: Tensor, y: Tensor, bound: float) -> Tenso
 
 
 def moments(channel: PrivQuant, received: Tensor, y: Tensor, bound: float) -> Tensor:
-    """A normal law with the mean m y and the variance of a level; the rounding's variance is its mean over a level."""
+    """A normal law with mean m y and the variance of a level; the variance of rounding is its mean over a level."""
     m, step = channel.normalizer, 2 * bound / (channel.levels - 1)
     y, values = y.clamp(-bound, bound), levels_to_values(received, bound, channel.levels)
     least = (1 - m) * bound**2 * (channel.levels + 1) / (3 * (channel.levels - 1)) + m * step**2 / 6

@@ -1,9 +1,9 @@
-"""Training behind every defense: MNIST, 20 rounds, a mild and a harsh setting of each, compared with no defense.
+"""Training behind every defense: MNIST, 20 rounds, a mild and a harsh setting of each defense, against no defense.
 
 Ten clients with 600 samples each, full participation. A defense that requires one full-batch step, or gradients, is
 compared with no defense under the same federation. Prints the test accuracy (10,000 images; half-width of the 95 %
-interval at most 1.0 points) and whether the mild setting stays within 5 points of no defense and the harsh one does
-not. Needs `mnist` (see README). Exit code 1 if one of the two fails.
+interval at most 1.0 points) and whether the mild setting stays within 5 points of no defense and the harsh setting does
+not. Needs `mnist` (see README). The exit code is 1 if either fails for a defense.
 
     python benchmarks/training.py [NAME ...]
 """
@@ -99,7 +99,7 @@ class Bench:
 
 
 def main(names: list[str]) -> int:
-    """Print the table; return 1 if a defense trains otherwise than expected."""
+    """Print the table; return 1 if a defense does not train as expected."""
     torch.set_num_threads(1)
     bench = Bench()
     print(f"no defense, {ROUNDS} rounds: " + ", ".join(f"{k} {v:.3f}" for k, v in bench.ceiling.items()))

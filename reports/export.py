@@ -1,4 +1,4 @@
-"""All results for other programs: one row per value as CSV, Parquet, LaTeX or Markdown, or JSON with one line a cell.
+"""All results for other programs: one row per value as CSV, Parquet, LaTeX or Markdown, or JSON with one line per cell.
 
 A CSV is safe to open in a spreadsheet.
 """
@@ -28,7 +28,7 @@ def status_of(run: Run, cell: Cell) -> str:
 
 
 def _epsilon(value: float | None) -> float | str:
-    """An epsilon; infinity is the text `inf`, which spreadsheets and number parsers know and JSON lacks."""
+    """An epsilon; infinity becomes the text `inf`, which spreadsheets and number parsers read; JSON has no infinity."""
     return "inf" if value is None else value
 
 
@@ -66,8 +66,8 @@ def rows_as(
     """The rows of `Run.frame` as a file.
 
     Args:
-        quantities: only their rows; all if there are none.
-        columns: only these, in this order.
+        quantities: only rows of these quantities; empty: all rows.
+        columns: only these columns, in this order; empty: all columns.
         items: also one row for each victim or record.
         digits: significant digits of numbers in tex and md.
 
@@ -84,7 +84,7 @@ def rows_as(
 
 
 class Table(NamedTuple):
-    """Chosen rows of a run, and the columns that were asked for; none: all."""
+    """Chosen rows of a run, and the requested columns; empty: all columns."""
 
     rows: list[Row]
     columns: tuple[str, ...] = ()
@@ -126,7 +126,7 @@ def to_parquet(found: Table) -> bytes:
 
 
 class Listing(NamedTuple):
-    """A table for people: what all rows share, the names of the other columns, and their texts."""
+    """A table for readers: the values that all rows share, the other columns, and the texts of the rows."""
 
     common: dict[str, str]
     columns: tuple[str, ...]
@@ -134,9 +134,9 @@ class Listing(NamedTuple):
 
 
 def listing(found: Table, digits: int) -> Listing:
-    """A table as texts, with numbers of so many significant digits.
+    """A table as texts, with numbers rounded to `digits` significant digits.
 
-    Where no columns were asked for: those in which the rows differ, but for ids and remarks.
+    If no columns were requested, it has the columns in which the rows differ, without ids and remarks.
     """
     names = found.columns or [name for name in COLUMNS if name not in _REMARKS]
     texts = {name: [_text(value, digits) for value in column(found.rows, name)] for name in names}
@@ -147,7 +147,7 @@ def listing(found: Table, digits: int) -> Listing:
 
 
 _REMARKS = ("cell", "training", "level", "method", "flags", "note")
-"""Columns that a table for people leaves out unless they are asked for."""
+"""Columns that a table for readers leaves out unless they are requested."""
 
 
 def _text(value: Scalar, digits: int) -> str:
@@ -163,7 +163,7 @@ def to_markdown(found: Listing) -> str:
 
 
 def to_tex(found: Listing) -> str:
-    """A listing as a LaTeX `longtable` for the packages longtable and booktabs; what all rows share is its caption."""
+    """A listing as a LaTeX `longtable` for the packages longtable and booktabs; its caption has the shared values."""
     caption = "; ".join(f"{name.replace('_', ' ')}: {value}" for name, value in found.common.items())
     head = " & ".join(map(latex, found.columns))
     lines = [f"\\begin{{longtable}}{{{'l' * len(found.columns)}}}"]
@@ -213,7 +213,7 @@ def _object(analysis: Analysis, cell: Cell) -> dict[str, object]:
 
 
 def to_jsonl(analysis: Analysis) -> str:
-    """One JSON object per line and cell, in the study's order, with all estimates and their values per victim.
+    """One line with a JSON object per cell, in the study's order, with all estimates and their values per victim.
 
     An infinite epsilon is `"inf"`; null means unknown. The text is ASCII, so that a line ends only where its cell does.
     """
@@ -222,8 +222,8 @@ def to_jsonl(analysis: Analysis) -> str:
 
 
 def data_uri(name: str, text: str) -> str:
-    """A zip file with a CSV of this name, as a data URI: a tenth of the size, and a download without a script."""
+    """A zip file with a CSV of this name, as a data URI: a tenth of the size, and it downloads without a script."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
-        file.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED, 9)  # ZipInfo: a date that is always the same
+        file.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED, 9)  # ZipInfo has a constant date
     return "data:application/zip;base64," + base64.b64encode(buffer.getvalue()).decode()

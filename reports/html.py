@@ -40,7 +40,7 @@ _INSIDE = re.compile(
     r'(?P<attribute>src|href)="data:(?P<kind>[a-z/+.-]+)(;charset=[a-z0-9-]+)?;base64,(?P<content>[A-Za-z0-9+/=]+)"'
     r'(?P<saved> download="(?P<name>[a-z0-9.-]+)")?'
 )
-"""A file inside a page. No text of a run can look like one: its quotes are escaped."""
+"""A file inside a page. No text of a run can match this pattern, because its quotes are escaped."""
 
 _ENDINGS = {"image/png": "png", "image/svg+xml": "svg"}
 _OURS = re.compile(rf"[0-9a-f]{{16}}\.({'|'.join(_ENDINGS.values())})")
@@ -53,10 +53,10 @@ class Part(NamedTuple, Generic[C]):
     """A section of the page.
 
     Attributes:
-        id: of the section, and the name of its template.
-        title: the heading.
-        short: its name in the navigation.
-        build: the content that the template shows; None if this run has none.
+        id: id of the section, and name of its template.
+        title: heading of the section.
+        short: name of the section in the navigation.
+        build: returns the content that the template shows; None if this run has none.
         template: Jinja source of a short section; empty: the file `templates/ID.html`.
     """
 
@@ -68,7 +68,7 @@ class Part(NamedTuple, Generic[C]):
 
 
 def _parts(images: Images, against: Against | None) -> list[Part[Analysis]]:
-    """The sections in the order of the page. A new section is its module in `sections` and a line here."""
+    """The sections in the order of the page. A new section is a module in `sections` and a line here."""
     parts = [
         Part("verdict", "Verdict", "Verdict", verdict),
         Part("claims", "Claimed and proved epsilon", "Claims", claims),
@@ -92,16 +92,16 @@ def render(run: Run, *, images: Images = "public", linked: bool = False, against
     Args:
         images: `public` shows pictures of the data sets in `run.public_data` and withholds the others, with the reason;
             `redact` withholds all pictures and keeps their numbers; `none` leaves them out.
-        linked: style and script are files next to the page, see `folder_files`.
-        against: a finished comparison, for the section on changes; None: there is no such section.
+        linked: whether style and script are files next to the page, see `folder_files`.
+        against: a finished comparison for the section on changes; None: the page has no such section.
 
     Returns:
-        HTML that loads nothing: style, script, charts and pictures are inside, and its policy forbids everything else.
+        HTML that loads nothing: style, script, charts and pictures are inline, and its policy forbids all else.
         A linked page loads files of its folder, and its policy forbids inline content.
 
     Guarantees:
-        Same run, same page.
-        A section that cannot be built shows its error instead; the others are unaffected.
+        The same run gives the same page.
+        A section that cannot be built shows its error instead; the other sections are unaffected.
         Every text of the run is escaped and cannot change the direction of the text after it.
     """
     return page(run.name, _parts(images, against), Analysis(run), linked=linked)
@@ -141,7 +141,7 @@ def folder_files(run: Run, *, images: Images = "public", against: Against | None
         cells; the page comes last.
 
     Guarantees:
-        Same run, same bytes.
+        The same run gives the same bytes.
         The page has no inline style, no inline script, no `data:` address; its policy allows only its own folder.
         The charts stay in the page, as SVG without style attributes, so that they follow the theme.
     """
@@ -152,7 +152,7 @@ def folder_files(run: Run, *, images: Images = "public", against: Against | None
 
 
 def stale_pictures(place: Path, files: Collection[Path]) -> list[Path]:
-    """Pictures of an earlier report in this folder that the new report does not show: it may withhold them."""
+    """Pictures of an earlier report in this folder that the new report does not show, because it may withhold them."""
     found = sorted((place / PICTURES).glob("*"))
     return [path for path in found if _OURS.fullmatch(path.name) and path not in files]
 
@@ -182,7 +182,7 @@ def _breakable(text: str) -> Markup:
 
 
 def _section(environment: Environment, part: Part[C], content: C) -> Markup | None:
-    """The HTML of one section; of its error if it cannot be built."""
+    """The HTML of one section, or of its error if the section cannot be built."""
     try:
         found = part.build(content)
         if found is None:
@@ -196,7 +196,7 @@ def _section(environment: Environment, part: Part[C], content: C) -> Markup | No
 
 
 def _hash(text: str) -> str:
-    """The source expression of one inline element in a content security policy."""
+    """The source expression that allows one inline element in a content security policy."""
     return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
 
 
@@ -207,5 +207,5 @@ def _name(found: re.Match[str]) -> str:
 
 
 def _link(found: re.Match[str]) -> str:
-    """The attribute with the path of a file instead of its content."""
+    """The attribute with the path of a file in place of the file's content."""
     return f'{found["attribute"]}="{_name(found)}"{found["saved"] or ""}'

@@ -1,4 +1,4 @@
-"""The page on recipes: a scoreboard, then each recipe with its claims and figures."""
+"""The page about recipes: a scoreboard, then each recipe with its claims and figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from leakgauge.reports.sections.asked import Asked, charts_of, shown
 
 
 class Repeated(NamedTuple):
-    """A recipe that ran: the fields of its text, its verdicts, and its figures with their panels or an error."""
+    """A recipe that ran: its texts, its verdicts, and its figures with their panels or an error."""
 
     name: str
     title: str
@@ -30,12 +30,12 @@ class Repeated(NamedTuple):
 
     @property
     def id(self) -> str:
-        """Of its section."""
+        """Id of the recipe's section."""
         return slug(self.name)
 
     @property
     def asked(self) -> Asked:
-        """Its table of claims and its charts."""
+        """The recipe's table of claims and its charts."""
         return shown(self.judged, self.figures, self.id)
 
     @property
@@ -54,7 +54,7 @@ class _Row(NamedTuple):
 
 
 class _Scoreboard(NamedTuple):
-    """The first section."""
+    """Content of the first section."""
 
     sentence: str
     columns: tuple[str, ...]
@@ -71,7 +71,7 @@ def reproduction(recipes: Sequence[Repeated]) -> str:
 
 
 def _at(recipes: Sequence[Repeated], number: int) -> Repeated:
-    """One of them."""
+    """The recipe with this number."""
     return recipes[number]
 
 
@@ -79,7 +79,7 @@ _BOARD, _RECIPE = ('{% include "' + name + '.html" %}' for name in ("scoreboard"
 
 
 def _scoreboard(recipes: Sequence[Repeated]) -> _Scoreboard:
-    """How many claims of each recipe ended how."""
+    """The number of claims of each recipe by verdict."""
     rows = [
         _Row(one.id, one.name, one.title, tuple(sum(each.verdict is kind for each in one.judged) for kind in Verdict))
         for one in recipes

@@ -26,15 +26,15 @@ from leakgauge.harness.core.stats import clopper_pearson, cut, mean_interval, po
 from leakgauge.reports.text.notation import fixed
 
 HIGH, LOW = 0.5, 0.1
-"""Positions between the floor (0) and the ceiling (1): High from the first, Low below the second."""
+"""Positions between the floor (0) and the ceiling (1): High from the first value on, Low below the second."""
 
 Word = Literal["High", "Moderate", "Low", "at floor", "not rated"]
 
 
 class Rating(NamedTuple):
-    """How much leaks. `place`: 0 at the floor, 1 at the ceiling; `why`: the reason for no rating.
+    """How much leaks. `place`: 0 at the floor, 1 at the ceiling; `why`: the reason if there is no rating.
 
-    At floor: the interval holds the floor, and no more images are identified than by chance.
+    At floor: the interval contains the floor, and no more images are identified than by chance.
     """
 
     word: Word
@@ -43,7 +43,7 @@ class Rating(NamedTuple):
 
 
 class Recognized(NamedTuple):
-    """Number of recognizable images, and of all images: identified among others, with a high SSIM (`study.score`)."""
+    """Number of recognizable images (identified, with a high SSIM; see `study.score`), and of all images."""
 
     hits: int
     of: int
@@ -75,7 +75,7 @@ class Group:
 
     @property
     def undefended(self) -> bool:
-        """Whether this is a ceiling."""
+        """Whether the group has no defense, so that it is a ceiling."""
         return self.case.training.defense.name == UNDEFENDED
 
     @property
@@ -90,7 +90,7 @@ class Group:
 
     @property
     def recognized(self) -> Recognized | None:
-        """Recognizable images among the attacked ones, failed ones included; None without images."""
+        """Recognizable images among the attacked images, including failed ones; None without images."""
         images = [seen for result in self.case.results for seen in recognizable(result)]
         return Recognized(sum(images), len(images)) if images else None
 
@@ -119,13 +119,13 @@ def recognizable(result: Result) -> tuple[bool, ...]:
 
 
 def final_accuracy(trainings: Sequence[TrainingRecord]) -> Estimate | None:
-    """Final test accuracy: over seeds with Student's t, for one seed with Clopper-Pearson over its test set."""
+    """Final test accuracy; interval by Student's t over seeds, or Clopper-Pearson over the test set for one seed."""
     known = [value for training in trainings if (value := training.accuracy) is not None]
     return accuracy_of(known, trainings[0].test_samples) if known else None
 
 
 def accuracy_of(values: Sequence[float], n: int) -> Estimate:
-    """The mean of a round's accuracies on n test samples: over seeds with Student's t, for one with Clopper-Pearson."""
+    """The mean of a round's accuracies on n test samples; interval by Student's t, or Clopper-Pearson for one seed."""
     if len(values) == 1 and n:
         ends, method = clopper_pearson(round(values[0] * n), n), f"Clopper-Pearson over {n} test images"
     else:
@@ -134,7 +134,7 @@ def accuracy_of(values: Sequence[float], n: int) -> Estimate:
 
 
 def surely_less(one: Group, other: Group) -> bool:
-    """Whether the values of `one`, paired with those of `other`, are lower on average by the 95 % interval."""
+    """Whether the values of `one` are below the paired values of `other` on average, by the 95 % interval."""
     if one.estimate is None or other.estimate is None or one.metric != other.metric:
         return False
     pairs = zip(one.estimate.values, other.estimate.values, strict=False)
@@ -151,7 +151,7 @@ def beats(group: Group, floor: float) -> bool:
 
 
 def best(groups: Sequence[Group]) -> Group | None:
-    """The group with the highest value; the first one of equals."""
+    """The group with the highest value; the first one if several are equal."""
     return max((one for one in groups if one.value is not None), key=lambda one: one.value or 0.0, default=None)
 
 
@@ -163,7 +163,7 @@ def _pooled(case: Case) -> Estimate | None:
 
 
 class Analysis:
-    """A run, grouped. Every part is computed once."""
+    """The groups of a run. Every part is computed once."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -208,7 +208,7 @@ class Analysis:
 
     @cached_property
     def _floors(self) -> dict[tuple[str, str, Target], Group]:
-        """The best floor of each setting, kind and target; an undefended one if there is any."""
+        """The best floor of each setting, kind and target; an undefended floor if there is one."""
         found: dict[tuple[str, str, Target], Group] = {}
         controls = [group for group in self.groups if group.case.info.floor and group.value is not None]
         for group in sorted(controls, key=lambda g: (not g.undefended, -(g.value or 0.0))):
@@ -224,7 +224,7 @@ class Analysis:
         return self._floors.get((group.setting, group.case.kind, group.case.target))
 
     def floor_value(self, group: Group) -> float | None:
-        """Value of the floor; without one, chance if it is known."""
+        """Value of the floor; without a floor, the chance level if it is known."""
         found = self.floor(group)
         return found.value if found is not None else group.metric.chance
 
@@ -262,9 +262,9 @@ class Analysis:
 
     @cached_property
     def trainings(self) -> dict[tuple[str, str], tuple[TrainingRecord, ...]]:
-        """Finished trainings, one per seed, by setting and defense: by an honest server if there are any.
+        """Finished trainings, one per seed, by setting and defense; those with an honest server if there are any.
 
-        Else those in which the server broadcasts for one of the attacks, whose accuracy counts as the defense's.
+        Otherwise the trainings of one attack in which the server broadcasts; their accuracy counts as the defense's.
         """
         found: dict[tuple[str, str], list[TrainingRecord]] = {}
         for record in sorted(
@@ -293,10 +293,11 @@ class Analysis:
 
     @cached_property
     def outdone(self) -> dict[str, Flag]:
-        """A flag for each cell of a best aware attack that a naive attack beats by more than noise.
+        """A flag for each cell of a best aware attack that a naive attack beats significantly.
 
-        Compared image by image, on the same target by the same adversary, and only if the naive attack is above the
-        floor: below it neither attack learns anything. Such an aware attack understates the leakage.
+        The attacks are compared image by image, on the same target by the same adversary, and only if the naive attack
+        is above the floor: below the floor neither attack learns anything. Such an aware attack understates the
+        leakage.
         """
         rows: dict[tuple[str, str, str, str, Target], list[Group]] = {}
         for group in self.defended:

@@ -1,7 +1,8 @@
 """Attacks: one gradient-matching evaluation, and the limit of reconstruction.
 
-Matching stands beside the usual loop over the instances with a torch module and a double backward, as published. The
-limit stands beside the plain formula: a gradient a direction by autograd, then a product and an inverse in numpy.
+The reference of matching is the usual loop over the instances with a torch module and a double backward, as published.
+The reference of the limit is the plain formula: one gradient per direction by autograd, then a product and an inverse
+in numpy.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ STEP, NOISE = 1e-6, 0.01
 
 
 def evaluation(name: str, n: int, images: int) -> Work:
-    """One evaluation of n instances with so many images each, behind a model."""
+    """One evaluation of n instances with `images` images each, behind a model."""
     ours, _, published, *_ = matching.methods(name, 10, n, images)
     return Work(ours, published, "published loop", n, "evaluation")
 
@@ -70,12 +71,12 @@ def limit(size: int) -> Work:
         "plain formula",
         1,
         "image",
-        flops=2 * flops,  # float64: half of the rate of float32
+        flops=2 * flops,  # float64 has half the rate of float32
     )
 
 
 def _gradient(net: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    """The gradient of the loss in the parameters."""
+    """The gradient of the loss with respect to the parameters."""
     return torch.autograd.grad(cross_entropy(net(x), y), list(net.parameters()))
 
 

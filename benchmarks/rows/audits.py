@@ -1,7 +1,7 @@
-"""Audits: the trials that a chosen test counts, and whole audits.
+"""Audits: the counted trials of a chosen test, and whole audits.
 
-The reference of the first is a loop in numpy for the Laplace mechanism: a Philox stream, a message and a score a trial.
-That of the others sends as many messages of the same defense, and does nothing with them.
+The reference of the counted trials is a loop in numpy for the Laplace mechanism, with one Philox stream, message and
+score per trial. The reference of whole audits sends as many messages of the same defense, and does nothing with them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def laplace(trials: int) -> float:
 
 
 def whole(name: str, trials: int) -> Work:
-    """A whole audit of a defense at its defaults, with its pilot, beside the messages that it counts."""
+    """A whole audit of a defense at its defaults, with its pilot; the reference makes only the counted messages."""
     deployment = prepare_audit(name, {}, {}, ROUNDS.get(name))
     claim = deployment.defense.claim(deployment.history, deployment.setting)
     mechanism = Mechanism(*deployment, strongest_adversary(claim))

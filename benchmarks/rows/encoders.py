@@ -1,7 +1,7 @@
-"""Encoders: coordinates a second, encode and decode together, draws included.
+"""Encoders: coordinates per second, for encoding and decoding together, including draws.
 
-Each defense gets one update of a million coordinates (an eighth of it in the quick table). The reference is
-a dithered quantizer in plain numpy, whose intermediate arrays need as much cache as ours.
+Each defense gets one update of a million coordinates (an eighth of this in the quick table). The reference is a
+dithered quantizer in plain numpy, whose intermediate arrays need as much cache as ours.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ CASES: dict[str, dict[str, Any]] = {
     "ota": {},
     "ota-orthogonal": {},
 }
-"""The names before a comma are those of defenses."""
+"""The part of a name before a comma is the name of the defense."""
 
 QUICK = ("none", "gaussian", "laplace", "sdq, 4 bits", "jopeq", "jopeq-t", "cepam-gaussian, n = 1")
 QUICK += ("cepam-gaussian, n = 3", "sqsgd", "mvu", "piecewise", "top-k", "ota")
@@ -79,7 +79,7 @@ def work(name: str, parameters: dict[str, Any], layout: Layout) -> Work:
         return wire
 
     size = len(message())
-    moved = 8 * dim + 2 * size  # the update is read, the estimate written; the message is both
+    moved = 8 * dim + 2 * size  # the update is read and the estimate is written; the message is written and read
     against = "dithered quantizer in numpy"
     drawn = 0 if name in SPARING else dim
     note = f"{8 * size / dim:.3g} bits a coordinate"
@@ -87,7 +87,7 @@ def work(name: str, parameters: dict[str, Any], layout: Layout) -> Work:
 
 
 def dithered(update: torch.Tensor) -> np.ndarray:
-    """A dithered quantizer of 8 bits in plain numpy: draw, add, round, pack; unpack, take the dither off."""
+    """A dithered quantizer of 8 bits in plain numpy: draw, add, round, pack; unpack, subtract the dither."""
     drawn = np.random.Generator(np.random.Philox(0)).random(len(update))  # noqa: TID251
     values = np.rint(64 * update.numpy().astype(np.float64) + drawn).clip(-128, 127).astype(np.int64)
     wire = np.packbits(np.unpackbits(values.astype(np.int8).view(np.uint8))).tobytes()
@@ -96,7 +96,7 @@ def dithered(update: torch.Tensor) -> np.ndarray:
 
 
 def transform(dim: int) -> Work:
-    """The Walsh-Hadamard transform, beside one pass over memory."""
+    """The Walsh-Hadamard transform; the reference is one pass over memory."""
     x, out = rng.normal(Key(0), (dim,)), torch.empty(dim)
     ours = partial(fast_walsh_hadamard, x)
     return Work(ours, lambda: torch.mul(x, 2.0, out=out), "one pass", dim, "coordinate", moved=8 * dim)
@@ -108,7 +108,7 @@ def large(name: str) -> Work:
 
 
 def rows(quick: bool) -> Rows:
-    """A row a defense, the transform of `sqsgd` and `vqsgd`, and each defense on an update of ResNet-18."""
+    """One row per defense, the transform of `sqsgd` and `vqsgd`, and each defense on an update of ResNet-18."""
     dim = 2**17 if quick else 1_000_000
     layout = Layout(("w",), ((dim,),))
     chosen = QUICK if quick else CASES

@@ -1,10 +1,10 @@
-"""A federated round beside Flower's simulation, in Flower's own environment (see `.ci/flower`).
+"""A federated round compared with Flower's simulation, in a separate environment for Flower (see `.ci/flower`).
 
     python benchmarks/rows/flower.py    # in that environment: prints the seconds of each round, both sides, as JSON
 
-Both sides train the same clients for as many steps on the same data. Flower's clients run the plain loop. Its rounds
-and ours take turns in one process; Ray's actors rest during ours. The first rounds, which start the actors, are left
-out.
+Both sides train the same clients for the same number of steps on the same data. Flower's clients run the plain loop.
+Flower's rounds and ours take turns in one process; Ray's actors are idle during our rounds. The first rounds, which
+start the actors, are left out.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ VENVS = (os.environ.get("FLOWER_VENV", ""), ".venv-flower", "~/.cache/leakgauge/
 
 
 def row(name: str) -> Row:
-    """The row, measured in the other environment.
+    """The row, measured in Flower's environment.
 
     Raises:
-        Skipped: there is none.
+        Skipped: the environment is missing, or the simulation failed.
     """
     places = [Path(one).expanduser() / "bin" / "python" for one in VENVS if one]
     python = next((place for place in places if place.exists()), None)
@@ -51,11 +51,11 @@ def row(name: str) -> Row:
 
 
 def _no() -> None:
-    """The row is measured elsewhere."""
+    """Do nothing, because the row is measured elsewhere."""
 
 
 def main(name: str) -> None:
-    """Run Flower's simulation, with a round of ours after each of its rounds."""
+    """Run Flower's simulation, with one of our rounds before each of its rounds."""
     import flwr
     import torch
     from flwr.app import Message, MetricRecord, RecordDict
@@ -113,7 +113,7 @@ def main(name: str) -> None:
 
 
 def rows(quick: bool) -> Rows:
-    """A round of the MLP and of the CNN; none in the quick table."""
+    """A round of the MLP and of the CNN; the quick table has no such row."""
     return {} if quick else {f"round, {name}, Flower": functools.partial(row, name) for name in ("mlp", "cnn2")}
 
 

@@ -1,7 +1,8 @@
-"""Studies: what the harness costs around trainings and attacks, how a grid fills workers, and the report.
+"""Studies: the overhead of the harness around trainings and attacks, the speed-up by workers, and the report.
 
-Empty cells stand beside files of the same number and size, written as safely and with their digests. A grid of cells of
-one second stands beside the same grid in one process. The report stands beside parsing and writing the same JSON.
+The reference of empty cells is files of the same number and size, written as safely and with their digests. The
+reference of a grid of cells of one second is the same grid in one process. The reference of the report is parsing and
+writing the same JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from leakgauge.reports.html import render
 from tests import report_fixtures as double
 
 FILES, BYTES = 3, 2_000
-"""Of a finished cell: files, and bytes in the mean."""
+"""Number of files of a finished cell, and mean bytes per file."""
 
 CELLS, SECONDS = 48, 1.0
 
@@ -42,7 +43,7 @@ DEFENSES = [
 
 
 def ran(study: Study, *, report: bool = False, **options: Any) -> None:
-    """Run a study in a new folder, and make its report; every cell has a result."""
+    """Run a study in a new folder, with its report if `report` is set; check that every cell has a result."""
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         run = run_study(study, Path(folder), **options)
         assert len(run.results) == len(run.cells), run.failures
@@ -51,7 +52,7 @@ def ran(study: Study, *, report: bool = False, **options: Any) -> None:
 
 
 def empty(cells: int) -> Work:
-    """Empty cells: planned, run in this process, reported."""
+    """Empty cells that are planned, run in this process and reported."""
     return Work(
         lambda: ran(equal(cells, 0.0), report=True, workers=0),
         partial(written, cells),
@@ -64,7 +65,7 @@ def empty(cells: int) -> Work:
 
 
 def written(cells: int) -> None:
-    """Write and read files as a store does for its cells, with their digests."""
+    """Write and read files with their digests, as a store does for its cells."""
     content = {"value": "x" * (BYTES - 20)}
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         for number in range(cells):
@@ -77,7 +78,7 @@ def written(cells: int) -> None:
 
 
 def workers(count: int, *, ray: bool = False) -> Work:
-    """Equal cells in several processes, or on a Ray of this machine, beside one process."""
+    """Equal cells in several processes, or on a local Ray; the reference is one process."""
     engine = None
     if ray:
         if importlib.util.find_spec("ray") is None:
@@ -140,7 +141,7 @@ def report(defenses: int, seeds: tuple[int, ...]) -> Work:
     files = sorted(Path(folder.name).rglob("*.json"))
 
     def page() -> str:
-        assert Path(folder.name).exists()  # as long as this function is there
+        assert Path(folder.name).exists()  # the folder lives as long as this function
         return render(load_run(Path(folder.name)))
 
     size = sum(path.stat().st_size for path in Path(folder.name).rglob("*") if path.is_file())
@@ -149,7 +150,7 @@ def report(defenses: int, seeds: tuple[int, ...]) -> Work:
 
 
 def parsed(folder: tempfile.TemporaryDirectory[str], files: list[Path]) -> str:
-    """The same JSON, read and written once."""
+    """The JSON of a finished run, read and written once."""
     assert Path(folder.name).exists()
     return json.dumps([json.loads(path.read_bytes()) for path in files])
 

@@ -1,7 +1,7 @@
-"""Training: a client's steps, steps with every record clipped, whole rounds, and shadow models.
+"""Training: clients' local steps, steps with every record clipped, whole rounds, and shadow models.
 
-The reference of each but the clipped steps is the textbook loop: one module, one `torch.optim.SGD` and one batch at a
-time, with the engines' shuffled indices. A clipped step stands beside the same engine's step without a clip.
+The reference is the textbook loop: one module, one `torch.optim.SGD` and one batch at a time, with the engines'
+shuffled indices. Only for clipped steps, the reference is the same engine's step without a clip.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ PLAIN: dict[str, Callable[[], nn.Module]] = {
     "mlp-small": mlp(784, 32, 16, 10),
     "cnn2": cnn2,
 }
-"""The same models as modules of torch."""
+"""The models as torch modules."""
 
 
 def step_by_step(net: nn.Module, data: Examples, key: Key, plan: LocalPlan) -> None:
@@ -74,7 +74,7 @@ def step_by_step(net: nn.Module, data: Examples, key: Key, plan: LocalPlan) -> N
 
 
 def plain(net: nn.Module, params: Tensor, work: list[Turn], plan: LocalPlan, rounds: int) -> Tensor:
-    """Federated averaging, and nothing else: no evaluation, no message, no key."""
+    """Only federated averaging: no evaluation, no message, no key."""
     for _ in range(rounds):
         total = torch.zeros_like(params)
         for turn in work:
@@ -116,7 +116,7 @@ def clipped(name: str, shape: tuple[int, int, int]) -> Work:
 
 
 def federated(name: str, rounds: int, tested: int) -> Work:
-    """A whole training with its evaluations, by default settings; the plain loop has none."""
+    """A whole training with its evaluations at default settings; the plain loop has no evaluations."""
     task, work = ModelTask(build(name, SHAPE, 10)), clients(CLIENTS, SAMPLES)
     spec = FederationSpec(clients=CLIENTS, rounds=rounds, local_steps=PLAN.steps, lr=PLAN.lr, momentum=PLAN.momentum)
     test = Examples(rng.normal(Key(2), (tested, *SHAPE)), torch.arange(tested) % 10)

@@ -19,7 +19,7 @@ MOST_NAMES = 3
 """Number of defenses that a caption names."""
 
 FAR = 100.0
-"""A chart of distances leaves out the undefended line if it is this many times below the lowest point."""
+"""A chart of distances leaves out the undefended line if it is below the lowest point by more than this factor."""
 
 
 class Sample(NamedTuple):
@@ -31,7 +31,7 @@ class Sample(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """The y axis of a chart: its metric, and the words around it."""
+    """The y axis of a chart: its metric, and the texts of the chart."""
 
     metric: Metric
     title: str
@@ -45,7 +45,7 @@ class Measure(NamedTuple):
 
     @property
     def is_distance(self) -> bool:
-        """Whether a lower value means that the adversary is nearer; such values span decades."""
+        """Whether a lower value means that the adversary is nearer to the image; such values span decades."""
         return self.metric.higher_leaks is False
 
     @property
@@ -101,10 +101,10 @@ def leakage_charts(analysis: Analysis, setting: str, measure: Measure) -> list[C
 
 
 def _strongest(analysis: Analysis, setting: str, measure: Measure) -> dict[str, Estimate]:
-    """By defense, the estimate of the attack that gets most."""
+    """The estimate of the strongest attack on each defense."""
     strongest: dict[str, Estimate] = {}
     for group in analysis.attacked:
-        # several watched rounds do not belong on the axis of the epsilon of one round
+        # an attack on several rounds does not belong on the axis of the epsilon of one round
         if group.setting == setting and group.case.kind == measure.metric.kind and group.case.target.rounds == 1:
             found = group.case.estimates(measure.metric.name)
             estimate = pool(found) if found else None
@@ -116,7 +116,7 @@ def _strongest(analysis: Analysis, setting: str, measure: Measure) -> dict[str, 
 
 
 def _weakest(claims: Iterable[ClaimRecord]) -> ClaimRecord | None:
-    """The claim with the largest epsilon over the seeds, of equals the worst; None if one is infinite."""
+    """The claim with the largest epsilon over the seeds (of equal ones, the worst verdict); None if one is infinite."""
     known = list(claims)
     if not known or any(claim.epsilon is None for claim in known):
         return None
@@ -124,7 +124,7 @@ def _weakest(claims: Iterable[ClaimRecord]) -> ClaimRecord | None:
 
 
 def _same_kind(claim: ClaimRecord) -> bool:
-    """Whether the proved epsilon belongs on the axis of the claimed one."""
+    """Whether the proved epsilon belongs on the axis of the claimed epsilon."""
     proved = claim.proved
     return (proved.unit, proved.delta, set(proved.against)) == (claim.unit, claim.delta, set(claim.against))
 
@@ -140,7 +140,7 @@ def _mark(claim: ClaimRecord) -> float | None:
 
 
 def _unmarked(analysis: Analysis, samples: Sequence[Sample]) -> str:
-    """A sentence on proved epsilons that differ and have no marker: infinite, zero, or of another kind."""
+    """A sentence on differing proved epsilons without a marker: infinite, zero, or of another kind."""
     lacking = [s for s in samples if _differs(s.claim) and _mark(s.claim) is None]
     names = [f"{analysis.defenses[s.defense.key].text} ({_proved(s.claim)}, {verdict_of(s.claim)})" for s in lacking]
     more = [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
@@ -148,13 +148,13 @@ def _unmarked(analysis: Analysis, samples: Sequence[Sample]) -> str:
 
 
 def _proved(claim: ClaimRecord) -> str:
-    """The proved epsilon, with its unit and delta if the claim has others."""
+    """The proved epsilon, with its unit and delta if those of the claim differ."""
     value = number(claim.proved.epsilon)
     return value if _same_kind(claim) else f"{value} {per(claim.proved.unit, claim.proved.delta)}"
 
 
 def _families(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
-    """The lines by name: samples that differ in one parameter only; claims with another delta are other lines."""
+    """The lines by name: samples that differ in one parameter only; claims with other deltas form other lines."""
     several = len({sample.claim.against for sample in samples}) > 1
     lines: dict[str, list[Sample]] = {}
     for name in dict.fromkeys(sample.defense.name for sample in samples):
@@ -230,7 +230,7 @@ def _chart(analysis: Analysis, measure: Measure, samples: Sequence[Sample], unde
 
 
 def _scope(samples: Sequence[Sample], series: Sequence[Series]) -> str:
-    """The part of a caption on epsilons: their scope, and the hollow markers if there are any."""
+    """The part of a caption about epsilons: their scope, and the hollow markers if there are any."""
     kind, against = samples[0].claim, {adversaries(sample.claim.against) for sample in samples}
     scope = f"Claimed epsilon per {kind.unit}, {kind.horizon}, neighbors: {kind.relation}"
     scope += f", against {against.pop()}." if len(against) == 1 else "."
@@ -239,7 +239,7 @@ def _scope(samples: Sequence[Sample], series: Sequence[Series]) -> str:
 
 
 def _bars(samples: Sequence[Sample]) -> str:
-    """The part of a caption on error bars."""
+    """The part of a caption about error bars."""
     methods = dict.fromkeys(s.estimate.method for s in samples if s.estimate.low is not None and s.estimate.method)
     return f"Bars: 95 % intervals ({listing(methods)})." if methods else ""
 
@@ -247,7 +247,7 @@ def _bars(samples: Sequence[Sample]) -> str:
 def _ceiling(
     measure: Measure, samples: Sequence[Sample], undefended: Estimate | None
 ) -> tuple[list[tuple[float, str]], str]:
-    """The line of no defense, or a sentence if it is so far below the distances that it would flatten them."""
+    """The undefended line, or a sentence if the line is so far below the distances that it would flatten the chart."""
     if undefended is None or undefended.value is None:
         return [], ""
     text = f"no defense {measure.write(undefended.value)}"

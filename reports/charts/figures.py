@@ -24,12 +24,12 @@ from leakgauge.reports.text.notation import short
 
 
 class Look(NamedTuple):
-    """How a series is drawn, so that color is never the only sign.
+    """How a series is drawn, so that color is never the only distinction.
 
     Attributes:
-        name: of the page's color.
+        name: name of the page's color.
         color: the sentinel of that color, see `COLORS`.
-        marker: in matplotlib; `shape`: the same as a path around (17, 6), for the legend.
+        marker: marker of matplotlib; `shape` is the same marker as a path around (17, 6), for the legend.
         dash: lengths of strokes and gaps, in points, as in SVG; empty: a solid line.
         edge: width of the marker's edge.
     """
@@ -56,12 +56,12 @@ LOOKS = (
     Look("s5", "#0000a5", "v", "9 2 1.5 2 1.5 2", "M17 10.2L12.6 2H21.4z"),
     Look("s6", "#0000a6", "X", "3 1.5", _CROSS, edge=0.0),
 )
-"""The looks of the series; the last one is that of no defense, gray."""
+"""The looks of the series; the last look, gray, is for no defense."""
 
 MOST_SERIES = len(LOOKS) - 1
 
 _LABEL_ROOM = 0.08
-"""Height of a line's name, as a share of the chart's height."""
+"""Height of the name of a reference line, as a share of the chart's height."""
 
 LEAK_BETTER = "Lower is better for the clients: higher means that the adversary learns more."
 ACCURACY_BETTER = "Higher is better: the model is more useful."
@@ -93,7 +93,7 @@ RC: dict[Any, Any] = {
 
 
 class Point(NamedTuple):
-    """A value over x with the ends of its error bar, None without one. `proved`: x of a hollow marker."""
+    """A value over x with the ends of its error bar (None without a bar). `proved`: x of a hollow marker."""
 
     x: float
     y: float
@@ -109,9 +109,9 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Series:
-    """One line. `look` counts from 0, see `LOOKS`; -1 is that of no defense.
+    """One line. `look` counts from 0, see `LOOKS`; -1 is the look of no defense.
 
-    `trace`: (x, y) of the corners of the line; empty: it joins the points.
+    `trace`: (x, y) of the corners of the line; if empty, the line joins the points.
     """
 
     label: str
@@ -121,7 +121,7 @@ class Series:
 
     @property
     def style(self) -> Look:
-        """The look itself; the colors return with other markers and dashes."""
+        """The look itself; when the colors repeat, markers and dashes differ."""
         if self.look < 0:
             return LOOKS[-1]
         look, again = LOOKS[self.look % MOST_SERIES], LOOKS[(self.look + self.look // MOST_SERIES) % MOST_SERIES]
@@ -133,13 +133,13 @@ class Chart:
     """A chart with the text and the table around it.
 
     Attributes:
-        name: its id on the page: letters, digits and dashes.
+        name: the chart's id on the page: letters, digits and dashes.
         better: which direction is better.
         lines: horizontal reference lines: height and name.
         header, rows: the data table.
-        joined: whether a line joins the points of a series without a trace.
+        joined: whether a line joins the points of a series that has no trace.
         ends: range of both axes; None: the range of the points. A log axis shows lower values at its lower end.
-        diagonal: name of the line of equal x and y; empty: no such line.
+        diagonal: name of the line of equal x and y; if empty, there is no such line.
     """
 
     name: str
@@ -175,7 +175,7 @@ class Chart:
 
 
 def drawable(chart: Chart) -> Chart:
-    """The chart with texts that XML can hold and that do not change the direction of the text after them."""
+    """The chart with texts that are valid in XML and do not change the direction of the text after them."""
     texts: dict[str, Any] = {
         field.name: visible(value) for field in fields(chart) if isinstance(value := getattr(chart, field.name), str)
     }
@@ -189,13 +189,13 @@ def slug(text: str) -> str:
 
 
 def capped(series: Sequence[Series]) -> tuple[tuple[Series, ...], str]:
-    """The first series, as many as there are looks, and a sentence on the rest."""
+    """The first series, as many as there are looks, and a sentence about the others."""
     rest = f"The first {MOST_SERIES} of {len(series)} defenses are drawn; the data table lists all."
     return tuple(series[:MOST_SERIES]), rest if len(series) > MOST_SERIES else ""
 
 
 def by_defense(points: Sequence[tuple[str, Point]]) -> tuple[tuple[Series, ...], str]:
-    """A series of points for each name of a defense, in the order of the first; see `capped`."""
+    """A series of points for each name of a defense, in order of first appearance; see `capped`."""
     groups: dict[str, list[Point]] = {}
     for name, point in points:
         groups.setdefault(name, []).append(point)
@@ -256,7 +256,7 @@ def _draw_bars(axes: Axes, chart: Chart, series: Series) -> None:
 
 
 def _draw_references(axes: Axes, chart: Chart) -> None:
-    """The diagonal, and the horizontal lines; a name stands below its line if another line is close above it."""
+    """The diagonal and the horizontal lines; a name is below its line if another line is close above the line."""
     dotted: dict[str, Any] = {"color": _MUTED, "linewidth": 1.0, "linestyle": (0, (1.5, 2.0))}
     plate = {"facecolor": _SURFACE, "edgecolor": "none", "alpha": 0.75, "pad": 0.5}
     small: dict[str, Any] = {"fontsize": 8.8, "color": _MUTED}
@@ -331,13 +331,13 @@ def fill(axes: Axes, chart: Chart) -> None:
 
 
 def svg(chart: Chart, *, prefix: str) -> str:
-    """The drawing as an `<svg>` element. Every id begins with `prefix`.
+    """The drawing as an `<svg>` element; every id begins with `prefix`.
 
     Guarantees:
-        Same chart, same text.
+        The same chart gives the same text.
     """
     with matplotlib.rc_context(RC), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # text stays text: the reader's fonts draw it
+        warnings.filterwarnings("ignore", message="Glyph")  # text stays text, so the reader's fonts draw it
         figure = Figure(figsize=(5.9, 3.5), layout="constrained")
         axes = figure.add_subplot()
         fill(axes, chart)

@@ -1,4 +1,4 @@
-"""The charts of the page as files, in the page's light colors."""
+"""The charts of the report as files, in the page's light colors."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ FORMATS: dict[str, dict[str, None]] = {
     "pdf": dict.fromkeys(("Creator", "Producer", "CreationDate")),
     "svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
 }
-"""Metadata that would date a file, by format; None leaves it out."""
+"""Metadata that would put a date into a file, by format; None leaves a field out."""
 
 _WIDTH, _HEIGHT, _LINE, _DOTS = 6.4, 4.1, 0.19, 200
 """In inches: width and height without a legend, height of a line of the legend. Dots per inch of a PNG."""
 
 _LONG = 34
-"""Length of a name above which the legend has one column."""
+"""If a name is longer than this, the legend has one column."""
 
 
 def formats(text: str) -> tuple[str, ...]:
@@ -54,10 +54,10 @@ def figure_files(analysis: Analysis, kinds: Sequence[str]) -> Iterator[tuple[str
     """Each chart of the page in each of the formats, as (file name, bytes): `1-ssim-record-replace-one-round.png`.
 
     The number is that of the setting, in the study's order; the names of figures that the study asks for begin with
-    `asked-`. A file name has lower-case letters, digits and dashes.
+    `asked-`. A file name has only lower-case letters, digits and dashes.
 
     Guarantees:
-        Same run, same bytes: no date, no random id.
+        The same run gives the same bytes: no date, no random id.
         Charts only: no picture of the data.
     """
     several = len(analysis.settings) > 1
@@ -89,7 +89,7 @@ def _file(chart: Chart, setting: str, kind: str) -> bytes:
     style = figures.RC | {"pdf.fonttype": 42}
     style = {name: light.get(value, value) if isinstance(value, str) else value for name, value in style.items()}
     with matplotlib.rc_context(style), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # the font draws a box for a letter that it lacks
+        warnings.filterwarnings("ignore", message="Glyph")  # the font draws a box for a missing letter
         figure = _figure(chart, setting)
         _recolor(figure, light)
         buffer = io.BytesIO()
@@ -122,7 +122,7 @@ def _key(line: Line2D, chart: Chart, series: Series) -> Line2D:
 
 
 def _recolor(figure: Figure, light: Mapping[str, str]) -> None:
-    """Replace the sentinels by the light colors."""
+    """Replace the sentinel colors by the light colors."""
     boxes = [text.get_bbox_patch() for text in figure.findobj(Text) if isinstance(text, Text)]
     for artist in [*figure.findobj(), *filter(None, boxes)]:
         paints: tuple[str, ...] = ()
@@ -137,7 +137,7 @@ def _recolor(figure: Figure, light: Mapping[str, str]) -> None:
 
 
 def _paint(artist: Artist, paint: str, light: Mapping[str, str]) -> None:
-    """One color of an artist; a collection has a list of equal ones."""
+    """Recolor one property of an artist; a collection has a list of equal colors."""
     found = getp(artist, paint)
     colors = list(found) if isinstance(artist, Collection) else [found]
     new = light.get(to_hex(colors[0])) if colors else None

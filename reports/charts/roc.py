@@ -1,4 +1,4 @@
-"""ROC curves of membership attacks on two log axes: the members identified at low false-positive rates."""
+"""ROC curves of membership attacks on two log axes, which show the members identified at low false-positive rates."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Trained(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One defense under its strongest attack, with the trainings that have scores."""
+    """One defense under its strongest attack, with its trainings that have scores."""
 
     group: Group
     trained: tuple[Trained, ...]
@@ -66,10 +66,10 @@ def _is_usable(scores: Scores) -> bool:
 
 
 def vertical_average(trained: Sequence[Scores]) -> stats.Roc:
-    """The share of the members of all trainings above the threshold, with a threshold per training.
+    """The share of the members of all trainings that are above the threshold, with one threshold per training.
 
     Returns:
-        Corners of steps: a threshold attains this share from each false-positive rate on, up to the next one.
+        Corners of steps: a threshold attains this share from a corner's false-positive rate up to the next corner's.
 
     Guarantees:
         At each rate the number of members is the sum over the trainings of the count in `stats.tpr_at_fpr`.
@@ -108,7 +108,7 @@ def thinned(corners: stats.Numbers, tolerance: float) -> stats.Numbers:
         if last - first < 2:
             continue
         chord, offsets = corners[last] - corners[first], corners[first + 1 : last] - corners[first]
-        # both coordinates only grow, so the nearest point of the chord's line is on the chord
+        # both coordinates only grow, so the point of the chord's line that is nearest to a corner is on the chord
         away = np.abs(chord[0] * offsets[:, 1] - chord[1] * offsets[:, 0]) / max(float(np.hypot(*chord)), 1e-300)
         far = int(np.argmax(away))
         if away[far] > tolerance:
@@ -118,7 +118,7 @@ def thinned(corners: stats.Numbers, tolerance: float) -> stats.Numbers:
 
 
 def _trace(line: Line, least: float) -> tuple[tuple[float, float], ...]:
-    """The corners of the drawn line: few, without a visible difference."""
+    """The corners of the drawn line, reduced to few without a visible difference."""
     corners = staircase(vertical_average([one.scores for one in line.trained]), least)
     scale = np.array(_SPAN) / -np.log10(least)
     drawn = 10 ** (thinned(np.log10(corners) * scale, _UNSEEN) / scale)
@@ -126,7 +126,7 @@ def _trace(line: Line, least: float) -> tuple[tuple[float, float], ...]:
 
 
 def rate_of(trained: Sequence[Scores], rate: float) -> Estimate:
-    """The true-positive rate at a false-positive rate, over all trainings; no value if one of them has none."""
+    """The true-positive rate at a false-positive rate, over all trainings; no value if one training has none."""
     return stats.pool_shares([stats.tpr_at_fpr(one.members, one.outside, rate) for one in trained])
 
 
@@ -162,7 +162,7 @@ def _row(trained: Trained) -> _Row:
 
 
 def _rows(analysis: Analysis, line: Line) -> list[tuple[str, ...]]:
-    """All trainings of a defense together, if there are several, then each."""
+    """A row for all trainings of a defense together if there are several, then a row for each."""
     attack = f"{analysis.attack_text(line.group)}, {line.group.case.threat}"
     names = analysis.defenses[line.group.defense].text, attack
     if not line.trained:

@@ -1,4 +1,4 @@
-"""Charts over rounds: the leakage of the messages of each round, and the course of the training."""
+"""Charts over rounds: the leakage of the messages of each round, and the accuracy and loss of the training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from leakgauge.reports.text.notation import fixed, interval, percent
 
 
 class _Axis(NamedTuple):
-    """An x axis of targets: its words, and the place of a target."""
+    """An x axis of targets: its texts, and the position of a target."""
 
     slug: str
     title: str
@@ -57,7 +57,7 @@ def attack_charts(analysis: Analysis, setting: str) -> list[Chart]:
     for kind in dict.fromkeys(group.case.target.kind for group in groups):
         alone = [group for group in groups if group.case.target.kind == kind and group.case.target.users == 1]
         single = [group for group in alone if group.case.target.rounds == 1]
-        # a chart of watched rounds begins at a round from which several are watched
+        # a chart of watched rounds begins at a round from which several rounds are watched
         starts = {group.case.target.round for group in alone if group.case.target.rounds > 1}
         watched = [group for group in alone if group.case.target.round in starts]
         for axis, those in ((_ATTACKED, single), (_WATCHED, watched)):
@@ -106,7 +106,7 @@ def _chart(analysis: Analysis, kind: str, axis: _Axis, groups: Sequence[Group]) 
 def looks(analysis: Analysis) -> dict[str, int]:
     """The look of each drawn defense, the same on all charts; -1 is no defense.
 
-    One defense of each name is drawn, in the study's order, then more, up to the number of looks.
+    First one defense of each name is drawn, in the study's order, then further ones, up to the number of looks.
     """
     names: dict[str, list[str]] = {}
     for defense, label in analysis.defenses.items():
@@ -118,12 +118,12 @@ def looks(analysis: Analysis) -> dict[str, int]:
 
 
 def lines_drawn(drawn: Sequence[object], lines: Sequence[object]) -> str:
-    """A sentence if not all lines are drawn."""
+    """A sentence if not all lines are drawn; otherwise empty."""
     return f"{len(drawn)} of {len(lines)} lines are drawn; the data table lists all." if len(drawn) < len(lines) else ""
 
 
 def _drawn(analysis: Analysis, lines: Sequence[tuple[str, tuple[Point, ...]]]) -> tuple[tuple[Series, ...], str]:
-    """The drawn series, no defense first and gray, and `lines_drawn`."""
+    """The drawn series, with no defense first and gray, and the sentence of `lines_drawn`."""
     look = looks(analysis)
     found = sorted(
         (look[defense], analysis.defenses[defense].text, points) for defense, points in lines if defense in look
@@ -132,7 +132,7 @@ def _drawn(analysis: Analysis, lines: Sequence[tuple[str, tuple[Point, ...]]]) -
 
 
 class _Place(NamedTuple):
-    """A place on a curve of the training: the mean over the seeds, its interval, and the test samples of each seed."""
+    """A point of a curve of the training: the mean over the seeds, its interval, and the test samples of each seed."""
 
     round: int
     mean: float
@@ -159,7 +159,7 @@ def _curve(trainings: Sequence[TrainingRecord], name: str) -> list[_Place]:
 
 
 def _sampled(places: Sequence[_Place]) -> str:
-    """A sentence if some points are of fewer test samples than the last ones."""
+    """A sentence if some points come from fewer test samples than others."""
     most, few = max(place.samples for place in places), min(place.samples for place in places)
     return f"Points of interim rounds are of {few:,} of {most:,} test samples; the table has all intervals. " * (
         few < most
@@ -167,7 +167,7 @@ def _sampled(places: Sequence[_Place]) -> str:
 
 
 def _training_chart(analysis: Analysis, setting: str, name: str) -> Chart | None:
-    """Accuracy or loss over the rounds; None if it was evaluated less than twice."""
+    """Accuracy or loss over the rounds; None if it was evaluated fewer than two times."""
     scale, write = (100.0, percent) if name == "accuracy" else (1.0, fixed)
     lines: list[tuple[str, tuple[Point, ...]]] = []
     rows, drawn = [], list[_Place]()

@@ -15,7 +15,7 @@ _FONT = re.compile(r"(?:(?P<weight>bold|\d{3}) )?(?P<size>[\d.]+)px .*")
 
 
 def _local(name: str) -> str:
-    """A tag or attribute without its namespace."""
+    """The name of a tag or attribute without its namespace."""
     return name.rpartition("}")[2]
 
 
@@ -47,7 +47,7 @@ def _paint(element: ElementTree.Element, declarations: Mapping[str, str], colors
 
 
 def _clean(element: ElementTree.Element, prefix: str, colors: Mapping[str, str], wanted: set[str]) -> None:
-    """Clean one element and all below it, in place."""
+    """Clean one element and all its descendants, in place."""
     element.tag = _local(element.tag)
     declarations: dict[str, str] = {
         name: element.attrib.pop(name) for name in ("fill", "stroke") if name in element.attrib
@@ -87,14 +87,14 @@ def embed(svg: str, *, prefix: str, colors: Mapping[str, str], titles: Mapping[s
 
     Args:
         svg: a whole SVG file, as matplotlib writes it.
-        prefix: of every id, so that one page can hold several drawings.
+        prefix: prefix of every id, so that one page can hold several drawings.
         colors: class name by sentinel color, `#rrggbb` in lower case.
-        titles: by id of a group with markers, the tooltip of each marker in order.
+        titles: the tooltips of the markers in order, by id of their group.
         label: text for screen readers.
 
     Guarantees:
         No style attribute, no style element, no script, no reference outside the drawing.
-        Same arguments, same text.
+        The same arguments give the same text.
     """
     root = ElementTree.fromstring(svg)
     _add_titles(root, titles)

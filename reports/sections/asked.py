@@ -1,4 +1,4 @@
-"""The figures that a study asks for, and the verdicts on what it states."""
+"""The figures that a study requests, and the verdicts on its claims."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Stated(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a study asked for. `errors`: figures that could not be drawn, with the reason."""
+    """The figures and claims of a study. `errors`: figures that could not be drawn, with the reason."""
 
     stated: tuple[Stated, ...]
     drawings: tuple[Drawing, ...]
@@ -52,7 +52,7 @@ class Asked(NamedTuple):
 
 
 def asked(analysis: Analysis) -> Asked | None:
-    """The figures and claims of the run's own study; None if it asks for none."""
+    """The figures and claims of the run's study; None if it has none."""
     study: dict[str, Any] = analysis.run.study
     wanted = [Figure.of(one) for one in study.get("figures", ())]
     claims = [Statement(**one) for one in study.get("claims", ())]
@@ -64,7 +64,7 @@ def asked(analysis: Analysis) -> Asked | None:
 
 
 def _panels(figure: Figure, found: Sequence[Value]) -> tuple[Panel, ...] | str:
-    """The panels of a figure, or why it could not be drawn."""
+    """The panels of a figure, or the reason why it could not be drawn."""
     try:
         return tuple(draw(figure, found)) or "there is no value for it"
     except ValueError as error:
@@ -72,7 +72,7 @@ def _panels(figure: Figure, found: Sequence[Value]) -> tuple[Panel, ...] | str:
 
 
 def shown(judged: Sequence[Judged], drawn: Sequence[tuple[Figure, tuple[Panel, ...] | str]], prefix: str) -> Asked:
-    """Verdicts and figures for a page. `prefix`: of the ids on it."""
+    """Verdicts and figures for a page. `prefix`: prefix of the ids on the page."""
     charts = charts_of(drawn)
     errors = [(figure.title, panels) for figure, panels in drawn if isinstance(panels, str)]
     drawings = tuple(drawing(one, prefix) for one in charts)
@@ -148,6 +148,6 @@ def _ends(low: float | None, high: float | None) -> str:
 
 
 def drawing(chart: Chart, prefix: str) -> Drawing:
-    """A chart with the markers of its legend. `prefix`: of the ids in it."""
+    """A chart with the markers of its legend. `prefix`: prefix of the ids in the chart."""
     drawn = figures.svg(chart, prefix=f"{prefix}-{chart.name}-")
     return Drawing(chart, Markup(drawn), tuple(Markup(figures.key(one, joined=chart.joined)) for one in chart.series))

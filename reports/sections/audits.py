@@ -50,10 +50,10 @@ def of_horizon(trainings: Sequence[TrainingRecord], horizon: str) -> list[AuditR
 
 
 def measured(audits: Sequence[AuditRecord], claims: Sequence[ClaimRecord]) -> Measured | None:
-    """The bound over the seeds, and the audited federation's claim and proof if they differ from `claims`.
+    """The bound over the seeds, with the claim and proof of the audited federation if they differ from `claims`.
 
-    Audits of different units, deltas or adversaries are not merged: only audits like the first one count here;
-    `details` describes all.
+    Audits of different units, deltas or adversaries are not merged: only audits of the same kind as the first one count
+    here; `details` describes all audits.
     """
     if not audits:
         return None
@@ -66,7 +66,7 @@ def measured(audits: Sequence[AuditRecord], claims: Sequence[ClaimRecord]) -> Me
 
 
 def details(trainings: Sequence[TrainingRecord]) -> tuple[str, ...]:
-    """How each kind of audit was made, and whether its bound is above the proved epsilon."""
+    """How each kind of audit was made, what its bound assumes, and its verdicts on the code."""
     alike: dict[tuple[object, ...], list[AuditRecord]] = {}
     for training in trainings:
         if training.audited is not None:
@@ -75,7 +75,7 @@ def details(trainings: Sequence[TrainingRecord]) -> tuple[str, ...]:
 
 
 def _described(audits: Sequence[AuditRecord]) -> list[str]:
-    """Audits that differ only in their seed."""
+    """Sentences about audits that differ only in their seed."""
     first = audits[0]
     span = f"a {first.horizon} of {counted(first.rounds, 'round')}" if first.rounds > 1 else first.horizon
     where = f"{counted(first.clients, 'client')} with {counted(first.samples, 'record')} each, d = {first.dim}"
@@ -100,7 +100,7 @@ def _described(audits: Sequence[AuditRecord]) -> list[str]:
 
 
 def _assuming(audits: Sequence[AuditRecord]) -> list[str]:
-    """Bounds that assume a part of the law, over the seeds, by unit."""
+    """Sentences about bounds that assume a part of the law, over the seeds, by unit."""
     alike: dict[tuple[str, str], list[AssumedBound]] = {}
     for one in (found for audit in audits for found in audit.assuming):
         alike.setdefault((one.assumes, one.unit), []).append(one)
@@ -112,7 +112,7 @@ def _assuming(audits: Sequence[AuditRecord]) -> list[str]:
 
 
 def _elsewhere(audit: AuditRecord, claims: Sequence[ClaimRecord]) -> str:
-    """Claimed and proved epsilon of the audited federation, if they differ from those of the training."""
+    """Claimed and proved epsilon of the audited federation if they differ from those of the training; else empty."""
     here = epsilon(claims), bound([claim.proved for claim in claims])
     there = NO_PROMISE if audit.claimed is None else short(audit.claimed), number(audit.proved)
     if here == there and all((claim.unit, claim.delta) == (audit.unit, audit.delta) for claim in claims):

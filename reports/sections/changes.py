@@ -14,7 +14,7 @@ from leakgauge.harness.gate.output import ICONS, headline, pictured, word
 from leakgauge.reports.text.notation import NO_VALUE, fixed, percent, points
 
 MOST = 200
-"""Number of rows that a page shows; the others are counted."""
+"""Largest number of rows that a page shows; further rows are only counted."""
 
 WIDTH = 180
 """Width of a change's drawing, in its own units."""
@@ -40,7 +40,7 @@ class Against(NamedTuple):
 
 
 class Plot(NamedTuple):
-    """Positions of zero, of the change and of the ends of its interval, from 0 to `WIDTH`; None without an interval."""
+    """Positions of zero, the change and the ends of its interval, from 0 to `WIDTH`; the ends may be None."""
 
     zero: str
     at: str
@@ -61,7 +61,7 @@ class Scale(NamedTuple):
 
 
 class Change(NamedTuple):
-    """One row. `tone` colors the verdict, which icon and word give too; `case` is attack, adversary and target."""
+    """One row. `tone` colors the verdict, and icon and word repeat it; `case` is attack, adversary and target."""
 
     tone: str
     icon: str
@@ -85,9 +85,9 @@ class Changes(NamedTuple):
     """The section.
 
     Attributes:
-        rows: the checks with a clear change, worst first.
+        rows: checks with a clear change, worst first.
         hidden: number of further such checks.
-        unmoved: a sentence with the number of the others.
+        unmoved: a sentence with the number of checks without a clear change.
         scales: the range of each metric's drawings, in words.
     """
 
@@ -104,7 +104,7 @@ class Changes(NamedTuple):
 
 
 def changes(outcome: Outcome, now: Measured, base: Baseline) -> Changes:
-    """The checks with a clear change, the number of the others, and the notes on the comparison as a whole."""
+    """The checks with a clear change, the number of the other checks, and the notes on the whole comparison."""
     found = [check for check in outcome.checks if moved(check)]
     shown, measures = found[:MOST], base.measured.by_key() | now.by_key()
     names = label_parts(part for one in measures.values() for part in one.parts)
@@ -125,7 +125,7 @@ def changes(outcome: Outcome, now: Measured, base: Baseline) -> Changes:
 
 
 def moved(check: Check) -> bool:
-    """Whether a check has a row: it is no PASS, or its interval excludes zero, or it changed and has no interval."""
+    """Whether a check gets a row: it did not pass, or its interval excludes zero, or it changed and has no interval."""
     if check.verdict is not Verdict.PASS:
         return True
     if check.rise is None or abs(check.rise) < _SEEN:
@@ -171,7 +171,7 @@ def _plot(check: Check, rise: float, ends: tuple[float, float] | None, scale: Sc
 
 
 def _scales(checks: Iterable[Check]) -> dict[str, Scale]:
-    """One scale per metric, which holds zero, all changes and all ends of their intervals."""
+    """One scale per metric, which includes zero, all changes and all ends of their intervals."""
     reach: dict[str, list[float]] = {}
     for check in checks:
         if check.rise is not None:
@@ -186,7 +186,7 @@ def _scales(checks: Iterable[Check]) -> dict[str, Scale]:
 
 
 def _verdict(check: Check) -> tuple[str, str]:
-    """Icon and words of a verdict; those of a pass give the direction of the change."""
+    """Icon and words of a verdict; for a pass they give the direction of the change."""
     if check.verdict is not Verdict.PASS or check.rise is None:
         return ICONS[check.verdict], word(check)
     known = metric(check.metric)
@@ -194,12 +194,12 @@ def _verdict(check: Check) -> tuple[str, str]:
 
 
 def _value(name: str, value: float | None) -> str:
-    """A value of a metric; a share of the test set as a percentage."""
+    """A value of a metric as text; percentages for metrics that are shares."""
     return percent(value) if metric(name).percent else fixed(value)
 
 
 def _rise(name: str, value: float | None) -> str:
-    """A change of a metric with its sign; that of a percentage in points."""
+    """A change of a metric with its sign; a change of a percentage is in points."""
     if value is None:
         return NO_VALUE
     if metric(name).percent:
@@ -209,11 +209,11 @@ def _rise(name: str, value: float | None) -> str:
 
 
 def _range(name: str, low: float, high: float) -> str:
-    """Two changes of a metric, with the unit once."""
+    """The range between two changes of a metric, with the unit once."""
     return f"{_rise(name, low).removesuffix(' points')} to {_rise(name, high)}"
 
 
 def _commits(measured: Measured) -> str:
-    """Short commits of a run, and whether the checkout differed from them."""
+    """Short commits of a run, and `dirty` if the checkout differed from them."""
     short = ", ".join(commit[:10] for commit in measured.commit.split(", "))
     return f"{short or 'unknown'}{' (dirty)' if measured.dirty else ''}"

@@ -1,4 +1,4 @@
-"""Checked claims: their verdicts over the seeds, the broken ones in words, and a short form for the terminal."""
+"""Checked claims: their verdicts over the seeds, sentences about broken claims, and a short form for the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.notation import INFINITE, NO_VALUE, listing, number, short
 
 MOST_SENTENCES = 5
-"""Number of broken claims with a sentence of their own at the top of the page."""
+"""Largest number of broken claims that each get a sentence at the top of the page."""
 
 
 class Badge(NamedTuple):
@@ -37,7 +37,7 @@ BADGES = {
     "HOLDS": Badge("good", "✓", "HOLDS"),
     "NOTHING PROMISED": Badge("none", "–", "NOTHING PROMISED"),
 }
-"""By verdict, the worst first."""
+"""Badges by verdict, the worst verdict first."""
 
 CODES = {
     "CONTRADICTED": Badge("bad", "✕", "code CONTRADICTED"),
@@ -45,10 +45,10 @@ CODES = {
     "NOT AUDITED": Badge("none", "–", "code NOT AUDITED"),
     "CONSISTENT": Badge("good", "✓", "code CONSISTENT"),
 }
-"""By verdict on the code, the worst first."""
+"""Badges by verdict on the code, the worst verdict first."""
 
 UNKEPT = Badge("warn", "!", "assumption broken")
-"""On a claim whose proof does not cover the run."""
+"""The badge of a claim whose proof does not cover the run."""
 
 _COUNTED = {
     "HOLDS": ("holds", "hold"),
@@ -57,7 +57,7 @@ _COUNTED = {
     "UNPROVED": ("is unproved", "are unproved"),
     "VACUOUS": ("is vacuous", "are vacuous"),
 }
-"""Each verdict as a verb, for one claim and for several."""
+"""Each verdict as a verb, for one claim and for several claims."""
 
 
 class State(NamedTuple):
@@ -68,7 +68,7 @@ class State(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """The broken claims: a heading with their number, a sentence for each of the first, and the number of the rest."""
+    """The broken claims: a heading with their number, sentences for the first ones, and the number of the others."""
 
     heading: str
     sentences: tuple[str, ...]
@@ -83,7 +83,7 @@ class Checked(NamedTuple):
 
 
 def checked(training: TrainingRecord) -> Checked:
-    """The recorded claims; a claim that an audit for the same unit and horizon refutes is BROKEN (audit)."""
+    """The recorded claims; if an audit for the same unit and horizon refutes a claim, it is BROKEN (audit)."""
     claims = training.one_round, training.whole_run
     return Checked(*(_with_audit(claim, training.audited) for claim in claims))
 
@@ -129,20 +129,20 @@ def codes(trainings: Sequence[TrainingRecord]) -> tuple[State, ...]:
 
 
 def unkept(claims: Sequence[ClaimRecord], trainings: Sequence[TrainingRecord]) -> tuple[State, ...]:
-    """A mark if the run of a claim, one a training, broke an assumption that the proof needs; empty if none did."""
+    """A mark if a training broke an assumption that the proof of its claim needs; empty if no training did."""
     found, total = sum(map(is_unkept, claims, trainings)), len(trainings)
     where = "" if found == total else f"in {found} of {counted(total, 'seed')}"
     return (State(UNKEPT, where),) if found else ()
 
 
 def is_unkept(claim: ClaimRecord, training: TrainingRecord) -> bool:
-    """Whether a training broke an assumption of this claim of it; a claim that promises nothing has none to break."""
+    """Whether a training broke an assumption of its claim; a claim that promises nothing has no assumptions."""
     broken = {one.assumption for one in training.breaches if one.voids}
     return claim.epsilon is not None and not broken.isdisjoint(claim.assumes)
 
 
 def why(claim: ClaimRecord) -> str:
-    """The reason for a verdict, next to the claimed and the proved number."""
+    """The reason for a verdict, for a place where the claimed and the proved number are shown."""
     if claim.proved.delta != claim.delta:
         return reason(claim)
     audited = "The audited bound is above the claim for the audited federation. Proved: "
@@ -150,12 +150,12 @@ def why(claim: ClaimRecord) -> str:
 
 
 def reason(claim: ClaimRecord) -> str:
-    """The reason for a verdict with both numbers, infinity as a sign."""
+    """The reason for a verdict with both numbers, with infinity as a symbol."""
     return claim.reason.replace("proved inf ", f"proved {INFINITE} ")
 
 
 def _claims(analysis: Analysis) -> Mapping[tuple[str, str], list[ClaimRecord]]:
-    """The claims of each setting and defense with a training: one round first, then the whole run."""
+    """The claims of each setting and defense that has a training: those for one round, then those for the whole run."""
     found = {}
     for pair in analysis.pairs:
         both = [checked(training) for training in analysis.trainings_of(*pair)]
@@ -186,14 +186,14 @@ def overview(analysis: Analysis) -> str:
 
 
 def _uncovered(analysis: Analysis) -> str:
-    """How many claims have a proof that does not cover the run, as a sentence; empty if none has."""
+    """A sentence with the number of claims whose proof does not cover the run; empty if there are none."""
     pairs = [[(c, t) for t in analysis.trainings_of(*pair) for c in checked(t)] for pair in analysis.pairs]
     count = sum(any(is_unkept(*one) for one in pair) for pair in pairs)
     return f" This run broke an assumption of {counted(count, 'claim')}." if count else ""
 
 
 def broken(analysis: Analysis) -> Broken | None:
-    """The broken claims, in the study's order; None without any."""
+    """The broken claims, in the study's order; None if no claim is broken."""
     found = tally(analysis)
     count, total = found["BROKEN"], found.total() - found["NOTHING PROMISED"]
     if not count:
@@ -214,7 +214,7 @@ def broken(analysis: Analysis) -> Broken | None:
 def brief(one_round: Sequence[ClaimRecord], whole_run: Sequence[ClaimRecord]) -> tuple[str, str]:
     """One defense's claim in a few short lines for a terminal, and its worst verdict.
 
-    The numbers are those of the seed with the worst verdict, for one round. The whole run has a line if its verdict
+    The numbers are those of the seed with the worst verdict, for one round. The whole run gets a line if its verdict
     differs.
     """
     if not one_round or not whole_run:

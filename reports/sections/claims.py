@@ -39,7 +39,7 @@ class Amount(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One horizon of one defense, or both if they agree in everything; `unkept` marks a broken assumption."""
+    """One horizon of one defense, or both horizons if all their texts agree; `unkept` marks a broken assumption."""
 
     horizon: str
     claimed: Amount
@@ -64,9 +64,9 @@ class ClaimRow(NamedTuple):
 
     Attributes:
         basis: source, neighbors and adversaries of the claim.
-        assumes: each with its count in the run, if messages can break it.
+        assumes: the assumptions, each with its count in the run if messages can break it.
         audits: how each audit was made.
-        broken: how many assumptions the run broke that a proof needs.
+        broken: number of assumptions that a proof needs and the run broke.
     """
 
     defense: Label
@@ -80,7 +80,7 @@ class ClaimRow(NamedTuple):
 
 
 class Claims(NamedTuple):
-    """The table; settings are named only if there are several.
+    """The table; settings are shown only if there are several.
 
     Attributes:
         units: units of the finite claims.
@@ -95,7 +95,7 @@ class Claims(NamedTuple):
 
 
 def _distinct(texts: Iterable[str]) -> str:
-    """Each text once; several if the seeds differ."""
+    """The distinct texts; there are several if the seeds differ."""
     return " / ".join(dict.fromkeys(texts))
 
 
@@ -109,7 +109,7 @@ def _claimed(claims: Sequence[ClaimRecord], digits: int) -> Amount:
 
 
 def _attained(proof: ProofRecord) -> str:
-    """Whether a smaller epsilon could hold."""
+    """Whether the proof is attained or an upper bound, in words."""
     if proof.epsilon is None:
         return "no finite bound" if proof.tight else "no finite bound is known"
     return "attained" if proof.tight else "upper bound"
@@ -127,7 +127,7 @@ def _proved(claims: Sequence[ClaimRecord], digits: int) -> Amount:
 
 
 def _odds(value: float | None, delta: float) -> str:
-    """How often this epsilon lets an adversary be right about one bit."""
+    """The probability with which this epsilon lets an adversary be right about one bit, in words."""
     return f"adversary {odds(chance(math.inf if value is None else value, delta))}"
 
 
@@ -145,7 +145,7 @@ def _line(claims: Sequence[ClaimRecord], trainings: Sequence[TrainingRecord]) ->
     digits = _digits(claims)
     verdicts = states(claims)
     if mark or any(state.badge.tone != "good" for state in code):
-        # a claim is green only if the code behind it was seen to be the mechanism of the proof, which covers the run
+        # a claim is green only if its code is CONSISTENT with the proof and the proof covers the run
         tones = [_UNSEEN.get(state.badge.tone, state.badge.tone) for state in verdicts]
         verdicts = tuple(s._replace(badge=s.badge._replace(tone=t)) for s, t in zip(verdicts, tones, strict=True))
     amounts = _claimed(claims, digits), _proved(claims, digits)
@@ -153,7 +153,7 @@ def _line(claims: Sequence[ClaimRecord], trainings: Sequence[TrainingRecord]) ->
 
 
 def _further(claims: Sequence[ClaimRecord]) -> tuple[Further, ...]:
-    """The other proofs. Seeds are merged; horizons only if all else agrees; units, deltas and adversaries never."""
+    """Other proofs: seeds are merged, horizons if all else agrees; units, deltas and adversaries are never merged."""
     proofs: dict[tuple[object, ...], list[ProofRecord]] = {}
     for claim in claims:
         for proof in claim.further:
@@ -172,7 +172,7 @@ def _further(claims: Sequence[ClaimRecord]) -> tuple[Further, ...]:
 
 
 def _lines(trainings: Sequence[TrainingRecord]) -> tuple[Line, ...]:
-    """One round and the whole run; a single line if they agree in everything, as in a run of one round."""
+    """Lines for one round and the whole run; a single line if all their texts agree, as in a run of one round."""
     if not trainings:
         return ()
     one, whole = (_line(claims, trainings) for claims in zip(*map(checked, trainings), strict=True))
@@ -185,7 +185,7 @@ def _lines(trainings: Sequence[TrainingRecord]) -> tuple[Line, ...]:
 
 
 def _both(texts: Iterable[tuple[str, str]]) -> str:
-    """(horizon, text) pairs as one text if all agree, else each with its horizon."""
+    """The text of (horizon, text) pairs if all texts agree, else each text with its horizon."""
     found = dict.fromkeys(texts)
     if len({text for _, text in found}) <= 1:
         return next((text for _, text in found), "")
@@ -193,7 +193,7 @@ def _both(texts: Iterable[tuple[str, str]]) -> str:
 
 
 def _basis(claims: Sequence[ClaimRecord]) -> str:
-    """Source, neighbors and adversaries of the finite claims; empty without any."""
+    """Source, neighbors and adversaries of the finite claims; empty if there are none."""
     finite = [claim for claim in claims if claim.epsilon is not None]
     parts = {
         "Claimed in": _both((claim.horizon, claim.source) for claim in finite),

@@ -1,4 +1,4 @@
-"""Choosing a defense: accuracy, leakage under the best attack, bits and proved epsilon, and who is dominated."""
+"""Choosing a defense: accuracy, leakage under the best attack, bits, proved epsilon, and dominated defenses."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from leakgauge.reports.text.notation import INFINITE, NO_VALUE, fixed, interval,
 
 
 class Standing(NamedTuple):
-    """One defense in one setting: what it keeps, what it lets through under the best attack, and what it costs.
+    """One defense in one setting: its accuracy, its leakage under the best attack, its bits and its claim.
 
     Attributes:
-        accuracy: final, mean over the seeds; low, high: its interval.
-        place: of the group that leaks most, between its floor (0) and its ceiling (1); `worst` is that group.
-        least, most: ends of the interval of the place.
-        bits: for each parameter in a client's message of one round, mean over the seeds.
-        claim: for the whole run, of the first seed.
+        accuracy: final accuracy, mean over the seeds; low, high: its interval.
+        place: position of the group that leaks most between its floor (0) and its ceiling (1); `worst` is this group.
+        least, most: ends of the interval of `place`.
+        bits: bits per parameter of a client's message in one round, mean over the seeds.
+        claim: claim for the whole run, of the first seed.
     """
 
     defense: str
@@ -34,7 +34,7 @@ class Standing(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One line of the table; `seen`: interval of the leakage; `dominated`: by which defenses, empty on the frontier."""
+    """One line of the table. `seen`: interval of the leakage; `dominated`: dominating defenses, or empty."""
 
     defense: str
     accuracy: str
@@ -63,7 +63,7 @@ class Frontier(NamedTuple):
 
 
 def frontier(analysis: Analysis) -> Frontier | None:
-    """The tables of the settings with two defenses or more; None without one."""
+    """The tables of the settings with at least two defenses; None without tables and goals."""
     goals = tuple(analysis.run.study.get("goals", ()))
     tables = []
     for key, name in analysis.settings.items():
@@ -74,7 +74,7 @@ def frontier(analysis: Analysis) -> Frontier | None:
 
 
 def standings(analysis: Analysis, setting: str) -> list[Standing]:
-    """The defenses of a setting with an accuracy, a message and a rated attack, in the study's order."""
+    """The defenses of a setting that have an accuracy, a message and a rated attack, in the study's order."""
     found = []
     for defense in (name for place, name in analysis.pairs if place == setting):
         trainings = analysis.trainings_of(setting, defense)
@@ -92,7 +92,7 @@ def standings(analysis: Analysis, setting: str) -> list[Standing]:
 
 
 def _ends(analysis: Analysis, group: Group, place: float) -> tuple[float, float]:
-    """The ends of the interval of a place, not below 0, given floor and ceiling; without an interval the place."""
+    """The ends of the interval of `place`, not below 0, given floor and ceiling; `place` itself without an interval."""
     ceiling, floor = analysis.ceiling(group), analysis.floor_value(group)
     one = group.estimate
     if group.undefended or one is None or one.low is None or one.high is None or ceiling is None or floor is None:
@@ -102,7 +102,7 @@ def _ends(analysis: Analysis, group: Group, place: float) -> tuple[float, float]
 
 
 def _place(analysis: Analysis, group: Group) -> float | None:
-    """Where a group lies between its floor and its ceiling, not below 0; 1 for a ceiling above its floor."""
+    """Position of a group between its floor and its ceiling, not below 0; 1 for a ceiling above its floor."""
     if group.undefended:
         return None if analysis.is_void(group) or analysis.floor_value(group) is None else 1.0
     place = analysis.rating(group).place
@@ -110,9 +110,10 @@ def _place(analysis: Analysis, group: Group) -> float | None:
 
 
 def dominates(one: Standing, other: Standing) -> bool:
-    """Whether `one` is no worse than `other` in accuracy, leakage and bits, and better in one of them beyond doubt.
+    """Whether `one` is not worse than `other` in accuracy, leakage and bits, and clearly better in one of these.
 
-    Beyond doubt: the intervals of the accuracies or of the leakages are disjoint, or fewer bits are sent.
+    Clearly better: the intervals of the accuracies or of the leakages are disjoint, or at least 1 % fewer bits are
+    sent.
     """
     if one.accuracy < other.accuracy or one.place > other.place or one.bits > other.bits:
         return False

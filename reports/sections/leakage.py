@@ -1,4 +1,4 @@
-"""Leakage by defense and attack: one matrix per setting, the ceiling as first row and the floor as last."""
+"""Leakage by defense and attack: one matrix per setting, with the ceiling as first row and the floor as last row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leakgauge.reports.text.notation import NO_VALUE, first_line, fixed, interva
 
 
 class Head(NamedTuple):
-    """The heading of a column. `void`: its attack fails without a defense."""
+    """The heading of a column. `void`: whether its attack fails even without a defense."""
 
     attack: Label
     aware: bool
@@ -32,7 +32,7 @@ class Entry(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One defense by its key and label, or a control, which `role` names."""
+    """One defense by its key and label, or a control; `role` names the control."""
 
     key: str
     defense: Label
@@ -51,7 +51,7 @@ class Matrix(NamedTuple):
 
 
 class Leakage(NamedTuple):
-    """The matrices, the methods of their intervals, and the thresholds of the words."""
+    """The matrices, the methods of their intervals, and the thresholds of the rating words."""
 
     matrices: tuple[Matrix, ...]
     methods: tuple[str, ...]
@@ -62,7 +62,7 @@ class Leakage(NamedTuple):
 
 NO_NUMBER = "no number"
 _EXACT = 1e-6
-"""MSE of a limit below which a message shows the image."""
+"""If the MSE of the limit is below this value, a message shows the image."""
 
 _SHOWN = ("identification_epsilon", "membership_epsilon")
 
@@ -70,7 +70,7 @@ _TONES = {"High": "bad", "Moderate": "warn", "Low": "good", "at floor": "good", 
 
 
 def _columns(groups: list[Group]) -> list[Group]:
-    """A group of each column, one with an estimate if there is any: reconstruction first, then in the study's order."""
+    """One group of each column, with an estimate if possible; reconstruction first, then in the study's order."""
     found: dict[object, Group] = {}
     for group in groups:
         if group.column not in found or (found[group.column].estimate is None and group.estimate is not None):
@@ -79,7 +79,7 @@ def _columns(groups: list[Group]) -> list[Group]:
 
 
 def _bounds(group: Group) -> list[str]:
-    """What the proofs, the limit and the clients say of an attack; nothing of a floor."""
+    """Notes on an attack from the proofs, the limit and the clients; empty for a floor."""
     if group.case.info.floor:
         return []
     notes, proved = [], group.pooled("identification_bound")
@@ -132,7 +132,7 @@ def _lacking(group: Group) -> Entry:
 
 
 def entry_of(analysis: Analysis, group: Group | None, *, strongest: bool = False) -> Entry:
-    """The entry of one group; None was not planned."""
+    """The entry of one group; None: the group was not planned."""
     if group is None:
         return Entry("–", word="not planned")
     if group.estimate is None or group.value is None:
@@ -147,7 +147,7 @@ def entry_of(analysis: Analysis, group: Group | None, *, strongest: bool = False
 
 
 def _strongest(groups: list[Group]) -> set[int]:
-    """Identities of the strongest groups of each defense and kind of attack, ties included."""
+    """The `id` of the strongest groups of each defense and kind of attack, including ties."""
     by_row: dict[tuple[str, str], list[Group]] = {}
     for group in groups:
         by_row.setdefault((group.defense, group.case.kind), []).append(group)

@@ -1,4 +1,4 @@
-"""The limits of a report, derived from the cells that ran and from those that did not."""
+"""The limits of a report, derived from the cells that ran and the cells that did not run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FEW_SEEDS = 3
 
 
 def _attacks(analysis: Analysis) -> Iterator[str]:
-    """The attacks that ran, those that use their knowledge of the defense, and the kinds that did not run."""
+    """The attacks that ran, the attacks that use the defense, and the kinds of attack that did not run."""
     infos = {group.case.info.name: group.case.info for group in analysis.attacked}
     if not infos:
         yield "No attack was planned: the report has no number on leakage."

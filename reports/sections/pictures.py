@@ -1,4 +1,4 @@
-"""Originals next to the reconstructions under each defense, as far as the pictures may be shown."""
+"""Originals next to the reconstructions under each defense, if the pictures may be shown."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_IMAGES = 8
 MOST_DEFENSES = 12
 MOST_SETTINGS = 3
 MOST_BYTES = 2_000_000
-"""For all pictures together, so that the page stays below 5 MB."""
+"""Limit for all pictures together, so that the page stays below 5 MB."""
 
 
 class Tile(NamedTuple):
@@ -47,14 +47,14 @@ class Column(NamedTuple):
 
 
 class Head(NamedTuple):
-    """A defense and its columns: one, or a naive and an aware attack."""
+    """A defense and its columns: one attack, or a naive and an aware attack."""
 
     defense: Label
     columns: tuple[Column, ...]
 
 
 class Grid(NamedTuple):
-    """One setting. The first tile of a row is the original; `notes` state what is left out and why."""
+    """One setting. The first tile of a row is the original; `notes` say what is left out, with the reason."""
 
     setting: str
     where: str
@@ -65,7 +65,7 @@ class Grid(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """Number of columns of reconstructions, the floor's included."""
+        """Number of columns of reconstructions, including that of the floor."""
         return sum(len(head.columns) for head in self.heads)
 
     @property
@@ -83,7 +83,7 @@ class Gallery(NamedTuple):
 
 
 class _Shown(NamedTuple):
-    """One column: the SSIM of each image, whether it is recognizable, and the pictures, or why there are none."""
+    """One column: SSIM and recognizability of each image, and the pictures, or the reason why there are none."""
 
     group: Group
     ssim: tuple[float | None, ...] = ()
@@ -107,7 +107,7 @@ def _flat(batches: Pixels) -> Pixels:
 
 
 def _ssim_per_image(result: Result, images: int) -> tuple[float | None, ...]:
-    """SSIM of each image; a victim's SSIM stands for each image of its batch if only that is known."""
+    """SSIM of each image; if only a victim's SSIM is known, it is used for each image of the batch."""
     values = next((estimate.values for estimate in result.estimates if estimate.name == "ssim"), ())
     if not values or images % len(values):
         return (None,) * images
@@ -142,7 +142,7 @@ def _tile(shown: _Shown, at: int, original: Pixels, name: str, withheld: bool) -
 
 
 def _candidates(analysis: Analysis, setting: str) -> tuple[Target, list[tuple[Group, ...]]] | None:
-    """The first target with reconstructions and, for each defense, its best naive and its best aware group there."""
+    """The first target with reconstructions, and the best naive and best aware group of each defense on this target."""
     groups = [g for g in analysis.attacked if g.setting == setting and g.case.kind == "reconstruction"]
     target = next((g.case.target for g in groups if g.case.results), None)
     if target is None:
@@ -157,7 +157,7 @@ def _candidates(analysis: Analysis, setting: str) -> tuple[Target, list[tuple[Gr
 
 
 def _choose(found: list[tuple[Group, ...]]) -> list[tuple[Group, ...]]:
-    """At most `MOST_DEFENSES` defenses, no defense first; of more, those with the highest mean SSIM."""
+    """No defense, then the defenses with the highest mean SSIM, at most `MOST_DEFENSES` in all."""
     undefended = [groups for groups in found if groups[0].undefended]
     others = [groups for groups in found if not groups[0].undefended]
     most = sorted(others, key=lambda row: -max(-1.0 if group.value is None else group.value for group in row))

@@ -13,7 +13,7 @@ from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.notation import duration
 
 LONGEST_STUDY = 100_000
-"""Characters of the resolved study; a longer one is shown without its cells, which all results list."""
+"""Characters of the resolved study; a longer study is shown without its cells, which “All results” lists."""
 
 
 class Provenance(NamedTuple):
@@ -25,8 +25,8 @@ class Provenance(NamedTuple):
         data: (data set, hash).
         trainings: (defense, seed, id, digest).
         study: the resolved study as JSON.
-        commands: reproduce the report.
-        caution: why they may give other numbers; empty without a reason.
+        commands: commands that reproduce the report.
+        caution: why the commands may give other numbers; empty without a reason.
         text: the study file.
     """
 
@@ -41,7 +41,7 @@ class Provenance(NamedTuple):
 
 
 def _distinct(texts: Iterable[str], separator: str) -> str:
-    """Each text once; `unknown` without any."""
+    """The distinct texts, joined; `unknown` if there are none."""
     return separator.join(dict.fromkeys(texts)) or "unknown"
 
 
@@ -57,7 +57,7 @@ def _study(study: dict[str, object]) -> str:
 
 
 def _commands(run: Run, found: Sequence[Environment]) -> tuple[str, ...]:
-    """Three lines that reproduce the report; study.toml is in the folder of the results and on this page."""
+    """The lines that reproduce the report; study.toml is in the folder of results and on this page."""
     studies = run.study.get("studies", [run.study])
     commit = found[0].commit if found else "COMMIT"
     first = f"pip install leakgauge  # {commit}" if commit.startswith("release") else f"git checkout {commit}"
@@ -71,13 +71,13 @@ def _commands(run: Run, found: Sequence[Environment]) -> tuple[str, ...]:
 
 
 def _packages(found: Sequence[Environment]) -> tuple[tuple[str, str], ...]:
-    """The versions of each package, several if machines differ."""
+    """The versions of each package; several versions if machines differ."""
     names = sorted({name for environment in found for name in environment.packages})
     return tuple((name, _distinct((e.packages[name] for e in found if name in e.packages), " / ")) for name in names)
 
 
 def _data(run: Run) -> list[str]:
-    """The data sets, each with what was done to it."""
+    """The data sets, each with the changes that were made to it."""
     notes = {t.spec.task.data: f.message for t in run.trainings.values() for f in t.flags if f.code == "data"}
     return [f"{name}: {notes[name]}" if name in notes else name for name in sorted(run.data_hashes)]
 

@@ -1,4 +1,4 @@
-"""All results: one row per cell, finished, failed or missing, and their flags."""
+"""All results: one row per cell (finished, failed or missing), and the flags."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_MESSAGES = 3
 
 
 class CellRow(NamedTuple):
-    """One cell. `order` is the headline value for sorting, empty without one; `others` are the other metrics."""
+    """One cell. `order` is the headline value for sorting (empty without a value); `others` are the other metrics."""
 
     status: str
     icon: str
@@ -106,7 +106,7 @@ def _row(analysis: Analysis, group: Group, cell: Cell) -> CellRow:
 
 
 def _flag_rows(analysis: Analysis) -> tuple[FlagRow, ...]:
-    """The distinct flags: warnings first, then by number of cells; three messages each."""
+    """The distinct flags, warnings first, then by number of cells; at most three messages for each flag."""
     found: dict[tuple[str, str], list[tuple[Cell, Flag]]] = {}
     for cell in analysis.run.cells:
         for flag in analysis.flags_of(cell):
@@ -119,7 +119,7 @@ def _flag_rows(analysis: Analysis) -> tuple[FlagRow, ...]:
 
 
 def _few(messages: list[str]) -> tuple[str, ...]:
-    """The first messages, and the number of the others."""
+    """The first messages, and the number of further messages."""
     more = [f"and {len(messages) - _MOST_MESSAGES} more like these"] if len(messages) > _MOST_MESSAGES else []
     return (*messages[:_MOST_MESSAGES], *more)
 

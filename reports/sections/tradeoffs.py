@@ -19,7 +19,7 @@ from leakgauge.reports.text.notation import fixed, percent, size
 
 
 class Traffic(NamedTuple):
-    """The messages of one defense. `share` of the largest message, for the bar."""
+    """The messages of one defense. `share`: size relative to the largest message, for the bar."""
 
     defense: str
     bytes: str
@@ -38,7 +38,7 @@ class TradeOffs(NamedTuple):
 
 
 class _Messages(NamedTuple):
-    """The messages of one defense: mean bytes, bits per parameter, mean SNR in dB (None: the update is exact)."""
+    """The messages of one defense: mean bytes, bits per parameter, mean SNR in dB (None: an exact update)."""
 
     defense: str
     trainings: tuple[TrainingRecord, ...]
@@ -48,7 +48,7 @@ class _Messages(NamedTuple):
 
 
 def trade_offs(analysis: Analysis) -> tuple[TradeOffs, ...] | None:
-    """The trade-offs of each setting that has any; None without any."""
+    """The trade-offs of each setting that has charts or messages; None if no setting has any."""
     found = []
     for index, (setting, name) in enumerate(analysis.settings.items()):
         drawings = tuple(drawing(chart, f"s{index}") for chart in charts(analysis, setting))
@@ -59,7 +59,7 @@ def trade_offs(analysis: Analysis) -> tuple[TradeOffs, ...] | None:
 
 
 def charts(analysis: Analysis, setting: str) -> tuple[Chart, ...]:
-    """The charts of one setting, in the order of the page: those with points at two places or more."""
+    """The charts of one setting, in the order of the page; only charts with points at two or more values of x."""
     found = [
         *accuracy_charts(analysis, setting),
         *(chart for measure in (SSIM, MSE, AUC) for chart in leakage_charts(analysis, setting, measure)),

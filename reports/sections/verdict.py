@@ -1,4 +1,4 @@
-"""The top of the page: one sentence, a badge and four figures, each traceable to a row below."""
+"""The top of the page: one sentence, a badge and four numbers, each traceable to a row below."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Verdict(NamedTuple):
     """The top of the page.
 
     Attributes:
-        badge: on leakage only; claims do not change it.
-        broken: the claims that do not hold.
+        badge: a rating of leakage only; claims do not change it.
+        broken: the claims that are BROKEN.
         rule: how the badge is chosen.
         origin: the provenance in one line.
     """
@@ -83,7 +83,7 @@ def recognized_images(analysis: Analysis, *, defended: bool) -> Recognized | Non
 
 
 def _badge(analysis: Analysis) -> Badge:
-    """By the worst rating of the defended groups; without ratings, by whether an image is recognizable."""
+    """The badge by the worst rating of the defended groups; without ratings, by whether an image is recognizable."""
     words: set[Word] = {analysis.rating(group).word for group in analysis.defended if group.value is not None}
     found = recognized_images(analysis, defended=True)
     if "High" in words:
@@ -130,7 +130,7 @@ _FOUND = {"reconstruction": "Inputs are reconstructed", "membership": "Members a
 
 
 def _through(analysis: Analysis) -> str:
-    """Through which defenses what leaks, and through which nothing is seen to leak, in short sentences."""
+    """Short sentences: what leaks through which defenses, and through which defenses no leakage was measured."""
     words: dict[str, dict[str, set[Word]]] = {}
     for group in analysis.defended:
         found = words.setdefault(analysis.defenses[group.defense].text, {})
@@ -145,7 +145,7 @@ def _through(analysis: Analysis) -> str:
 
 
 def _leaking(analysis: Analysis, defenses: set[str]) -> str:
-    """`2 of 3 defenses leak`: a defense at several settings counts once, and leaks if it leaks at one of them."""
+    """`2 of 3 defenses leak`; a defense at several settings counts once, and leaks if it leaks at one setting."""
     names = {group.defense: group.case.training.defense.name for group in analysis.defended}
     count, total = len({names[defense] for defense in defenses}), len(set(names.values()))
     return f"{count} of {counted(total, 'defense')} {'leaks' if count == 1 else 'leak'}"
@@ -163,7 +163,7 @@ def _worst_figure(analysis: Analysis, worst: Group | None) -> Figure:
 
 
 def _recognized_figure(analysis: Analysis) -> Figure:
-    """The number of recognizable defended images; for membership only, the highest TPR at 1 % FPR."""
+    """The number of recognizable defended images; if only membership was attacked, the highest TPR at 1 % FPR."""
     found, undefended = (recognized_images(analysis, defended=defended) for defended in (True, False))
     if found is not None:
         detail = f"nearest of 100 images and SSIM ≥ {RECOGNIZABLE}, under at least one attack"
@@ -184,7 +184,7 @@ def _recognized_figure(analysis: Analysis) -> Figure:
 
 
 def _accuracy_figure(analysis: Analysis) -> Figure:
-    """The largest loss of accuracy against no defense in the same setting."""
+    """The largest loss of accuracy compared with no defense in the same setting."""
     costs = []
     for setting, defense in analysis.pairs:
         here = final_accuracy(analysis.trainings_of(setting, defense))
@@ -229,13 +229,13 @@ def _origin(analysis: Analysis) -> tuple[str, ...]:
 
 
 def _worst(analysis: Analysis) -> Group | None:
-    """The defended group that leaks most: nearest to its ceiling; without ratings, reconstruction comes first."""
+    """The defended group that leaks most: the nearest to its ceiling; without ratings, reconstruction comes first."""
     rated = [(place, group) for group in analysis.defended if (place := analysis.rating(group).place) is not None]
     if not rated:
         images = [group for group in analysis.defended if group.case.kind == "reconstruction"]
         return best(images) or best(analysis.defended)
     furthest = max(rated, key=lambda pair: pair[0])[1]
-    # ratings choose only between metrics: the page shows the highest number of the chosen one
+    # ratings only choose the metric: the page shows the highest value of the chosen metric
     return best([group for _, group in rated if group.metric == furthest.metric])
 
 

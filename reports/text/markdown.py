@@ -1,4 +1,4 @@
-"""The leakage matrix as Markdown, for a page under version control."""
+"""The leakage matrix as Markdown, for example for a page under version control."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def _plain(text: str) -> str:
 
 
 def _cell(entry: Entry) -> str:
-    """A number with its interval, or the reason of a failure."""
+    """A number with its interval, or the reason for a failure."""
     value = f"**{entry.value}**" if entry.strongest else entry.value
     note = entry.interval or (entry.notes[0] if entry.notes and entry.word == NO_NUMBER else "")
     return f"{value} ({_plain(note)})" if note else value
 
 
 def _strongest(analysis: Analysis, setting: str, defense: str) -> str:
-    """The strongest reconstruction attack on a defense, unless none beats its floor."""
+    """The strongest reconstruction attack on a defense, or a text that no attack beats its floor."""
     place = setting, defense, "reconstruction"
     groups = [group for group in analysis.attacked if (group.setting, group.defense, group.case.kind) == place]
     found = best(groups)
@@ -51,7 +51,7 @@ def _strongest(analysis: Analysis, setting: str, defense: str) -> str:
 
 
 def _beats_floor(analysis: Analysis, group: Group) -> bool:
-    """Whether a group is above its floor beyond noise: image by image if the floor was measured."""
+    """Whether a group is significantly above its floor; compared image by image if the floor was measured."""
     control = analysis.floor(group)
     if control is not None:
         return surely_less(control, group)

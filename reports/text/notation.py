@@ -13,7 +13,7 @@ NO_VALUE = "n/a"
 NO_PROMISE = "∞ (nothing promised)"
 INFINITE = "∞"
 _GROUP = "\u00a0"
-"""Between thousands: a space that does not break a line."""
+"""Separator of thousands: a no-break space."""
 
 _ADVERSARIES = [threat.value for threat in Threat]
 _EXPONENT = re.compile(r"e([+-])0*(\d+)$")
@@ -25,7 +25,7 @@ def grouped(count: int) -> str:
 
 
 def _sign(text: str) -> str:
-    """The text with a real minus sign, and without a minus zero."""
+    """The text with a real minus sign, and zero without a sign."""
     if text.startswith("-") and not text.strip("-0."):
         text = text[1:]
     return text.replace("-", "−")
@@ -37,7 +37,7 @@ def fixed(value: float | None, digits: int = 3) -> str:
 
 
 def short(value: float | None, digits: int = 4) -> str:
-    """A number with this many significant digits, large ones grouped: `57 930`; `n/a` for None."""
+    """A number with this many significant digits, large numbers grouped: `57 930`; `n/a` for None."""
     if value is None:
         return NO_VALUE
     if 1e4 <= abs(value) < 1e9:
@@ -46,7 +46,7 @@ def short(value: float | None, digits: int = 4) -> str:
 
 
 def measured(estimate: Estimate) -> str:
-    """The value of an estimate with its unit, with three decimals or, if these show too little, significant digits."""
+    """The value of an estimate with its unit: three decimals, or significant digits if these show too little."""
     value = estimate.value
     if value is None:
         return NO_VALUE
@@ -131,7 +131,7 @@ def number(value: float | None) -> str:
 
 
 def over_seeds(values: Sequence[float | None], digits: int = 4) -> str:
-    """One epsilon or the range of several; None is infinity."""
+    """One epsilon or the range of several epsilons; None is infinity."""
     finite = sorted(value for value in values if value is not None)
     if not values:
         return NO_VALUE
@@ -141,5 +141,5 @@ def over_seeds(values: Sequence[float | None], digits: int = 4) -> str:
 
 
 def per(unit: str, delta: float) -> str:
-    """Unit and delta of an epsilon; its horizon stands next to it."""
+    """Unit and delta of an epsilon; the horizon is shown separately."""
     return f"per {unit}, δ = {short(delta)}"

@@ -19,7 +19,7 @@ from leakgauge.reports.select import Analysis, Group, final_accuracy
 from leakgauge.reports.text.notation import fixed, percent, short
 
 NARROW = 80
-"""Characters below which a row of the table is a block of lines."""
+"""If the table is narrower than this many characters, each row is a block of lines."""
 
 _COLUMNS = (
     *("Defense", "Attack", "Adversary\nTarget", "Measured\n95 %\nidentified", "Leakage"),
@@ -28,7 +28,7 @@ _COLUMNS = (
 
 _STYLES = {"bad": "bold red", "warn": "yellow", "good": "green", "none": "dim", "info": ""}
 _BOX = box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n", ascii=False)
-"""A line under the header and one space between columns: nine columns in a hundred characters."""
+"""A line under the header and one space between columns, so that the columns fit in a hundred characters."""
 
 _CAPTION = (
     "Higher means that the adversary learns more. Never compare ε of different units. Identified: nearer to the "
@@ -38,7 +38,7 @@ _CAPTION = (
 
 
 def _claim(trainings: Sequence[TrainingRecord]) -> Text:
-    """Claim, proof and verdict for one round, and the highest of the seeds' audits if there are any."""
+    """Claim, proof and verdict for one round, and the highest audit over the seeds if there are any."""
     claims = [checked(training) for training in trainings]
     text, worst = brief([one.one_round for one in claims], [one.whole_run for one in claims])
     audits = [training.audited for training in trainings if training.audited is not None]
@@ -55,13 +55,13 @@ def _claim(trainings: Sequence[TrainingRecord]) -> Text:
 
 
 def _identified(group: Group) -> str:
-    """How many images the attack identifies; empty without images."""
+    """Number of images that the attack identifies; empty without images."""
     seen = group.identified
     return "" if seen is None or seen.value is None else f"{round(seen.value * seen.n)}/{seen.n}"
 
 
 def _trained(trainings: Sequence[TrainingRecord], accuracy: Estimate | None) -> Text:
-    """Final accuracy, whether a training did not learn or dropped updates, and the mean bits for each parameter."""
+    """Final accuracy, notes on trainings that did not learn or dropped updates, and the mean bits per parameter."""
     text = styled(percent(accuracy.value if accuracy is not None else None))
     lost = sum(flag.code == "no-learning" for training in trainings for flag in training.flags)
     if lost:
@@ -76,7 +76,7 @@ def _trained(trainings: Sequence[TrainingRecord], accuracy: Estimate | None) -> 
 
 
 def _row(analysis: Analysis, group: Group, *, first: bool) -> list[Text]:
-    """One row, as `Text` so that no name is read as markup. `first`: of its defense and setting."""
+    """One row, as `Text` so that no name is read as markup. `first`: whether it is the first of its defense."""
     ceiling, trainings = analysis.ceiling(group), analysis.trainings_of(group.setting, group.defense)
     accuracy, label, entry = final_accuracy(trainings), analysis.defenses[group.defense], entry_of(analysis, group)
     metric = "" if group.value is None else group.metric.words.removeprefix("mean ")
@@ -95,7 +95,7 @@ def _row(analysis: Analysis, group: Group, *, first: bool) -> list[Text]:
 
 
 def _stacked(row: Sequence[Text]) -> Text:
-    """The columns of a row below each other, each after its name but for the first three."""
+    """The columns of a row below each other; all except the first four begin with their name."""
     names = ("", "", "", "", "leakage ", "floor, ceiling ", "accuracy, bits ", "ε ")
     parts = [(name, styled(" · ").join(text.split("\n"))) for name, text in zip(names, row, strict=True) if text]
     return styled("\n").join(styled(name) + text for name, text in parts)
@@ -111,7 +111,7 @@ def _title(run: Run) -> str:
 def summary(run: Run, width: int = NARROW) -> Table:
     """One row per defense, attack, adversary and target; the controls are in the columns floor and ceiling.
 
-    Below `NARROW` characters the columns of a row stand below each other.
+    Below `NARROW` characters, the columns of a row are below each other.
     """
     analysis, narrow = Analysis(run), width < NARROW
     table = Table(title=styled(_title(run)), caption=styled(_CAPTION), box=_BOX, padding=0, show_header=not narrow)
@@ -133,7 +133,7 @@ def summary(run: Run, width: int = NARROW) -> Table:
 
 
 def plain(run: Run, *, width: int = 100) -> str:
-    """The same table as plain text, no line longer than `width`."""
+    """The table of `summary` as plain text, with no line longer than `width`."""
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, color_system=None, force_terminal=False, legacy_windows=False)
     console.print(summary(run, width))
