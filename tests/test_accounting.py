@@ -278,6 +278,7 @@ def test_a_negative_number_is_refused_by_name(bad):
     ("noise", "share", "count"),
     [(1.0, 0.1, 5), (0.4, 0.5, 1), (0.7, 0.01, 2), (2.0, 0.999, 30), (0.9, -math.expm1(-0.5), 3)],
 )
+@pytest.mark.matrix
 def test_sampled_gaussian_noise_has_the_bits_of_the_accountant(noise, share, count):
     sampled = dp.PoissonSampledDpEvent(share, dp.GaussianDpEvent(noise))
     theirs = PLDAccountant(value_discretization_interval=1e-4)

@@ -239,6 +239,7 @@ def test_map_and_imprint_find_images_in_sums(run):
     assert value(run, "imprint", "none", 4) > 0.99
 
 
+@pytest.mark.matrix
 def test_sums_have_a_limit(run):
     # of 32 images 1.09 in the mean, each between 0.6 and 2.1; here are two
     assert 0.6 < value(run, "map", "gaussian", name="efficiency") < 2.1

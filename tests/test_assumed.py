@@ -33,6 +33,7 @@ def bounds(defense, dim=16, trials=300, seed=0, threat=None):
 
 
 @pytest.mark.parametrize("defense", [Laplace(epsilon=4.0), MVU(epsilon=4.0)], ids=["laplace", "mvu"])
+@pytest.mark.matrix
 def test_a_product_is_audited_coordinate_by_coordinate(defense):
     _, found = bounds(defense)
     assert {one.assumes for one in found.values()} == {"a declared product"}

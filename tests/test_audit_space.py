@@ -59,6 +59,7 @@ def test_a_fault_of_some_senders_sizes_or_norms_is_caught_by_drawn_neighbors(fau
     assert found.pair == "drawn from a space"
 
 
+@pytest.mark.matrix
 def test_a_clip_of_each_tensor_is_caught_if_there_are_several():
     layout = Layout(("a", "b", "c"), ((121,), (44,), (35,)))
     setting = Setting(layout, 3, 3, 1, "update", 1, 0.1, 0, 20)
@@ -111,11 +112,13 @@ def largest(liar, honest, state, memory, update, link, private):
     return sent.numpy().tobytes(), memory
 
 
+@pytest.mark.matrix
 def test_a_choice_of_places_by_magnitude_is_caught_by_neighbors_with_numbers_elsewhere():
     assert caught(lying(GAUSSIAN, largest), 800).pair == "few numbers, elsewhere"
 
 
 @pytest.mark.parametrize("d", [200, 25_000])
+@pytest.mark.matrix
 def test_a_norm_in_the_last_four_bytes_is_caught(d):
     assert caught(lying(LAPLACE, last_bytes), 60, setting_of(d)).pair.endswith("from nothing")
 
@@ -169,6 +172,7 @@ ROUNDS = {
 
 @pytest.mark.parametrize("fault", ROUNDS)
 @pytest.mark.table(5)
+@pytest.mark.matrix
 def test_a_fault_across_rounds_is_caught(fault):
     how, by = ROUNDS[fault]
     found = caught(lying(UDP, how), 200, setting_of(4, rounds=8))

@@ -69,6 +69,7 @@ def ask(compute, defense=LAPLACE, **question):
     return known(AuditRecord, defense, {"trials": 20, **question}, compute)
 
 
+@pytest.mark.matrix
 def test_a_known_audit_has_every_byte_of_a_fresh_one(folder, fresh):
     assert ask(lambda: fresh) is fresh
     again = ask(never)
@@ -77,6 +78,7 @@ def test_a_known_audit_has_every_byte_of_a_fresh_one(folder, fresh):
 
 
 @pytest.mark.parametrize("name", [name for name in registry.classes("defense") if name != "mvu"])
+@pytest.mark.matrix
 def test_a_known_claim_has_every_byte_of_a_fresh_one(folder, name):
     defense, setting, history = prepare(name, {}, {"dim": 500}, 2, None, {**TRAINING})
     claim = claim_of(defense, history, setting)
@@ -199,6 +201,7 @@ def test_an_answer_that_reads_back_with_other_bytes_is_not_stored(folder, fresh)
     assert not list(folder.rglob("*.json"))
 
 
+@pytest.mark.matrix
 def test_many_at_once_read_whole_answers(folder, fresh):
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda number: ask(lambda: fresh, rounds=number % 4), range(64)))
@@ -220,6 +223,7 @@ def entry_folder(folder):
     return max(folder.iterdir(), key=lambda one: one.stat().st_mtime)
 
 
+@pytest.mark.matrix
 def test_studies_share_the_audits_of_shipped_defenses_and_no_byte_of_a_result_tells(folder, tmp_path, monkeypatch):
     first, second, off = tmp_path / "first", tmp_path / "second", tmp_path / "off"
     assert not run_study(resolve(TABLE), first, workers=0).failures

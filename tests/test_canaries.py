@@ -67,6 +67,7 @@ def test_few_messages_of_an_honest_gaussian_end_in_the_simulated_range():
 
 @pytest.mark.parametrize(("noise", "epsilon", "low", "high"), [(2.0, 4.3772, 2.4, 4.3772), (4.0, 1.9931, 0.4, 1.9931)])
 @pytest.mark.table(2)
+@pytest.mark.matrix
 def test_two_thousand_messages_of_an_honest_gaussian_show_most_of_it(noise, epsilon, low, high):
     claim, found = messages(Gaussian(noise_std=noise), rounds=200)
     assert claim.epsilon == pytest.approx(epsilon, abs=1e-4)
@@ -118,6 +119,7 @@ def test_an_adversary_without_the_shared_keys_learns_less():
     assert seen[0].epsilon_lower >= seen[1].epsilon_lower
 
 
+@pytest.mark.matrix
 def test_neighbors_by_add_remove_are_half_as_far_apart():
     defense = Gaussian(noise_std=1.0)
     claim = dataclasses.replace(messages(defense, rounds=2)[0], relation=Relation.ADD_REMOVE)

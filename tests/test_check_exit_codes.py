@@ -289,6 +289,7 @@ def test_a_check_needs_no_torch_and_its_code_is_that_of_the_process(folder, base
     assert done.stderr.splitlines()[-1] == "False"
 
 
+@pytest.mark.matrix
 def test_a_run_with_named_gaps_can_be_a_baseline_and_check_reports_each(folder, base, tmp_path):
     cell = one(MATCHING)
     values = list(result_of(cell).estimates[0].values)

@@ -61,6 +61,7 @@ def study(defense="tests.test_cost:Slow", audit=0, data="digits", **federation):
 
 @pytest.mark.table(2)
 @pytest.mark.parametrize("federation", [{}, {"participants": 10, "rounds": 100}])
+@pytest.mark.matrix
 def test_turns_victims_and_evaluations_are_scaled_up(tmp_path, federation):
     cost = estimate(study(**federation), tmp_path)
     assert 10 * _MESSAGE < cost.training / 50 < 40 * (_MESSAGE + 0.001)
@@ -70,6 +71,7 @@ def test_turns_victims_and_evaluations_are_scaled_up(tmp_path, federation):
     assert str(cost).endswith("attacks on one core (2 of 2 kinds of jobs measured on this machine)")
 
 
+@pytest.mark.matrix
 def test_local_steps_are_scaled_up(tmp_path):
     few, many = (
         estimate(study("none", algorithm="fedavg", local_steps=steps, batch=4), tmp_path).training
@@ -84,6 +86,7 @@ def test_an_audit_has_a_price_and_a_goal_its_tries(tmp_path):
     assert goal.training == 7.0
 
 
+@pytest.mark.matrix
 def test_what_cannot_be_measured_costs_what_the_others_cost(tmp_path):
     cost = estimate(study("tests.test_cost:Broken"), tmp_path)
     assert (cost.training, cost.measured, cost.kinds) == (1.0, 0, 2)

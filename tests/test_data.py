@@ -45,6 +45,7 @@ def test_the_root_comes_from_the_environment(monkeypatch, tmp_path):
     assert data.default_root() == Path.home() / ".cache" / "leakgauge"
 
 
+@pytest.mark.matrix
 def test_importing_is_cheap():
     used = "print({'torchvision', 'sklearn', 'skimage', 'PIL'} & set(sys.modules))"
     code = f"import sys; from leakgauge.harness import data; data.names(); {used}"

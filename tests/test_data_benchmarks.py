@@ -197,6 +197,7 @@ def test_an_array_pickled_by_python_2_is_read_without_a_warning(tmp_path):
     assert vision.unpickle(path)["data"].tobytes() == b"abcdef"
 
 
+@pytest.mark.matrix
 def test_mnist_is_the_original():
     mnist = real("mnist")
     # the counts of LeCun's files
@@ -231,6 +232,7 @@ def test_cifar10_is_one_batch_and_the_test_batch_without_thirty_images():
     assert cifar.note.startswith("1 of 5 training batches (data_batch_1); 30 images left out")
 
 
+@pytest.mark.matrix
 def test_adult_has_the_counts_of_its_readme():
     adult = real("adult")
     assert adult.train.y.bincount().tolist() == [24_720, 7_841]

@@ -52,6 +52,7 @@ def test_a_planted_mistake_in_a_defense_is_named_with_its_place(name, tmp_path):
 
 @pytest.mark.table(10)
 @pytest.mark.parametrize("name", planted.ATTACK)
+@pytest.mark.matrix
 def test_a_planted_mistake_in_an_attack_is_named_with_its_place(name, tmp_path):
     mistake = planted.ATTACK[name]
     path = planted.write(tmp_path, "attack", name, mistake, fresh())
@@ -68,6 +69,7 @@ CHEAP = (
 
 
 @pytest.mark.parametrize("name", list(registry.classes("defense"))[::5])  # all: in the next test
+@pytest.mark.matrix
 def test_nothing_is_wrong_with_the_messages_of_a_shipped_defense(name):
     part = named(name, {})
     found = list(examined(CHEAP, wire.Patient(part), part.folder))

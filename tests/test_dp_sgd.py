@@ -55,6 +55,7 @@ def test_it_trains_and_noise_comes_from_each_clients_own_key():
     assert torch.equal(noisy.final, go(DPSGD(noise_std=1.0)).final)
 
 
+@pytest.mark.matrix
 def test_the_noise_meets_the_budget_by_opacus_and_the_proved_epsilon_is_less():
     # the same numbers by opacus' own functions
     from opacus.accountants import RDPAccountant

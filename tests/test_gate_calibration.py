@@ -211,6 +211,7 @@ def test_pairing_sees_a_rise_that_two_intervals_do_not():
 
 
 @pytest.mark.parametrize(("shift", "share"), [(0.0, 0.9), (2.0, 0.7)])
+@pytest.mark.matrix
 def test_the_chance_of_a_threshold_raises_no_alarm(shift, share):
     cases = 1000
     pairs = curves(f"rate{shift}", cases, (400, 1000), (shift, shift), share)

@@ -245,6 +245,7 @@ def test_an_acknowledged_loss_of_noise_still_fails(small, base, tmp_path, monkey
     assert "times what it was (round 1 of two" in outcome.checks[0].reason
 
 
+@pytest.mark.matrix
 def test_a_baseline_cannot_be_made_ready_for_a_later_change(small, base, tmp_path, monkeypatch):
     """Two proposals: fingerprints of weaker code, which nobody would see, and then that code, which would match."""
     with pytest.MonkeyPatch.context() as later:
@@ -259,6 +260,7 @@ def test_a_baseline_cannot_be_made_ready_for_a_later_change(small, base, tmp_pat
     assert "the baseline has no fingerprints" in outcome.unaccepted[0]
 
 
+@pytest.mark.matrix
 def test_a_changed_attack_is_judged_alone(small, base, tmp_path, monkeypatch):
     instead(monkeypatch, "idlg", lambda one: dataclasses.replace(one, evaluations=5))
     ran, outcome = judged(small, tmp_path, base)
@@ -274,6 +276,7 @@ def test_a_question_that_the_study_no_longer_asks_is_missed(small, base, tmp_pat
     assert outcome.verdict in (Verdict.INCOMPLETE, Verdict.NOT_COMPARABLE)
 
 
+@pytest.mark.matrix
 def test_the_commands_acknowledge_and_check_by_the_code(small, base, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.toml").write_text(SMALL)

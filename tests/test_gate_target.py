@@ -156,6 +156,7 @@ def test_c_results_of_other_code_fail(run):
     assert "run the study again, in a new folder" in said
 
 
+@pytest.mark.matrix
 def test_d_a_defense_that_is_added_is_named_and_the_others_are_checked(run):
     write_run(run, made.grid([NONE, *GAUSSIAN[1:3]], ASKED, seeds=[0]))
     code, said = check(run)
@@ -325,6 +326,7 @@ def test_a_commit_that_git_does_not_know_is_refused_where_the_code_is(run, monke
     assert any("its commit ffffffffffff is no ancestor" in said for said in trusted(FILE).warnings)
 
 
+@pytest.mark.matrix
 def test_on_the_target_itself_its_own_baseline_counts_and_the_last_commit_is_shown(run):
     git("switch", "--quiet", "main")
     introduced = git("rev-parse", "HEAD")
@@ -360,6 +362,7 @@ def test_the_target_is_that_of_ci_or_of_origin(run):
     assert check(run, GITHUB_BASE_REF="lost")[0] == 6
 
 
+@pytest.mark.matrix
 def test_without_a_repository_or_a_target_somebody_must_accept(run, tmp_path, monkeypatch):
     git("branch", "--quiet", "-D", "main")
     code, said = check(run)

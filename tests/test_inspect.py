@@ -99,6 +99,7 @@ def values(run, name="mse"):
 
 @pytest.mark.table(2)
 @pytest.mark.parametrize(("model", "algorithm"), [("mlp-small", "fedavg"), ("lenet-dlg", "fedsgd")])
+@pytest.mark.matrix
 def test_a_recorded_training_has_the_attack_results_of_our_own_bit_for_bit(tmp_path, model, algorithm):
     steps = {"local_steps": 2} if algorithm == "fedavg" else {}
     table = {
@@ -222,6 +223,7 @@ def test_the_first_rounds_of_a_longer_training_have_its_noise_and_the_state_of_i
 
 @pytest.mark.table(2)
 @pytest.mark.parametrize("build", [dense, lenet])
+@pytest.mark.matrix
 def test_gradients_by_hand_are_attacked_as_those_of_our_own_client(tmp_path, build):
     model = build()
     ours = leakgauge.inspect(model, "digits", folder=tmp_path / "a", attacks=[MAP, "prior"], victims=2, **QUIET)

@@ -145,6 +145,7 @@ def test_the_sound_variant_holds_exactly_and_a_message_has_d_times_as_much():
     assert judge(claim(SoundJoPEQ(gamma=0.5), 8))[:3] == (Verdict.LOOSE, 4.0, pytest.approx(hidden))
 
 
+@pytest.mark.matrix
 def test_jopeq_with_t_noise_is_judged_by_the_attained_and_the_proved_epsilon():
     # as printed, exact with overload: 4.05 at 2 bits and 4.28 at 1 bit, from a grid, so a little low; bound 4.177
     found = claim(JoPEQT(), 101)

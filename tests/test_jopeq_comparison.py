@@ -128,6 +128,7 @@ def test_the_snr_row_of_the_table_is_reproduced(bits, eps, printed):
     assert (noise < apart) == (printed[1] < printed[2])
 
 
+@pytest.mark.matrix
 def test_the_table_would_notice_a_noise_scale_that_is_6_percent_off():
     found, error = table_entry("t-noise+sdq-lattice", epsilon=2.0, s2=0.5 * 1.06**2, nu=4.0, bits=2)
     assert abs(found - -21.81) > 0.19 + 5 * error

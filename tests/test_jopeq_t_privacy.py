@@ -193,6 +193,7 @@ def test_the_one_printed_epsilon_that_is_too_high_comes_from_a_wrong_probability
     ("s2", "nu", "bits"),
     [(0.5, 4, 1), (0.1, 3, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 12, 2), (0.2, 4, 2)))],
 )
+@pytest.mark.matrix
 def test_the_epsilon_of_a_sub_vector_is_what_all_cells_dithers_and_inputs_attain(s2, nu, bits):
     # every index cell at 121 dithers and 37 inputs, without symmetries and without a search
     # for the maximum between them: it misses the supremum by less than 0.02

@@ -93,6 +93,7 @@ def assert_close(found, expected, share):
 
 @pytest.mark.parametrize("b", [1, 3])
 @pytest.mark.parametrize("name", [*COVERED, *RESIDUAL])
+@pytest.mark.matrix
 def test_every_model_of_known_layers_agrees_with_double_backward(name, b):
     assert_both_agree(named(name), b=b)
 

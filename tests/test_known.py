@@ -39,6 +39,7 @@ def call(*words):
 @pytest.mark.parametrize(
     "words", [("list", "defenses"), ("list", "attacks"), ("list", "tasks"), ("list", "studies"), ("claim", "laplace")]
 )
+@pytest.mark.matrix
 def test_the_second_call_says_the_same_and_imports_no_torch(folder, monkeypatch, words):
     with monkeypatch.context() as off:
         off.setenv("LEAKGAUGE_CACHE", "off")

@@ -109,6 +109,7 @@ def test_all_labels_behind_a_fresh_model_are_found_97_times_in_100(task, how, im
 
 @pytest.mark.parametrize("auxiliary", [None, AUXILIARY], ids=["without", "with"])
 @pytest.mark.parametrize("images", [2, 4, 8])
+@pytest.mark.matrix
 def test_a_label_with_a_negative_bias_entry_of_a_trained_model_is_always_returned(images, auxiliary):
     params, labels = trained(MLP), drawn("independent", images)
     received = sent(MLP, params, labels)

@@ -160,6 +160,7 @@ def test_no_share_is_overstated_by_rare_messages():
     assert detectable_by_ratios(ratios, 1e-5) is None
 
 
+@pytest.mark.matrix
 def test_a_channel_that_never_errs_shows_its_noise_in_long_messages():
     honest = registry.build("defense", "sqsgd", {})
     result = check_law(lying(honest, of_epsilon(1 / 0.965)), setting_of(36), Key(0))

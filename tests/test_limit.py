@@ -77,6 +77,7 @@ def scene(n, defense, task=LINEAR, x=None, images=1, zero=True, steps=0):
     return seen, [Examples(*pair) for pair in zip(x, y, strict=True)]
 
 
+@pytest.mark.matrix
 def test_a_linear_model_has_the_error_of_the_linear_posterior_mean(monkeypatch):
     monkeypatch.setattr(module, "_MESSAGES", 3000)
     seen, truth = scene(3, Gaussian(clip=100.0, noise_std=NOISE))

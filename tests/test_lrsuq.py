@@ -91,6 +91,7 @@ def printed_algorithm(x, radii, tries):
 
 
 @pytest.mark.parametrize(("n", "left"), [(1, 0.0), (2, 0.2862), (3, 0.6414)])
+@pytest.mark.matrix
 def test_the_printed_acceptance_test_is_biased_and_does_not_end(n, left):
     # an independent script found these shares among 200,000; 6 standard errors, there and of 50,000 here, are 0.014
     x = np.tile([[0.23, 0.11, -0.07]], (50_000, 1))[:, :n]

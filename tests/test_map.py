@@ -72,6 +72,7 @@ def errors(guesses, x):
     ids=["gaussian that clips", "laplace that clamps"],
 )
 @pytest.mark.table(2)
+@pytest.mark.matrix
 def test_the_aware_attack_beats_the_naive_one(defense):
     x = smooth_images(2)
     seen = observation(defense, x)
@@ -83,6 +84,7 @@ def test_the_aware_attack_beats_the_naive_one(defense):
 
 @pytest.mark.parametrize("task", ["lenet-dlg", "cnn2"])
 @pytest.mark.table(2)
+@pytest.mark.matrix
 def test_a_gaussian_prior_finds_more_under_noise_with_fewer_evaluations(task):
     x, task = smooth_images(), ModelTask(build(task, (1, 16, 16), 10), "dlg" if task == "lenet-dlg" else "default")
     seen = observation(Gaussian(clip=100.0, noise_std=0.05), x, task)
@@ -112,6 +114,7 @@ def test_the_prior_alone_does_not_explain_the_gain():
 
 @pytest.mark.parametrize(("prior", "share", "most"), [("tv", 0.5, 300), ("gaussian", 0.8, 600)])
 @pytest.mark.table(2)
+@pytest.mark.matrix
 def test_behind_kinks_a_search_by_features_or_by_direction_comes_first(prior, share, most):
     task, x = ModelTask(build("lenet5", (1, 16, 16), 10)), smooth_images(8)
     seen = observation(NoDefense(), x, task)
@@ -249,6 +252,7 @@ def test_the_truth_explains_its_message_and_another_image_does_not(defense):
     ("attack", "prior"),
     [(IDLG, "gaussian"), (IDLG, "tv"), (DLG, "gaussian"), (DLG, "tv"), (InvertingGradients, "gaussian")],
 )
+@pytest.mark.matrix
 def test_every_search_attack_takes_a_prior_which_helps_under_noise(attack, prior):
     x = smooth_images()
     # a search by direction is for models with kinks

@@ -65,6 +65,7 @@ def audited(optimizer, trials=300):
         return audit(STEP, {"of": name}, {"dim": 36}, 1, trials=trials, seed=0)
 
 
+@pytest.mark.matrix
 def test_the_claim_is_what_the_accountant_says_after_as_many_steps():
     engine, model, optimizer, loader = private()
     facts = facts_of(optimizer, loader)

@@ -593,6 +593,7 @@ def test_a_regression_on_raw_numbers_is_trained_and_attacked_and_what_cannot_ref
     assert all("label_accuracy" not in estimates for estimates in found.values())
 
 
+@pytest.mark.matrix
 def test_the_number_of_a_regression_is_found_by_analytic_and_dlg_and_the_floor_guesses_the_mean(tmp_path):
     unit = uniform(KEY.child("unit"), (100, 5)).numpy()
     study = resolve(

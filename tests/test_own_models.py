@@ -496,6 +496,7 @@ def errors(run):
     return {name: next(one.value for one in found if one.name == "mse") for name, found in each.items()}
 
 
+@pytest.mark.matrix
 def test_a_study_of_a_users_network_runs_to_the_end(tmp_path):
     run = run_study(resolve(tomllib.loads(STUDY), allow_code=True), tmp_path, workers=0)
     assert not run.failures
@@ -503,6 +504,7 @@ def test_a_study_of_a_users_network_runs_to_the_end(tmp_path):
     assert found["idlg"] < 0.1 * found["prior"]
 
 
+@pytest.mark.matrix
 def test_a_given_network_is_attacked_in_this_process_alone(tmp_path):
     study = resolve(tomllib.loads(STUDY.replace("tests.test_own_models:Net", modules.given("digits", Net(1, 10)))))
     with pytest.raises(StudyError, match="only this process has 'given:digits': expected workers=0, got workers=2"):

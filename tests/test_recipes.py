@@ -161,6 +161,7 @@ def test_what_cannot_be_is_refused_in_a_line(small, tmp_path):
 
 
 @pytest.mark.parametrize("name", recipes())
+@pytest.mark.matrix
 def test_every_shipped_recipe_is_valid_at_every_size(name, tmp_path):
     for size in Size:
         made = recipe(name, size, tmp_path)

@@ -252,6 +252,7 @@ def test_without_a_broken_claim_the_page_has_no_such_list() -> None:
     assert 'class="flag bad"' not in full_source()
 
 
+@pytest.mark.matrix
 def test_many_broken_claims_are_counted_and_the_first_have_a_sentence() -> None:
     parts = [dataclasses.replace(POINTS, parameters={"epsilon": float(e)}) for e in range(1, 9)]
     made = double.make_run(small(*parts))

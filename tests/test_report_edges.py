@@ -60,6 +60,7 @@ def test_a_page_of_hostile_names_is_complete(evil: str) -> None:
     assert page.text.count(SHOWN) > 20
 
 
+@pytest.mark.matrix
 def test_the_folder_s_page_and_the_terminal_table_of_hostile_names_are_complete() -> None:
     page = complete(folder_files(evil_run())[PAGE].decode())
     assert page.inline["script"] == []

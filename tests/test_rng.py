@@ -182,6 +182,7 @@ N = 300_000
     ],
     ids=["in sequence", "in the high bits", "attempts of rows"],
 )
+@pytest.mark.matrix
 def test_uniforms_at_counters_are_uniform_and_independent(chosen):
     drawn = rng.uniform_at(Key(13), chosen, 2)
     first = drawn[:, 0]

@@ -257,6 +257,7 @@ def test_trials_give_the_delta_by_which_a_claim_is_missed():
     assert 0.02 < row["low"] < row["delta"] < -math.expm1((4 - found["proved"]["epsilon"]) / 2)
 
 
+@pytest.mark.matrix
 def test_there_is_no_delta_if_the_likelihood_is_not_the_law_or_nothing_is_claimed():
     assert "delta_at" not in audited("sqsgd", trials=20)["audited"]  # extended for attacks: above what is proved
     assert "delta_at" not in audited("jopeq", trials=20)["audited"]  # at one norm: ratios of a part of the message

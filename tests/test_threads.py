@@ -70,6 +70,7 @@ with one_thread():
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems keep memory by rules of their own")
+@pytest.mark.matrix
 def test_the_memory_of_a_large_model_s_arrays_is_used_again():
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True)
     anew, again = map(int, done.stdout.split())

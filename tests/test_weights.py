@@ -115,6 +115,7 @@ def test_rows_of_two_classes_may_be_opposite():
 
 
 @pytest.mark.parametrize("name", ["resnet20", pytest.param("resnet20-bn", marks=pytest.mark.matrix)])
+@pytest.mark.matrix
 def test_a_model_of_unknown_layers(name):
     task = ModelTask(build(name, SHAPE, 10))
     few = Examples(OWN.x[:2], OWN.y[:2])
