@@ -287,3 +287,16 @@ def test_a_confident_correct_prediction_keeps_the_digits_of_its_curvature():
         found.append(kernel.trace(x.to(dtype), y.to(dtype))[1].pull(v.to(dtype)).x)
     assert 1e-9 < found[1].abs().max() < 1e-3
     assert (found[0] - found[1]).norm() < 1e-5 * found[1].norm()
+
+
+def test_a_trace_inside_autograd_is_freed_with_its_result(monkeypatch):
+    freed = []
+    monkeypatch.setattr(Kernel, "give_back", lambda kernel, tape: freed.append(tape))
+    task = ModelTask(build("lenet-dlg", (1, 8, 8), 4), "dlg")
+    x = rng.uniform(KEY.child("freed"), (2, 1, 1, 8, 8)).requires_grad_()
+    y = torch.full((2, 1, 4), 0.25)
+    found = gradients(task, task.init(KEY), x, y)
+    (slope,) = torch.autograd.grad(found.square().sum(), x)
+    assert slope.abs().sum() > 0
+    del found
+    assert len(freed) == 1

@@ -56,7 +56,8 @@ class _ByHand(torch.autograd.Function):
     def forward(ctx: Any, kernel: Kernel, x: Tensor, y: Tensor) -> Tensor:
         gradients, ctx.trace = kernel.trace(x, y)
         ctx.save_for_backward(x, y)
-        return gradients
+        # autograd's node belongs to the result: if the trace had the result, the two would keep each other alive
+        return gradients.detach()
 
     @staticmethod
     @once_differentiable
