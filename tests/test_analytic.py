@@ -56,7 +56,6 @@ def run_on_lenet(x, key=KEY, classes=10):
 
 
 @pytest.mark.parametrize(("kind", "classes"), [("photographs", 10), ("photographs", 100), ("random", 10)])
-@pytest.mark.table(3)
 @pytest.mark.matrix
 def test_color_images_behind_the_lenet_are_found_with_their_labels(tmp_path, kind, classes):
     x = photos(tmp_path, 2) if kind == "photographs" else rng.uniform(KEY.child("x"), (3, 3, 32, 32))

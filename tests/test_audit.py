@@ -35,7 +35,6 @@ def audited(defense, trials=300, key=KEY):
 
 @pytest.mark.usefixtures("without_law")
 @pytest.mark.parametrize("name", [*registry.classes("defense"), "laplace+sdq", "t-noise+sdq-lattice"])
-@pytest.mark.table(3)
 @pytest.mark.matrix
 def test_no_audit_is_above_what_is_proved(name):
     rounds = {"udp": 3, "udp-crd": 3, "udp-lei": 3, "dp-sgd": 2, "dp-fedavg": 2}.get(name)

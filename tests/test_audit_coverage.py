@@ -52,7 +52,6 @@ QUICK = [pytest.param(name, 20, 40, marks=[SLOW] * (name in ENCODED)) for name i
 @pytest.mark.parametrize(
     ("name", "audits", "trials"), [*QUICK, *(pytest.param(name, 1000, 60, marks=SLOW) for name in HONEST)]
 )
-@pytest.mark.table(3)
 @pytest.mark.matrix
 def test_few_audits_end_above_the_truth(name, audits, trials):
     defense, truth = HONEST[name]

@@ -304,7 +304,6 @@ def test_a_dither_is_fresh_in_every_round_and_a_reused_one_shows(name):
 
 
 @pytest.mark.parametrize(("name", "unit", "dim"), [("sdq", Unit.COORDINATE, 18), ("sdq-lattice", Unit.SUBVECTOR, 36)])
-@pytest.mark.table(2)
 @pytest.mark.matrix
 def test_what_moves_beside_the_unit_is_not_held_against_a_defense(name, unit, dim):
     # a pair at one norm moves a second part too: a replay of the whole message distinguished the two inputs

@@ -171,7 +171,6 @@ ROUNDS = {
 
 
 @pytest.mark.parametrize("fault", ROUNDS)
-@pytest.mark.table(5)
 @pytest.mark.matrix
 def test_a_fault_across_rounds_is_caught(fault):
     how, by = ROUNDS[fault]

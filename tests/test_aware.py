@@ -87,7 +87,6 @@ def test_the_aware_attack_does_no_worse_than_the_naive_one(name):
 
 
 @pytest.mark.parametrize("name", GAINS)
-@pytest.mark.table(3)
 @pytest.mark.matrix
 def test_the_aware_attack_does_better(name):
     naive, aware = naive_and_aware(name)

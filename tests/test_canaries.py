@@ -66,7 +66,6 @@ def test_few_messages_of_an_honest_gaussian_end_in_the_simulated_range():
 
 
 @pytest.mark.parametrize(("noise", "epsilon", "low", "high"), [(2.0, 4.3772, 2.4, 4.3772), (4.0, 1.9931, 0.4, 1.9931)])
-@pytest.mark.table(2)
 @pytest.mark.matrix
 def test_two_thousand_messages_of_an_honest_gaussian_show_most_of_it(noise, epsilon, low, high):
     claim, found = messages(Gaussian(noise_std=noise), rounds=200)

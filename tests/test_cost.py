@@ -59,7 +59,6 @@ def study(defense="tests.test_cost:Slow", audit=0, data="digits", **federation):
     )
 
 
-@pytest.mark.table(2)
 @pytest.mark.parametrize("federation", [{}, {"participants": 10, "rounds": 100}])
 @pytest.mark.matrix
 def test_turns_victims_and_evaluations_are_scaled_up(tmp_path, federation):

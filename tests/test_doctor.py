@@ -50,7 +50,6 @@ def test_a_planted_mistake_in_a_defense_is_named_with_its_place(name, tmp_path):
     assert "\n" not in found.text
 
 
-@pytest.mark.table(10)
 @pytest.mark.parametrize("name", planted.ATTACK)
 @pytest.mark.matrix
 def test_a_planted_mistake_in_an_attack_is_named_with_its_place(name, tmp_path):

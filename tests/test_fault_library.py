@@ -28,7 +28,6 @@ def test_a_liar_is_caught_at_epsilon_8(fault):
 
 
 @pytest.mark.parametrize("fault", rows(1.0, 20))
-@pytest.mark.table(3)
 @pytest.mark.matrix
 def test_a_liar_is_caught_at_epsilon_1(fault):
     result = check_law(fault.liar, setting_of(36, steps=STEPS), Key(4))

@@ -97,7 +97,6 @@ def values(run, name="mse"):
 # the same as our own loop
 
 
-@pytest.mark.table(2)
 @pytest.mark.parametrize(("model", "algorithm"), [("mlp-small", "fedavg"), ("lenet-dlg", "fedsgd")])
 @pytest.mark.matrix
 def test_a_recorded_training_has_the_attack_results_of_our_own_bit_for_bit(tmp_path, model, algorithm):
@@ -221,7 +220,6 @@ def test_the_first_rounds_of_a_longer_training_have_its_noise_and_the_state_of_i
     assert held.feedback[:2] == trained.feedback[:2]
 
 
-@pytest.mark.table(2)
 @pytest.mark.parametrize("build", [dense, lenet])
 @pytest.mark.matrix
 def test_gradients_by_hand_are_attacked_as_those_of_our_own_client(tmp_path, build):

@@ -129,7 +129,6 @@ def test_the_error_of_t_noise_is_bivariate_t(parameters):
 
 
 @pytest.mark.parametrize("parameters", [{}, {"epsilon": 3.0, "s2": 0.2, "nu": 12.0, "bits": 1, "scale": "vector"}])
-@pytest.mark.table(2)
 @pytest.mark.matrix
 def test_the_error_of_jopeq_with_t_noise_is_reduced_t_plus_uniform_in_both_lattice_coordinates(parameters):
     defense = like_one_bit(JoPEQT(**parameters), bits=10)

@@ -71,7 +71,6 @@ def errors(guesses, x):
     [Gaussian(clip=2.0, noise_std=0.01), Laplace(clip=0.05, noise_std=0.01)],
     ids=["gaussian that clips", "laplace that clamps"],
 )
-@pytest.mark.table(2)
 @pytest.mark.matrix
 def test_the_aware_attack_beats_the_naive_one(defense):
     x = smooth_images(2)
@@ -83,7 +82,6 @@ def test_the_aware_attack_beats_the_naive_one(defense):
 
 
 @pytest.mark.parametrize("task", ["lenet-dlg", "cnn2"])
-@pytest.mark.table(2)
 @pytest.mark.matrix
 def test_a_gaussian_prior_finds_more_under_noise_with_fewer_evaluations(task):
     x, task = smooth_images(), ModelTask(build(task, (1, 16, 16), 10), "dlg" if task == "lenet-dlg" else "default")
@@ -113,7 +111,6 @@ def test_the_prior_alone_does_not_explain_the_gain():
 
 
 @pytest.mark.parametrize(("prior", "share", "most"), [("tv", 0.5, 300), ("gaussian", 0.8, 600)])
-@pytest.mark.table(2)
 @pytest.mark.matrix
 def test_behind_kinks_a_search_by_features_or_by_direction_comes_first(prior, share, most):
     task, x = ModelTask(build("lenet5", (1, 16, 16), 10)), smooth_images(8)

@@ -56,7 +56,6 @@ def test_one_bit_is_randomized_response(epsilon, kept, alpha):
 @pytest.mark.parametrize(
     ("case", "printed"), [((1.0, 2, 2), 1.031688), ((4.0, 2, 2), 0.024400), ((2.0, 3, 2), 0.220445)]
 )
-@pytest.mark.table(3)
 @pytest.mark.matrix
 def test_the_objective_is_not_above_the_printed_one(case, printed):
     # printed is where taking turns between channel and values stops; the values did not move at all

@@ -179,7 +179,7 @@ def test_the_labels_of_clients_are_drawn():
 
 @pytest.mark.parametrize(("clients", "each"), [(10, 11), (3, 3)])
 def test_labels_that_do_not_go_round_are_refused(clients, each):
-    with pytest.raises(ValueError, match=f"hold all 10 labels, .* got {clients} clients with labels={each}"):
+    with pytest.raises(ValueError, match=f"hold all 10 labels, got {clients} clients with labels={each}"):
         partition(FederationSpec(clients=clients, partition="labels", labels=each), TEN, KEY)
 
 

@@ -148,7 +148,6 @@ def outputs(pq, u, n):
     ("levels", "tau", "u", "n"),
     [(3, 2, [0, 2, 1], 8_500), (2, 2, [1, 0, 1], 6_500), (3, 1, [2, 0], 7_000), (4, 2, [3, 1], 7_500)],
 )
-@pytest.mark.table(2)
 @pytest.mark.matrix
 def test_the_sampler_has_the_enumerated_law(levels, tau, u, n):
     # alpha 1e-6, and 1e-6 for missing a p that is 6 % off: n follows from the noncentral chi-square

@@ -214,7 +214,6 @@ def test_the_first_layer_alone_tells_a_record_through_noise():
     ],
     ids=["none", "laplace", "top-k", "gaussian"],
 )
-@pytest.mark.table(2)
 @pytest.mark.matrix
 def test_map_restores_columns_that_the_majority_does_not(defense, least):
     x = table(8, 4)

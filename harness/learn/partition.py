@@ -131,8 +131,8 @@ def some_labels(classes: Indices, clients: int, each: int, key: Key) -> list[Ind
     present = np.unique(classes)
     if each > len(present) or clients * each < len(present):
         raise ValueError(
-            f"expected clients that together hold all {len(present)} labels, and at most so many each, got {clients} "
-            f"clients with labels={each}"
+            f"expected at most {len(present)} labels per client, and clients that together hold all {len(present)} "
+            f"labels, got {clients} clients with labels={each}"
         )
     needs = np.full(len(present), clients * each // len(present))
     order = rng.permutation(key.child("labels"), len(present))
