@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,11 +49,12 @@ class SqSGD(Defense[Plan, Tensor]):
         beta: weight of the new update in the sent vector.
         share: share of epsilon for the threshold; the rest is for the branch.
         rotation: seed of the public signs of the rotation.
+        reclip: whether the sent vector is clipped to U again; otherwise only its rotated coordinates are clamped to U.
 
     Guarantees:
         Messages have ceil(dt * bits / 8) bytes; the coordinates and the rotation follow from shared randomness.
         decode(encode(u)) has expectation x on the sent coordinates and is zero on the others. x is the residual plus
-        beta times the clipped update, clipped again.
+        beta times the clipped update, clipped again; without `reclip`, x is that sum with its rotation clamped.
         One message is exactly `PrivQuant.epsilon`-DP for any two updates and residuals.
 
     | case | what happens |
@@ -65,10 +66,13 @@ class SqSGD(Defense[Plan, Tensor]):
     Raises:
         ValueError: a parameter is out of range; in `init`, no threshold exists for this epsilon.
 
-    Source: sqSGD (ICLR 2021 submission), Algorithms 1 and 2. Differs: the sent vector is clipped again after the
-        residual is added, because coordinates could otherwise leave the range of the levels; the server, not the
-        client, divides by m, and only once; the rotation is undone before the coordinates return to their positions.
+    Source: sqSGD (ICLR 2021 submission), Algorithms 1 and 2. Differs: with `reclip`, the sent vector is clipped again
+        after the residual is added, because coordinates could otherwise leave the range of the levels; the server, not
+        the client, divides by m, and only once; the rotation is undone before the coordinates return to their
+        positions.
     """
+
+    later: ClassVar[tuple[str, ...]] = ("reclip",)
 
     epsilon: float = 400.0
     clip: float = 10.0
@@ -78,6 +82,7 @@ class SqSGD(Defense[Plan, Tensor]):
     beta: float = 1.0
     share: float = 0.9
     rotation: int = 0
+    reclip: bool = True
 
     def __post_init__(self) -> None:
         positive(epsilon=self.epsilon, clip=self.clip, beta=self.beta)
@@ -108,7 +113,8 @@ class SqSGD(Defense[Plan, Tensor]):
         # numpy takes half the time of torch for a short update
         chosen, before = self._chosen(link.key, link.setting), memory.numpy()
         clipped = clip_l2(update.detach().cpu(), self.clip).numpy()
-        sent = clip_l2(torch.from_numpy(before[chosen] + self.beta * clipped[chosen]), self.clip)
+        sent = torch.from_numpy(before[chosen] + self.beta * clipped[chosen])
+        sent = clip_l2(sent, self.clip) if self.reclip else sent
         residual = self.alpha * clipped
         residual += before
         residual[chosen] = 0.0
@@ -158,8 +164,9 @@ class SqSGD(Defense[Plan, Tensor]):
         chosen = torch.stack([self.coordinates(key, links.setting) for key in links.shared])
 
         def score(update: Tensor) -> Tensor:
-            sent = clip_l2(self.beta * clip_l2(update, self.clip).gather(1, chosen), self.clip)
-            rotated = _rotate(sent.double(), state.signs)
+            sent = self.beta * clip_l2(update, self.clip).gather(1, chosen)
+            rotated = _rotate((clip_l2(sent, self.clip) if self.reclip else sent).double(), state.signs)
+            rotated = rotated if self.reclip else rotated.clamp(-self.clip, self.clip)
             return state.channel.misfit(levels, rotated, self.clip).to(update.dtype)
 
         return score
@@ -170,7 +177,8 @@ class SqSGD(Defense[Plan, Tensor]):
         count = 1 << max(0, math.floor(math.log2(self.ratio * dim)))
         chosen = rng.subset(link.key.child("coordinates"), dim, count)
         clipped = _shortened(update.numpy(), self.clip)
-        sent = _shortened(memory.numpy()[chosen] + np.float32(self.beta) * clipped[chosen], self.clip)
+        sent = memory.numpy()[chosen] + np.float32(self.beta) * clipped[chosen]
+        sent = _shortened(sent, self.clip) if self.reclip else sent
         rotated = sent * _stated_signs(count, self.rotation)
         for _ in range(count.bit_length() - 1):
             even, odd = rotated[::2], rotated[1::2]
@@ -229,7 +237,7 @@ def _stated_signs(count: int, rotation: int) -> npt.NDArray[np.float64]:
 
 
 def _rotate(x: Tensor, signs: Tensor) -> Tensor:
-    """H A x / sqrt(dt) along the last axis; this preserves the l2 norm, so no coordinate exceeds U."""
+    """H A x / sqrt(dt) along the last axis; this preserves the l2 norm."""
     return fast_walsh_hadamard(x * signs) / math.sqrt(x.shape[-1])
 
 

@@ -64,6 +64,10 @@ class UDPCRD(Calibrated[Spending]):
         """Whether the current T rounds are done."""
         return state.schedule.ended
 
+    def planned_rounds(self, state: Spending, setting: Setting) -> int:
+        """The current T."""
+        return state.schedule.rounds
+
     def noise_multiplier(self, state: Spending, setting: Setting) -> float:
         """z of a round that spends an even share of the remaining budget."""
         return next_multiplier(state.schedule, state.budget)

@@ -1,4 +1,4 @@
-"""The page about recipes: a scoreboard, then each recipe with its claims and figures."""
+"""The page about recipes: a scoreboard, then each recipe with its claims and figures; and the scoreboard as Markdown."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.lines import Figure, Panel
+from leakgauge.harness.core.sinks import markdown, table_head, table_row
 from leakgauge.harness.core.statements import Judged, Verdict
 from leakgauge.reports.charts.figures import Chart, slug
 from leakgauge.reports.html import Part, page
@@ -88,3 +89,25 @@ def _scoreboard(recipes: Sequence[Repeated]) -> _Scoreboard:
     words = ", ".join(f"{count} {str(kind).lower()}" for kind, count in zip(Verdict, totals, strict=True) if count)
     text = f"{counted(sum(totals), 'claim')} of {counted(len(recipes), 'recipe')}: {words}."
     return _Scoreboard(text, tuple(map(str, Verdict)), tuple(rows))
+
+
+def scoreboard(recipes: Sequence[Repeated]) -> str:
+    """Every claim with its verdict as Markdown, one table for each paper, for a page under version control."""
+    lines = [_scoreboard(recipes).sentence]
+    for paper in dict.fromkeys(one.name.partition("/")[0] for one in recipes):
+        lines += ["", f"### {_plain(paper)}", "", *table_head(["recipe", "claim", "verdict", "measured", "printed"])]
+        for one in recipes:
+            if one.name.partition("/")[0] == paper:
+                lines += [table_row([_plain(one.name), *map(_plain, _cells(each))]) for each in one.judged]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(one: Judged) -> tuple[str, str, str, str]:
+    """The claim, its verdict, the numbers, and what the source prints."""
+    text = one.statement.text + (f" ({one.where})" if one.where else "")
+    return text, str(one.verdict), one.measured, one.statement.printed
+
+
+def _plain(text: str) -> str:
+    """A text as literal Markdown."""
+    return markdown(text, bare=True)

@@ -6,6 +6,7 @@ import pytest
 
 from leakgauge.harness.core.lines import Best, Figure, draw
 from leakgauge.harness.core.points import Value, flat, select
+from leakgauge.reports.sections.asked import chart_of
 
 
 def value(number, quantity="loss", **at):
@@ -42,7 +43,7 @@ def test_the_best_along_a_path_is_where_the_mean_is_least():
     assert [round(spot.y, 6) for spot in panel.lines[0].spots] == [3.05, 3.05]
 
 
-def test_a_quantity_of_the_same_training_may_be_x_and_infinity_is_a_level():
+def test_a_quantity_of_the_same_training_may_be_x_and_may_be_infinite():
     found = [
         value(0.9, "accuracy", defense_name="a", seed=0),
         value(0.8, "accuracy", defense_name="b", seed=0),
@@ -53,10 +54,19 @@ def test_a_quantity_of_the_same_training_may_be_x_and_infinity_is_a_level():
     (panel,) = draw(Figure("t", "accuracy", "proved_epsilon", x_where={"horizon": "run"}), found)
     assert [(line.label, [spot[:2] for spot in line.spots], line.level) for line in panel.lines] == [
         ("a", [(4.0, 0.9)], None),
-        ("b", [], 0.8),
+        ("b", [(math.inf, 0.8)], None),
     ]
     with pytest.raises(ValueError, match="mixes values of horizon"):
         draw(Figure("t", "accuracy", "proved_epsilon"), found)
+
+
+def test_settings_with_the_same_measured_x_are_not_averaged():
+    settings = [{"defense_name": "a", "defense_epsilon": epsilon, "seed": seed} for epsilon in (1, 2) for seed in (0, 1)]
+    found = [value(one["defense_epsilon"] + one["seed"] / 10, "accuracy", **one) for one in settings]
+    found += [value(math.inf, "proved_epsilon", **one) for one in settings]
+    (panel,) = draw(Figure("t", "accuracy", "proved_epsilon"), found)
+    assert [(spot.x, round(spot.y, 6), spot.n) for spot in panel.lines[0].spots] == [(math.inf, 1.05, 2), (math.inf, 2.05, 2)]
+    assert chart_of(Figure("t", "accuracy", "proved_epsilon", log_x=True), panel, "c").infinity is not None
 
 
 def test_a_value_without_the_path_of_x_is_a_level():

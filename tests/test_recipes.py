@@ -1,6 +1,7 @@
 """Recipes: sizes, stand-ins, formulas, and a run that repeats bit for bit."""
 
 import json
+import math
 import re
 import tomllib
 
@@ -10,8 +11,11 @@ from typer.testing import CliRunner
 from leakgauge.harness.cli.main import app
 from leakgauge.harness.core.cell import Size
 from leakgauge.harness.core.errors import StudyError, UnknownNameError
+from leakgauge.harness.core.metrics import METRICS
+from leakgauge.harness.core.points import Value, of_cell, paths_of
+from leakgauge.harness.core.statements import Verdict
 from leakgauge.harness.study.recipes import recipe, recipes
-from leakgauge.harness.study.reproduce import reproduce
+from leakgauge.harness.study.reproduce import evaluate, quantities, reproduce
 from leakgauge.harness.study.study import expand, resolve
 
 SMALL = """
@@ -168,3 +172,39 @@ def test_every_shipped_recipe_is_valid_at_every_size(name, tmp_path):
         assert made.source
         assert made.study.claims or made.study.figures
         made.computed()
+
+
+_BY_ROUND = ("accuracy", "loss", "snr_db", "message_bytes", "planned_rounds", "noise_multiplier")
+_EPSILONS = ("claimed_epsilon", "proved_epsilon")
+_OF_TRAININGS = (*_BY_ROUND, *_EPSILONS, "final_accuracy", "final_loss", "rounds_run", "bits")
+
+
+def made_up(made):
+    """A value of every quantity that the recipe asks for, at every place where a run of it has one."""
+    asked = quantities(made)
+    for number, spec in enumerate(made.study.trainings):
+        at, epsilon = paths_of(spec), number + 1.0 if spec.seed == 0 else math.inf
+        for name in asked & set(_OF_TRAININGS):
+            if name in _BY_ROUND:
+                yield from (Value(name, 0.5, at | {"round": one}) for one in (0, spec.federation.rounds - 1))
+            elif name in _EPSILONS:
+                whole = {"horizon": "whole run", "privacy_unit": "message", "against.server": True}
+                yield from (Value(name, epsilon, at | one) for one in (whole, whole | {"horizon": "one round"}))
+            else:
+                yield Value(name, 0.5, at)
+    for cell in made.study.cells:
+        at = paths_of(cell.training) | of_cell(cell)
+        for name in asked & METRICS.keys():
+            yield from (Value(name, 0.5, at | {"item": number}) for number in range(2))
+
+
+@pytest.mark.parametrize("size", Size)
+@pytest.mark.parametrize("name", recipes())
+@pytest.mark.matrix
+def test_every_claim_and_figure_of_a_recipe_has_its_values(name, size, tmp_path):
+    made = recipe(name, size, tmp_path)
+    if made.missing:
+        return
+    outcome = evaluate(made, size, list(made_up(made)) if made.trains else [])
+    assert [one.measured for one in outcome.judged if one.verdict is Verdict.NOT_RUN] == []
+    assert [one for one in outcome.figures if isinstance(one, str)] == []

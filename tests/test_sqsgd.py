@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from scipy import stats
+from scipy.linalg import hadamard
 
 from leakgauge.defenses.sqsgd import SqSGD
 from leakgauge.harness.core import rng
@@ -96,6 +97,20 @@ def test_the_residual_is_clipped_before_it_is_rounded():
     torch.testing.assert_close(found, torch.full((d,), 10 / 8.0), atol=0.3, rtol=0)
 
 
+def test_without_the_second_clip_rotated_coordinates_are_clamped_and_older_ids_stay():
+    defense, d = SqSGD(ratio=1.0, epsilon=2000.0, bits=8, reclip=False), 64  # the channel is the identity there
+    residual = 6.0 * torch.ones(d)
+    found = decode(defense, encode(defense, torch.zeros(d), residual)[0], d)
+    spread = defense.init(setting(d)).signs.float() * 6.0
+    rotated = torch.from_numpy(hadamard(d)).float() @ spread / math.sqrt(d)
+    assert rotated.abs().max() > defense.clip
+    back = torch.from_numpy(hadamard(d)).float() @ rotated.clamp(-10, 10) / math.sqrt(d)
+    torch.testing.assert_close(found, back * defense.init(setting(d)).signs.float(), atol=0.3, rtol=0)
+    assert found.norm() > 2 * defense.clip
+    assert defense.parameters()["reclip"] is False
+    assert "reclip" not in dataclasses.replace(defense, reclip=True).parameters()
+
+
 def test_at_a_large_budget_the_message_is_exact_up_to_rounding():
     defense, d = SqSGD(ratio=1.0, epsilon=3000.0, bits=10), 256
     update = rng.normal(Key(3), (d,)) / 4
@@ -166,10 +181,12 @@ def test_it_is_rebuilt_with_other_signs_by_another_rotation():
     assert dataclasses.replace(two, rotation=0) == one
 
 
-def test_the_stated_law_knows_the_residual_the_subset_and_the_rotation():
+@pytest.mark.parametrize("reclip", [True, False])
+def test_the_stated_law_knows_the_residual_the_subset_and_the_rotation(reclip):
     # the channel is the identity, and levels are 3e-5 clips apart: every error is impossible
-    defense, here = SqSGD(epsilon=1e4, bits=16, ratio=0.3, beta=0.5), setting(200)
+    defense, here = SqSGD(epsilon=1e4, bits=16, ratio=0.3, beta=0.5, reclip=reclip), setting(200)
     update, memory = rng.normal(Key(5), (200,)), rng.normal(Key(6), (200,))
+    memory *= 1 if reclip else 10  # some rotated coordinates are beyond U
     wire = encode(defense, update, memory)[0]
     cases = {"true": (update, memory, SHARED), "update": (0.5 * update, memory, SHARED)}
     cases |= {"memory": (update, 1.01 * memory, SHARED), "subset": (update, memory, Key(2))}

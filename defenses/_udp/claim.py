@@ -107,6 +107,15 @@ class UDPRounds(Defense[S, None]):
         """T, the number of rounds for which the noise is calibrated."""
         return setting.rounds if self.rounds is None else self.rounds
 
+    def gauges(self, state: S, setting: Setting) -> dict[str, float]:
+        """z of the round, and the current T."""
+        rounds = self.planned_rounds(state, setting)
+        return {"noise_multiplier": self.noise_multiplier(state, setting), "planned_rounds": float(rounds)}
+
+    def planned_rounds(self, state: S, setting: Setting) -> int:
+        """The number of rounds after which the run ends, as planned in this state."""
+        return self.horizon(setting)
+
     def sigma(self, state: S, sender: Sender, setting: Setting) -> float:
         """Standard deviation of the noise in each coordinate of this client's message."""
         z = self.noise_multiplier(state, setting)

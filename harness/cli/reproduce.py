@@ -32,7 +32,7 @@ def reproduce(
     from leakgauge.harness.study.reproduce import reproduce as run
     from leakgauge.harness.study.store import write_atomically
     from leakgauge.reports.charts.files import chart_files
-    from leakgauge.reports.reproduction import Repeated, reproduction
+    from leakgauge.reports.reproduction import Repeated, reproduction, scoreboard
 
     kinds = cli.figure_formats(figures)
     known, root = recipes(), data or default_root()
@@ -50,6 +50,7 @@ def reproduce(
             )
         pages = [Repeated(**one.shown) for one in done]
         write_atomically(out / "index.html", reproduction(pages).encode())
+        write_atomically(out / "scoreboard.md", scoreboard(pages).encode())
         for shown in pages:
             for file, content in chart_files(shown.charts, shown.id, kinds):
                 write_atomically(out / "figures" / file, content)
@@ -57,7 +58,7 @@ def reproduce(
         for judged in one.judged:
             where = f" ({judged.where})" if judged.where else ""
             say(f"{judged.verdict:12} {one.recipe.name}: {judged.statement.text}{where}: {judged.measured}")
-    say("", f"{out / 'index.html'} has the figures; {out / 'reproduce.json'} the numbers")
+    say("", f"{out / 'index.html'} has the figures; reproduce.json beside it has the numbers, and scoreboard.md the claims")
     if any(one.failures for one in done):
         raise typer.Exit(cli.INCOMPLETE)
 

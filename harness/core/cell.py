@@ -51,6 +51,7 @@ LATER: dict[str, object] = {
     "evaluate_on": "test",
     "labels": 1,
     "sizes": (),
+    "gauges": {},
 }
 """Fields added after results were stored, with their defaults; defaults are left out, so that older ids stay valid."""
 

@@ -225,6 +225,10 @@ class Defense(ABC, Generic[S, M]):
     relies: ClassVar[str] = ""
     """The assumption of the claim that fails if a participant sends nothing in a round; empty: none does."""
 
+    later: ClassVar[tuple[str, ...]] = ()
+    """Parameters added after results were stored; they are left out of `parameters` at their defaults, so that older
+    ids stay valid."""
+
     promises: ClassVar[Horizon] = Horizon.ONE_ROUND
     """The horizon for which the source states its epsilon."""
 
@@ -395,6 +399,10 @@ class Defense(ABC, Generic[S, M]):
         """This defense with the least noise it allows, to audit the numbers under the noise; None: not stated."""
         return None
 
+    def gauges(self, state: S, setting: Setting) -> dict[str, float]:
+        """Public numbers of a round's state that a training records by round; by default none."""
+        return {}
+
     def breaches(self, updates: Sequence[Vector], links: Links, lr: float) -> dict[str, Breach]:
         """How often one round breaks the assumptions of the claim, by their texts in `Claim.assumes`.
 
@@ -413,8 +421,9 @@ class Defense(ABC, Generic[S, M]):
         return nothing_promised(len(history), f"{type(self).__name__} states no claim.")
 
     def parameters(self) -> dict[str, Any]:
-        """The hyper-parameters, defaults included."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        """The hyper-parameters with their defaults, except those in `later` at their defaults."""
+        found = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
+        return {name: value for name, (value, default) in found.items() if name not in self.later or value != default}
 
 
 def likelihood_of(defense: Defense[Any, Any], state: Any, received: Sequence[bytes], links: Links) -> Likelihood:

@@ -33,7 +33,7 @@ class Figure:
         title: title of the figure.
         y: a quantity, see `core.rows`.
         x: a path; or a quantity of the same training, such as `proved_epsilon`, filtered by `x_where`; if several
-            values remain, the largest.
+            values remain, the largest. Then each setting of a training is a spot of its own.
         series, panel: paths; each combination of their values is one line (series) or one chart (panel).
         where: filter of the values, by path.
         over: paths besides seed and item over which y is averaged.
@@ -79,7 +79,7 @@ class Figure:
 
 
 class Spot(NamedTuple):
-    """A mean of y at an x, its 95 % interval over seeds and items (None for one value), and the number of values."""
+    """A mean of y at an x, which may be infinite, its 95 % interval (None for one value), and the number of values."""
 
     x: float
     y: float
@@ -111,39 +111,38 @@ def draw(figure: Figure, found: Sequence[Value]) -> list[Panel]:
         ValueError: a spot would mix values that differ in a path that the figure does not name.
     """
     here = select(found, figure.y, figure.where)
-    if figure.x in {value.quantity for value in found}:
+    measured = figure.x in {value.quantity for value in found}
+    if measured:
         here = _with_x(figure, here, found)
     panels = []
     for place, values in grouped(here, figure.panel).items():
         known = dict.fromkeys(value.at.get(path(figure.x)) for value in values)
         texts = [str(one) for one in known if isinstance(one, str | bool)]
         groups = grouped(values, figure.series).items()
-        lines = [_line(figure, label, group, texts) for label, group in groups]
+        lines = [_line(figure, label, group, texts, measured=measured) for label, group in groups]
         panels.append(Panel(_label(figure.panel, place), tuple(lines), tuple(texts)))
     return panels
 
 
 def _with_x(figure: Figure, here: Sequence[Value], found: Sequence[Value]) -> list[Value]:
-    """The values, with a quantity of their training added as x if the training has it."""
-    of_x = select(found, figure.x, figure.x_where)
-    places = {key: group for key, group in _by_training(of_x).items()}
-    for group in places.values():
+    """The values, with a quantity of their setting added as x if the setting has it."""
+    places = dict[tuple[Scalar, ...], float]()
+    for key, group in _by_setting(select(found, figure.x, figure.x_where), figure.over).items():
         check_alike(
             group, [*figure.over, *(name for value in group for name in value.at if name.startswith("against."))]
         )
+        places[key] = max(value.value for value in group)
     return [
-        Value(value.quantity, value.value, {**value.at, figure.x: max(one.value for one in places[key])})
-        if key in places
-        else value
-        for key, values in _by_training(here).items()
-        for value in values
+        Value(value.quantity, value.value, {**value.at, figure.x: places[key]}) if key in places else value
+        for key, group in _by_setting(here, figure.over).items()
+        for value in group
     ]
 
 
-def _by_training(found: Sequence[Value]) -> dict[tuple[Scalar, ...], list[Value]]:
-    """The values grouped by their training."""
-    names = dict.fromkeys(name for value in found for name in value.at)
-    of_training = sorted(name for name in names if name == "seed" or name.split(".")[0] in _OF_TRAINING)
+def _by_setting(found: Sequence[Value], over: Sequence[str]) -> dict[tuple[Scalar, ...], list[Value]]:
+    """The values grouped by the setting of their training: all its paths except the seed and `over`."""
+    names = {name for value in found for name in value.at if name.split(".")[0] in _OF_TRAINING}
+    of_training = sorted(names - set(map(path, over)))
     groups = dict[tuple[Scalar, ...], list[Value]]()
     for value in found:
         key = tuple(f"{name}={value.at[name]}" for name in of_training if name in value.at)
@@ -154,12 +153,15 @@ def _by_training(found: Sequence[Value]) -> dict[tuple[Scalar, ...], list[Value]
 _OF_TRAINING = ("task", "federation", "defense")
 
 
-def _line(figure: Figure, place: tuple[Scalar, ...], values: Sequence[Value], texts: Sequence[str]) -> Line:
-    """One line."""
+def _line(
+    figure: Figure, place: tuple[Scalar, ...], values: Sequence[Value], texts: Sequence[str], *, measured: bool
+) -> Line:
+    """One line. `measured`: x is a quantity, and each setting is a spot."""
     spots, level = list[Spot](), None
-    for (x,), group in grouped(values, (figure.x,)).items():
-        spot = _spot(figure, group)
-        if x is None or (isinstance(x, float) and math.isinf(x)):
+    groups = _by_setting(values, figure.over) if measured else grouped(values, (figure.x,))
+    for group in groups.values():
+        x, spot = group[0].at.get(path(figure.x)), _spot(figure, group)
+        if x is None:
             level = spot.y
         else:
             spots.append(spot._replace(x=float(texts.index(str(x))) if texts else float(x)))

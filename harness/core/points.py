@@ -97,12 +97,15 @@ def flat_filters(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def select(found: Iterable[Value], quantity: str, *filters: Filter) -> list[Value]:
-    """The values of one quantity that match all filters: each path in a filter must be present and equal."""
+    """The values of one quantity that match all filters: each path in a filter must be present and equal.
+
+    `"default"` matches a value without the path: a parameter that was added later is left out at its default.
+    """
     asked = [pair for one in filters for pair in flat(one).items()]
 
     def matches(value: Value) -> bool:
         return all(
-            name in value.at and value.at[name] in (wanted if isinstance(wanted, list) else [wanted])
+            value.at.get(name, "default") in (wanted if isinstance(wanted, list) else [wanted])
             for name, wanted in asked
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -279,6 +279,7 @@ class TrainingRecord:
         audited: audit of the defense alone; None if the study requests no audit, or if a flag states why it is missing.
         breaches: counts for the assumptions that messages can break; empty in results older than these counts.
         dropped: the clients that did not count in a round, in the order of the rounds.
+        gauges: public numbers of the defense's state, by name and round, such as `noise_multiplier`.
     """
 
     spec: TrainingSpec
@@ -297,6 +298,7 @@ class TrainingRecord:
     audited: AuditRecord | None = None
     breaches: tuple[BreachRecord, ...] = ()
     dropped: tuple[Dropped, ...] = ()
+    gauges: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         stated = (one if one.samples else replace(one, samples=self.test_samples) for one in self.evaluations)

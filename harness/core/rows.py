@@ -3,7 +3,7 @@
 | rows of | quantities |
 |---|---|
 | a cell | its metrics, `finished` (1, or 0 with the reason in `note`), `seconds` |
-| a training | `accuracy`, `loss`, `message_bytes`, `snr_db` by round |
+| a training | `accuracy`, `loss`, `message_bytes`, `snr_db` by round; of UDP `noise_multiplier`, `planned_rounds` |
 | | `final_accuracy`, `final_loss`, `rounds_run`, `bits`, `dim`, `seconds` |
 | its claims | `claimed_epsilon` and `proved_epsilon` for one round and for the whole run |
 | its audit | `audited_epsilon`, `audited_strict`, `audited_ceiling`, and the two epsilons of the small federation |
@@ -51,6 +51,7 @@ COLUMNS: dict[str, str] = {
 
 QUANTITIES = (
     *("finished", "accuracy", "loss", "final_accuracy", "final_loss", "rounds_run", "message_bytes", "snr_db", "bits"),
+    *("noise_multiplier", "planned_rounds"),
     *("dim", "seconds", "claimed_epsilon", "proved_epsilon", "broken", "audited_epsilon", "audited_strict"),
     *("audited_ceiling", "audit_claimed_epsilon", "audit_proved_epsilon"),
 )
@@ -169,6 +170,8 @@ def _of_training(record: TrainingRecord, seconds: float | None) -> Iterator[Row]
         yield {"quantity": "message_bytes", "round": number, "value": size, "unit": "bytes"}
     for number, snr in enumerate(record.snr_db):
         yield {"quantity": "snr_db", "round": number, "value": snr, "unit": "dB"}
+    for name, numbers in record.gauges.items():
+        yield from ({"quantity": name, "round": number, "value": value} for number, value in enumerate(numbers))
     yield from _final(record)
     if record.bits is not None:
         yield {"quantity": "bits", "value": record.bits, "unit": "bits per parameter"}

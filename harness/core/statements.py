@@ -201,7 +201,7 @@ def _tests(statement: Statement, found: Sequence[Value]) -> _Tests | str:
         return statement.missing
     try:
         return _compared(statement, found) if not statement.along else _levels(statement, found)
-    except LookupError as error:
+    except (LookupError, ValueError) as error:
         return str(error.args[0])
 
 
@@ -275,10 +275,7 @@ def _side(statement: Statement, found: Sequence[Value], which: dict[str, Any]) -
     here = select(found, statement.y, statement.at, which)
     if not here:
         raise LookupError(f"no {statement.y} where {_words({**statement.at, **which})}")
-    try:
-        check_alike(here, statement.over)
-    except ValueError as error:
-        raise ValueError(f"claim {statement.text!r}: {error}") from error
+    check_alike(here, statement.over)
     groups = grouped(here, ("seed", "item"))
     return {
         key: (float(np.mean([one.value for one in group])), all(one.exact for one in group))

@@ -225,6 +225,8 @@ class _Rehearsal:
         if spec.task.data.startswith(RECORDING):
             return replace(spec.honest, audit=0)
         one = replace(spec.federation, rounds=rounds, test_samples=test)
+        if one.partition in ("labels", "sizes"):  # which may not fit fewer clients
+            one = replace(one, partition="iid", sizes=())
         if one.participants is None:
             one = replace(one, clients=clients, samples=place.samples * clients // one.clients)
         else:

@@ -176,6 +176,7 @@ def run_training(spec: TrainingSpec, keep: Keep, store: Store, root: Path, devic
         audited=audited,
         breaches=_breaches(training, one_round, whole_run),
         dropped=tuple(training.dropped),
+        gauges=_gauges(ready.defense, training),
     )
     caveats = training_flags(
         *(record, len(ready.data.classes), unaudited),
@@ -477,6 +478,13 @@ def _claims(spec: PartSpec, ready: Prepared, training: Training) -> tuple[ClaimR
 def _recorded_claim(spec: PartSpec, claim: Claim) -> ClaimRecord:
     """The record of a claim; its accounting may be cached."""
     return known(ClaimRecord, spec, claim_to_data(claim), lambda: record_claim(claim))
+
+
+def _gauges(defense: Defense[Any, Any], training: Training) -> dict[str, tuple[float, ...]]:
+    """The numbers that the defense's state shows, by name and round."""
+    states = _states(defense, training)[: len(training.message_bytes)]
+    rounds = [defense.gauges(state, training.setting) for state in states]
+    return {name: tuple(one[name] for one in rounds) for name in (rounds[0] if rounds else ())}
 
 
 def _states(defense: Defense[Any, Any], training: Training) -> list[Any]:

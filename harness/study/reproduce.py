@@ -123,7 +123,7 @@ def reproduce(
     workers: int | None = None,
     listen: Callable[[str], Listener],
 ) -> list[Outcome]:
-    """Run recipes, each in its own folder, which keeps finished cells; write `reproduce.json`.
+    """Run recipes and write `reproduce.json`; the recipes of a paper share a folder, which keeps finished cells.
 
     Args:
         listen: gives the listener for the progress of a study, by the study's name.
@@ -136,17 +136,18 @@ def reproduce(
     for one in made:
         found, failures = list[Value](), list[str]()
         if one.trains and not one.missing:
-            run = run_study(
-                one.study, out / size / one.name, data=root, workers=workers, listen=listen(one.name), merge=True
-            )
-            found = values(run, _quantities(one))
-            failures = [f"{failure.kind}: {failure.message}" for failure in run.failures.values()]
+            folder = out / size / one.name.partition("/")[0]
+            run = run_study(one.study, folder, data=root, workers=workers, listen=listen(one.name), merge=True)
+            run = dataclasses.replace(run, cells=one.study.cells)
+            found = values(run, quantities(one))
+            failed = [run.failures[cell.id] for cell in run.cells if cell.id in run.failures]
+            failures = [f"{failure.kind}: {failure.message}" for failure in failed]
         outcomes.append(evaluate(one, size, found, tuple(dict.fromkeys(failures))))
         write(outcomes, out)
     return outcomes
 
 
-def _quantities(made: Recipe) -> set[str]:
+def quantities(made: Recipe) -> set[str]:
     """The quantities that the recipe's figures and claims use."""
     claims: tuple[Statement, ...] = made.study.claims
     return {one.y for one in claims} | {name for figure in made.study.figures for name in figure.quantities}

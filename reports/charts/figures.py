@@ -140,6 +140,7 @@ class Chart:
         joined: whether a line joins the points of a series that has no trace.
         ends: range of both axes; None: the range of the points. A log axis shows lower values at its lower end.
         diagonal: name of the line of equal x and y; if empty, there is no such line.
+        infinity: the x that stands for infinity; None: there is none.
     """
 
     name: str
@@ -158,6 +159,11 @@ class Chart:
     joined: bool = True
     ends: tuple[float, float] | None = None
     diagonal: str = ""
+    infinity: float | None = None
+
+    def x_text(self, x: float) -> str:
+        """A value of x in words."""
+        return "∞" if x == self.infinity else short(x)
 
     @property
     def places(self) -> int:
@@ -266,6 +272,9 @@ def _draw_references(axes: Axes, chart: Chart) -> None:
         place = low**0.3 * high**0.7 if chart.log_x else 0.3 * low + 0.7 * high
         turned: dict[str, Any] = {"rotation": 45, "rotation_mode": "anchor", "transform_rotates_text": True}
         axes.text(place, place, chart.diagonal, va="top", ha="center", **turned, **small)
+    if chart.infinity is not None:
+        axes.axvline(chart.infinity, **dotted)
+        axes.annotate("∞", (chart.infinity, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom", **small)
     scaled = math.log10 if chart.log_y else float
     bottom, top = (scaled(end) for end in axes.get_ylim())
     for (height, name), (above, _) in itertools.pairwise([*sorted(chart.lines), (math.inf, "")]):
@@ -345,7 +354,7 @@ def svg(chart: Chart, *, prefix: str) -> str:
         empty = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", transparent=True, metadata=empty)
     titles = {
-        f"series{index}": [f"{s.label}: {chart.x_label} {short(p.x)}, {chart.y_label} {short(p.y)}" for p in s.points]
+        f"series{index}": [f"{s.label}: {chart.x_label} {chart.x_text(p.x)}, {chart.y_label} {short(p.y)}" for p in s.points]
         for index, s in enumerate(chart.series)
     }
     titles |= {

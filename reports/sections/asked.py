@@ -101,14 +101,14 @@ def _stated(one: Judged) -> Stated:
 def chart_of(figure: Figure, panel: Panel, name: str) -> Chart:
     """One panel as a chart; all lines are drawn."""
     lines = [line for line in panel.lines if line.spots]
-    series = [
-        Series(line.label, _points(line), -1 if line.label == "no defense" else at) for at, line in enumerate(lines)
-    ]
+    spots = [spot for line in lines for spot in line.spots]
+    log_x = figure.log_x and all(spot.x > 0 for spot in spots)
+    end = _infinity([spot.x for spot in spots], log=log_x)
+    series = [_series(line, at, end) for at, line in enumerate(lines)]
     levels = [(line.level, line.label) for line in panel.lines if line.level is not None and math.isfinite(line.level)]
     x_label = figure.x_label or figure.x
     if panel.names:
         x_label += ": " + ", ".join(f"{number} {text}" for number, text in enumerate(panel.names))
-    spots = [spot for line in lines for spot in line.spots]
     rows = [
         (line.label, short(spot.x), short(spot.y), _ends(spot.low, spot.high), str(spot.n))
         for line in lines
@@ -131,15 +131,32 @@ def chart_of(figure: Figure, panel: Panel, name: str) -> Chart:
         header=("Line", x_label, figure.y_label or figure.y, "95 %", "n"),
         rows=tuple(rows),
         lines=tuple(levels),
-        log_x=figure.log_x and all(spot.x > 0 for spot in spots),
+        log_x=log_x,
+        infinity=end,
         log_y=figure.log_y and all(spot.y > 0 for spot in spots),
-        whole_x=all(spot.x == int(spot.x) for spot in spots),
+        whole_x=all(spot.x.is_integer() for spot in spots),
     )
 
 
-def _points(line: Line) -> tuple[Point, ...]:
-    """The points of a line that can be drawn."""
-    return tuple(Point(spot.x, spot.y, spot.low, spot.high) for spot in line.spots if math.isfinite(spot.y))
+def _infinity(places: Sequence[float], *, log: bool) -> float | None:
+    """The place on the axis that stands for infinity: a sixth of the range behind the last; None if no x is infinite."""
+    finite = [place for place in places if math.isfinite(place)]
+    if len(finite) == len(places):
+        return None
+    low, high = (min(finite), max(finite)) if finite else (1.0, 1.0)
+    return high * max(high / low, 10.0) ** (1 / 6) if log else high + max(high - low, 1.0) / 6
+
+
+def _series(line: Line, at: int, infinity: float | None) -> Series:
+    """The points of a line that can be drawn; its line does not go to infinity."""
+    points = [
+        Point(spot.x if math.isfinite(spot.x) else infinity or 0.0, spot.y, spot.low, spot.high)
+        for spot in line.spots
+        if math.isfinite(spot.y)
+    ]
+    finite = tuple((point.x, point.y) for point in points if point.x != infinity)
+    trace = (finite or ((points[0].x, points[0].y),)) if len(finite) < len(points) else ()
+    return Series(line.label, tuple(points), -1 if line.label == "no defense" else at, trace)
 
 
 def _ends(low: float | None, high: float | None) -> str:
