@@ -1,4 +1,4 @@
-"""The page about recipes: a scoreboard, then each recipe with its claims and figures; and the scoreboard as Markdown."""
+"""The page about recipes: a scoreboard, then each recipe with its claims and figures; the scoreboard as Markdown."""
 
 from __future__ import annotations
 

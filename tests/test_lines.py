@@ -61,11 +61,12 @@ def test_a_quantity_of_the_same_training_may_be_x_and_may_be_infinite():
 
 
 def test_settings_with_the_same_measured_x_are_not_averaged():
-    settings = [{"defense_name": "a", "defense_epsilon": epsilon, "seed": seed} for epsilon in (1, 2) for seed in (0, 1)]
+    settings = [{"defense_name": "a", "defense_epsilon": one, "seed": seed} for one in (1, 2) for seed in (0, 1)]
     found = [value(one["defense_epsilon"] + one["seed"] / 10, "accuracy", **one) for one in settings]
     found += [value(math.inf, "proved_epsilon", **one) for one in settings]
     (panel,) = draw(Figure("t", "accuracy", "proved_epsilon"), found)
-    assert [(spot.x, round(spot.y, 6), spot.n) for spot in panel.lines[0].spots] == [(math.inf, 1.05, 2), (math.inf, 2.05, 2)]
+    spots = [(spot.x, round(spot.y, 6), spot.n) for spot in panel.lines[0].spots]
+    assert spots == [(math.inf, 1.05, 2), (math.inf, 2.05, 2)]
     assert chart_of(Figure("t", "accuracy", "proved_epsilon", log_x=True), panel, "c").infinity is not None
 
 

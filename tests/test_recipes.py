@@ -100,6 +100,8 @@ def test_the_charts_of_recipes_and_studies_are_written_as_files(small, tmp_path)
     names = sorted(path.name for path in (out / "figures").iterdir())
     assert names == [f"small-accuracy-over-rounds-0-0.{kind}" for kind in ("pdf", "svg")]
     assert "Accuracy over rounds" in (out / "figures" / names[1]).read_text()
+    board = (out / "scoreboard.md").read_text()
+    assert "| small | noise costs accuracy | UNRESOLVED | final_accuracy" in board or "| CONFIRMED |" in board
     folder = out / "quick" / "small"
     assert CliRunner().invoke(app, ["report", str(folder), "--figures", "svg"]).exit_code == 0
     assert (folder / "figures" / "asked-accuracy-over-rounds-0-0.svg").exists()

@@ -58,7 +58,7 @@ def reproduce(
         for judged in one.judged:
             where = f" ({judged.where})" if judged.where else ""
             say(f"{judged.verdict:12} {one.recipe.name}: {judged.statement.text}{where}: {judged.measured}")
-    say("", f"{out / 'index.html'} has the figures; reproduce.json beside it has the numbers, and scoreboard.md the claims")
+    say("", f"{out / 'index.html'} has the figures, reproduce.json the numbers, scoreboard.md the claims")
     if any(one.failures for one in done):
         raise typer.Exit(cli.INCOMPLETE)
 

@@ -354,7 +354,9 @@ def svg(chart: Chart, *, prefix: str) -> str:
         empty = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", transparent=True, metadata=empty)
     titles = {
-        f"series{index}": [f"{s.label}: {chart.x_label} {chart.x_text(p.x)}, {chart.y_label} {short(p.y)}" for p in s.points]
+        f"series{index}": [
+            f"{s.label}: {chart.x_label} {chart.x_text(p.x)}, {chart.y_label} {short(p.y)}" for p in s.points
+        ]
         for index, s in enumerate(chart.series)
     }
     titles |= {
