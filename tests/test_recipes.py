@@ -123,6 +123,27 @@ def test_a_recipe_runs_resumes_and_gives_the_same_bytes(small, tmp_path):
     assert [line["label"] for line in data["figures"][0]["panels"][0]["lines"]] == ["no defense", "gaussian"]
 
 
+@pytest.mark.parametrize(
+    ("verdict", "size", "code", "text"),
+    [
+        (None, "quick", 0, "no decided verdict has changed"),
+        ("UNRESOLVED", "quick", 0, "no decided verdict has changed"),
+        ("CONTRADICTED", "quick", 1, "small (quick): noise costs accuracy: CONTRADICTED before, "),
+        ("CONTRADICTED", "standard", 4, "no recipe is in both at the same size"),
+        ("broken", "quick", 4, "expected a reproduce.json of 'leakgauge reproduce'"),
+    ],
+)
+def test_a_changed_verdict_fails_the_build(verdict, size, code, text, small, tmp_path):
+    out, before = tmp_path / "out", tmp_path / "before.json"
+    words = ["reproduce", small, "-o", str(out), "--data", str(tmp_path), "--workers", "0"]
+    run(small, out, tmp_path)
+    (recipe,) = json.loads((out / "reproduce.json").read_text())
+    recipe["size"], recipe["claims"][0]["verdict"] = size, verdict or recipe["claims"][0]["verdict"]
+    before.write_text(json.dumps([recipe]) if verdict != "broken" else "{}x")
+    done = CliRunner().invoke(app, [*words, "--against", str(before)])
+    assert (done.exit_code, text in done.output.replace("\n", " ")) == (code, True), done.output
+
+
 def test_a_size_replaces_values_in_every_table_of_a_list(small, tmp_path):
     rounds = {size: recipe(small, size, tmp_path).study.trainings[0].federation.rounds for size in Size}
     assert rounds == {"quick": 2, "standard": 50, "paper": 50}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from leakgauge.harness.cli import options as cli
 from leakgauge.harness.core.cell import Size
 from leakgauge.harness.core.sinks import say
+
+if TYPE_CHECKING:
+    from leakgauge.harness.gate.verdicts import Verdicts
 
 
 def reproduce(
@@ -24,6 +27,9 @@ def reproduce(
     data: cli.DataOption = None,
     workers: cli.WorkersOption = None,
     figures: cli.FiguresOption = "",
+    against: Annotated[
+        Path | None, typer.Option(help="An earlier reproduce.json: exit with 1 if a decided verdict has changed.")
+    ] = None,
 ) -> None:
     """Repeat tables and figures of papers, check what they claim, and write one page and reproduce.json."""
     from leakgauge.harness.cli.progress import listener
@@ -34,7 +40,7 @@ def reproduce(
     from leakgauge.reports.charts.files import chart_files
     from leakgauge.reports.reproduction import Repeated, reproduction, scoreboard
 
-    kinds = cli.figure_formats(figures)
+    kinds, before = cli.figure_formats(figures), None if against is None else _before(against)
     known, root = recipes(), data or default_root()
     chosen = [one for name in names or () for one in _named(name, list(known))] if not every else list(known)
     with cli.bugs(out / "run.log"), cli.user_errors():
@@ -61,6 +67,31 @@ def reproduce(
     say("", f"{out / 'index.html'} has the figures, reproduce.json the numbers, scoreboard.md the claims")
     if any(one.failures for one in done):
         raise typer.Exit(cli.INCOMPLETE)
+    if before is not None:
+        _compare(before, [one.data for one in done])
+
+
+def _before(path: Path) -> Verdicts:
+    """The earlier verdicts; a file that cannot be read is an error before anything runs."""
+    from leakgauge.harness.gate.verdicts import read_verdicts
+
+    try:
+        return read_verdicts(path)
+    except ValueError as error:
+        raise cli.refusal(cli.NOT_COMPARABLE, str(error)) from error
+
+
+def _compare(before: Verdicts, recipes: list[dict[str, Any]]) -> None:
+    """Print the changed verdicts; exit with 1 if there are any, and with 4 if no recipe is in both."""
+    from leakgauge.harness.gate.verdicts import changes, verdicts
+
+    try:
+        found = changes(before, verdicts(recipes))
+    except ValueError as error:
+        raise cli.refusal(cli.NOT_COMPARABLE, str(error)) from error
+    say("", *(found or ["no decided verdict has changed"]))
+    if found:
+        raise typer.Exit(cli.INCREASED)
 
 
 def _named(name: str, known: list[str]) -> list[str]:
