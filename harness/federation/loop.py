@@ -130,6 +130,11 @@ def replay_state(defense: Defense[Any, Any], setting: Setting, feedback: Sequenc
     return state
 
 
+def reads_losses(defense: Defense[Any, Any], spec: FederationSpec) -> bool:
+    """Whether the defense or the schedule uses test losses, which are then those of all test samples."""
+    return type(defense).advance is not Defense.advance or spec.schedule == "plateau"
+
+
 def train(
     task: ModelTask,
     spec: FederationSpec,
@@ -278,8 +283,8 @@ class _Run:
 
         whole: evaluate on all test examples.
         """
-        reads = type(self.defense).advance is not Defense.advance or self.spec.schedule == "plateau"
-        test = self.test if whole or reads or number in self.keep.models else self.interim
+        all_of_it = whole or reads_losses(self.defense, self.spec) or number in self.keep.models
+        test = self.test if all_of_it else self.interim
         self.training.evaluations.append(evaluation(self.task, params.to(self.device), test, number))
         return self.training.evaluations[-1].loss
 

@@ -75,10 +75,13 @@ class Cost(NamedTuple):
 
 
 class _Federation(NamedTuple):
-    """A federation without a defense: its setting, its samples, and seconds of a short turn, a step, an evaluation."""
+    """A federation without a defense: its setting, numbers of samples and of test samples, and seconds of a short turn,
+    of a step, and of an evaluation on all test samples.
+    """
 
     setting: Setting
     samples: int
+    tested: int
     turn: float
     step: float
     evaluation: float
@@ -94,10 +97,13 @@ class _Training(NamedTuple):
     def of(self, spec: TrainingSpec) -> float:
         """Seconds of a training; some defenses stop early."""
         from leakgauge.harness.audit.claims import states_of
+        from leakgauge.harness.federation.loop import reads_losses
         from leakgauge.harness.federation.registry import build_defense
 
-        one, rounds = spec.federation, len(states_of(build_defense(spec.defense), self.place.setting))
-        evaluations = rounds // one.evaluate_every + 2
+        one, defense, tested = spec.federation, build_defense(spec.defense), self.place.tested
+        rounds, interim = len(states_of(defense, self.place.setting)), one.interim_samples or tested
+        share = 1.0 if reads_losses(defense, one) else min(1.0, interim / tested)
+        evaluations = rounds // one.evaluate_every * share + 2
         return self.start + rounds * _participants(one) * self.turn + evaluations * self.place.evaluation
 
 
@@ -177,7 +183,7 @@ class _Rehearsal:
 
         ready = prepare(spec, self.root)
         steps = ready.setting.steps
-        found = _Federation(ready.setting, sum(map(len, ready.clients.values())), 0.0, 0.0, 0.0)
+        found = _Federation(ready.setting, sum(map(len, ready.clients.values())), len(ready.test.y), 0.0, 0.0, 0.0)
         short = self._small(spec, found, 1, 1)
         self._train(short)  # the first training of a process compiles
         turn = self._train(short)
