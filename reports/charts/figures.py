@@ -298,7 +298,8 @@ def _log_axis(axis: Axis, values: Sequence[float]) -> None:
     decades = math.log10(max(values) / min(values))
     # 1, 2 and 5 of each decade only if their labels do not overlap
     subs = (1.0, 2.0, 5.0) if decades < 3 and decades * len(short(max(values))) < 14 else (1.0,)
-    axis.set_major_locator(LogLocator(10, subs=subs, numticks=12) if decades > 0.8 else MaxNLocator(5))
+    ticks = 12 if decades <= 6 else 6  # numbers of seven digits need room
+    axis.set_major_locator(LogLocator(10, subs=subs, numticks=ticks) if decades > 0.8 else MaxNLocator(5))
     axis.set_major_formatter(FuncFormatter(lambda value, _: short(float(value))))
     axis.set_minor_formatter(NullFormatter())
 
