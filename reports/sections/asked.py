@@ -135,7 +135,7 @@ def chart_of(figure: Figure, panel: Panel, name: str) -> Chart:
 
 
 def _infinity(places: Sequence[float], *, log: bool) -> float | None:
-    """The place on the axis that stands for infinity: a sixth of the range behind the last; None without an infinity."""
+    """The place of infinity on the axis: a sixth of the range behind the last; None if no x is infinite."""
     finite = [place for place in places if math.isfinite(place)]
     if len(finite) == len(places):
         return None
