@@ -38,7 +38,7 @@ SHOWN_BY_NO_MESSAGE = {
     "the server is trusted": "trust",
     "the server is honest and reveals no message": "trust",
     "the adversary does not take part and does not know which clients take part": "a secret",
-    "the adversary does not know which clients take part in a round; this multiplies epsilon by sqrt(q)": "a secret",
+    "the adversary does not know which clients take part (a share q); this multiplies epsilon by sqrt(q)": "a secret",
     "C and T do not depend on private data (the source takes C from the gradients' norms)": "a choice",
     "the test losses that shrink T are public; the test records are not covered": "a choice",
     "every client adds its noise and keeps it secret": "a secret",

@@ -283,9 +283,7 @@ class Cascade(Defense[None, None]):
         shown = self.first.attained(self.second.edge(self.first.noise_variance(setting)))
         if shown * rounds <= claim.epsilon:
             return replace(claim, proved=bounds[0], further=bounds[1:])
-        reason = (
-            "two inputs attain it in the probability that one number exceeds a threshold, which the dither can set."
-        )
+        reason = "two inputs attain this epsilon by how often a number exceeds a threshold that the dither can set."
         attained = Proof.pure(shown, rounds, claim.unit, reason, "closed form for two inputs")
         return replace(claim, proved=attained, further=bounds)
 

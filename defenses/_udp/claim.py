@@ -209,7 +209,7 @@ class UDPRounds(Defense[S, None]):
             found.append(_FALLING)
         if self.formula == "paper" and setting.participants < setting.clients:
             found.append(
-                "the adversary does not know which clients take part in a round; this multiplies epsilon by sqrt(q)"
+                "the adversary does not know which clients take part (a share q); this multiplies epsilon by sqrt(q)"
             )
         return found
 
@@ -224,7 +224,7 @@ class UDPRounds(Defense[S, None]):
             return _composed(multipliers, Unit.CLIENT, why)
         n = setting.samples
         why = (
-            f"all {n} records of the smallest client move its message {n} times as far as one; larger clients, further."
+            f"all {n} records of the smallest client move its message {n} times as far as one; more for larger clients."
         )
         return _composed((z / n for z in multipliers), Unit.CLIENT, why)
 

@@ -194,7 +194,7 @@ def _accuracy_figure(analysis: Analysis) -> Figure:
             assert there.value is not None
             costs.append((here.value - there.value, here.value, there.value, analysis.defenses[defense].text))
     if not costs:
-        detail = "Needs the accuracy of a training with and of one without a defense."
+        detail = "Needs the accuracy with and without a defense."
         return Figure("Largest accuracy cost", NO_VALUE, "", detail)
     change, with_defense, without, name = min(costs)
     detail = f"{name}: {percent(with_defense)}; no defense: {percent(without)}"
