@@ -167,7 +167,7 @@ def test_both_sides_follow_the_formula_on_the_lattice(bits):
         (TNoise, {"epsilon": -2.0, "s2": 1.0, "nu": 3.0}, "expected epsilon > 0"),
         (JoPEQT, {"epsilon": 5.0}, "expected epsilon 0.84"),
         (JoPEQT, {"nu": 4.0}, "expected both s2 and nu or neither"),
-        (JoPEQT, {"bits": 1, "gamma": "paper"}, r"expected a step below 2.44949, .* got step=3; take more bits"),
+        (JoPEQT, {"bits": 1, "gamma": "paper"}, r"expected a step below 2.44949, .* got step=3; use more bits"),
         (JoPEQT, {"clip": 0.0}, "expected clip > 0"),
     ],
 )

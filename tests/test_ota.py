@@ -176,7 +176,7 @@ def test_an_infeasible_channel_is_lowered_or_refused():
 
 
 def test_over_the_air_everybody_takes_part():
-    with pytest.raises(ValueError, match=r"expected all clients to take part in every round.*; got 3 of 4"):
+    with pytest.raises(ValueError, match=r"expected all clients to take part in every round.*, got 3 of 4"):
         OTA().init(setting_of(4, participants=3))
     assert len(OTAOrthogonal().init(setting_of(4, participants=3)).alpha) == 4
 
