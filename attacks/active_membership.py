@@ -81,7 +81,7 @@ class ActiveMembership(Attack):
 
     def __post_init__(self) -> None:
         if self.statistic not in get_args(Statistic):
-            raise ValueError(f"expected statistic gradient or norm, got {self.statistic!r}")
+            raise ValueError(f"expected statistic 'gradient' or 'norm', got {self.statistic!r}")
 
     @property
     def needs(self) -> frozenset[str]:
@@ -93,7 +93,7 @@ class ActiveMembership(Attack):
         assert seen.auxiliary is not None
         assert seen.candidates is not None
         if len(seen.auxiliary.x) < 2:
-            raise ValueError(f"neurons are fitted to auxiliary inputs: expected 2 or more, got {len(seen.auxiliary.x)}")
+            raise ValueError(f"expected at least 2 auxiliary inputs to fit the neurons, got {len(seen.auxiliary.x)}")
         task, params = seen.task, seen.task.init(key.child("init"))
         front, head = _front(task, params)
         made = [torch.zeros_like(tensor) for tensor in head]
@@ -133,9 +133,9 @@ def _front(task: Task, params: Vector) -> tuple[Callable[[Tensor], Tensor], list
     body = tuple(itertools.takewhile(lambda layer: not isinstance(layer, Dense), layers))
     between = [layer for layer in layers[len(body) : -1] if not isinstance(layer, (Dense, Dropout))]
     if not between or not all(isinstance(layer, Relu) for layer in between):
-        raise ValueError(f"active-membership needs a dense layer with ReLU before a dense one; {name} has none")
+        raise ValueError(f"active-membership needs a dense layer with ReLU before another dense layer; {name} has none")
     if not task.softmax:
-        raise ValueError("active-membership needs a softmax cross-entropy loss")
+        raise ValueError("active-membership needs a softmax cross-entropy loss; this model has another loss")
     tensors = task.layout.split(params)
 
     def front(x: Tensor) -> Tensor:

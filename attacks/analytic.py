@@ -80,9 +80,9 @@ def _refusal(params: Vector, form: ClosedForm | None, message: Message, target: 
     if not bool(params.isfinite().all()):
         return "the model is not finite"
     if form is None:
-        return "the closed form does not cover this model, only lenet-dlg and dense ReLU layers; map and idlg do"
+        return "expected lenet-dlg or a model of dense layers with ReLU, got another model; use map or idlg instead"
     if message.images != 1:
-        return f"the closed form takes one image a message, and this one has {message.images}; map and idlg take more"
+        return f"expected one image per message, got {message.images}; use map or idlg instead"
     return unusable(target)
 
 
@@ -94,7 +94,7 @@ def _guess(task: Task, params: Vector, form: ClosedForm | None, message: Message
     regression = takes_numbers(task)
     # the last bias's gradient is p - [y = i]
     if not regression and not bool((task.layout.split(target)[-1] < 0).any()):
-        return failed(task, message, "no entry of the last bias's gradient is negative, as any label would make it")
+        return failed(task, message, "the last bias's gradient has no negative entry, but every label causes one")
     try:
         x = form.solve(target.double())[None].to(params.dtype)
     except (Unsolvable, Underdetermined, LinAlgError) as error:

@@ -45,7 +45,9 @@ class FedMIA(ByTraffic):
 
     def __post_init__(self) -> None:
         if self.ratio and not self.pooled:
-            raise ValueError("expected pooled=True with ratio=True: the variance of a few messages gives no likelihood")
+            raise ValueError(
+                "expected pooled=True with ratio=True, got pooled=False: a likelihood needs the pooled variance"
+            )
 
     @property
     def aware(self) -> bool:
@@ -58,7 +60,7 @@ class FedMIA(ByTraffic):
         if fewest < 3:
             raise ValueError(
                 f"expected at least three messages in every round, to compare one with the others, got {fewest}; "
-                "membership-cosine needs only one"
+                "use membership-cosine, which needs one"
             )
         return super().judge(rounds, suspect)
 

@@ -88,7 +88,9 @@ class Imprint(Attack):
         shapes = task.layout.shapes
         (hidden, inputs), groups = shapes[0], min(self.groups, shapes[0][1])
         if (rows := hidden // groups) < 2:
-            raise ValueError(f"imprint needs two rows a group, and {groups} groups share {hidden} rows")
+            raise ValueError(
+                f"expected at least 2 rows of the first layer per group, got {hidden} rows for {groups} groups"
+            )
         v, off = rng.normal(key.child("directions"), (inputs, groups)), flat - flat.mean(0)
         for _ in range(20):  # subspace iteration
             v = torch.linalg.qr(off.T @ (off @ v)).Q
@@ -133,10 +135,10 @@ class _Layer(NamedTuple):
 def _refusal(task: Task) -> str:
     """Why a model takes no imprint; an empty string if it takes one."""
     if isinstance(task, ModelTask) and task.model.widths is not None and len(task.layout.shapes) >= 4:
-        return "" if task.softmax else "imprint needs a softmax cross-entropy loss"
+        return "" if task.softmax else "imprint needs a softmax cross-entropy loss; this model has another loss"
     name = task.model.name if isinstance(task, ModelTask) else "the model"
     why = "begins with a convolution" if len(task.layout.shapes[0]) > 2 else "has no such layers"
-    return f"imprint needs a dense first layer with ReLU and a dense layer behind it; {name} {why}; see trap-weights"
+    return f"imprint needs a dense first layer with ReLU and a dense layer behind it; {name} {why}; use trap-weights"
 
 
 def _read(task: Task, params: Vector) -> _Layer | str:
@@ -151,7 +153,7 @@ def _read(task: Task, params: Vector) -> _Layer | str:
     codes = functools.reduce(torch.matmul, tensors[-2::-2][:-1])[:, 0]
     slopes = codes.mean() - codes
     if len(counts.unique()) != 1 or int(counts[0]) < 2 or not bool(slopes.all()):
-        return "the parameters hold no imprint: the first layer's rows are not in groups of one direction each"
+        return "the model has no imprint: the rows of its first layer are not in groups of equal rows"
     return _Layer(weight, tensors[1][: int(counts.sum())].view(len(weight), -1), slopes)
 
 
@@ -168,7 +170,7 @@ def _guess(task: Task, layer: _Layer | str, message: Message, target: Tensor, li
     factor = _factor(bins[..., -1].flatten(), noise, layer.slopes / images, tensors[-1], images)
     x, y = _peel(layer, bins, factor * layer.slopes / images, noise, like)
     if not len(y):
-        return failed(task, message, "no bin shows a single record: there is too much noise, or too many records")
+        return failed(task, message, "no bin contains a single record: there is too much noise, or too many records")
     x, y, missing = x[:images], y[:images], max(images - len(y), 0)
     counts = images * (1 / task.classes - tensors[-1] / factor)
     left = (counts.round().long() - y.bincount(minlength=task.classes)).clamp(min=0)

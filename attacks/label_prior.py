@@ -34,7 +34,7 @@ class LabelPrior(Attack):
         assert seen.messages is not None
         assert seen.auxiliary is not None
         if takes_numbers(seen.task):
-            raise ValueError("expected labels that are classes, got the numbers of a regression")
+            raise ValueError("expected class labels, got the numbers of a regression")
         y = seen.auxiliary.y
         if not len(y):
             raise ValueError("expected at least 1 auxiliary label, got 0")

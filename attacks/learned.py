@@ -148,7 +148,7 @@ class Learned(ByLabels):
         network = fit(many, few, plan, pixels=len(seen.task.input_shape) == 3, key=key.child("fit"))
         features = imitation.features(targets, labels)
         images = network(features.flatten(0, 1)).view(*labels.shape, *seen.task.input_shape)
-        why = "" if math.isfinite(network.error) else "the network's training is not finite"
+        why = "" if math.isfinite(network.error) else "the training of the attack's network diverged"
         return [
             failed(seen.task, message, why, made) if why else Guess(x, y, network.error, made)
             for message, x, y in zip(sighting.messages, images, labels, strict=True)

@@ -83,4 +83,4 @@ class MembershipCosine(ByTraffic):
             case "likelihood":
                 return traffic.ratios[row]
             case "norm":
-                raise ValueError("expected a statistic of the messages' directions, got norm: it reads no `Traffic`")
+                raise ValueError("expected a statistic that reads `Traffic`, got norm, which reads numbers in clear")

@@ -44,7 +44,7 @@ class MembershipSum(ByTraffic):
 
     def __post_init__(self) -> None:
         if self.statistic not in ("cosine", "likelihood"):
-            raise ValueError(f"expected statistic cosine or likelihood, got {self.statistic!r}")
+            raise ValueError(f"expected statistic 'cosine' or 'likelihood', got {self.statistic!r}")
 
     @property
     def aware(self) -> bool:

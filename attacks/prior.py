@@ -67,7 +67,9 @@ class Prior(Attack):
         """`count` guesses from the auxiliary inputs x."""
         if self.guess == "majority":
             if not columns:
-                raise ValueError("guess 'majority' needs a table, whose columns are known, such as adult")
+                raise ValueError(
+                    "expected data with known columns, such as adult, for guess 'majority', got other data"
+                )
             return commonest(x, columns).expand(count, -1).clone()
         if self.guess == "other":
             return x[torch.from_numpy(rng.subset(key, len(x), count))]

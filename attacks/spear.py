@@ -99,9 +99,9 @@ def _refusal(task: Task, params: Vector) -> str:
     shapes = task.layout.shapes
     # only dense stacks start with a matrix; the ridge does not matter for them
     if len(shapes[0]) != 2 or not isinstance(closed_form(task, params, ridge=1e-10), DenseForm):
-        return "spear does not cover this model, only dense ReLU layers; map does"
+        return "expected a model of dense layers with ReLU, got another model; use map instead"
     if len(shapes) == 2:
-        return "without a hidden layer there are no zeros to find images by; map does it, and analytic one image"
+        return "expected a model with a hidden layer, got none; use map instead, or analytic for one image"
     return ""
 
 
@@ -122,8 +122,9 @@ def _guess(task: Task, params: Vector, message: Message, target: Tensor, samples
 
 def _why(message: Message) -> str:
     """Why the batch that was found is not returned."""
-    moved = f", or too many were active at some of {message.steps} steps" if message.steps > 1 else ""
-    return f"what was found does not explain the gradient: too few units are inactive for one{moved}; map needs none"
+    moved = f", or too many are active at some of the {message.steps} steps" if message.steps > 1 else ""
+    why = f"too few units of the first layer are inactive for an image{moved}"
+    return f"the images found do not explain the gradient: {why}; use map instead"
 
 
 def _unexplained(task: Task, own: Tensor, target: Tensor) -> float:

@@ -123,7 +123,7 @@ def labels(key: Key) -> None:
         f"batch are not independent."
     )
     print(
-        f"{'':<37}{'images':>7}{'noise':>6}{'labels':>8}{'bare':>7}{'floor':>7}{'over the floor':>17}"
+        f"{'':<37}{'images':>7}{'noise':>6}{'labels':>8}{'bare':>7}{'floor':>7}{'above the floor':>17}"
         f"{'whole batches right':>28}"
     )
     for name, start, lr in MODELS:

@@ -296,7 +296,7 @@ def in_child(function: Callable[[], Any]) -> Any:
         text = pipe.read()
     _, status = os.waitpid(child, 0)
     if status:
-        raise RuntimeError(f"expected a result of the measuring process, it ended with {status}")
+        raise RuntimeError(f"expected a result of the measuring process, got status {status}")
     answer = json.loads(text)
     if "skipped" in answer:
         raise Skipped(answer["skipped"])
@@ -324,18 +324,16 @@ def check(now: Mapping[str, Row], then: Mapping[str, Row], again: Callable[[str]
     Args:
         again: measures a row again, for longer.
     """
-    gone = [
-        f"{name}: expected this row of the committed table, it was not measured" for name in then if name not in now
-    ]
-    new = [f"{name}: not in the committed table" for name in now if name not in then]
+    gone = [f"{name}: expected a measurement of this committed row, got none" for name in then if name not in now]
+    new = [f"{name}: expected a committed row, got a new one" for name in now if name not in then]
     slow = []
     for name, row in now.items():
         if name in then and is_worse(row, then[name]) and is_worse(once := again(name), then[name], surely=True):
             times = once.ratio / then[name].ratio
             low, high = once.interval
             slow.append(
-                f"{name}: {once.ratio:.3g} [{low:.3g}, {high:.3g}] of {once.against}, it was {then[name].ratio:.3g}: "
-                f"{times:.2f} times worse"
+                f"{name}: {once.ratio:.3g} [{low:.3g}, {high:.3g}] of {once.against}, committed {then[name].ratio:.3g}"
+                f": {times:.2f} times worse"
             )
     return gone + new + slow
 

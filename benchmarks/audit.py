@@ -100,7 +100,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="Audits of one mechanism.")
     parser.add_argument("--trials", type=int, default=300)
     parser.add_argument("--defense", nargs="*", default=known)
-    parser.add_argument("--repeats", type=int, default=5, help="repeats of the audit that the bar is for")
+    parser.add_argument("--repeats", type=int, default=5, help="repeats of the timed audit")
     options = parser.parse_args(arguments)
     if min(options.trials, options.repeats) < 1:
         parser.error("expected at least 1 trial and repeat")

@@ -8,8 +8,8 @@
     python benchmarks/bench.py --pages             # rewrite the tables of the pages
 
 A row is the ratio of our time to that of a reference, run in turns in one process (see `_measure`). `--quick` exits
-with 1 if a ratio is 1.3 times the committed ratio and stays so when it is measured again for longer, or if a row is new
-or missing.
+with 1 if a ratio is 1.3 times the committed ratio and a longer second measurement confirms this, or if a row is new or
+missing.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def quick(names: Sequence[str] | None) -> int:
     then = {name: Row.of(row) for name, row in data["quick"].items() if not names or name.startswith(tuple(names))}
     faults = check(now, then, lambda name: run({name: chosen[name]}, AGAIN, None, MORE)[name])
     print(f"{len(now)} rows in {took:.0f} s, compared with commit {data['commit']}: ", end="")
-    print("\n".join([f"{len(faults)} faults", *faults]) if faults else "none is 1.3 times worse")
+    print("\n".join([f"{len(faults)} faults", *faults]) if faults else "no row is 1.3 times worse")
     return int(bool(faults))
 
 
@@ -204,11 +204,11 @@ def main(arguments: Sequence[str]) -> int:
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="measure the quick rows and compare them with bench.json")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="rows whose name begins so")
-    parser.add_argument("--scale", action="store_true", help="the constants of docs/scale.md")
-    parser.add_argument("--record", action="store_true", help="with one of these: keep what was measured in bench.json")
-    parser.add_argument("--pages", action="store_true", help="write the tables of the pages anew")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of measuring, for a row that is recorded")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="measure the rows whose name begins with NAME")
+    parser.add_argument("--scale", action="store_true", help="measure the constants of docs/scale.md")
+    parser.add_argument("--record", action="store_true", help="with one of these: write the results to bench.json")
+    parser.add_argument("--pages", action="store_true", help="rewrite the tables of the pages")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="measuring time of a recorded row")
     given = parser.parse_args(arguments)
     part = given.quick or given.only or given.scale
     if given.pages:

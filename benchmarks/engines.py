@@ -58,7 +58,7 @@ def main() -> None:
         ]
         print(f"turn {turn + 1}: {', '.join(texts)}; ratio {ratios[-1][0]:.3f} (jobs {ratios[-1][1]:.3f})", flush=True)
     both = [f"{median(part):.3f} ({min(part):.3f} to {max(part):.3f})" for part in zip(*ratios, strict=True)]
-    print(f"Ray to workers, {asked.cells} cells, {asked.workers} workers: all {both[0]}, jobs {both[1]}")
+    print(f"Ray over worker processes, {asked.cells} cells, {asked.workers} workers: all {both[0]}, jobs {both[1]}")
 
 
 if __name__ == "__main__":

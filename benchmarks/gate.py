@@ -3,9 +3,9 @@
     python benchmarks/gate.py redraws [--number 20] [--first 0] [--study smoke]
     python benchmarks/gate.py power [--study smoke]
 
-`redraws` runs the study's attacks again with other names of all private keys and judges each run as `leakgauge gate`
-does: by the law of the messages at 1 %, and by the attacks at 4 %. Bar: an alarm in at most 1 run of 20. Audits and
-limits are left out, because no rule compares them between draws.
+`redraws` runs the study's attacks again with renamed private keys, so with other draws, and judges each run as
+`leakgauge gate` does: by the law of the messages at 1 %, and by the attacks at 4 %. Bar: an alarm in at most 1 run of
+20. Audits and limits are left out, because no rule compares them between draws.
 
 `power` scales the draws of each defense around zero. If the decoder shares the noise, or the noise has another form,
 the defense gets another noise parameter instead. Keys are renamed, so that no draw is shared. Bar: half the noise is
@@ -52,7 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", choices=("redraws", "power"))
     parser.add_argument("--number", type=int, default=20)
-    parser.add_argument("--first", type=int, default=0, help="of the redraws, to share them among processes")
+    parser.add_argument("--first", type=int, default=0, help="first redraw, to divide the redraws among processes")
     parser.add_argument("--study", default="smoke")
     given = parser.parse_args()
     torch.set_num_threads(1)

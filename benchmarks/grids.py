@@ -84,9 +84,9 @@ def on_a_clock(study: Study, slots: int) -> None:
     clock, rest = opened[0], whole - opened[0].spent
     kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(clock.kinds.items()))
     print(
-        f"{study.name}: {len(run.results)} cells, {clock.spent:.1f} s of jobs ({kinds}), {rest:.2f} s of all "
-        f"else ({100 * rest / whole:.1f} %); on {slots} cores {clock.now:.1f} s of jobs: "
-        f"{(clock.spent + rest) / (clock.now + rest):.2f} times one"
+        f"{study.name}: {len(run.results)} cells, {clock.spent:.1f} s of jobs ({kinds}), {rest:.2f} s of "
+        f"other code ({100 * rest / whole:.1f} %); on {slots} cores {clock.now:.1f} s of jobs, "
+        f"{(clock.spent + rest) / (clock.now + rest):.2f} times as fast as one core"
     )
 
 
@@ -101,8 +101,10 @@ def on_workers(make: Callable[[], Study], times: int) -> None:
                 run_study(make(), Path(folder), workers=workers)
                 took.append(time.perf_counter() - start)
         ratios.append(took[0] / took[1])
-        print(f"turn {number}: one worker {took[0]:.1f} s, two {took[1]:.1f} s, {ratios[-1]:.2f} times", flush=True)
-    print(f"two workers are {statistics.median(ratios):.2f} times one ({min(ratios):.2f} to {max(ratios):.2f})")
+        print(f"turn {number}: one worker {took[0]:.1f} s, two {took[1]:.1f} s, ratio {ratios[-1]:.2f}", flush=True)
+    print(
+        f"two workers are {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) times as fast as one"
+    )
 
 
 def first(number: int) -> None:
@@ -121,7 +123,7 @@ def one_first() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         run_study(equal(1, 0.0), Path(folder), workers=2, listen=listen)
-    print(f"first job handed out after {seen[0]:.2f} s, ended after {seen[1]:.2f} s; all after {seen[-1]:.2f} s")
+    print(f"first job started after {seen[0]:.2f} s, ended after {seen[1]:.2f} s; all after {seen[-1]:.2f} s")
 
 
 def main() -> None:

@@ -264,7 +264,7 @@ def closed(models: int, images: int, classes: int) -> list[Bar]:
     worst = min(min(quality.each_ssim) for quality in qualities)
     print(
         f"\nclosed form, {classes} classes, {models} models of {images} images: {exact} of {n} at SSIM >= 0.999, the "
-        f"lowest {worst:.6f}; {seconds / n:.2f} s per reconstruction, models included",
+        f"lowest {worst:.6f}; {seconds / n:.2f} s per reconstruction, including the models",
         flush=True,
     )
     return [Bar(f"closed form, {classes} classes: exact of {n}", exact, n - n // 32)]
@@ -348,19 +348,17 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="Gradient inversion against the usual loops.")
     parts = ("loops", "engine", "closed", "finite", "labels", "aware")
     parser.add_argument("--part", choices=(*parts, "all"), default="all")
-    parser.add_argument("--images", type=int, default=8, help="images of the loops and the engine")
-    parser.add_argument(
-        "--classes", type=int, nargs="+", default=[8, 100], help="classes of the loops, the engine and the closed form"
-    )
-    parser.add_argument("--runs", type=int, default=100, help="runs of idlg, which must all be finite")
-    parser.add_argument("--evaluations", type=int, default=600, help="evaluations of each of these runs")
+    parser.add_argument("--images", type=int, default=8, help="number of images of the loops and the engine")
+    parser.add_argument("--classes", type=int, nargs="+", default=[8, 100], help="numbers of classes")
+    parser.add_argument("--runs", type=int, default=100, help="number of runs of idlg; all must be finite")
+    parser.add_argument("--evaluations", type=int, default=600, help="evaluations per run of idlg")
     parser.add_argument("--gpu", action="store_true", help="run only 512 victims at once on a CUDA device")
     options = parser.parse_args(arguments)
     if min(options.images, options.runs, options.evaluations) < 1:
         parser.error("expected at least 1 image, run and evaluation")
     if options.gpu:
         if not torch.cuda.is_available():
-            print("no CUDA device")
+            print("expected a CUDA device, got none")
             return 1
         torch.backends.cudnn.allow_tf32 = False  # its 10 bits stop a search long before the image is found
         many(512, 6000, "cuda")

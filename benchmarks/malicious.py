@@ -76,8 +76,8 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, default=default_root())
-    parser.add_argument("--only", default="", help="one table")
-    parser.add_argument("--seeds", default="11", help="with commas between them")
+    parser.add_argument("--only", default="", help="print only this table")
+    parser.add_argument("--seeds", default="11", help="seeds, separated by commas")
     given = parser.parse_args()
     shared = {"seeds": [*map(int, given.seeds.split(","))], "threats": ["malicious-server"], "limit": False}
     for name, table in TABLES.items():

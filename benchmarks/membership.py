@@ -302,7 +302,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--roc", type=Path, help="CSV file for the ROC curves")
     options = parser.parse_args(arguments)
     if options.seeds < 0:
-        parser.error("expected 0 seeds or more")
+        parser.error(f"expected --seeds >= 0, got {options.seeds}")
     pool, rest = records(KEY.child("records"))
     start = time.process_time()
     runs = train_runs(pool, rest, KEY.child("runs"))

@@ -53,7 +53,7 @@ def data_of(folder: Path) -> tuple[Examples, Examples]:
     try:
         loaded = load("mnist", folder)
     except (LookupError, OSError, ValueError):
-        print("MNIST is not at hand: noise of its shape")
+        print("MNIST is missing: using noise of the same shape")
         sets = [rng.uniform32(KEY.child("images", n), (n, 1, 28, 28)) for n in (60_000, 10_000)]
         train_set, test = (Examples(x, torch.arange(len(x)) % 10) for x in sets)
         return train_set, test
@@ -117,7 +117,7 @@ def compare(task: ModelTask, folder: Path, name: str, repeats: int) -> bool:
 
     apart = (ours(defenses["none"]).final - plain(task, data, clients)).abs().max()
     print(f"largest difference of the two models: {float(apart):.1e}")
-    assert apart < 1e-3, "the plain loop is another training"
+    assert apart < 1e-3, "expected both trainings to end at the same model"
     alone = {one: own_work(task, defense, clients) for one, defense in defenses.items()}
     ratios: dict[str, list[float]] = {one: [] for one in (*defenses, f"{name} without its messages")}
     for _ in range(repeats):

@@ -256,7 +256,7 @@ def choose(d: int, levels: int, epsilon: float, share: float = 0.9) -> PrivQuant
         smallest = _smallest_epsilon(ratios, share) * (1 + 1e-6)
         raise ValueError(
             f"expected epsilon >= {smallest:.9g} at d={d}, levels={levels}, share={share}, got epsilon={epsilon}: "
-            "no threshold fits; more coordinates or fewer levels need less"
+            "no threshold fits; with more coordinates or fewer levels, a smaller epsilon is enough"
         )
     return PrivQuant(d, levels, tau, logit)
 
@@ -330,7 +330,7 @@ class Matched(Law):
         found = outcomes(wire, d, (K - 1).bit_length())
         cost, odds = _odds(d, K, self.tau, self.logit)
         if not 0 < cost <= self.epsilon * (1 + 1e-9):
-            raise LawError(f"a channel of epsilon {cost:g}, expected one up to {self.epsilon:g}")
+            raise LawError(f"expected a channel of epsilon at most {self.epsilon:g}, got epsilon {cost:g}")
         below = self._below
         up = self.place - below
         is_lower, is_upper = found == below, found == below + 1
@@ -338,7 +338,7 @@ class Matched(Law):
         match, miss = (np.einsum("jm,jm->j", before[:-1, :-1], one[1:]) for one in (odds[:, 1:], odds[:, :-1]))
         total = match + (K - 1) * miss
         if not (total > 0).all():
-            raise LawError("levels without probability")
+            raise LawError("levels of probability 0")
         is_nearest = np.where(up < 0.5, is_lower, is_upper)
         neighbor = (K - 2) * miss + is_nearest * ((1 - h) * match + h * miss)
         low = np.where(is_lower | is_upper, neighbor, (found - 2 * (found > below)) * miss)

@@ -128,7 +128,7 @@ class DPFedAvg(Clipped, Plain):
             proved = _sampled(multiplier, setting, rounds)
             claimed = _moments_epsilon(share, multiplier, rounds, self.delta)
             accountant = "Abadi et al. 2016, Thm 2"
-            assumes += ("the adversary does not know who takes part, and does not take part",)
+            assumes += ("the adversary does not take part and does not know which clients take part",)
         clear = "messages are clipped and sent without noise."
         horizon, source = Horizon.of(rounds), f"McMahan et al. 2018, Algorithm 1; {accountant}"
         further = (Proof.none(Unit.CLIENT, clear, against=frozenset(Threat) - _MODELS),)
@@ -150,8 +150,8 @@ def _sampled(multiplier: float, setting: Setting, rounds: int) -> Proof:
     share = setting.participants / setting.clients
     event = repeat(PoissonSampledDpEvent(share, GaussianDpEvent(multiplier / 2)), rounds)
     reason = (
-        f"exactly {setting.participants} of {setting.clients} clients are drawn, not each independently: another one "
-        "replaces a client that is left out, and the sum moves by two clips."
+        f"exactly {setting.participants} of {setting.clients} clients are drawn, not each independently: another "
+        "client takes the place of a client that is left out, so the sum moves by two clips."
     )
     return Proof(event, Unit.CLIENT, "privacy loss distribution", reason)
 
@@ -184,7 +184,10 @@ def _noise_multiplier(share: float, rounds: int, target: float, delta: float) ->
     low, high = 1.0, 1e6
     least = _moments_epsilon(share, high, rounds, delta)
     if target <= least:
-        raise ValueError(f"expected epsilon > {least:.6g} at delta={delta}, got epsilon={target}: {_MOMENTS} moments")
+        raise ValueError(
+            f"expected epsilon > {least:.6g} at delta={delta}, got epsilon={target}; "
+            f"the accountant uses only {_MOMENTS} moments"
+        )
     while _moments_epsilon(share, low, rounds, delta) < target:
         low /= 2
     return float(optimize.brentq(lambda z: _moments_epsilon(share, z, rounds, delta) - target, low, high, xtol=1e-12))

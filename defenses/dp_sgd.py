@@ -100,8 +100,8 @@ class DPSGD(Clipped, Plain):
         noise, share, steps = self.multiplier(setting), _share(setting), setting.steps * len(history)
         step = GaussianDpEvent(noise) if share == 1 else PoissonSampledDpEvent(share, GaussianDpEvent(noise))
         method = "analytic Gaussian" if share == 1 else "privacy loss distribution"
-        why = f"{steps} steps with noise of {noise:.4g} clips, each record taken with probability {share:.4g}."
-        known = "a record that the adversary knows to be in every batch."
+        why = f"{steps} steps with noise of {noise:.4g} clips; each step takes a record with probability {share:.4g}."
+        known = "the adversary knows that the record is in every batch."
         return claim_over(
             len(history),
             _opacus_epsilon(noise, share, steps, self.delta),

@@ -131,10 +131,10 @@ class JoPEQ(ScalarJoPEQ):
         """The proofs for whole messages."""
         dim, given = setting.dim, "" if self.scale == "public" else "given the scale, "
         if self.noise_scale == 0:
-            why = f"{given}any of {dim} coordinates may reveal the change; there is no private noise."
+            why = f"{given}each of {dim} coordinates may reveal the change, because there is no private noise."
             cube = Proof.leak(uniform_delta(self.lattice.step), dim * rounds, Unit.MESSAGE, why, _CUBE)
         else:
-            why = f"{given}all {dim} coordinates may move across their range at once."
+            why = f"{given}all {dim} coordinates may change across their whole range at once."
             cube = Proof.pure(cube_epsilon(self._known, dim), rounds, Unit.MESSAGE, why, _CUBE)
         if self.scale == "public":
             return (cube,)
@@ -143,7 +143,7 @@ class JoPEQ(ScalarJoPEQ):
             return cube, complete
         # (1/3, ..., 1/3) and its negative are farthest apart; if the mean is subtracted, half the signs must differ
         even = self.scale == "vector" or all(size % 2 == 0 for size in setting.layout.sizes)
-        why = f"given the scale, which puts all {dim} coordinates on a sphere; without any clipping."
+        why = f"given the scale, all {dim} coordinates lie on a sphere; the bound does not use clipping."
         total = sphere_epsilon(2 / self.noise_scale, dim)
         tight = even and self.lattice.edge >= 1 / 3
         return cube, Proof.pure(total, rounds, Unit.MESSAGE, why, "closed form, on the sphere", tight=tight), complete

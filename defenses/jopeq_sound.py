@@ -73,7 +73,7 @@ class SoundJoPEQ(ScalarJoPEQ):
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Pure epsilon for one coordinate; the epsilons of T rounds add up."""
         rounds, each = len(history), scalar_epsilon(self.epsilon, 0.0, self.lattice.edge)
-        why = "the full Laplace noise on coordinates in [-C, C]; a message is a function of it and of the dither."
+        why = "coordinates in [-C, C] get the full Laplace noise; a message depends only on these and the dither."
         total = cube_epsilon(each, setting.dim)
         return claim_over(
             rounds,

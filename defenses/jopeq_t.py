@@ -76,8 +76,8 @@ class JoPEQT(Dithered):
         if not self.surrogate.is_proper:
             s2, nu = self.noise
             raise ValueError(
-                f"expected a step below {(6 * s2 * nu / (nu - 2)) ** 0.5:.6g}, at which the error alone is all of the "
-                f"noise, got step={self.lattice.step:.6g}; take more bits, a smaller gamma or more noise"
+                f"expected a step below {(6 * s2 * nu / (nu - 2)) ** 0.5:.6g}, so that the quantization error is less "
+                f"than the whole noise, got step={self.lattice.step:.6g}; use more bits, a smaller gamma or more noise"
             )
 
     @property
@@ -152,12 +152,12 @@ class JoPEQT(Dithered):
         gamma = self.lattice.step * (2.0**self.bits + 1) / 2
         found = vector_epsilon(*self.noise, self.bits, gamma)
         bound = vector_epsilon_bound(*self.noise, self.bits, gamma)
-        why = "a server knows the dither; the search found two points of the unit disc whose messages differ that much."
+        why = "the server knows the dither; a search found two points of the unit disc that attain this epsilon."
         attained = Proof.pure(found, rounds, Unit.SUBVECTOR, why, "search over inputs, dithers and levels")
-        why = "a server that knows the dither sees a function of the input plus the private t noise."
+        why = "the server knows the dither and sees a function of the input plus the private t noise."
         above = Proof.pure(bound, rounds, Unit.SUBVECTOR, why, tight=False)
         pairs, given = self.scaling.count(setting.layout) // 2, "" if self.scale == "public" else "given the scale, "
-        why = f"{given}all {pairs} pairs may move at once."
+        why = f"{given}all {pairs} pairs may change at once."
         whole = Proof.pure(bound * pairs, rounds, Unit.MESSAGE, why, tight=False)
         complete = () if self.scale == "public" else (Proof.none(Unit.MESSAGE, CLEAR),)
         # the attained value refutes a smaller claim; only the bound proves a larger claim

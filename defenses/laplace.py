@@ -152,7 +152,7 @@ class Laplace(Perturbs):
         from dp_accounting import LaplaceDpEvent
 
         pure, rounds = 2 * self._bound / self.noise_scale, len(history)
-        why = "noise of scale 2C/epsilon on coordinates in [-C, C]."
+        why = "coordinates in [-C, C] get noise of scale 2C/epsilon."
         return claim_over(
             rounds,
             pure * rounds,

@@ -138,7 +138,7 @@ class MVU(Defense[Design, None]):
     def claim(self, history: Sequence[Design], setting: Setting) -> Claim:
         """Pure epsilon for one coordinate; the epsilons of T rounds add up."""
         rounds, exact = len(history), exact_epsilon(history[0].P)
-        why = "the probabilities of the sampled channel, compared entry by entry."
+        why = "the largest ratio of an output's probabilities under two inputs, in the sampled channel."
         return claim_over(
             rounds,
             self.epsilon * rounds,
@@ -159,7 +159,7 @@ class MVU(Defense[Design, None]):
 def _checked(P: Numbers, epsilon: float) -> Numbers:
     """The channel; raises a `LawError` unless it holds probabilities whose ratios are at most e^epsilon."""
     if not (P.min() >= 0 and np.abs(P.sum(1) - 1).max() <= 1e-9):
-        raise LawError("a channel whose rows are not probabilities")
+        raise LawError("the rows of the channel are not probabilities")
     if (P.max(0) > np.exp(epsilon) * (1 + 1e-9) * P.min(0)).any():
-        raise LawError(f"a channel with more than epsilon = {epsilon:g}")
+        raise LawError(f"expected a channel of epsilon at most {epsilon:g}, got a larger epsilon")
     return P

@@ -95,7 +95,7 @@ class OTA(OverTheAir[Allocation]):
         """The signal and noise power of each client."""
         if setting.participants != setting.clients:
             raise ValueError(
-                f"expected all clients to take part in every round, since each relies on the noise of all; "
+                "expected all clients to take part in every round, because each relies on the noise of all, "
                 f"got {setting.participants} of {setting.clients}"
             )
         epsilons = (self.epsilon,) * setting.clients
@@ -155,13 +155,15 @@ class OTA(OverTheAir[Allocation]):
         adversaries.
         """
         state, rounds = history[0], len(history)
-        why = "any two clipped updates move the sum by 2cL, under the noise of all clients and the receiver"
+        why = (
+            "replacing an update moves the sum by at most 2cL (gain c, clip L); all clients and the receiver add noise"
+        )
         return self.claim_rounds(
             state.epsilon,
             rounds,
             assumes=(
                 self.relies,
-                "the sum is heard through the server's receiver alone, whose noise and gains are as stated",
+                "the adversary hears the sum only through the server's receiver, with the stated noise and gains",
             ),
             proofs=[exact(state.mu, rounds, _RECEIVER, f"{why}; rounds compose exactly."), *_further(state, rounds)],
         )
@@ -172,8 +174,12 @@ def _further(state: Allocation, rounds: int) -> list[Proof]:
     users = range(state.channel.users)
     colluding = max(colluding_mu(state, user) for user in users)
     antenna = max(colluding_mu(state, user, receiver_noise=False) for user in users)
-    collusion = "the other clients reveal their noise: the client that adds least has only its own and the receiver's."
-    direct = "the signal of an antenna, to any receiver: the client that adds least noise has only its own."
+    collusion = (
+        "the other clients reveal their noise; the client with the least noise has only its own and the receiver's."
+    )
+    direct = (
+        "an eavesdropper may hear one client without receiver noise; the client with the least noise has only its own."
+    )
     found = [
         exact(colluding, rounds, frozenset({Threat.COLLUDING_SERVER}), collusion),
         exact(antenna, rounds, frozenset({Threat.EAVESDROPPER}), direct, tight=False),
@@ -181,6 +187,6 @@ def _further(state: Allocation, rounds: int) -> list[Proof]:
     if len(users) > 1:
         left = math.fsum(sorted(state.noise)[:-1]) + state.channel.noise_variance
         mu = 2 * math.sqrt(state.aligned_power / left) if left > 0 else math.inf
-        own = "a client subtracts its own noise from the sum; here the client that adds most."
+        own = "a client subtracts its own noise from the sum; the bound is for the client with the most noise."
         found.append(exact(mu, rounds, frozenset({Threat.PARTICIPANT}), own))
     return found

@@ -105,14 +105,16 @@ class OTAOrthogonal(OverTheAir[Orthogonal]):
         adversary.
         """
         state, rounds = history[0], len(history)
-        why = "any two clipped updates move a message by 2 c_k L, under its own noise and the receiver's"
+        why = "replacing an update moves a message by at most 2 c_k L (gain c_k, clip L); client and receiver add noise"
         shares = zip(state.alpha, state.beta, strict=True)
         antenna = max(math.sqrt(4 * alpha / beta) if beta > 0 else math.inf for alpha, beta in shares)
-        sent = "the signal of an antenna, to any receiver: a client has only its own noise."
+        sent = "an eavesdropper may hear a client without receiver noise; the client has only its own noise."
         return self.claim_rounds(
             max(state.epsilons),
             rounds,
-            assumes=("a message is heard through the server's receiver alone, whose noise and gains are as stated",),
+            assumes=(
+                "the adversary hears a message only through the server's receiver, with the stated noise and gains",
+            ),
             proofs=[
                 exact(float(state.mus.max()), rounds, _RECEIVER, f"{why}; rounds compose exactly."),
                 exact(antenna, rounds, frozenset({Threat.EAVESDROPPER}), sent, tight=False),

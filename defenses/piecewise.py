@@ -119,7 +119,7 @@ class _TwoLevels(Law):
         width = 2 * tail / -math.expm1(-self.epsilon / 2)
         bound, sent = 1 + width, np.frombuffer(wire, "<f4")
         if not (np.abs(sent) <= np.float32(bound)).all():
-            raise LawError(f"an output that is not within {bound:.9g}")
+            raise LawError(f"an output is not within {bound:.9g}")
         left = (1 + width / 2) * self.t - width / 2
 
         def cdf(y: Numbers) -> Numbers:
@@ -246,8 +246,8 @@ class Piecewise(Defense[None, None]):
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """Pure epsilon for one message; the epsilons of T rounds add up."""
         rounds, k = len(history), self.count(setting.dim)
-        why = f"{k} of {setting.dim} coordinates are sent, whatever the update, each with epsilon / {k}."
-        one = f"one coordinate that is sent in every round; each round sends it with probability {k}/{setting.dim}."
+        why = f"for every update, {k} of {setting.dim} coordinates are sent, each with epsilon / {k}."
+        one = f"for a coordinate that is sent in every round; a round sends it with probability {k}/{setting.dim}."
         return claim_over(
             rounds,
             self.epsilon * rounds,

@@ -41,5 +41,5 @@ class SDQ(Bare):
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """No privacy is claimed."""
         chance = uniform_delta(self.lattice.step)
-        why = f"given the scale: the ends of a coordinate's range differ in a message with probability {chance:.3g}."
+        why = f"given the scale, the ends of a coordinate's range differ in a message with probability {chance:.3g}."
         return bare_claim(len(history), Proof.leak(chance, len(history), Unit.COORDINATE, why))

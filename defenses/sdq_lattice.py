@@ -42,7 +42,7 @@ class LatticeSDQ(Bare):
     def claim(self, history: Sequence[None], setting: Setting) -> Claim:
         """No privacy is claimed."""
         chance = pair_leak(self.lattice.step)
-        why = f"given the scale: two ends of the unit disc differ in a message with probability {chance:.3g}."
+        why = f"given the scale, two ends of the unit disc differ in a message with probability {chance:.3g}."
         return bare_claim(len(history), Proof.leak(chance, len(history), Unit.SUBVECTOR, why))
 
 

@@ -197,11 +197,11 @@ class SqSGD(Defense[Plan, Tensor]):
         further: tuple[Proof, ...] = ()
         if -channel.log_rest > _RESOLUTION:
             chance = channel.log_rest / math.log(10)
-            reason = f"the rarer branch has a probability of 10^{chance:.0f}, which no generator draws: it never runs."
+            reason = f"the rarer branch has a probability of 10^{chance:.0f}, too small for a generator: it never runs."
             further = (Proof.none(Unit.MESSAGE, reason, "arithmetic"),)
         # only one rotated coordinate at a time can reach the end of the range, because of the l2 clip
         tight = channel.d == 1
-        why = f"the two probabilities of an output, counted exactly{'; both are attained' if tight else ''}."
+        why = f"an output has one of two probabilities, counted exactly{'; both are attained' if tight else ''}."
         return claim_over(
             rounds,
             self.epsilon * rounds,

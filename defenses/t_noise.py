@@ -131,7 +131,7 @@ class TNoise(Perturbs):
         """Epsilon for one pair of one message; the epsilons of T rounds add up."""
         rounds, pairs = len(history), self.count(setting) // 2
         each, near = (t_epsilon(*self.noise, diameter=diameter) for diameter in (2.0, 1.0))
-        why = f"the density ratio of t noise between two ends of the unit disc, 2 apart; {near:.4g} for points 1 apart."
+        why = f"the density ratio of t noise at two points of the unit disc, 2 apart; epsilon {near:.4g} at 1 apart."
         return claim_over(
             rounds,
             self.epsilon * rounds,

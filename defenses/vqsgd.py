@@ -118,7 +118,7 @@ class VQSGD(Defense[None, None]):
         """Epsilon per message, as if it held one point; the proof adds the epsilons of all points and of T rounds."""
         rounds, dim = len(history), setting.dim
         each = self.repetition_epsilon(dim)
-        why = f"{self.repeats} points of one update are sent, each with {each:.6g} at d = {dim}; they add up."
+        why = f"{self.repeats} points of one update are sent; their epsilons, {each:.6g} each at d = {dim}, add up."
         source = "Gandikota et al. 2019, randomized response on one point; sqSGD, comparison at equal bits"
         proved = Proof.pure(each, self.repeats * rounds, Unit.MESSAGE, why)
         return claim_over(rounds, self.epsilon * rounds, proved, source=source)

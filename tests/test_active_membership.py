@@ -145,14 +145,14 @@ def test_an_empty_message_and_copies_among_the_candidates_give_finite_scores(dig
 def test_other_models_are_refused(digits, name):
     seen, _ = watched(digits, NoDefense())
     seen = dataclasses.replace(seen, task=ModelTask(build(name, (1, 32, 32), 10)))
-    with pytest.raises(ValueError, match="active-membership needs a dense layer with ReLU before a dense one"):
+    with pytest.raises(ValueError, match="active-membership needs a dense layer with ReLU before another dense layer"):
         ActiveMembership().broadcast(seen, KEY)
 
 
 def test_one_auxiliary_input_is_too_few(digits):
     seen, _ = watched(digits, NoDefense())
     alone = Examples(digits.x[:1], digits.y[:1])
-    with pytest.raises(ValueError, match="expected 2 or more, got 1"):
+    with pytest.raises(ValueError, match="expected at least 2 auxiliary inputs to fit the neurons, got 1"):
         ActiveMembership().broadcast(dataclasses.replace(seen, auxiliary=alone), KEY)
 
 

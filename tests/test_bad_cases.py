@@ -157,8 +157,8 @@ START = "expected start 'normal' or 'uniform', got 'zero'"
         ("shadow-classifier", {"shadows": 0}, "expected shadows >= 1, got shadows=0"),
         ("loss-trajectory", {"statistic": "rank"}, "expected statistic 'loss' or 'confidence', got 'rank'"),
         ("membership-cosine", {"statistic": "loss"}, "cosine, difference, likelihood or norm, got 'loss'"),
-        ("active-membership", {"statistic": "loss"}, "expected statistic gradient or norm, got 'loss'"),
-        ("membership-sum", {"statistic": "loss"}, "expected statistic cosine or likelihood, got 'loss'"),
+        ("active-membership", {"statistic": "loss"}, "expected statistic 'gradient' or 'norm', got 'loss'"),
+        ("membership-sum", {"statistic": "loss"}, "expected statistic 'cosine' or 'likelihood', got 'loss'"),
         ("fedmia", {"pooled": False, "ratio": True}, "expected pooled=True with ratio=True"),
     ],
 )

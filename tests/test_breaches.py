@@ -24,26 +24,26 @@ from tests.jopeq_case import build, setting_of
 from tests.stored import as_before_manifests
 from tests.test_run import ECHO
 
-COORDINATES = "no coordinate lies outside [-1, 1]; nothing clips it"
-PAIRS = "no pair lies outside the unit disc; nothing clips it"
+COORDINATES = "all scaled coordinates are in [-1, 1], although nothing clips them"
+PAIRS = "all scaled pairs are in the unit disc, although nothing clips them"
 FIXED = "the number of participants is fixed beforehand and public"
 FALLING = "no round's learning rate is above that of round 0"
-SINGLE = "samples are drawn one a step, with replacement"
-ONE_NORM = "all updates of a round have one norm, and one weight"
-ONE_WEIGHT = "all updates of a round have one weight"
+SINGLE = "samples are drawn one per step, with replacement"
+ONE_NORM = "all updates of a round have the same norm and the same weight"
+ONE_WEIGHT = "all updates of a round have the same weight"
 
 SHOWN_BY_NO_MESSAGE = {
-    "the scale is given": "a choice of neighbors: two updates of one scale",
+    "neighboring updates have the same scale": "a choice of neighbors: two updates of one scale",
     "which records a step takes is secret": "a secret",
     "the server is trusted": "trust",
     "the server is honest and reveals no message": "trust",
-    "the adversary does not know who takes part, and does not take part": "a secret",
-    "the adversary does not know who takes part in a round; this lowers epsilon by sqrt(q)": "a secret",
+    "the adversary does not take part and does not know which clients take part": "a secret",
+    "the adversary does not know which clients take part (a share q); this multiplies epsilon by sqrt(q)": "a secret",
     "C and T do not depend on private data (the source takes C from the gradients' norms)": "a choice",
     "the test losses that shrink T are public; the test records are not covered": "a choice",
     "every client adds its noise and keeps it secret": "a secret",
-    "the sum is heard through the server's receiver alone, whose noise and gains are as stated": "trust",
-    "a message is heard through the server's receiver alone, whose noise and gains are as stated": "trust",
+    "the adversary hears the sum only through the server's receiver, with the stated noise and gains": "trust",
+    "the adversary hears a message only through the server's receiver, with the stated noise and gains": "trust",
 }
 
 TASK = small_task()

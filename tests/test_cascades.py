@@ -153,7 +153,7 @@ def test_the_proof_of_the_first_is_a_bound_for_the_cascade():
 
 def test_a_scale_in_the_clear_stays_in_the_clear():
     claim = build("laplace+sdq", scale="tensor").claim([None], setting_of(100))
-    assert "the scale is given" in claim.assumes
+    assert "neighboring updates have the same scale" in claim.assumes
     assert math.isinf(claim.further[0].epsilon(0))
     assert claim.further[0].tight
 

@@ -224,20 +224,18 @@ def test_nothing_but_the_numbers_in_clear_is_read(digits, defense, attack):
 )
 def test_a_defense_without_numbers_in_clear_is_refused(digits, attack, defense, given):
     seen = watched(digits, defense, clients=2)
-    with pytest.raises(
-        ValueError, match="expected numbers in clear, such as a norm; .*gives {}, .* {}: use".format(*given)
-    ):
+    with pytest.raises(ValueError, match=r"in the clear, such as a norm, got {} from .* and {} from".format(*given)):
         attack.run(seen, KEY)
 
 
 def test_fewer_than_two_auxiliary_records_and_several_steps_are_refused(digits):
     seen = watched(digits, JoPEQ(), clients=2)
     alone = Examples(*(part[:1] for part in seen.auxiliary))
-    with pytest.raises(ValueError, match="batches are of auxiliary records: expected 2 or more, got 1"):
+    with pytest.raises(ValueError, match="expected at least 2 auxiliary records to simulate batches, got 1"):
         NORM.run(dataclasses.replace(seen, auxiliary=alone), KEY)
-    with pytest.raises(ValueError, match="expected messages of one local step for the norm"):
+    with pytest.raises(ValueError, match="expected messages of one local step for statistic norm"):
         ActiveMembership("norm").run(watched(digits, JoPEQ(), "update", 4, 2, clients=2), KEY)
-    with pytest.raises(ValueError, match="norm: it reads no `Traffic`"):
+    with pytest.raises(ValueError, match="expected a statistic that reads `Traffic`, got norm"):
         NORM.evidence(None, 0)
 
 

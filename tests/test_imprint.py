@@ -113,7 +113,7 @@ def test_a_batch_is_found_behind_slight_noise(digits, noise, share):
 @pytest.mark.parametrize("noise", [6e-3, 1e-2, 1.0])
 def test_noise_that_hides_the_bins_is_a_failure(digits, noise):
     seen = imprinted(MLP, cut(digits[1], 1, 8, 32), digits[0], defense=Gaussian(clip=1.0, noise_std=noise))
-    assert_failed(Imprint().run(seen, KEY).guesses, "no bin shows a single record: there is too much noise")
+    assert_failed(Imprint().run(seen, KEY).guesses, "no bin contains a single record: there is too much noise")
 
 
 def test_an_update_of_several_full_batch_steps_shows_the_images_of_the_first(digits):
@@ -125,20 +125,24 @@ def test_an_update_of_several_full_batch_steps_shows_the_images_of_the_first(dig
 
 @pytest.mark.parametrize("task", [MLP, SMALL])
 def test_honest_parameters_are_failures(task):
-    assert_failed(Imprint().run(make(task, images=4).seen, KEY).guesses, "the parameters hold no imprint")
+    assert_failed(Imprint().run(make(task, images=4).seen, KEY).guesses, "the model has no imprint")
 
 
 def test_a_zeroed_model_is_a_failure(digits):
     seen = imprinted(MLP, cut(digits[1], 4), digits[0])
     dead = seen.model._replace(params=torch.zeros_like(seen.model.params))
-    assert_failed(Imprint().run(dataclasses.replace(seen, model=dead), KEY).guesses, "the parameters hold no imprint")
+    assert_failed(Imprint().run(dataclasses.replace(seen, model=dead), KEY).guesses, "the model has no imprint")
     dead = seen.model._replace(params=seen.model.params * torch.nan)
     assert_failed(Imprint().run(dataclasses.replace(seen, model=dead), KEY).guesses, "the model is not finite")
 
 
 @pytest.mark.parametrize(
     ("value", "says"),
-    [(0.0, "the gradient is zero"), (torch.nan, "the gradient is not finite"), (1.0, "no bin shows a single record")],
+    [
+        (0.0, "the gradient is zero"),
+        (torch.nan, "the gradient is not finite"),
+        (1.0, "no bin contains a single record"),
+    ],
 )
 def test_a_gradient_of_no_records_is_a_failure(digits, value, says):
     seen = imprinted(MLP, cut(digits[1], 4), digits[0])
@@ -155,7 +159,7 @@ def test_a_gradient_of_no_records_is_a_failure(digits, value, says):
 )
 def test_other_models_are_refused(name, why):
     task = ModelTask(build(name, (1, 28, 28), 10))
-    says = f"imprint needs a dense first layer with ReLU and a dense layer behind it; {name} {why}; see trap-weights"
+    says = f"imprint needs a dense first layer with ReLU and a dense layer behind it; {name} {why}; use trap-weights"
     case = make(task, n=1)
     with pytest.raises(ValueError, match=says):
         Imprint().broadcast(case.seen, KEY)
@@ -165,7 +169,7 @@ def test_other_models_are_refused(name, why):
 def test_too_few_groups_or_rows_are_refused():
     with pytest.raises(ValueError, match="expected groups >= 1"):
         Imprint(groups=0)
-    with pytest.raises(ValueError, match="20 groups share 32 rows"):
+    with pytest.raises(ValueError, match="got 32 rows for 20 groups"):
         Imprint(groups=20).broadcast(make(SMALL).seen, KEY)
 
 

@@ -176,7 +176,7 @@ def test_a_missed_bar_is_named_and_ends_with_an_error(value, code, capsys):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
 def test_a_missing_device_is_reported(capsys):
     assert inversion.main(["--gpu"]) == 1
-    assert capsys.readouterr().out == "no CUDA device\n"
+    assert capsys.readouterr().out == "expected a CUDA device, got none\n"
 
 
 @pytest.mark.slow

@@ -160,14 +160,14 @@ def test_both_sides_follow_the_formula_on_the_lattice(bits):
         (SoundJoPEQ, {"clip": 0.0}, "expected clip > 0"),
         (SDQ, {"gamma": -1.0}, "expected gamma > 0"),
         (LatticeSDQ, {"bits": 17}, "expected 1 to 16 bits"),
-        (TNoise, {"epsilon": 5.0}, "expected epsilon 0.84, 1, 2, 3, 4, or s2 and nu with it, got epsilon=5.0"),
-        (TNoise, {"s2": 1.0}, "expected s2 and nu or neither, got s2=1.0 and nu=None"),
+        (TNoise, {"epsilon": 5.0}, "expected epsilon 0.84, 1, 2, 3, 4, or another with s2 and nu, got epsilon=5.0"),
+        (TNoise, {"s2": 1.0}, "expected both s2 and nu or neither, got s2=1.0 and nu=None"),
         (TNoise, {"s2": 1.0, "nu": 2.0}, "more than 2 degrees of freedom"),
         (TNoise, {"s2": -1.0, "nu": 3.0}, "expected s2 > 0"),
         (TNoise, {"epsilon": -2.0, "s2": 1.0, "nu": 3.0}, "expected epsilon > 0"),
         (JoPEQT, {"epsilon": 5.0}, "expected epsilon 0.84"),
-        (JoPEQT, {"nu": 4.0}, "expected s2 and nu or neither"),
-        (JoPEQT, {"bits": 1, "gamma": "paper"}, r"expected a step below 2.44949, .* got step=3; take more bits"),
+        (JoPEQT, {"nu": 4.0}, "expected both s2 and nu or neither"),
+        (JoPEQT, {"bits": 1, "gamma": "paper"}, r"expected a step below 2.44949, .* got step=3; use more bits"),
         (JoPEQT, {"clip": 0.0}, "expected clip > 0"),
     ],
 )
@@ -186,5 +186,5 @@ def test_gamma_is_a_rule_or_a_number_in_a_study():
 def test_the_step_that_takes_all_of_the_noise_is_the_border():
     most = math.sqrt(6 * 0.5 * 4 / 2)
     assert JoPEQT(bits=1, gamma=most * 1.499999).surrogate.is_proper
-    with pytest.raises(ValueError, match="at which the error alone is all of the noise"):
+    with pytest.raises(ValueError, match="so that the quantization error is less than the whole noise"):
         JoPEQT(bits=1, gamma=most * 1.500001)

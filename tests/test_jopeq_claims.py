@@ -53,7 +53,7 @@ def test_the_bound_of_jopeq_is_as_printed_and_breaks_the_claim(eps, bits, gamma,
     assert known == pytest.approx(proved, abs=5.1e-6)
     assert found.unit is Unit.COORDINATE
     assert found.against == frozenset(Threat)
-    assert "the scale is given" in found.assumes
+    assert "neighboring updates have the same scale" in found.assumes
     assert judge(claim(JoPEQ(epsilon=eps, bits=bits, gamma=gamma), 100, rounds=3)).proved == pytest.approx(3 * known)
     assert claim(JoPEQ(scale="public"), 100).assumes == ()
 
@@ -164,7 +164,7 @@ def test_jopeq_with_t_noise_is_judged_by_the_attained_and_the_proved_epsilon():
     assert judge(claim(JoPEQT(epsilon=4.2, **given), 101)).verdict is Verdict.HOLDS
     assert judge(claim(JoPEQT(epsilon=4.2, **given), 101, rounds=4)).verdict is Verdict.VACUOUS
     assert len(claim(JoPEQT(scale="public"), 101).further) == 2
-    assert "no pair lies outside the unit disc; nothing clips it" in found.assumes
+    assert "all scaled pairs are in the unit disc, although nothing clips them" in found.assumes
 
 
 def test_a_paper_step_on_the_lattice_is_judged_by_its_own_size():
@@ -182,7 +182,7 @@ def test_t_noise_keeps_its_nominal_epsilon_for_a_diameter_of_1_only(nominal, nea
         found = claim(TNoise(epsilon=nominal, scale=mode), 100)
         assert judge(found)[:2] == (Verdict.BROKEN, nominal)
         assert judge(found).proved == pytest.approx(far, abs=5.1e-4)
-        stated = float(found.proved.reason.split("; ")[1].split()[0])
+        stated = float(found.proved.reason.split("; epsilon ")[1].split()[0])
         assert stated == pytest.approx(near, abs=5.1e-4)
     assert found.further[0].epsilon(0) == pytest.approx(50 * found.proved.epsilon(0))
     assert claim(TNoise(epsilon=nominal), 100).further[0].epsilon(0) == INF

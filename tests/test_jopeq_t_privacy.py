@@ -231,7 +231,7 @@ def test_a_paper_step_is_a_larger_gamma():
     [
         (lambda: t_epsilon(0, 3, 2), "expected s2 > 0, got s2=0"),
         (lambda: t_epsilon(1, 3, 0), "expected diameter > 0"),
-        (lambda: surrogate_covariance(1, 2, 1), "expected nu > 2, where t noise has a variance, got nu=2"),
+        (lambda: surrogate_covariance(1, 2, 1), "expected nu > 2, so that t noise has a variance, got nu=2"),
         (lambda: vector_epsilon(1, 3, 0, 1), "expected 1 <= bits <= 24, got bits=0"),
         (lambda: vector_epsilon(1, 3, 1, 0), "expected gamma > 0"),
     ],

@@ -68,7 +68,7 @@ def test_confidence_without_rivals_or_labels_is_refused(shape, n):
 
 
 def test_confidence_of_a_regression_is_refused():
-    with pytest.raises(ValueError, match="expected scores of classes >= 2, got a regression's"):
+    with pytest.raises(ValueError, match="expected scores of at least 2 classes, got a regression"):
         confidence(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64))
 
 
@@ -207,7 +207,7 @@ def test_nothing_to_compare_with_is_refused():
         (lira_online, ~inside, "inside"),
         (lira_offline, inside, "outside"),
     ):
-        with pytest.raises(ValueError, match=f"expected a finite value of a shadow with some record {where}, got none"):
+        with pytest.raises(ValueError, match=f"expected a finite value of a shadow for a record {where} its training"):
             score(TARGET, SHADOW, taken)
     with pytest.raises(ValueError, match=r"expected target \[n\], shadow \[m, n\] and inside \[m, n\]"):
         lira_online(TARGET, SHADOW, INSIDE.T)

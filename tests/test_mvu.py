@@ -108,7 +108,7 @@ def test_the_stated_law_is_that_of_the_likelihood(scale):
     assert ((law.read(wire, Key(2)).uniforms > 0) & (law.read(wire, Key(2)).uniforms < 1)).all()
 
 
-@pytest.mark.parametrize(("change", "match"), [(0.5, "more than epsilon"), (-0.5, "not probabilities")])
+@pytest.mark.parametrize(("change", "match"), [(0.5, "epsilon at most"), (-0.5, "not probabilities")])
 def test_a_channel_that_breaks_its_promise_has_no_law(change, match):
     defense, here = MVU(), setting(5)
     state = defense.init(here)

@@ -57,7 +57,7 @@ def test_a_bound_stands_with_its_confidence_its_trials_its_adversary_and_its_fed
     assert rows["dithered"].lines[0].audited == (
         "≥ 2.834",
         "95 %, n = 1000, server",
-        ("per sub-vector, δ = 1e−5, one round", "3 clients, d = 36: there claimed 2, proved 4.054"),
+        ("per sub-vector, δ = 1e−5, one round", "3 clients, d = 36; claimed 2 and proved 4.054 there"),
     )
     assert rows["dithered"].lines[1].audited is None
     # where the small federation has the claim and the proof of the training, only its size is named
@@ -71,7 +71,7 @@ def test_an_audit_stands_beside_the_claim_of_its_horizon(rows: dict[str, ClaimRo
     assert (one.audited, one.horizon, whole.horizon) == (None, "one round", "whole run")
     assert rows["generous"].lines[1].audited.notes == (
         "per record, δ = 1e−5, whole run",
-        "3 clients, d = 36, 5 rounds: there claimed 9, proved 4.5",
+        "3 clients, d = 36, 5 rounds; claimed 9 and proved 4.5 there",
     )
 
 
@@ -86,10 +86,10 @@ def test_what_promises_nothing_keeps_its_one_line_with_the_audit_on_it(rows: dic
 
 def test_how_an_audit_was_made_stands_below(rows: dict[str, ClaimRow]) -> None:
     assert rows["generous"].audits == (
-        "Audited over a whole run of 5 rounds, in a small federation of its own: 3 clients with 20 records each, "
+        "Audited over a whole run of 5 rounds in a separate small federation: 3 clients with 20 records each, "
         "d = 36. Claimed there: 9; proved there: 4.5, per record, δ = 1e−5. Neighbors: any-two-inputs, one record "
-        "(distinguisher: likelihood ratio). Bound: Gaussian trade-off, assuming the law's family; without assumptions "
-        "about the mechanism ≥ 0.31. These trials refute no epsilon above 4.88.",
+        "(distinguisher: likelihood ratio). Bound: Gaussian trade-off, assuming the law's family; ≥ 0.31 without "
+        "assumptions about the mechanism. These trials cannot refute an epsilon above 4.88.",
         "Code CONSISTENT: seen.",
     )
     assert rows["sqsgd"].audits == ()
@@ -194,14 +194,14 @@ def test_the_top_of_the_page_names_the_claims_that_an_audit_broke(run: Run) -> N
     assert found.heading == "2 of 3 claims are broken"
     assert found.sentences[0].startswith(
         "dithered, one round and whole run: for one round audited ≥ 2.834 per sub-vector, δ = 1e−5 (95 %, n = 1000, "
-        "server) where 2 is claimed (3 clients, d = 36); in this study claimed 2, proved ∞ a sub-vector"
+        "server), above the claim of 2 for 3 clients, d = 36; in this study claimed 2, proved ∞ a sub-vector"
     )
     assert tally(analysis) == {"BROKEN": 2, "LOOSE": 1, "NOTHING PROMISED": 2}
     assert overview(analysis) == "Of 3 claims, 1 is loose and 2 are broken; 2 more defenses promise nothing."
     assert refutation(double.audit(2.0, 4.0, 2.8337, "message")) == (
-        "audited ≥ 2.834 per message, δ = 0 (95 %, n = 1000, server) where 2 is claimed (3 clients, d = 36)"
+        "audited ≥ 2.834 per message, δ = 0 (95 %, n = 1000, server), above the claim of 2 for 3 clients, d = 36"
     )
-    assert any("in a small federation of its own" in text for text in limits(analysis))
+    assert any("in a separate small federation" in text for text in limits(analysis))
 
 
 def test_the_download_has_the_audit_with_its_own_claim_and_federation(run: Run) -> None:

@@ -44,10 +44,10 @@ def test_an_assumption_stands_with_its_count_in_the_run() -> None:
     row = row_of(run_of(BROKEN))
     count = f"1{NARROW}204 of 3{NARROW}600{NARROW}000 coordinates of this run (0.0334 %)"
     assert row.assumes == (SINGLE, f"{CLIP}: broken by {count}")
-    assert row_of(run_of(KEPT)).assumes[1] == f"{CLIP}: kept by all 3{NARROW}600{NARROW}000 coordinates of this run"
+    assert row_of(run_of(KEPT)).assumes[1] == f"{CLIP}: holds for all 3{NARROW}600{NARROW}000 coordinates of this run"
     single = dataclasses.replace(COVERED, broken=0, of=1)
-    assert row_of(run_of(single)).assumes == (f"{SINGLE}: kept by the only round of this run", CLIP)
-    holds = f"{SINGLE}: broken by 2 of 8 rounds of this run (25 %); the proof holds all the same"
+    assert row_of(run_of(single)).assumes == (f"{SINGLE}: holds for the only round of this run", CLIP)
+    holds = f"{SINGLE}: broken by 2 of 8 rounds of this run (25 %); the proof still holds"
     assert row_of(run_of(COVERED)).assumes == (holds, CLIP)
     assert row_of(run_of()).assumes == (SINGLE, CLIP)
     text = complete(render(run_of(BROKEN))).text.replace(NARROW, " ")

@@ -215,9 +215,12 @@ def test_a_recipe_follows_the_setting(changes, records, steps, epochs):
         ({"inside": INSIDE[:, 1:]}, r"expected inside \[runs, 60\] bool, got \[4, 59\] bool"),
         ({"inside": INSIDE[:0]}, r"got \[0, 60\] bool"),
         ({"inside": INSIDE.int()}, r"got \[4, 60\] int32"),
-        ({"inside": INSIDE & (torch.arange(60) < 2)}, "a record for each of 3 clients or more, got a run of"),
-        ({"defense": NoDefense()}, "expected a setting beside the defense"),
-        ({"defense": NoDefense(), "setting": SETTING}, "3 clients and 3 participants, got clients=10, participants=6"),
+        ({"inside": INSIDE & (torch.arange(60) < 2)}, "at least 3 records per run, one per client, got a run with"),
+        ({"defense": NoDefense()}, "expected a setting, which the defense needs to encode, got None"),
+        (
+            {"defense": NoDefense(), "setting": SETTING},
+            "clients=3 and participants=3, as in the recipe, got clients=10, participants=6",
+        ),
     ],
 )
 def test_arguments_that_form_no_federation_are_refused(how, message):
@@ -228,7 +231,7 @@ def test_arguments_that_form_no_federation_are_refused(how, message):
 def test_other_errors_are_refused():
     with pytest.raises(ValueError, match="expected 0 <= inside <= records=4, got inside=5"):
         halves(KEY, 2, 4, 5)
-    with pytest.raises(ValueError, match="each of 10 clients or more, got records=9"):
+    with pytest.raises(ValueError, match="expected records >= clients=10, got records=9"):
         Recipe.of(SETTING, 9)
     with pytest.raises(TypeError, match="expected a ModelTask"):
         go(task=object())

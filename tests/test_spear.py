@@ -106,7 +106,7 @@ def test_noise_is_a_failure_or_shows_in_the_objective_and_is_never_nan(noise):
         elif errors(batch, guess)[0].max() > 1e-3:
             assert guess.objective > 1e-6
     if noise >= 1e-2:
-        assert all("too much noise; map withstands it" in guess.failure for guess in guesses)
+        assert all("too much noise; use map instead" in guess.failure for guess in guesses)
 
 
 def test_little_noise_blurs_the_images_only_a_little():
@@ -140,7 +140,7 @@ def test_granted_labels_are_not_used():
 def test_a_gradient_that_belongs_to_no_batch_is_a_failure():
     seen = dataclasses.replace(sent(SMALL, batches(SMALL, 2, 3)), defense=Says(1.0))
     for guess in Spear().run(seen, KEY).guesses:
-        assert guess.failure.startswith("the gradient has 1 directions above its noise for 3 images: two are alike")
+        assert guess.failure.startswith("expected 3 directions of the gradient above its noise, got 1: two images")
         assert guess.x.shape == (3, 16)
         assert not guess.x.any()
         assert guess.objective == math.inf
@@ -151,7 +151,7 @@ def test_an_image_that_is_twice_in_the_batch_is_a_failure_with_equal_or_differen
     x = rng.uniform(KEY.child("x"), (3, 16))
     truth = [(x[[0, 1, 1]], torch.tensor([0, 1, label]))]
     (guess,) = Spear().run(sent(SMALL, truth), KEY).guesses
-    assert guess.failure.startswith("the gradient has 2 directions above its noise for 3 images: two are alike")
+    assert guess.failure.startswith("expected 3 directions of the gradient above its noise, got 2: two images")
 
 
 def test_an_image_without_an_active_unit_is_a_failure():
@@ -162,17 +162,17 @@ def test_an_image_without_an_active_unit_is_a_failure():
     params = SMALL.layout.join(tensors)
     assert not (linear(x[2], *tensors[:2]) > 0).any()
     (guess,) = Spear().run(sent(SMALL, [(x, torch.tensor([0, 1, 2]))], params=params), KEY).guesses
-    assert guess.failure.endswith("two are alike, or one leaves no trace")
+    assert guess.failure.endswith("two images are alike, or one has no gradient")
 
 
 def test_a_first_layer_without_a_gradient_is_a_failure():
     (guess,) = Spear().run(sent(SMALL, batches(SMALL, 1, 2), params=shifted(-1e3)), KEY).guesses
-    assert guess.failure.startswith("the gradient has 0 directions above its noise for 2 images")
+    assert guess.failure.startswith("expected 2 directions of the gradient above its noise, got 0")
 
 
 def test_a_batch_that_activates_every_unit_is_a_failure():
     (guess,) = Spear(samples=2000).run(sent(SMALL, batches(SMALL, 1, 3), params=shifted(3.0)), KEY).guesses
-    assert "too few units are inactive" in guess.failure
+    assert "too few units of the first layer are inactive" in guess.failure
 
 
 def test_a_wrong_batch_without_a_contradiction_shows_in_the_objective():
@@ -188,21 +188,21 @@ def test_more_images_than_units_or_inputs_are_a_failure(task, images):
     (guess,) = Spear().run(sent(task, batches(task, 1, images)), KEY).guesses
     units = task.layout.shapes[1][0]
     assert guess.failure == (
-        f"{images} images need as many units and inputs of the first layer, which has {units} and "
-        f"{task.layout.shapes[0][1]}; map does not"
+        f"expected at least {images} units and {images} inputs of the first layer for {images} images, got {units} "
+        f"units and {task.layout.shapes[0][1]} inputs; use map instead"
     )
 
 
 @pytest.mark.parametrize("name", ["lenet-dlg", "cnn2", "resnet20"])
 def test_a_model_other_than_a_dense_stack_is_a_failure_that_names_another_attack(name):
     (guess,) = Spear().run(make(ModelTask(build(name, (1, 28, 28), 10)), n=1, images=2).seen, KEY).guesses
-    assert guess.failure == "spear does not cover this model, only dense ReLU layers; map does"
+    assert guess.failure == "expected a model of dense layers with ReLU, got another model; use map instead"
     assert guess.x.shape == (2, 1, 28, 28)
 
 
 def test_a_dense_stack_without_a_hidden_layer_is_a_failure_that_names_other_attacks():
     (guess,) = Spear().run(sent(dense(16, 5), batches(dense(16, 5), 1, 2)), KEY).guesses
-    assert guess.failure.startswith("without a hidden layer there are no zeros")
+    assert guess.failure.startswith("expected a model with a hidden layer, got none")
     assert "map" in guess.failure
     assert "analytic" in guess.failure
 
@@ -213,14 +213,14 @@ def test_the_same_tensors_with_other_activations_are_not_a_relu_stack():
 
     task = ModelTask(dataclasses.replace(SMALL.model, apply=apply))
     (guess,) = Spear().run(sent(task, batches(task, 1, 2)), KEY).guesses
-    assert guess.failure.startswith("spear does not cover this model")
+    assert guess.failure.startswith("expected a model of dense layers with ReLU")
 
 
 @pytest.mark.parametrize("samples", [1, 100])
 def test_the_budget_ends_the_search(samples):  # the first round alone would draw 4096
     task = dense(16, 24, 5)
     (guess,) = Spear(samples=samples).run(sent(task, batches(task, 1, 6)), KEY).guesses
-    assert guess.failure == "" or "too few units are inactive" in guess.failure
+    assert guess.failure == "" or "too few units of the first layer are inactive" in guess.failure
     assert guess.evaluations <= samples
 
 

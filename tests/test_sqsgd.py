@@ -195,7 +195,7 @@ def test_the_stated_law_knows_the_residual_the_subset_and_the_rotation(reclip):
         if name == "true":
             assert float(stated.read(wire, Key(0)).uniforms.min()) > 1e-6
         else:
-            with pytest.raises(LawError, match="without probability"):
+            with pytest.raises(LawError, match="levels of probability 0"):
                 stated.read(wire, Key(0))
 
 

@@ -102,7 +102,7 @@ def test_the_weight_within_the_tolerance_decides():
 
 
 def test_without_columns_there_is_no_majority():
-    with pytest.raises(ValueError, match="'majority' needs a table, whose columns are known, such as adult"):
+    with pytest.raises(ValueError, match="expected data with known columns, such as adult, for guess 'majority'"):
         Prior(guess="majority").run(seen(NoDefense(), table(2), replace(TASK, columns=())), Key(0))
 
 

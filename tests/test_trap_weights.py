@@ -92,12 +92,12 @@ def test_constant_inputs_give_finite_parameters():
 
 @pytest.mark.parametrize("name", ["resnet20", "resnet20-bn", "svm", "linear-regression"])
 def test_models_without_such_parameters_are_refused(pictures, name):
-    with pytest.raises(ValueError, match="there are no trap weights for this model"):
+    with pytest.raises(ValueError, match="trap-weights needs a chain of convolutions and dense layers"):
         trap(task_of(name), pictures.x[:50], KEY)
 
 
 def test_one_auxiliary_input_is_too_few(pictures):
-    with pytest.raises(ValueError, match="expected 2 or more, got 1"):
+    with pytest.raises(ValueError, match="expected at least 2 auxiliary inputs to fit the trap weights, got 1"):
         trap(task_of("mlp-small"), pictures.x[:1], KEY)
 
 

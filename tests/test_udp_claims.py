@@ -109,7 +109,7 @@ def test_selected_clients_have_the_printed_epsilons(rounds, epsilon, _, average,
     assert mean.epsilon(DELTA) == pytest.approx(average, abs=5.1e-4)
     assert frequent.epsilon(DELTA) == pytest.approx(often, abs=5.1e-4)
     assert {mean.unit, frequent.unit} == {Unit.RECORD}
-    assert any("does not know who takes part" in text for text in made.assumes)
+    assert any("does not know which clients take part" in text for text in made.assumes)
     assert not any("takes part" in text for text in claim(UDP(calibration="tight"), SIX_OF_TEN).assumes)
 
 

@@ -79,8 +79,8 @@ def gradients_of_round(seen: Observation, sighting: Sighting, *, numbers: bool =
     """Same as `received_gradients`, for any round."""
     regression = takes_numbers(seen.task)
     if not (seen.task.softmax or (numbers and regression)):
-        advice = "; of a regression, analytic and dlg read messages, and map with given labels" if regression else ""
-        raise ValueError(f"expected a softmax cross-entropy loss for gradient matching, got another{advice}")
+        advice = "; for a regression, use analytic, dlg, or map with given labels" if regression else ""
+        raise ValueError(f"expected a softmax cross-entropy loss for gradient matching, got another loss{advice}")
     here = Round(seen.defense, seen.setting, sighting.model.state, sighting.model.round)
     estimates = [here.read(message) for message in sighting.messages]
     return torch.stack(estimates) / update_per_gradient(seen.setting, sighting)[:, None]

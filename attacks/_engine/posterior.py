@@ -90,5 +90,5 @@ class ByPosterior(ByLabels):
         search, words = self._search(prior), prior.words
         if self.prior != "tv" and seen.task.columns and seen.auxiliary is not None:
             mixture = Mixture.fit(seen.auxiliary.x[:MOST], seen.task.columns, _MIXTURE)
-            search, words = replace(search, table=mixture), f"{words}; {mixture.words}"
+            search, words = replace(search, table=mixture), f"{words}, then {mixture.words}"
         return Reconstruction(match(seen, targets, labels, search, key, rounds=None), words)

@@ -52,7 +52,7 @@ class Recipe(NamedTuple):
             ValueError: fewer records than clients.
         """
         if records < setting.clients:
-            raise ValueError(f"expected a record for each of {setting.clients} clients or more, got records={records}")
+            raise ValueError(f"expected records >= clients={setting.clients}, got records={records}")
         gradient = setting.sends == "gradient"
         largest = max(setting.samples, -(-records // setting.clients))
         size = largest if setting.batch == 0 else min(setting.batch, largest)
@@ -144,7 +144,7 @@ def _check(recipe: Recipe, pool: Examples, inside: Tensor) -> None:
         )
     fewest = int(inside.sum(1).min())
     if fewest < recipe.clients:
-        raise ValueError(f"expected a record for each of {recipe.clients} clients or more, got a run of {fewest}")
+        raise ValueError(f"expected at least {recipe.clients} records per run, one per client, got a run with {fewest}")
 
 
 def _side_by_side(task: ModelTask, recipe: Recipe, pool: Examples, inside: Tensor) -> int:
@@ -167,11 +167,11 @@ def _protect(recipe: Recipe, defense: Defense[Any, Any] | None, setting: Setting
     if defense is None:
         return None
     if setting is None:
-        raise ValueError("expected a setting beside the defense, which needs it to encode")
+        raise ValueError("expected a setting, which the defense needs to encode, got None")
     clients, participants = recipe.clients, recipe.participants or recipe.clients
     if (clients, participants) != (setting.clients, setting.participants):
         raise ValueError(
-            f"expected the setting of the recipe's {clients} clients and {participants} participants, "
+            f"expected a setting with clients={clients} and participants={participants}, as in the recipe, "
             f"got clients={setting.clients}, participants={setting.participants}"
         )
     return _Protection(defense, setting, defense.init(setting))

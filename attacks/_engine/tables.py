@@ -113,7 +113,7 @@ class Mixture:
     @property
     def words(self) -> str:
         """Words for the report: what the mixture is."""
-        return f"then a mixture of {len(self.weights)} classes with independent columns"
+        return f"a mixture of {len(self.weights)} classes with independent columns"
 
     def likeliest(self, x: Tensor) -> Tensor:
         """[m, b, p], as x: each record has the likeliest value of each column."""

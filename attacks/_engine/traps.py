@@ -69,11 +69,11 @@ def trap(task: Task, x: Tensor, key: Key) -> Vector:
     chain = task.model.apply if isinstance(task, ModelTask) else None
     if not isinstance(chain, Chain) or not task.softmax:
         raise ValueError(
-            "there are no trap weights for this model: it is no chain of convolutions and dense layers with a softmax "
-            "cross-entropy loss"
+            "trap-weights needs a chain of convolutions and dense layers with a softmax cross-entropy loss; "
+            "this model or its loss is different"
         )
     if len(x) < 2:
-        raise ValueError(f"trap weights are fitted to auxiliary inputs: expected 2 or more, got {len(x)}")
+        raise ValueError(f"expected at least 2 auxiliary inputs to fit the trap weights, got {len(x)}")
     body = list(itertools.takewhile(lambda layer: not isinstance(layer, Dense), chain.layers))
     h, made = x[:_IMAGES], list[Tensor]()
     for at, layer in enumerate(body):

@@ -33,7 +33,7 @@ def last_layer(task: Task) -> LastLayer:
         ValueError: labels cannot be inferred for this model, see `restore`.
     """
     if not task.softmax:
-        raise ValueError("expected a softmax cross-entropy loss to infer labels, got another")
+        raise ValueError("expected a softmax cross-entropy loss to infer labels, got another loss")
     shapes = task.layout.shapes
     stop = len(shapes)
     first = stop - 2 if stop > 1 and shapes[-1] == (task.classes,) else stop - 1

@@ -70,8 +70,8 @@ def _numbers(seen: Observation, messages: tuple[Message, ...]) -> Tensor:
     named = seen.defense.in_clear(torch.zeros(1, seen.setting.dim), seen.setting).shape[1]
     if not 0 < read.shape[1] == named:
         raise ValueError(
-            f"expected numbers in clear, such as a norm; the defense's in_clear gives {named}, its sent_in_clear "
-            f"{read.shape[1]}: use another statistic"
+            "expected a defense that sends numbers in the clear, such as a norm, got "
+            f"{named} from its in_clear and {read.shape[1]} from its sent_in_clear; use another statistic"
         )
     return read.double()
 
@@ -88,7 +88,7 @@ def by_batches(seen: Observation, sighting: Sighting, numbers: Tensor, key: Key)
     assert seen.candidates is not None
     assert seen.auxiliary is not None
     if len(seen.auxiliary.x) < 2:
-        raise ValueError(f"batches are of auxiliary records: expected 2 or more, got {len(seen.auxiliary.x)}")
+        raise ValueError(f"expected at least 2 auxiliary records to simulate batches, got {len(seen.auxiliary.x)}")
     each = _gradients(seen, sighting.model.params, seen.candidates)
     kinds = [(message.images, message.steps, message.sender.samples) for message in sighting.messages]
     ratios = torch.empty(len(kinds), len(each), dtype=torch.float64)
@@ -194,7 +194,7 @@ def by_sets(seen: Observation, sighting: Sighting, numbers: Tensor, key: Key) ->
     assert seen.candidates is not None
     assert seen.auxiliary is not None
     if max(message.steps for message in sighting.messages) > 1:
-        raise ValueError("expected messages of one local step for the norm, got more: use statistic gradient instead")
+        raise ValueError("expected messages of one local step for statistic norm, got more; use statistic gradient")
     params, setting = sighting.model.params, seen.setting
     each = _gradients(seen, params, seen.candidates).double().requires_grad_()
     (slope,) = torch.autograd.grad(seen.defense.in_clear(each, setting).square().sum(), each)

@@ -38,7 +38,7 @@ def confidence(scores: Tensor, y: Tensor) -> Tensor:
     """
     if scores.ndim >= 2 and scores.shape[-1] == 1:
         raise ValueError(
-            "expected scores of classes >= 2, got a regression's: membership-loss and loss-trajectory take it"
+            "expected scores of at least 2 classes, got a regression; use membership-loss or loss-trajectory instead"
         )
     if scores.ndim < 2 or scores.shape[-1] < 2 or y.shape != scores.shape[-2:-1]:
         raise ValueError(
@@ -145,7 +145,7 @@ def _sides(target: Tensor, shadow: Tensor, inside: Tensor) -> tuple[_Side, _Side
 def _some(side: _Side, where: str) -> None:
     """Refuse a side without any finite value."""
     if not bool(side.size.any()):
-        raise ValueError(f"expected a finite value of a shadow with some record {where}, got none")
+        raise ValueError(f"expected a finite value of a shadow for a record {where} its training data, got none")
 
 
 def lira_online(

@@ -99,7 +99,7 @@ def shadow(seen: Observation, key: Key, *, runs: int, online: bool, simulate: bo
     trained = train_shadows(seen.task, recipe, pool, inside, key.child("train"), defense=defense, setting=seen.setting)
     usable = trained.final.isfinite().all(1)
     if not bool(usable.any()):
-        raise ValueError(f"expected a shadow model that did not diverge, got none of {runs}")
+        raise ValueError(f"expected at least 1 shadow model that did not diverge, got 0 of {runs}")
     inside = inside[usable]
     candidates = inside[:, :n] if online else torch.zeros(len(inside), n, dtype=torch.bool)
     return Shadowing(trained.final[usable], pool, inside, candidates, aside)

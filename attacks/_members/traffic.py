@@ -209,7 +209,7 @@ def read(seen: Observation, *, sent: bool = False, together: bool = False) -> It
     assert seen.candidates is not None
     if seen.defense.superposes and not together:
         raise ValueError(
-            "expected messages of single clients, got sums: the channel adds them up; use membership-sum instead"
+            "expected messages of single clients, got their sums from the channel; use membership-sum instead"
         )
     for sighting in seen.sightings:
         if sighting.messages:

@@ -85,7 +85,7 @@ def _quotient(weight: Tensor, bias: Tensor) -> Tensor:
     # divided by the largest entry, so that squares do not vanish
     unit = bias.abs().max()
     if not unit > 0:
-        raise Unsolvable("no unit of a dense layer has a gradient in its bias, so the layer's input is not determined")
+        raise Unsolvable("the gradient of a dense layer's bias is zero, so the layer's input is not determined")
     rows = bias / unit
     return weight.T @ rows / rows.square().sum() / unit
 

@@ -135,7 +135,7 @@ class _KernelFirst:
         """The part of the input in the directions `weak` [m, pixels] of each channel, from the output equations."""
         channels, height, width = self.geometry.shape
         if channels * len(weak) > evidence.output.numel():
-            raise Underdetermined("a convolution has fewer equations than its input has pixels")
+            raise Underdetermined("a convolution's gradient gives fewer equations than its input has pixels")
         directions = torch.kron(torch.eye(channels, dtype=weak.dtype), weak).reshape(-1, channels, height, width)
         seen = _convolve(directions, self.kernel, self.geometry).flatten(1).T
         missing = evidence.output - _convolve(x[None], self.kernel, self.geometry)[0]

@@ -123,7 +123,7 @@ def find(layer: FirstLayer, images: int, samples: int, key: Key) -> Found:
             size = drawn
     x = None if best is None else factors.inputs(best.columns)
     if best is None or x is None or (images > 1 and factors.by_chance(best.columns)):
-        why = "too few units are inactive for one; map does not need them"
+        why = "too few units of the first layer are inactive for an image; use map instead"
         raise Undecided(f"did not find {images} images in {drawn} draws: {why}")
     return Found(x, best.contradictions, drawn)
 
@@ -153,23 +153,23 @@ def _factor(layer: FirstLayer, images: int) -> _Factors:
     gradient = layer.of_weight
     units, inputs = gradient.shape
     if images > min(units, inputs):
-        needed = f"{images} images need as many units and inputs of the first layer, which has {units} and {inputs}"
-        raise Undecided(f"{needed}; map does not")
+        needed = f"expected at least {images} units and {images} inputs of the first layer for {images} images"
+        raise Undecided(f"{needed}, got {units} units and {inputs} inputs; use map instead")
     left, values, right = svd(gradient, full_matrices=False)
     floor = _ROUNDING * values[0]
     beyond = torch.maximum(values[images], floor) if len(values) > images else floor
     rank = int((values[:images] > _CLEAR * beyond).sum())
     if rank < images:
         noisy = bool(beyond > 1e3 * floor)
-        why = "too much noise; map withstands it" if noisy else "two are alike, or one leaves no trace"
-        raise Undecided(f"the gradient has {rank} directions above its noise for {images} images: {why}")
+        why = "too much noise; use map instead" if noisy else "two images are alike, or one has no gradient"
+        raise Undecided(f"expected {images} directions of the gradient above its noise, got {rank}: {why}")
     left, values, right = left[:, :images], values[:images], right[:images]
     rest = gradient - (left * values) @ right
     noise = (rest.square().sum(1) / max(inputs - images, 1)).sqrt()
     noise = noise.maximum(_ROUNDING * gradient.square().mean(1).sqrt())
     live = (left * values).norm(dim=1) > _CLEAR * math.sqrt(images) * noise
     if int(live.sum()) < images:
-        raise Undecided(f"only {int(live.sum())} units of the first layer have a gradient, for {images} images")
+        raise Undecided(f"expected at least {images} units of the first layer with a gradient, got {int(live.sum())}")
     total, scores = left.T @ layer.of_bias, (values[:, None] * right) @ layer.weight.T
     dead = scores[:, ~live], layer.bias[~live]
     return _Factors(left[live], values, right, noise[live], total, scores[:, live], layer.bias[live], *dead)

@@ -34,14 +34,14 @@ def row(name: str) -> Row:
     places = [Path(one).expanduser() / "bin" / "python" for one in VENVS if one]
     python = next((place for place in places if place.exists()), None)
     if python is None:
-        raise Skipped("Flower's environment is not there; .ci/flower makes it")
+        raise Skipped("expected Flower's environment, got none; run .ci/flower to create it")
     paths = os.pathsep.join(map(str, (ROOT, ROOT / "benchmarks")))
     environment = {**os.environ, "PYTHONPATH": paths, "FLWR_TELEMETRY_ENABLED": "0"}
     command = [str(python), "-W", "ignore", __file__, name]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"ours"')]
     if done.returncode or not lines:
-        why = (done.stderr.strip().splitlines() or ["it printed no times"])[-1]
+        why = (done.stderr.strip().splitlines() or ["no times were printed"])[-1]
         raise Skipped(f"Flower's simulation failed: {why[:200]}")
     found = json.loads(lines[0])
     work = Work(

@@ -47,9 +47,9 @@ _RECIPIENTS = frozenset({Threat.AGGREGATOR, Threat.PARTICIPANT, Threat.PUBLIC})
 
 _SERVERS = frozenset({Threat.SERVER, Threat.COLLUDING_SERVER, Threat.MALICIOUS_SERVER})
 
-_SINGLE = "samples are drawn one a step, with replacement"
-_ONE_NORM = "all updates of a round have one norm, and one weight"
-ONE_WEIGHT = "all updates of a round have one weight"
+_SINGLE = "samples are drawn one per step, with replacement"
+_ONE_NORM = "all updates of a round have the same norm and the same weight"
+ONE_WEIGHT = "all updates of a round have the same weight"
 
 _ROUNDING = 1e-6
 """Relative difference of two norms that rounding may explain."""
@@ -113,8 +113,8 @@ def norm_scaled(one: Promise, source: str, variation: float, n: int, rounds: int
     reason = _vacuous(touched)
     if promise.delta < touched:
         reason = (
-            f"a record is used with probability {touched:.6g}; where no other record moves the model, a model that "
-            "moved reveals that this one was used, because otherwise the noise is zero too."
+            f"a record is used with probability {touched:.6g}; if no other record changes the model, a changed model "
+            "reveals that this record was used, because the noise is zero if the update is zero."
         )
     proved = Proof.leak(chance, rounds, Unit.RECORD, reason, against=_RECIPIENTS)
     norm = Proof.none(Unit.MESSAGE, "the update's norm is sent in the clear.", "closed form", against=_SERVERS)
@@ -126,7 +126,7 @@ def clipped(one: Promise, source: str, reach: float, n: int, rounds: int, settin
     # a participant knows its own noise and subtracts it from the average
     mu = 2 * reach / math.sqrt(max(1, setting.participants - 1))
     promise = _over(one, rounds)
-    moved = "clipped messages of equal weights, and the noise of all clients except the observing participant."
+    moved = "messages are clipped and have equal weights; the noise of the observing participant does not count."
     further = (
         Proof.gaussian(1 / mu, rounds, Unit.MESSAGE, moved, against=_RECIPIENTS),
         _message(reach, n, rounds, setting),
@@ -161,15 +161,15 @@ def _clipped_record(promise: Promise, mu: float, rounds: int, setting: Setting) 
         from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
         reason = (
-            f"a record, used with probability p = {chance:.6g}, moves the average by at most {mu:.6g} of its noise: "
-            "delta is p times that of the Gaussian mechanism at ln(1 + (e^epsilon - 1) / p)."
+            f"a record, used with probability p = {chance:.6g}, moves the average by at most {mu:.6g} standard "
+            "deviations of its noise: delta is p times that of the Gaussian mechanism at ln(1 + (e^epsilon - 1) / p)."
         )
         sampled = PoissonSampledDpEvent(chance, GaussianDpEvent(1 / mu))
         return Proof(sampled, Unit.RECORD, "privacy loss distribution", reason, tight=False, against=_RECIPIENTS)
     tight = chance == 1
     which = ", which is always used," if tight else ""
-    rest = "" if tight else "; that it may not be used is ignored"
-    reason = f"a record{which} moves the average by at most {mu:.6g} of its noise{rest}."
+    rest = "" if tight else "; the bound ignores that training may not use the record"
+    reason = f"a record{which} moves the average by at most {mu:.6g} standard deviations of its noise{rest}."
     return Proof.gaussian(1 / mu, rounds, Unit.RECORD, reason, tight=tight, against=_RECIPIENTS)
 
 
@@ -178,14 +178,19 @@ def _message(reach: float, n: int, rounds: int, setting: Setting) -> Proof:
     count = -(-setting.dim // n)
     shift = reach / math.sqrt(count)
     same = float(special.log_ndtr(-shift)) - (-math.log(2) if n == 1 else float(special.log_ndtr(shift)))
-    reason = f"a change spread over all {count} sub-vectors rarely leaves all of them on their known balls."
+    reason = (
+        f"a change spread over all {count} sub-vectors is hidden only if no error is outside the other input's ball."
+    )
     return Proof.leak(-math.expm1(count * same), rounds, Unit.MESSAGE, reason, tight=n == 1, against=_SERVERS)
 
 
 def _sub_vector(variation: float, n: int, rounds: int) -> Proof:
     """The leakage to the server of a sub-vector whose noise has this total variation."""
     leak = variation if n == 1 else 2 * variation / (1 + variation)
-    reason = "the server knows the dithers, so the error is uniform on a known ball, which two inputs share or not."
+    reason = (
+        "the server knows the dithers, so the error is uniform on a known ball; an error outside the other input's "
+        "ball reveals the input."
+    )
     return Proof.leak(leak, rounds, Unit.SUBVECTOR, reason, tight=n == 1, against=_SERVERS)
 
 
@@ -233,6 +238,6 @@ def _amplified(local_epsilon: float, setting: Setting) -> float:
 def _vacuous(touched: float) -> str:
     """The reason why a claim does not depend on its noise."""
     return (
-        f"vacuous, weaker than without noise: a record is used with probability {touched:.6g}, and a delta above that "
-        "needs no noise."
+        f"vacuous: a record is used with probability {touched:.6g}, and a delta above this probability holds without "
+        "any noise."
     )

@@ -244,7 +244,7 @@ def _unpack_attempts(source: Reader, dither: Floats, radii: Floats, spread: floa
             dither[:, column][rows] = drawn[:, column]
     further = decode_integers(_take_framed(source, "the last attempts"), np.zeros(rows.size, np.uint8))
     if further.min(initial=0) < 0:
-        raise MessageError(f"expected attempts from {attempt} on, got {attempt + int(further.min())}")
+        raise MessageError(f"expected an accepted attempt >= {attempt}, got {attempt + int(further.min())}")
     for late in np.unique(further[further > 0]).tolist():
         same = rows[further == late]
         dither[same] = dithers(key, attempt + late, same, n)
@@ -255,15 +255,15 @@ def _with_far(cells: Integers, beyond: bytes, contexts: Contexts) -> Integers:
     limit = _limit(cells.size)
     peak = max(int(cells.max(initial=0)), -int(cells.min(initial=0)))
     if peak > limit:
-        raise MessageError(f"expected cells up to {limit}, got {peak}")
+        raise MessageError(f"expected cells of at most {limit} in magnitude, got {peak}")
     if peak < limit:
         if beyond:
-            raise MessageError(f"expected no far cells, got {len(beyond)} bytes of them")
+            raise MessageError(f"expected no bytes for cells beyond {limit}, got {len(beyond)} bytes")
         return cells
     far = np.flatnonzero(np.abs(cells) == limit)
     further = decode_integers(beyond, contexts[far])
     if further.min() < 0:
-        raise MessageError(f"expected how far cells are beyond {limit}, got {int(further.min())}")
+        raise MessageError(f"expected distances >= 0 of cells beyond {limit}, got {int(further.min())}")
     cells = cells.astype(np.int64, copy=False)
     cells[far] += np.sign(cells[far]) * further
     return cells

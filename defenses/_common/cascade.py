@@ -283,7 +283,7 @@ class Cascade(Defense[None, None]):
         shown = self.first.attained(self.second.edge(self.first.noise_variance(setting)))
         if shown * rounds <= claim.epsilon:
             return replace(claim, proved=bounds[0], further=bounds[1:])
-        reason = "two inputs differ that much in whether one number exceeds a threshold that the dither may set."
+        reason = "two inputs attain this epsilon by how often a number exceeds a threshold that the dither can set."
         attained = Proof.pure(shown, rounds, claim.unit, reason, "closed form for two inputs")
         return replace(claim, proved=attained, further=bounds)
 

@@ -23,8 +23,8 @@ _SPREAD = 3.0
 
 
 _INSIDE = {
-    1: "no coordinate lies outside [-1, 1]; nothing clips it",
-    2: "no pair lies outside the unit disc; nothing clips it",
+    1: "all scaled coordinates are in [-1, 1], although nothing clips them",
+    2: "all scaled pairs are in the unit disc, although nothing clips them",
 }
 """The assumption about single numbers, and about pairs."""
 
@@ -34,7 +34,7 @@ _ROUNDING = 1e-6
 
 def unclipped(mode: Mode, lanes: int = 1) -> tuple[str, ...]:
     """The assumptions of a claim for single numbers, or for pairs of numbers (lanes 2)."""
-    return () if mode == "public" else ("the scale is given", _INSIDE[lanes])
+    return () if mode == "public" else ("neighboring updates have the same scale", _INSIDE[lanes])
 
 
 def outside(updates: Sequence[Vector], layout: Layout, mode: Mode, lanes: int = 1) -> dict[str, Breach]:
@@ -57,7 +57,7 @@ def whole_message(mode: Mode, epsilon: float, rounds: int, moved: str) -> Proof:
     """
     if mode != "public":
         return Proof.none(Unit.MESSAGE, "a norm of the update is sent in the clear.")
-    return Proof.pure(epsilon, rounds, Unit.MESSAGE, f"all {moved} may move across their range at once.")
+    return Proof.pure(epsilon, rounds, Unit.MESSAGE, f"all {moved} may change across their whole range at once.")
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class _Levels(Law):
         """
         found = outcomes(split(wire, self.header), len(self.places), self.bits + 1)
         if found.max(initial=0) > 2 * self.top:
-            raise LawError(f"a level of {found.max()}, expected at most {2 * self.top}")
+            raise LawError(f"expected levels of at most {2 * self.top}, got {found.max()}")
         return _pairs((found - self.top).astype(np.float64))
 
     def reading(self, uniforms: Numbers, ratios: Numbers) -> Reading:
@@ -134,7 +134,7 @@ class _ExactLevels(_Levels):
         levels, room = self.levels(wire), _ROUNDING * (1 + np.abs(self.cells).max(1, keepdims=True))
         least, most = (np.clip(np.rint(self.cells + side), -self.top, self.top) for side in (-room, room))
         if ((levels < least) | (levels > most)).any():
-            raise LawError("a level that is not the rounded number")
+            raise LawError("a level is not the rounded number")
         # without private noise there are no alternatives
         return self.reading((self.cells + 0.5 + 2.0**-24 * self.own(own)) % 1.0, np.zeros(0))
 

@@ -319,7 +319,7 @@ def _error_scale(s2: float, nu: float, step: float) -> float:
     """((nu - 2)/nu) step^2/12: the error's part of the scale matrix, as a multiple of G G^T."""
     positive(s2=s2)
     if not 2 < nu < math.inf:
-        raise ValueError(f"expected nu > 2, where t noise has a variance, got nu={nu}")
+        raise ValueError(f"expected nu > 2, so that t noise has a variance, got nu={nu}")
     _check_step(step)
     return (nu - 2) / nu * step**2 / 12
 

@@ -365,10 +365,10 @@ def student(epsilon: float, s2: float | None, nu: float | None) -> Student:
         student_variance(s2, nu)
         return Student(s2, nu)
     if s2 is not None or nu is not None:
-        raise ValueError(f"expected s2 and nu or neither, got s2={s2} and nu={nu}")
+        raise ValueError(f"expected both s2 and nu or neither, got s2={s2} and nu={nu}")
     if epsilon not in SHIPPED:
         known = ", ".join(f"{value:g}" for value in SHIPPED)
-        raise ValueError(f"expected epsilon {known}, or s2 and nu with it, got epsilon={epsilon}")
+        raise ValueError(f"expected epsilon {known}, or another with s2 and nu, got epsilon={epsilon}")
     return SHIPPED[epsilon][0]
 
 

@@ -152,7 +152,7 @@ def allocate(
     largest = (math.fsum(received) + own) / (channel.users + 1 / ratio)
     if weakest > largest and not lower:
         raise ValueError(
-            f"expected power for noise of variance {weakest / ratio - own:.6g} beside the gradients, "
+            f"expected power for noise of variance {weakest / ratio - own:.6g} in addition to the gradients, "
             f"got {math.fsum(received - weakest):.6g}; lower the aligned power or increase epsilon"
         )
     aligned = min(weakest, largest)

@@ -39,7 +39,7 @@ class Waveform(Law):
             return Reading(Normal().uniforms((sent - self.center) / self.spread), places, bits, lowest)
         # not `>`, because a NaN would pass
         if not (np.abs(sent - self.center) <= _ROUNDING * np.abs(self.center)).all():
-            raise LawError("a waveform without noise that is not the projected update at its amplitude")
+            raise LawError("a waveform without noise is not the projected update at its amplitude")
         drawn = uniform(own.child("noise"), (count,), dtype=torch.float64).numpy()
         coins = integers(own.child("bits"), count, 2)
         return Reading(drawn, places, coins, coins)

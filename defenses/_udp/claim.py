@@ -208,7 +208,9 @@ class UDPRounds(Defense[S, None]):
         if self.clips == "records" and setting.sends == "update":
             found.append(_FALLING)
         if self.formula == "paper" and setting.participants < setting.clients:
-            found.append("the adversary does not know who takes part in a round; this lowers epsilon by sqrt(q)")
+            found.append(
+                "the adversary does not know which clients take part (a share q); this multiplies epsilon by sqrt(q)"
+            )
         return found
 
     def _step(self, setting: Setting) -> float:
@@ -221,7 +223,9 @@ class UDPRounds(Defense[S, None]):
             why = "two clipped updates differ by no more than the sensitivity, whatever their records."
             return _composed(multipliers, Unit.CLIENT, why)
         n = setting.samples
-        why = f"all {n} records of the smallest client move its message {n} times as far as one; larger clients more."
+        why = (
+            f"all {n} records of the smallest client move its message {n} times as far as one; more for larger clients."
+        )
         return _composed((z / n for z in multipliers), Unit.CLIENT, why)
 
 
@@ -244,10 +248,10 @@ def _picked(multipliers: Sequence[float], unit: Unit, share: float) -> tuple[Pro
     from dp_accounting import GaussianDpEvent
 
     mean = GaussianDpEvent(1 / (math.sqrt(share) * whole_run_mu(multipliers)))
-    average = f"the average client, with a share of {share:g} in the budget that the run spends."
+    average = f"for the average client, which spends a share of {share:g} of the run's budget."
     often = participations(len(multipliers), share, _OFTEN)
-    rounds = f"the {often} of {len(multipliers)} rounds with least noise"
-    most = f"a client selected in {rounds}; {_OFTEN:.0%} of clients are not selected more often."
+    rounds = f"the {often} of {len(multipliers)} rounds with the least noise"
+    most = f"for a client selected in {rounds}; {_OFTEN:.0%} of clients are not selected more often."
     return Proof(mean, unit, _EXACT, average), _composed(sorted(multipliers)[:often], unit, most)
 
 

@@ -206,7 +206,7 @@ def _chart(analysis: Analysis, lines: Sequence[Line], place: str, aside: str) ->
 
 def _caption(drawn: Sequence[Line], series: Sequence[Series], least: float) -> str:
     """The lines, the trainings behind them, and the intervals."""
-    parts = ["Each defense under the attack with the highest AUC. A threshold attains each step."]
+    parts = ["Each defense under the attack with the highest AUC. Each step belongs to one threshold."]
     seeds = max((len(line.trained) for line in drawn), default=1)
     if seeds > 1:
         parts.append(

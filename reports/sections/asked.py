@@ -66,7 +66,7 @@ def asked(analysis: Analysis) -> Asked | None:
 def _panels(figure: Figure, found: Sequence[Value]) -> tuple[Panel, ...] | str:
     """The panels of a figure, or the reason why it could not be drawn."""
     try:
-        return tuple(draw(figure, found)) or "there is no value for it"
+        return tuple(draw(figure, found)) or "the results have no value for it"
     except ValueError as error:
         return str(error)
 
@@ -94,7 +94,7 @@ def _stated(one: Judged) -> Stated:
     text = one.statement.text + (f" ({one.where})" if one.where else "")
     more = "" if one.p is None else f"p = {one.p:.2g}"
     if one.verdict is Verdict.UNRESOLVED and one.seeds is not None:
-        more += f"; about {one.seeds} seeds would show it"
+        more += f"; about {one.seeds} seeds would decide it"
     return Stated(text, TONES[one.verdict], str(one.verdict), one.measured, one.statement.printed, more)
 
 
@@ -115,11 +115,7 @@ def chart_of(figure: Figure, panel: Panel, name: str) -> Chart:
         for spot in line.spots
     ] + [(label, "", short(level), "", "") for level, label in levels]
     best = figure.best
-    what = (
-        ""
-        if best is None
-        else f" Shown: {'where' if best.show == 'where' else 'the value at which'} {best.along} is best."
-    )
+    what = "" if best is None else f" Shown: the {'' if best.show == 'where' else 'value at the '}best {best.along}."
     return Chart(
         name=f"{slug(figure.title)}-{name}",
         title=f"{figure.title}: {panel.title}" if panel.title else figure.title,
@@ -139,7 +135,7 @@ def chart_of(figure: Figure, panel: Panel, name: str) -> Chart:
 
 
 def _infinity(places: Sequence[float], *, log: bool) -> float | None:
-    """The place that stands for infinity, a sixth of the range behind the last; None if no x is infinite."""
+    """The place of infinity on the axis: a sixth of the range behind the last; None if no x is infinite."""
     finite = [place for place in places if math.isfinite(place)]
     if len(finite) == len(places):
         return None

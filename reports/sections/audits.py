@@ -39,8 +39,8 @@ def _scope(audit: AuditRecord) -> str:
 def refutation(audit: AuditRecord) -> str:
     """An audited bound above the claim for the audited federation, in words."""
     return (
-        f"audited ≥ {short(audit.epsilon_lower)} {per(audit.unit, audit.delta)} ({_scope(audit)}) "
-        f"where {number(audit.claimed)} is claimed ({_federation(audit)})"
+        f"audited ≥ {short(audit.epsilon_lower)} {per(audit.unit, audit.delta)} ({_scope(audit)}), "
+        f"above the claim of {number(audit.claimed)} for {_federation(audit)}"
     )
 
 
@@ -83,16 +83,16 @@ def _described(audits: Sequence[AuditRecord]) -> list[str]:
     method = f"{first.method}, assuming {assumption(first.method)}"
     if first.method != "Clopper-Pearson":
         least = over_seeds([one.any_mechanism for one in audits])
-        method += f"; without assumptions about the mechanism ≥ {least}"
+        method += f"; ≥ {least} without assumptions about the mechanism"
     claimed = "nothing" if first.claimed is None else short(first.claimed)
     found = [
-        f"Audited over {span}, in a small federation of its own: {where}. Claimed there: {claimed}; proved there: "
+        f"Audited over {span} in a separate small federation: {where}. Claimed there: {claimed}; proved there: "
         f"{number(first.proved)}, {per(first.unit, first.delta)}. Neighbors: {first.relation}, {' / '.join(pairs)}. "
         f"Bound: {method}."
     ]
     ceilings = [one.ceiling for one in audits if one.ceiling is not None]
     if ceilings:
-        found[0] += f" These trials refute no epsilon above {over_seeds(ceilings)}."
+        found[0] += f" These trials cannot refute an epsilon above {over_seeds(ceilings)}."
     found += _assuming(audits)
     seen = Counter(f"{one.code}: {one.seen}." for one in audits)
     shares = (f" In {n} of {len(audits)} audits." if n < len(audits) else "" for n in seen.values())
@@ -117,7 +117,7 @@ def _elsewhere(audit: AuditRecord, claims: Sequence[ClaimRecord]) -> str:
     there = NO_PROMISE if audit.claimed is None else short(audit.claimed), number(audit.proved)
     if here == there and all((claim.unit, claim.delta) == (audit.unit, audit.delta) for claim in claims):
         return ""
-    return f": there claimed {number(audit.claimed)}, proved {number(audit.proved)}"
+    return f"; claimed {number(audit.claimed)} and proved {number(audit.proved)} there"
 
 
 def _kind(audit: AuditRecord) -> tuple[object, ...]:

@@ -211,9 +211,9 @@ def _with_count(assumption: str, trainings: Sequence[TrainingRecord]) -> str:
     broken, of, what = sum(one.broken for one in found), sum(one.of for one in found), found[0].what
     runs = "this run" if len(found) == 1 else f"these {len(found)} runs"
     if not broken:
-        return f"{assumption}: kept by {f'all {counted(of, what)}' if of > 1 else f'the only {what}'} of {runs}"
+        return f"{assumption}: holds for {f'all {counted(of, what)}' if of > 1 else f'the only {what}'} of {runs}"
     share = f"{grouped(broken)} of {counted(of, what)} of {runs} ({short(100 * broken / of, 3)} %)"
-    rest = "" if any(one.voids for one in found) else "; the proof holds all the same"
+    rest = "" if any(one.voids for one in found) else "; the proof still holds"
     return f"{assumption}: broken by {share}{rest}"
 
 

@@ -50,7 +50,7 @@ def _claims(analysis: Analysis) -> Iterator[str]:
     """The limits of claimed, proved and audited epsilons."""
     yield "Claimed and proved epsilons are derived from the mechanism and its assumptions, not from the running code."
     if any(training.audited is not None for training in analysis.run.trainings.values()):
-        yield "An audit runs the code, but in a small federation of its own; without a violation it proves nothing."
+        yield "An audit runs the code in a separate small federation; an audit without a violation proves nothing."
     else:
         yield "No epsilon in this report is audited: no attack tests whether the implementation matches its proof."
     unproved = tally(analysis)["UNPROVED"]
@@ -63,7 +63,10 @@ def _adversaries(analysis: Analysis) -> Iterator[str]:
     threats = dict.fromkeys(group.case.threat for group in analysis.attacked)
     targets = [group.case.target for group in analysis.attacked]
     if threats:
-        yield f"Only honest-but-curious adversaries that follow the protocol were measured: {listing(threats)}."
+        yield (
+            f"Only these adversaries were measured: {listing(threats)}. An adversary that sees more, or departs "
+            "further from the protocol, may learn more."
+        )
     if any(target.kind == "probe" for target in targets):
         yield (
             "A probe sends a chosen batch alone through the client's encode path. It is easier to attack than a real "
@@ -80,9 +83,9 @@ def _adversaries(analysis: Analysis) -> Iterator[str]:
 def _controls(analysis: Analysis) -> Iterator[str]:
     """Columns without a floor or a ceiling, and columns whose attack fails without a defense."""
     if any(analysis.floor_value(group) is None for group in analysis.attacked):
-        yield "Some columns have no floor: the score of a guess without any message is unknown there."
+        yield "Some columns have no floor: the score of a guess that uses no message is unknown."
     if any(analysis.ceiling(group) is None for group in analysis.defended):
-        yield "Some columns have no ceiling: the leakage without a defense is unknown there."
+        yield "Some columns have no ceiling: the leakage without a defense is unknown."
     for text in sorted({analysis.column_text(group) for group in analysis.attacked if analysis.is_void(group)}):
         yield f"The column {text} shows nothing about the defenses: its attack fails without a defense too."
 

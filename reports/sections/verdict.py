@@ -60,7 +60,7 @@ _RULE = (
     f"“Leaks”: at least one defended case is High: it is at least {percent(HIGH, 0)} of the way from the floor to "
     f"the ceiling, or has more recognizable images (SSIM ≥ {RECOGNIZABLE}, nearer to the original than to 99 others) "
     f"than the floor. “Leaks in part”: no case is High, at least one reaches {percent(LOW, 0)} of the way. “Nothing "
-    "recognizable” and “Close to the floor”: all rated cases are below that, or their interval holds the floor (“at "
+    "recognizable” and “Close to the floor”: all rated cases are below that, or their interval contains the floor (“at "
     "floor”). The badge is valid only for the attacks and adversaries of this report. It does not depend on claimed "
     "epsilons."
 )
@@ -141,7 +141,7 @@ def _through(analysis: Analysis) -> str:
     }
     sentences = [f" {text} through {listing(leaking[kind])}." for kind, text in _FOUND.items() if leaking[kind]]
     quiet = [name for name, kinds in words.items() if set().union(*kinds.values()) <= {"Low", "at floor"}]
-    return "".join([*sentences, f" Nothing beats the floor by much through {listing(quiet)}." if quiet else ""])
+    return "".join([*sentences, f" No attack on {listing(quiet)} gets far above the floor." if quiet else ""])
 
 
 def _leaking(analysis: Analysis, defenses: set[str]) -> str:
@@ -194,7 +194,7 @@ def _accuracy_figure(analysis: Analysis) -> Figure:
             assert there.value is not None
             costs.append((here.value - there.value, here.value, there.value, analysis.defenses[defense].text))
     if not costs:
-        detail = "Needs the accuracy of a training with and of one without a defense."
+        detail = "Needs the accuracy with and without a defense."
         return Figure("Largest accuracy cost", NO_VALUE, "", detail)
     change, with_defense, without, name = min(costs)
     detail = f"{name}: {percent(with_defense)}; no defense: {percent(without)}"

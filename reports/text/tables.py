@@ -32,7 +32,7 @@ _BOX = box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n", ascii=Fal
 
 _CAPTION = (
     "Higher means that the adversary learns more. Never compare ε of different units. Identified: nearer to the "
-    "original than to 99 other images. Bits: of a client's message, for each parameter. Audited: a lower bound from n "
+    "original than to 99 other images. Bits: per parameter of a client's message. Audited: a lower bound from n "
     "trials in a small federation; the report states its unit and confidence."
 )
 
