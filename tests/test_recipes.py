@@ -14,6 +14,8 @@ from leakgauge.harness.core.errors import StudyError, UnknownNameError
 from leakgauge.harness.core.metrics import METRICS
 from leakgauge.harness.core.points import Value, of_cell, paths_of
 from leakgauge.harness.core.statements import Verdict
+from leakgauge.harness.federation import formulas, registry
+from leakgauge.harness.federation.formulas import layer_snr
 from leakgauge.harness.study.recipes import recipe, recipes
 from leakgauge.harness.study.reproduce import evaluate, quantities, reproduce
 from leakgauge.harness.study.study import expand, resolve
@@ -187,9 +189,26 @@ def test_what_cannot_be_is_refused_in_a_line(small, tmp_path):
             recipe(str(path), Size.QUICK, tmp_path)
 
 
+def test_the_snr_of_normal_updates_is_that_of_the_noise():
+    # one number per parameter, without an overload: the ratio is 1 / (2 clip^2) for Laplace noise of scale clip
+    found = layer_snr("laplace", "linear", draws=6, clip=50.0, epsilon=2.0)["layer_snr_db"]
+    assert found == pytest.approx(-10 * math.log10(2 * 50.0**2), abs=0.5)
+    assert layer_snr("laplace", "linear", seed=1, clip=50.0, epsilon=2.0) != layer_snr(
+        "laplace", "linear", clip=50.0, epsilon=2.0
+    )
+    with pytest.raises(LookupError, match=r"no formula 'messages.layer_snt'; did you mean 'messages.layer_snr'"):
+        registry.formula("messages.layer_snt")
+
+
+@pytest.fixture
+def few_draws(monkeypatch):
+    """Formulas of messages with one draw for each value."""
+    monkeypatch.setitem(formulas.FORMULAS, "layer_snr", lambda **given: layer_snr(**given | {"draws": 1}))
+
+
 @pytest.mark.parametrize("name", recipes())
 @pytest.mark.matrix
-def test_every_shipped_recipe_is_valid_at_every_size(name, tmp_path):
+def test_every_shipped_recipe_is_valid_at_every_size(name, tmp_path, few_draws):
     for size in Size:
         made = recipe(name, size, tmp_path)
         assert made.source
@@ -224,7 +243,7 @@ def made_up(made):
 @pytest.mark.parametrize("size", Size)
 @pytest.mark.parametrize("name", recipes())
 @pytest.mark.matrix
-def test_every_claim_and_figure_of_a_recipe_has_its_values(name, size, tmp_path):
+def test_every_claim_and_figure_of_a_recipe_has_its_values(name, size, tmp_path, few_draws):
     made = recipe(name, size, tmp_path)
     if made.missing:
         return

@@ -230,14 +230,17 @@ def describe(spec: PartSpec) -> PartInfo:
 
 
 def formula(name: str) -> Callable[..., Any]:
-    """The formula `module.function` of a defense's module: a pure function in its table `FORMULAS`.
+    """The formula `module.function` of a defense's module, or `messages.function` of `federation.formulas`.
+
+    It is a pure function in the module's table `FORMULAS`.
 
     Raises:
         LookupError: there is no such formula.
     """
     module, _, function = name.rpartition(".")
     try:
-        known: dict[str, Callable[..., Any]] = importlib.import_module(f"leakgauge.defenses.{module}").FORMULAS
+        home = "harness.federation.formulas" if module == "messages" else f"defenses.{module}"
+        known: dict[str, Callable[..., Any]] = importlib.import_module(f"leakgauge.{home}").FORMULAS
     except (ImportError, AttributeError, ValueError) as error:
         raise LookupError(f"no formulas of a defense {module!r}") from error
     if function not in known:

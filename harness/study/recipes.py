@@ -6,7 +6,8 @@ A recipe is a study's TOML file with a few more keys. It is only data, without c
 |---|---|
 | `source` | the paper, and its table or figure |
 | `unstated` | what the paper does not state, and the value or sweep used instead, one line each |
-| `formulas` | functions of a defense (`FORMULAS` of its module) with arguments; lists are swept, nothing is trained |
+| `formulas` | functions of a defense (`FORMULAS` of its module), or of any defense's messages (`messages.`), with |
+| | arguments; lists are swept, nothing is trained; values with a `seed` are measured, those without are exact |
 | `scale.SIZE` | values that replace those of the study at this size; a table is merged into each table of a list |
 | `missing` | why the recipe cannot run; its claims are then NOT RUN |
 """
@@ -182,4 +183,4 @@ def _values(recipe: str, table: Table) -> Iterable[Value]:
         several = value if isinstance(value, list | tuple) else [value]
         for item, number in enumerate(several):
             at = arguments | ({"index": item} if several is value else {})
-            yield Value(quantity, float(number), at, exact=True)
+            yield Value(quantity, float(number), at, exact="seed" not in at)
