@@ -7,11 +7,9 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from typer.testing import CliRunner
 
 from leakgauge.harness.audit.claims import claim_to_data, prepare, record_claim
 from leakgauge.harness.audit.standalone import audit_for_study
-from leakgauge.harness.cli.main import app
 from leakgauge.harness.core.cell import PartSpec
 from leakgauge.harness.core.contract import claim_of
 from leakgauge.harness.core.errors import StudyError
@@ -24,6 +22,7 @@ from leakgauge.harness.study.files import sealed, to_json, unsealed
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
 from tests.audit_case import setting_of
+from tests.command import call
 from tests.test_run import ECHO
 
 LAPLACE = PartSpec("laplace", {"epsilon": 1.0})
@@ -170,7 +169,7 @@ def test_a_gate_and_a_run_that_is_asked_to_read_no_stored_answer(folder, monkeyp
     name, *options = command.split()
     baseline = [] if name == "run" else ["--baseline", "a.json"]
     out = [] if name == "check" else ["-o", str(folder)]
-    assert CliRunner().invoke(app, [name, "smoke", *baseline, *out, *options]).exit_code == 2
+    assert call(name, "smoke", *baseline, *out, *options).exit_code == 2
     assert seen == [None]
     assert environment.cache_folder() is not None, "only meanwhile"
 

@@ -12,10 +12,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from typer.testing import CliRunner
 
 import leakgauge
-from leakgauge.harness.cli.main import app
 from leakgauge.harness.core.cell import PartSpec, TaskSpec
 from leakgauge.harness.core.contract import Examples, Sender
 from leakgauge.harness.core.errors import StudyError
@@ -34,6 +32,7 @@ from leakgauge.harness.study.recorded import as_recorded
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store
 from leakgauge.harness.study.study import resolve
+from tests.command import call
 
 MAP = {"name": "map", "evaluations": 30, "warm": 10}
 QUIET = {"progress": False, "limit": False}
@@ -483,7 +482,7 @@ def prepare_task(model):
 
 
 def command(*words):
-    return CliRunner().invoke(app, ["inspect", *map(str, words)])
+    return call("inspect", *words)
 
 
 def test_the_command_attacks_a_recorded_folder_and_writes_a_report(tmp_path):
