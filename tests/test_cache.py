@@ -23,18 +23,14 @@ from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
 from tests.audit_case import setting_of
 from tests.command import call
+from tests.doubles import study_table
 from tests.test_run import ECHO
 
 LAPLACE = PartSpec("laplace", {"epsilon": 1.0})
 SMALL = dataclasses.replace(setting_of(650), clients=4, participants=4, rounds=2, steps=1, batch=32, samples=20)
-TABLE = {
-    "name": "cached",
-    "audit": 20,
-    "tasks": [{"data": "digits", "model": "mlp-small"}],
-    "federations": [{"clients": [4, 5], "rounds": 2, "samples": 80, "test_samples": 50, "local_steps": 1}],
-    "defenses": [{"name": "laplace", "epsilon": 1.0}, {"name": "tests.doubles:Counting"}],
-    "attacks": [{"name": ECHO, "target": {"count": 1}}],
-}
+FEDERATION = {"clients": [4, 5], "rounds": 2, "samples": 80, "test_samples": 50, "local_steps": 1}
+DEFENSES = [{"name": "laplace", "epsilon": 1.0}, "tests.doubles:Counting"]
+TABLE = study_table(FEDERATION, DEFENSES, [{"name": ECHO, "target": {"count": 1}}], audit=20)
 
 
 @pytest.fixture
