@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import math
 import statistics
@@ -26,13 +27,16 @@ from leakgauge.harness.core.contract import (
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
 from leakgauge.harness.core.vec import Vector
-from leakgauge.harness.data import DataSet
+from leakgauge.harness.data import DataSet, default_root, load
 from leakgauge.harness.data.embedded import FACTORS, photos
 from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.score import SUCCESS, score_reconstruction
+
+AUXILIARY = 3000
+"""Number of images that the attacker has."""
 
 EXACT = 0.999
 """SSIM from which the closed form counts as exact."""
@@ -41,6 +45,20 @@ DIVERGED = 1.0
 """MSE above which a search has left the range of images."""
 
 _PLAN = LocalPlan(gradient=True, steps=None, epochs=None, batch=0, lr=0.1, momentum=0.0)
+
+
+def opened(parser: argparse.ArgumentParser, first: int) -> tuple[argparse.Namespace, DataSet, Tensor, Tensor, Examples]:
+    """The words of the command, CIFAR-10, its attacked test images x and y from `first` on, and the attacker's images.
+
+    From then on, torch uses one thread.
+    """
+    parser.add_argument("folder", nargs="?", type=Path, default=default_root())
+    parser.add_argument("--images", type=int, default=16)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    data = load("cifar10", given.folder)
+    x, y = (part[first : first + given.images] for part in data.test)
+    return given, data, x, y, Examples(*(part[:AUXILIARY] for part in data.train))
 
 
 class Victims(NamedTuple):

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 from typing import Any
 
-import torch
-from _victims import Victims
-from peer import AUXILIARY, TRAINING, fresh
+from _victims import Victims, opened
+from peer import TRAINING, fresh
 from torch import Tensor
 
 from leakgauge.attacks.map import MAP
@@ -26,7 +24,6 @@ from leakgauge.defenses.none import NoDefense
 from leakgauge.harness.core.contract import Attack, Defense, Examples, Message, Observation, Sender, Setting, Snapshot
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import View
-from leakgauge.harness.data import default_root, load
 from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.prior import gaussian_prior
@@ -70,13 +67,7 @@ def quality(attack: Attack, seen: Observation, x: Tensor, y: Tensor, batch: int)
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", nargs="?", type=Path, default=default_root())
-    parser.add_argument("--images", type=int, default=16)
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    data = load("cifar10", given.folder)
-    x, y = (part[FIRST : FIRST + given.images] for part in data.test)
-    auxiliary = Examples(*(part[:AUXILIARY] for part in data.train))
+    _, data, x, y, auxiliary = opened(parser, FIRST)
     gaussian_prior(auxiliary.x, MAP().box)  # cached, so that no attack's time includes it
     start = fresh("lenet5", x, y)
     trained = train_clients(start.task, start.params, [Work(data.train, Key(4))], TRAINING, "loop").updates[0]

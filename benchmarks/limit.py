@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from prior_weight import AUXILIARY, seen
+from _victims import opened
+from prior_weight import seen
 
 from leakgauge.attacks.map import MAP
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.harness.audit.limit import limits
 from leakgauge.harness.core.contract import Defense, Examples
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.data import default_root, load
 from leakgauge.harness.federation.registry import build as build_part
 from leakgauge.harness.learn.prior import gaussian_prior
 from leakgauge.harness.study.score import score_limits
@@ -38,13 +36,7 @@ DEFENSES = ("none", "laplace", "sdq", "jopeq", "cepam-gaussian")
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", nargs="?", type=Path, default=default_root())
-    parser.add_argument("--images", type=int, default=16)
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    data = load("cifar10", given.folder)
-    x, y = (part[FIRST : FIRST + given.images] for part in data.test)
-    auxiliary = Examples(*(part[:AUXILIARY] for part in data.train))
+    _, _, x, y, auxiliary = opened(parser, FIRST)
     for box in (0.0, MAP().box):
         gaussian_prior(auxiliary.x, box).axes  # noqa: B018 - cached, so that no time includes it
     defenses: dict[str, Defense[Any, Any]] = {

@@ -15,21 +15,19 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from _victims import Victims, judge, observed, sent
+from _victims import Victims, judge, observed, opened, sent
 from torch import Tensor, nn
 
 from leakgauge.attacks.map import MAP
 from leakgauge.attacks.prior import Prior
 from leakgauge.defenses.none import NoDefense
-from leakgauge.harness.core.contract import Attack, Examples, Guess
+from leakgauge.harness.core.contract import Attack, Guess
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import mean_interval
-from leakgauge.harness.data import default_root, load
 from leakgauge.harness.data.torchvision_shim import torchvision
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.layers import Chain, Conv, Dense, Flatten, Relu
@@ -40,7 +38,6 @@ from leakgauge.harness.learn.tasks import ModelTask
 FIRST = 200
 """The first attacked test image; earlier images were used for other choices."""
 
-AUXILIARY = 3000
 TRAINING = LocalPlan(gradient=False, steps=None, epochs=2, batch=32, lr=0.02, momentum=0.9)
 MODELS = (("lenet5", True), ("lenet5", False), ("cnn2", False))
 
@@ -99,14 +96,8 @@ def theirs(victims: Victims, gradients: Tensor, images: Tensor, iterations: int)
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", nargs="?", type=Path, default=default_root())
-    parser.add_argument("--images", type=int, default=16)
     parser.add_argument("--iterations", type=int, default=400)
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    data = load("cifar10", given.folder)
-    x, y = (part[FIRST : FIRST + given.images] for part in data.test)
-    auxiliary = Examples(*(part[:AUXILIARY] for part in data.train))
+    given, data, x, y, auxiliary = opened(parser, FIRST)
     attacks: dict[str, Attack] = {"floor": Prior(), "map": MAP()}
     gaussian_prior(auxiliary.x, MAP().box)  # cached, so that no attack's time includes it
     for name, trained in MODELS:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _victims import Victims, observed
+from _victims import AUXILIARY, Victims, observed
 from torch import Tensor
 
 from leakgauge.attacks._engine import reconstruct
@@ -45,7 +45,6 @@ WEIGHTS = (1.0, 2.0, 5.0, 10.0, 20.0)
 TESTED = range(100, 116)
 ATTACKED = range(900, 908)
 DIGITS = range(200, 216)
-AUXILIARY = 3000
 
 
 def seen(x: Tensor, y: Tensor, defense: Defense[Any, Any], auxiliary: Examples) -> Observation:

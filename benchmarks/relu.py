@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import torch
+from _victims import opened
 from fedavg import PLAN, messages, quality
-from peer import AUXILIARY, TRAINING, fresh
+from peer import TRAINING, fresh
 
 from leakgauge.attacks.map import MAP
 from leakgauge.attacks.prior import Prior
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.none import NoDefense
-from leakgauge.harness.core.contract import Defense, Examples
+from leakgauge.harness.core.contract import Defense
 from leakgauge.harness.core.rng import Key
-from leakgauge.harness.data import default_root, load
 from leakgauge.harness.learn.batch import Work, train_clients
 from leakgauge.harness.learn.prior import gaussian_prior
 
@@ -37,14 +35,9 @@ CASES: tuple[tuple[int, Defense[Any, Any]], ...] = ((1, NoDefense()), (1, NOISE)
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", nargs="?", type=Path, default=default_root())
     parser.add_argument("--models", nargs="+", default=MODELS)
-    parser.add_argument("--images", type=int, default=16)
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    data = load("cifar10", given.folder)
-    x, y = (part[FIRST : FIRST + given.images] for part in data.test)
-    auxiliary, plan = Examples(*(part[:AUXILIARY] for part in data.train)), replace(PLAN, gradient=True, steps=None)
+    given, data, x, y, auxiliary = opened(parser, FIRST)
+    plan = replace(PLAN, gradient=True, steps=None)
     gaussian_prior(auxiliary.x, MAP().box)  # cached, so that no attack's time includes it
     for name in given.models:
         start = fresh(name, x, y)

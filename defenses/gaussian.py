@@ -55,7 +55,7 @@ class Gaussian(Clipped, Perturbs):
         return 2 * self.clip / gaussian_mu(self.epsilon, self.delta)
 
     @property
-    def _scaling(self) -> Scaling:
+    def scaling(self) -> Scaling:
         """No header: the bound is public."""
         return Scaling("public")
 

@@ -73,7 +73,7 @@ class Laplace(Perturbs):
         return self.clip if self.scale == "public" else 1.0
 
     @property
-    def _scaling(self) -> Scaling:
+    def scaling(self) -> Scaling:
         """How an update becomes numbers."""
         return Scaling(self.scale, 1, self.clip)
 
@@ -115,7 +115,7 @@ class Laplace(Perturbs):
         Numbers that were rounded separately follow the law of their cells; pairs in a lattice get a wider tip.
         """
         parts = [self.split(wire, setting) for wire in received]
-        candidates = self._scaling.candidates([header for header, _ in parts], setting.layout)
+        candidates = self.scaling.candidates([header for header, _ in parts], setting.layout)
         sent = torch.stack([numbers for _, numbers in parts]) / self._bound
         b = self.noise_scale / self._bound
         cells: Misfit | None = None

@@ -10,25 +10,25 @@ import torch
 from torch import Tensor
 
 from leakgauge.defenses._common.reference import scaled
-from leakgauge.defenses._common.scale import Mode, Scaling, unclipped, whole_message
+from leakgauge.defenses._common.scale import ByScale, Mode, Scaling, unclipped, whole_message
 from leakgauge.defenses._mvu import Design, design, exact_epsilon, sample
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Proof, Unit, claim_over
 from leakgauge.harness.core.codec import pack_levels, unpack_levels
-from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
+from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.law import Choices, Law, LawError, powers
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
-from leakgauge.harness.core.vec import Parts, Vector
+from leakgauge.harness.core.vec import Vector
 
 _LEAST = 1e-30
 """Smallest probability in the likelihood; keeps the logarithm and its gradient within float32."""
 
 
 @dataclass(frozen=True)
-class MVU(Defense[Design, None]):
+class MVU(ByScale[Design]):
     """The minimum variance unbiased mechanism on each coordinate, with equal numbers of input and output bits.
 
     Args:
@@ -60,7 +60,7 @@ class MVU(Defense[Design, None]):
         design(self.epsilon, self.bits, self.bits)
 
     @property
-    def _scaling(self) -> Scaling:
+    def scaling(self) -> Scaling:
         """How an update becomes numbers."""
         return Scaling(self.scale, 1, self.clip)
 
@@ -68,14 +68,10 @@ class MVU(Defense[Design, None]):
         """The public channel."""
         return design(self.epsilon, self.bits, self.bits)
 
-    def parts(self, setting: Setting) -> Parts:
-        """The coordinates of the first scaled piece."""
-        return self._scaling.parts(setting.layout)
-
     def encode(self, state: Design, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
         """Clamp, round stochastically to a level, sample the channel. Does not use the shared key."""
         check_update(update)
-        header, numbers = self._scaling.normalize(update, link.setting.layout)
+        header, numbers = self.scaling.normalize(update, link.setting.layout)
         place = (numbers.double().clamp(-1.0, 1.0).numpy() + 1) / 2 * (len(state.P) - 1)
         chance = rng.uniform(private.child("rounding"), (len(place),), dtype=torch.float64).numpy()
         rows = np.floor(place).astype(np.int64)
@@ -86,12 +82,12 @@ class MVU(Defense[Design, None]):
         """The values of the columns, which are unbiased for the clamped update."""
         header, columns = self._read(received, link.setting)
         values = torch.from_numpy(2 * state.alpha[columns] - 1).float()
-        return self._scaling.undo(header, values, link.setting.layout)
+        return self.scaling.undo(header, values, link.setting.layout)
 
     def likelihood(self, state: Design, received: Sequence[bytes], links: Links) -> Likelihood:
         """Exact: a column's probability is linear between two levels. Adds a penalty for norms unlike the sent ones."""
         read = [self._read(wire, links.setting) for wire in received]
-        candidates = self._scaling.candidates([header for header, _ in read], links.setting.layout)
+        candidates = self.scaling.candidates([header for header, _ in read], links.setting.layout)
         columns = torch.from_numpy(np.stack([columns for _, columns in read]))
         steps = len(state.P) - 1
         # one entry per column and two neighboring levels; flat, because indexing by pairs is several times slower
@@ -107,14 +103,6 @@ class MVU(Defense[Design, None]):
             return -chance.clamp(_LEAST, 1.0).log().sum(-1) + candidates.penalty(update)
 
         return score
-
-    def in_clear(self, updates: Tensor, setting: Setting) -> Tensor:
-        """The scales."""
-        return self._scaling.in_clear(updates, setting.layout)
-
-    def sent_in_clear(self, received: Sequence[bytes], setting: Setting) -> Tensor:
-        """The scales before the numbers."""
-        return self._scaling.sent_in_clear(received, setting.layout)
 
     def law(self, state: Design, memory: None, update: Vector, link: Link) -> Law:
         """The probability of each column of the public channel, linear between two levels; epsilon is checked.
@@ -150,7 +138,7 @@ class MVU(Defense[Design, None]):
 
     def _read(self, received: bytes, setting: Setting) -> tuple[bytes, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
         """The header and the columns [d] in a message."""
-        size = self._scaling.header_size(setting.layout)
+        size = self.scaling.header_size(setting.layout)
         if len(received) < size:
             raise MessageError(f"expected a message with a header of {size} bytes, got {len(received)} bytes")
         return received[:size], unpack_levels(received[size:], setting.dim, self.bits)

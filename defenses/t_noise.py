@@ -68,7 +68,7 @@ class TNoise(Perturbs):
         return student(self.epsilon, self.s2, self.nu)
 
     @property
-    def _scaling(self) -> Scaling:
+    def scaling(self) -> Scaling:
         """How an update becomes pairs of numbers."""
         return Scaling(self.scale, 2, self.clip)
 
@@ -103,7 +103,7 @@ class TNoise(Perturbs):
         A rounding error widens the law.
         """
         parts = [self.split(wire, setting) for wire in received]
-        candidates = self._scaling.candidates([header for header, _ in parts], setting.layout)
+        candidates = self.scaling.candidates([header for header, _ in parts], setting.layout)
         sent = torch.stack([numbers for _, numbers in parts])
 
         def score(update: Tensor) -> Tensor:

@@ -5,9 +5,7 @@ import functools
 import json
 
 import numpy as np
-from typer.testing import CliRunner
 
-from leakgauge.harness.cli.main import app
 from leakgauge.harness.core.cell import Target, fingerprint
 from leakgauge.harness.core.result import Failure, to_data
 from leakgauge.harness.core.stats import mean
@@ -19,10 +17,6 @@ from tests.report_fixtures import GAUSSIAN, MAP, MATCHING, NONE, PRIOR, THRESHOL
 PROBE, MEMBERS = Target("probe", 0, 16), Target("members", count=200)
 ASKED = [*((attack, PROBE, "server") for attack in (MATCHING, MAP, PRIOR)), (THRESHOLD, MEMBERS, "public")]
 CELLS = made.grid([NONE, GAUSSIAN[1]], ASKED, seeds=[0])
-
-
-def call(*words, **environment):
-    return CliRunner().invoke(app, [str(word) for word in words], env=environment)
 
 
 def arrays_of(cell):

@@ -32,6 +32,13 @@ def real_data() -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def digits():
+    from leakgauge.harness.data import load
+
+    return load("digits", Path()).train
+
+
 @pytest.fixture
 def without_law(monkeypatch):
     """Audits without the test of the law, which takes longer than few trials: for tests of bounds and verdicts."""

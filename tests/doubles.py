@@ -18,6 +18,13 @@ from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
 
 
+def study_table(federation, defenses, attacks, *, data="digits", model="mlp-small", **more):
+    """A study of one task and one federation, as in a file; a name stands for a defense with its defaults."""
+    named = [{"name": one} if isinstance(one, str) else one for one in defenses]
+    tables = {"tasks": [{"data": data, "model": model}], "federations": [federation], "defenses": named}
+    return {"name": "small", **tables, "attacks": attacks, **more}
+
+
 def nothing(history):
     """The claim of a double."""
     proved = Proof(None, Unit.MESSAGE, "by definition", "a double")

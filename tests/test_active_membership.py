@@ -1,7 +1,6 @@
 """Neurons for candidates: whom they fire for, whose gradients they show, and what refuses them."""
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from leakgauge.harness.core.contract import Examples, Observation, Setting, Sigh
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import auc
 from leakgauge.harness.core.threats import View
-from leakgauge.harness.data import load
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from leakgauge.harness.learn.models import build
 from leakgauge.harness.learn.tasks import ModelTask
@@ -27,11 +25,6 @@ from tests.victims import Says, encoded
 KEY, CLIENTS, EACH = Key(7), 10, 8
 TASK, NORM = small_task(), ActiveMembership("norm")
 PLAN = LocalPlan(gradient=True, steps=None, epochs=None, batch=0, lr=0.1, momentum=0.0)
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return load("digits", Path()).train
 
 
 def watched(digits, defense, inside=16, task=TASK, rounds=1, honest=False, attack=None, sends="gradient"):

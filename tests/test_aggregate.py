@@ -29,6 +29,7 @@ from leakgauge.harness.federation.observe import observe
 from leakgauge.harness.federation.round import Client, Round
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
+from tests.doubles import study_table
 from tests.test_observe import gradient_of, scene
 
 AGGREGATOR = View(Threat.AGGREGATOR)
@@ -200,22 +201,15 @@ def test_attacks_on_messages_are_allowed_on_sums_and_broadcasts_by_grant():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     probe = {"kind": "probe", "round": 0, "count": 2}
-    table = {
-        "name": "sums",
-        "limit": True,
-        "tasks": [{"data": "digits", "model": "mlp-small"}],
-        "federations": [
-            {"clients": 4, "rounds": 1, "samples": 40, "test_samples": 300, "batch": 0, "algorithm": "fedsgd"}
-        ],
-        "defenses": [{"name": "none"}, {"name": "gaussian", "clip": 10.0, "noise_std": 0.05}],
-        "threats": ["aggregator"],
-        "attacks": [
-            {"name": "map", "evaluations": 60, "warm": 60, "target": [probe, {**probe, "users": 4}]},
-            {"name": "prior", "target": {**probe, "users": 4}},
-            {"name": "imprint", "threat": "aggregator+broadcast", "target": {**probe, "users": 4}},
-            {"name": "membership-cosine", "target": {"kind": "members", "round": 0, "count": 10}},
-        ],
-    }
+    federation = {"clients": 4, "rounds": 1, "samples": 40, "test_samples": 300, "batch": 0, "algorithm": "fedsgd"}
+    defenses = ["none", {"name": "gaussian", "clip": 10.0, "noise_std": 0.05}]
+    attacks = [
+        {"name": "map", "evaluations": 60, "warm": 60, "target": [probe, {**probe, "users": 4}]},
+        {"name": "prior", "target": {**probe, "users": 4}},
+        {"name": "imprint", "threat": "aggregator+broadcast", "target": {**probe, "users": 4}},
+        {"name": "membership-cosine", "target": {"kind": "members", "round": 0, "count": 10}},
+    ]
+    table = study_table(federation, defenses, attacks, threats=["aggregator"], limit=True)
     return run_study(resolve(table), tmp_path_factory.mktemp("sums"), workers=0)
 
 

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from leakgauge.defenses.gaussian import Gaussian
 from leakgauge.defenses.jopeq_t import JoPEQT
@@ -16,12 +15,12 @@ from leakgauge.harness.audit import assumed, standalone
 from leakgauge.harness.audit.assumed import assumed_bounds
 from leakgauge.harness.audit.engine import STRICT, AuditResult, inspect, needed, strongest_adversary
 from leakgauge.harness.audit.trials import Mechanism
-from leakgauge.harness.cli.main import app
 from leakgauge.harness.core.claim import Claim, Code, Horizon, Proof, Relation, Unit
 from leakgauge.harness.core.result import AssumedBound, LawRecord
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.threats import Threat
 from tests.audit_case import at_most, deployed, setting_of
+from tests.command import call
 
 
 def bounds(defense, dim=16, trials=300, seed=0, threat=None):
@@ -171,6 +170,6 @@ def test_a_budget_becomes_a_number_of_trials_that_repeats_the_audit(monkeypatch)
     ],
 )
 def test_a_wrong_budget_is_named(options, text):
-    ran = CliRunner().invoke(app, ["audit", "laplace", *options])
+    ran = call("audit", "laplace", *options)
     assert ran.exit_code != 0
     assert text in " ".join(ran.output.split())

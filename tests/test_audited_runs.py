@@ -17,7 +17,7 @@ from leakgauge.harness.study.store import Store, load_run
 from leakgauge.harness.study.study import resolve
 from leakgauge.reports.html import render
 from tests.audit_case import setting_of
-from tests.doubles import Counting, nothing
+from tests.doubles import Counting, nothing, study_table
 from tests.report_page import complete
 from tests.stored import as_before_manifests
 from tests.test_run import ECHO, contents
@@ -39,14 +39,10 @@ class Choosy(Counting):
 
 def study(audit=20):
     """A study of three trainings with one cell each."""
-    table = {
-        "name": "audited",
-        "tasks": [{"data": "digits", "model": "mlp-small"}],
-        "federations": [{"clients": 4, "rounds": 2, "samples": 80, "test_samples": 50, "local_steps": 1}],
-        "defenses": [{"name": "none"}, {"name": "laplace", "epsilon": 1.0}, {"name": CHOOSY}],
-        "attacks": [{"name": ECHO, "target": {"count": 1}}],
-    }
-    return resolve({**table, "audit": audit} if audit else table)
+    federation = {"clients": 4, "rounds": 2, "samples": 80, "test_samples": 50, "local_steps": 1}
+    defenses = ["none", {"name": "laplace", "epsilon": 1.0}, CHOOSY]
+    audited = {"audit": audit} if audit else {}
+    return resolve(study_table(federation, defenses, [{"name": ECHO, "target": {"count": 1}}], **audited))
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,12 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from leakgauge.harness.cli.main import app
 from leakgauge.harness.core.cell import PartSpec, Target
 from leakgauge.harness.gate.baseline import SCHEMA, Baseline, BaselineError, Move, moves, read, to_text, write
 from leakgauge.harness.gate.measure import Measure, Measured, measured
 from leakgauge.harness.study.store import StoreError
+from tests import command
 from tests.report_fixtures import GAUSSIAN, MAP, MATCHING, NONE, THRESHOLD, audited_run, grid, make_run
 
 PROBE = Target("probe", 0, 16)
@@ -190,7 +189,7 @@ def test_the_file_can_be_read_without_this_program():
 
 
 def call(*words):
-    return CliRunner().invoke(app, ["baseline", *map(str, words)])
+    return command.call("baseline", *words)
 
 
 def test_a_baseline_is_shown(tmp_path):

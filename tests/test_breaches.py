@@ -19,7 +19,7 @@ from leakgauge.harness.federation.loop import Keep, train
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store
 from leakgauge.harness.study.study import resolve
-from tests.doubles import Counting, random_examples, small_task
+from tests.doubles import Counting, random_examples, small_task, study_table
 from tests.jopeq_case import build, setting_of
 from tests.stored import as_before_manifests
 from tests.test_run import ECHO
@@ -227,15 +227,8 @@ def test_a_schedule_that_raises_the_rate_breaks_the_proof_of_udp():
 
 
 def test_a_study_stores_the_counts_of_its_claims_and_reads_results_without_them(tmp_path):
-    table = {
-        "name": "counted",
-        "tasks": [{"data": "digits", "model": "mlp-small"}],
-        "federations": [
-            {"clients": 4, "participants": 3, "rounds": 3, "samples": 80, "test_samples": 50, "local_steps": 1}
-        ],
-        "defenses": [{"name": "jopeq"}, {"name": "gaussian"}],
-        "attacks": [{"name": ECHO, "target": {"count": 1}}],
-    }
+    federation = {"clients": 4, "participants": 3, "rounds": 3, "samples": 80, "test_samples": 50, "local_steps": 1}
+    table = study_table(federation, ["jopeq", "gaussian"], [{"name": ECHO, "target": {"count": 1}}])
     trainings = run_study(resolve(table), tmp_path, workers=0).trainings
     found = {record.spec.defense.name: record for record in trainings.values()}
     coordinates, clients = found["jopeq"].breaches

@@ -7,11 +7,9 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from typer.testing import CliRunner
 
 from leakgauge.harness.audit.claims import claim_to_data, prepare, record_claim
 from leakgauge.harness.audit.standalone import audit_for_study
-from leakgauge.harness.cli.main import app
 from leakgauge.harness.core.cell import PartSpec
 from leakgauge.harness.core.contract import claim_of
 from leakgauge.harness.core.errors import StudyError
@@ -24,18 +22,15 @@ from leakgauge.harness.study.files import sealed, to_json, unsealed
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
 from tests.audit_case import setting_of
+from tests.command import call
+from tests.doubles import study_table
 from tests.test_run import ECHO
 
 LAPLACE = PartSpec("laplace", {"epsilon": 1.0})
 SMALL = dataclasses.replace(setting_of(650), clients=4, participants=4, rounds=2, steps=1, batch=32, samples=20)
-TABLE = {
-    "name": "cached",
-    "audit": 20,
-    "tasks": [{"data": "digits", "model": "mlp-small"}],
-    "federations": [{"clients": [4, 5], "rounds": 2, "samples": 80, "test_samples": 50, "local_steps": 1}],
-    "defenses": [{"name": "laplace", "epsilon": 1.0}, {"name": "tests.doubles:Counting"}],
-    "attacks": [{"name": ECHO, "target": {"count": 1}}],
-}
+FEDERATION = {"clients": [4, 5], "rounds": 2, "samples": 80, "test_samples": 50, "local_steps": 1}
+DEFENSES = [{"name": "laplace", "epsilon": 1.0}, "tests.doubles:Counting"]
+TABLE = study_table(FEDERATION, DEFENSES, [{"name": ECHO, "target": {"count": 1}}], audit=20)
 
 
 @pytest.fixture
@@ -170,7 +165,7 @@ def test_a_gate_and_a_run_that_is_asked_to_read_no_stored_answer(folder, monkeyp
     name, *options = command.split()
     baseline = [] if name == "run" else ["--baseline", "a.json"]
     out = [] if name == "check" else ["-o", str(folder)]
-    assert CliRunner().invoke(app, [name, "smoke", *baseline, *out, *options]).exit_code == 2
+    assert call(name, "smoke", *baseline, *out, *options).exit_code == 2
     assert seen == [None]
     assert environment.cache_folder() is not None, "only meanwhile"
 

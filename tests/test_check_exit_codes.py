@@ -13,7 +13,7 @@ import pytest
 from leakgauge.harness.gate.baseline import read, write
 from leakgauge.harness.gate.measure import measured
 from leakgauge.harness.study.store import Store, load_run
-from tests import check_case
+from tests import command
 from tests.check_case import (
     better,
     cut,
@@ -40,7 +40,7 @@ ACCEPTED = ("--accept-baseline", "these files are in no repository")
 
 def call(*words, **environment):
     """A command in a folder of no repository."""
-    return check_case.call(*words, *(ACCEPTED if words[0] == "check" else ()), **environment)
+    return command.call(*words, *(ACCEPTED if words[0] == "check" else ()), **environment)
 
 
 @pytest.fixture(autouse=True)

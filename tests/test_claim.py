@@ -4,14 +4,13 @@ import json
 import math
 
 import pytest
-from typer.testing import CliRunner
 
 from leakgauge.harness.audit.claims import record_claim
-from leakgauge.harness.cli.main import app
 from leakgauge.harness.core.accounting import Leak, Pure, epsilon, repeat
 from leakgauge.harness.core.accounting import delta as delta_of
 from leakgauge.harness.core.claim import Claim, Horizon, Proof, Relation, Unit, Verdict, judge
 from leakgauge.harness.core.threats import Threat
+from tests.command import call
 
 
 def claim(claimed, proved, tight=True, delta=0.0):
@@ -21,7 +20,7 @@ def claim(claimed, proved, tight=True, delta=0.0):
 
 
 def leakgauge(*arguments):
-    return CliRunner().invoke(app, ["claim", *arguments])
+    return call("claim", *arguments)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +22,6 @@ from leakgauge.harness.core.contract import Examples, LocalRule, Observation, Se
 from leakgauge.harness.core.rng import Key, normal
 from leakgauge.harness.core.stats import auc
 from leakgauge.harness.core.threats import Threat, ThreatMismatch, View, require
-from leakgauge.harness.data import load
 from leakgauge.harness.federation.aggregate import aggregated
 from leakgauge.harness.learn.batch import LocalPlan, Work, train_clients
 from tests.doubles import Summing, small_task
@@ -66,11 +64,6 @@ class Tells(Plain):
 
     def claim(self, history, setting):
         return nothing_promised(len(history), "It tells.")
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return load("digits", Path()).train
 
 
 def watched(digits, defense, sends="gradient", steps=1, batch=0, clients=CLIENTS, seed=0, params=None):

@@ -11,15 +11,14 @@ import pandas
 import pandas.testing
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 import leakgauge
 from leakgauge import __version__
-from leakgauge.harness.cli.main import app
 from leakgauge.harness.cli.progress import listener
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Progress
 from leakgauge.harness.study.study import load_study
+from tests.command import call
 
 STUDY = textwrap.dedent("""
     name = "tiny"
@@ -36,10 +35,6 @@ STUDY = textwrap.dedent("""
 """)
 RUNNING = Progress(total=1, running=["a job"])
 FAILING = STUDY.replace('name = "membership-loss"', 'name = "tests.doubles:Coin"').replace("10}", "999}")
-
-
-def call(*words):
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def refused(*words):

@@ -7,7 +7,7 @@ import pytest
 
 from leakgauge.harness.study.cost import estimate, span
 from leakgauge.harness.study.study import resolve
-from tests.doubles import Counting, Echo
+from tests.doubles import Counting, Echo, study_table
 
 _MESSAGE = 0.004
 _VICTIM = 0.02
@@ -46,17 +46,8 @@ def study(defense="tests.test_cost:Slow", audit=0, data="digits", **federation):
     """A study of one training and one attack."""
     one = {"clients": 20, "rounds": 50, "algorithm": "fedsgd", "batch": 8, "evaluate_every": 50, **federation}
     attack = {"name": "tests.test_cost:Patient", "evaluations": 4000, "target": {"count": 12}}
-    return resolve(
-        {
-            "name": "t",
-            "seeds": [0],
-            "audit": audit,
-            "tasks": [{"data": data, "model": "linear"}],
-            "federations": [one],
-            "defenses": list(defense) if isinstance(defense, tuple) else [{"name": defense}],
-            "attacks": [attack],
-        }
-    )
+    defenses = defense if isinstance(defense, tuple) else [defense]
+    return resolve(study_table(one, defenses, [attack], data=data, model="linear", seeds=[0], audit=audit))
 
 
 @pytest.mark.parametrize("federation", [{}, {"participants": 10, "rounds": 100}])

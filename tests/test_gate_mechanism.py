@@ -5,9 +5,7 @@ import functools
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from leakgauge.harness.cli.main import app
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.prints import DRAWN
 from leakgauge.harness.federation import loop, registry
@@ -20,6 +18,7 @@ from leakgauge.harness.gate.rules import Rules, Verdict
 from leakgauge.harness.study.prints import take
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import load_study
+from tests import command
 from tests.faults.library import lying
 
 SMALL = """
@@ -283,7 +282,7 @@ def test_the_commands_acknowledge_and_check_by_the_code(small, base, tmp_path, m
     write(dataclasses.replace(base, prints=()), tmp_path / "small.json")
 
     def call(*words):
-        done = CliRunner().invoke(app, [str(word) for word in words])
+        done = command.call(*words)
         return done.exit_code, done.output
 
     gate = ("gate", "small.toml", "--baseline", "small.json", "--out", "run", "--accept-baseline", "no repository here")

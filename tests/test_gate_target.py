@@ -19,7 +19,8 @@ from leakgauge.harness.gate.judge import Rules
 from leakgauge.harness.gate.target import changes, trusted
 from leakgauge.harness.study.store import Store
 from tests import report_fixtures as made
-from tests.check_case import ASKED, CELLS, PROBE, call, inconclusive, one, with_values, worse, write_run
+from tests.check_case import ASKED, CELLS, PROBE, inconclusive, one, with_values, worse, write_run
+from tests.command import call
 from tests.gate_case import IMAGES, measure, measured
 from tests.report_fixtures import GAUSSIAN, MAP, NONE
 

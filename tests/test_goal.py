@@ -14,14 +14,14 @@ from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store
 from leakgauge.harness.study.study import resolve
 from leakgauge.reports.html import render
+from tests.doubles import study_table
 
 FEDERATION = {"clients": 20, "rounds": 10, "algorithm": "fedsgd", "batch": 0, "lr": 3.0, "evaluate_every": 10}
 ATTACK = {"name": "prior", "target": {"kind": "probe", "round": 0, "count": 2}}
 
 
 def study(*defenses, federation=FEDERATION, seeds=(0,)):
-    tables = {"tasks": [{"data": "digits", "model": "linear"}], "federations": [federation], "attacks": [ATTACK]}
-    return resolve({"name": "goals", "seeds": list(seeds), "defenses": list(defenses), **tables})
+    return resolve(study_table(federation, defenses, [ATTACK], model="linear", seeds=list(seeds)))
 
 
 def solved(name, **goal):

@@ -12,10 +12,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from typer.testing import CliRunner
 
 import leakgauge
-from leakgauge.harness.cli.main import app
 from leakgauge.harness.core.cell import PartSpec, TaskSpec
 from leakgauge.harness.core.contract import Examples, Sender
 from leakgauge.harness.core.errors import StudyError
@@ -34,6 +32,8 @@ from leakgauge.harness.study.recorded import as_recorded
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store
 from leakgauge.harness.study.study import resolve
+from tests.command import call
+from tests.doubles import study_table
 
 MAP = {"name": "map", "evaluations": 30, "warm": 10}
 QUIET = {"progress": False, "limit": False}
@@ -101,21 +101,14 @@ def values(run, name="mse"):
 @pytest.mark.matrix
 def test_a_recorded_training_has_the_attack_results_of_our_own_bit_for_bit(tmp_path, model, algorithm):
     steps = {"local_steps": 2} if algorithm == "fedavg" else {}
-    table = {
-        "name": "own",
-        "limit": False,
-        "seeds": [5],
-        "tasks": [{"data": "digits", "model": model}],
-        "federations": [
-            {"clients": 3, "rounds": 2, "algorithm": algorithm, "batch": 0, "samples": 3, "lr": 0.1, **steps}
-        ],
-        "defenses": [{"name": "gaussian", "epsilon": 1e5, "clip": 1.0}],
-        "attacks": [
-            {**MAP, "target": {"kind": "messages", "round": 1, "count": 3}},
-            {"name": "prior", "target": {"kind": "messages", "round": 0, "count": 2}},
-            {"name": "membership-loss", "target": {"kind": "members", "count": 3}},
-        ],
-    }
+    federation = {"clients": 3, "rounds": 2, "algorithm": algorithm, "batch": 0, "samples": 3, "lr": 0.1, **steps}
+    defense = {"name": "gaussian", "epsilon": 1e5, "clip": 1.0}
+    attacks = [
+        {**MAP, "target": {"kind": "messages", "round": 1, "count": 3}},
+        {"name": "prior", "target": {"kind": "messages", "round": 0, "count": 2}},
+        {"name": "membership-loss", "target": {"kind": "members", "count": 3}},
+    ]
+    table = study_table(federation, [defense], attacks, model=model, limit=False, seeds=[5])
     ours = run_study(resolve(table), tmp_path / "ours", workers=0)
     spec = resolve(table).trainings[0]
     ready = prepare(spec, Path())
@@ -146,20 +139,11 @@ def test_a_recorded_training_has_the_attack_results_of_our_own_bit_for_bit(tmp_p
 
 def test_what_is_sent_over_the_air_is_attacked_as_the_sum_that_a_training_of_its_key_hears(tmp_path):
     messages = {"kind": "messages", "round": 0, "count": 1}
-    table = {
-        "name": "own",
-        "limit": False,
-        "seeds": [5],
-        "tasks": [{"data": "digits", "model": "linear"}],
-        "federations": [
-            {"clients": 3, "participants": 3, "rounds": 1, "algorithm": "fedsgd", "batch": 0, "samples": 6, "lr": 0.1}
-        ],
-        "defenses": [{"name": "ota", "epsilon": 1e4, "delta": 1e-5, "clip": 1.0}],
-        "attacks": [
-            {**MAP, "target": messages},
-            {"name": "membership-sum", "target": {"kind": "members", "round": 0, "count": 6}},
-        ],
-    }
+    federation = {"clients": 3, "participants": 3, "rounds": 1, "algorithm": "fedsgd", "batch": 0, "samples": 6}
+    defense = {"name": "ota", "epsilon": 1e4, "delta": 1e-5, "clip": 1.0}
+    members = {"name": "membership-sum", "target": {"kind": "members", "round": 0, "count": 6}}
+    attacks = [{**MAP, "target": messages}, members]
+    table = study_table({**federation, "lr": 0.1}, [defense], attacks, model="linear", limit=False, seeds=[5])
     spec = resolve(table).trainings[0]
     ready, plan = prepare(spec, Path()), make_plan(spec.federation, 0.1)
     key = ready.key.child("training")
@@ -189,14 +173,10 @@ def test_what_is_sent_over_the_air_is_attacked_as_the_sum_that_a_training_of_its
 
 
 def test_the_first_rounds_of_a_longer_training_have_its_noise_and_the_state_of_its_losses(tmp_path):
-    table = {
-        "name": "own",
-        "tasks": [{"data": "digits", "model": "linear"}],
-        "federations": [{"clients": 3, "rounds": 6, "batch": 0, "samples": 30, "local_steps": 1}],
-        "defenses": [{"name": "udp-crd", "epsilon": 50.0}],
-        "attacks": [{"name": "prior", "target": {"kind": "messages", "round": 0, "count": 2}}],
-    }
-    spec = resolve(table).trainings[0]
+    federation = {"clients": 3, "rounds": 6, "batch": 0, "samples": 30, "local_steps": 1}
+    attacks = [{"name": "prior", "target": {"kind": "messages", "round": 0, "count": 2}}]
+    defense = {"name": "udp-crd", "epsilon": 50.0}
+    spec = resolve(study_table(federation, [defense], attacks, model="linear")).trainings[0]
     ready, both = prepare(spec, Path()), frozenset({0, 1, 2})
     parts = ready.task, spec.federation, ready.defense, ready.holdings, ready.test, ready.key.child("training")
     trained = train(*parts, engine=choose_engine(ready.task), keep=Keep(both, both))
@@ -483,7 +463,7 @@ def prepare_task(model):
 
 
 def command(*words):
-    return CliRunner().invoke(app, ["inspect", *map(str, words)])
+    return call("inspect", *words)
 
 
 def test_the_command_attacks_a_recorded_folder_and_writes_a_report(tmp_path):
@@ -552,14 +532,9 @@ def test_a_strangers_recording_names_no_code_that_is_imported(tmp_path, monkeypa
 
 def table_of(folder, **more):
     """A study of the recorded folder."""
-    return {
-        "name": "recorded",
-        "tasks": [{"data": f"recording:{folder}", "model": "linear"}],
-        "federations": [dataclasses.asdict(spec_of(read(folder)))],
-        "defenses": [{"name": "none"}],
-        "attacks": [{"name": "prior", "target": {"kind": "messages", "round": 0, "count": 2}}],
-        **more,
-    }
+    federation = dataclasses.asdict(spec_of(read(folder)))
+    attacks = [{"name": "prior", "target": {"kind": "messages", "round": 0, "count": 2}}]
+    return study_table(federation, ["none"], attacks, data=f"recording:{folder}", model="linear") | more
 
 
 @pytest.mark.parametrize(

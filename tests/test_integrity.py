@@ -17,10 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import leakgauge
-from leakgauge.harness.cli.main import app
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.result import Failure
 from leakgauge.harness.core.rng import Key, subset
@@ -29,6 +27,7 @@ from leakgauge.harness.study.lock import writing
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store, StoreError, load_run, verify, write_atomically
 from leakgauge.harness.study.study import resolve
+from tests.command import call
 from tests.stored import as_before_manifests, damage
 from tests.test_run import COIN, ECHO, contents, outcomes
 from tests.test_store import ARRAYS, CELL, RESULT
@@ -49,10 +48,6 @@ target = {kind = "members", count = 20}
 
 def study(text=TEXT, **changes):
     return dataclasses.replace(resolve(tomllib.loads(text) | changes), text=text)
-
-
-def call(*words):
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def notes(*words, **named):

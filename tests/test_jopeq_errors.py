@@ -114,7 +114,7 @@ def test_the_error_on_the_lattice_is_uniform_in_both_coordinates_of_the_cell():
 def test_the_error_of_t_noise_is_bivariate_t(parameters):
     defense, update = TNoise(**parameters), 0.3 * rng.normal(Key(11), (600_000,))
     s2, nu = defense.noise
-    header, _ = defense._scaling.normalize(update, setting_of(600_000).layout)
+    header, _ = defense.scaling.normalize(update, setting_of(600_000).layout)
     scale = float(np.frombuffer(header, "<f4")[-1]) if header else 2.0
     error = ((round_trip(defense, update) - update).double().numpy() / scale).reshape(2, -1)
     for row in error:

@@ -6,12 +6,11 @@ import sys
 from importlib.metadata import EntryPoint
 
 import pytest
-from typer.testing import CliRunner
 
 from leakgauge.harness.cli import list as listing
 from leakgauge.harness.cli.known import known
-from leakgauge.harness.cli.main import app
 from leakgauge.harness.study import environment
+from tests import command
 
 TORCHLESS = """
 import sys
@@ -31,7 +30,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def call(*words):
-    done = CliRunner().invoke(app, list(words))
+    done = command.call(*words)
     assert done.exit_code == 0, done.output
     return done.stdout
 

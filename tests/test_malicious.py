@@ -20,7 +20,7 @@ from leakgauge.harness.federation.observe import before_rounds, observe
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import load_run
 from leakgauge.harness.study.study import resolve
-from tests.doubles import Counting, random_examples, small_task
+from tests.doubles import Counting, random_examples, small_task, study_table
 from tests.test_observe import PROBE, scene
 
 TASK = small_task()
@@ -91,22 +91,14 @@ def test_only_the_malicious_server_chooses_and_it_sees_what_an_honest_one_does()
 
 
 def table(**changes):
-    base = {
-        "name": "malicious",
-        "tasks": [{"data": "digits", "model": "mlp-small"}],
-        "federations": [
-            {"clients": 4, "rounds": 2, "samples": 32, "test_samples": 200, "batch": 0, "algorithm": "fedsgd"}
-        ],
-        "defenses": [{"name": "none"}, {"name": "gaussian", "epsilon": 8.0}],
-        "threats": ["malicious-server"],
-        "attacks": [
-            {"name": "imprint", "target": {"round": 1, "count": 8, "batch": 2}},
-            {"name": "active-membership", "target": {"kind": "members", "round": 1, "count": 16}},
-            {"name": "prior", "target": {"round": 1, "count": 8, "batch": 2}},
-        ],
-        "limit": False,
-    }
-    return {**base, **changes}
+    federation = {"clients": 4, "rounds": 2, "samples": 32, "test_samples": 200, "batch": 0, "algorithm": "fedsgd"}
+    attacks = [
+        {"name": "imprint", "target": {"round": 1, "count": 8, "batch": 2}},
+        {"name": "active-membership", "target": {"kind": "members", "round": 1, "count": 16}},
+        {"name": "prior", "target": {"round": 1, "count": 8, "batch": 2}},
+    ]
+    base = study_table(federation, ["none", {"name": "gaussian", "epsilon": 8.0}], attacks, limit=False)
+    return {**base, "threats": ["malicious-server"], **changes}
 
 
 def test_each_attack_that_broadcasts_has_a_training_of_its_own_and_the_others_share_the_honest_one():

@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from leakgauge.harness.cli.main import app
 from leakgauge.harness.own.doctor import examine
 from leakgauge.harness.own.quick import Effort
 from leakgauge.harness.study.study import load_study
+from tests.command import call
 
 KINDS = ("defense", "attack", "task")
 QUICK = Effort(trials=100, evaluations=60, victims=1)
@@ -24,7 +23,7 @@ def _here(tmp_path, monkeypatch):
 
 
 def new(*words):
-    return CliRunner().invoke(app, ["new", *words])
+    return call("new", *words)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -78,7 +77,7 @@ def test_the_study_beside_a_skeleton_finds_its_module_there_once_it_may(kind, mo
     new(kind, f"there/found_{kind}.py")
     assert len(load_study(f"there/found_{kind}.toml").cells) == 6
     monkeypatch.delenv("LEAKGAUGE_ALLOW_CODE")
-    done = CliRunner().invoke(app, ["show", f"there/found_{kind}.toml"])
+    done = call("show", f"there/found_{kind}.toml")
     assert (done.exit_code, "pass --allow-code" in done.stderr) == (2, True)
 
 

@@ -33,6 +33,7 @@ from leakgauge.harness.study.jobs import attack_key, prepare, scene_of
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
 from tests.data_files import one_line, pixels
+from tests.doubles import study_table
 
 KEY = Key(0, ("own data",))
 ODD = np.arange(20) % 2
@@ -560,16 +561,8 @@ def regression(name, lr, tmp_path):
         one |= {"labels": "given"} if "labels" in one["threat"] else {}
         members = {"kind": "members", "count": 6, "round": 0}
         attacks.append(one | {"target": members if built.kind == "membership" else {"count": 2}})
-    study = resolve(
-        {
-            "name": "own",
-            "tasks": [{"data": name, "model": "mlp-small"}],
-            "federations": [{"clients": 3, "rounds": 2, "samples": 60, "algorithm": "fedsgd", "lr": lr}],
-            "defenses": [{"name": "none"}],
-            "attacks": attacks,
-        }
-    )
-    return run_study(study, tmp_path / "out", workers=0)
+    federation = {"clients": 3, "rounds": 2, "samples": 60, "algorithm": "fedsgd", "lr": lr}
+    return run_study(resolve(study_table(federation, ["none"], attacks, data=name)), tmp_path / "out", workers=0)
 
 
 @pytest.mark.matrix
@@ -596,15 +589,10 @@ def test_a_regression_on_raw_numbers_is_trained_and_attacked_and_what_cannot_ref
 @pytest.mark.matrix
 def test_the_number_of_a_regression_is_found_by_analytic_and_dlg_and_the_floor_guesses_the_mean(tmp_path):
     unit = uniform(KEY.child("unit"), (100, 5)).numpy()
-    study = resolve(
-        {
-            "name": "own",
-            "tasks": [{"data": given("unit", (unit, 3 + unit[:, 0])), "model": "linear"}],
-            "federations": [{"clients": 2, "rounds": 1, "samples": 40, "algorithm": "fedsgd", "lr": 0.01}],
-            "defenses": [{"name": "none"}],
-            "attacks": [{"name": name, "target": {"count": 3}} for name in ("analytic", "dlg", "prior")],
-        }
-    )
+    data, federation = given("unit", (unit, 3 + unit[:, 0])), {"clients": 2, "rounds": 1, "samples": 40}
+    federation |= {"algorithm": "fedsgd", "lr": 0.01}
+    attacks = [{"name": name, "target": {"count": 3}} for name in ("analytic", "dlg", "prior")]
+    study = resolve(study_table(federation, ["none"], attacks, data=data, model="linear"))
     spec = study.trainings[0]
     ready = prepare(spec, tmp_path)
     key, keep = ready.key.child("training"), Keep(frozenset({0}), frozenset({0}))
@@ -626,13 +614,9 @@ def test_the_number_of_a_regression_is_found_by_analytic_and_dlg_and_the_floor_g
 @pytest.mark.parametrize("partition", ["shards", "dirichlet", "unbalanced"])
 def test_a_regression_is_not_dealt_by_class(partition, tmp_path):
     name = given("houses", (TABLE, NUMBERS))
-    table = {
-        "name": "own",
-        "tasks": [{"data": name, "model": "linear-regression"}],
-        "federations": [{"clients": 3, "rounds": 1, "partition": partition, "lr": 1e-9}],
-        "defenses": [{"name": "none"}],
-        "attacks": [{"name": "membership-loss"}],
-    }
+    federation = {"clients": 3, "rounds": 1, "partition": partition, "lr": 1e-9}
+    attacks = [{"name": "membership-loss"}]
+    table = study_table(federation, ["none"], attacks, data=name, model="linear-regression")
     if partition == "unbalanced":
         assert len(run_study(resolve(table), tmp_path / "out", workers=0).results) == 1
         return
@@ -641,16 +625,8 @@ def test_a_regression_is_not_dealt_by_class(partition, tmp_path):
 
 
 def study_of(name, threats=("server",), model="linear"):
-    return resolve(
-        {
-            "name": "own",
-            "threats": list(threats),
-            "tasks": [{"data": name, "model": model}],
-            "federations": [{"clients": 2, "rounds": 1}],
-            "defenses": [{"name": "none"}],
-            "attacks": [{"name": "prior", "target": {"count": 2}}],
-        }
-    )
+    attacks, more = [{"name": "prior", "target": {"count": 2}}], {"name": "own", "threats": list(threats)}
+    return resolve(study_table({"clients": 2, "rounds": 1}, ["none"], attacks, data=name, model=model, **more))
 
 
 def test_errors_of_a_study_name_the_key_before_anything_runs(tmp_path):

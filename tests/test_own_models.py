@@ -12,10 +12,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, dropout, one_hot
-from typer.testing import CliRunner
 
 from leakgauge.attacks._engine.simulate import Local, client_updates
-from leakgauge.harness.cli.main import app
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.contract import Examples
 from leakgauge.harness.core.errors import StudyError, UnknownNameError
@@ -31,6 +29,7 @@ from leakgauge.harness.learn.tasks import ModelTask
 from leakgauge.harness.study.environment import code_of
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.study import resolve
+from tests.command import call
 from tests.torch_models import TWINS, cnn3
 
 RGB = (3, 32, 32)
@@ -86,6 +85,11 @@ NORMED = {
 }
 
 
+def weights(task, net):
+    """[d]: the weights and running statistics of a network of the task's architecture."""
+    return task.layout.join([tensor.detach() for tensor in modules._owned(task.layout, net)])
+
+
 def normed(kind):
     """A network with two batch norms, and its input shape."""
     norm, conv, sides = NORMED[kind]
@@ -101,7 +105,7 @@ def test_batch_norm_in_train_mode_trains_as_in_torch(kind):
     theirs = normed("2d" if kind == "sync" else kind)[0]
     theirs.load_state_dict(net.state_dict())
     theirs(data.x)  # the statistics are no longer zeros and ones
-    start, plan = modules.vector_of(task.model, theirs), replace(PLAN, batch=0, steps=3)
+    start, plan = weights(task, theirs), replace(PLAN, batch=0, steps=3)
     paced = replace(task, model=modules.paced(task.model, plan.lr))
     sent = trained(paced, start, data, plan)
     optimizer = torch.optim.SGD(theirs.parameters(), lr=plan.lr)
@@ -109,7 +113,7 @@ def test_batch_norm_in_train_mode_trains_as_in_torch(kind):
         optimizer.zero_grad()
         cross_entropy(theirs(data.x), data.y).backward()
         optimizer.step()
-    torch.testing.assert_close(start + sent, modules.vector_of(task.model, theirs), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(start + sent, weights(task, theirs), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(task.outputs(start + sent, data.x), theirs.eval()(data.x), rtol=1e-4, atol=1e-4)
     x, y = data.x[None], one_hot(data.y, 3).float()[None]
     simulated = client_updates(paced, start, x, y, Local(False, plan.lr, 3, 0, 0.0))
@@ -138,7 +142,7 @@ def test_batch_norm_in_eval_mode_is_a_constant():
     task = own(net.eval(), shape)
     assert not task.mixes
     assert not any("running" in name for name in task.layout.names)
-    start = modules.vector_of(task.model, net)
+    start = weights(task, net)
     torch.testing.assert_close(task.outputs(start, data.x), net(data.x), rtol=1e-4, atol=1e-5)
     clipped = trained(task, start, data, replace(GRADIENT, clip=1e9))
     torch.testing.assert_close(clipped, trained(task, start, data, GRADIENT), rtol=1e-3, atol=1e-5)
@@ -236,7 +240,7 @@ def test_attention_has_the_gradient_of_torch_and_a_second_one():
     task, data = own(Attentive, (12,)), batch(5, (12,))
     modules.check(task)
     start, net = task.init(Key(0)), Attentive()
-    modules.put(task.model, start, net)
+    net.load_state_dict(dict(zip(task.layout.names, task.layout.split(start), strict=True)))
     wanted = torch.autograd.grad(cross_entropy(net(data.x), data.y), list(net.parameters()))
     found = task.layout.split(trained(task, start, data, GRADIENT, Key(1)))
     for one, other in zip(found, wanted, strict=True):
@@ -277,10 +281,8 @@ def test_each_seed_has_its_own_weights_but_given_ones_stay():
     these = own(net, (2, 8, 8))
     assert torch.equal(these.init(Key(1)), torch.cat([tensor.detach().flatten() for tensor in net.parameters()]))
     assert replace(these, initialization="dlg").init(Key(1)).abs().max() == pytest.approx(0.5, abs=0.01)
-    modules.put(these.model, first, net)
-    assert torch.equal(modules.vector_of(these.model, net), first)
     with pytest.raises(ValueError, match=r"a network with a tensor 'conv.weight' of shape \(8, 2, 3, 3\), got \(8, 1"):
-        modules.vector_of(these.model, Net(1, 3))
+        weights(these, Net(1, 3))
 
 
 SIZES = ((4, 3), (), (), (), (3,))
@@ -476,7 +478,7 @@ def test_an_unknown_name_suggests_torchvisions():
         build("math:pi", RGB, 10)
     with pytest.raises(TypeError, match=r"expected a torch.nn.Module or a function that makes one, got 3"):
         modules.given("three", 3)
-    listed = CliRunner().invoke(app, ["list", "tasks"]).output
+    listed = call("list", "tasks").output
     forms = ("module:FACTORY", "torchvision:NAME", "given:NAME", "folder:PATH", "npz:PATH", "recording:DIR")
     assert all(re.search(rf"^{form} +\[\w+\] \w", listed, re.M) for form in (*forms, "module:factory"))
 
@@ -541,7 +543,7 @@ def test_a_task_that_names_code_imports_nothing_without_permission(key, stranger
     text = text.replace('"mlp-small"' if key == "model" else '"digits"', '"stranger_net:make"')
     (tmp_path / "s.toml").write_text(text)
     for words in (["show"], ["show", "--json"], ["run", "-o", str(tmp_path / "out")]):
-        done = CliRunner().invoke(app, [words[0], str(tmp_path / "s.toml"), *words[1:]])
+        done = call(words[0], tmp_path / "s.toml", *words[1:])
         assert done.exit_code == 2
         assert "tasks[0]: 'stranger_net:make' names code to import; pass --allow-code if you trust it" in done.output
     asked = resolve(tomllib.loads(text), allow_code=True).cells

@@ -16,9 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from leakgauge.harness.cli.main import app
 from leakgauge.harness.core.result import Run, to_data
 from leakgauge.harness.study.store import Store
 from leakgauge.reports.charts.files import FORMATS, figure_files, formats
@@ -26,6 +24,7 @@ from leakgauge.reports.export import rows_as
 from leakgauge.reports.html import PAGE, folder_files, render
 from leakgauge.reports.select import Analysis
 from tests import report_fixtures as double
+from tests.command import call
 from tests.report_page import SECTIONS, Page, complete, sections, small
 
 PNG = b"\x89PNG"
@@ -73,10 +72,6 @@ def in_another_process(script: str) -> str:
     environment, root = os.environ | {"PYTHONHASHSEED": "7"}, Path(__file__).parents[1]
     words = [sys.executable, "-c", script]
     return subprocess.run(words, capture_output=True, text=True, env=environment, cwd=root, check=True).stdout
-
-
-def call(*arguments: object):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture

@@ -16,18 +16,15 @@ from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store
 from leakgauge.harness.study.study import resolve
 from tests.check_case import CELLS, write_run
+from tests.doubles import study_table
 from tests.report_fixtures import ENVIRONMENT
 
-STUDY = {
-    "name": "small",
-    "tasks": [{"data": "digits", "model": "linear"}],
-    "federations": [{"clients": 2, "rounds": 1, "algorithm": "fedsgd", "samples": 40}],
-    "defenses": [{"name": "gaussian", "noise_std": 0.05}],
-    "attacks": [
-        {"name": "analytic", "target": {"kind": "probe", "count": 8}},
-        {"name": "membership-loss", "target": {"kind": "members", "count": 12}},
-    ],
-}
+ATTACKS = [
+    {"name": "analytic", "target": {"kind": "probe", "count": 8}},
+    {"name": "membership-loss", "target": {"kind": "members", "count": 12}},
+]
+FEDERATION = {"clients": 2, "rounds": 1, "algorithm": "fedsgd", "samples": 40}
+STUDY = study_table(FEDERATION, [{"name": "gaussian", "noise_std": 0.05}], ATTACKS, model="linear")
 
 
 @pytest.fixture(scope="module")

@@ -19,24 +19,20 @@ from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store, load_run
 from leakgauge.harness.study.study import resolve
 from leakgauge.harness.study.workers import cores
+from tests.doubles import study_table
 
 ECHO, COIN = "tests.doubles:Echo", "tests.doubles:Coin"
 
 
 def study(**changes):
     """Two small trainings with three cells each."""
-    base = {
-        "name": "small",
-        "tasks": [{"data": "digits", "model": "mlp-small"}],
-        "federations": [{"clients": 4, "rounds": 2, "samples": 80, "test_samples": 50, "local_steps": 1}],
-        "defenses": [{"name": "none"}, {"name": "gaussian", "noise_std": 0.01}],
-        "attacks": [
-            {"name": ECHO, "target": {"round": 1, "count": 2}},
-            {"name": ECHO, "target": {"kind": "messages", "round": 0, "count": 2}},
-            {"name": COIN, "target": {"kind": "members", "count": 20}},
-        ],
-    }
-    return resolve({**base, **changes})
+    federation = {"clients": 4, "rounds": 2, "samples": 80, "test_samples": 50, "local_steps": 1}
+    attacks = [
+        {"name": ECHO, "target": {"round": 1, "count": 2}},
+        {"name": ECHO, "target": {"kind": "messages", "round": 0, "count": 2}},
+        {"name": COIN, "target": {"kind": "members", "count": 20}},
+    ]
+    return resolve({**study_table(federation, ["none", {"name": "gaussian", "noise_std": 0.01}], attacks), **changes})
 
 
 def contents(folder):

@@ -166,16 +166,8 @@ def parts_of(store, cell):
     return [named(whole, victims) for whole in (cell.id, limit_id(cell)) for victims in (range(2, 5), range(2))]
 
 
-def test_joined_parts_are_the_result_of_the_whole(trained):
-    store, cell = trained
-    whole = contents(store.folder / "cells")
-    shutil.rmtree(store.folder / "cells")
-    run_attack(cell, store, default_root(), parts_of(store, cell))
-    assert contents(store.folder / "cells") == whole
-
-
-@pytest.mark.parametrize("harm", ["missing", "damaged", "other code"])
-def test_a_part_that_cannot_be_used_is_computed(trained, harm):
+@pytest.mark.parametrize("harm", ["none", "missing", "damaged", "other code"])
+def test_joined_parts_are_the_result_of_the_whole_and_a_part_that_cannot_be_used_is_computed(trained, harm):
     store, cell = trained
     whole, names = contents(store.folder / "cells"), parts_of(store, cell)
     for name in names[::2]:
@@ -184,7 +176,7 @@ def test_a_part_that_cannot_be_used_is_computed(trained, harm):
         elif harm == "damaged":
             path = store.part(name) / "part.npz"
             path.write_bytes(path.read_bytes()[:-9])
-        else:
+        elif harm == "other code":
             arrays = {"objective": [0.0] * 3, "evaluations": [1] * 3, "failure": ["x"] * 3, "prior": ""}
             store.write_part(name, arrays, 0.0, "other")
     shutil.rmtree(store.folder / "cells")

@@ -18,7 +18,7 @@ from leakgauge.harness.federation.loop import Keep, train
 from leakgauge.harness.federation.observe import Scene, observe
 from leakgauge.harness.study.jobs import keep_for
 from leakgauge.harness.study.study import resolve
-from tests.doubles import Ruled, Summing, random_examples, small_task
+from tests.doubles import Ruled, Summing, random_examples, small_task, study_table
 
 TASK = small_task()
 TRAIN, TEST = random_examples(60, seed=1), random_examples(40, seed=2)
@@ -141,15 +141,9 @@ def test_a_training_keeps_the_models_of_all_observed_rounds():
 
 
 def test_rounds_beyond_the_last_are_refused_before_anything_runs():
-    table = {
-        "name": "x",
-        "tasks": [{"data": "digits", "model": "linear"}],
-        "federations": [{"rounds": 3}],
-        "defenses": [{"name": "none"}],
-        "attacks": [{"name": "map", "target": {"kind": "probe", "round": 1, "rounds": 3}}],
-    }
+    attack = {"name": "map", "target": {"kind": "probe", "round": 1, "rounds": 3}}
     with pytest.raises(StudyError, match="looks at round 3, expected less than 3"):
-        resolve(table)
+        resolve(study_table({"rounds": 3}, ["none"], [attack]))
 
 
 @pytest.mark.parametrize("wrong", [{"rounds": 0}, {"users": 0}, {"kind": "messages", "users": 2}])

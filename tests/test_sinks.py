@@ -17,9 +17,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.console import Console
-from typer.testing import CliRunner
 
-from leakgauge.harness.cli.main import app
 from leakgauge.harness.cli.progress import _view, logged
 from leakgauge.harness.core.result import Run
 from leakgauge.harness.core.rows import COLUMNS, rows
@@ -50,6 +48,7 @@ from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.markdown import to_matrix
 from leakgauge.reports.text.tables import plain
 from tests import gate_case
+from tests.command import call
 from tests.hostile import PAYLOADS, hostile_baseline, hostile_run, on_disk, poisoned, tame_run
 from tests.report_page import Page
 
@@ -224,13 +223,13 @@ def test_no_command_prints_a_stranger_s_control_characters_or_workflow_commands(
     write(hostile_baseline(ALL), base)
     write(hostile_baseline("::stop-commands::t "), tmp_path / "other.json")
     for words in calls(folder, other, base):
-        found = CliRunner().invoke(app, words, env={"GITHUB_ACTIONS": "true", "COLUMNS": "60"})
+        found = call(*words, GITHUB_ACTIONS="true", COLUMNS="60")
         assert found.exception is None or isinstance(found.exception, SystemExit), words
         assert found.output
         commands = sum(one.startswith("::error title=leakgauge") for one in found.output.splitlines())
         assert words[0] == "check" or not commands
         said_well(found.output.replace("::warning title=leakgauge", "-"), ours=commands)
-    shown = CliRunner().invoke(app, ["baseline", "show", str(base), "--json"]).output
+    shown = call("baseline", "show", base, "--json").output
     assert json.loads(shown) == json.loads(base.read_text())
 
 

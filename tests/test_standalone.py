@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from typer.testing import CliRunner
 
 from leakgauge.defenses.dp_fedavg import DPFedAvg
 from leakgauge.defenses.gaussian import Gaussian
@@ -18,12 +17,12 @@ from leakgauge.harness.audit import standalone
 from leakgauge.harness.audit.claims import ratios_delta
 from leakgauge.harness.audit.law_test import check_law
 from leakgauge.harness.audit.standalone import audit
-from leakgauge.harness.cli.main import app
 from leakgauge.harness.core import rng
 from leakgauge.harness.core.codec import unpack_float32
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.core.gaussian import gaussian_delta, gaussian_epsilon
 from leakgauge.harness.core.rng import Key
+from tests.command import call
 
 pytestmark = pytest.mark.usefixtures("without_law")
 
@@ -193,7 +192,7 @@ def test_too_many_samples_and_a_single_round_are_refused():
 
 
 def test_the_command_ends_with_2_and_one_line_for_each_problem():
-    result = CliRunner().invoke(app, ["audit", "ota", "--by", "cosine", "--trials", "5", "--threat", "server"])
+    result = call("audit", "ota", "--by", "cosine", "--trials", 5, "--threat", "server")
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 2
 
@@ -313,7 +312,7 @@ def test_the_same_seed_gives_the_same_audit_and_another_one_another(name, option
 )
 def test_the_command_prints_what_was_audited(options, words):
     few = [] if "messages" in options else ["--setting", "clients=200", "--setting", "dim=200"]
-    result = CliRunner().invoke(app, ["audit", *options, *few])
+    result = call("audit", *options, *few)
     assert result.exit_code == 0
     assert "(exact, of the pair that attains the proof)" in result.stdout
     for word in words:

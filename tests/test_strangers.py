@@ -14,16 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 import leakgauge
 from leakgauge.harness import data
-from leakgauge.harness.cli.main import app
 from leakgauge.harness.core.errors import StudyError
 from leakgauge.harness.data import DataUnreadable
 from leakgauge.harness.gate import rerun
 from leakgauge.harness.gate.rerun import Bench
 from leakgauge.harness.study.study import load_study, resolve
+from tests.command import call
 
 STUDY = textwrap.dedent("""
     name = "tiny"
@@ -41,10 +40,6 @@ STUDY = textwrap.dedent("""
 def _strict(monkeypatch):
     """As for a user: no permission in the environment."""
     monkeypatch.delenv("LEAKGAUGE_ALLOW_CODE")
-
-
-def call(*words, **environment):
-    return CliRunner().invoke(app, [str(word) for word in words], env=environment)
 
 
 def write(folder, text):
@@ -108,7 +103,7 @@ def test_the_options_raise_and_lower_the_limits_of_a_study(tmp_path):
 @pytest.mark.parametrize("value", ["[" * 100_000, "9" * 5000, "1e400", "-1e400", "9" * 4000])
 def test_absurd_values_of_claim_are_refused_in_lines(value):
     for words in (("--set", f"epsilon={value}"), ("--setting", f"clients={value}"), ("--setting", f"lr={value}")):
-        done = CliRunner().invoke(app, ["claim", "gaussian", *words])
+        done = call("claim", "gaussian", *words)
         assert done.exit_code in (0, 2), (words[1][:20], done.exception)
 
 

@@ -8,21 +8,16 @@ from hypothesis import strategies as st
 from leakgauge.harness.core.cell import FederationSpec, PartSpec, Target, TaskSpec, TrainingSpec
 from leakgauge.harness.core.errors import StudyError, UnknownNameError
 from leakgauge.harness.study.study import expand, load_study, resolve, shipped
+from tests.doubles import study_table
 
 ECHO = "tests.doubles:Echo"
 
 
 def table(**changes):
     """A small study."""
-    base = {
-        "name": "t",
-        "seeds": [0, 1],
-        "tasks": [{"data": "digits", "model": "mlp-small"}],
-        "federations": [{"clients": 4, "rounds": 3}],
-        "defenses": [{"name": "none"}, {"name": "gaussian", "epsilon": [1.0, 8.0]}],
-        "attacks": [{"name": ECHO, "target": {"round": [0, 2]}}],
-    }
-    return {**base, **changes}
+    defenses = ["none", {"name": "gaussian", "epsilon": [1.0, 8.0]}]
+    attacks = [{"name": ECHO, "target": {"round": [0, 2]}}]
+    return study_table({"clients": 4, "rounds": 3}, defenses, attacks, seeds=[0, 1]) | changes
 
 
 def echo(**target):

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from leakgauge.defenses._common.reference import Scaled
-from leakgauge.defenses._common.scale import Scaling
+from leakgauge.defenses._common.scale import ByScale
 from leakgauge.harness.core.checks import check_update
 from leakgauge.harness.core.claim import Breach, Claim, Proof
 from leakgauge.harness.core.codec import pack_float32, unpack_float32
@@ -45,13 +45,8 @@ class Rounded(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Perturbs(Defense[None, None]):
+class Perturbs(ByScale[None]):
     """A defense that may come first in a cascade: its message is a header and the noisy numbers as float32."""
-
-    @property
-    @abstractmethod
-    def _scaling(self) -> Scaling:
-        """How an update becomes numbers."""
 
     @abstractmethod
     def perturb(self, numbers: Tensor, private: Key) -> Tensor:
@@ -82,19 +77,15 @@ class Perturbs(Defense[None, None]):
 
     def header_size(self, setting: Setting) -> int:
         """Number of bytes before the numbers: means and norms."""
-        return self._scaling.header_size(setting.layout)
+        return self.scaling.header_size(setting.layout)
 
     def count(self, setting: Setting) -> int:
         """Number of numbers in the message: d, or a few more if tensors are padded."""
-        return self._scaling.count(setting.layout)
-
-    def parts(self, setting: Setting) -> Parts:
-        """The sub-vectors of the first scaled piece."""
-        return self._scaling.parts(setting.layout)
+        return self.scaling.count(setting.layout)
 
     def normalize(self, update: Vector, setting: Setting) -> tuple[bytes, Tensor]:
         """The header, and the bounded or scaled numbers [count], float32."""
-        return self._scaling.normalize(update, setting.layout)
+        return self.scaling.normalize(update, setting.layout)
 
     def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
         """Bound or scale, add noise from the private key, send float32. Does not use the shared key."""
@@ -116,15 +107,7 @@ class Perturbs(Defense[None, None]):
     def estimate(self, state: None, received: bytes, link: Link) -> Vector:
         """The noisy numbers, scaled back: unbiased for the update, or for the clipped update if the defense clips."""
         header, numbers = self.split(received, link.setting)
-        return self._scaling.undo(header, numbers, link.setting.layout)
-
-    def in_clear(self, updates: Tensor, setting: Setting) -> Tensor:
-        """The scales."""
-        return self._scaling.in_clear(updates, setting.layout)
-
-    def sent_in_clear(self, received: Sequence[bytes], setting: Setting) -> Tensor:
-        """The scales before the numbers."""
-        return self._scaling.sent_in_clear(received, setting.layout)
+        return self.scaling.undo(header, numbers, link.setting.layout)
 
     def likelihood(self, state: None, received: Sequence[bytes], links: Links) -> Likelihood:
         """The law of the noise, without quantization: see `misfit`."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -13,10 +14,12 @@ from torch import Tensor
 from leakgauge.defenses._common.reference import scaled
 from leakgauge.harness.core.checks import positive
 from leakgauge.harness.core.claim import Breach, Proof, Unit
+from leakgauge.harness.core.contract import Defense, Setting
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.vec import Layout, Parts, Vector
 
 Mode = Literal["tensor", "vector", "public"]
+S = TypeVar("S")
 
 _SPREAD = 3.0
 """JoPEQ scales entries to a standard deviation of 1/3, so most lie in [-1, 1] by Chebyshev's inequality."""
@@ -205,6 +208,28 @@ class Scaling:
         if not np.isfinite(numbers).all() or (scales < 0).any():
             raise MessageError(f"expected finite means and scales >= 0, got {numbers.tolist()}")
         return iter(numbers.tolist())
+
+
+@dataclass(frozen=True)
+class ByScale(Defense[S, None]):
+    """A defense whose messages begin with the scales of the update, if these are not public."""
+
+    @property
+    @abstractmethod
+    def scaling(self) -> Scaling:
+        """How an update becomes unit-free numbers."""
+
+    def parts(self, setting: Setting) -> Parts:
+        """The sub-vectors of the first scaled piece."""
+        return self.scaling.parts(setting.layout)
+
+    def in_clear(self, updates: Tensor, setting: Setting) -> Tensor:
+        """The scales."""
+        return self.scaling.in_clear(updates, setting.layout)
+
+    def sent_in_clear(self, received: Sequence[bytes], setting: Setting) -> Tensor:
+        """The scales before the numbers."""
+        return self.scaling.sent_in_clear(received, setting.layout)
 
 
 _STIFF = 1e-3

@@ -32,7 +32,7 @@ from leakgauge.defenses._common.cascade import Quantizes, Rounded
 from leakgauge.defenses._common.dither import draw_dither
 from leakgauge.defenses._common.misfit import Misfit, rounded_misfit
 from leakgauge.defenses._common.reference import Scaled, scaled
-from leakgauge.defenses._common.scale import Scaling
+from leakgauge.defenses._common.scale import ByScale, Scaling
 from leakgauge.defenses._jopeq.lattice import Lattice, student_variance
 from leakgauge.defenses._jopeq.law import leveled
 from leakgauge.defenses._jopeq.privacy import GENERATOR, SHIPPED, Student
@@ -40,12 +40,12 @@ from leakgauge.harness.core import rng
 from leakgauge.harness.core.checks import check_update, positive
 from leakgauge.harness.core.claim import Claim, Proof, nothing_promised
 from leakgauge.harness.core.codec import pack_levels, unpack_levels, width_of
-from leakgauge.harness.core.contract import Defense, Likelihood, Link, Links, Setting
+from leakgauge.harness.core.contract import Likelihood, Link, Links, Setting
 from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.law import Law, Noise, Normal
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.core.stats import Numbers
-from leakgauge.harness.core.vec import Parts, Vector
+from leakgauge.harness.core.vec import Vector
 
 Radius: TypeAlias = Literal["reference", "paper"] | float
 """gamma by the rule of the reference code, by the rule of the text, or as a number with the reference code's step."""
@@ -127,13 +127,8 @@ class Carrier(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Dithered(Defense[None, None]):
+class Dithered(ByScale[None]):
     """A defense that scales an update, adds noise by the private key and quantizes with a dither by the shared key."""
-
-    @property
-    @abstractmethod
-    def scaling(self) -> Scaling:
-        """How an update becomes unit-free numbers."""
 
     @property
     @abstractmethod
@@ -152,10 +147,6 @@ class Dithered(Defense[None, None]):
             dithered: whether the dither is known and subtracted from the values; otherwise the values are midpoints of
                 levels.
         """
-
-    def parts(self, setting: Setting) -> Parts:
-        """The sub-vectors of the first tensor."""
-        return self.scaling.parts(setting.layout)
 
     def encode(self, state: None, memory: None, update: Vector, link: Link, private: Key) -> tuple[bytes, None]:
         """The scales, then the levels of the noisy numbers."""
@@ -186,14 +177,6 @@ class Dithered(Defense[None, None]):
             return misfit(candidates.numbers(update) - sent) + candidates.penalty(update)
 
         return score
-
-    def in_clear(self, updates: Tensor, setting: Setting) -> Tensor:
-        """The scales."""
-        return self.scaling.in_clear(updates, setting.layout)
-
-    def sent_in_clear(self, received: Sequence[bytes], setting: Setting) -> Tensor:
-        """The scales before the numbers."""
-        return self.scaling.sent_in_clear(received, setting.layout)
 
     @property
     def noisy(self) -> bool:

@@ -32,7 +32,8 @@ def list_(
         raise refusal(USAGE, str(unknown("list of", what, _LISTS)))
     # no digest covers the code of plug-ins; studies are read fast enough without a cache
     fixed = what != "studies" and not any(entry_points(group=f"leakgauge.{what}"))
-    rows = known(["list", what, _source()], lambda: _rows(what)) if fixed else _rows(what)
+    source = Path(__file__).read_text("utf-8")  # it determines the rows, and no other digest covers it
+    rows = known(["list", what, source], lambda: _rows(what)) if fixed else _rows(what)
     if as_json:
         print_json(rows)
         return
@@ -43,11 +44,6 @@ def list_(
         if row.get("parameters"):
             parameters = ", ".join(f"{key}={value!r}" for key, value in row["parameters"].items())
             say(f"{'':<{width}}  {parameters}")
-
-
-def _source() -> str:
-    """The source of this file: it determines the rows, and no other digest covers it."""
-    return Path(__file__).read_text("utf-8")
 
 
 def _rows(what: str) -> list[dict[str, Any]]:

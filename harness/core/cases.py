@@ -10,6 +10,7 @@ from leakgauge.harness.core.cell import Cell, PartSpec, Target, TrainingSpec, fi
 from leakgauge.harness.core.metrics import headline
 from leakgauge.harness.core.result import Estimate, Failure, PartInfo, Result, Run, to_data
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
@@ -91,20 +92,17 @@ def cases(run: Run) -> tuple[Case, ...]:
             failures=tuple(run.failures[cell.id] for cell in cells if cell.id in run.failures),
             info=run.attacks.get(cells[0].attack.key, PartInfo(cells[0].attack.name, "")),
         )
-        for name, cells in _grouped((identity(cell), cell) for cell in run.cells).items()
+        for name, cells in gathered((identity(cell), cell) for cell in run.cells).items()
     )
 
 
 def trainings(run: Run) -> dict[str, list[TrainingSpec]]:
     """The trainings of a run by `training_identity`, one per seed, in the study's order."""
     specs = {cell.training.id: cell.training for cell in run.cells}.values()
-    return _grouped((training_identity(spec), spec) for spec in specs)
+    return gathered((training_identity(spec), spec) for spec in specs)
 
 
-K = TypeVar("K", bound=Hashable)
-
-
-def _grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+def gathered(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
     """The values of each key; keys and values keep their order."""
     found: dict[K, list[T]] = {}
     for key, value in pairs:

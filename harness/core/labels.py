@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import (
     Cell,
     FederationSpec,
@@ -70,9 +71,7 @@ def server_text(spec: TrainingSpec) -> str:
 def label_parts(parts: Iterable[PartSpec]) -> dict[str, Label]:
     """The label of each defense or attack, given all of them, by `PartSpec.key`."""
     distinct = {part.key: part for part in parts}
-    named: dict[str, list[PartSpec]] = {}
-    for part in distinct.values():
-        named.setdefault(part.name, []).append(part)
+    named = gathered((part.name, part) for part in distinct.values())
     varying = {name: varying_parameters(alike) for name, alike in named.items()}
     labels = {}
     for key, part in distinct.items():

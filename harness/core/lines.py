@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
+from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import Scalar
 from leakgauge.harness.core.labels import UNDEFENDED, value_text
 from leakgauge.harness.core.points import Value, check_alike, flat, grouped, path, select
@@ -143,11 +144,9 @@ def _by_setting(found: Sequence[Value], over: Sequence[str]) -> dict[tuple[Scala
     """The values grouped by the setting of their training: all its paths except the seed and `over`."""
     names = {name for value in found for name in value.at if name.split(".")[0] in _OF_TRAINING}
     of_training = sorted(names - set(map(path, over)))
-    groups = dict[tuple[Scalar, ...], list[Value]]()
-    for value in found:
-        key = tuple(f"{name}={value.at[name]}" for name in of_training if name in value.at)
-        groups.setdefault(key, []).append(value)
-    return groups
+    return gathered(
+        (tuple(f"{name}={value.at[name]}" for name in of_training if name in value.at), value) for value in found
+    )
 
 
 _OF_TRAINING = ("task", "federation", "defense")

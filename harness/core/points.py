@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import Cell, PartSpec, Scalar, Target, TrainingSpec
 from leakgauge.harness.core.result import Run, to_data
 from leakgauge.harness.core.rows import rows
@@ -114,10 +115,7 @@ def select(found: Iterable[Value], quantity: str, *filters: Filter) -> list[Valu
 
 def grouped(found: Iterable[Value], names: Sequence[str]) -> dict[tuple[Scalar, ...], list[Value]]:
     """The values grouped by their entries at these paths (None if missing), in order of first appearance."""
-    groups = dict[tuple[Scalar, ...], list[Value]]()
-    for value in found:
-        groups.setdefault(tuple(value.at.get(path(name)) for name in names), []).append(value)
-    return groups
+    return gathered((tuple(value.at.get(path(name)) for name in names), value) for value in found)
 
 
 def check_alike(group: Sequence[Value], over: Iterable[str]) -> None:

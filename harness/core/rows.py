@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from leakgauge.harness.core.cases import Case, cases, headline_estimate
+from leakgauge.harness.core.cases import Case, cases, gathered, headline_estimate
 from leakgauge.harness.core.cell import Cell, TrainingSpec
 from leakgauge.harness.core.labels import counted, label_parts, part_text, server_text, where
 from leakgauge.harness.core.result import AuditRecord, ClaimRecord, Estimate, Flag, ProofRecord, Run, TrainingRecord
@@ -64,10 +64,7 @@ def rows(run: Run, *, items: bool = False) -> Iterator[Row]:
     Args:
         items: also give one row for each victim or record of a metric, numbered in `item`.
     """
-    cells: dict[str, list[Cell]] = {}
-    for cell in run.cells:
-        cells.setdefault(cell.training.id, []).append(cell)
-    for here in cells.values():
+    for here in gathered((cell.training.id, cell) for cell in run.cells).values():
         spec = here[0].training
         question, record = _question(spec), run.trainings.get(spec.id)
         if record is not None:

@@ -94,7 +94,7 @@ def proportion(
 ) -> Estimate:
     """A share of `n` items of the metric `name`, with its Clopper-Pearson interval; no value if n is 0."""
     if n == 0:
-        value, interval, note = None, Interval(None, None), _join("no item to judge", note)
+        value, interval, note = None, Interval(None, None), joined("no item to judge", note)
     else:
         value, interval = successes / n, clopper_pearson(successes, n, level)
     return _estimate(name, value, interval, n, "Clopper-Pearson", level, values, note)
@@ -104,7 +104,7 @@ def mean(name: str, values: Sequence[float | None], *, note: str = "", level: fl
     """The mean of the values that are not None (a failed item), with Student's interval."""
     x = _present(values)
     if len(x) == 0:
-        note = _join("no item finished", note)
+        note = joined("no item finished", note)
     value = float(np.mean(x)) if len(x) else None
     interval = mean_interval(x, level)
     return _estimate(name, value, interval, len(x), "mean, Student t", level, values, note)
@@ -114,7 +114,7 @@ def median(name: str, values: Sequence[float | None], *, note: str = "", level: 
     """The median of the values that are not None (a failed item), with its order-statistic interval."""
     x = _present(values)
     if len(x) == 0:
-        note = _join("no item finished", note)
+        note = joined("no item finished", note)
     value = float(np.median(x)) if len(x) else None
     return _estimate(name, value, median_interval(x, level), len(x), "median, order statistics", level, values, note)
 
@@ -317,6 +317,11 @@ def chance(epsilon: float, delta: float) -> float:
     return min(1.0, 1.0 - (1.0 - delta) / (1.0 + math.exp(min(epsilon, 700.0))))
 
 
+def joined(*notes: str) -> str:
+    """The nonempty notes, in one line."""
+    return "; ".join(note for note in notes if note)
+
+
 def _check_level(level: float) -> None:
     """Refuse a confidence level outside (0, 1)."""
     if not 0 < level < 1:
@@ -349,8 +354,3 @@ def _wilson(share: float, n: int, z: float) -> Interval:
     """Wilson's interval of a share of n items."""
     center, spread = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return Interval(max(0.0, (center - spread) / (1 + z * z / n)), min(1.0, (center + spread) / (1 + z * z / n)))
-
-
-def _join(*notes: str) -> str:
-    """The nonempty notes, in one line."""
-    return "; ".join(note for note in notes if note)

@@ -41,9 +41,7 @@ def classes(kind: Kind) -> dict[str, type]:
     Raises:
         ImportError: a file of the package does not hold exactly one class of this kind.
     """
-    found: dict[str, type] = {}
-    for name in _files(kind):
-        found[name] = _of_file(kind, name)
+    found = {name: _of_file(kind, name) for name in _files(kind)}
     for entry in importlib.metadata.entry_points(group=f"leakgauge.{_PACKAGE[kind]}"):
         try:
             if entry.name in found:

@@ -202,7 +202,7 @@ def _difference(a: Measure, b: Measure, name: str, *, same_seeds: bool) -> Diffe
     else:
         found = _apart(numbers(a), numbers(b), "not paired: the seeds differ")
     if "batch" in a.target and found.method != "none":
-        found = found._replace(note=_joined(found.note, "images of one batch are not independent: too narrow"))
+        found = found._replace(note=stats.joined(found.note, "images of one batch are not independent: too narrow"))
     return Difference(a.key, name, a.metric, a.value, b.value, *found)
 
 
@@ -233,14 +233,14 @@ def _blocks(measure: Measure) -> dict[str, stats.Numbers]:
 def _student(a: stats.Numbers, b: stats.Numbers, note: str) -> _Found:
     """The mean difference over pairs, with Student's interval."""
     low, high = stats.mean_interval(b - a, LEVEL)
-    note = _joined(note, "no interval: only one pair" if low is None else "")
+    note = stats.joined(note, "no interval: only one pair" if low is None else "")
     return _Found(float(np.mean(b - a)), low, high, (len(a),), "none" if low is None else "pairs", note)
 
 
 def _apart(a: stats.Numbers, b: stats.Numbers, note: str) -> _Found:
     """The difference of the means of independent samples, with Welch's interval."""
     low, high = welch(a, b)
-    note = _joined(note, "no interval: only one value" if low is None else "")
+    note = stats.joined(note, "no interval: only one value" if low is None else "")
     value = float(np.mean(b) - np.mean(a))
     return _Found(value, low, high, (len(a), len(b)), "none" if low is None else "Welch", note)
 
@@ -290,11 +290,6 @@ def _minus(a: Measure, b: Measure) -> float | None:
     return None if a.value is None or b.value is None else b.value - a.value
 
 
-def _joined(*notes: str) -> str:
-    """The notes that are not empty, in one line."""
-    return "; ".join(note for note in notes if note)
-
-
 def _seeds(run: Run) -> tuple[int, ...]:
     """The seeds of a run in the order of its cells."""
     return tuple(dict.fromkeys(cell.training.seed for cell in run.cells))
@@ -332,7 +327,7 @@ def _title(comparison: Comparison) -> str:
 def _rows(comparison: Comparison) -> Iterable[tuple[tuple[str, ...], bool]]:
     """The fields of each line, and whether it differs: the shared measures, then the measures of one run only."""
     for one in comparison.differences:
-        how = _joined(one.method if one.method != "none" else "", one.note)
+        how = stats.joined(one.method if one.method != "none" else "", one.note)
         difference = change(one.difference, one.low, one.high)
         fields = (number(one.first), number(one.second), difference, " and ".join(map(str, one.n)), how)
         yield (one.name, *fields), one.differs

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.labels import UNDEFENDED
 from leakgauge.harness.core.prints import DRAWN, DRAWS, STATISTICS, Print
 from leakgauge.harness.core.stats import Numbers, holm
@@ -50,10 +51,7 @@ def compare(now: Iterable[Print], before: Iterable[Print]) -> Changed:
     differ = [key for key in {**new, **old} if key not in new or key not in old or not new[key].like(old[key])]
     if any(what == "training" and defense == UNDEFENDED for what, defense, *_ in differ):
         return Changed(("local training or the federated loop",), training=True)
-    kinds: dict[str, list[str]] = {}
-    for what, defense, *_ in differ:
-        if what != "attack":
-            kinds.setdefault(defense, []).append(what)
+    kinds = gathered((defense, what) for what, defense, *_ in differ if what != "attack")
     attacks = {attack for what, defense, attack, _ in differ if what == "attack" and defense not in kinds}
     lines = [f"{defense}: {', '.join(dict.fromkeys(whats))}" for defense, whats in kinds.items()]
     lines += [f"{attack}: the attack" for attack in sorted(attacks)]

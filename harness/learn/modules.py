@@ -150,26 +150,6 @@ def torchvision_has(name: str) -> bool:
         return False
 
 
-def vector_of(model: Model, module: nn.Module) -> Vector:
-    """[d] float32: the current weights and running statistics of a network of this architecture.
-
-    Raises:
-        ValueError: the network has no tensor of this name and shape.
-    """
-    return model.layout.join([tensor.detach().float().cpu() for tensor in _owned(model.layout, module)])
-
-
-def put(model: Model, vector: Vector, module: nn.Module) -> None:
-    """Write a flat vector into a network of this architecture.
-
-    Raises:
-        ValueError: as `vector_of`, or the vector has another length.
-    """
-    with torch.no_grad():
-        for tensor, part in zip(_owned(model.layout, module), model.layout.split(vector), strict=True):
-            tensor.copy_(part)
-
-
 def paced(model: Model, lr: float) -> Model:
     """The model, but a step of rate `lr` moves running statistics as in torch, by the momentum of their layer.
 

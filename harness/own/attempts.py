@@ -28,7 +28,6 @@ from leakgauge.harness.own.findings import Fault, Skip, told
 from leakgauge.harness.own.generators import check_repeats, watched
 from leakgauge.harness.own.parts import Part, built
 from leakgauge.harness.own.quick import CLIENTS, Effort
-from leakgauge.harness.own.wire import class_of, parameters_of
 from leakgauge.harness.study.jobs import run_training, scored, stored_scene
 from leakgauge.harness.study.store import Store
 
@@ -87,16 +86,6 @@ class Trial:
     def look(self, view: View, **changes: Any) -> tuple[Observation, Truth]:
         """What an adversary sees, and the truth; `changes` are changed fields of the target."""
         return observe(self.scene, view, dataclasses.replace(self.target, **changes))
-
-
-def check_class(trial: Trial) -> str:
-    """The class is a frozen dataclass that rebuilds from its parameters."""
-    return class_of(trial.part, trial.attack)
-
-
-def check_parameters(trial: Trial) -> str:
-    """Unknown keys, wrong types and impossible values are refused."""
-    return parameters_of(trial.part, trial.attack)
 
 
 def check_needs(trial: Trial) -> str:

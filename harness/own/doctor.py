@@ -17,8 +17,8 @@ USUAL = Effort()
 _Checks = tuple[tuple[str, Callable[[Any], str]], ...]
 
 _DEFENSE: _Checks = (
-    ("class", wire.check_class),
-    ("parameters", wire.check_parameters),
+    ("class", lambda patient: wire.check_class(patient.part, patient.defense)),
+    ("parameters", lambda patient: wire.check_parameters(patient.part, patient.defense)),
     ("encode", wire.check_encode),
     ("update", wire.check_update),
     ("keys", wire.check_keys),
@@ -32,13 +32,13 @@ _DEFENSE: _Checks = (
     ("claim", quick.check_claim),
     ("law", quick.check_law),
     ("audit", quick.check_audit),
-    ("training", quick.check_training),
-    ("attacks", quick.check_attacks),
+    ("training", lambda patient: quick.check_training(patient.study, patient.part)),
+    ("attacks", lambda patient: quick.check_attacks(patient.study, patient.part)),
 )
 
 _ATTACK: _Checks = (
-    ("class", attempts.check_class),
-    ("parameters", attempts.check_parameters),
+    ("class", lambda trial: wire.check_class(trial.part, trial.attack)),
+    ("parameters", lambda trial: wire.check_parameters(trial.part, trial.attack)),
     ("needs", attempts.check_needs),
     ("truth", attempts.check_truth),
     ("keys", attempts.check_keys),

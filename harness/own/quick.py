@@ -136,13 +136,8 @@ def _audit(patient: Trial) -> dict[str, Any]:
     return patient.audited
 
 
-def check_training(patient: Trial) -> str:
-    """A training on digits with the defense."""
-    return training_of(patient.study, patient.part)
-
-
-def training_of(run: Run, part: Part) -> str:
-    """As `check_training`, for the trainings of this part."""
+def check_training(run: Run, part: Part) -> str:
+    """A training on digits with the defense, or a training of the task."""
     mine = [one for one in run.trainings.values() if one.spec.defense.name == part.name or part.kind != "defense"]
     if not mine:
         raise Fault(_failed(run, part) or "no training of it was finished")
@@ -155,13 +150,8 @@ def training_of(run: Run, part: Part) -> str:
     return f"2 rounds: loss {first.loss:.3f} to {last.loss:.3f}{accuracy}, {sent:,.0f} bytes a message"
 
 
-def check_attacks(patient: Trial) -> str:
-    """What attacks see of digits behind the defense."""
-    return attacks_of(patient.study, patient.part)
-
-
-def attacks_of(run: Run, part: Part) -> str:
-    """As `check_attacks`, for a study of a defense or a task."""
+def check_attacks(run: Run, part: Part) -> str:
+    """What attacks see of digits behind the defense, or of the task's data."""
     failed = _failed(run, part)
     if failed:
         raise Fault(failed)

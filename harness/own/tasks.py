@@ -13,7 +13,7 @@ from leakgauge.harness.core.result import Run
 from leakgauge.harness.core.rng import Key
 from leakgauge.harness.own.findings import Fault, Finding, Skip, examined
 from leakgauge.harness.own.parts import Part
-from leakgauge.harness.own.quick import Effort, attacks, attacks_of, quick_study, training_of
+from leakgauge.harness.own.quick import Effort, attacks, check_attacks, check_training, quick_study
 from leakgauge.harness.study.jobs import load_data, make_task
 
 
@@ -42,8 +42,8 @@ def examine(part: Part, effort: Effort) -> Iterator[Finding]:
     checks: tuple[tuple[str, Callable[[Trial], str]], ...] = (
         ("data", check_data),
         ("model", check_model),
-        ("training", lambda trial: training_of(trial.study, trial.part)),
-        ("attacks", lambda trial: attacks_of(trial.study, trial.part)),
+        ("training", lambda trial: check_training(trial.study, trial.part)),
+        ("attacks", lambda trial: check_attacks(trial.study, trial.part)),
     )
     yield from examined(checks, Trial(part, effort), part.folder)
 

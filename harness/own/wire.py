@@ -129,13 +129,8 @@ class Patient:
         return one, other
 
 
-def check_class(patient: Patient) -> str:
-    """The class is a frozen dataclass that rebuilds from its parameters."""
-    return class_of(patient.part, patient.defense)
-
-
-def class_of(part: Part, made: Any) -> str:
-    """As `check_class`, for a defense or an attack."""
+def check_class(part: Part, made: Any) -> str:
+    """The class of a defense or an attack is a frozen dataclass that rebuilds from its parameters."""
     found = part.found
     if "__dataclass_params__" not in vars(found):
         raise Fault(
@@ -152,13 +147,8 @@ def class_of(part: Part, made: Any) -> str:
     return f"{part.name}({shown})"
 
 
-def check_parameters(patient: Patient) -> str:
-    """Unknown keys, wrong types and impossible values are refused."""
-    return parameters_of(patient.part, patient.defense)
-
-
-def parameters_of(part: Part, made: Any) -> str:
-    """As `check_parameters`, for a defense or an attack."""
+def check_parameters(part: Part, made: Any) -> str:
+    """Unknown keys, wrong types and impossible values are refused by a defense or an attack."""
     numbers = [k for k, v in made.parameters().items() if isinstance(v, int | float) and not isinstance(v, bool)]
     tables: list[dict[str, Any]] = [{"no_such_key": 1}, *({name: "text"} for name in numbers)]
     for name in numbers:

@@ -18,6 +18,7 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import Cell, FederationSpec, PartSpec, TrainingSpec
 from leakgauge.harness.core.code import RECORDING
 from leakgauge.harness.core.contract import Setting
@@ -155,9 +156,7 @@ class _Rehearsal:
 
     def measure(self, jobs: Iterable[Any], kind: Callable[[Any], _Kind], price: Callable[[Any], Any]) -> None:
         """Measure the middle job of each kind, because the first defense is often none; if it fails, the first."""
-        groups: dict[_Kind, list[Any]] = {}
-        for job in jobs:
-            groups.setdefault(kind(job), []).append(job)
+        groups = gathered((kind(job), job) for job in jobs)
         # multiples of the golden ratio: whenever the time is over, the measured jobs are spread over all kinds
         for _, (name, group) in sorted(enumerate(groups.items()), key=lambda pair: pair[0] * _GOLDEN % 1):
             for job in (group[len(group) // 2], group[0]):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
 from collections.abc import Callable
@@ -160,6 +161,14 @@ def perform(job: Job, place: Place) -> Outcome:
         kind, prefix = type(error).__name__, "training failed: " if job.kind == "training" else ""
         message = prefix + (str(error).split("\n")[0] or kind)
         return Outcome(job, time.perf_counter() - start, "", message, traceback.format_exc(), kind)
+
+
+def resident(process: int) -> float | None:
+    """Resident memory of a process, in megabytes; None if it has ended."""
+    try:
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    except (OSError, IndexError):
+        return None
 
 
 def _headline(job: Job, place: Place) -> str:

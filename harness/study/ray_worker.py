@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TextIO
 import ray
 
 from leakgauge.harness.core.threads import one_thread
-from leakgauge.harness.study.engine import Job, Outcome, Place, perform
+from leakgauge.harness.study.engine import Job, Outcome, Place, perform, resident
 
 _KEPT = 2
 """The number of trainings on a worker's disk; it is also the number cached in memory (`jobs.stored_scene`)."""
@@ -173,10 +173,7 @@ class Gauge:
 
     def megabytes(self, process: int) -> float | None:
         """Resident memory of a process; None if it has ended."""
-        try:
-            return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-        except (OSError, IndexError):
-            return None
+        return resident(process)
 
 
 def _scratch() -> tuple[Path, TextIO]:

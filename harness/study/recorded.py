@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import Cell, FederationSpec, TrainingSpec
 from leakgauge.harness.core.contract import Defense, Examples, Feedback, Link, Message, Sender, Setting
 from leakgauge.harness.core.errors import MessageError
@@ -107,10 +108,7 @@ def _tensor(one: tuple[str, tuple[int, ...]] | None) -> str:
 
 def clients_of(recording: Recording, samples: int) -> dict[int, Indices]:
     """The rows behind each client's messages; if none are known, client 0 has all `samples`."""
-    found: dict[int, list[Indices]] = {}
-    for sent in recording.rows.values():
-        for client, rows in sent.items():
-            found.setdefault(client, []).append(rows)
+    found = gathered(pair for sent in recording.rows.values() for pair in sent.items())
     known = {client: np.unique(np.concatenate(found[client])) for client in sorted(found)}
     return known or {0: np.arange(samples)}
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import (
     Cell,
     FederationSpec,
@@ -112,9 +113,7 @@ class Study:
     @cached_property
     def cells_of(self) -> dict[str, tuple[Cell, ...]]:
         """The cells of each training by its id, in the order of the first cell."""
-        found: dict[str, list[Cell]] = {}
-        for cell in self.cells:
-            found.setdefault(cell.training.id, []).append(cell)
+        found = gathered((cell.training.id, cell) for cell in self.cells)
         return {name: tuple(cells) for name, cells in found.items()}
 
     @property

@@ -12,11 +12,10 @@ import os
 import threading
 from contextlib import suppress
 from multiprocessing import forkserver
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from leakgauge.harness.core.threads import one_thread
-from leakgauge.harness.study.engine import Died, Ended, Event, Job, Outcome, Place, Started, perform
+from leakgauge.harness.study.engine import Died, Ended, Event, Job, Outcome, Place, Started, perform, resident
 from leakgauge.harness.study.orphans import PARENT, end_with, ignore_stops
 
 
@@ -74,12 +73,8 @@ class Workers:
         return [self._received(pipes[pipe]) for pipe in multiprocessing.connection.wait(pipes, timeout=seconds)]
 
     def megabytes(self, slot: int) -> float | None:
-        """Resident memory of a worker process."""
-        try:
-            pages = int(Path(f"/proc/{self.workers[slot].process.pid}/statm").read_text().split()[1])
-        except (OSError, IndexError):
-            return None  # the worker ended
-        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+        """Resident memory of a worker process; None if it has ended."""
+        return resident(self.workers[slot].process.pid)
 
     def kill(self, slot: int) -> None:
         """End a worker; the next job of its slot starts another."""

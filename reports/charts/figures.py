@@ -17,6 +17,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.labels import UNDEFENDED
 from leakgauge.harness.core.sinks import visible
 from leakgauge.reports.charts.svg import embed
@@ -202,9 +203,7 @@ def capped(series: Sequence[Series]) -> tuple[tuple[Series, ...], str]:
 
 def by_defense(points: Sequence[tuple[str, Point]]) -> tuple[tuple[Series, ...], str]:
     """A series of points for each name of a defense, in order of first appearance; see `capped`."""
-    groups: dict[str, list[Point]] = {}
-    for name, point in points:
-        groups.setdefault(name, []).append(point)
+    groups = gathered(points)
     looks = [-1 if name == UNDEFENDED else look for look, name in enumerate(groups)]
     texts = ["no defense" if name == UNDEFENDED else name for name in groups]
     lines = zip(texts, groups.values(), looks, strict=True)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import Target
 from leakgauge.harness.core.labels import UNDEFENDED
 from leakgauge.harness.core.metrics import RECOGNIZABLE
@@ -68,9 +69,7 @@ def attack_charts(analysis: Analysis, setting: str) -> list[Chart]:
 
 def _line(groups: Sequence[Group], axis: _Axis) -> list[tuple[int, Group]]:
     """The strongest group of one defense at each place of an axis."""
-    at: dict[int, list[Group]] = {}
-    for group in groups:
-        at.setdefault(axis.at(group.case.target), []).append(group)
+    at = gathered((axis.at(group.case.target), group) for group in groups)
     found = [(place, best(row)) for place, row in sorted(at.items())]
     return [(place, group) for place, group in found if group is not None]
 
@@ -108,10 +107,7 @@ def looks(analysis: Analysis) -> dict[str, int]:
 
     First one defense of each name is drawn, in the study's order, then further ones, up to the number of looks.
     """
-    names: dict[str, list[str]] = {}
-    for defense, label in analysis.defenses.items():
-        if defense != UNDEFENDED:
-            names.setdefault(label.name, []).append(defense)
+    names = gathered((label.name, defense) for defense, label in analysis.defenses.items() if defense != UNDEFENDED)
     turns = [d for turn in itertools.zip_longest(*names.values()) for d in turn if d is not None][:MOST_SERIES]
     drawn = [UNDEFENDED, *(defense for defense in analysis.defenses if defense in turns)]
     return {defense: at - 1 for at, defense in enumerate(drawn)}

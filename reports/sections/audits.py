@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.labels import assumption, counted
-from leakgauge.harness.core.result import AssumedBound, AuditRecord, ClaimRecord, TrainingRecord
+from leakgauge.harness.core.result import AuditRecord, ClaimRecord, TrainingRecord
 from leakgauge.reports.text.notation import NO_PROMISE, bound, epsilon, number, over_seeds, per, percent, short
 
 
@@ -67,10 +68,7 @@ def measured(audits: Sequence[AuditRecord], claims: Sequence[ClaimRecord]) -> Me
 
 def details(trainings: Sequence[TrainingRecord]) -> tuple[str, ...]:
     """How each kind of audit was made, what its bound assumes, and its verdicts on the code."""
-    alike: dict[tuple[object, ...], list[AuditRecord]] = {}
-    for training in trainings:
-        if training.audited is not None:
-            alike.setdefault(_kind(training.audited), []).append(training.audited)
+    alike = gathered((_kind(one.audited), one.audited) for one in trainings if one.audited is not None)
     return tuple(text for audits in alike.values() for text in _described(audits))
 
 
@@ -101,9 +99,7 @@ def _described(audits: Sequence[AuditRecord]) -> list[str]:
 
 def _assuming(audits: Sequence[AuditRecord]) -> list[str]:
     """Sentences about bounds that assume a part of the law, over the seeds, by unit."""
-    alike: dict[tuple[str, str], list[AssumedBound]] = {}
-    for one in (found for audit in audits for found in audit.assuming):
-        alike.setdefault((one.assumes, one.unit), []).append(one)
+    alike = gathered(((one.assumes, one.unit), one) for audit in audits for one in audit.assuming)
     return [
         f"Assuming {assumes}, per {unit}: ≥ {over_seeds([one.epsilon_lower for one in found])}; proved "
         f"{short(found[0].proved)}. {counted(found[0].trials, 'message')} with each input."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.labels import UNDEFENDED, Label, counted, where
 from leakgauge.harness.core.metrics import RECOGNIZABLE
 from leakgauge.reports.select import HIGH, LOW, Analysis, Group
@@ -148,9 +149,7 @@ def entry_of(analysis: Analysis, group: Group | None, *, strongest: bool = False
 
 def _strongest(groups: list[Group]) -> set[int]:
     """The `id` of the strongest groups of each defense and kind of attack, including ties."""
-    by_row: dict[tuple[str, str], list[Group]] = {}
-    for group in groups:
-        by_row.setdefault((group.defense, group.case.kind), []).append(group)
+    by_row = gathered(((group.defense, group.case.kind), group) for group in groups)
     rows = [[group for group in row if group.value is not None] for row in by_row.values() if len(row) > 1]
     most = [max((group.value or 0.0 for group in row), default=0.0) for row in rows]
     return {id(group) for row, value in zip(rows, most, strict=True) for group in row if group.value == value}

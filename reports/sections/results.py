@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from leakgauge.harness.core.cases import headline_estimate
+from leakgauge.harness.core.cases import gathered, headline_estimate
 from leakgauge.harness.core.cell import Cell
 from leakgauge.harness.core.labels import Label, where
 from leakgauge.harness.core.metrics import metric
-from leakgauge.harness.core.result import Flag, Result
+from leakgauge.harness.core.result import Result
 from leakgauge.harness.core.stats import cut
 from leakgauge.reports.export import data_uri, status_of, table, to_csv
 from leakgauge.reports.select import Analysis, Group
@@ -107,10 +107,8 @@ def _row(analysis: Analysis, group: Group, cell: Cell) -> CellRow:
 
 def _flag_rows(analysis: Analysis) -> tuple[FlagRow, ...]:
     """The distinct flags, warnings first, then by number of cells; at most three messages for each flag."""
-    found: dict[tuple[str, str], list[tuple[Cell, Flag]]] = {}
-    for cell in analysis.run.cells:
-        for flag in analysis.flags_of(cell):
-            found.setdefault((flag.code, flag.severity), []).append((cell, flag))
+    every = ((cell, flag) for cell in analysis.run.cells for flag in analysis.flags_of(cell))
+    found = gathered(((flag.code, flag.severity), (cell, flag)) for cell, flag in every)
     rows = [
         FlagRow(*key, _few(list(dict.fromkeys(flag.message for _, flag in pairs))), len({cell.id for cell, _ in pairs}))
         for key, pairs in found.items()
