@@ -43,6 +43,7 @@ TEXTS = {
     "method",
     "source",
     "assumes",
+    "assumption",
     "reason",
     "distinguisher",
     "pair",
