@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.lines import Figure, Panel
-from leakgauge.harness.core.sinks import markdown, table_head, table_row
+from leakgauge.harness.core.sinks import table_head, table_row
 from leakgauge.harness.core.statements import Judged, Verdict
 from leakgauge.reports.charts.figures import Chart, slug
 from leakgauge.reports.html import Part, page
 from leakgauge.reports.sections.asked import Asked, charts_of, shown
+from leakgauge.reports.text.markdown import plain
 
 
 class Repeated(NamedTuple):
@@ -95,19 +96,11 @@ def scoreboard(recipes: Sequence[Repeated]) -> str:
     """Every claim with its verdict as Markdown, one table for each paper, for a page under version control."""
     lines = [_scoreboard(recipes).sentence]
     for paper in dict.fromkeys(one.name.partition("/")[0] for one in recipes):
-        lines += ["", f"### {_plain(paper)}", "", *table_head(["recipe", "claim", "verdict", "measured", "printed"])]
+        lines += ["", f"### {plain(paper)}", "", *table_head(["recipe", "claim", "verdict", "measured", "printed"])]
         for one in recipes:
             if one.name.partition("/")[0] == paper:
-                lines += [table_row([_plain(one.name), *map(_plain, _cells(each))]) for each in one.judged]
+                rows = [
+                    (one.name, each.text, each.verdict, each.measured, each.statement.printed) for each in one.judged
+                ]
+                lines += [table_row(map(plain, row)) for row in rows]
     return "\n".join(lines) + "\n"
-
-
-def _cells(one: Judged) -> tuple[str, str, str, str]:
-    """The claim, its verdict, the numbers, and what the source prints."""
-    text = one.statement.text + (f" ({one.where})" if one.where else "")
-    return text, str(one.verdict), one.measured, one.statement.printed
-
-
-def _plain(text: str) -> str:
-    """A text as literal Markdown."""
-    return markdown(text, bare=True)

@@ -62,8 +62,7 @@ def reproduce(
                 write_atomically(out / "figures" / file, content)
     for one in done:
         for judged in one.judged:
-            where = f" ({judged.where})" if judged.where else ""
-            say(f"{judged.verdict:12} {one.recipe.name}: {judged.statement.text}{where}: {judged.measured}")
+            say(f"{judged.verdict:12} {one.recipe.name}: {judged.text}: {judged.measured}")
     say("", f"{out / 'index.html'} has the figures, reproduce.json the numbers, scoreboard.md the claims")
     if any(one.failures for one in done):
         raise typer.Exit(cli.INCOMPLETE)

@@ -104,6 +104,11 @@ class Judged(NamedTuple):
     p: float | None = None
     seeds: int | None = None
 
+    @property
+    def text(self) -> str:
+        """The statement in words, with the values of `each`."""
+        return f"{self.statement.text} ({self.where})" if self.where else self.statement.text
+
 
 class _Test(NamedTuple):
     """A mean difference of pairs, its standard error, its degrees of freedom, and its seeds."""

@@ -157,7 +157,8 @@ def run_training(spec: TrainingSpec, keep: Keep, store: Store, root: Path, devic
             broadcasts=broadcasts(spec, ready, engine),
             strict=spec.strict,
         )
-    one_round, whole_run = _claims(spec.defense, ready, training)
+    states = _states(ready.defense, training)
+    one_round, whole_run = _claims(spec.defense, ready, states)
     audited, unaudited = _audit(ready, spec)
     record = TrainingRecord(
         spec=spec,
@@ -176,7 +177,7 @@ def run_training(spec: TrainingSpec, keep: Keep, store: Store, root: Path, devic
         audited=audited,
         breaches=_breaches(training, one_round, whole_run),
         dropped=tuple(training.dropped),
-        gauges=_gauges(ready.defense, training),
+        gauges=_gauges(ready, states[: len(training.message_bytes)]),
     )
     caveats = training_flags(
         *(record, len(ready.data.classes), unaudited),
@@ -468,9 +469,8 @@ def scored(
     return estimates, {} if pictures is None else {"original": pictures.original, "guess": pictures.guess}
 
 
-def _claims(spec: PartSpec, ready: Prepared, training: Training) -> tuple[ClaimRecord, ClaimRecord]:
+def _claims(spec: PartSpec, ready: Prepared, states: Sequence[Any]) -> tuple[ClaimRecord, ClaimRecord]:
     """The defense's claims for the first round and for all rounds."""
-    states = _states(ready.defense, training)
     one_round, whole_run = (claim_of(ready.defense, history, ready.setting) for history in (states[:1], states))
     return _recorded_claim(spec, one_round), _recorded_claim(spec, whole_run)
 
@@ -480,10 +480,9 @@ def _recorded_claim(spec: PartSpec, claim: Claim) -> ClaimRecord:
     return known(ClaimRecord, spec, claim_to_data(claim), lambda: record_claim(claim))
 
 
-def _gauges(defense: Defense[Any, Any], training: Training) -> dict[str, tuple[float, ...]]:
-    """The numbers that the defense's state shows, by name and round."""
-    states = _states(defense, training)[: len(training.message_bytes)]
-    rounds = [defense.gauges(state, training.setting) for state in states]
+def _gauges(ready: Prepared, states: Sequence[Any]) -> dict[str, tuple[float, ...]]:
+    """The numbers that the states of the rounds show, by name and round."""
+    rounds = [ready.defense.gauges(state, ready.setting) for state in states]
     return {name: tuple(one[name] for one in rounds) for name in (rounds[0] if rounds else ())}
 
 

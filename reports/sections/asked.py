@@ -91,11 +91,10 @@ def charts_of(drawn: Sequence[tuple[Figure, tuple[Panel, ...] | str]]) -> list[C
 
 def _stated(one: Judged) -> Stated:
     """A row of the table of statements."""
-    text = one.statement.text + (f" ({one.where})" if one.where else "")
     more = "" if one.p is None else f"p = {one.p:.2g}"
     if one.verdict is Verdict.UNRESOLVED and one.seeds is not None:
         more += f"; about {one.seeds} seeds would decide it"
-    return Stated(text, TONES[one.verdict], str(one.verdict), one.measured, one.statement.printed, more)
+    return Stated(one.text, TONES[one.verdict], str(one.verdict), one.measured, one.statement.printed, more)
 
 
 def chart_of(figure: Figure, panel: Panel, name: str) -> Chart:

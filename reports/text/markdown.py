@@ -17,16 +17,16 @@ def to_matrix(analysis: Analysis) -> str:
     found, parts = leakage(analysis), []
     for matrix in found.matrices if found is not None else ():
         heads = [f"{head.attack.text}, {head.place} ({head.metric})" for head in matrix.heads]
-        lines = [f"### {_plain(matrix.setting)}", "", *table_head(["defense", *map(_plain, heads), "strongest"])]
+        lines = [f"### {plain(matrix.setting)}", "", *table_head(["defense", *map(plain, heads), "strongest"])]
         for row in matrix.rows:
             entries = [_cell(entry) for entry in row.entries]
             strongest = _strongest(analysis, matrix.key, row.key)
-            lines.append(table_row([_plain(row.defense.text), *entries, _plain(strongest)]))
+            lines.append(table_row([plain(row.defense.text), *entries, plain(strongest)]))
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """A text as literal Markdown."""
     return markdown(text, bare=True)
 
@@ -35,7 +35,7 @@ def _cell(entry: Entry) -> str:
     """A number with its interval, or the reason for a failure."""
     value = f"**{entry.value}**" if entry.strongest else entry.value
     note = entry.interval or (entry.notes[0] if entry.notes and entry.word == NO_NUMBER else "")
-    return f"{value} ({_plain(note)})" if note else value
+    return f"{value} ({plain(note)})" if note else value
 
 
 def _strongest(analysis: Analysis, setting: str, defense: str) -> str:
