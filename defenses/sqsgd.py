@@ -107,6 +107,10 @@ class SqSGD(Defense[Plan, Tensor]):
         """A residual of zero."""
         return torch.zeros(setting.dim)
 
+    def compensated(self, memory: Tensor, update: Vector) -> Vector:
+        """The residual plus beta times the update."""
+        return memory + self.beta * update
+
     def encode(self, state: Plan, memory: Tensor, update: Vector, link: Link, private: Key) -> tuple[bytes, Tensor]:
         """Clip, add the residual, select the round's coordinates, rotate, round, sample; the rest is the residual."""
         check_update(update)

@@ -76,14 +76,16 @@ class TopK(Defense[None, Tensor | None]):
         """A residual of zero; None without feedback."""
         return torch.zeros(setting.dim) if self.feedback else None
 
+    def compensated(self, memory: Tensor | None, update: Vector) -> Vector:
+        """The update, with feedback plus the residual."""
+        return update if memory is None else update + memory
+
     def encode(
         self, state: None, memory: Tensor | None, update: Vector, link: Link, private: Key
     ) -> tuple[bytes, Tensor | None]:
         """The largest coordinates of the update plus the residual. Uses neither key."""
         check_update(update)
-        whole = update.detach().cpu()
-        if memory is not None:
-            whole = whole + memory
+        whole = self.compensated(memory, update.detach().cpu())
         dim = whole.numel()
         positions = _largest(whole.abs().numpy(), self.count(dim))
         chosen = torch.from_numpy(positions)

@@ -291,8 +291,9 @@ def test_a_strict_study_fails_its_cells_with_round_client_and_reason(tmp_path):
 def test_the_new_fields_change_neither_ids_nor_bytes_of_a_study_without_them(tmp_path):
     spec = TrainingSpec(TaskSpec("digits", "mlp-small"), FederationSpec(), PartSpec("none"), 0)
     old = {key: dataclasses.asdict(spec)[key] for key in ("task", "federation", "defense", "seed")}
-    later = ("interim_samples", "evaluate_on", "labels", "sizes")
-    assert [old["federation"].pop(name) for name in later] == [1000, "test", 1, ()]
+    later = ("interim_samples", "evaluate_on", "labels", "sizes", "validation")
+    assert [old["federation"].pop(name) for name in later] == [1000, "test", 1, (), 0]
+    assert old["task"].pop("inputs") == "unit"
     assert spec.id == fingerprint(old)
     other = dataclasses.replace(spec, federation=FederationSpec(interim_samples=999))
     assert other.id == fingerprint({**old, "federation": old["federation"] | {"interim_samples": 999}})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -79,12 +81,18 @@ def test_more_noise_for_another_delta_adversary_and_horizon():
 @pytest.mark.parametrize(
     ("defense", "problem"),
     [
-        ({"name": "gaussian", "target": {}}, "expected proved_epsilon or accuracy_loss, and only one of them"),
+        ({"name": "gaussian", "target": {}}, "expected proved_epsilon, accuracy_loss or clip, and only one"),
         ({"name": "gaussian", "target": {"proved_epsilon": 8.0}}, "unit: missing"),
         ({"name": "gaussian", "target": {"proved_epsilon": -1.0, "unit": "client"}}, "expected proved_epsilon > 0"),
         ({"name": "gaussian", "target": {"accuracy_loss": 2.0}}, "expected 0 < accuracy_loss < 1, got 2.0"),
         ({"name": "gaussian", "target": {"accuracy_loss": 0.1, "unti": "client"}}, "target.unti: unknown key"),
         ({"name": "none", "target": {"accuracy_loss": 0.1}}, "target: none has no parameter to solve for"),
+        (
+            {"name": "cepam-gaussian", "target": {"clip": "median"}},
+            "target: cepam-gaussian has no parameter to solve for",
+        ),
+        ({"name": "dp-sgd", "target": {"clip": "median"}}, "target.clip: dp-sgd clips records' gradients"),
+        ({"name": "gaussian", "target": {"clip": "mean"}}, "target.clip: got 'mean', expected 'median'"),
         ({"name": "gaussian", "target": {"accuracy_loss": 0.1, "parameter": "clap"}}, "it has clip, epsilon, delta"),
     ],
 )
@@ -101,6 +109,26 @@ def test_each_goal_of_a_sweep_is_solved():
     first, second = (cell.training.defense.parameters["epsilon"] for cell in found)
     assert 0 < first < second
     assert len(notes) == 2
+
+
+def test_a_clip_at_the_median_norm_is_that_of_undefended_trainings_and_leaves_the_rest_as_it_is(tmp_path: Path):
+    goal = {"clip": "median"}
+    asked = study(
+        {"name": "gaussian", "target": goal, "epsilon": 3.0},
+        {"name": "udp", "target": goal, "clips": "update"},
+        federation={**FEDERATION, "rounds": 3, "lr": 0.5},
+        seeds=(0, 1),
+    )
+    run = run_study(asked, tmp_path, workers=0)
+    stored = [json.loads(path.read_text("utf-8")) for path in tmp_path.glob("trainings/*/record.json")]
+    plain = [one for one in stored if one["spec"]["defense"]["name"] == "none"]
+    norms = [norm for one in plain for norm in one["gauges"]["update_norm"]]
+    assert len(norms) == 6
+    chosen = [one.spec.defense.parameters for one in run.trainings.values()]
+    assert len(chosen) == 4
+    assert {one["clip"] for one in chosen} == {float(f"{median(norms):.6g}")}
+    assert {one["epsilon"] for one in chosen if "calibration" not in one} == {3.0}
+    assert all("this choice is not private" in note for note in run.study["goals"])
 
 
 @pytest.mark.matrix

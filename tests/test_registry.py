@@ -55,8 +55,8 @@ def test_all_problems_of_the_parameters_are_reported_together():
     with pytest.raises(ParameterError) as caught:
         registry.build("defense", "gaussian", {"clip": "wide", "delta": True, "sigma": 1.0})
     assert caught.value.problems == [
-        ("clip", "got 'wide', expected: input should be a valid number"),
-        ("delta", "got True, expected: input should be a valid number"),
+        ("clip", "got 'wide', expected a number"),
+        ("delta", "got True, expected a number"),
         ("sigma", "unknown key, got 1.0. Known: clip, epsilon, delta, noise_std"),
     ]
 

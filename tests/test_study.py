@@ -59,13 +59,13 @@ def test_all_problems_are_reported_together_with_path_value_and_expectation():
     text = "\n".join(found)
     for line in (
         "seeds: got [0, 0], expected each seed once",
-        "tasks[0].model: got 3, expected: input should be a valid string",
+        "tasks[0].model: got 3, expected a string",
         "federations[0]: expected participants <= clients, got participants=5 and clients=4",
         "federations[1].cleints: unknown key, got 4",
-        "federations[1].rounds: got 'many', expected: input should be a valid integer",
+        "federations[1].rounds: got 'many', expected an integer",
         "defenses[0]: no defense 'gausian'; did you mean 'gaussian'? Known: ",
         "defenses[1]: expected epsilon > 0, got epsilon=0.0",
-        "defenses[1].epsilon: got 'high', expected: input should be a valid number",
+        "defenses[1].epsilon: got 'high', expected a number",
         "defenses[2]: name: missing",
         "attacks[1].color: unknown key, got 'red'",
     ):
@@ -82,18 +82,18 @@ def test_all_problems_are_reported_together_with_path_value_and_expectation():
             "federations[0].Clients: unknown key, got 4; did you mean 'clients'? Known: ",
         ),
         ({"defenses": [{"name": "Gaussian"}]}, "defenses[0]: no defense 'Gaussian'; did you mean 'gaussian'? Known: "),
-        ({"attacks": []}, "attacks: got [], expected: list should have at least 1 item"),
-        ({"seeds": ["a"]}, "seeds.0: got 'a', expected: input should be a valid integer"),
+        ({"attacks": []}, "attacks: got [], expected a list of at least 1 item"),
+        ({"seeds": ["a"]}, "seeds.0: got 'a', expected an integer"),
         (echo(round=3), "attacks.target.round: looks at round 3, expected less than 3"),
         (echo(round=-1), "attacks[0].target: expected round >= 0, got round=-1"),
-        (echo(round="first"), "attacks[0].target.round: got 'first', expected: "),
+        (echo(round="first"), "attacks[0].target.round: got 'first', expected an integer"),
         (echo(kind="members"), "expected probe or messages for a reconstruction attack"),
         ({"attacks": [{"name": "membership-loss", "target": {"kind": "probe"}}]}, "expected members for a membership"),
         ({"attacks": [{"name": "membership-loss", "target": {"kind": "members", "client": 4}}]}, "client: got 4, exp"),
         ({"attacks": [{"name": "fedmia", "target": {"kind": "members"}}]}, "target.round: missing; attack 'fedmia'"),
         ({"defenses": [{"name": 3}]}, "defenses[0]: name: got 3, expected a string"),
-        ({"audit": -1}, "audit: got -1, expected: input should be greater than or equal to 0"),
-        ({"audit": 0.5}, "audit: got 0.5, expected: input should be a valid integer"),
+        ({"audit": -1}, "audit: got -1, expected greater than or equal to 0"),
+        ({"audit": 0.5}, "audit: got 0.5, expected an integer"),
         ({"threats": ["sever"]}, "no threat 'sever'; known: server"),
         ({"threats": ["server+names"]}, "no grant 'names' in 'server+names'; known: broadcast, labels"),
         ({"defenses": [{"name": "gaussian", "epsilon": math.inf}]}, "epsilon: got inf, expected a finite number"),
@@ -260,4 +260,4 @@ def test_an_exclusion_that_matches_nothing_or_everything_is_refused():
             excluding({"defense": "none"}, pattern)
     with pytest.raises(StudyError, match="exclude: matches every cell"):
         excluding({"defense": "none"}, {"defense": "gaussian"})
-    assert "exclude: got 1, expected: input should be a valid list" in problems(exclude=1)
+    assert "exclude: got 1, expected a list" in problems(exclude=1)

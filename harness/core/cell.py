@@ -52,6 +52,8 @@ LATER: dict[str, object] = {
     "labels": 1,
     "sizes": (),
     "gauges": {},
+    "inputs": "unit",
+    "validation": 0,
 }
 """Fields added after results were stored, with their defaults; defaults are left out, so that older ids stay valid."""
 
@@ -73,12 +75,15 @@ class TaskSpec:
         model: `mlp-small`, `lenet-dlg`, ... (see `leakgauge list tasks`); `module:factory`, `torchvision:NAME` or
             `given:NAME` for a user's own.
         init: `default`; `dlg`: weights and biases uniform in +-0.5 (Zhu et al. 2019); `zero`.
+        inputs: `unit`: the model sees x, in [0, 1] for images; `centered`: it sees 2x - 1, like torchvision's
+            `Normalize(.5, .5)`. Attacks recover x.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
     data: str
     model: str
     init: Literal["default", "dlg", "zero"] = "default"
+    inputs: Literal["unit", "centered"] = "unit"
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,9 @@ class FederationSpec:
         test_samples: test samples used; None means the whole test set.
         interim_samples: size of the subset of test samples for evaluations that are not final, not of an attacked
             round, and not read by a defense or schedule; 0 means all test samples.
-        evaluate_on: `test`, or `train`: all clients' own samples.
+        evaluate_on: `test`; `train`: all clients' own samples; `validation`: the held-out training samples.
+            `test_samples` and `interim_samples` apply to each of them.
+        validation: training samples that no client gets, for `evaluate_on`; `samples` counts the remaining ones.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
@@ -135,7 +142,8 @@ class FederationSpec:
     evaluate_every: int = 1
     test_samples: int | None = None
     interim_samples: int = INTERIM
-    evaluate_on: Literal["test", "train"] = "test"
+    evaluate_on: Literal["test", "train", "validation"] = "test"
+    validation: int = 0
 
     def __post_init__(self) -> None:
         names = ["clients", "rounds", "alpha", "shards", "labels", "lr", "decay", "patience", "evaluate_every"]
@@ -156,16 +164,18 @@ class FederationSpec:
             raise ValueError(f"expected momentum=0 with fedsgd: a single gradient has none, got {self.momentum}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"expected 0 <= momentum < 1, got momentum={self.momentum}")
-        self._check_sizes()
-        for name in ("batch", "interim_samples", "imbalance"):
+        self._check_samples()
+        for name in ("batch", "interim_samples", "imbalance", "validation"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"expected {name} >= 0, got {name}={getattr(self, name)}")
 
-    def _check_sizes(self) -> None:
+    def _check_samples(self) -> None:
         if bool(self.sizes) != (self.partition == "sizes") or min(self.sizes, default=1) < 1:
             raise ValueError(f"expected sizes >= 1 with partition sizes, and none otherwise, got {list(self.sizes)}")
         if self.sizes and self.samples is not None:
             raise ValueError(f"expected no samples beside sizes, whose sum is used, got samples={self.samples}")
+        if self.evaluate_on == "validation" and not self.validation:
+            raise ValueError("expected validation > 0 with evaluate_on=validation, got validation=0")
 
 
 @dataclass(frozen=True)

@@ -328,6 +328,10 @@ class Defense(ABC, Generic[S, M]):
         """The public state of the next round."""
         return state
 
+    def compensated(self, memory: M, update: Vector) -> Vector:
+        """What the message should carry, by which its error is judged; with error feedback, the residual is added."""
+        return update
+
     def stops(self, state: S) -> bool:
         """Whether the federation ends before the round that has this state."""
         return False

@@ -279,7 +279,8 @@ class TrainingRecord:
         audited: audit of the defense alone; None if the study requests no audit, or if a flag states why it is missing.
         breaches: counts for the assumptions that messages can break; empty in results older than these counts.
         dropped: the clients that did not count in a round, in the order of the rounds.
-        gauges: public numbers of the defense's state, by name and round, such as `noise_multiplier`.
+        gauges: by name and round, public numbers of the defense's state, such as `noise_multiplier`, and
+            `update_norm`, the median l2 norm of the updates before the defense.
     """
 
     spec: TrainingSpec

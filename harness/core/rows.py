@@ -3,7 +3,8 @@
 | rows of | quantities |
 |---|---|
 | a cell | its metrics, `finished` (1, or 0 with the reason in `note`), `seconds` |
-| a training | `accuracy`, `loss`, `message_bytes`, `snr_db` by round; of UDP `noise_multiplier`, `planned_rounds` |
+| a training | `accuracy`, `loss`, `message_bytes`, `snr_db`, `update_norm` (the median before the defense) by round, |
+| | of UDP `noise_multiplier` and `planned_rounds`, |
 | | `final_accuracy`, `final_loss`, `rounds_run`, `bits`, `dim`, `seconds` |
 | its claims | `claimed_epsilon` and `proved_epsilon` for one round and for the whole run |
 | its audit | `audited_epsilon`, `audited_strict`, `audited_ceiling`, and the two epsilons of the small federation |
@@ -51,7 +52,7 @@ COLUMNS: dict[str, str] = {
 
 QUANTITIES = (
     *("finished", "accuracy", "loss", "final_accuracy", "final_loss", "rounds_run", "message_bytes", "snr_db", "bits"),
-    *("noise_multiplier", "planned_rounds"),
+    *("update_norm", "noise_multiplier", "planned_rounds"),
     *("dim", "seconds", "claimed_epsilon", "proved_epsilon", "broken", "audited_epsilon", "audited_strict"),
     *("audited_ceiling", "audit_claimed_epsilon", "audit_proved_epsilon"),
 )

@@ -62,6 +62,7 @@ class Training:
         truth: for the kept rounds, by sender: the samples (indices into its data) behind its message.
         message_bytes: mean bytes of a client's message, by round.
         snr_db: mean over a round's messages, by evaluated round; None if decoding was exact.
+        norms: median l2 norm of the updates before the defense, by round; 0 for a round without a finite update.
         breaches: by assumption, how often the rounds broke it (`Defense.breaches`); under `EVERY_ROUND`, the clients
             that missed a round.
         dropped: the clients that did not count in a round, in the order of the rounds.
@@ -78,6 +79,7 @@ class Training:
     truth: dict[int, dict[int, Indices]] = field(default_factory=dict)
     message_bytes: list[float] = field(default_factory=list)
     snr_db: list[float | None] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
     breaches: dict[str, Breach] = field(default_factory=dict)
     dropped: list[Dropped] = field(default_factory=list)
     unrepeated: str = ""
@@ -317,6 +319,8 @@ class _Run:
             self._count(found, lr)
         sent = found.exchange.sent
         self.training.message_bytes.append(sum(map(len, sent)) / max(1, len(sent)))
+        norms = [float(torch.linalg.vector_norm(client.update)) for client in found.clients]
+        self.training.norms.append(float(np.median(norms)) if norms else 0.0)
         if with_snr:
             self.training.snr_db.append(self._snr_db(found))
         if number in self.keep.messages:
@@ -362,15 +366,19 @@ class _Run:
         self.training.messages[number] = tuple(messages)
 
     def _snr_db(self, found: Collected[Client]) -> float | None:
-        """Mean over messages of 10 log10(|u|^2 / |decoded - u|^2); None if decoding is exact or u is zero."""
+        """Mean over messages of 10 log10(|u|^2 / |decoded - u|^2); None if decoding is exact or u is zero.
+
+        u is the update, with error feedback the update plus the residual (`Defense.compensated`).
+        """
         if self.defense.superposes:
             return None
         ratios = []
         for client, decoded in zip(found.clients, found.updates, strict=True):
+            update = self.defense.compensated(client.memory, client.update)
             # numpy takes a third of the time of `torch.equal`
-            if np.array_equal(decoded.numpy(), client.update.numpy()):
+            if np.array_equal(decoded.numpy(), update.numpy()):
                 continue
-            update = client.update.double()
+            update = update.double()
             noise = float((decoded.double() - update).square_().sum())
             signal = float(update.square_().sum())
             if signal > 0 and noise > 0:

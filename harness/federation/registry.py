@@ -193,7 +193,10 @@ def explain(item: Any, known: Collection[str] = ()) -> tuple[str, str]:
         return path, "missing"
     if item["type"] == "value_error":
         return path, item["msg"].removeprefix("Value error, ")
-    return path, f"got {came!r}, expected: {item['msg'][0].lower()}{item['msg'][1:]}"
+    wanted = item["msg"].replace("Input should be ", "").replace("List should have", "a list of")
+    for found, plainer in (("a valid array", "a list"), ("a valid integer", "an integer"), ("a valid ", "a ")):
+        wanted = wanted.replace(found, plainer)
+    return path, f"got {came!r}, expected {wanted[0].lower()}{wanted[1:]}"
 
 
 def build_defense(spec: PartSpec) -> Defense[Any, Any]:

@@ -1,8 +1,9 @@
-"""Goals: a defense's free parameter, solved for a proved epsilon or for a loss of accuracy.
+"""Goals: a defense's free parameter, solved for a proved epsilon, a loss of accuracy or the norms of updates.
 
-In a study, a defense has `target = {proved_epsilon = 8, unit = "client", horizon = "run"}` or
-`target = {accuracy_loss = 0.02}`. `solve` replaces the parameter, so that defenses are compared at equal guarantee or
-equal utility. A goal is one of the parameters of an unsolved defense (`target`, as JSON); a solved defense has no goal.
+In a study, a defense has `target = {proved_epsilon = 8, unit = "client", horizon = "run"}`,
+`target = {accuracy_loss = 0.02}` or `target = {clip = "median"}`. `solve` replaces the parameter, so that defenses are
+compared at equal guarantee or equal utility. A goal is one of the parameters of an unsolved defense (`target`, as
+JSON); a solved defense has no goal.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import ClassVar, Literal, NamedTuple
 
 from leakgauge.harness.core import accounting
@@ -43,11 +44,13 @@ _TRAININGS = 5
 
 @dataclass(frozen=True)
 class Goal:
-    """The goal of a defense: exactly one of the first two attributes.
+    """The goal of a defense: exactly one of the first three attributes.
 
     Attributes:
         proved_epsilon: for `unit` and `horizon`, against `adversary`, at `delta`.
         accuracy_loss: final accuracy without a defense minus the accuracy with it, mean over the seeds.
+        clip: the bound on the norm of an update is the median over rounds and seeds of a round's median norm, in
+            trainings without a defense (Abadi et al. 2016, section 5). The choice itself is not private.
         unit: coordinate, sub-vector, message, record or client.
         horizon: `round` or `run`.
         delta: None: the delta of the defense's claim.
@@ -57,6 +60,7 @@ class Goal:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     proved_epsilon: float | None = None
     accuracy_loss: float | None = None
+    clip: Literal["median"] | None = None
     unit: Literal["coordinate", "sub-vector", "message", "record", "client"] | None = None
     horizon: Literal["round", "run"] = "run"
     adversary: Literal["server", "colluding-server", "eavesdropper", "participant", "public"] = "server"
@@ -64,8 +68,8 @@ class Goal:
     parameter: str = ""
 
     def __post_init__(self) -> None:
-        if (self.proved_epsilon is None) == (self.accuracy_loss is None):
-            raise ValueError("expected proved_epsilon or accuracy_loss, and only one of them")
+        if sum(one is not None for one in (self.proved_epsilon, self.accuracy_loss, self.clip)) != 1:
+            raise ValueError("expected proved_epsilon, accuracy_loss or clip, and only one of them")
         if self.proved_epsilon is not None and not 0 < self.proved_epsilon < math.inf:
             raise ValueError(f"expected proved_epsilon > 0, got {self.proved_epsilon}")
         if self.accuracy_loss is not None and not 0 < self.accuracy_loss < 1:
@@ -78,6 +82,8 @@ class Goal:
     @property
     def text(self) -> str:
         """The goal in words."""
+        if self.clip is not None:
+            return "clip at the median norm"
         if self.accuracy_loss is not None:
             return f"accuracy loss {value_text(self.accuracy_loss)}"
         delta = "" if self.delta is None else f", delta {value_text(self.delta)}"
@@ -104,7 +110,8 @@ def with_goal(name: str, parameters: dict[str, Scalar], goal: Goal) -> PartSpec:
     Raises:
         ValueError: the defense has no such parameter.
     """
-    knob = goal.parameter or next((knob for one in KNOBS for knob in parameters if knob.split(".")[-1] == one), "")
+    knobs = KNOBS if goal.clip is None else ("clip",)
+    knob = goal.parameter or next((knob for one in knobs for knob in parameters if knob.split(".")[-1] == one), "")
     if knob not in parameters:
         known = ", ".join(parameters) or "no parameter"
         raise ValueError(f"target: {name} has no parameter to solve for; it has {known}")
@@ -197,7 +204,7 @@ def _search(specs: list[TrainingSpec], root: Path) -> _Search:
     goal = goal_of(specs[0].defense)
     assert goal is not None
     axis = _Axis(specs[0].defense, goal.parameter)
-    how = _for_proof if goal.accuracy_loss is None else _for_accuracy
+    how = _for_proof if goal.proved_epsilon else _for_accuracy if goal.accuracy_loss else _for_norm
     return how(specs, goal, axis, root)
 
 
@@ -361,6 +368,20 @@ def _for_accuracy(specs: list[TrainingSpec], goal: Goal, axis: _Axis, root: Path
     if tried[best] > wanted:
         return Answer(None, f"{text}: out of reach, the search found no {axis.knob} that loses less")
     return Answer(solved, f"{text}; the search found no {axis.knob} that loses more")
+
+
+def _for_norm(specs: list[TrainingSpec], goal: Goal, axis: _Axis, root: Path) -> _Search:
+    """The median norm of the updates of undefended trainings of all seeds."""
+    plain = [_with(spec, PartSpec(UNDEFENDED)) for spec in specs]
+    records = yield plain
+    found = median([norm for spec in plain for norm in records[spec.id].gauges["update_norm"]])
+    name = f"{axis.defense.name}, {goal.text}"
+    if not found > 0:
+        return Answer(None, f"{name}: out of reach; half of the updates without a defense are zero")
+    solved = axis.at(axis.sign * math.log(found))
+    return Answer(
+        solved, f"{name}: {axis.knob} = {value_text(solved.parameters[axis.knob])}; this choice is not private"
+    )
 
 
 def _mean_accuracy(records: list[TrainingRecord]) -> float:

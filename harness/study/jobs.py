@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from leakgauge.harness.audit.attacked import Promised, Proved, promised, proved_identification
@@ -114,6 +115,8 @@ def make_task(spec: TaskSpec, loaded: DataSet, federation: FederationSpec | None
     model = models.build(spec.model, loaded.input_shape, len(loaded.classes))
     if federation is not None and federation.algorithm == "fedavg":
         model = paced(model, federation.lr)
+    if spec.inputs == "centered":
+        model = models.scaled(model, torch.tensor(-1.0), torch.tensor(2.0))
     return ModelTask(models.scaled(model, loaded.low, loaded.span), spec.init, loaded.columns)
 
 
@@ -124,14 +127,21 @@ def prepare(spec: TrainingSpec, root: Path) -> Prepared:
     key = Key(spec.seed)
     y = loaded.train.y
     recorded = loaded.recording if isinstance(loaded, RecordedData) else None
+    if spec.federation.validation >= len(y):
+        raise ValueError(f"expected validation < {len(y)} training samples, got {spec.federation.validation}")
+    held = subset(key.child("training", "validation"), len(y), spec.federation.validation)
     if recorded is None:
-        clients = dict(enumerate(partition(spec.federation, y, key.child("training", "partition"))))
+        rest = np.delete(np.arange(len(y)), held)
+        parts = partition(spec.federation, y[rest], key.child("training", "partition"))
+        clients = {number: rest[rows] for number, rows in enumerate(parts)}
     else:
         clients = clients_of(recorded, len(y))
     holdings = Holdings(loaded.train, clients)
     test = loaded.test
     if spec.federation.evaluate_on == "train":
         test = Examples(*(torch.cat(parts) for parts in zip(*holdings.values(), strict=True)))
+    elif spec.federation.evaluate_on == "validation":
+        test = Examples(loaded.train.x[held], loaded.train.y[held])
     if spec.federation.test_samples is not None and spec.federation.test_samples < len(test.y):
         rows = subset(key.child("training", "test"), len(test.y), spec.federation.test_samples)
         test = Examples(test.x[rows], test.y[rows])
@@ -177,7 +187,7 @@ def run_training(spec: TrainingSpec, keep: Keep, store: Store, root: Path, devic
         audited=audited,
         breaches=_breaches(training, one_round, whole_run),
         dropped=tuple(training.dropped),
-        gauges=_gauges(ready, states[: len(training.message_bytes)]),
+        gauges=_gauges(ready, training, states[: len(training.message_bytes)]),
     )
     caveats = training_flags(
         *(record, len(ready.data.classes), unaudited),
@@ -480,10 +490,11 @@ def _recorded_claim(spec: PartSpec, claim: Claim) -> ClaimRecord:
     return known(ClaimRecord, spec, claim_to_data(claim), lambda: record_claim(claim))
 
 
-def _gauges(ready: Prepared, states: Sequence[Any]) -> dict[str, tuple[float, ...]]:
-    """The numbers that the states of the rounds show, by name and round."""
+def _gauges(ready: Prepared, training: Training, states: Sequence[Any]) -> dict[str, tuple[float, ...]]:
+    """The numbers of the rounds' states and the norms of the updates, by name and round."""
     rounds = [ready.defense.gauges(state, ready.setting) for state in states]
-    return {name: tuple(one[name] for one in rounds) for name in (rounds[0] if rounds else ())}
+    found = {name: tuple(one[name] for one in rounds) for name in (rounds[0] if rounds else ())}
+    return found | ({"update_norm": tuple(training.norms)} if training.norms else {})
 
 
 def _states(defense: Defense[Any, Any], training: Training) -> list[Any]:

@@ -430,10 +430,13 @@ def _name(table: Table, trusted: bool) -> str:
 def _defense(table: Table, trusted: bool) -> PartSpec:
     """A defense with its defaults filled in."""
     name = _name(table, trusted)
-    parameters = registry.build("defense", name, _without(table, "name", goal.KEY)).parameters()
+    made = registry.build("defense", name, _without(table, "name", goal.KEY))
     if goal.KEY not in table:
-        return PartSpec(name, parameters)
-    return goal.with_goal(name, parameters, _inner(goal.Goal, table[goal.KEY], goal.KEY))
+        return PartSpec(name, made.parameters())
+    wanted = _inner(goal.Goal, table[goal.KEY], goal.KEY)
+    if wanted.clip is not None and made.local.clip is not None:
+        raise ValueError(f"target.clip: {name} clips records' gradients; a training records the norms of updates only")
+    return goal.with_goal(name, made.parameters(), wanted)
 
 
 def _against(training: TrainingSpec, malice: Malice | None) -> TrainingSpec:
