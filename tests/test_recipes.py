@@ -16,6 +16,7 @@ from leakgauge.harness.core.points import Value, of_cell, paths_of
 from leakgauge.harness.core.statements import Verdict
 from leakgauge.harness.federation import formulas, registry
 from leakgauge.harness.federation.formulas import layer_snr
+from leakgauge.harness.study.jobs import prepare
 from leakgauge.harness.study.recipes import recipe, recipes
 from leakgauge.harness.study.reproduce import evaluate, quantities, reproduce
 from leakgauge.harness.study.study import expand, resolve
@@ -250,3 +251,12 @@ def test_every_claim_and_figure_of_a_recipe_has_its_values(name, size, tmp_path,
     outcome = evaluate(made, size, list(made_up(made)) if made.trains else [])
     assert [one.measured for one in outcome.judged if one.verdict is Verdict.NOT_RUN] == []
     assert [one for one in outcome.figures if isinstance(one, str)] == []
+
+
+def test_a_stand_in_gives_all_its_samples_and_holds_out_at_most_a_fifth(tmp_path):
+    made = recipe("jopeq/figure-3", Size.PAPER, tmp_path)
+    digits = 1442
+    (found,) = {(one.federation.samples, one.federation.validation) for one in made.study.trainings}
+    assert found == (digits - digits // 5, digits // 5)
+    (ready,) = [prepare(one, tmp_path) for one in made.study.trainings[:1]]
+    assert len(ready.test.y) == digits // 5

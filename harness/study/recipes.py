@@ -17,6 +17,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -157,18 +158,25 @@ def _there(table: Table, root: Path) -> tuple[Table, tuple[str, ...], str]:
             notes[found.note] = None
         return name
 
-    def each(value: Any, change: Callable[[Any], Any]) -> Any:
-        return [change(item) for item in value] if isinstance(value, list) else change(value)
-
-    found = {**table, "tasks": [{**task, "data": each(task.get("data", ""), one)} for task in table.get("tasks", [])]}
+    found = {**table, "tasks": [{**task, "data": _each(task.get("data", ""), one)} for task in table.get("tasks", [])]}
     if most:
-        found["federations"] = [
-            {**given, "samples": each(given["samples"], lambda number: min([number, *most]))}
-            if "samples" in given
-            else given
-            for given in table.get("federations", [])
-        ]
+        found["federations"] = [_fitting(given, min(most)) for given in table.get("federations", [])]
     return found if "tasks" in table else table, tuple(notes), missing[0] if missing else ""
+
+
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The value, or each value of a list, changed."""
+    return [change(item) for item in value] if isinstance(value, list) else change(value)
+
+
+def _fitting(federation: Table, most: int) -> Table:
+    """The federation with at most `most` training samples; if it holds some out, at most a fifth of them."""
+    held = most // 5 if "validation" in federation else 0
+    limits = {"validation": held, "samples": most - held}
+    return {
+        name: _each(value, partial(min, limits[name])) if name in limits else value
+        for name, value in federation.items()
+    }
 
 
 def _values(recipe: str, table: Table) -> Iterable[Value]:
