@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.labels import counted
 from leakgauge.harness.core.lines import Figure, Panel
 from leakgauge.harness.core.sinks import table_head, table_row
@@ -27,6 +28,7 @@ class Repeated(NamedTuple):
     notes: tuple[str, ...]
     missing: str
     failures: tuple[str, ...]
+    made_by: tuple[str, ...]
     judged: tuple[Judged, ...]
     figures: tuple[tuple[Figure, tuple[Panel, ...] | str], ...]
 
@@ -95,12 +97,11 @@ def _scoreboard(recipes: Sequence[Repeated]) -> _Scoreboard:
 def scoreboard(recipes: Sequence[Repeated]) -> str:
     """Every claim with its verdict as Markdown, one table for each paper, for a page under version control."""
     lines = [_scoreboard(recipes).sentence]
-    for paper in dict.fromkeys(one.name.partition("/")[0] for one in recipes):
-        lines += ["", f"### {plain(paper)}", "", *table_head(["recipe", "claim", "verdict", "measured", "printed"])]
-        for one in recipes:
-            if one.name.partition("/")[0] == paper:
-                rows = [
-                    (one.name, each.text, each.verdict, each.measured, each.statement.printed) for each in one.judged
-                ]
-                lines += [table_row(map(plain, row)) for row in rows]
+    for paper, here in gathered((one.name.partition("/")[0], one) for one in recipes).items():
+        made_by = "; ".join(dict.fromkeys(text for one in here for text in one.made_by))
+        lines += ["", f"### {plain(paper)}", "", f"Size {here[0].size}, code and machine: {plain(made_by)}.", ""]
+        lines += table_head(["recipe", "claim", "verdict", "measured", "printed"])
+        for one in here:
+            rows = [(one.name, each.text, each.verdict, each.measured, each.statement.printed) for each in one.judged]
+            lines += [table_row(map(plain, row)) for row in rows]
     return "\n".join(lines) + "\n"

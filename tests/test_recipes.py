@@ -11,14 +11,16 @@ from typer.testing import CliRunner
 from leakgauge.harness.cli.main import app
 from leakgauge.harness.core.cell import Size
 from leakgauge.harness.core.errors import StudyError, UnknownNameError
+from leakgauge.harness.core.lines import quantities
 from leakgauge.harness.core.metrics import METRICS
 from leakgauge.harness.core.points import Value, of_cell, paths_of
 from leakgauge.harness.core.statements import Verdict
 from leakgauge.harness.federation import formulas, registry
 from leakgauge.harness.federation.formulas import layer_snr
+from leakgauge.harness.study.environment import environment
 from leakgauge.harness.study.jobs import prepare
 from leakgauge.harness.study.recipes import recipe, recipes
-from leakgauge.harness.study.reproduce import evaluate, quantities, reproduce
+from leakgauge.harness.study.reproduce import evaluate, reproduce
 from leakgauge.harness.study.study import expand, resolve
 
 SMALL = """
@@ -104,6 +106,7 @@ def test_the_charts_of_recipes_and_studies_are_written_as_files(small, tmp_path)
     assert names == [f"small-accuracy-over-rounds-0-0.{kind}" for kind in ("pdf", "svg")]
     assert "Accuracy over rounds" in (out / "figures" / names[1]).read_text()
     board = (out / "scoreboard.md").read_text()
+    assert f"Size quick, code and machine: {environment().commit[:8]}" in board
     assert "| small | noise costs accuracy | UNRESOLVED | final_accuracy" in board or "| CONFIRMED |" in board
     folder = out / "quick" / "small"
     assert CliRunner().invoke(app, ["report", str(folder), "--figures", "svg"]).exit_code == 0
@@ -224,7 +227,7 @@ _OF_TRAININGS = (*_BY_ROUND, *_EPSILONS, "final_accuracy", "final_loss", "rounds
 
 def made_up(made):
     """A value of every quantity that the recipe asks for, at every place where a run of it has one."""
-    asked = quantities(made)
+    asked = quantities(made.study.claims, made.study.figures)
     for number, spec in enumerate(made.study.trainings):
         at, epsilon = paths_of(spec), number + 1.0 if spec.seed == 0 else math.inf
         for name in asked & set(_OF_TRAININGS):

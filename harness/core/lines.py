@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -13,6 +13,7 @@ from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import Scalar
 from leakgauge.harness.core.labels import UNDEFENDED, value_text
 from leakgauge.harness.core.points import Value, check_alike, flat, grouped, path, select
+from leakgauge.harness.core.statements import Statement
 from leakgauge.harness.core.stats import mean_interval
 
 
@@ -103,6 +104,19 @@ class Panel(NamedTuple):
     title: str
     lines: tuple[Line, ...]
     names: tuple[str, ...] = ()
+
+
+def quantities(claims: Iterable[Statement], figures: Iterable[Figure]) -> set[str]:
+    """The quantities that claims and figures use."""
+    return {one.y for one in claims} | {name for figure in figures for name in figure.quantities}
+
+
+def panels(figure: Figure, found: Sequence[Value]) -> tuple[Panel, ...] | str:
+    """The panels of a figure, or the reason why it could not be drawn."""
+    try:
+        return tuple(draw(figure, found)) or "the results have no value for it"
+    except ValueError as error:
+        return str(error)
 
 
 def draw(figure: Figure, found: Sequence[Value]) -> list[Panel]:

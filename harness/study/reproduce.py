@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from leakgauge.harness.core.cell import Size
-from leakgauge.harness.core.lines import Panel, draw
+from leakgauge.harness.core.lines import Panel, panels, quantities
 from leakgauge.harness.core.points import Value, values
-from leakgauge.harness.core.statements import Judged, Statement, Verdict, judge
+from leakgauge.harness.core.statements import Judged, Verdict, judge
+from leakgauge.harness.study.environment import environment
 from leakgauge.harness.study.recipes import Recipe, recipe
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Listener
@@ -24,13 +25,19 @@ NAME = "reproduce.json"
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The result of a recipe. `figures`: the panels of each figure, or why the figure could not be drawn."""
+    """The result of a recipe.
+
+    Attributes:
+        figures: the panels of each figure, or why the figure could not be drawn.
+        made_by: the commits and machines of its trainings; of the current process if nothing was trained.
+    """
 
     recipe: Recipe
     size: Size
     judged: tuple[Judged, ...]
     figures: tuple[tuple[Panel, ...] | str, ...]
     failures: tuple[str, ...] = ()
+    made_by: tuple[str, ...] = ()
 
     @property
     def verdicts(self) -> Counter[Verdict]:
@@ -50,6 +57,7 @@ class Outcome:
             "notes": made.notes,
             "missing": made.missing,
             "failures": self.failures,
+            "made_by": self.made_by,
             "judged": self.judged,
             "figures": tuple(drawn),
         }
@@ -57,7 +65,7 @@ class Outcome:
     @property
     def data(self) -> dict[str, Any]:
         """The outcome as plain data for JSON; the same recipe, code and data give the same bytes."""
-        rest = {name: value for name, value in self.shown.items() if name not in ("judged", "figures")}
+        rest = {name: value for name, value in self.shown.items() if name not in ("made_by", "judged", "figures")}
         figures = [
             {
                 "title": figure.title,
@@ -99,19 +107,16 @@ def _finite(value: float | None) -> float | str | None:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def evaluate(made: Recipe, size: Size, found: Sequence[Value], failures: Sequence[str] = ()) -> Outcome:
+def evaluate(
+    made: Recipe, size: Size, found: Sequence[Value], failures: Sequence[str] = (), made_by: Sequence[str] = ()
+) -> Outcome:
     """The claims and figures of a recipe on the values of its study."""
     known = [*found, *made.computed()] if not made.missing else []
     claims = made.study.claims
     if made.missing:
         claims = tuple(dataclasses.replace(one, missing=made.missing) for one in claims)
-    judged, panels = judge(claims, known), []
-    for figure in made.study.figures:
-        try:
-            panels.append(tuple(draw(figure, known)) or "no value for it")
-        except ValueError as error:
-            panels.append(str(error))
-    return Outcome(made, size, tuple(judged), tuple(panels), tuple(failures))
+    drawn = tuple(panels(figure, known) for figure in made.study.figures)
+    return Outcome(made, size, tuple(judge(claims, known)), drawn, tuple(failures), tuple(made_by))
 
 
 def reproduce(
@@ -134,23 +139,19 @@ def reproduce(
     made = [recipe(name, size, root) for name in names]
     outcomes = []
     for one in made:
-        found, failures = list[Value](), list[str]()
+        found, failures, behind = list[Value](), list[str](), [environment()]
         if one.trains and not one.missing:
             folder = out / size / one.name.partition("/")[0]
             run = run_study(one.study, folder, data=root, workers=workers, listen=listen(one.name), merge=True)
             run = dataclasses.replace(run, cells=one.study.cells)
-            found = values(run, quantities(one))
+            found = values(run, quantities(one.study.claims, one.study.figures))
             failed = [run.failures[cell.id] for cell in run.cells if cell.id in run.failures]
             failures = [f"{failure.kind}: {failure.message}" for failure in failed]
-        outcomes.append(evaluate(one, size, found, tuple(dict.fromkeys(failures))))
+            behind = [record.environment for record in run.trainings.values()]
+        made_by = sorted({f"{each.commit[:8]}{' with changes' * each.dirty}, {each.machine}" for each in behind})
+        outcomes.append(evaluate(one, size, found, tuple(dict.fromkeys(failures)), made_by))
         write(outcomes, out)
     return outcomes
-
-
-def quantities(made: Recipe) -> set[str]:
-    """The quantities that the recipe's figures and claims use."""
-    claims: tuple[Statement, ...] = made.study.claims
-    return {one.y for one in claims} | {name for figure in made.study.figures for name in figure.quantities}
 
 
 def write(outcomes: Sequence[Outcome], out: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from leakgauge.harness.core.lines import Figure, Line, Panel, draw
-from leakgauge.harness.core.points import Value, values
+from leakgauge.harness.core.lines import Figure, Line, Panel, panels, quantities
+from leakgauge.harness.core.points import values
 from leakgauge.harness.core.statements import Judged, Statement, Verdict, judge
 from leakgauge.reports.charts import figures
 from leakgauge.reports.charts.figures import Chart, Point, Series, drawable, slug
@@ -58,17 +58,8 @@ def asked(analysis: Analysis) -> Asked | None:
     claims = [Statement(**one) for one in study.get("claims", ())]
     if not wanted and not claims:
         return None
-    names = {one.y for one in claims} | {name for one in wanted for name in one.quantities}
-    found = values(analysis.run, names)
-    return shown(judge(claims, found), [(one, _panels(one, found)) for one in wanted], "asked")
-
-
-def _panels(figure: Figure, found: Sequence[Value]) -> tuple[Panel, ...] | str:
-    """The panels of a figure, or the reason why it could not be drawn."""
-    try:
-        return tuple(draw(figure, found)) or "the results have no value for it"
-    except ValueError as error:
-        return str(error)
+    found = values(analysis.run, quantities(claims, wanted))
+    return shown(judge(claims, found), [(one, panels(one, found)) for one in wanted], "asked")
 
 
 def shown(judged: Sequence[Judged], drawn: Sequence[tuple[Figure, tuple[Panel, ...] | str]], prefix: str) -> Asked:
