@@ -96,7 +96,8 @@ class InvertingGradients(ByLabels):
         for images in sorted({messages[i].images for i in usable}):
             victims = [i for i in usable if messages[i].images == images]
             known = torch.stack([labels[i] for i in victims])
-            found = self._invert(seen, direction, victims, targets[victims], known, key)
+            sought = targets[victims].to(seen.device)
+            found = self._invert(seen.placed(), direction, victims, sought, known.to(seen.device), key)
             for i, guess in zip(victims, found, strict=True):
                 guesses[i] = guess
         return Reconstruction(tuple(guesses), "" if self.prior == "tv" else direction.prior.words)
@@ -115,15 +116,16 @@ class InvertingGradients(ByLabels):
         n, images = labels.shape
         prior = direction.prior
         starts = [
-            torch.stack([self._start(seen.task, message, key, i) for message in messages]) for i in range(self.restarts)
+            torch.stack([self._start(seen.task, message, key, i) for message in messages]).to(targets)
+            for i in range(self.restarts)
         ]
         if prior.centered:
             starts = [near_center(mapped(one, images, 0, prior.coordinates), i) for i, one in enumerate(starts)]
         found = direction.search(seen, targets, labels, torch.stack(starts, 1))
-        found = found._replace(x=mapped(found.x, images, 0, prior.inputs))
-        value, restart = found.value.view(n, self.restarts).min(dim=1)
-        x, _ = unpack(seen.task, found.x[self.restarts * torch.arange(n) + restart], images)
-        used = found.evaluations.view(n, self.restarts).sum(dim=1).tolist()
+        value, restart = found.value.view(n, self.restarts).cpu().min(dim=1)
+        inputs = mapped(found.x, images, 0, prior.inputs).cpu()
+        x, _ = unpack(seen.task, inputs[self.restarts * torch.arange(n) + restart], images)
+        used, labels = found.evaluations.view(n, self.restarts).sum(dim=1).tolist(), labels.cpu()
         return [
             Guess(x[i], labels[i], float(value[i]), used[i])
             if value[i].isfinite()

@@ -27,6 +27,9 @@ _WIDE = 50_000_000
 """The same for autograd: with 11.2 million entries per instance, 8 at once took 0.19 to 0.36 s each, 4 took 0.10 s, and
 single instances 0.18 s."""
 
+_ACCELERATED = 2**28
+"""The same for an accelerator, which has no cache to leave; not measured."""
+
 _TOGETHER, _NUMBERS = 32, 2**22
 """Maximum number of victims searched at once, and of entries in all their gradients: for 24 digits behind a linear
 model, three searches of 8 took 1.4 times as long as one search of 24; a chunk of large gradients holds only one victim
@@ -136,7 +139,11 @@ def evaluator(
     kernel = kernel_of(task, params, images, blocks=True)
     if kernel is not None:
         keep_freed_memory()
-    chunk = max(1, min(chunk, (_WIDE if kernel is None else _ENTRIES) // task.layout.dim))
+    if params.device.type == "cpu":
+        chunk = min(chunk, (_WIDE if kernel is None else _ENTRIES) // task.layout.dim)
+    else:
+        chunk = _ACCELERATED // task.layout.dim
+    chunk = max(1, chunk)
     return Evaluator(task, misfit, images, labels, partial(gradients, task, params), chunk, kernel)
 
 

@@ -132,21 +132,22 @@ def _of_round(
     """The misfit of one round, and its value [n] for updates of zero."""
     task, message, params, rule = seen.task, sighting.messages[0], sighting.model.params, seen.defense.local
     zero = params.new_zeros(len(sighting.messages), params.numel())
-    each = torch.arange(len(zero))
+    each = torch.arange(len(zero), device=zero.device)
     aware = explains.kind == "likelihood"
     nominal = aware and (rule.poisson or seen.defense.step_noise(seen.setting) > 0)
     local = Local.of(seen.setting, sighting.lr, message.steps, rule.clip if aware else None, nominal=nominal)
-    unlikely, factor = _Unlikelihood(seen, sighting), update_per_gradient(seen.setting, sighting)
+    unlikely, factor = _Unlikelihood(seen, sighting), update_per_gradient(seen.setting, sighting).to(params.device)
     misfit: Misfit
     if not explains.unroll or (local.one_gradient(message.images) and message.users == 1):
         if aware:
             misfit = _OfGradients(unlikely, factor)
         else:
-            misfit = SquaredDistance(gradients_of_round(seen, sighting, numbers=True).to(params.dtype), explains.scale)
+            misfit = SquaredDistance(gradients_of_round(seen, sighting, numbers=True).to(params), explains.scale)
         return evaluator(task, params, misfit, images=message.images, labels=labels), misfit(zero, each)
     misfit = unlikely
     if not aware:
-        misfit = _Distance(gradients_of_round(seen, sighting, numbers=True) * factor[:, None], factor, explains.scale)
+        estimates = gradients_of_round(seen, sighting, numbers=True).to(factor.device)
+        misfit = _Distance(estimates * factor[:, None], factor, explains.scale)
     function = update_evaluator(task, params, misfit, local, images=message.images, users=message.users, labels=labels)
     if message.users > 1:
         zero = zero[:, None].expand(-1, message.users, -1)
@@ -182,7 +183,7 @@ class _OfGradients:
 
 @dataclass(frozen=True, eq=False)
 class _Unlikelihood:
-    """-log p(received | the messages before the defense), from the defense itself."""
+    """-log p(received | the messages before the defense), from the defense itself, which computes on the CPU."""
 
     seen: Observation
     sighting: Sighting
@@ -197,7 +198,7 @@ class _Unlikelihood:
             messages = [self.sighting.messages[i] for i in members]
             wires, links = [message.wire for message in messages], links_of(self.seen.setting, messages)
             self.cache[members] = likelihood_of(self.seen.defense, self.sighting.model.state, wires, links)
-        return self.cache[members](gradients)
+        return self.cache[members](gradients.cpu()).to(gradients.device)
 
 
 @dataclass(frozen=True, eq=False)

@@ -84,6 +84,8 @@ class ByPosterior(ByLabels):
 
     def run(self, seen: Observation, key: Key) -> Reconstruction:
         """Inputs, not clipped, and their labels."""
+        if seen.task.columns:  # the search of a table draws record by record
+            seen = replace(seen, device="cpu")
         targets = received_gradients(seen, numbers=self.labels == "given")
         labels = labels_over_rounds(seen, self.labels, key.child("dummies"))
         prior = prior_of(self.prior, seen, self.tv, self.box)

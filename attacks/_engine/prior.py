@@ -120,7 +120,7 @@ def prior_of(name: str, seen: Observation, tv: float = TV, box: float = BOX) -> 
     if name == "tv":
         return ImagePrior(tv, box)
     assert seen.auxiliary is not None
-    return fitting(name)(seen.auxiliary.x, box)
+    return fitting(name)(seen.auxiliary.x.to(seen.device), box)
 
 
 def fitting(name: str) -> Callable[[Tensor, float], Prior]:

@@ -136,7 +136,8 @@ def match(
         Each guess is the restart with the lowest finite objective.
         A target that is zero or not finite gives a failure, without any evaluation.
     """
-    sightings = seen.sightings[:rounds]
+    here = seen.placed()
+    sightings = here.sightings[:rounds]
     messages = sightings[0].messages
     guesses = [failed(seen.task, message, unusable(target)) for message, target in zip(messages, targets, strict=True)]
     alike: dict[tuple[int, ...], list[int]] = {}
@@ -145,9 +146,10 @@ def match(
             steps = (sighting.messages[i].steps for sighting in sightings)
             alike.setdefault((messages[i].images, messages[i].users, *steps), []).append(i)
     for _, victims in sorted(alike.items()):
-        known = None if labels is None else torch.stack([labels[i] for i in victims])
+        known = None if labels is None else torch.stack([labels[i] for i in victims]).to(seen.device)
         theirs = tuple(s._replace(messages=tuple(s.messages[i] for i in victims)) for s in sightings)
-        for i, guess in zip(victims, _Group(seen, theirs, targets[victims], known, search).run(key), strict=True):
+        group = _Group(here, theirs, targets[victims].to(seen.device), known, search)
+        for i, guess in zip(victims, group.run(key), strict=True):
             guesses[i] = guess
     return tuple(guesses)
 
@@ -170,7 +172,7 @@ class _Group:
         goal = objective(self.seen, self.sightings, self.labels, self.search.explains)
         n, explained, labels = len(goal.nothing), _share(_EXPLAINED, goal), self.labels
         infinite = goal.nothing.new_full((n,), torch.inf)
-        best = Minima(self._starts(key, 0), infinite, torch.zeros(n, dtype=torch.int64), ())
+        best = Minima(self._starts(key, 0), infinite, torch.zeros_like(infinite, dtype=torch.int64), ())
         self._try_closed_form(best, goal.at(math.inf))
         pending = (best.value > explained).nonzero()[:, 0]
         begun = None
@@ -205,31 +207,32 @@ class _Group:
     def _guesses(self, best: Minima, labels: Tensor | None) -> list[Guess]:
         """One guess per victim; without given labels, each image gets its likeliest label."""
         task, messages = self.seen.task, self.sightings[0].messages
-        x, logits = unpack(task, best.x, messages[0].images)
+        x, logits = unpack(task, best.x.cpu(), messages[0].images)
         if labels is None:
             labels = logits[..., 0] if takes_numbers(task) else logits.argmax(dim=2)
+        labels, values, used = labels.cpu(), best.value.tolist(), best.evaluations.tolist()
         return [
-            Guess(x[i], labels[i], float(best.value[i]), int(best.evaluations[i]))
-            if best.value[i].isfinite()
-            else failed(task, message, "no restart had a finite objective", int(best.evaluations[i]))
+            Guess(x[i], labels[i], values[i], used[i])
+            if math.isfinite(values[i])
+            else failed(task, message, "no restart had a finite objective", used[i])
             for i, message in enumerate(messages)
         ]
 
     def _try_closed_form(self, best: Minima, function: Function) -> None:
         """Store the closed form's images in `best`, where it has a solution."""
-        task, params, first = self.seen.task, self.sightings[0].model.params, self.sightings[0].messages[0]
+        task, params, first = self.seen.task, self.sightings[0].model.params.cpu(), self.sightings[0].messages[0]
         if not self.search.solve or self.labels is None or (first.images, first.users) != (1, 1):
             return
         form = closed_form(task, params, RIDGE) if bool(params.isfinite().all()) else None
         if form is None:
             return
-        for row, target in enumerate(self.targets):
+        for row, target in enumerate(self.targets.cpu()):
             try:
-                x = form.solve(target.double()).to(params.dtype).flatten()
+                x = form.solve(target.double()).to(best.x).flatten()
             except (Unsolvable, Underdetermined, LinAlgError):
                 continue
             if bool(x.isfinite().all()):
-                value = function(self._coordinates(x[None]), torch.tensor([row])).value[0]
+                value = function(self._coordinates(x[None]), torch.tensor([row], device=x.device)).value[0]
                 best.evaluations[row] += 1
                 if bool(value.isfinite()):
                     best.x[row], best.value[row] = x, value
@@ -297,7 +300,7 @@ class _Group:
         if begun is None:
             z, used = self._begin(key, restart, labels, goal, rows)
         else:
-            z, used, evaluations = begun, torch.zeros(len(rows), dtype=torch.int64), int(_AFTER * evaluations)
+            z, used, evaluations = begun, torch.zeros_like(rows), int(_AFTER * evaluations)
         explains = self.search.explains
         for strength in strengths:
             least = tolerance[rows].clamp(max=_TOLERANCE * strength)
@@ -317,7 +320,7 @@ class _Group:
     ) -> tuple[Tensor, Tensor]:
         """Start points [m, D] of a restart for the victims `rows`, and their evaluations [m] so far."""
         prior = self.search.explains.prior
-        z, used = self._coordinates(self._starts(key, restart)[rows]), torch.zeros(len(rows), dtype=torch.int64)
+        z, used = self._coordinates(self._starts(key, restart)[rows]), torch.zeros_like(rows)
         if prior is not None and prior.centered:
             z = self._awake(prior, z, restart, goal, rows)
         if labels is None or prior is None or not self.search.warm or restart % 2 or self.seen.task.smooth:
@@ -334,7 +337,7 @@ class _Group:
         if len(noisy):
             other, more = self._by_direction(prior, begin[noisy], labels, rows[noisy])
             function, used[noisy] = _Subset(goal.at(math.inf), rows[noisy]), used[noisy] + more + 2
-            each = torch.arange(len(noisy))
+            each = torch.arange(len(noisy), device=noisy.device)
             lower = function(other, each).value < function(z[noisy], each).value
             z[noisy[lower]] = other[lower]
         return z, used
@@ -421,7 +424,7 @@ class _Group:
             x = draw(own.child("inputs"), (message.images, *task.input_shape)).flatten()
             logits = rng.normal(own.child("labels"), (message.images, task.classes)).flatten()
             rows.append(x if self.labels is not None else torch.cat([x, logits]))
-        return torch.stack(rows)
+        return torch.stack(rows).to(self.targets.device)
 
 
 def _share(share: float, goal: Objective) -> Tensor:

@@ -57,7 +57,7 @@ def explained_at(
         sightings: rounds in which each message is a single gradient of one client.
         x: [n, b, *input_shape], the candidates; labels: [n, b].
     """
-    each, misfits = torch.arange(len(x)), []
+    each, misfits = torch.arange(len(x), device=x.device), []
     for number in range(_TIMES):
         made = [_imitated(seen, sighting, x, labels, key.child(number)) for sighting in sightings]
         misfits.append(objective(seen, made, labels, explains).messages(x.flatten(1), each).value)
@@ -71,7 +71,7 @@ def _imitated(seen: Observation, sighting: Sighting, x: Tensor, labels: Tensor, 
     with torch.no_grad():
         each = gradients(seen.task, params, x, targets_of(seen.task, labels, params.dtype))
     each = each.nan_to_num(0.0, 0.0, 0.0)  # if a model diverged: no client sends this
-    updates, messages = update_per_gradient(seen.setting, sighting)[:, None] * each, []
+    updates, messages = update_per_gradient(seen.setting, sighting)[:, None] * each.cpu(), []
     for number, (message, update) in enumerate(zip(sighting.messages, updates, strict=True)):
         own = key.child(number)
         client = Client.of(message.sender, update, seen.defense.remember(seen.setting), own)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from leakgauge.attacks._engine.matching import Function
-from leakgauge.attacks._search.lbfgs import Minima, Status
+from leakgauge.attacks._search.lbfgs import UNWATCHED, Minima, Status
 
 _DECAY = 0.1
 """Factor of the size of signed steps after 3/8, 5/8 and 7/8 of the evaluations."""
@@ -70,30 +70,31 @@ def descend(function: Function, start: Tensor, schedule: Schedule) -> Minima:
         Adam, the step size decays, every iterate is projected. Differs: returns the best iterate instead of the last;
         each problem ends separately.
     """
-    n = len(start)
+    n, watch = len(start), 1 if start.device.type == "cpu" else UNWATCHED
     x = schedule.project(start)
     best = Minima(x.clone(), start.new_full((n,), torch.inf), start.new_zeros(n, dtype=torch.int64), ())
-    status = [Status.SPENT] * n
+    ends, ended = tuple(Status), torch.zeros(4, n, dtype=torch.bool, device=start.device)
+    ended[3] = True  # spent, unless another end comes first
     live, mean, square = torch.arange(n, device=start.device), torch.zeros_like(x), torch.zeros_like(x)
+    over = torch.zeros_like(ended[:3])
     for used in range(1, schedule.evaluations + 1):
         value, gradient = function(x, live)
-        best.evaluations[live] = used
+        going = ~over.any(dim=0)
+        best.evaluations[live] += going.long()
         sound = value.isfinite() & gradient.isfinite().all(dim=1)
-        better = sound & (value < best.value[live])
-        best.x[live[better]], best.value[live[better]] = x[better], value[better]
-
-        ends = (~sound, value <= schedule.tolerance, ~gradient.any(dim=1))
-        for end, where in reversed(list(zip((Status.FAILED, Status.CONVERGED, Status.STALLED), ends, strict=True))):
-            for instance in live[where].tolist():
-                status[instance] = end
-        on = ~torch.stack(ends).any(dim=0)
-        if not bool(on.all()):
-            live, x, gradient, mean, square = live[on], x[on], gradient[on], mean[on], square[on]
-        if not len(live):
-            break
+        better = going & sound & (value < best.value[live])
+        best.x[live] = torch.where(better[:, None], x, best.x[live])
+        best.value[live] = torch.where(better, value, best.value[live])
+        over = over | (going & torch.stack([~sound, value <= schedule.tolerance, ~gradient.any(dim=1)]))
+        if used % watch == 0 or used == schedule.evaluations:
+            ended[:3, live], on = over, ~over.any(dim=0)
+            if not bool(on.all()):
+                live, x, gradient, mean, square, over = live[on], x[on], gradient[on], mean[on], square[on], over[:, on]
+            if not len(live):
+                break
         sign, tiny = (gradient.sign(), _TINY) if schedule.signed else (gradient, torch.finfo(x.dtype).tiny)
         mean.lerp_(sign, 1 - _MEMORIES[0])
         square.lerp_(sign.square(), 1 - _MEMORIES[1])
         unbiased, spread = mean / (1 - _MEMORIES[0] ** used), square / (1 - _MEMORIES[1] ** used)
         x = schedule.project(x - schedule.size(used) * unbiased / (spread.sqrt() + tiny))
-    return best._replace(status=tuple(status))
+    return best._replace(status=tuple(ends[end] for end in ended.int().argmax(dim=0).tolist()))

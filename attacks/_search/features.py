@@ -117,7 +117,7 @@ class Features:
         searches, most = (1, -(-evaluations // 4)) if self.kernel is None else (_STARTS, evaluations)
         schedule = Schedule(most, _STEP, signed=False)
         beside = [_SPREAD * rng.normal(key.child(number), starts.shape[1:]) for number in range(1, searches)]
-        found = [descend(whole, start, schedule) for start in (starts, *(starts + off for off in beside))]
+        found = [descend(whole, start, schedule) for start in (starts, *(starts + off.to(starts) for off in beside))]
         x, value, used = (torch.stack(parts) for parts in zip(*(one[:3] for one in found), strict=True))
         return Minima(x.mean(0), value.mean(0), used.sum(0), found[0].status)
 

@@ -31,7 +31,7 @@ _HISTORY = 100
 _WINDOW = 200
 """Number of evaluations between checks for stalling."""
 
-_UNWATCHED = 16
+UNWATCHED = 16
 """Number of turns between checks for finished problems on an accelerator, because each check makes the host wait."""
 
 
@@ -89,7 +89,7 @@ def minimize(function: Function, start: Tensor, stop: Stop, watch: int | None = 
     Source: Liu and Nocedal 1989 (L-BFGS). Differs: steps are halved until they satisfy Armijo's condition only; a pair
         without positive curvature is not stored.
     """
-    n, turn, watch = len(start), 0, watch or (1 if start.device.type == "cpu" else _UNWATCHED)
+    n, turn, watch = len(start), 0, watch or (1 if start.device.type == "cpu" else UNWATCHED)
     ends = start.new_zeros(n, dtype=torch.int64)
     found = Minima(start.clone(), start.new_full((n,), torch.inf), ends.clone(), ())
     search, memory = _Search.begin(start, stop.tolerance), _Memory.empty(start, min(_HISTORY, stop.evaluations))

@@ -519,6 +519,7 @@ class Observation:
         suspect: the client in whose data membership is in question; None: in any client's data.
         others: data of the clients that are not attacked, by client number, without the victims' rows.
         labels: the labels of each victim's images, sorted; only if granted.
+        device: where the adversary's searches compute; everything else is on the CPU.
     """
 
     view: View
@@ -536,6 +537,7 @@ class Observation:
     suspect: int | None = None
     others: Mapping[int, Examples] | None = None
     labels: tuple[Tensor, ...] | None = None
+    device: str = "cpu"
 
     @property
     def sightings(self) -> tuple[Sighting, ...]:
@@ -543,6 +545,15 @@ class Observation:
         assert self.messages is not None
         assert self.model is not None
         return (Sighting(self.messages, self.model, self.lr), *self.later)
+
+    def placed(self) -> Observation:
+        """The same with the parameters of the attacked rounds on the device, for a search."""
+
+        def there(model: Snapshot) -> Snapshot:
+            return model._replace(params=model.params.to(self.device))
+
+        later = tuple(sighting._replace(model=there(sighting.model)) for sighting in self.later)
+        return dataclasses.replace(self, model=None if self.model is None else there(self.model), later=later)
 
     def of(self, victims: range) -> Observation:
         """The observation restricted to some victims, numbered by their messages."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -95,7 +95,10 @@ def gaussian_prior(x: Tensor, box: float) -> GaussianPrior:
     if len(x) < 2 or not bool(x.isfinite().all()):
         raise ValueError(f"a Gaussian prior needs at least two finite auxiliary inputs, got {len(x)}")
     used = x[:MOST].flatten(1).contiguous()
-    return _fit(_Data(hashlib.blake2b(used.numpy().tobytes()).digest(), used), box)
+    fitted = _fit(_Data(hashlib.blake2b(used.cpu().numpy().tobytes()).digest(), used.cpu()), box)
+    if x.device.type == "cpu":
+        return fitted
+    return replace(fitted, mean=fitted.mean.to(x.device), factor=fitted.factor.to(x.device))
 
 
 @dataclass(frozen=True)

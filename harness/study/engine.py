@@ -181,10 +181,11 @@ def _headline(job: Job, place: Place) -> str:
         last = record.evaluations[-1]
         return f"loss {last.loss:.3f}" if last.accuracy is None else f"accuracy {last.accuracy:.3f}"
     (cell,) = job.cells
+    if job.kind == "search":
+        return f"{run_search(cell, job.victims, store, place.root, place.device)} victims"
     if job.kind != "attack":
-        run = run_search if job.kind == "search" else run_limit
-        return f"{run(cell, job.victims, store, place.root)} victims"
-    first = run_attack(cell, store, place.root, job.parts).estimates[0]
+        return f"{run_limit(cell, job.victims, store, place.root)} victims"
+    first = run_attack(cell, store, place.root, job.parts, place.device).estimates[0]
     return f"{first.name} {'n/a' if first.value is None else format(first.value, '.3f')}"
 
 

@@ -304,11 +304,11 @@ def stored_scene(spec: TrainingSpec, store: Store, root: Path) -> Scene:
     return _scene(store.folder, spec.id, root, written)
 
 
-def run_search(cell: Cell, victims: range, store: Store, root: Path) -> int:
+def run_search(cell: Cell, victims: range, store: Store, root: Path, device: str = "cpu") -> int:
     """Attack some victims of a cell in whole groups, and store the guesses; returns the number of victims."""
     start = time.perf_counter()
     seen, _ = observe_cell(cell, store, root)
-    found = _searched(cell, seen, [], victims)
+    found = _searched(cell, dataclasses.replace(seen, device=device), [], victims)
     assert isinstance(found, Reconstruction)  # only reconstructions are split
     arrays, seconds = of_guesses(found), time.perf_counter() - start
     store.write_part(named(cell.id, victims), arrays, seconds, _code_behind(cell, store))
@@ -356,11 +356,12 @@ def _searched(
     return Reconstruction(tuple(guesses[i] for i in wanted), words)
 
 
-def run_attack(cell: Cell, store: Store, root: Path, parts: Sequence[str] = ()) -> Result:
+def run_attack(cell: Cell, store: Store, root: Path, parts: Sequence[str] = (), device: str = "cpu") -> Result:
     """Attack one cell of a stored training, score it, and store the result.
 
     Args:
         parts: names of stored parts of the attack and of its limit; missing victims are computed.
+        device: where searches compute.
     """
     start = time.perf_counter()
     scene = stored_scene(cell.training, store, root)
@@ -368,7 +369,7 @@ def run_attack(cell: Cell, store: Store, root: Path, parts: Sequence[str] = ()) 
     seen, truth = observe_cell(cell, store, root)
     stored = [(one, store.read_part(one, _code_behind(cell, store))) for one in parts if one.startswith(cell.id)]
     known = [(victims_of(name), to_guesses(arrays)) for name, arrays in stored if arrays is not None]
-    found = _searched(cell, seen, known)
+    found = _searched(cell, dataclasses.replace(seen, device=device), known)
     bounds = bounds_of(cell, store, root, parts) if cell.limit and isinstance(found, Reconstruction) else None
     estimates, arrays = scored(found, truth, bounds, scene.task.columns)
     flags = cell_flags(attack, scene.defense, cell.target, found, truth, estimates, bounds.limits if bounds else "")

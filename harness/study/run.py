@@ -108,8 +108,9 @@ def run_study(
     Args:
         folder: the folder of the results; created if it is missing.
         data: folder of the data sets; default `LEAKGAUGE_DATA`, or `~/.cache/leakgauge`.
-        workers: worker processes; default one per core; 0: all jobs run in this process.
-        device: where clients train, `cpu` or `cuda`; recorded with each result, not part of its id.
+        workers: worker processes; default one per core, or one for a GPU; 0: all jobs run in this process.
+        device: where clients train and searches compute, `cpu` or `cuda`; recorded with each training, not part of its
+            id.
         listen: called after every change.
         merge: keep the cells of other studies, and of other versions of this study, in the folder.
         part: keep the cells of other versions of this study; for running only some of its cells.
@@ -128,6 +129,8 @@ def run_study(
 
     if device != "cpu" and engine is None and not _has(device):
         raise StudyError(study.name, [f"device: got {device!r}, expected cpu, or cuda if there is one"])
+    if workers is None and device != "cpu" and engine is None:
+        workers = 1
     workers = _workers(study, workers, elsewhere=engine is not None)
     open_engine = engine or (Here if workers == 0 else partial(Workers, slots=workers))
     if limits != NO_LIMITS and workers == 0:
