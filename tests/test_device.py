@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from leakgauge.attacks._engine import matching
+from leakgauge.attacks._members.shadowing import shadow
 from leakgauge.attacks._search import features
 from leakgauge.attacks.dlg import DLG
 from leakgauge.attacks.idlg import IDLG
@@ -20,7 +21,7 @@ from leakgauge.harness.study.jobs import run_attack
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.store import Store
 from leakgauge.harness.study.study import resolve
-from tests.doubles import study_table
+from tests.doubles import random_examples, small_task, study_table
 from tests.elsewhere import DEVICE, Away, Elsewhere
 from tests.victims import make
 
@@ -83,6 +84,21 @@ def test_a_job_runs_its_search_on_the_device_of_the_study(tmp_path):
     with Elsewhere() as device:
         run_attack(cell, Store(tmp_path), default_root())
     assert not device.reads.total()
+
+
+@pytest.mark.parametrize("defense", [None, Gaussian(clip=1.0, noise_std=0.01)])
+def test_shadow_models_train_on_the_device_to_the_models_of_the_cpu(defense):
+    seen = make(task=small_task(), n=12, defense=defense).seen
+    seen = dataclasses.replace(seen, auxiliary=random_examples(120, seen.task.input_shape), candidates=seen.candidates)
+    with Elsewhere() as device:
+        here, there = (
+            shadow(dataclasses.replace(seen, device=where), Key(3), runs=3, online=True, simulate=True)
+            for where in ("cpu", str(DEVICE))
+        )
+    assert device.reads.total()
+    assert torch.equal(here.inside, there.inside)
+    assert type(there.models) is torch.Tensor
+    torch.testing.assert_close(there.models, here.models, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.matrix
