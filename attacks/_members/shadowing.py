@@ -95,11 +95,9 @@ def shadow(seen: Observation, key: Key, *, runs: int, online: bool, simulate: bo
     if size <= clients:
         raise ValueError(f"expected more than {clients} records, one per client, to train shadow models, got {size}")
     inside = halves(key.child("halves"), runs, size, min(records, max(size // 2, clients)))
-    recipe, defense = Recipe.of(seen.setting, records), seen.defense if simulate else None
-    placed = Examples(pool.x.to(seen.device), pool.y.to(seen.device))
-    trained = train_shadows(
-        seen.task, recipe, placed, inside, key.child("train"), defense=defense, setting=seen.setting
-    )
+    setting, defense = seen.setting, seen.defense if simulate else None
+    recipe, placed = Recipe.of(setting, records), Examples(pool.x.to(seen.device), pool.y.to(seen.device))
+    trained = train_shadows(seen.task, recipe, placed, inside, key.child("train"), defense=defense, setting=setting)
     usable = trained.final.isfinite().all(1)
     if not bool(usable.any()):
         raise ValueError(f"expected at least 1 shadow model that did not diverge, got 0 of {runs}")

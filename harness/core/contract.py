@@ -519,7 +519,7 @@ class Observation:
         suspect: the client in whose data membership is in question; None: in any client's data.
         others: data of the clients that are not attacked, by client number, without the victims' rows.
         labels: the labels of each victim's images, sorted; only if granted.
-        device: where the adversary's searches compute; everything else is on the CPU.
+        device: where the adversary searches and trains; everything else is on the CPU.
     """
 
     view: View
