@@ -256,6 +256,12 @@ def test_every_claim_and_figure_of_a_recipe_has_its_values(name, size, tmp_path,
     assert [one for one in outcome.figures if isinstance(one, str)] == []
 
 
+def test_a_claim_for_each_scaling_of_the_inputs_is_judged_for_both(tmp_path):
+    made = recipe("jopeq/figure-3", Size.QUICK, tmp_path)
+    where = [one.where for one in evaluate(made, Size.QUICK, list(made_up(made))).judged]
+    assert where == ["task.inputs unit", "task.inputs centered"] * 4
+
+
 def test_a_stand_in_gives_all_its_samples_and_holds_out_at_most_a_fifth(tmp_path):
     made = recipe("jopeq/figure-3", Size.PAPER, tmp_path)
     digits = 1442

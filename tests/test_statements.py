@@ -132,6 +132,16 @@ def test_a_claim_for_each_value_of_a_path_is_judged_for_each():
     ]
 
 
+def test_a_claim_for_each_value_covers_the_default_which_has_no_path():
+    found = values({("a", 1): 0.8, ("a", 2): 0.6, ("b", 1): 0.7, ("b", 2): 0.7})
+    for value in found:
+        if value.at["defense.bits"] == 1:
+            del value.at["defense.bits"]
+    claim = Statement("a is better", "above", "accuracy", A, B, each=("defense.bits",))
+    judged = {one.where: one.verdict for one in judge([claim], found)}
+    assert judged == {"defense.bits default": Verdict.CONFIRMED, "defense.bits 2": Verdict.CONTRADICTED}
+
+
 def test_the_other_side_of_each_may_lack_its_path():
     found = values({("a", 1): 0.8, ("a", 2): 0.6})
     found += [Value("accuracy", 0.7, {"defense.name": "none", "seed": seed}) for seed in range(5)]

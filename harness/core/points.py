@@ -14,7 +14,7 @@ from typing import Any
 
 from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import Cell, PartSpec, Scalar, Target, TrainingSpec
-from leakgauge.harness.core.result import Run, to_data
+from leakgauge.harness.core.result import Run
 from leakgauge.harness.core.rows import rows
 
 Paths = Mapping[str, Scalar]
@@ -60,7 +60,7 @@ def values(run: Run, quantities: Iterable[str]) -> list[Value]:
 
 def paths_of(spec: TrainingSpec) -> dict[str, Scalar]:
     """The paths of a training."""
-    found = flat({"task": to_data(spec.task), "federation": to_data(spec.federation)})
+    found = flat({"task": dataclasses.asdict(spec.task), "federation": dataclasses.asdict(spec.federation)})
     return {**found, **_of_part("defense", spec.defense), "seed": spec.seed}
 
 

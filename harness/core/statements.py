@@ -192,11 +192,11 @@ def _places(statement: Statement, found: Sequence[Value]) -> list[tuple[str, Sta
     shared = [name for name in statement.each if any(path(name) in value.at for value in other)]
     places = list[tuple[str, Statement]]()
     for group in grouped(here, statement.each):
-        one = dict(zip(statement.each, group, strict=True))
-        if None not in group:
-            where = ", ".join(f"{name} {_short(value)}" for name, value in one.items())
-            b = {**statement.b, **{name: one[name] for name in shared}}
-            places.append((where, replace(statement, a={**statement.a, **one}, b=b)))
+        # a parameter that was added later has no path at its default
+        one = {name: "default" if value is None else value for name, value in zip(statement.each, group, strict=True)}
+        where = ", ".join(f"{name} {_short(value)}" for name, value in one.items())
+        b = {**statement.b, **{name: one[name] for name in shared}}
+        places.append((where, replace(statement, a={**statement.a, **one}, b=b)))
     return places or [("", statement)]
 
 
