@@ -101,6 +101,20 @@ def test_its_slope_in_the_coordinates_is_that_of_its_value():
     assert (energy(exact.prior, x.view(3, 2, 36)) < known).all()
 
 
+@pytest.mark.parametrize(("images", "weight", "others"), [(1, 1.0, 0), (2, 0.3, 3)])
+def test_the_slope_by_hand_is_that_of_autograd(images, weight, others):
+    prior = gaussian_prior(smooth(80), 100.0)
+    width = len(prior.mean) + prior.factor.shape[1]
+    linear = Linear(normal(Key(4), (20, images * 36 + others)), normal(Key(5), (4, 20)), 0.5)
+    whole = Believed(linear, prior, (1, 6, 6), images, weight, others)
+    z = 2 * normal(Key(3), (4, images * width + others))
+    found = whole(z, torch.arange(4))
+    whole.__dict__["_pull"] = None
+    expected = whole(z, torch.arange(4))
+    assert torch.equal(found.value, expected.value)
+    torch.testing.assert_close(found.gradient, expected.gradient, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.matrix
 def test_behind_a_linear_model_a_search_ends_at_the_posterior_mean_and_its_error():
     prior = gaussian_prior(smooth(300), 0.0)

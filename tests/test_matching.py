@@ -96,7 +96,7 @@ def test_of_large_models_few_candidates_are_computed_at_once(monkeypatch):
     whole = evaluator(task, params, misfit, images=2, labels=y)
     monkeypatch.setattr(matching, "_WIDE", 2 * task.layout.dim + 1)
     parts = evaluator(task, params, misfit, images=2, labels=y)
-    assert (whole.kernel, whole.chunk, parts.chunk) == (None, 8, 2)
+    assert (whole.kernel, whole.chunk, parts.chunk) == (None, 32, 2)
     found = [function(x.flatten(1), torch.arange(5)) for function in (whole, parts)]
     assert torch.allclose(found[0].value, found[1].value, rtol=1e-5)
     assert torch.allclose(found[0].gradient, found[1].gradient, rtol=1e-4, atol=1e-5)

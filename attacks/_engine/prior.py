@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from collections.abc import Callable
@@ -157,16 +158,27 @@ class Believed:
     weight: float = 1.0
     others: int = 0
 
+    @functools.cached_property
+    def _pull(self) -> Callable[[Tensor, Tensor, Tensor, float], Tensor] | None:
+        """The prior's own slope (`GaussianPrior.pull`); None: autograd computes it."""
+        return getattr(self.prior, "pull", None)
+
     def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
         """Implement `Function`."""
         kept = candidates.shape[1] - self.others
-        z = candidates[:, :kept].detach().view(len(candidates), self.images, -1).requires_grad_()
-        x = self.prior.inputs(z)
+        z, by_hand = candidates[:, :kept].detach().view(len(candidates), self.images, -1), self._pull is not None
+        x = self.prior.inputs(z if by_hand else z.requires_grad_())
         energy = self.weight * self.prior.energy(z, x.view(len(x), self.images, *self.shape))
-        value, slope = self.function(torch.cat([x.detach().flatten(1), candidates[:, kept:]], 1), instances)
+        at = x.detach().flatten(1)
+        value, slope = self.function(torch.cat([at, candidates[:, kept:]], 1) if self.others else at, instances)
         inputs = slope.shape[1] - self.others
-        (pulled,) = torch.autograd.grad([energy, x], z, [torch.ones_like(energy), slope[:, :inputs].view(x.shape)])
-        return Evaluation(value + energy.detach(), torch.cat([pulled.flatten(1), slope[:, inputs:]], 1))
+        theirs = slope[:, :inputs].view(x.shape)
+        if self._pull is not None:
+            pulled = self._pull(z, x, theirs, self.weight)
+        else:
+            (pulled,) = torch.autograd.grad([energy, x], z, [torch.ones_like(energy), theirs])
+        whole = torch.cat([pulled.flatten(1), slope[:, inputs:]], 1) if self.others else pulled.flatten(1)
+        return Evaluation(value + energy.detach(), whole)
 
 
 def mapped(rows: Tensor, images: int, others: int, change: Callable[[Tensor], Tensor]) -> Tensor:

@@ -83,6 +83,18 @@ class GaussianPrior:
         """Implement `Prior`."""
         return 0.5 * z.square().sum((1, 2)) + self.box * outside(x)
 
+    def pull(self, z: Tensor, x: Tensor, slope: Tensor, weight: float) -> Tensor:
+        """[m, b, k]: the slope in z of `weight` times the energy plus a function of x = inputs(z), by hand.
+
+        Autograd takes a tenth of the time of a search of small images.
+
+        Args:
+            x, slope: [m, b, p], the inputs, and the function's slope in them.
+        """
+        whole = torch.add(slope, x - x.clamp(0, 1), alpha=2 * weight * self.box)
+        pulled = torch.cat([whole @ self.factor, whole * math.sqrt(self.least)], dim=-1)
+        return pulled.add_(z, alpha=weight)
+
 
 def gaussian_prior(x: Tensor, box: float) -> GaussianPrior:
     """The prior with the mean and the covariance of the first 3,000 inputs [n, *input_shape]; the last fits are cached.
