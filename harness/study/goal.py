@@ -374,7 +374,10 @@ def _for_norm(specs: list[TrainingSpec], goal: Goal, axis: _Axis, root: Path) ->
     """The median norm of the updates of undefended trainings of all seeds."""
     plain = [_with(spec, PartSpec(UNDEFENDED)) for spec in specs]
     records = yield plain
-    found = median([norm for spec in plain for norm in records[spec.id].gauges["update_norm"]])
+    norms = [norm for spec in plain for norm in records[spec.id].gauges.get("update_norm", ())]
+    if not norms:
+        raise ValueError("target.clip: the stored trainings without a defense have no norms; use another folder")
+    found = median(norms)
     name = f"{axis.defense.name}, {goal.text}"
     if not found > 0:
         return Answer(None, f"{name}: out of reach; half of the updates without a defense are zero")
