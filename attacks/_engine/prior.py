@@ -31,7 +31,7 @@ _SPREAD = 0.1
 class Prior(Protocol):
     """A law of independent inputs: x = inputs(z), where z has a density.
 
-    A prior may also have `pull`, the slope of its energy by hand, as in `GaussianPrior`; otherwise autograd computes it.
+    A prior may have `pull`, the slope of its energy by hand, as in `GaussianPrior`; otherwise autograd computes it.
     """
 
     @property
