@@ -197,7 +197,7 @@ def test_the_likelihood_is_flat_in_each_ball_with_a_wall_around_it(n):
     wire = encode(defense, update)
     unit = float(np.frombuffer(wire[:4], "<f4")[0])
     radii = defense.radii(SHARED.child("radii"), d // n, unit)
-    candidate = update + 0.05 * rng.normal(Key(9), (d,))
+    candidate = update + 0.1 * rng.normal(Key(9), (d,))
     candidate *= update.norm() / candidate.norm()
     error = (candidate.double() - decode(defense, wire, d).double()).numpy().reshape(n, -1)
     ratio = np.sqrt((error**2).sum(0)) / radii

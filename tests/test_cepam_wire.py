@@ -44,7 +44,7 @@ def test_server_and_client_agree_on_every_coordinate(n, sigma):
 
 @every_n
 def test_the_cuts_of_the_work_change_nothing(n, monkeypatch):
-    x, radii = quantized(n, 1000, 0.1)
+    x, radii = quantized(n, 4000, 0.1)
     wire, y = pack(x, radii, 1.0, Key(3)), unpack(pack(x, radii, 1.0, Key(3)), radii, 1.0, Key(3), n)
     monkeypatch.setattr(_cepam_wire, "_BLOCK", 77)
     monkeypatch.setattr(_cepam_wire, "_WIDE_BLOCK", 400)

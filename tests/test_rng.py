@@ -96,7 +96,21 @@ LAWS = [
     (rng.signed_exponential, stats.laplace.cdf),
     *[(partial(lambda a, key, *rest: rng.gamma(key, a, *rest), a), stats.gamma(a).cdf) for a in (0.5, 1, 1.5, 2, 2.5)],
     *[(partial(lambda k, key, *rest: rng.chisquare(key, k, *rest), k), stats.chi2(k).cdf) for k in (3, 4, 5)],
+    (lambda key, shape, dtype: rng.chisquare(key, 3, shape, dtype, shared=True), stats.chi2(3).cdf),
+    (lambda key, shape, dtype: rng.gamma(key, 2.0, shape, dtype, shared=True), stats.gamma(2).cdf),
+    (lambda key, shape, dtype: torch.from_numpy(rng.shared_stream(key).random(shape)), stats.uniform.cdf),
 ]
+
+
+def test_a_shared_stream_depends_on_its_key_alone_and_is_none_of_the_private_streams():
+    first = rng.shared_stream(Key(1)).random(4)
+    assert rng.shared_stream(Key(1).child(0)).random(4).tolist() != first.tolist()
+    rng.normal(Key(2), (3,))
+    assert rng.shared_stream(Key(1)).random(4).tolist() == first.tolist()
+    assert rng.uniform(Key(1), (4,), dtype=torch.float64).tolist() != first.tolist()
+    starts = np.array([rng.shared_stream(Key(number)).random(3) for number in range(20_000)])
+    assert all(follows(column, "uniform") for column in starts.T)
+    assert np.abs(np.corrcoef(starts.T) - np.eye(3)).max() < 0.03
 
 
 @pytest.mark.parametrize(("draw", "cdf"), LAWS)

@@ -51,7 +51,7 @@ class Encoded(NamedTuple):
 
 def gaussian_radii(key: Key, count: int, n: int, sigma: float) -> Floats:
     """[count] sigma * sqrt(chi-square with n + 2 degrees), for an N(0, sigma^2) error in each of n coordinates."""
-    drawn = rng.chisquare(key, n + 2, (count,), torch.float64).numpy()
+    drawn = rng.chisquare(key, n + 2, (count,), torch.float64, shared=True).numpy()
     np.sqrt(drawn, out=drawn)
     drawn *= sigma
     return drawn
@@ -59,7 +59,7 @@ def gaussian_radii(key: Key, count: int, n: int, sigma: float) -> Floats:
 
 def laplace_radii(key: Key, count: int, b: float) -> Floats:
     """[count] b * Gamma(2, 1), for a Laplace error of scale b with n = 1."""
-    drawn = rng.gamma(key, 2.0, (count,), torch.float64).numpy()
+    drawn = rng.gamma(key, 2.0, (count,), torch.float64, shared=True).numpy()
     drawn *= b
     return drawn
 
@@ -80,9 +80,7 @@ def encode(x: Floats, radii: Floats, dithers: Dithers) -> Encoded:
         ValueError: x is not finite, a radius is not positive, or x is more than 2^40 cells from 0.
     """
     count, n = x.shape
-    attempts, cells, dither = np.ones(count, np.int64), np.empty((n, count)), np.empty((n, count))
-    for here in blocks(count, _BLOCK):
-        dither[:, here] = dithers(1, np.arange(here.start, here.stop), n).T
+    attempts, cells, dither = np.ones(count, np.int64), np.empty((n, count)), dithers(1, np.arange(count), n).T
     # where n = 1, every dither is accepted
     rows, scaled, attempt = np.arange(count if n > 1 else 0, dtype=np.int64), np.empty((n, 0)), 1
     while rows.size:

@@ -47,6 +47,9 @@ _BLOCK = 1 << 15
 _WIDE_BLOCK = 1 << 18
 """Number of sub-vectors whose attempts are processed together: late attempts are few but cost many calls each."""
 
+_STREAM = 1 << 15
+"""Number of first dithers of one stream; fastest if the sizes of blocks are its multiples."""
+
 _ONE = int(np.float64(1.0).view(np.int64))
 """The bits of 1.0. A double's bits minus these bits are about its logarithm, in octaves from bit 52 on."""
 
@@ -99,9 +102,7 @@ def unpack(wire: bytes, radii: Floats, spread: float, key: Key, n: int) -> Float
     """
     source = Reader(wire)
     beyond = _take_framed(source, "far cells")
-    dither = np.empty((n, len(radii))).T
-    for here in blocks(len(radii), _BLOCK):
-        dither[here] = dithers(key, 1, np.arange(here.start, here.stop), n)
+    dither = dithers(key, 1, np.arange(len(radii)), n)
     if n > 1:
         _unpack_attempts(source, dither, radii, spread, key)
     contexts = np.empty((len(radii), n), np.uint8)
@@ -117,9 +118,22 @@ def unpack(wire: bytes, radii: Floats, spread: float, key: Key, n: int) -> Float
 
 
 def dithers(key: Key, attempt: int, rows: Ints, n: int) -> Floats:
-    """[K, n] in (-1/2, 1/2], stored column by column: the dithers of these sub-vectors in an attempt, from 1 on."""
-    drawn = rng.uniform_at(key.child("attempt", attempt), rows.view(np.uint64), n)
-    return np.subtract(0.5, drawn, out=drawn)
+    """[K, n] in (-1/2, 1/2], stored column by column: the dithers of these sub-vectors in an attempt, from 1 on.
+
+    All sub-vectors take part in the first attempt, whose rows are a range: a stream for each column of a block takes a
+    third of the time of a hash for each number.
+    """
+    if attempt > 1:
+        drawn = rng.uniform_at(key.child("attempt", attempt), rows.view(np.uint64), n)
+        return np.subtract(0.5, drawn, out=drawn)
+    first, drawn = int(rows[0]) if rows.size else 0, np.empty((n, rows.size))
+    for number in range(first // _STREAM, -(-(first + rows.size) // _STREAM)):
+        base = number * _STREAM
+        low, high = max(first, base), min(first + rows.size, base + _STREAM)
+        for column, into in enumerate(drawn):
+            values = rng.shared_stream(key.child("block", number, column)).random(high - base)
+            np.subtract(0.5, values[low - base :], out=into[low - first : high - first])
+    return drawn.T
 
 
 def cell_contexts(dither: Floats, radii: Floats, spread: float) -> Contexts:
@@ -214,7 +228,10 @@ class _Tape:
         if n > 1:
             if attempt > len(self.contexts):
                 self.contexts.append([])
-            self.contexts[attempt - 1].append(attempt_contexts(drawn, self._radii.take(rows), self._spread))
+            radii = self._radii[rows[0] :] if attempt == 1 else self._radii.take(rows)
+            self.contexts[attempt - 1] += [
+                attempt_contexts(drawn[block], radii[block], self._spread) for block in blocks(rows.size, _BLOCK)
+            ]
         return drawn
 
 
@@ -234,7 +251,9 @@ def _unpack_attempts(source: Reader, dither: Floats, radii: Floats, spread: floa
     drawn = dither
     while rows.size >= _FEW:
         part = _take_framed(source, f"attempt {attempt}")
-        accepted = decode_integers(part, attempt_contexts(drawn, radii.take(rows), spread))
+        here = radii if attempt == 1 else radii.take(rows)
+        contexts = [attempt_contexts(drawn[block], here[block], spread) for block in blocks(rows.size, _BLOCK)]
+        accepted = decode_integers(part, np.concatenate(contexts))
         low, high = accepted.min(), accepted.max()
         if low < 0 or high > 1:
             raise MessageError(f"expected 1 for an accepted dither and 0 for a rejected one, got {low}..{high}")

@@ -82,6 +82,8 @@ class _Streams(threading.local):
     def __init__(self) -> None:
         self.generator = np.random.Generator(np.random.Philox(0))
         self.start = self.generator.bit_generator.state
+        self.shared = np.random.Generator(np.random.SFC64(0))
+        self.shared_start = self.shared.bit_generator.state
 
 
 _STREAMS = _Streams()
@@ -98,6 +100,19 @@ def _generator(key: Key) -> np.random.Generator:
     state["state"]["key"] = np.frombuffer(_digest(key), "<u8")
     _STREAMS.generator.bit_generator.state = state
     return _STREAMS.generator
+
+
+def shared_stream(key: Key) -> np.random.Generator:
+    """A stream for numbers that the adversary may know, such as shared dithers: SFC64, in .4 to .7 of Philox's time.
+
+    The next call in this thread reuses the same generator.
+    """
+    state = _STREAMS.shared_start
+    words = np.frombuffer(_digest(key) + _digest(key.child("shared")), "<u8")
+    state["state"]["state"] = np.concatenate([words[:3], np.ones(1, np.uint64)])
+    _STREAMS.shared.bit_generator.state = state
+    _STREAMS.shared.bit_generator.random_raw(12, output=False)  # as numpy does after seeding
+    return _STREAMS.shared
 
 
 def _tensor(drawn: npt.NDArray[np.float64], dtype: torch.dtype) -> Tensor:
@@ -160,15 +175,24 @@ def signed_exponential(key: Key, shape: tuple[int, ...], dtype: torch.dtype = to
     return _tensor(drawn, dtype)
 
 
-def gamma(key: Key, shape_parameter: float, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+def gamma(
+    key: Key,
+    shape_parameter: float,
+    shape: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    *,
+    shared: bool = False,
+) -> Tensor:
     """Gamma draws of scale 1 (mean `shape_parameter`) of the given shape; drawn as float64, then cast.
+
+    shared: draw from `shared_stream`, because the adversary may know the numbers.
 
     Raises:
         ValueError: shape_parameter is not a positive finite number.
     """
     if not 0 < shape_parameter < math.inf:
         raise ValueError(f"expected a finite shape parameter > 0, got {shape_parameter}")
-    stream = _generator(key)
+    stream = shared_stream(key) if shared else _generator(key)
     # sums of exponentials and half a squared normal are faster than numpy's rejection sampler
     if shape_parameter in (1, 2):
         drawn = stream.standard_exponential(shape)
@@ -187,15 +211,17 @@ def gamma(key: Key, shape_parameter: float, shape: tuple[int, ...], dtype: torch
     return _tensor(drawn, dtype)
 
 
-def chisquare(key: Key, degrees: float, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Chi-square draws of the given shape; drawn as float64, then cast.
+def chisquare(
+    key: Key, degrees: float, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, *, shared: bool = False
+) -> Tensor:
+    """Chi-square draws of the given shape; drawn as float64, then cast. `shared`: as for `gamma`.
 
     `normal(key) / sqrt(chisquare(other_key, degrees) / degrees)` is a vector of the multivariate t law.
 
     Raises:
         ValueError: degrees is not a positive finite number.
     """
-    drawn = gamma(key, degrees / 2, shape, torch.float64).numpy()
+    drawn = gamma(key, degrees / 2, shape, torch.float64, shared=shared).numpy()
     drawn *= 2
     return _tensor(drawn, dtype)
 
