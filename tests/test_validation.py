@@ -70,7 +70,7 @@ def test_a_validation_set_without_samples_is_refused(changes, why):
 
 
 def test_a_validation_set_larger_than_the_data_is_refused():
-    with pytest.raises(ValueError, match=r"expected validation < [0-9]+ training samples, got 9999"):
+    with pytest.raises(ValueError, match=r"expected validation < [0-9]+ training samples, got validation=9999"):
         ready(validation=9999)
 
 

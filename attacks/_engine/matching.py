@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -71,14 +71,6 @@ class Sloped(NamedTuple):
     factor: float = 1.0
 
 
-@runtime_checkable
-class SlopedMisfit(Misfit, Protocol):
-    """A misfit that computes its own slope, so that no graph with d numbers per instance is recorded."""
-
-    def sloped(self, gradients: Tensor, instances: Tensor) -> Sloped:
-        """The value of `__call__` and its slope, without a graph; may overwrite `gradients` [m, d]."""
-
-
 class Latest(Generic[_T]):
     """A function of one tensor that reuses its last result as long as it gets the same unchanged object.
 
@@ -115,7 +107,10 @@ class SquaredDistance:
         return self.scale * (gradients - self.targets.index_select(0, instances)).square().sum(dim=1)
 
     def sloped(self, gradients: Tensor, instances: Tensor) -> Sloped:
-        """Implement `SlopedMisfit`, in place, because each pass over d numbers takes time with 100 classes."""
+        """The value of `__call__` and its slope, without a graph; overwrites `gradients` [m, d].
+
+        It works in place, because each pass over d numbers takes time with 100 classes.
+        """
         misses = gradients.sub_(self._sought(instances))
         return Sloped(self.scale * vector_norm(misses, dim=1).square_(), misses, 2 * self.scale)
 
@@ -225,8 +220,8 @@ class Evaluator:
 
 def _sloped(misfit: Misfit, gradients: Tensor, instances: Tensor) -> Sloped:
     """The misfit [m] and its slope in the gradients [m, d]; under `torch.no_grad`, the slope has no meaning."""
-    if hasattr(misfit, "sloped"):  # `isinstance` of a protocol takes longer
-        return misfit.sloped(gradients, instances)  # type: ignore[no-any-return]
+    if isinstance(misfit, SquaredDistance):
+        return misfit.sloped(gradients, instances)
     if not torch.is_grad_enabled():
         return Sloped(misfit(gradients, instances), gradients)
     leaf = gradients.requires_grad_()

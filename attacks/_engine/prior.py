@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import math
 from collections.abc import Callable
@@ -92,6 +91,8 @@ class ImagePrior:
         return self.tv * variation + box
 
 
+_Pull = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+
 PRIORS: dict[str, Callable[[Tensor, float], Prior]] = {"gaussian": gaussian_prior}
 """Priors that are fitted to auxiliary inputs [n, *input_shape], given the weight of the box. A user's own prior is
 `module:function`."""
@@ -161,23 +162,19 @@ class Believed:
     weight: float = 1.0
     others: int = 0
 
-    @functools.cached_property
-    def _pull(self) -> Callable[[Tensor, Tensor, Tensor, float], Tensor] | None:
-        """The prior's own slope (`GaussianPrior.pull`); None: autograd computes it."""
-        return getattr(self.prior, "pull", None)
-
     def __call__(self, candidates: Tensor, instances: Tensor) -> Evaluation:
         """Implement `Function`."""
         kept = candidates.shape[1] - self.others
-        z, by_hand = candidates[:, :kept].detach().view(len(candidates), self.images, -1), self._pull is not None
-        x = self.prior.inputs(z if by_hand else z.requires_grad_())
+        pull: _Pull | None = getattr(self.prior, "pull", None)
+        z = candidates[:, :kept].detach().view(len(candidates), self.images, -1).requires_grad_(pull is None)
+        x = self.prior.inputs(z)
         energy = self.weight * self.prior.energy(z, x.view(len(x), self.images, *self.shape))
         at = x.detach().flatten(1)
         value, slope = self.function(torch.cat([at, candidates[:, kept:]], 1) if self.others else at, instances)
         inputs = slope.shape[1] - self.others
         theirs = slope[:, :inputs].view(x.shape)
-        if self._pull is not None:
-            pulled = self._pull(z, x, theirs, self.weight)
+        if pull is not None:
+            pulled = pull(z, x, theirs, self.weight)
         else:
             (pulled,) = torch.autograd.grad([energy, x], z, [torch.ones_like(energy), theirs])
         whole = torch.cat([pulled.flatten(1), slope[:, inputs:]], 1) if self.others else pulled.flatten(1)

@@ -152,12 +152,23 @@ def cell_contexts(dither: Floats, radii: Floats, spread: float) -> Contexts:
     return contexts
 
 
+def _taking_part(radii: Floats, rows: Ints, attempt: int) -> Floats:
+    """The radii of the rows of an attempt; those of the first are a range, whose view takes no time."""
+    return radii[rows[0] : rows[0] + rows.size] if attempt == 1 else radii.take(rows)
+
+
 def attempt_contexts(dither: Floats, radii: Floats, spread: float) -> Contexts:
     """The contexts [K] of the bits that accept dithers [K, n], given radii [K].
 
     A context is 0 where the cell is under half a spread, so that the dither is uninformative; otherwise it is the side
     of the sphere and the distance from the sphere.
     """
+    parts = blocks(len(radii), _BLOCK)
+    return np.concatenate([_attempt_contexts(dither[here], radii[here], spread) for here in parts])
+
+
+def _attempt_contexts(dither: Floats, radii: Floats, spread: float) -> Contexts:
+    """`attempt_contexts` of one block."""
     norm = dither[:, 0] * dither[:, 0]
     for coordinate in range(1, dither.shape[1]):
         norm += dither[:, coordinate] * dither[:, coordinate]
@@ -228,10 +239,9 @@ class _Tape:
         if n > 1:
             if attempt > len(self.contexts):
                 self.contexts.append([])
-            radii = self._radii[rows[0] :] if attempt == 1 else self._radii.take(rows)
-            self.contexts[attempt - 1] += [
-                attempt_contexts(drawn[block], radii[block], self._spread) for block in blocks(rows.size, _BLOCK)
-            ]
+            self.contexts[attempt - 1].append(
+                attempt_contexts(drawn, _taking_part(self._radii, rows, attempt), self._spread)
+            )
         return drawn
 
 
@@ -251,9 +261,7 @@ def _unpack_attempts(source: Reader, dither: Floats, radii: Floats, spread: floa
     drawn = dither
     while rows.size >= _FEW:
         part = _take_framed(source, f"attempt {attempt}")
-        here = radii if attempt == 1 else radii.take(rows)
-        contexts = [attempt_contexts(drawn[block], here[block], spread) for block in blocks(rows.size, _BLOCK)]
-        accepted = decode_integers(part, np.concatenate(contexts))
+        accepted = decode_integers(part, attempt_contexts(drawn, _taking_part(radii, rows, attempt), spread))
         low, high = accepted.min(), accepted.max()
         if low < 0 or high > 1:
             raise MessageError(f"expected 1 for an accepted dither and 0 for a rejected one, got {low}..{high}")

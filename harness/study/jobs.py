@@ -128,7 +128,9 @@ def prepare(spec: TrainingSpec, root: Path) -> Prepared:
     y = loaded.train.y
     recorded = loaded.recording if isinstance(loaded, RecordedData) else None
     if spec.federation.validation >= len(y):
-        raise ValueError(f"expected validation < {len(y)} training samples, got {spec.federation.validation}")
+        raise ValueError(
+            f"expected validation < {len(y)} training samples, got validation={spec.federation.validation}"
+        )
     held = subset(key.child("training", "validation"), len(y), spec.federation.validation)
     if recorded is None:
         rest = np.delete(np.arange(len(y)), held)
