@@ -144,7 +144,6 @@ def test_parts_are_whole_groups_and_cover_every_victim_once(count, size, parts):
 def small_groups(monkeypatch):
     """Searches take two victims at once, and everything counts as long."""
     monkeypatch.setattr(matching, "_TOGETHER", 2)
-    monkeypatch.setattr(schedule, "_SHARED", 0.0)
     monkeypatch.setattr(schedule, "_PART", 1e-6)
 
 
@@ -199,7 +198,7 @@ class Turns:
     slots = 3
 
     def __init__(self, place, most=None):
-        self.place, self.most, self.jobs, self.kinds = place, most, {}, []
+        self.place, self.most, self.jobs, self.kinds, self.limits = place, most, {}, [], []
 
     def start(self, slot, job):
         self.jobs[slot] = job
@@ -209,6 +208,8 @@ class Turns:
             raise Interrupted
         slot, job = self.jobs.popitem()
         self.kinds.append(job.kind)
+        if job.kind == "attack":
+            self.limits.append(sum(name.startswith(limit_id(job.cells[0])) for name in job.parts))
         return [Ended(slot, perform(job, self.place))]
 
     def megabytes(self, slot):
@@ -223,6 +224,16 @@ class Turns:
 
 def many():
     return study(attacks=[IDLG, {**IDLG, "name": "map", "warm": 0}], defenses=[{"name": "gaussian", "noise_std": 0.01}])
+
+
+def test_slots_share_a_limit_that_several_attacks_read_however_short_it_seems(tmp_path, monkeypatch):
+    monkeypatch.setattr(schedule, "_PART", 1e6)
+    engines = []
+    run_study(many(), tmp_path / "three", engine=lambda place: engines.append(Turns(place)) or engines[-1])
+    assert sorted(engines[0].kinds) == ["attack", "attack", "limit", "training"]
+    assert engines[0].limits == [1, 1]  # the last attack reads the limit, too
+    run_study(many(), tmp_path / "one", engine=Here)
+    assert contents(tmp_path / "three") == contents(tmp_path / "one")
 
 
 def test_a_split_study_gives_the_bytes_of_an_unsplit_one_also_if_it_was_stopped_at_any_job(tmp_path, small_groups):

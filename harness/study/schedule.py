@@ -1,7 +1,8 @@
 """The order and the progress of the jobs of a study.
 
 The job with the longest remaining chain starts first. Other jobs go to the slot that ran their training, whose worker
-has it in memory. A long attack or a long limit is split when its turn comes; results never depend on the split.
+has it in memory. A long attack or a long limit is split when its turn comes. With several slots, a limit that several
+attacks read is a job of its own, so no two workers compute it. Results never depend on the split.
 """
 
 from __future__ import annotations
@@ -19,9 +20,6 @@ from leakgauge.harness.study.engine import Job, Outcome
 from leakgauge.harness.study.pace import Pace
 from leakgauge.harness.study.splits import limit_id, named, shares, victims_of
 from leakgauge.harness.study.store import Store, StoreError
-
-_SHARED = 1.0
-"""A limit of at least these seconds is a separate job, which all attacks on the target read; it costs two files."""
 
 _PART = 4.0
 """The least seconds of a part, because each worker observes the target again."""
@@ -287,8 +285,10 @@ class Schedule:
         dim = self.pace.dims.get(job.training.task, 0)
         limit = Job("limit", job.training, (cell,), (0, cell.target.count))
         seconds = self.pace.expected(limit) if cell.limit else 0.0
-        if seconds >= (_SHARED if self.users[limit_id(cell)] > 1 else 2 * _PART):
-            self._divide(task, limit, limit_id(cell), 1, before, parts)
+        name = limit_id(cell)
+        begun = bool(self.parts.get(name)) or bool(self.store.parts_of(name))
+        if cell.limit and (begun or (self.slots > 1 and (self.users[name] > 1 or seconds >= 2 * _PART))):
+            self._divide(task, limit, name, 1, before, parts)
         size = attack.at_once(dim) if dim else None
         if size is not None and size < cell.target.count and self.slots > 1:
             search = Job("search", job.training, (cell,), (0, cell.target.count))
