@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from leakgauge.defenses._cepam import lrsuq
 from leakgauge.defenses._cepam import wire as _cepam_wire
 from leakgauge.defenses._cepam.lrsuq import encode, gaussian_radii, place
 from leakgauge.defenses._cepam.wire import attempt_contexts, cell_contexts, dithers, pack, unpack
+from leakgauge.defenses._wire.golomb import encode_integers
 from leakgauge.defenses.cepam_gaussian import CepamGaussian
 from leakgauge.harness.core import rng
+from leakgauge.harness.core.errors import MessageError
 from leakgauge.harness.core.rng import Key
 from tests import cepam_case
 from tests.cepam_case import every_n
@@ -47,7 +50,6 @@ def test_the_cuts_of_the_work_change_nothing(n, monkeypatch):
     x, radii = quantized(n, 4000, 0.1)
     wire, y = pack(x, radii, 1.0, Key(3)), unpack(pack(x, radii, 1.0, Key(3)), radii, 1.0, Key(3), n)
     monkeypatch.setattr(_cepam_wire, "_BLOCK", 77)
-    monkeypatch.setattr(_cepam_wire, "_WIDE_BLOCK", 400)
     monkeypatch.setattr(lrsuq, "_BLOCK", 30)
     assert pack(x, radii, 1.0, Key(3)) == wire
     assert np.array_equal(unpack(wire, radii, 1.0, Key(3), n), y)
@@ -55,6 +57,38 @@ def test_the_cuts_of_the_work_change_nothing(n, monkeypatch):
     limited = pack(x, radii, 1.0, Key(3))
     assert limited != wire
     assert np.array_equal(unpack(limited, radii, 1.0, Key(3), n), y)
+
+
+@every_n
+def test_each_part_of_a_message_has_its_own_dithers(n, monkeypatch):
+    x, radii = quantized(n, 4000, 0.1)
+    whole = pack(x, radii, 1.0, Key(3))
+    monkeypatch.setattr(_cepam_wire, "_SINGLE_PART", 300)
+    monkeypatch.setattr(_cepam_wire, "_PART", 300)
+    wire = pack(x, radii, 1.0, Key(3))
+    assert wire != whole
+    y = unpack(wire, radii, 1.0, Key(3), n)
+    assert (np.sqrt(((y - x) ** 2).sum(1)) <= radii * (1 + 1e-10)).all()
+    drawn = dithers(Key(3), 1, np.arange(4000), n)
+    assert len(np.unique(drawn)) == drawn.size
+    # the second attempt of two parts, the first of which has nothing open
+    late = dithers(Key(3), 2, np.array([301, 302, 650]), n)
+    assert np.array_equal(late[2:], dithers(Key(3), 2, np.array([600]), n))
+    assert len(np.unique(late)) == late.size
+
+
+def test_an_attempt_that_no_honest_client_needs_is_refused():
+    x, radii = quantized(3, 40, 1.0)
+    wire = bytearray(pack(x, radii, 1.0, Key(3)))
+    # fewer than 64 sub-vectors: after the empty part of far cells, all attempts are in the next part
+    attempts = encode(x, radii, partial(dithers, Key(3))).attempts
+    part = encode_integers(attempts - 1, np.zeros(40, np.uint8))
+    assert wire[1 : 2 + len(part)] == bytes([len(part)]) + part
+    attempts[7] = 202
+    longer = encode_integers(attempts - 1, np.zeros(40, np.uint8))
+    forged = wire[:1] + bytes([len(longer)]) + longer + wire[2 + len(part) :]
+    with pytest.raises(MessageError, match=r"expected accepted attempts of 1..201, got 1..202"):
+        unpack(bytes(forged), radii, 1.0, Key(3), 3)
 
 
 @every_n

@@ -149,63 +149,14 @@ def test_a_gamma_law_that_does_not_exist_is_refused(bad):
             draw(Key(0), bad, (1,))
 
 
-def counters(start, stop):
-    return np.arange(start, stop, dtype=np.uint64)
-
-
-def test_an_entry_depends_on_its_key_counter_and_column_alone():
-    key = Key(4)
-    # more than one block of counters, and the largest of all
-    many = np.append(counters(0, 70_000), np.uint64(2**64 - 1))
-    drawn = rng.uniform_at(key, many, 3)
-    assert drawn.shape == (70_001, 3)
-    assert np.array_equal(rng.uniform_at(key, many[::-1], 3), drawn[::-1])
-    assert np.array_equal(rng.uniform_at(key, many, 2), drawn[:, :2])
-    for row in (0, 65_536, 70_000):
-        assert np.array_equal(rng.uniform_at(key, many[row : row + 1], 3)[0], drawn[row])
-    assert rng.uniform_at(key, counters(0, 0), 3).shape == (0, 3)
-    assert 0 <= drawn.min() <= drawn.max() < 1
-    with pytest.raises(TypeError, match="expected uint64 counters, got int64"):
-        rng.uniform_at(key, np.arange(3), 1)
-
-
-def test_a_round_of_uniform_at_is_splitmix64():
-    # SplittableRandom(0) of Java and Vigna's splitmix64.c, first three outputs for seed 0
-    state = counters(1, 4) * np.uint64(0x9E3779B97F4A7C15)
-    rng._finalize(state, np.empty_like(state))
-    assert [int(word) for word in state] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
-
-
-def test_the_sequence_of_a_key_is_not_that_of_another_shifted():
-    # counter c of one key and counter c + shift of the other enter the first round as the same word
-    first, other = (int.from_bytes(rng._digest(Key(i).child("column", 0))[:8], "little") for i in (0, 1))
-    shift = (first - other) * pow(0x9E3779B97F4A7C15, -1, 2**64) % 2**64
-    shifted = counters(0, 100) + np.uint64(shift)
-    assert not (rng.uniform_at(Key(0), counters(0, 100), 1) == rng.uniform_at(Key(1), shifted, 1)).any()
-
-
-N = 300_000
-
-
-@pytest.mark.parametrize(
-    "chosen",
-    [
-        counters(0, N),
-        counters(0, N) << np.uint64(40),
-        counters(0, N) // np.uint64(32) | counters(0, N) % np.uint64(32) << np.uint64(40),
-    ],
-    ids=["in sequence", "in the high bits", "attempts of rows"],
-)
 @pytest.mark.matrix
-def test_uniforms_at_counters_are_uniform_and_independent(chosen):
-    drawn = rng.uniform_at(Key(13), chosen, 2)
-    first = drawn[:, 0]
+def test_shared_streams_are_uniform_and_independent():
+    first, other = (rng.shared_stream(Key(seed)).random(300_000) for seed in (13, 14))
     low = (first * 2**53).astype(np.int64) % 2**20 / 2**20
-    other = rng.uniform_at(Key(14), chosen, 1)[:, 0]
-    for x in (first, drawn[:, 1], low):
+    for x in (first, other, low):
         assert follows(x, "uniform")
         assert not follows(0.94 * x, "uniform")
-    for x, y in ((first, drawn[:, 1]), (first, other), (first[1:], first[:-1]), (low[1:], low[:-1]), (low, first)):
+    for x, y in ((first, other), (first[1:], first[:-1]), (low[1:], low[:-1]), (low, first)):
         assert pairs_pvalue(x, y) > ALPHA
         # the twin: 6 % of the pairs are equal, which adds 800 standard deviations to the statistic
         assert pairs_pvalue(x, np.where(np.arange(len(x)) % 16 == 0, x, y)) < ALPHA

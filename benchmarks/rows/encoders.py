@@ -41,6 +41,8 @@ CASES: dict[str, dict[str, Any]] = {
     "cepam-gaussian, n = 1": {"noise_std": 0.01, "dimension": 1},
     "cepam-gaussian, n = 2": {"noise_std": 0.01, "dimension": 2},
     "cepam-gaussian, n = 3": {"noise_std": 0.01, "dimension": 3},
+    "cepam-gaussian, n = 1, noise .1": {"noise_std": 0.1, "dimension": 1},
+    "cepam-gaussian, n = 3, noise .1": {"noise_std": 0.1, "dimension": 3},
     "cepam-laplace": {},
     "cepam-clip": {},
     "sqsgd": {"ratio": 1.0, "epsilon": 400.0},

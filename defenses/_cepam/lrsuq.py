@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 Dithers = Callable[[int, Integers, int], Floats]
-"""(attempt, sub-vectors [K], n) -> dithers [K, n] in (-1/2, 1/2]."""
+"""(attempt, all sub-vectors [K] that are still open, n) -> dithers [K, n] in (-1/2, 1/2]."""
 
 _FARTHEST = 2.0**40
 """Largest |x| in cells, for which float64 still keeps 12 bits of the dither, so that attempts differ."""
@@ -82,17 +82,16 @@ def encode(x: Floats, radii: Floats, dithers: Dithers) -> Encoded:
     count, n = x.shape
     attempts, cells, dither = np.ones(count, np.int64), np.empty((n, count)), dithers(1, np.arange(count), n).T
     # where n = 1, every dither is accepted
-    rows, scaled, attempt = np.arange(count if n > 1 else 0, dtype=np.int64), np.empty((n, 0)), 1
+    rows, scaled, drawn, attempt = np.arange(count if n > 1 else 0, dtype=np.int64), np.empty((n, 0)), dither, 1
     while rows.size:
+        if attempt > 1:
+            drawn = dithers(attempt, rows, n).T
+            for into, column in zip(dither, drawn, strict=True):  # rejected ones are written over later
+                into[rows] = column
         further = []
         for here in blocks(rows.size, _BLOCK):
-            if attempt == 1:
-                given, drawn = _in_cells(x[here], radii[here]), dither[:, here]
-            else:
-                given, drawn = scaled[:, here], dithers(attempt, rows[here], n).T
-                for into, column in zip(dither, drawn, strict=True):  # rejected ones are written over later
-                    into[rows[here]] = column
-            outside = _rejected(given, drawn)
+            given = _in_cells(x[here], radii[here]) if attempt == 1 else scaled[:, here]
+            outside = _rejected(given, drawn[:, here])
             further.append((rows[here].take(outside), given.take(outside, axis=1)))
         rows, scaled, attempt = *(np.concatenate(parts, -1) for parts in zip(*further, strict=True)), attempt + 1
         attempts[rows] = attempt

@@ -44,11 +44,14 @@ _MANY = 1 << 16
 _BLOCK = 1 << 15
 """Number of sub-vectors processed at a time, few enough to stay in the cache."""
 
-_WIDE_BLOCK = 1 << 18
+_PART = 1 << 18
 """Number of sub-vectors whose attempts are processed together: late attempts are few but cost many calls each."""
 
-_STREAM = 1 << 15
-"""Number of first dithers of one stream; fastest if the sizes of blocks are its multiples."""
+_SINGLE_PART = 1 << 15
+"""The same for n = 1, where the only attempt is fastest in the cache."""
+
+_FURTHER = 200
+"""Most attempts of the last few sub-vectors; one of them needs more with probability below 10^-62."""
 
 _ONE = int(np.float64(1.0).view(np.int64))
 """The bits of 1.0. A double's bits minus these bits are about its logarithm, in octaves from bit 52 on."""
@@ -73,7 +76,7 @@ def pack(x: Floats, radii: Floats, spread: float, key: Key) -> bytes:
     attempts, tape, limit = np.ones(count, np.int64), _Tape(key, radii, spread), _limit(x.size)
     near, contexts = np.empty((count, n), np.min_scalar_type(-limit)), np.empty((count, n), np.uint8)
     far, beyond = [], []
-    for part in blocks(count, _BLOCK if n == 1 else _WIDE_BLOCK):
+    for part in blocks(count, _part_size(n)):
         tape.start = part.start
         encoded = encode(x[part], radii[part], tape)
         attempts[part] = encoded.attempts
@@ -118,22 +121,27 @@ def unpack(wire: bytes, radii: Floats, spread: float, key: Key, n: int) -> Float
 
 
 def dithers(key: Key, attempt: int, rows: Ints, n: int) -> Floats:
-    """[K, n] in (-1/2, 1/2], stored column by column: the dithers of these sub-vectors in an attempt, from 1 on.
+    """[K, n] in (-1/2, 1/2], stored column by column: the dithers of an attempt, from 1 on.
 
-    All sub-vectors take part in the first attempt, whose rows are a range: a stream for each column of a block takes a
-    third of the time of a hash for each number.
+    rows: [K], in increasing order, all sub-vectors of some parts of the message that the attempts before have rejected.
+    Each part has a stream for each attempt, which gives its rejected sub-vectors one dither after the other.
     """
-    if attempt > 1:
-        drawn = rng.uniform_at(key.child("attempt", attempt), rows.view(np.uint64), n)
-        return np.subtract(0.5, drawn, out=drawn)
-    first, drawn = int(rows[0]) if rows.size else 0, np.empty((n, rows.size))
-    for number in range(first // _STREAM, -(-(first + rows.size) // _STREAM)):
-        base = number * _STREAM
-        low, high = max(first, base), min(first + rows.size, base + _STREAM)
-        for column, into in enumerate(drawn):
-            values = rng.shared_stream(key.child("block", number, column)).random(high - base)
-            np.subtract(0.5, values[low - base :], out=into[low - first : high - first])
+    drawn, size = np.empty((n, rows.size)), _part_size(n)
+    number, start = int(rows[0]) // size if rows.size else 0, 0
+    while start < rows.size:
+        stop = int(np.searchsorted(rows, (number + 1) * size))
+        stream = rng.shared_stream(key.child("attempt", attempt, number))
+        for column in drawn:
+            for here in blocks(stop - start, _BLOCK):
+                into = column[start:stop][here]
+                np.subtract(0.5, stream.random(out=into), out=into)
+        number, start = number + 1, stop
     return drawn.T
+
+
+def _part_size(n: int) -> int:
+    """The number of sub-vectors of a part of the message."""
+    return _SINGLE_PART if n == 1 else _PART
 
 
 def cell_contexts(dither: Floats, radii: Floats, spread: float) -> Contexts:
@@ -270,11 +278,12 @@ def _unpack_attempts(source: Reader, dither: Floats, radii: Floats, spread: floa
         for column in range(n):
             dither[:, column][rows] = drawn[:, column]
     further = decode_integers(_take_framed(source, "the last attempts"), np.zeros(rows.size, np.uint8))
-    if further.min(initial=0) < 0:
-        raise MessageError(f"expected an accepted attempt >= {attempt}, got {attempt + int(further.min())}")
-    for late in np.unique(further[further > 0]).tolist():
-        same = rows[further == late]
-        dither[same] = dithers(key, attempt + late, same, n)
+    if further.min(initial=0) < 0 or further.max(initial=0) > _FURTHER:
+        low, high = attempt + int(further.min()), attempt + int(further.max())
+        raise MessageError(f"expected accepted attempts of {attempt}..{attempt + _FURTHER}, got {low}..{high}")
+    for late in range(1, int(further.max(initial=0)) + 1):
+        rows, further = rows[further >= late], further[further >= late]
+        dither[rows] = dithers(key, attempt + late, rows, n)
 
 
 def _with_far(cells: Integers, beyond: bytes, contexts: Contexts) -> Integers:

@@ -7,9 +7,8 @@ chunking or the number of processes. Draws come from numpy's Philox, keyed with 
 Use each key for one draw; for two draws take two children.
 
 `uniform32` and `signed_exponential` are faster than `uniform` and `laplace` but draw other numbers. `uniform32`,
-`signed_exponential`, `gamma`, `chisquare` and `uniform_at` avoid vectorized logarithms, whose last bit depends on the
-processor; they use arithmetic and numpy's rejection samplers, so client and server get the same bits from the same key.
-Only `uniform_at` is counter-based: it draws any number of a sequence directly.
+`signed_exponential`, `gamma` and `chisquare` avoid vectorized logarithms, whose last bit depends on the processor; they
+use arithmetic and numpy's rejection samplers, so client and server get the same bits from the same key.
 """
 
 from __future__ import annotations
@@ -28,9 +27,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-
-_GOLDEN = 0x9E3779B97F4A7C15
-"""2^64 over the golden ratio: the distance between successive states of SplitMix64."""
 
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
@@ -224,49 +220,6 @@ def chisquare(
     drawn = gamma(key, degrees / 2, shape, torch.float64, shared=shared).numpy()
     drawn *= 2
     return _tensor(drawn, dtype)
-
-
-def uniform_at(key: Key, counters: npt.NDArray[np.uint64], columns: int) -> npt.NDArray[np.float64]:
-    """[len(counters), columns] uniform draws from [0, 1), multiples of 2^-53, stored column by column.
-
-    An entry depends only on (key, counter, column), not on the order or number of the counters.
-
-    It applies two rounds of the SplitMix64 finalizer. Each (key, column) has its own hashed 128-bit key, half of which
-    is added before each round. With a single round, the sequences of all keys would be shifts of one sequence. This is
-    not a cipher: use it only for numbers that the adversary may know.
-
-    Raises:
-        TypeError: the counters are not uint64.
-
-    Source: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators" (finalizer: Stafford, variant 13).
-    """
-    if counters.dtype != np.uint64:
-        raise TypeError(f"expected uint64 counters, got {counters.dtype}")
-    drawn = np.empty((columns, len(counters)))
-    secrets = [np.frombuffer(_digest(key.child("column", column)), "<u8") for column in range(columns)]
-    own, state, spare = np.empty((3, min(_BLOCK, len(counters))), np.uint64)
-    for start in range(0, len(counters), _BLOCK):
-        given = counters[start : start + _BLOCK]
-        if len(given) < len(own):
-            own, state, spare = own[: len(given)], state[: len(given)], spare[: len(given)]
-        np.multiply(given, np.uint64(_GOLDEN), out=own)
-        for row, (first, second) in zip(drawn, secrets, strict=True):
-            np.add(own, first, out=state)
-            _finalize(state, spare)
-            state += second
-            _finalize(state, spare)
-            state >>= np.uint64(11)
-            # signed words convert far faster, and 53 bits are never negative
-            np.multiply(state.view(np.int64), 2.0**-53, out=row[start : start + _BLOCK])
-    return drawn.T
-
-
-def _finalize(state: npt.NDArray[np.uint64], spare: npt.NDArray[np.uint64]) -> None:
-    """Apply the finalizer of SplitMix64, a permutation of the 64-bit words, in place. Overwrites `spare`."""
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        state ^= np.right_shift(state, np.uint64(shift), out=spare)
-        state *= np.uint64(factor)
-    state ^= np.right_shift(state, np.uint64(31), out=spare)
 
 
 def permutation(key: Key, n: int) -> npt.NDArray[np.int64]:
