@@ -14,7 +14,7 @@ from scipy import stats
 from scipy.special import ndtr
 
 from leakgauge.defenses._cepam.lrsuq import encode, gaussian_radii
-from leakgauge.defenses._cepam.wire import dithers
+from leakgauge.defenses._cepam.wire import pack
 from leakgauge.defenses.cepam_clip import CepamClip
 from leakgauge.defenses.cepam_gaussian import CepamGaussian
 from leakgauge.defenses.cepam_laplace import CepamLaplace
@@ -219,15 +219,39 @@ def test_a_clipped_claim_takes_the_best_bound_that_is_known():
 
 
 def revealed(n, distances, count=200_000):
-    """Share of the randomness for which sub-vectors at these distances, in sigmas, send different messages."""
+    """Share of `count` messages, each with its own randomness, that change if sub-vectors move by distances in sigmas.
+
+    The sub-vectors in a column of these messages are quantized at once.
+    """
+
+    def own(key, attempt, rows, n):
+        return 0.5 - rng.uniform(key.child(attempt), (count, n), dtype=torch.float64).numpy()[rows]
+
     same = np.ones(count, bool)
     for i, distance in enumerate(distances):
         x = rng.uniform(Key(1).child(i), (count, n), dtype=torch.float64).numpy()
         radii = gaussian_radii(Key(2).child(i), count, n, 1.0)
-        drawn = partial(dithers, Key(3).child(i))
+        drawn = partial(own, Key(3).child(i))
         one, other = (encode(z, radii, drawn) for z in (x, x + distance / math.sqrt(n)))
         same &= (one.attempts == other.attempts) & (one.cells == other.cells).all(1)
     return 1 - same.mean()
+
+
+@pytest.mark.parametrize("moved", [1, 4])
+def test_messages_of_many_sub_vectors_change_as_often_as_if_each_had_its_own_dithers(moved):
+    # a rejected dither of a sub-vector changes the later dithers of the others
+    count, keys, n = 12, 1000, 3
+    x = rng.uniform(Key(1), (count, n), dtype=torch.float64).numpy()
+    other = x.copy()
+    other[:moved] += 0.5 / math.sqrt(n)
+    radii = [gaussian_radii(Key(2).child(number), count, n, 1.0) for number in range(keys)]
+    changed = sum(
+        pack(x, r, 1.0, Key(3).child(i)) != pack(other, r, 1.0, Key(3).child(i)) for i, r in enumerate(radii)
+    )
+    expected = revealed(n, [0.5] * moved)
+    assert stats.binomtest(changed, keys, expected).pvalue > ALPHA
+    assert stats.binomtest(changed, keys, revealed(n, [0.5] * (moved + 1))).pvalue < ALPHA
+    assert changed / keys < bound(n, 0.5 * math.sqrt(moved), d=moved * n)[0].event.delta
 
 
 def bound(n, shift, d=3, **changes):

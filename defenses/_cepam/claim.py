@@ -17,12 +17,13 @@ this record.
 Bounds against the server: the server knows radii and dithers, and the message is a function of these and the input.
 Take one sub-vector of two inputs at a distance D. Both inputs give the same message if the first dither that either
 accepts is accepted by both, with the same cell. For n = 1 each dither is accepted, and the messages differ with
-probability
-t = 2 Phi(D / 2 sigma) - 1, the total variation of the noise (1 - exp(-D / 2b) for Laplace). For n > 1, the rejected
-dithers leak too: the probability is between t and 2t / (1 + t), from the volumes of a union and an intersection of
-balls. Over N sub-vectors, the probabilities of equal messages multiply. With either bound, a total D leaks most if it
-is spread evenly, because the logarithm of the probability is convex in D^2. Two different messages are never confused,
-so this leakage holds at every epsilon.
+probability t = 2 Phi(D / 2 sigma) - 1, the total variation of the noise (1 - exp(-D / 2b) for Laplace). For n > 1, the
+rejected dithers leak too: the probability is between t and 2t / (1 + t), from the volumes of a union and an
+intersection of balls. Over N sub-vectors, the probabilities of equal messages multiply. This also holds where the
+dithers of an attempt depend on which sub-vectors are still open, as in `wire`: as long as all attempts of both inputs
+agree, both get the same dithers, which are new. With either bound, a total D leaks most if it is spread evenly, because
+the logarithm of the probability is convex in D^2. Two different messages are never confused, so this leakage holds at
+every epsilon.
 """
 
 from __future__ import annotations
