@@ -245,9 +245,7 @@ def test_messages_of_many_sub_vectors_change_as_often_as_if_each_had_its_own_dit
     other = x.copy()
     other[:moved] += 0.5 / math.sqrt(n)
     radii = [gaussian_radii(Key(2).child(number), count, n, 1.0) for number in range(keys)]
-    changed = sum(
-        pack(x, r, 1.0, Key(3).child(i)) != pack(other, r, 1.0, Key(3).child(i)) for i, r in enumerate(radii)
-    )
+    changed = sum(pack(x, r, 1.0, Key(3).child(i)) != pack(other, r, 1.0, Key(3).child(i)) for i, r in enumerate(radii))
     expected = revealed(n, [0.5] * moved)
     assert stats.binomtest(changed, keys, expected).pvalue > ALPHA
     assert stats.binomtest(changed, keys, revealed(n, [0.5] * (moved + 1))).pvalue < ALPHA
