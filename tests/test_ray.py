@@ -120,7 +120,9 @@ def test_whatever_dies_on_a_cluster_the_other_cells_have_the_bytes_of_the_serial
     engine, limits = partial(RayEngine, address=cluster.address), Limits(megabytes=1800)
     run = run_study(of(GOOD + BAD), tmp_path, engine=engine, listen=listen, limits=limits)
     assert finished(tmp_path) == finished(reference)
-    assert verify(tmp_path)[0] == len(ended) == len(set(ended)) == len(list(reference.glob("[ct]*s/*/"))) + 2
+    kept = [one for one in ended if not one.startswith("parts/")]  # limits that several attacks read, deleted later
+    assert len(ended) == len(set(ended))
+    assert verify(tmp_path)[0] == len(kept) == len(list(reference.glob("[ct]*s/*/"))) + 2
     assert litter(tmp_path) == []
     said = sorted((failure.kind, failure.message) for failure in run.failures.values())
     died = f"the worker process on {platform.node()} died (out of memory, or killed)"
