@@ -364,9 +364,10 @@ def test_no_uncaught_exception_has_the_code_of_the_gate(error, tmp_path, monkeyp
     assert "in fails" in call("run", study, "-o", out, "--verbose").stderr
 
 
+@pytest.mark.parametrize("asked", ["list defenses", "gate --help"])
 @pytest.mark.matrix
-def test_a_reader_that_goes_away_is_no_leak(tmp_path):
-    words = [sys.executable, "-c", "from leakgauge.harness.cli.main import main; main()", "list", "defenses"]
+def test_a_reader_that_goes_away_is_no_leak(asked):
+    words = [sys.executable, "-c", "from leakgauge.harness.cli.main import main; main()", *asked.split()]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()
         said = process.stderr.read()

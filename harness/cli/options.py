@@ -139,10 +139,10 @@ def bugs(log: Path | None = None, *, verbose: bool = False) -> Iterator[None]:
     """
     try:
         yield
-    except BrokenPipeError as error:
-        sys.stdout = io.StringIO()  # because Python flushes stdout at exit
-        raise typer.Exit(CLOSED) from error
     except (Exception, SystemExit) as error:
+        if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):  # a console exits
+            sys.stdout = io.StringIO()  # because Python flushes stdout at exit
+            raise typer.Exit(CLOSED) from error
         if hasattr(error, "exit_code"):  # typer handles its own exceptions
             raise
         trace, where = traceback.format_exc(), "'leakgauge --verbose ...' prints the traceback"
