@@ -226,14 +226,19 @@ def many():
     return study(attacks=[IDLG, {**IDLG, "name": "map", "warm": 0}], defenses=[{"name": "gaussian", "noise_std": 0.01}])
 
 
-def test_slots_share_a_limit_that_several_attacks_read_however_short_it_seems(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("slots", "least", "limits"), [(3, 1e6, 1), (1, 1e6, 0), (1, 0.0, 1)])
+def test_a_limit_that_several_attacks_read_is_shared_by_slots_and_on_one_slot_if_long(
+    slots, least, limits, tmp_path, monkeypatch
+):
     monkeypatch.setattr(schedule, "_PART", 1e6)
+    monkeypatch.setattr(schedule, "_SHARED", least)
+    monkeypatch.setattr(Turns, "slots", slots)
     engines = []
-    run_study(many(), tmp_path / "three", engine=lambda place: engines.append(Turns(place)) or engines[-1])
-    assert sorted(engines[0].kinds) == ["attack", "attack", "limit", "training"]
-    assert engines[0].limits == [1, 1]  # the last attack reads the limit, too
-    run_study(many(), tmp_path / "one", engine=Here)
-    assert contents(tmp_path / "three") == contents(tmp_path / "one")
+    run_study(many(), tmp_path / "turns", engine=lambda place: engines.append(Turns(place)) or engines[-1])
+    assert sorted(engines[0].kinds) == ["attack", "attack", *["limit"] * limits, "training"]
+    assert engines[0].limits == [limits, limits]  # the last attack reads the limit, too
+    run_study(many(), tmp_path / "here", engine=Here)
+    assert contents(tmp_path / "turns") == contents(tmp_path / "here")
 
 
 def test_a_split_study_gives_the_bytes_of_an_unsplit_one_also_if_it_was_stopped_at_any_job(tmp_path, small_groups):

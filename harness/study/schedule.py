@@ -21,6 +21,10 @@ from leakgauge.harness.study.pace import Pace
 from leakgauge.harness.study.splits import limit_id, named, shares, victims_of
 from leakgauge.harness.study.store import Store, StoreError
 
+_SHARED = 1.0
+"""On one slot, whose worker remembers a few limits, the least seconds of a limit that is a job of its own because
+several attacks read it."""
+
 _PART = 4.0
 """The least seconds of a part, because each worker observes the target again."""
 
@@ -286,8 +290,8 @@ class Schedule:
         limit = Job("limit", job.training, (cell,), (0, cell.target.count))
         seconds = self.pace.expected(limit) if cell.limit else 0.0
         name = limit_id(cell)
-        begun = bool(self.parts.get(name)) or bool(self.store.parts_of(name))
-        if cell.limit and (begun or (self.slots > 1 and (self.users[name] > 1 or seconds >= 2 * _PART))):
+        least = 2 * _PART if self.users[name] == 1 else _SHARED if self.slots == 1 else 0.0
+        if cell.limit and (seconds >= least or self.parts.get(name) or self.store.parts_of(name)):
             self._divide(task, limit, name, 1, before, parts)
         size = attack.at_once(dim) if dim else None
         if size is not None and size < cell.target.count and self.slots > 1:
