@@ -1,4 +1,7 @@
-"""The figures of a study: any quantity over any path or quantity, averaged, or at its best along a path."""
+"""The figures of a study: any quantity over any path or quantity, averaged, or at its best along a path.
+
+`Reproduced` is a recipe's result: its figures, and the verdicts on its claims.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from leakgauge.harness.core.cases import gathered
 from leakgauge.harness.core.cell import Scalar
 from leakgauge.harness.core.labels import UNDEFENDED, value_text
 from leakgauge.harness.core.points import Value, check_alike, flat, grouped, path, select
-from leakgauge.harness.core.statements import Statement
+from leakgauge.harness.core.statements import Judged, Statement
 from leakgauge.harness.core.stats import mean_interval
 
 
@@ -66,11 +69,6 @@ class Figure:
         return cls(**{**data, "best": None if best is None else Best(**best)})
 
     @property
-    def quantities(self) -> tuple[str, ...]:
-        """The quantities of a run that the figure needs."""
-        return (self.y, self.x)
-
-    @property
     def paths(self) -> set[str]:
         """The paths that the figure names, and `x`, which may be a quantity."""
         along = {self.best.along} if self.best else set()
@@ -106,17 +104,47 @@ class Panel(NamedTuple):
     names: tuple[str, ...] = ()
 
 
+Drawn = tuple[Figure, tuple[Panel, ...] | str]
+"""A figure with its panels, or with the reason why it could not be drawn."""
+
+
 def quantities(claims: Iterable[Statement], figures: Iterable[Figure]) -> set[str]:
     """The quantities that claims and figures use."""
-    return {one.y for one in claims} | {name for figure in figures for name in figure.quantities}
+    return {one.y for one in claims}.union(*((figure.y, figure.x) for figure in figures))
 
 
-def panels(figure: Figure, found: Sequence[Value]) -> tuple[Panel, ...] | str:
-    """The panels of a figure, or the reason why it could not be drawn."""
+@dataclass(frozen=True)
+class Reproduced:
+    """The result of a recipe.
+
+    Attributes:
+        name, title, source, unstated, missing, notes: as in the recipe.
+        size: the size at which it ran.
+        failures: the distinct failures of its cells.
+        made_by: the commits and machines of its trainings; of the current process if nothing was trained.
+        judged: its claims with their verdicts.
+        figures: each figure with its panels, or with the reason why it could not be drawn.
+    """
+
+    name: str
+    title: str
+    source: str
+    size: str
+    unstated: tuple[str, ...]
+    notes: tuple[str, ...]
+    missing: str
+    failures: tuple[str, ...]
+    made_by: tuple[str, ...]
+    judged: tuple[Judged, ...]
+    figures: tuple[Drawn, ...]
+
+
+def panels(figure: Figure, found: Sequence[Value]) -> Drawn:
+    """A figure with its panels, or with the reason why it could not be drawn."""
     try:
-        return tuple(draw(figure, found)) or "the results have no value for it"
+        return figure, tuple(draw(figure, found)) or "the results have no value for it"
     except ValueError as error:
-        return str(error)
+        return figure, str(error)
 
 
 def draw(figure: Figure, found: Sequence[Value]) -> list[Panel]:
@@ -185,18 +213,16 @@ def _spot(figure: Figure, group: Sequence[Value]) -> Spot:
     """One spot; its x is 0 until the caller sets it."""
     best = figure.best
     if best is None:
-        check_alike(group, figure.over)
-        return _mean([value.value for value in group])
-    means = dict[Scalar, Spot]()
-    for (along,), values in grouped(group, (best.along,)).items():
-        check_alike(values, figure.over)
-        means[along] = _mean([value.value for value in values])
+        return _mean(figure, group)
+    means = {along: _mean(figure, values) for (along,), values in grouped(group, (best.along,)).items()}
     chosen = (min if best.of == "min" else max)(means, key=lambda along: means[along].y)
     return means[chosen] if best.show == "value" else Spot(0.0, float(chosen or 0), None, None, means[chosen].n)
 
 
-def _mean(values: Sequence[float]) -> Spot:
-    """The mean of some values."""
+def _mean(figure: Figure, group: Sequence[Value]) -> Spot:
+    """The mean of values that differ only in what the figure averages over."""
+    check_alike(group, figure.over)
+    values = [value.value for value in group]
     low, high = mean_interval(values) if all(map(math.isfinite, values)) else (None, None)
     return Spot(0.0, float(np.mean(values)), low, high, len(values))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from leakgauge.harness.core.cases import gathered
-from leakgauge.harness.core.cell import Cell, PartSpec, Scalar, Target, TrainingSpec
+from leakgauge.harness.core.cell import Cell, PartSpec, Scalar, TrainingSpec
 from leakgauge.harness.core.result import Run
 from leakgauge.harness.core.rows import rows
 
@@ -42,13 +42,11 @@ class Value:
 
 def values(run: Run, quantities: Iterable[str]) -> list[Value]:
     """The values of these quantities; one value per item for a metric that has items."""
-    wanted, found, listed = set(quantities), list[Value](), set[tuple[object, object]]()
+    wanted, found = set(quantities), list[Value]()
     trainings = {cell.training.id: paths_of(cell.training) for cell in run.cells}
     cells = {cell.id: trainings[cell.training.id] | of_cell(cell) for cell in run.cells}
     here = [row for row in rows(run, items=True) if row["quantity"] in wanted and row.get("value") is not None]
-    for row in here:
-        if "item" in row:
-            listed.add((row.get("cell"), row["quantity"]))
+    listed = {(row.get("cell"), row["quantity"]) for row in here if "item" in row}
     for row in here:
         if "item" in row or (row.get("cell"), row["quantity"]) not in listed:
             at = cells[row["cell"]] if "cell" in row else trainings[row["training"]]
@@ -66,17 +64,12 @@ def paths_of(spec: TrainingSpec) -> dict[str, Scalar]:
 
 def of_cell(cell: Cell) -> dict[str, Scalar]:
     """The paths of a cell that its training does not have."""
-    return _of_part("attack", cell.attack) | _of_target(cell.target, cell.threat)
+    return _of_part("attack", cell.attack) | flat({"target": dataclasses.asdict(cell.target), "threat": cell.threat})
 
 
 def _of_part(kind: str, part: PartSpec) -> dict[str, Scalar]:
     """The paths of a defense or an attack."""
     return {f"{kind}.name": part.name, **{f"{kind}.{name}": value for name, value in part.parameters.items()}}
-
-
-def _of_target(target: Target, threat: str) -> dict[str, Scalar]:
-    """The paths of a target and its adversary."""
-    return {f"target.{name}": value for name, value in dataclasses.asdict(target).items()} | {"threat": threat}
 
 
 def path(name: str) -> str:

@@ -220,16 +220,10 @@ def _compared(statement: Statement, found: Sequence[Value]) -> _Tests:
         b = _side(statement, found, statement.b)
         one = _paired(a, b)
         text = f"{digits} {_mean(a):.4g} and {_mean(b):.4g}; difference {_interval(one)}"
-    if statement.that == "above":
-        for_it, against = one.above(margin), one.below(margin)
-        distance = one.mean - margin
-    elif statement.that == "below":
-        for_it, against = one.below(-margin), one.above(-margin)
-        distance = one.mean + margin
-    else:
-        for_it, against = one.within(margin), one.outside(margin)
-        distance = abs(one.mean) - margin
-    return _Tests(for_it, against, text, one.takes(distance, LEVEL / 2))
+    if statement.that in ("above", "below"):
+        up = one if statement.that == "above" else one._replace(mean=-one.mean)
+        return _Tests(up.above(margin), up.below(margin), text, up.takes(up.mean - margin, LEVEL / 2))
+    return _Tests(one.within(margin), one.outside(margin), text, one.takes(abs(one.mean) - margin, LEVEL / 2))
 
 
 def _levels(statement: Statement, found: Sequence[Value]) -> _Tests:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from leakgauge.harness.core.statements import Verdict
+from leakgauge.harness.gate.baseline import BaselineError
 
 _DECIDED = (Verdict.CONFIRMED, Verdict.CONTRADICTED)
 
@@ -15,47 +14,34 @@ Verdicts = dict[tuple[str, str, str, str], str]
 """The verdicts of claims by recipe, size, text and the values of `each`."""
 
 
-def verdicts(recipes: Sequence[dict[str, Any]]) -> Verdicts:
-    """The verdicts in the content of a `reproduce.json`.
-
-    Raises:
-        KeyError, TypeError: the data have another form.
-    """
-    return {
-        (recipe["name"], recipe["size"], claim["text"], claim["where"]): str(claim["verdict"])
-        for recipe in recipes
-        for claim in recipe["claims"]
-    }
-
-
-def read_verdicts(path: Path) -> Verdicts:
+def verdicts(path: Path) -> Verdicts:
     """The verdicts of a `reproduce.json`.
 
     Raises:
-        ValueError: the file cannot be read, or has another form.
+        BaselineError: the file cannot be read, or has another form.
     """
     try:
-        return verdicts(json.loads(path.read_text("utf-8")))
+        return {
+            (recipe["name"], recipe["size"], claim["text"], claim["where"]): str(claim["verdict"])
+            for recipe in json.loads(path.read_text("utf-8"))
+            for claim in recipe["claims"]
+        }
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: expected a reproduce.json of 'leakgauge reproduce': {error!r}") from error
+        raise BaselineError(f"{path}: expected a reproduce.json of 'leakgauge reproduce': {error!r}") from error
 
 
 def changes(before: Verdicts, now: Verdicts) -> list[str]:
     """The decided claims of recipes that ran whose verdict is different now or which are gone, in a line each.
 
     Raises:
-        ValueError: no recipe of one size is in both.
+        BaselineError: no recipe of one size is in both.
     """
     ran = {key[:2] for key in now}
     held = {key: verdict for key, verdict in before.items() if key[:2] in ran}
     if not held:
-        raise ValueError("no recipe is in both at the same size")
-    found = [
-        (key, verdict, now.get(key, "gone"))
-        for key, verdict in held.items()
-        if verdict in _DECIDED and now.get(key) != verdict
-    ]
+        raise BaselineError("no recipe is in both at the same size")
     return [
         f"{name} ({size}): {text}{f' ({where})' if where else ''}: {verdict} before, {after} now"
-        for (name, size, text, where), verdict, after in found
+        for (name, size, text, where), verdict in held.items()
+        if verdict in _DECIDED and (after := now.get((name, size, text, where), "gone")) != verdict
     ]

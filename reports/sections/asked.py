@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from leakgauge.harness.core.lines import Figure, Line, Panel, panels, quantities
+from leakgauge.harness.core.lines import Drawn, Figure, Line, Panel, panels, quantities
 from leakgauge.harness.core.points import values
 from leakgauge.harness.core.statements import Judged, Statement, Verdict, judge
 from leakgauge.reports.charts import figures
@@ -16,12 +16,7 @@ from leakgauge.reports.charts.figures import Chart, Point, Series, drawable, slu
 from leakgauge.reports.select import Analysis
 from leakgauge.reports.text.notation import short
 
-TONES = {
-    Verdict.CONFIRMED: "good",
-    Verdict.CONTRADICTED: "bad",
-    Verdict.UNRESOLVED: "warn",
-    Verdict.NOT_RUN: "none",
-}
+_TONES = dict(zip(Verdict, ("good", "bad", "warn", "none"), strict=True))
 
 
 class Drawing(NamedTuple):
@@ -59,10 +54,10 @@ def asked(analysis: Analysis) -> Asked | None:
     if not wanted and not claims:
         return None
     found = values(analysis.run, quantities(claims, wanted))
-    return shown(judge(claims, found), [(one, panels(one, found)) for one in wanted], "asked")
+    return shown(judge(claims, found), [panels(one, found) for one in wanted], "asked")
 
 
-def shown(judged: Sequence[Judged], drawn: Sequence[tuple[Figure, tuple[Panel, ...] | str]], prefix: str) -> Asked:
+def shown(judged: Sequence[Judged], drawn: Sequence[Drawn], prefix: str) -> Asked:
     """Verdicts and figures for a page. `prefix`: prefix of the ids on the page."""
     charts = charts_of(drawn)
     errors = [(figure.title, panels) for figure, panels in drawn if isinstance(panels, str)]
@@ -70,7 +65,7 @@ def shown(judged: Sequence[Judged], drawn: Sequence[tuple[Figure, tuple[Panel, .
     return Asked(tuple(map(_stated, judged)), drawings, tuple(errors))
 
 
-def charts_of(drawn: Sequence[tuple[Figure, tuple[Panel, ...] | str]]) -> list[Chart]:
+def charts_of(drawn: Sequence[Drawn]) -> list[Chart]:
     """The charts of figures: one for each panel with a point."""
     charts = [
         chart_of(figure, panel, f"{number}-{place}")
@@ -85,7 +80,7 @@ def _stated(one: Judged) -> Stated:
     more = "" if one.p is None else f"p = {one.p:.2g}"
     if one.verdict is Verdict.UNRESOLVED and one.seeds is not None:
         more += f"; about {one.seeds} seeds would decide it"
-    return Stated(one.text, TONES[one.verdict], str(one.verdict), one.measured, one.statement.printed, more)
+    return Stated(one.text, _TONES[one.verdict], str(one.verdict), one.measured, one.statement.printed, more)
 
 
 def chart_of(figure: Figure, panel: Panel, name: str) -> Chart:
