@@ -1,17 +1,22 @@
 """The overhead of an engine: 48 cells of one processor second each, in worker processes and on Ray, in turns.
 
-    python benchmarks/engines.py [--turns 3] [--cells 48] [--workers 2]
+    python benchmarks/engines.py [--turns 3] [--cells 48] [--workers 2] [--cluster]
 
 Each run has its own folder. "All" is the time from the call to the end of the run, with imports in the workers; "jobs"
-is the time from the start of the first attack. Bar: Ray takes at most 1.10 times as long as worker processes. Needs
-`leakgauge[ray]`.
+is the time from the start of the first attack. With `--cluster`, runs join a cluster of this machine that is already
+there, as with `leakgauge run --address`; without, each run starts a Ray of its own. Bar: Ray takes at most 1.10 times
+as long as worker processes. Needs `leakgauge[ray]`.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -22,6 +27,8 @@ from leakgauge.harness.study.engine import Open, Outcome
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Progress
 from leakgauge.harness.study.study import Study
+
+_PORT = 6399
 
 
 def timed(study: Study, workers: int, engine: Open | None) -> tuple[float, float]:
@@ -40,6 +47,21 @@ def timed(study: Study, workers: int, engine: Open | None) -> tuple[float, float
     return end - start, end - first[0]
 
 
+@contextmanager
+def cluster(wanted: bool, workers: int) -> Iterator[str | None]:
+    """The address of a new cluster of this machine, which ends with the context; None if it is not wanted."""
+    if not wanted:
+        yield None
+        return
+    ray = str(Path(sys.executable).with_name("ray"))
+    words = ["--head", f"--port={_PORT}", f"--num-cpus={workers}", "--include-dashboard=false", "--disable-usage-stats"]
+    subprocess.run([ray, "start", *words], check=True, stdout=subprocess.DEVNULL)
+    try:
+        yield f"127.0.0.1:{_PORT}"
+    finally:
+        subprocess.run([ray, "stop"], check=True, stdout=subprocess.DEVNULL)
+
+
 def main() -> None:
     """Print the seconds of each turn, and the ratios."""
     from leakgauge.harness.study.ray_engine import RayEngine
@@ -47,16 +69,18 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name, default in {"turns": 3, "cells": 48, "workers": 2}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--cluster", action="store_true", help="join a cluster that is already there")
     asked = parser.parse_args()
-    study, ray = equal(asked.cells, 1.0), partial(RayEngine, slots=asked.workers)
-    ratios: list[tuple[float, float]] = []
-    for turn in range(asked.turns):
-        ours, theirs = (timed(study, asked.workers, engine) for engine in (None, ray))
-        ratios.append((theirs[0] / ours[0], theirs[1] / ours[1]))
-        texts = [
-            f"{name} {all_:.1f} s (jobs {jobs:.1f})" for name, (all_, jobs) in {"workers": ours, "Ray": theirs}.items()
-        ]
-        print(f"turn {turn + 1}: {', '.join(texts)}; ratio {ratios[-1][0]:.3f} (jobs {ratios[-1][1]:.3f})", flush=True)
+    study, ratios = equal(asked.cells, 1.0), list[tuple[float, float]]()
+    with cluster(asked.cluster, asked.workers) as address:
+        ray = partial(RayEngine, address=address, slots=asked.workers)
+        for turn in range(asked.turns):
+            ours, theirs = (timed(study, asked.workers, engine) for engine in (None, ray))
+            ratios.append((theirs[0] / ours[0], theirs[1] / ours[1]))
+            both = {"workers": ours, "Ray": theirs}
+            texts = [f"{name} {all_:.1f} s (jobs {jobs:.1f})" for name, (all_, jobs) in both.items()]
+            ratio = f"ratio {ratios[-1][0]:.3f} (jobs {ratios[-1][1]:.3f})"
+            print(f"turn {turn + 1}: {', '.join(texts)}; {ratio}", flush=True)
     both = [f"{median(part):.3f} ({min(part):.3f} to {max(part):.3f})" for part in zip(*ratios, strict=True)]
     print(f"Ray over worker processes, {asked.cells} cells, {asked.workers} workers: all {both[0]}, jobs {both[1]}")
 

@@ -67,7 +67,9 @@ def test_settings_with_the_same_measured_x_are_not_averaged():
     (panel,) = draw(Figure("t", "accuracy", "proved_epsilon"), found)
     spots = [(spot.x, round(spot.y, 6), spot.n) for spot in panel.lines[0].spots]
     assert spots == [(math.inf, 1.05, 2), (math.inf, 2.05, 2)]
-    assert chart_of(Figure("t", "accuracy", "proved_epsilon", log_x=True), panel, "c").infinity is not None
+    chart = chart_of(Figure("t", "accuracy", "proved_epsilon", log_x=True), panel, "c")
+    assert chart.infinity is not None
+    assert (chart.x_label, chart.y_label) == ("proved epsilon", "accuracy")
 
 
 def test_a_value_without_the_path_of_x_is_a_level():

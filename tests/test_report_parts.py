@@ -10,6 +10,7 @@ import re
 import zipfile
 
 import pytest
+from matplotlib.figure import Figure
 
 from leakgauge.harness.core.cell import Cell, PartSpec, Target
 from leakgauge.harness.core.result import Estimate, Result
@@ -199,6 +200,16 @@ def test_a_chart_has_no_inline_style_and_a_tooltip_for_each_marker(log: bool) ->
     ids = set(re.findall(r' id="([^"]+)"', drawn))
     assert all(name.startswith("p-") for name in ids)
     assert set(re.findall(r'href="#([^"]+)"', drawn)) | set(re.findall(r"url\(#([^)]+)\)", drawn)) <= ids
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_no_number_stands_beyond_infinity_and_no_name_on_it(log: bool) -> None:
+    axes = Figure().subplots()
+    figures.fill(axes, a_chart(log_x=log, infinity=20.0, lines=((0.5, "limit"),)))
+    low, _ = axes.get_xlim()
+    assert len(axes.get_xticks()) > 1
+    assert all(low <= tick < 20.0 for tick in axes.get_xticks())
+    assert [text.get_ha() for text in axes.texts if text.get_text() == "limit"] == ["left"]
 
 
 def test_style_declarations_become_attributes() -> None:

@@ -44,7 +44,7 @@ class Figure:
         over: paths besides seed and item over which y is averaged.
         best: if given, y is replaced by its best along a path.
         log_x, log_y: whether an axis is logarithmic.
-        x_label, y_label: words for the axes; empty: the path and the quantity.
+        x_label, y_label: words for the axes; empty: those of the path and the quantity.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}

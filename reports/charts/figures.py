@@ -261,7 +261,7 @@ def _draw_bars(axes: Axes, chart: Chart, series: Series) -> None:
 
 
 def _draw_references(axes: Axes, chart: Chart) -> None:
-    """The diagonal and the horizontal lines; a name is below its line if another line is close above the line."""
+    """The diagonal, infinity and the horizontal lines; a name is below its line if another line is close above it."""
     dotted: dict[str, Any] = {"color": _MUTED, "linewidth": 1.0, "linestyle": (0, (1.5, 2.0))}
     plate = {"facecolor": _SURFACE, "edgecolor": "none", "alpha": 0.75, "pad": 0.5}
     small: dict[str, Any] = {"fontsize": 8.8, "color": _MUTED}
@@ -271,7 +271,10 @@ def _draw_references(axes: Axes, chart: Chart) -> None:
         place = low**0.3 * high**0.7 if chart.log_x else 0.3 * low + 0.7 * high
         turned: dict[str, Any] = {"rotation": 45, "rotation_mode": "anchor", "transform_rotates_text": True}
         axes.text(place, place, chart.diagonal, va="top", ha="center", **turned, **small)
+    side, edge = ("right", 0.995) if chart.infinity is None else ("left", 0.005)
     if chart.infinity is not None:
+        low, _ = axes.get_xlim()
+        axes.set_xticks([tick for tick in axes.get_xticks() if low <= tick < chart.infinity])
         axes.axvline(chart.infinity, **dotted)
         axes.annotate("∞", (chart.infinity, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom", **small)
     scaled = math.log10 if chart.log_y else float
@@ -281,11 +284,11 @@ def _draw_references(axes: Axes, chart: Chart) -> None:
         crowded = scaled(above) - scaled(height) < _LABEL_ROOM * (top - bottom)
         axes.annotate(
             name,
-            (0.995, height),
+            (edge, height),
             xycoords=("axes fraction", "data"),
             xytext=(0, -3 if crowded else 3),
             textcoords="offset points",
-            ha="right",
+            ha=side,
             va="top" if crowded else "bottom",
             bbox=plate,
             **small,

@@ -91,7 +91,7 @@ def chart_of(figure: Figure, panel: Panel, name: str) -> Chart:
     end = _infinity([spot.x for spot in spots], log=log_x)
     series = [_series(line, at, end) for at, line in enumerate(lines)]
     levels = [(line.level, line.label) for line in panel.lines if line.level is not None and math.isfinite(line.level)]
-    x_label = figure.x_label or figure.x
+    x_label, y_label = figure.x_label or _words(figure.x), figure.y_label or _words(figure.y)
     if panel.names:
         x_label += ": " + ", ".join(f"{number} {text}" for number, text in enumerate(panel.names))
     rows = [
@@ -99,17 +99,18 @@ def chart_of(figure: Figure, panel: Panel, name: str) -> Chart:
         for line in lines
         for spot in line.spots
     ] + [(label, "", short(level), "", "") for level, label in levels]
-    best = figure.best
-    what = "" if best is None else f" Shown: the {'' if best.show == 'where' else 'value at the '}best {best.along}."
+    what = ""
+    if figure.best is not None:
+        what = f" Shown: the {'value at the ' * (figure.best.show == 'value')}best {_words(figure.best.along)}."
     return Chart(
         name=f"{slug(figure.title)}-{name}",
         title=f"{figure.title}: {panel.title}" if panel.title else figure.title,
         x_label=x_label,
-        y_label=figure.y_label or figure.y,
+        y_label=y_label,
         series=tuple(series),
         better="",
         caption=f"Means over {', '.join(('seeds and items', *figure.over))}; bars: 95 % intervals.{what}",
-        header=("Line", x_label, figure.y_label or figure.y, "95 %", "n"),
+        header=("Line", x_label, y_label, "95 %", "n"),
         rows=tuple(rows),
         lines=tuple(levels),
         log_x=log_x,
@@ -117,6 +118,11 @@ def chart_of(figure: Figure, panel: Panel, name: str) -> Chart:
         log_y=figure.log_y and all(spot.y > 0 for spot in spots),
         whole_x=all(spot.x.is_integer() for spot in spots),
     )
+
+
+def _words(name: str) -> str:
+    """A path or a quantity in words: `rounds` of `federation.rounds`, `final accuracy` of `final_accuracy`."""
+    return name.split(".")[-1].replace("_", " ")
 
 
 def _infinity(places: Sequence[float], *, log: bool) -> float | None:
