@@ -5,8 +5,7 @@
 Each run has its own folder. "All" is the time from the call to the end of the run, with imports in the workers; "jobs"
 is the time from the start of the first attack. With `--cluster`, runs join a cluster of this machine that is already
 there, as with `leakgauge run --address`; without, each run starts a Ray of its own. Bar: Ray takes at most 1.10 times
-as long as worker processes. Needs `leakgauge[ray]`
-and the environment of `.ci/ray`.
+as long as worker processes. Needs the environment of `.ci/ray`.
 """
 
 from __future__ import annotations
