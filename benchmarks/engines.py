@@ -11,8 +11,6 @@ as long as worker processes. Needs the environment of `.ci/ray`.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -27,8 +25,6 @@ from leakgauge.harness.study.engine import Open, Outcome
 from leakgauge.harness.study.run import run_study
 from leakgauge.harness.study.schedule import Progress
 from leakgauge.harness.study.study import Study
-
-_PORT = 6399
 
 
 def timed(study: Study, workers: int, engine: Open | None) -> tuple[float, float]:
@@ -50,16 +46,16 @@ def timed(study: Study, workers: int, engine: Open | None) -> tuple[float, float
 @contextmanager
 def cluster(wanted: bool, workers: int) -> Iterator[str | None]:
     """The address of a new cluster of this machine, which ends with the context; None if it is not wanted."""
+    from ray.cluster_utils import Cluster
+
     if not wanted:
         yield None
         return
-    ray = str(Path(sys.executable).with_name("ray"))
-    words = ["--head", f"--port={_PORT}", f"--num-cpus={workers}", "--include-dashboard=false", "--disable-usage-stats"]
-    subprocess.run([ray, "start", *words], check=True, stdout=subprocess.DEVNULL)
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": workers, "include_dashboard": False})
     try:
-        yield f"127.0.0.1:{_PORT}"
+        yield nodes.address
     finally:
-        subprocess.run([ray, "stop"], check=True, stdout=subprocess.DEVNULL)
+        nodes.shutdown()
 
 
 def main() -> None:
